@@ -156,7 +156,7 @@ _RECORDS = (
         "for each query head; max_num_batched_tokens 2,560 (engine/arg_utils.py)",
         host={
             "ampere": HostTimes(
-                iteration_s=0.205e-3,
+                iteration_s=0.206e-3,
                 rank_s=0.628e-3,
                 sequence_s=0.345e-3,
                 prompt_s=14.1e-3,
@@ -165,7 +165,7 @@ _RECORDS = (
             ),
             "hopper": HostTimes(
                 iteration_s=6.42e-3,
-                rank_s=0.984e-3,
+                rank_s=0.983e-3,
                 sequence_s=0.226e-3,
                 prompt_s=10.1e-3,
                 oversize_s=6.38e-6,
@@ -287,14 +287,14 @@ _RECORDS = (
         "host: fitted to trtllm_014_online; all-reduces, experts and policy: as trtllm; 2,048 requests: release notes "
         "of 0.14.0 (default max_batch_size of trtllm-build)",
         host={
-            "ampere": HostTimes(collective_s=69e-6),
+            "ampere": HostTimes(collective_s=68.3e-6),
             "hopper": HostTimes(
-                iteration_s=0.71e-3, sequence_s=22.1e-6, prompt_s=0.464e-3, collective_s=22e-6, request_s=6.63e-3
+                iteration_s=0.71e-3, sequence_s=22.1e-6, prompt_s=0.464e-3, collective_s=20.4e-6, request_s=6.63e-3
             ),
         },
         reserved_output=1.0,
         fp8_cache=True,
-        experts_speed=0.767,
+        experts_speed=0.758,
         defaults=Defaults(max_running_requests=2048, block_tokens=64),
     ),
     Engine(
@@ -304,12 +304,12 @@ _RECORDS = (
         "2025-01",
         "fitted to trtllm_017_throughput; launches and policy as trtllm-0.6",
         host={
-            "ampere": HostTimes(collective_s=69e-6),
-            "hopper": HostTimes(sequence_s=2.6e-6, collective_s=22e-6, launch_s=19.5e-6),
+            "ampere": HostTimes(collective_s=68.3e-6),
+            "hopper": HostTimes(sequence_s=2.37e-6, collective_s=20.4e-6, launch_s=19.5e-6),
         },
         reserved_output=1.0,
         fp8_cache=True,
-        experts_speed=0.767,
+        experts_speed=0.758,
         defaults=Defaults(max_running_requests=2048, block_tokens=64),
     ),
     Engine(

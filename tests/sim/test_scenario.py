@@ -280,6 +280,7 @@ def test_inference_defaults() -> None:
     assert s.inference is not None
     assert s.inference.model_dump() == {
         "batching": "continuous",
+        "chunked_prefill": True,
         "precision": "bf16",
         "max_running_requests": 256,
         "max_batch_tokens": 8192,
