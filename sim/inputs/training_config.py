@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import date
 from typing import Annotated, Any, Literal, get_args
 
@@ -10,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from sim.core.dtypes import MomentDtype, Precision, StorageDtype, sixteen_bit
 from sim.inputs.input_source import UserInput, as_tuple
-from sim.models.frameworks import FRAMEWORKS, AttentionKernel
+from sim.models.frameworks import FRAMEWORKS, AttentionKernel, framework_at
 from sim.models.recipes import RecipeName
 
 RecomputeMode = Literal["none", "selective", "selective_op", "full"]
@@ -52,6 +53,11 @@ def _recompute_schema() -> WithJsonSchema:
 
 def _param_dtype(data: dict[str, Any]) -> Any:
     return sixteen_bit(data["precision"])
+
+
+def _of_framework(key: str) -> Callable[[dict[str, Any]], Any]:
+    """What the framework sets a key to where the scenario leaves it out."""
+    return lambda data: getattr(framework_at(data["framework"], data["software_date"]), key)
 
 
 def _known_framework(name: str) -> str:
@@ -122,7 +128,13 @@ class Training(UserInput):
         default=None, description="how 8- and 4-bit matmuls are scaled; null: the framework's own"
     )
     param_dtype: StorageDtype = Field(default_factory=_param_dtype, description="null: precision's 16-bit dtype")
-    grad_dtype: StorageDtype = "fp32"
+    framework: FrameworkName = "eager"
+    software_date: SoftwareDate | None = Field(
+        default=None, description="month of the framework's release; null: as frameworks are today"
+    )
+    grad_dtype: StorageDtype = Field(
+        default_factory=_of_framework("grad_dtype"), description="null: the framework's own"
+    )
     grad_reduce_dtype: StorageDtype = Field(
         default_factory=lambda data: data["grad_dtype"], description="null: grad_dtype"
     )
@@ -147,10 +159,8 @@ class Training(UserInput):
         description="of model.indexer: trained beside the rest; warm_up: alone, under dense attention; frozen",
     )
     packing: Packing | None = Field(default=None, description="null: a sequence is one document")
-    cross_entropy: Literal["unfused", "fused", "chunked"] = "unfused"
-    framework: FrameworkName = "eager"
-    software_date: SoftwareDate | None = Field(
-        default=None, description="month of the framework's release; null: as frameworks are today"
+    cross_entropy: Literal["unfused", "fused", "chunked"] = Field(
+        default_factory=_of_framework("cross_entropy"), description="null: the framework's own"
     )
     cuda_graphs: Literal["none", "layers", "step"] = Field(
         default="none", description="what is captured: its kernels cost the host nothing"

@@ -188,6 +188,8 @@ class Framework:
     fp8_recipe: str = fact(
         "tensorwise", "`training.fp8_recipe` where nothing is said", "training/arguments.py; torchao Float8LinearConfig"
     )
+    grad_dtype: str = fact("fp32", "`training.grad_dtype` where nothing is said", "training/arguments.py; FSDP's own")
+    cross_entropy: str = fact("unfused", "`training.cross_entropy` where nothing is said", "training/arguments.py")
     skips_transposes: bool = fact(
         False,
         "8-bit tensors of one scale have no transposed copy where matmuls read both orders (Blackwell)",
@@ -322,6 +324,8 @@ _RECORDS = (
         router=FUSED_ROUTER,  # configs: moe_router_fusion
         checks_gradients=False,  # utils/helpers.py: check_for_nan_in_grad
         averages_gradients=False,  # recipes: average_in_collective
+        grad_dtype="bf16",  # set_*_common_configs: grad_reduce_in_fp32 False
+        cross_entropy="fused",  # utils/helpers.py: cross_entropy_fusion_impl te
     ),
     Framework(
         "compiled",  # plain torch code under torch.compile

@@ -1,8 +1,7 @@
 """Tables of published measurements: format measurements/1, read and checked.
 
 A row's scenario is the table's scenario with the row's merged over it, key by key. Of a training step it also has what
-the table says of its software (`sim.validation.stated`), unless the row says so itself, and what its launch script set
-(`sim.validation.performance_scripts`).
+the table says of its software (`sim.validation.stated`), unless the row says so itself.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from sim.core.errors import InputError
 from sim.core.files import read_json
 from sim.inputs.file_kinds import read_yaml_if_any, refuse_other_kind
 from sim.inputs.overrides import merge
-from sim.validation.performance_scripts import scripted
 from sim.validation.stated import with_stated
 
 FORMAT = "measurements/1"
@@ -93,7 +91,6 @@ def _row(data: object, where: str, table: str, kind: str, shared: dict[str, Any]
         scenario = merge(shared, _mapping(row.get("scenario"), f"{where}.scenario"))
         if kind == "training_step" and isinstance(scenario.get("training"), dict):
             scenario = scenario | {"training": with_stated(scenario["training"], software[0], row)}
-            scenario = scripted(software[1], group, scenario)
     except InputError as error:
         return Row(table, kind, str(name), group, {}, {}, row, unreadable=str(error))
     return Row(table, kind, str(name), group, scenario, measured, row, answers, (str(row.get("engine", "")), *software))

@@ -23,6 +23,17 @@ def test_today_s_families_have_a_section() -> None:
     from sim.inputs.huggingface import FAMILIES
 
     shown = {row["config"]["model_type"] for row in yaml.safe_load(DATA.read_text("utf-8")) if "config" in row}
-    shipped = {"gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"}
+    shipped = {
+        "gpt2",
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "deepseek_v2",
+        "deepseek_v3",
+        "gpt_oss",
+    }
     other_names = {"gpt_neox", "minimax", "minimax_m1", "minimax_text_01"}  # as GPT-2; three names of one family
     assert set(FAMILIES) - shown - shipped <= other_names

@@ -40,6 +40,7 @@ PUBLISHED = {
     "qwen2.5-72b": 72_706_203_648,
     "qwen3-8b": 8_190_735_360,
     "qwen3-30b-a3b": 30_532_122_624,
+    "gpt-oss-120b": 116_829_156_672,
 }
 
 # Billions as printed in the papers' tables, to the digits printed there.

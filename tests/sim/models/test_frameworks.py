@@ -88,6 +88,19 @@ def test_a_wrong_value_is_told_at_its_line(tmp_path: Path) -> None:
         load_scenario(written(tmp_path, elementwise="egaer"))
 
 
+def test_a_framework_fills_in_what_its_recipes_set_and_what_is_said_stands() -> None:
+    def gradients_and_loss(**training: object) -> tuple[str, str, str]:
+        step = {"seq_len": 1024, "global_batch_size": 1, **training}
+        t = parse_scenario({"model": "llama3.2-1b", "training": step, "cluster": "dgx-h100"}).for_training
+        return t.grad_dtype, t.grad_reduce_dtype, t.cross_entropy
+
+    plain = ("fp32", "fp32", "unfused")
+    assert gradients_and_loss() == gradients_and_loss(framework="megatron") == plain
+    assert gradients_and_loss(framework="megatron_bridge", grad_dtype=None) == ("bf16", "bf16", "fused")
+    said = {"grad_dtype": "fp32", "cross_entropy": "unfused", "framework": "megatron_bridge"}
+    assert gradients_and_loss(**said) == plain
+
+
 def test_explain_says_that_it_is_the_former_name() -> None:
     assert "former name of framework" in explain("training.elementwise")
     assert "eager | megatron | megatron_bridge | compiled" in explain("training.framework")
