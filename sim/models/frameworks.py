@@ -28,6 +28,7 @@ class UnfusedLoss(NamedTuple):
     copies: bool = True
     reads: int = 0
     in_place: bool = False  # the fp32 logits become the softmax and then the gradient
+    gradient_in_place: bool = False  # the softmax, a tensor of its own, becomes the gradient
     forward_token_kernels: int = 0  # beside those over all logits, on one number a token
     backward_token_kernels: int = 0
 
@@ -38,7 +39,7 @@ TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0)
 # the target's one subtracted (6), the mean's gradient (3) (`loss_func` in pretrain_gpt.py).
 MEGATRON_LOSS = UnfusedLoss(6, 2, 32.0, 8.0, in_place=True, forward_token_kernels=19, backward_token_kernels=9)
 # nanotron: parallel/tensor_parallel/functional.py, after Megatron's; but the maximum is subtracted into a new tensor.
-NANOTRON_LOSS = MEGATRON_LOSS._replace(in_place=False)
+NANOTRON_LOSS = MEGATRON_LOSS._replace(in_place=False, gradient_in_place=True)
 COMPILED_LOSS = UnfusedLoss(3, 1, 4.0, 4.0, copies=False, reads=2)
 
 
@@ -140,6 +141,11 @@ class Framework:
     keeps_merged_outputs: bool = fact(
         False, "a value cut from a projection that also makes other things keeps all of its output", "torch.split"
     )
+    keeps_ordered_heads: bool = fact(
+        False,
+        "queries stay in one tensor with keys and values put in order, of which the kernel reads copies (equal heads)",
+        "nanotron: models/llama.py, CausalSelfAttention.forward",
+    )
     output_follows_queries: bool = fact(
         False, "attention's output lies as queries put together anew do, and is copied for the next matmul", "torch.cat"
     )
@@ -236,8 +242,10 @@ class Framework:
     adamw_by_operators: bool = fact(
         False, "AdamW is nine kernels a tensor", "composer/optim/decoupled_weight_decay.py: adamw"
     )
-    keeps_own_gradients: bool = fact(
-        False, "a parameter's own 16-bit gradient stays beside the fp32 sum", "nanotron: optim/gradient_accumulator.py"
+    adds_gradients_late: bool = fact(
+        False,
+        "a backward's 16-bit gradients are added to fp32 sums when it has ended; at ZeRO-0 DDP's buckets hold as many",
+        "nanotron: optim/gradient_accumulator.py, `backward`; trainer.py, `make_ddp`",
     )
     all_reduces_at_zero_1: bool = fact(
         False,
@@ -378,12 +386,13 @@ _RECORDS = (
         # the query's, put in order.
         attention_copies=7,
         attention_copy_kernels=(9, 3),
+        keeps_ordered_heads=True,
         loss=NANOTRON_LOSS,
         starts_with_own_rows=True,
         # Two with each tensor's shape and kind; the mask of the sequence goes with the output.
         small_messages=(5, 2),
         plain_host=False,  # tensor-parallel linear layers and loss are Megatron's autograd functions, in Python
-        keeps_own_gradients=True,
+        adds_gradients_late=True,
         all_reduces_at_zero_1=True,
         zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad
     ),

@@ -125,7 +125,8 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Operator:
     scales (8) and converts (4+e); torch's own writes a dense gradient of the loss before (4) and reads it
     back. Transient: that and the logits' own gradient, 2·tokens·vocab·4. Megatron's works in place, so that beside the
     fp32 logits, which become the softmax and then the gradient, there are only the 16-bit ones, or their gradient: 6
-    bytes a logit at the most for torch's 12 (core/tensor_parallel/cross_entropy.py). Fused: logits read twice, gradient
+    bytes a logit at the most for torch's 12 (core/tensor_parallel/cross_entropy.py). nanotron's holds the fp32 logits
+    while it makes the softmax, 8 a logit, and only then works in place. Fused: logits read twice, gradient
     written over them (3e), later scaled in place (2e).
     """
     n, e = float(d.tokens * vocab), d.act_bytes
@@ -148,6 +149,8 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Operator:
     held = (e + (FP32_BYTES if copy else 0.0), 2 * FP32_BYTES)
     if loss.in_place:
         held = (e, e) if copy else (0.0, 0.0)
+    elif loss.gradient_in_place:
+        held = (FP32_BYTES, e if copy else 0.0)
     return Operator(
         "cross_entropy",
         tuple(forward),
@@ -162,7 +165,8 @@ def stranded_logits_bytes(scenario: Scenario) -> float:
     """Memory of the 16-bit logits, freed before torch's loss peaks and of no use to it.
 
     torch keeps large segments apart (c10/cuda/CUDACachingAllocator.cpp: what exceeds 10 MiB gets one of its own). The
-    fp32 copy's serves the loss's gradient, the logits' own is half as large as what log-softmax's backward asks for.
+    fp32 copy's serves the loss's gradient, the logits' own is half as large as what log-softmax's backward asks for
+    (of a loss that overwrites its softmax: as what the softmax asks for).
     """
     t, d = scenario.for_training, dims(scenario)
     apart = t.cross_entropy == "unfused" and not d.framework.loss.in_place and d.act_bytes < FP32_BYTES

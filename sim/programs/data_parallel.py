@@ -53,6 +53,7 @@ class DataParallel(Struct, frozen=True):
     each_micro_batch: bool  # gradients are reduced every micro-batch, not once a step
     gather_overlap: bool
     fleeting_gradient_bytes: float = 0.0  # an element, of gradients that are freed between steps (`zero_grad`)
+    late_gradient_bytes: float = 0.0  # an element, of gradients that a backward holds until it ends
     matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
     whole_sums: bool = False  # ZeRO-1 leaves the sum of whole gradients with everybody
 
@@ -123,7 +124,7 @@ def make_data_parallel(plan: Plan) -> DataParallel:
     size, own_bytes = plan.group_size, source_of(plan.scenario).parameter_bytes()
     framework, reduced = framework_of(t), dtype_bytes(t.grad_reduce_dtype)
     # DDP fills buckets with parameters' own gradients, where a hook reduces the sums kept beside them
-    bucket = p.bucket_bytes * (reduced / compute_bytes(t.precision) if framework.keeps_own_gradients else 1.0)
+    bucket = p.bucket_bytes * (reduced / compute_bytes(t.precision) if framework.adds_gradients_late else 1.0)
     late = p.zero == 1 and framework.all_reduces_at_zero_1
     return DataParallel(
         p.zero,
@@ -140,6 +141,7 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         p.zero >= 2 and not p.accumulate_unsharded,
         bool(p.param_gather_overlap),
         dtype_bytes(t.grad_dtype) if t.zero_grad == "set_to_none" else 0.0,
+        late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
         whole_sums=framework.all_reduces_at_zero_1,
     )

@@ -229,10 +229,12 @@ def _changes(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change]:
             BlockStep(sum(s.bytes for s in b.saved), b.forward_peak_bytes, held_to_end(b), 0.0, 0.0) for b in blocks
         ]
     else:
+        late = _late_gradients(stage, kind)
         steps = [
-            BlockStep(0.0, peak + (new if b.own is None else 0.0), 0.0, _freed_bytes(b, kind), new)
-            for b, peak, new in zip(blocks, _backward_peaks(stage, kind, first), brought, strict=True)
+            BlockStep(0.0, peak + (new if b.own is None else 0.0), held, _freed_bytes(b, kind), new)
+            for b, peak, new, held in zip(blocks, _backward_peaks(stage, kind, first), brought, late[:-1], strict=True)
         ]
+        steps += [BlockStep(0.0, 0.0, late[-1], 0.0, 0.0)] * (late[-1] > 0)
     if fine and blocks:
         return _block_by_block(stage, kind, steps)
     # As two changes: everything is claimed at the start, and the buffers are as large as makes the peak the same.
@@ -262,6 +264,13 @@ def _brought(stage: Stage, kind: Kind) -> list[float]:
         (b.params / cut + b.expert_params / expert_cut) * each if b.own is None else b.own.gradients / cut
         for b in stage.blocks[::-1]
     ]
+
+
+def _late_gradients(stage: Stage, kind: Kind) -> list[float]:
+    """Bytes of gradients that a backward holds until it ends, last block first: each block's own come when it has
+    ended, so that they are there from the next one on, and the first block's after all."""
+    each = stage.dp.late_gradient_bytes if kind in (Kind.B, Kind.W) else 0.0
+    return [0.0, *((b.params + b.expert_params) * each for b in stage.blocks[::-1])]
 
 
 def reduces_at_once(stage: Stage) -> bool:
@@ -306,8 +315,10 @@ def stranded_bytes(stages: Iterable[Stage], segment_bytes: float) -> float:
     for stage in stages:
         if stage.blocks and stage.blocks[-1].kind is BlockKind.HEAD:
             # The head's backward runs first and leaves the segment behind; a larger peak of a later block fills it.
-            at_most = _changes(stage, Kind.B, False, False)[0][2]
-            return max(0.0, _backward_peaks(stage, Kind.B)[0] + segment_bytes - at_most)
+            # A loss that works in place in its backward needs the most at the end of its forward.
+            forward = stage.blocks[-1].forward_peak_bytes
+            at_most = max(forward, _changes(stage, Kind.B, False, False)[0][2])
+            return max(0.0, max(forward, _backward_peaks(stage, Kind.B)[0]) + segment_bytes - at_most)
     return 0.0
 
 
@@ -366,6 +377,7 @@ def output_gradients_bytes(block: Block) -> float:
 def _block_by_block(stage: Stage, kind: Kind, steps: list[BlockStep]) -> list[Change]:
     """The changes of an action where they happen, blocks taking the share of its time that their seconds are."""
     seconds = stage.block_seconds(kind)
+    seconds = [*seconds, *[0.0] * (len(steps) - len(seconds))]  # what comes when the last block has ended
     total = sum(seconds) or 1.0  # a price of 0 s, as tests have it, has no shares
     out: list[Change] = []
     passed = held = 0.0

@@ -91,8 +91,8 @@ def _gradient_bytes(t: Training, dp: DataParallel, n: _Elements) -> float:
     # With ZeRO-2 whole gradients are kept all the same where micro-batches add up before they are reduced.
     gradients_sharded = dp.zero >= 2 and dp.each_micro_batch
     gradients = 0.0 if dp.fleeting_gradient_bytes else (n.sharded if gradients_sharded else n.whole)
-    own = compute_bytes(t.precision) if framework_of(t).keeps_own_gradients else 0.0
-    return gradients * (dtype_bytes(t.grad_dtype) + own)
+    buckets = dp.late_gradient_bytes if dp.zero == 0 and dp.shard * dp.replica > 1 else 0.0  # DDP's
+    return gradients * (dtype_bytes(t.grad_dtype) + buckets)
 
 
 def _optimizer_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: _Elements) -> float:

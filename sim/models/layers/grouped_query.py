@@ -97,6 +97,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         # rope has made queries and keys anew
         if self.rope and merged and d.framework.keeps_merged_outputs and d.fused_attention:
             core = keeping(core, "unturned queries and keys", turned * d.act_bytes)
+        if d.framework.keeps_ordered_heads and self.heads == self.kv_heads and d.fused_attention:
+            core = keeping(core, "keys and values beside queries", d.tokens * sum(qkv.outputs[1:3]) * d.act_bytes)
         if d.framework.attention_copies:
             elements = d.framework.attention_copies * d.tokens * out.inputs
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
