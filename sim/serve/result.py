@@ -20,6 +20,7 @@ from sim.results.records import Engine, MemoryRow
 from sim.serve.costs import IterationCosts
 from sim.serve.inter_token import inter_token_latency
 from sim.serve.memory import Capacity, adapter_bytes
+from sim.serve.noted import HOST
 from sim.serve.operator_prices import Shares
 from sim.serve.pools import Pool
 from sim.serve.records import (
@@ -87,6 +88,12 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
             for sort, seconds in pool.shares.items():
                 total[sort] = total.get(sort, 0.0) + seconds
         return total
+
+    @property
+    def host_uncertainty(self) -> float:
+        """Standard deviation that the engine's own host gives the whole, a part of 1."""
+        whole = sum(self.shares.values())
+        return sum([sigma * s / whole for (kind, _, sigma), s in self.shares.items() if kind == HOST])
 
     @cached_property
     def start_s(self) -> float:

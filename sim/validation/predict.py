@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,7 +136,8 @@ def _inference(row: Row, calibration: str | None) -> tuple[Predictions, Answers]
     from sim.serve.simulation import simulate_serving
 
     scenario = parse_scenario(_served_by(row, _with(row, calibration)), row.id)
-    result = simulate_serving(scenario, profile_named(scenario.calibration)).result
+    served = simulate_serving(scenario, profile_named(scenario.calibration))
+    result, sigma = served.result, math.hypot(SERVING_UNCERTAINTY, served.host_uncertainty)
     usual = "mean" if row.data.get("statistic") == "mean" else "p50"
     out = {}
     for key in row.measured:
@@ -143,7 +145,7 @@ def _inference(row: Row, calibration: str | None) -> tuple[Predictions, Answers]
         value = result.get(_SERVED.get(name, name))
         value = value.get(which) if isinstance(value, Mapping) else value
         if isinstance(value, float):
-            out[key] = spread(value, SERVING_UNCERTAINTY)
+            out[key] = spread(value, sigma)
     answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
     if not out and not answers:
         raise NotSimulated(f"a serving workload has no {', '.join(row.measured) or 'measured quantity'}")

@@ -16,7 +16,11 @@ def print_accuracy(tables: Sequence[dict[str, Any]]) -> None:
     console = Console(width=None if Console().is_terminal else 132)
     for table in tables:
         console.print(f"\n[bold]{table['name']}[/bold]: {table['simulated']} of {table['rows']} rows simulated")
-        for title, key in (("failed", "failed"), ("not simulated", "not_simulated")):
+        for title, key in (
+            ("failed", "failed"),
+            ("not simulated", "not_simulated"),
+            ("contradicting", "contradicting"),
+        ):
             _print_reasons(console, title, table[key])
         left_out = Counter(key for entry in table["not_predicted"] for key in entry["keys"])
         for key, count in left_out.items():
