@@ -4,7 +4,7 @@ Megatron-LM's test (tests/functional_tests/test_cases/common/moe_perf/__main__.p
 
 - its `TransformerConfig` sets neither `gated_linear_unit` nor `activation_func` nor `bias_activation_fusion`, so
   experts are GELU MLPs of two matrices, GELU and the weighting by probabilities separate kernels of torch
-  (`_weighting` of `sim.models.moe`); a row whose model says `mlp` has that;
+  (`_weighting` of `sim.models.moe.matmuls`); a row whose model says `mlp` has that;
 - each iteration comes behind a long fp32 matmul, under which the host runs ahead until the dispatcher waits for the
   counts of tokens (`_maybe_dtoh_and_synchronize` in token_dispatcher.py), which the router gives: the rest of the
   forward is issued by a host that has nothing in hand, the backward by one that is ahead again. Iterations of some

@@ -9,7 +9,7 @@ from torch import Tensor
 from calibrate.fused import peak_bytes
 from sim.inputs.scenario import parse_scenario
 from sim.models.dims import Shard, dims
-from sim.models.moe import moe_parts
+from sim.models.layers import layer_specs
 from sim.models.operators import Operator
 
 pytestmark = pytest.mark.real
@@ -43,7 +43,9 @@ def experts() -> list[Operator]:
     }
     training = {"seq_len": ROWS, "global_batch_size": 1, "framework": "megatron", "grad_dtype": "bf16"}
     scenario = parse_scenario({"model": model, "training": training, "cluster": "dgx-h100"})
-    parts = moe_parts(scenario, dims(scenario), 0, Shard())
+    (layer,) = layer_specs(scenario.model)
+    assert layer.mlp is not None
+    parts = layer.mlp.train(scenario, dims(scenario), 0, Shard())
     return [p for p in parts if p.name in ("experts_up", "gelu", "expert_weighting", "experts_down")]
 
 

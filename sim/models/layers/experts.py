@@ -9,7 +9,11 @@ from msgspec import Struct
 from sim.core.program import Compute, Item, Part, Program
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.dense_mlp import DenseMlp
-from sim.models.moe import expert_load, moe_parts, shared_parts
+from sim.models.moe.exchange import combine, dispatch
+from sim.models.moe.matmuls import expert_matmuls
+from sim.models.moe.router import router
+from sim.models.moe.routing import expert_load, routing
+from sim.models.moe.shared import shared_parts
 from sim.models.operators import F, Operator, collective, gemm, memory_op
 from sim.models.served import ServedElements, ServingDims
 from sim.prices.roofline import MOE_LAYER
@@ -41,7 +45,13 @@ class Experts(Struct, frozen=True):
 
     def train(self, scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
-        routed = moe_parts(scenario, d, layer, shard)
+        r = routing(scenario, d, layer, shard)
+        routed = (
+            router(d, self.moe, r, scenario.parallelism.ep),
+            dispatch(scenario, d, r),
+            *expert_matmuls(scenario, d, r),
+            combine(scenario, d, r),
+        )
         if self.shared is None:
             return routed
         return (*routed, *shared_parts(d, self.shared.projections(d, "moe"), self.moe.shared_gate))

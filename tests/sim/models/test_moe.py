@@ -15,7 +15,7 @@ from sim.core.program import Compute
 from sim.inputs.model_config import MoeConfig
 from sim.models.dims import Shard
 from sim.models.layer import layer_block
-from sim.models.moe import expert_load
+from sim.models.moe.routing import expert_load
 from sim.models.parameters import count_parameters
 
 MOE = LLAMA | {"moe": {"experts": 16, "top_k": 2, "ffn": 512}}

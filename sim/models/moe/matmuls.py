@@ -1,0 +1,157 @@
+"""The grouped matmuls of a rank's experts, and what each framework runs around them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import Compute, NeededBy, Phase, Saved, TensorRole
+from sim.models.activations import activation, is_gated
+from sim.models.dims import Dims, ceil_div
+from sim.models.moe.routing import Routing, moe_of
+from sim.models.operators import ROLES, F, I, Operator, W, accumulation, memory_op, weight_gradient_bytes
+from sim.models.quantizing import (
+    casts,
+    casts_again,
+    gradient_casts,
+    saved_element_bytes,
+    weight_casts,
+    weight_casts_again,
+)
+from sim.models.recompute_modules import inside
+
+if TYPE_CHECKING:
+    from sim.inputs.model_config import MoeConfig
+    from sim.inputs.scenario import Scenario
+
+
+def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, ...]:
+    """Grouped matmuls over this rank's experts; flops and bytes by the copies they really get."""
+    m, moe, etp = scenario.model, moe_of(scenario), scenario.parallelism.expert_tp
+    rows, ffn = r.received * etp, ceil_div(moe.ffn, etp)
+    inner = 2 * ffn if is_gated(m.mlp) else ffn
+    up = _grouped(d, "experts_up", r.experts, rows, inner, d.hidden, keep=True)
+    down = _grouped(d, "experts_down", r.experts, rows, d.hidden, ffn, keep=not d.framework.rebuilds_pointwise)
+    if m.bias:
+        up = _biased(d, up, rows, r.experts, inner)
+        add = _biased_one_by_one if d.framework.biases_experts_one_by_one else _biased
+        down = add(d, down, rows, r.experts, d.hidden)
+    weighs = d.framework.weights_experts_after_activation and m.mlp == "gelu"  # SwiGLU's kernel does it by itself
+    weighted = (_weighting(d, rows * ffn),) if weighs else ()
+    made = inside("moe_act", (activation(d, m.mlp, rows * ffn, "moe"), *weighted))
+    filled, cut = _padding(d, moe, rows, r.experts)
+    return *filled, up, *made, down, *cut
+
+
+ALIGNED_ROWS = 16  # of an operand in 8 bits; formats scaled by blocks take twice as many
+
+
+def _padding(d: Dims, moe: MoeConfig, rows: float, experts: int) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """Before and after 8-bit experts, copies of their rows: each expert's are filled up to the matmul's tile, and what
+    was filled is cut off again (Transformer Engine's `Fp8Padding`, `Fp8Unpadding`; backward the other way round).
+
+    Nothing is copied where a capacity gives every expert a multiple. What is filled up, at most a tile an expert, is
+    not computed here.
+    """
+    tile = ALIGNED_ROWS if d.recipe is None or d.recipe.one_scale else 2 * ALIGNED_ROWS
+    even = moe.capacity_factor is not None and rows % (experts * tile) == 0
+    if d.recipe is None or not d.framework.pads_experts or even:
+        return (), ()
+    n, moved = rows * d.hidden, 2 * rows * d.hidden * d.act_bytes
+
+    def copies(name: str) -> tuple[Operator, ...]:
+        forward = memory_op(name, F, "copy", n, moved, d.act)
+        backward = memory_op(f"{name}_backward", I, "copy", n, moved, d.act)
+        return (Operator(name, (forward,), (backward,), backward_bytes=moved),)
+
+    return copies("experts_padding"), copies("experts_unpadding")
+
+
+def _biased(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Operator:
+    """A grouped matmul whose experts add a bias of `n` to each of their rows: read with it, written.
+
+    In separate operators each row's bias is gathered (2 accesses) and added (3), its gradient summed by expert (2 and
+    1, torch's index_put: TransformerEngine's grouped linear adds it in the matmul, and sums it in one pass).
+    """
+    elements, e = rows * n, d.act_bytes
+    apart = not d.framework.merges_projections
+    sums = memory_op(f"{part.name}_bias_grad", W, "elementwise", elements, (3 if apart else 1) * e * elements, d.act)
+    add = memory_op(f"{part.name}_bias", F, "elementwise", elements, 5 * e * elements, d.act, 2)
+    return replace(
+        part,
+        forward=(*part.forward, *((add,) if apart else ())),
+        backward=(*part.backward, sums),
+        expert_params=part.expert_params + experts * n,
+    )
+
+
+def _biased_one_by_one(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Operator:
+    """A grouped matmul after which each expert's bias of `n`, times its rows' probabilities, is added to them.
+
+    Megatron-Core's TEGroupedMLP loops over experts in Python, for the activation has weighted the rest already. Per
+    element and expert: the product is written (1), the sum read and written (3); all are joined (2). Backward: the
+    gradient times the probability (2) and its sum over rows (1), times the bias (2) and its sum over a row (1), and the
+    experts' gradients joined (2). Probabilities are taken for 16 bits (`moe_router_dtype` unset).
+    """
+    elements, e = rows * n, d.act_bytes
+    add = memory_op(f"{part.name}_bias", F, "elementwise", elements, 6 * e * elements, d.act, 2 * experts + 1)
+    back = memory_op(f"{part.name}_bias_backward", I, "elementwise", elements, 8 * e * elements, d.act, 4 * experts + 1)
+    return replace(
+        part,
+        forward=(*part.forward, replace(add, plain_host=True)),
+        backward=(replace(back, plain_host=True), *part.backward),
+        expert_params=part.expert_params + experts * n,
+        backward_bytes=part.backward_bytes + elements * e,
+    )
+
+
+def _weighting(d: Dims, elements: float) -> Operator:
+    """What leaves a GELU, times the router's fp32 probability of its copy: torch multiplies in fp32 and casts back.
+
+    Megatron-Core's TEGroupedMLP (transformer/moe/experts.py, `bias_act_func`) has a fused kernel for the weighted
+    SwiGLU and none for GELU. Accesses per element: forward product (e+4), cast (4+e); backward cast (e+4), both
+    products (4+4 and 4+e+4), the first cast (4+e), the second summed over a row (4). The GELU's output is kept for the
+    probability's gradient. torch holds the incoming gradient, both products and the first one's cast at once:
+    autograd casts to an input's dtype, and sums over what was broadcast, after the operator has returned.
+    """
+    e = d.act_bytes
+    forward, backward = (2 * FP32_BYTES + 2 * e) * elements, (7 * FP32_BYTES + 3 * e) * elements
+    return Operator(
+        "expert_weighting",
+        (memory_op("expert_weighting", F, "elementwise", elements, forward, d.act, 2),),
+        (memory_op("expert_weighting_backward", I, "elementwise", elements, backward, d.act, 5),),
+        (Saved("moe", "gelu output", elements * e),),
+        backward_bytes=(3 * FP32_BYTES + e) * elements,
+    )
+
+
+def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep: bool) -> Operator:
+    """`[rows, k] x [k, n]`, every row with the weights of its group."""
+    d = replace(d, weight_shards=1)  # experts are gathered in 16 bits
+    per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
+    flops, operands = 2.0 * rows * k * n, d.linear_bytes
+    written, added = accumulation(d, f"{name}_wgrad", weights)
+
+    def run(what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Compute:
+        shapes = (groups, *shape)
+        return Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, role=ROLES[phase], kernel=d.matmul)
+
+    forward = (
+        *casts(d, name, F, rows * k),
+        *weight_casts(d, name, weights),
+        run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e),
+    )
+    backward = (
+        *gradient_casts(d, name, rows * n),
+        *weight_casts_again(d, name, weights),
+        run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e),
+        *casts_again(d, name, rows * k),
+        run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
+        *added,
+    )
+    size = rows * k * saved_element_bytes(d)
+    saved = (Saved("moe", f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keep else ()
+    held = rows * (k + n) * e + weight_gradient_bytes(d, weights)
+    return Operator(name, forward, backward, saved, expert_params=weights, weights=((n, k),), backward_bytes=held)

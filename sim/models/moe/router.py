@@ -1,0 +1,95 @@
+"""The router: which experts each token goes to, and how many copies each expert gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import Compute, NeededBy, Program, Saved, TensorRole
+from sim.models.dims import Dims
+from sim.models.moe.routing import Routing
+from sim.models.operators import F, I, Operator, W, accumulate, collective, gemm, memory_op
+
+if TYPE_CHECKING:
+    from sim.inputs.model_config import MoeConfig
+
+COUNT_KERNELS = 9  # six sums and copies of counts on the device, three copies to the host
+COUNT_BYTES = 8  # torch.long
+
+
+def router(d: Dims, moe: MoeConfig, r: Routing, ep: int) -> Operator:
+    """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank.
+
+    `casts_routers`: a matmul in fp32 is of a copy of its input, which is kept. Else, as in Megatron-Core's
+    `RouterGatingLinearFunction` (transformer/moe/moe_utils.py), the forward multiplies 16-bit numbers to an fp32 result
+    and the backward copies its input anew. Both cast the input's fp32 gradient back.
+    """
+    m, h, x, e = r.tokens, d.hidden, moe.experts, d.act_bytes
+    upcast = moe.router_fp32 and e < FP32_BYTES
+    keeps = upcast and d.framework.casts_routers
+    dtype, backward_dtype = "fp32" if keeps else d.act, "fp32" if upcast else d.act
+    # What the 16-bit and the 32-bit matmul differ in: copies of the input and of its gradient.
+    copy, copy_again, gradient_copy = (
+        memory_op(name, phase, "cast", m * h, m * h * (e + FP32_BYTES), d.act)
+        for name, phase in (("router_cast", F), ("router_recast", W), ("router_grad_cast", I))
+    )
+    choose, choose_back = _choice(d, moe, m * x)
+    forward = (
+        *((copy,) if keeps else ()),
+        gemm("router", F, m, x, h, dtype, out_bytes=m * x * FP32_BYTES if upcast else None),
+        choose,
+        *_counts(d, moe, r, ep),
+    )
+    backward = (
+        choose_back,
+        gemm("router_dgrad", I, m, h, x, backward_dtype),
+        *((gradient_copy,) if upcast else ()),
+        *((copy_again,) if upcast and not keeps else ()),
+        gemm("router_wgrad", W, x, h, m, backward_dtype, out_bytes=2 * d.grad_bytes * x * h),
+        accumulate(d, "router_grad_sum", m * h),
+    )
+    saved = (
+        Saved("moe", "router input", m * h * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
+        Saved("moe", "router probabilities", m * x * FP32_BYTES),
+        *((Saved("moe", "router input in fp32", m * h * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if keeps else ()),
+    )
+    return Operator(
+        "router",
+        forward,
+        backward,
+        saved,
+        params=x * h + (x if moe.router_bias else 0),
+        tensors=(x * h, x) if moe.router_bias else (),
+        backward_bytes=2 * m * h * e,
+    )
+
+
+def _choice(d: Dims, moe: MoeConfig, n: int) -> tuple[Compute, Compute]:
+    """Scores, top-k and the auxiliary loss of `n` logits, and their backward; see `RouterKernels`."""
+    e, k = d.act_bytes, d.framework.router
+    launches = k.forward_kernels + (k.capacity_kernels if moe.capacity_factor is not None else 0)
+    more, more_back = k.group_kernels if moe.chooses_groups else (0, 0)
+    moved, moved_back = k.group_bytes if moe.chooses_groups else (0.0, 0.0)
+    forward, backward = (
+        (k.forward_accesses * e + k.forward_bytes + moved) * n,
+        (k.backward_accesses * e + k.backward_bytes + moved_back) * n,
+    )
+    select = memory_op("router_top_k", F, "softmax", n, forward, d.act, launches + more)
+    back = memory_op("router_top_k_backward", I, "softmax", n, backward, d.act, k.backward_kernels + more_back)
+    # Runs of torch's own functions, with none of the modules around them that a kernel of Megatron's layers pays for.
+    return replace(select, plain_host=True), replace(back, plain_host=True)
+
+
+def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int) -> Program:
+    """How many copies go to each expert, of all ranks, which sizes the exchange (`counts_copies`): the map of tokens
+    and experts is summed, its sums are gathered over ep. With a capacity all sizes are known: nothing is counted."""
+    if ep == 1 or not d.framework.counts_copies or moe.capacity_factor is not None:
+        return ()
+    n = r.tokens * moe.experts
+    count = memory_op("count_copies", F, "elementwise", n, n, d.act, COUNT_KERNELS)
+    return (
+        replace(count, plain_host=True),
+        collective("gather_counts", "all_gather", ep * moe.experts * COUNT_BYTES, F, group="ep"),
+    )
