@@ -123,32 +123,35 @@ def synchronize(bench: Bench) -> None:
         torch.cuda.synchronize()
 
 
-def make(op: str, size: int, device: str) -> Work:
-    """One call of the collective over `size` bytes of fp32."""
-    n, rank = dist.get_world_size(), dist.get_rank()
+def make(op: str, size: int, device: str, group: dist.ProcessGroup | None = None) -> Work:
+    """One call of the collective over `size` bytes of fp32, by the ranks of a group, or all."""
+    members = dist.get_process_group_ranks(group)
+    n, place = len(members), members.index(dist.get_rank())
     full = torch.zeros(max(n, size // 4 // n * n), device=device)
     part = torch.zeros(len(full) // n, device=device)
     if op == "send_recv":
-        return partial(_shift, full, torch.empty_like(full), (rank + 1) % n, (rank - 1) % n)
+        to, source = members[(place + 1) % n], members[(place - 1) % n]
+        return partial(_shift, full, torch.empty_like(full), to, source, group)
+    first, pieces = members[0], list(full.split(len(part))) if place == 0 else None
     calls: dict[str, Work] = {
-        "all_reduce": partial(dist.all_reduce, full),
-        "all_gather": partial(dist.all_gather_into_tensor, full, part),
-        "reduce_scatter": partial(dist.reduce_scatter_tensor, part, full),
-        "all_to_all": partial(dist.all_to_all_single, torch.empty_like(full), full),
-        "broadcast": partial(dist.broadcast, full, 0),
-        "reduce": partial(dist.reduce, full, 0),
-        "gather": partial(dist.gather, part, list(full.split(len(part))) if rank == 0 else None),
-        "scatter": partial(dist.scatter, part, list(full.split(len(part))) if rank == 0 else None),
+        "all_reduce": partial(dist.all_reduce, full, group=group),
+        "all_gather": partial(dist.all_gather_into_tensor, full, part, group=group),
+        "reduce_scatter": partial(dist.reduce_scatter_tensor, part, full, group=group),
+        "all_to_all": partial(dist.all_to_all_single, torch.empty_like(full), full, group=group),
+        "broadcast": partial(dist.broadcast, full, first, group=group),
+        "reduce": partial(dist.reduce, full, first, group=group),
+        "gather": partial(dist.gather, part, pieces, first, group=group),
+        "scatter": partial(dist.scatter, part, pieces, first, group=group),
     }
     return calls[op]
 
 
-def _shift(send: Tensor, receive: Tensor, to: int, source: int) -> None:
+def _shift(send: Tensor, receive: Tensor, to: int, source: int, group: dist.ProcessGroup | None) -> None:
     """A ring shift: every rank sends to the next and receives from the one before."""
     works = dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, send, to),
-            dist.P2POp(dist.irecv, receive, source),
+            dist.P2POp(dist.isend, send, to, group),
+            dist.P2POp(dist.irecv, receive, source, group),
         ]
     )
     for work in works:

@@ -2,10 +2,13 @@
 
 The bundled model, so narrow that every kernel ends before the next is issued: its time is the host's. Divided by the
 kernels that the simulator counts in it, that is `host_operator_s` (`sim.programs.compile`); an optimizer's step on as
-narrow a model is `host_step_s`.
+narrow a model is `host_step_s`. On a CPU the core that issues is the one that computes: there the time is added to each
+kernel's own (`operator_in_model_s`), less what a call takes in the loops in which kernels are timed.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 
@@ -18,18 +21,20 @@ from sim.programs.stages import stage_blocks
 from sim.ranks.plan import make_plan
 
 LAYERS = 8
-SEQ_LEN = 128
+SEQ_LEN = {"cuda": 128, "cpu": 8}
+HIDDEN = {"cuda": 256, "cpu": 32}
 
 
-def narrow(layers: int = LAYERS) -> Scenario:
-    """The model that is timed: a GPT, 256 wide."""
+def narrow(layers: int = LAYERS, device: str = "cuda") -> Scenario:
+    """The model that is timed: a GPT, 256 wide; on a CPU 32 wide, where a kernel takes as long as its call."""
+    precision = "bf16" if device == "cuda" else "fp32"
     return parse_scenario(
         {
             "version": 1,
             "name": "narrow",
             "model": {
                 "layers": layers,
-                "hidden": 256,
+                "hidden": HIDDEN[device],
                 "heads": 4,
                 "vocab": 1024,
                 "mlp": "gelu",
@@ -37,15 +42,15 @@ def narrow(layers: int = LAYERS) -> Scenario:
                 "positions": "learned",
             },
             "training": {
-                "seq_len": SEQ_LEN,
+                "seq_len": SEQ_LEN[device],
                 "global_batch_size": 1,
                 "micro_batch_size": 1,
-                "precision": "bf16",
-                "grad_dtype": "bf16",
+                "precision": precision,
+                "grad_dtype": precision,
                 "attention": "fused",
             },
             "parallelism": {},
-            "cluster": "dgx-h100",
+            "cluster": "dgx-h100" if device == "cuda" else "cpu-host",
         }
     )
 
@@ -58,12 +63,13 @@ def kernels(scenario: Scenario) -> int:
 
 
 def host(bench: Bench) -> list[Record]:
-    """`host_operator_s` and `host_step_s`."""
-    scenario = narrow()
+    """`host_operator_s` and `host_step_s`; on a CPU `operator_in_model_s`."""
+    scenario = narrow(device=bench.device)
     model, training = scenario.model, scenario.training
     assert training is not None
-    blocks = make_blocks(model, training, range(model.layers + 2), Build(bench.device, torch.bfloat16))
-    tokens = torch.randint(model.vocab, (1, SEQ_LEN + 1), device=bench.device)
+    dtype = torch.bfloat16 if bench.device == "cuda" else torch.float32
+    blocks = make_blocks(model, training, range(model.layers + 2), Build(bench.device, dtype))
+    tokens = torch.randint(model.vocab, (1, training.seq_len + 1), device=bench.device)
 
     def micro_batch() -> None:
         x = tokens[:, :-1]
@@ -73,9 +79,14 @@ def host(bench: Bench) -> list[Record]:
 
     issued = kernels(scenario)
     operator_s = bench.time([micro_batch]).seconds / issued
-    step = torch.optim.AdamW([p for b in blocks for p in b.parameters()], lr=1e-4, fused=True).step
     of = f"a GPT of {LAYERS} layers, {model.hidden} wide"
+    how = f"forward and backward of {of}, by the {issued} kernels simulated"
+    if bench.device == "cpu":
+        x = torch.randn(8)
+        call_s = bench.time([partial(torch.add, x, x)]).seconds  # in every kernel's own measurement
+        return [Constant("operator_in_model_s", max(0.0, operator_s - call_s), f"{how}, less a call in a loop")]
+    step = torch.optim.AdamW([p for b in blocks for p in b.parameters()], lr=1e-4, fused=True).step
     return [
-        Constant("host_operator_s", operator_s, f"forward and backward of {of}, by the {issued} kernels simulated"),
+        Constant("host_operator_s", operator_s, how),
         Constant("host_step_s", bench.time([step]).seconds, f"fused AdamW over {of}"),
     ]

@@ -146,8 +146,8 @@ def _batched(bench: Bench, dtype: str, batch: int, s: int, d: int) -> list[Recor
 
 
 def launch_cases(bench: Bench) -> list[Case]:
-    """On CUDA also what the host takes to issue a whole model's kernels."""
-    return [Case("launch", _launch), *([Case("host", _host)] if bench.device == "cuda" else [])]
+    """One call in a loop, and what the host takes to issue a whole model's kernels."""
+    return [Case("launch", _launch), Case("host", _host)]
 
 
 def _host(bench: Bench) -> list[Record]:

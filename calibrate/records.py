@@ -41,6 +41,7 @@ class Collective(NamedTuple):
     bytes: float
     seconds: float
     spread: float
+    ranks_per_core: float = 1.0
 
 
 class Constant(NamedTuple):
@@ -126,13 +127,13 @@ def make_profile(name: str, facts: Mapping[str, Facts], records: Iterable[Record
     The best matmul rate of each dtype becomes the roofline's peak on this machine.
     """
     points: dict[tuple[str, str], dict[tuple[int, ...], Point]] = defaultdict(dict)
-    groups: dict[tuple[str, int], dict[float, Collective]] = defaultdict(dict)
+    groups: dict[tuple[str, int, float], dict[float, Collective]] = defaultdict(dict)
     coefficients: dict[str, Coefficient] = {}
     for record in records:
         if isinstance(record, Point):
             points[record.op, record.dtype][record.shape] = record
         elif isinstance(record, Collective):
-            groups[record.op, record.ranks][record.bytes] = record
+            groups[record.op, record.ranks, record.ranks_per_core][record.bytes] = record
         else:
             coefficients[record.name] = Coefficient(record.value, record.source)
     for dtype, rate in _peaks(points).items():
@@ -146,7 +147,7 @@ def make_profile(name: str, facts: Mapping[str, Facts], records: Iterable[Record
         settings=facts["settings"],
         coefficients=coefficients_from(coefficients),
         points=tuple(_point_table(op, dtype, rows) for (op, dtype), rows in points.items()),
-        collectives=tuple(_collective_table(op, ranks, rows) for (op, ranks), rows in groups.items()),
+        collectives=tuple(_collective_table(*sort, rows) for sort, rows in groups.items()),
     )
 
 
@@ -171,7 +172,7 @@ def _point_table(op: str, dtype: str, rows: Mapping[tuple[int, ...], Point]) -> 
     )
 
 
-def _collective_table(op: str, ranks: int, rows: Mapping[float, Collective]) -> CollectiveTable:
+def _collective_table(op: str, ranks: int, ranks_per_core: float, rows: Mapping[float, Collective]) -> CollectiveTable:
     ordered = [rows[size] for size in sorted(rows)]
     return CollectiveTable(
         op,
@@ -179,4 +180,5 @@ def _collective_table(op: str, ranks: int, rows: Mapping[float, Collective]) -> 
         np.array([c.bytes for c in ordered], dtype=np.float64),
         np.array([c.seconds for c in ordered]),
         np.array([c.spread for c in ordered]),
+        ranks_per_core,
     )

@@ -34,6 +34,7 @@ GROUPS = (
     "launch",
     "collectives",
     "overlap",
+    "sharing",
 )
 LIMIT_S = {True: 0.12, False: 0.5}  # of one measurement, quick or not
 DEFAULT_OUT = Path("profile.json")
@@ -47,7 +48,7 @@ Step = tuple[str, "list[Record]"]
 @click.option("--only", multiple=True, metavar="GROUP", help=f"one of {', '.join(GROUPS)}; may be repeated")
 @click.option("--cpu-seconds", is_flag=True, help="on a CPU, for busy machines: count CPU time instead of wall time")
 def main(out: Path, device: str, quick: bool, only: tuple[str, ...], cpu_seconds: bool) -> int:
-    """Measure matmuls, attention, elementwise kernels, memory, optimizer, launches and collectives."""
+    """Measure matmuls, attention, elementwise kernels, memory, optimizer, launches, collectives and shared cores."""
     groups = _groups(only)
     _check_out(out)
     try:
@@ -141,8 +142,11 @@ def _measure(bench: Bench, groups: list[str], kept: Partial) -> list[str]:
 
 def _work(bench: Bench, group: str) -> Iterator[tuple[list[str], Callable[[list[str]], Iterator[Step]]]]:
     """Measurements of one group: their keys, and what runs those of them that are missing."""
-    from calibrate import attention, collectives, elementwise, fused, kernels
+    from calibrate import attention, collectives, elementwise, fused, kernels, shared_cores
 
+    if group == "sharing":
+        yield shared_cores.keys(bench), partial(shared_cores.measure, bench)
+        return
     if group in ("collectives", "overlap"):
         for ranks in collectives.group_sizes(bench.device):
             overlap = group == "overlap"

@@ -69,6 +69,10 @@ class Coefficients:
     # None means that the profile says nothing. 0 would claim that launches cost no time.
     launch_overhead_s: float | None = _constant(None, "shortest time between two kernel launches; else the GPU's own")
     kernel_gap_s: float = _constant(0.0, "time of each kernel that nothing hides")
+    operator_in_model_s: float = _constant(0.0, "on a CPU: what modules and autograd add to a kernel of a step")
+    core_sharing_slowdown: float | None = _constant(
+        None, "computing by more ranks than cores, by that of as many ranks as cores times ranks per core", True
+    )
     matmul_efficiency: float = _constant(1.0, "part of the peak that a matmul without points near it reaches", True)
     # These two scale one machine against the machine of the points. Two GPUs of one kind differ by clocks and cooling.
     matmul_speed: float = _constant(1.0, "this machine's matmuls by those of the points", True)

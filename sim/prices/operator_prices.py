@@ -55,7 +55,10 @@ class Costs:
         self._power_limit = gpu.power_limit_w / _reference_w(gpu, home)
         self._points = TablePrices(profile, self._device, reference, self.coefficients, self.launch_overhead_s)
         self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
-        self._collectives: dict[tuple[str, int], CollectiveTable] = {(c.op, c.ranks): c for c in profile.collectives}
+        # What was measured with more ranks than cores is read by `shared_cores` alone, which makes it stand for 1.
+        self._collectives: dict[tuple[str, int], CollectiveTable] = {
+            (c.op, c.ranks): c for c in profile.collectives if c.ranks_per_core == 1
+        }
         # `pace` is part of the key: with a power limit the same kernel takes longer in a large job.
         self._cache: dict[tuple[Compute, float], Cost] = {}
 
@@ -119,8 +122,14 @@ class Costs:
         for price in (self._measured_block, self._grouped, self._attention, self._from_points):
             cost = price(op, pace)
             if cost is not None:
-                return cost
-        return self._throttled(op, self._roofline(op), pace)
+                return self._in_model(op, cost)
+        return self._in_model(op, self._throttled(op, self._roofline(op), pace))
+
+    def _in_model(self, op: Compute, cost: Cost) -> Cost:
+        """Add what a step's modules and autograd take on a CPU, whose core cannot compute meanwhile."""
+        # A block was timed within a model. An optimizer's kernels are launched by one call.
+        added_s = 0.0 if op.block is not None or op.kind == "optimizer" else self.coefficients.operator_in_model_s
+        return cost._replace(seconds=cost.seconds + max(op.kernels, 1) * added_s) if added_s else cost
 
     def _measured_block(self, op: Compute, pace: float) -> Cost | None:
         """Price a run of computations as it was measured, power limit and all."""

@@ -61,7 +61,8 @@ HOST_COPIES = ("offload", "reload")  # between a GPU and its host's memory
 class CollectiveTable(Struct, frozen=True, eq=False):
     """Measured collectives of one sort and group size within a node, by bytes as nccl-tests counts.
 
-    Host copies stand here too, as collectives of one rank.
+    Host copies stand here too, as collectives of one rank. `ranks_per_core`: how many ranks took turns on each core
+    meanwhile; `sim.prices.shared_cores` says when tables above 1 are read.
     """
 
     op: str
@@ -69,6 +70,7 @@ class CollectiveTable(Struct, frozen=True, eq=False):
     bytes: NDArray[np.float64]
     seconds: NDArray[np.float64]
     spread: NDArray[np.float64]
+    ranks_per_core: float = 1.0
 
 
 class Profile(Struct, frozen=True, eq=False):
@@ -130,6 +132,7 @@ class Profile(Struct, frozen=True, eq=False):
                     "bytes": t.bytes.tolist(),
                     "seconds": t.seconds.tolist(),
                     "spread": t.spread.tolist(),
+                    **({"ranks_per_core": t.ranks_per_core} if t.ranks_per_core != 1 else {}),
                 }
                 for t in self.collectives
             ],

@@ -164,7 +164,8 @@ def _block(data: object, where: str) -> BlockPoint:
 
 def _collective(data: object, where: str) -> CollectiveTable:
     item = _mapping(data, where)
-    _keys(item, where, ("op", "ranks", "bytes", "seconds", "spread"), ("op", "ranks", "bytes", "seconds"))
+    needed = ("op", "ranks", "bytes", "seconds")
+    _keys(item, where, (*needed, "spread", "ranks_per_core"), needed)
     size = _column(item["bytes"], f"{where}.bytes")
     # Look-ups bisect the sizes, and bisecting an unsorted column gives a wrong price without any error.
     if not len(size) or (size[1:] <= size[:-1]).any():
@@ -176,6 +177,7 @@ def _collective(data: object, where: str) -> CollectiveTable:
         size,
         _column(item["seconds"], f"{where}.seconds", count=len(size), positive=True),
         _column(item.get("spread", 0.0), f"{where}.spread", count=len(size)),
+        _number(item.get("ranks_per_core", 1.0), f"{where}.ranks_per_core", positive=True),
     )
 
 

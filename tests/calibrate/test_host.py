@@ -19,12 +19,13 @@ def test_kernels_are_those_of_the_simulated_layers() -> None:
     assert 25 <= each <= 45, "a GPT layer is some ten operators forward and twice as many backward"
 
 
-def test_it_is_measured_on_gpus_alone() -> None:
-    assert [c.key for c in launch_cases(Bench("cpu", True, 0.01))] == ["launch"]
-    assert [c.key for c in launch_cases(Bench("cuda", True, 0.01))] == ["launch", "host"]
-    found = host(Bench("cpu", True, 0.01))
-    assert [r.name for r in found if isinstance(r, Constant)] == ["host_operator_s", "host_step_s"]
-    assert all(isinstance(r, Constant) and 1e-7 < r.value < 60.0 for r in found)  # a busy machine's fused AdamW: 1 s
+def test_a_cpu_s_own_time_is_what_a_model_adds_to_each_kernel() -> None:
+    """On a GPU the host runs beside the kernels, and its optimizer is timed as well."""
+    assert [c.key for c in launch_cases(Bench("cpu", True, 0.01))] == ["launch", "host"]
+    (found,) = host(Bench("cpu", True, 0.01))
+    assert isinstance(found, Constant)
+    assert found.name == "operator_in_model_s"
+    assert 1e-7 < found.value < 1.0
 
 
 def test_a_tape_on_a_gpu_writes_no_events_outside_of_a_rehearsal() -> None:

@@ -1,0 +1,52 @@
+"""A profile as it holds where more ranks run than the CPU has cores, so that they take turns.
+
+`calibrate.run` measures a machine with a rank for each core, and its `sharing` group with more of them
+(`calibrate.shared_cores`). Computing then takes `ranks_per_core` times as long, times `core_sharing_slowdown` for
+switching and for caches that others have used. Messages have tables of their own, since a rank that a message has woken
+waits until a core is free: milliseconds, whatever the message's size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from msgspec.structs import replace
+
+from sim.prices.profile import CollectiveTable, Profile
+
+
+def on_shared_cores(profile: Profile, ranks: int) -> Profile:
+    """The profile for `ranks` ranks on its machine: itself unless they share cores and it says what that costs.
+
+    A calibration taken beside a run's steps (`blocks`) has the sharing in it.
+    """
+    slowdown, cores = profile.coefficients.core_sharing_slowdown, profile.hardware.get("cores", 0)
+    if slowdown is None or profile.blocks or profile.reference or not isinstance(cores, int) or not 0 < cores < ranks:
+        return profile
+    sharing, c = ranks / cores, profile.coefficients
+    stretch = sharing * slowdown
+    bandwidth = c.memory_bandwidth_bytes_per_s
+    coefficients = dataclasses.replace(
+        c,
+        kernel_gap_s=c.kernel_gap_s * stretch,
+        operator_in_model_s=c.operator_in_model_s * stretch,
+        memory_bandwidth_bytes_per_s=None if bandwidth is None else bandwidth / stretch,
+        peak_flops_per_s={dtype: rate / stretch for dtype, rate in c.peak_flops_per_s.items()},
+    )
+    return replace(
+        profile,
+        coefficients=coefficients,
+        points=tuple(replace(t, seconds=t.seconds * stretch) for t in profile.points),
+        collectives=_tables(profile, sharing),
+    )
+
+
+def _tables(profile: Profile, sharing: float) -> tuple[CollectiveTable, ...]:
+    """Collectives as measured at the number of ranks per core that is nearest, to be read as if that were 1; of sorts that
+    were not measured while cores were shared, what they take without.
+    """
+    found: dict[tuple[str, int], CollectiveTable] = {}
+    for t in sorted(profile.collectives, key=lambda t: -abs(math.log(t.ranks_per_core / sharing))):
+        found[t.op, t.ranks] = replace(t, ranks_per_core=1.0)
+    return tuple(found.values())

@@ -1,0 +1,36 @@
+"""What ranks that share cores take, measured for real: a few keys, no claim about seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from calibrate import shared_cores  # noqa: E402
+from calibrate.records import Collective, Constant  # noqa: E402
+from calibrate.timing import Bench  # noqa: E402
+
+
+def test_a_gpu_and_a_large_cpu_have_nothing_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shared_cores.keys(Bench("cuda", True, 0.1)) == []
+    monkeypatch.setattr(shared_cores, "cores", lambda: 64)
+    assert shared_cores.keys(Bench("cpu", True, 0.1)) == []
+    monkeypatch.setattr(shared_cores, "cores", lambda: 2)
+    assert len(shared_cores.keys(Bench("cpu", True, 0.1))) == 1 + 5 * 2 * 3
+
+
+@pytest.mark.real
+def test_pairs_and_all_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_cores, "cores", lambda: 2)
+    wanted = ["sharing compute", "sharing send_recv 2 4096", "sharing all_reduce 4 65536"]
+    found = dict(shared_cores.measure(Bench("cpu", True, 0.1), wanted))
+    assert list(found) == wanted
+    (slowdown,), (pair,), (every,) = (found[key] for key in wanted)
+    assert isinstance(slowdown, Constant)
+    assert 0.1 < slowdown.value < 10
+    assert isinstance(pair, Collective)
+    assert pair[:3] == ("send_recv", 2, 4096.0)
+    assert isinstance(every, Collective)
+    assert every[:3] == ("all_reduce", 4, 65536.0)
+    assert pair.ranks_per_core == every.ranks_per_core == 2.0
+    assert min(pair.seconds, every.seconds) >= shared_cores.LEAST_S
