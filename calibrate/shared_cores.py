@@ -1,10 +1,11 @@
 """Ranks that share cores: how much slower they compute, and what a message then takes.
 
-Gloo's ranks sleep while they wait, and a message wakes them. Where all cores are taken a rank that was woken waits for its
-turn, up to a slice of the scheduler (3 ms on Linux), whatever the message's size. Gloo's own thread spins meanwhile
-wherever another thread of its rank, which may have lost its core, holds a connection's lock: `Pair::handleEvents`
-(gloo/transport/tcp/pair.cc) tries that lock and returns, and epoll calls it at once again. So a message between ranks that
-share cores costs what the computing between messages says too, and is timed between computations, all ranks at once.
+Gloo's ranks sleep while they wait, and a message wakes them. Where all cores are taken a rank that was woken waits
+for its turn, up to a slice of the scheduler (3 ms on Linux), whatever the message's size. Gloo's own thread spins
+meanwhile wherever another thread of its rank, which may have lost its core, holds a connection's lock:
+`Pair::handleEvents` (gloo/transport/tcp/pair.cc) tries that lock and returns, and epoll calls it at once again. So
+a message between ranks that share cores costs what the computing between messages says too, and is timed between
+computations, all ranks at once.
 
 Run by `calibrate.run` (group `sharing`); as `python -m calibrate.shared_cores` it is one rank.
 """

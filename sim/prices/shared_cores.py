@@ -43,8 +43,8 @@ def on_shared_cores(profile: Profile, ranks: int) -> Profile:
 
 
 def _tables(profile: Profile, sharing: float) -> tuple[CollectiveTable, ...]:
-    """Collectives as measured at the number of ranks per core that is nearest, to be read as if that were 1; of sorts that
-    were not measured while cores were shared, what they take without.
+    """Collectives as measured at the number of ranks per core that is nearest, to be read as if that were 1; of sorts
+    that were not measured while cores were shared, what they take without.
     """
     found: dict[tuple[str, int], CollectiveTable] = {}
     for t in sorted(profile.collectives, key=lambda t: -abs(math.log(t.ranks_per_core / sharing))):
