@@ -1,7 +1,7 @@
 """Rules between keys: which products of layouts, models and clusters are legal, each with its reason.
 
 Here are those of the ranks, the GPUs and a teacher. Beside them: `layout_rules` (of a layout's sizes, which the search
-asks too), `training_rules`, `serving_rules`, `rl_rules` and `fault_rules`.
+asks too), `model_rules`, `training_rules`, `serving_rules`, `rl_rules` and `fault_rules`.
 """
 
 from __future__ import annotations

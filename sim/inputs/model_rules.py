@@ -1,0 +1,139 @@
+"""Rules between the keys of a model, whatever workload it is used for.
+
+A rule yields the problems that it finds: the key, and what is wrong with its value. The first of all is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from sim.inputs.input_source import Source, show
+from sim.inputs.model_config import LOCAL, STATEFUL, ModelConfig
+from sim.inputs.yaml_input import KeyPath
+
+Problems = Iterator[tuple[KeyPath, str]]
+
+
+def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
+    """Raise InputError for the first rule broken; `path`: of the model in its scenario."""
+    for rule in RULES:
+        for key, problem in rule(model):
+            raise source.error((*path, *key), problem)
+
+
+def _heads(m: ModelConfig) -> Problems:
+    if "head_dim" not in m.model_fields_set and m.mla is None and m.hidden % m.heads:
+        yield ("heads",), f"found {m.heads}; must divide hidden ({m.hidden}), or give head_dim"
+    if m.heads % m.kv_heads:
+        yield ("kv_heads",), f"found {m.kv_heads}; must divide heads ({m.heads})"
+
+
+def _latent_attention(m: ModelConfig) -> Problems:
+    if m.indexer is not None and (m.mla is None or m.mla.q_lora_rank is None):
+        yield ("indexer",), "found an indexer; its queries come from mla.q_lora_rank: give that"
+    if m.mla is None:
+        return
+    if m.kv_heads != m.heads:
+        yield ("kv_heads",), f"found {m.kv_heads}; with mla every head has its own: {m.heads}"
+    head_dim = m.mla.qk_nope_head_dim + m.mla.qk_rope_head_dim
+    if m.head_dim != head_dim:
+        why = f"with mla it is qk_nope_head_dim + qk_rope_head_dim = {head_dim}"
+        yield ("head_dim",), f"found {m.head_dim}; {why}"
+    if m.mla.qk_rope_head_dim % 2:
+        why = "must be even: positions turn pairs of numbers"
+        yield ("mla", "qk_rope_head_dim"), f"found {m.mla.qk_rope_head_dim}; {why}"
+    if m.attention_gate:
+        yield ("attention_gate",), "found true; latent attention (mla) has none"
+    if "beside" in m.attention_pattern:
+        yield ("attention_pattern",), "found 'beside'; mla is not simulated beside a state space"
+    if m.window is not None:
+        yield ("window",), f"found {m.window}; latent attention (mla) sees all keys: null"
+
+
+def _window(m: ModelConfig) -> Problems:
+    local = any(kind in LOCAL for kind in m.attention_pattern)
+    if local != (m.window is not None):
+        why = "needs model.window" if local else "with model.window some layer must be sliding or chunked"
+        yield ("attention_pattern",), f"found {list(m.attention_pattern)}; {why}"
+
+
+def _state_space(m: ModelConfig) -> Problems:
+    states = m.state_space
+    stateful = any(kind in STATEFUL for kind in m.attention_pattern)
+    if stateful and states is None:
+        yield ("attention_pattern",), f"found {list(m.attention_pattern)}; needs model.state_space"
+    if states is None:
+        return
+    if not stateful:
+        why = "with model.state_space some layer must be state_space or beside"
+        yield ("attention_pattern",), f"found {list(m.attention_pattern)}; {why}"
+    if states.heads % states.groups:
+        yield ("state_space", "groups"), f"found {states.groups}; must divide heads ({states.heads})"
+    if (states.kind == "mamba1") != (states.rank is not None):
+        why = "needs model.state_space.rank" if states.rank is None else "model.state_space.rank is for mamba1 only"
+        yield ("state_space", "kind"), f"found {states.kind}; {why}"
+    if states.rank is not None and "beside" in m.attention_pattern:
+        yield ("attention_pattern",), "found 'beside'; mamba1 is not simulated beside attention"
+
+
+def _mlp_pattern(m: ModelConfig) -> Problems:
+    if m.mlp_pattern is None:
+        return
+    routed = "experts" in m.mlp_pattern
+    if routed != (m.moe is not None):
+        why = "needs model.moe" if routed else "with model.moe some layer must have experts"
+        yield ("mlp_pattern",), f"found {list(m.mlp_pattern)}; {why}"
+    if m.moe is not None and (m.moe.dense_layers or m.moe.every > 1):
+        yield ("mlp_pattern",), "found beside moe.dense_layers or moe.every; one of them says it"
+
+
+def _layers(m: ModelConfig) -> Problems:
+    """What layers are made of, each an attention and an MLP, of which one may be missing."""
+    kinds = [(m.attention_kind(i), m.mlp_kind(i)) for i in range(m.layers)]
+    whole = [attention not in ("none", "state_space") and mlp != "none" for attention, mlp in kinds]
+    if ("none", "none") in kinds:
+        yield ("mlp_pattern",), "found a layer with neither attention nor MLP"
+    if m.parallel_block and m.moe is not None:
+        yield ("parallel_block",), "found true; experts (model.moe) are simulated in serial blocks"
+    if m.parallel_block and not all(whole):
+        yield ("parallel_block",), "found true; needs attention and an MLP in every layer"
+    if m.parallel_block and m.norm_position != "pre":
+        yield ("parallel_block",), f"found true; needs norm_position pre, found {m.norm_position}"
+    if m.mtp_layers and not whole[-1]:
+        yield ("mtp_layers",), f"found {m.mtp_layers}; the last layer must have attention and an MLP"
+    if m.qk_norm_over != "head" and not m.qk_norm:
+        yield ("qk_norm_over",), f"found {show(m.qk_norm_over)}; needs qk_norm: true"
+
+
+def _experts(m: ModelConfig) -> Problems:
+    moe = m.moe
+    if moe is None:
+        return
+    if moe.shared_ffn and moe.shared_experts:
+        yield ("moe", "shared_ffn"), f"found {moe.shared_ffn}; give it or shared_experts, not both"
+    if moe.shared_gate and not moe.shared_width:
+        yield ("moe", "shared_gate"), "found true; needs shared_experts or shared_ffn"
+    if moe.groups is None and moe.top_groups is not None:
+        yield ("moe", "top_groups"), "found without groups; allowed: both or none"
+    if moe.groups is not None and moe.top_groups is None:
+        yield ("moe", "groups"), "found without top_groups; allowed: both or none"
+    if moe.groups is not None and moe.experts % moe.groups:
+        yield ("moe", "groups"), f"found {moe.groups}; must divide experts ({moe.experts})"
+    if moe.groups is not None and moe.top_groups is not None and moe.top_groups > moe.groups:
+        yield ("moe", "top_groups"), f"found {moe.top_groups}; must be at most groups ({moe.groups})"
+    if moe.top_k > moe.experts:
+        yield ("moe", "top_k"), f"found {moe.top_k}; must be at most experts ({moe.experts})"
+    if moe.dense_layers > m.layers:
+        yield ("moe", "dense_layers"), f"found {moe.dense_layers}; must be at most layers ({m.layers})"
+
+
+# In the order in which problems are told: a rule may take for granted what those before it hold.
+RULES: tuple[Callable[[ModelConfig], Problems], ...] = (
+    _heads,
+    _latent_attention,
+    _window,
+    _state_space,
+    _mlp_pattern,
+    _layers,
+    _experts,
+)
