@@ -263,6 +263,9 @@ class Framework:
         False, "the buffer is zeroed, where torch frees gradients", "core/distributed: zero_grad_buffer"
     )
 
+    communicators: tuple[tuple[str, ...], ...] = fact(
+        (), "axes that a NCCL communicator of its own joins; none: not counted", "sim.results.beside_allocator"
+    )
     small_messages: tuple[int, int] = fact(
         (0, 0),
         "small messages beside a stage's output and beside its gradient, one after the other, both hosts waiting",
@@ -389,6 +392,7 @@ _RECORDS = (
         keeps_ordered_heads=True,
         loss=NANOTRON_LOSS,
         starts_with_own_rows=True,
+        communicators=(("tp",), ("cp",), ("dp",), ("pp",), ("tp", "pp")),  # parallel/context.py
         # Two with each tensor's shape and kind; the mask of the sequence goes with the output.
         small_messages=(5, 2),
         plain_host=False,  # tensor-parallel linear layers and loss are Megatron's autograd functions, in Python
@@ -454,4 +458,6 @@ def _shown(value: object) -> str:
         return f"{value.forward_kernels} and {value.backward_kernels}"
     if isinstance(value, bool):
         return "yes" if value else ""
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if not isinstance(value, tuple):
+        return str(value)
+    return ", ".join("·".join(each) if isinstance(each, tuple) else str(each) for each in value)

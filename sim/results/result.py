@@ -17,6 +17,7 @@ from sim.models.source import source_of
 from sim.programs.compile import compile_program
 from sim.ranks.equal_ranks import APART_RANKS
 from sim.ranks.faults import disturbs, has_jitter
+from sim.results.beside_allocator import allocator_bytes
 from sim.results.certainty import step_interval
 from sim.results.fault_costs import ROUNDING, FaultCost, Waiting, waiting
 from sim.results.memory import AtMost, stranded_bytes
@@ -305,8 +306,9 @@ def _warnings(sim: FinishedStep, memory: Sequence[MemoryRow]) -> list[str]:
     out, cluster = [], sim.scenario.cluster
     for gpu in cluster.gpus:
         peak = max((row.peak for row in memory if cluster.kind_of(row.rank) == gpu.name), default=0.0)
-        if peak > gpu.memory_bytes:
-            said = f"does not fit in memory: {peak / 2**30:.1f} GiB of {gpu.memory_bytes / 2**30:.1f} GiB"
+        limit = allocator_bytes(sim.scenario, gpu)
+        if peak > limit:
+            said = f"does not fit in memory: {peak / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB"
             out.append(f"{said} on the fullest {f'{gpu.name} ' * bool(cluster.others)}rank")
     if has_jitter(sim.scenario) and len(sim.plan.classes) < sim.scenario.parallelism.ranks:
         out.append(f"faults.jitter: above {APART_RANKS:,} ranks equal ones share their draws; waiting is understated")

@@ -20,6 +20,7 @@ from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
 from sim.programs.stages import Stage
 from sim.ranks.plan import Plan
+from sim.results.beside_allocator import allocator_bytes
 from sim.results.graph_pools import pooled_levels
 from sim.results.memory import AtMost, Levels, MemoryCurve
 from sim.results.metrics import deciding, text_of
@@ -110,7 +111,7 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
         """Whether every rank's memory fits on its own GPU."""
         gpu_of = self.scenario.cluster.gpu_of
         pairs = zip(self.plan.classes, self.most_memory, strict=True)
-        return all(most.peak <= gpu_of(c.rank).memory_bytes for c, most in pairs)
+        return all(most.peak <= allocator_bytes(self.scenario, gpu_of(c.rank)) for c, most in pairs)
 
     @cached_property
     def step_time_s(self) -> float:

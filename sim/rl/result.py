@@ -7,6 +7,7 @@ import re
 
 from msgspec.structs import replace
 
+from sim.results.beside_allocator import allocator_bytes
 from sim.results.metrics import source_shares
 from sim.results.records import Engine, Provenance
 from sim.rl.memory import peaks
@@ -122,7 +123,7 @@ def _pools(sim: RlStep) -> tuple[PoolUse, ...]:
     else:
         busy = {name: of[name] + of["both"] for name in ("training", "generation")}
     gpus = {"colocated": trainer, "training": trainer, "generation": engine}
-    limit = sim.scenario.cluster.gpu.memory_bytes
+    limit = allocator_bytes(sim.scenario, sim.scenario.cluster.gpu)
     out = []
     for name, turns in found.items():
         peak = max(turns.values())

@@ -22,6 +22,7 @@ from sim.graph.compiled import ProgramCache
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
+from sim.results.beside_allocator import allocator_bytes
 from sim.search.bound import ROUNDING, Bounds, GridSearch
 from sim.search.least_time import least_time_s
 from sim.search.mesh_prices import GridPrices
@@ -137,7 +138,9 @@ def _evaluate(
         step = prepare(scenario, tools.costs, cache=cache)
         # Exact memory follows from lists and sizes. No engine has to run for a layout that does not fit.
         peak = step.peak_bytes
-        if peak > limit_bytes:
+        gpu = scenario.cluster.gpu
+        # A limit of one's own stands as it is.
+        if peak > (allocator_bytes(scenario, gpu) if limit_bytes == gpu.memory_bytes else limit_bytes):
             return "too_large", math.inf, peak, ""
         # The least time has one task an action, where the full graph has collectives and links: it is far cheaper.
         if patience_s < math.inf and (least_s := least_time_s(step) * ROUNDING) > patience_s:

@@ -33,6 +33,7 @@ from sim.programs.compile import compile_program
 from sim.programs.stages import replace_runs, stage_blocks
 from sim.ranks.faults import disturbs, network_of
 from sim.ranks.plan import make_plan
+from sim.results.beside_allocator import allocator_bytes
 from sim.results.records import MemoryRow
 from sim.results.result import StepResult
 from sim.results.teacher import Distilled, Teacher
@@ -199,7 +200,7 @@ def with_teacher(student: StepResult, teacher: Teacher, scenario: Scenario) -> S
         critical_path=_critical_path(student.critical_path, teacher, student_s),
         distillation=Distilled(teacher, student_s),
     )
-    together = _with_memory(together, teacher, scenario.cluster.gpu.memory_bytes)
+    together = _with_memory(together, teacher, allocator_bytes(scenario, scenario.cluster.gpu))
     if student.fits_in_memory and not together.fits_in_memory:
         beside = (
             "the student does not fit beside its teacher"
