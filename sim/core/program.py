@@ -99,7 +99,8 @@ class Compute(Struct, frozen=True):
     (attention: flash2, megatron, ...; bound by memory: gelu, adamw, ...). `served`: run as serving libraries do: a
     matmul takes a 16-bit input and quantizes it, an attention is one of the measured points. `aligned`: false for a
     matmul whose sizes leave the fast kernels. `plain_host`: torch's own functions issue its kernels, whatever the
-    framework. `part`: whose work it is; no price depends on it.
+    framework. `looped`: one call of a library does, in a loop over groups. `part`: whose work it is; no price depends
+    on it.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Compute(Struct, frozen=True):
     served: bool = False
     aligned: bool = True
     plain_host: bool = False
+    looped: bool = False
     block: BlockRef | None = None
     part: Part = Part.OTHER
 

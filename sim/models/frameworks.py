@@ -209,6 +209,11 @@ class Framework:
     router: RouterKernels = fact(  # noqa: RUF009  a tuple
         PLAIN_ROUTER, "kernels of an expert layer's router, forward and backward", "core/transformer/moe/router.py"
     )
+    loops_over_experts: bool = fact(
+        False,
+        "a grouped matmul and the quantizing of its operands are launches of each expert, in a loop",
+        "TE common/gemm: multi_stream_cublas_gemm; pytorch/csrc/extensions/cast.cpp: multi_tensor_quantize_impl",
+    )
     pads_experts: bool = fact(
         False,
         "rows of 8-bit grouped matmuls are copied to fill each expert's up to its tile, and back",
@@ -304,6 +309,7 @@ _MEGATRON = Framework(
     sends_probabilities=True,
     counts_copies=True,
     router=MEGATRON_ROUTER,
+    loops_over_experts=True,
     pads_experts=True,
     biases_experts_one_by_one=True,
     splits_experts_over_tp=True,

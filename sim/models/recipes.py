@@ -50,7 +50,8 @@ class Recipe(Struct, frozen=True):
     `keeps_quantized`: the input is kept for its weight gradient in the format, else in 16 bits. `caches_weights`: they
     are quantized once a step and kept. `gathers_quantized`: sequence parallelism gathers what is quantized.
     `shards_quantized`: FSDP gathers layers' matrices in the format. `kernel`: the matmul where it is not the usual one,
-    whose gradients' sums leave Hopper's tensor cores to be added in fp32.
+    whose gradients' sums leave Hopper's tensor cores to be added in fp32. `quantizes_groups`: one kernel quantizes the
+    operands of all groups of a grouped matmul (TE `nvte_multi_cast_transpose`), else each has its own.
     """
 
     name: RecipeName
@@ -72,6 +73,7 @@ class Recipe(Struct, frozen=True):
     gathers_quantized: bool = True
     shards_quantized: bool = False
     kernel: str = ""
+    quantizes_groups: bool = False
 
 
 BOTH = Pass(1, 2, 1)  # read once, written in both orders
@@ -90,6 +92,7 @@ _RECORDS = (
         "TE DelayedScaling; common/transpose/cast_transpose.cu takes the largest value in the same pass",
         after_norm=TRANSPOSE,
         one_scale=True,
+        quantizes_groups=True,
     ),
     Recipe(
         "tensorwise",

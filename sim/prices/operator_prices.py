@@ -77,9 +77,13 @@ class Costs:
         # A fused optimizer's kernels are few, while its Python walks over all parameters. The step is timed as a whole.
         if op.kind == "optimizer":
             return c.host_step_s
+        each_s = c.host_operator_s
         if (plain or op.plain_host) and c.host_operator_eager_s is not None:
-            return op.kernels * c.host_operator_eager_s
-        return op.kernels * c.host_operator_s
+            each_s = c.host_operator_eager_s
+        # A library's loop in C++ issues a launch in less time than Python, and the device waits for the same launches.
+        if op.looped and each_s:
+            return each_s + op.kernels * c.group_launch_s
+        return op.kernels * each_s
 
     def pace(self, ranks: int) -> float:
         """Slowdown of the slowest of `ranks` GPUs under their power limit, by the usual GPU.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, NeededBy, Phase, Saved, TensorRole
+from sim.core.program import Compute, NeededBy, Phase, Program, Saved, TensorRole
 from sim.models.activations import activation, is_gated
 from sim.models.dims import Dims, ceil_div
 from sim.models.moe.routing import Routing, moe_of
@@ -128,26 +128,39 @@ def _weighting(d: Dims, elements: float) -> Operator:
 
 
 def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep: bool) -> Operator:
-    """`[rows, k] x [k, n]`, every row with the weights of its group."""
+    """`[rows, k] x [k, n]`, every row with the weights of its group.
+
+    `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`). Weights are
+    quantized once a step, so that their launches are not counted by group.
+    """
     d = replace(d, weight_shards=1)  # experts are gathered in 16 bits
+    looped = d.framework.loops_over_experts and groups > 1
     per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
     flops, operands = 2.0 * rows * k * n, d.linear_bytes
     written, added = accumulation(d, f"{name}_wgrad", weights)
 
     def run(what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Compute:
         shapes = (groups, *shape)
-        return Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, role=ROLES[phase], kernel=d.matmul)
+        kernels = groups if looped else 1
+        found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
+        return replace(found, looped=looped)
+
+    def each(quantized: Program) -> Program:
+        if not looped or d.recipe is None or d.recipe.quantizes_groups:
+            return quantized
+        found = [i for i in quantized if isinstance(i, Compute)]
+        return tuple(replace(i, kernels=groups * i.kernels, looped=True) for i in found)
 
     forward = (
-        *casts(d, name, F, rows * k),
+        *each(casts(d, name, F, rows * k)),
         *weight_casts(d, name, weights),
         run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e),
     )
     backward = (
-        *gradient_casts(d, name, rows * n),
+        *each(gradient_casts(d, name, rows * n)),
         *weight_casts_again(d, name, weights),
         run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e),
-        *casts_again(d, name, rows * k),
+        *each(casts_again(d, name, rows * k)),
         run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
         *added,
     )

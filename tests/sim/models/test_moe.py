@@ -17,6 +17,10 @@ from sim.models.dims import Shard
 from sim.models.layer import layer_block
 from sim.models.moe.routing import expert_load
 from sim.models.parameters import count_parameters
+from sim.prices.coefficients import PriceOptions
+from sim.prices.operator_prices import Costs
+from sim.prices.profiles import load_profile
+from topology.presets import GPUS
 
 MOE = LLAMA | {"moe": {"experts": 16, "top_k": 2, "ffn": 512}}
 TOKENS = 1024
@@ -295,3 +299,26 @@ def test_megatrons_fp32_router_casts_backward_alone():
     casts = [i for i in fp32.backward if isinstance(i, Compute) and i.kind == "cast"]
     assert [i.bytes for i in casts] == [TOKENS * MOE["hidden"] * 6.0] * 2
     assert [i.dtype for n in ("router_dgrad", "router_wgrad") for i in _named(fp32.backward, n)] == ["fp32", "fp32"]
+
+
+def test_transformer_engine_launches_for_each_expert():
+    """A matmul each and, but for delayed scaling, kernels each that quantize (multi_tensor_quantize_impl)."""
+
+    def launched(framework: str, name: str, **training: Any) -> tuple[int, bool]:
+        block = layer_block(make(MOE, {"framework": framework, **training}, dp=4, ep=4), 0)
+        found = _named(block.forward, name)[0]
+        return found.kernels, found.looped
+
+    assert launched("megatron", "experts_up") == (4, True)
+    assert launched("eager", "experts_up") == (1, False)
+    fp8 = {"precision": "fp8"}
+    assert launched("megatron", "experts_up_cast", **fp8, fp8_recipe="tensorwise") == (8, True)
+    assert launched("megatron", "experts_up_cast", **fp8, fp8_recipe="delayed") == (1, False)
+
+
+def test_a_loop_over_groups_costs_the_host_a_launch_each():
+    costs = Costs(load_profile("h100-sxm"), GPUS["h100-sxm"])
+    once = _named(layer_block(make(MOE, {"framework": "megatron"}, dp=4, ep=4), 0).forward, "experts_up")[0]
+    c = costs.coefficients
+    assert costs.host_s(once) == pytest.approx(c.host_operator_s + 4 * c.group_launch_s)
+    assert Costs(load_profile("h100-sxm"), GPUS["h100-sxm"], PriceOptions(host=False)).host_s(once) == 0
