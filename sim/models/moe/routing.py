@@ -64,16 +64,39 @@ def _zipf(experts: int, top_k: int, zipf: float, seed: int, layer: int, tokens: 
 
 
 def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
-    """Tensor-parallel ranks share their tokens out; all ranks of an ep group route alike."""
+    """Tensor-parallel ranks share their tokens out; all ranks of an ep group route alike.
+
+    `max_nodes_per_token`: a token crosses the network once for each node, of those that the ep group has. Where the
+    group lies within one NVLink domain nothing crosses, and each copy goes to its expert's rank by itself.
+    """
     moe, p = moe_of(scenario), scenario.parallelism
     tokens = ceil_div(d.tokens, d.tp)
     load = expert_load(moe, tokens * p.ep, layer)
     local = ceil_div(moe.experts, p.ep)
     received = sum(load[shard.ep_rank * local : (shard.ep_rank + 1) * local])
     sent = sum(load) / p.ep
-    nodes = moe.max_nodes_per_token
-    share = 1.0 if nodes is None else min(1.0, nodes / moe.top_k)
+    share = 1.0
+    if moe.max_nodes_per_token is not None and p.ep > 1:
+        order = tuple(p.rank_order.split("-"))
+        nodes = _nodes(order, (p.tp, p.cp, p.dp, p.pp), p.ep, p.expert_tp, scenario.cluster.domain_gpus)
+        share = min(1.0, min(nodes, moe.max_nodes_per_token) / moe.top_k) if nodes > 1 else 1.0
     return Routing(tokens, min(local, moe.experts), sent, received, max(sent, received) * share)
+
+
+@lru_cache(maxsize=1024)
+def _nodes(order: tuple[str, ...], sizes: tuple[int, int, int, int], ep: int, expert_tp: int, domain: int) -> int:
+    """NVLink domains that the first ep group lies in: every `expert_tp`-th of the first ranks of a stage."""
+    size = dict(zip(("tp", "cp", "dp", "pp"), sizes, strict=True))
+    found = set()
+    for position in range(0, ep * expert_tp, expert_tp):
+        rank, stride, left = 0, 1, position
+        for name in order:
+            if name != "pp":
+                left, own = divmod(left, size[name])
+                rank += own * stride
+            stride *= size[name]
+        found.add(rank // domain)
+    return len(found)
 
 
 def moe_of(scenario: Scenario) -> MoeConfig:
