@@ -65,16 +65,17 @@ def block_cuts(block: Block) -> dict[str, Cuts]:
 
 
 class Transfer(NamedTuple):
-    """A communication as one rank saw it: nanoseconds of waiting for it, and of computing between its post and
-    the wait (none where it was blocking).
+    """A communication as one rank saw it: when it was posted, from when on it was waited for (at once where it was
+    blocking), and until when.
     """
 
     kind: str
     members: tuple[str, int]
     ranks: int
     bytes: int
-    wait_ns: int
-    cover_ns: int
+    start_ns: int
+    from_ns: int
+    until_ns: int
 
 
 def pieces_between(entries: Sequence[Entry], start: Clock, end: Clock) -> list[Elapsed]:
@@ -107,8 +108,8 @@ def transfers(entries: Sequence[Entry]) -> list[Transfer]:
             posted[e.number] = e
             continue
         first = posted.pop(e.number, None)
-        kind, cover = (e.kind, 0) if first is None else (first.kind, e.start.wall - first.end.wall)
-        out.append(Transfer(kind, e.members, e.ranks, e.bytes, e.end.wall - e.start.wall, cover))
+        kind, start = (e.kind, e.start.wall) if first is None else (first.kind, first.end.wall)
+        out.append(Transfer(kind, e.members, e.ranks, e.bytes, start, e.start.wall, e.end.wall))
     return out
 
 
@@ -127,20 +128,3 @@ def sum_by_run(pieces: Sequence[Elapsed], cuts: Cuts, entries: Sequence[Entry], 
             before = out.get(run, Elapsed(0, 0))
             out[run] = Elapsed(before.wall + piece.wall, before.cpu + piece.cpu)
     return out
-
-
-def transfer_seconds(seen: Sequence[Transfer]) -> float:
-    """How long transfers of one sort take: as long as makes the simulator wait as long in all as the rank did.
-
-    A blocking one is waited for from its start. Of an asynchronous one only what is not covered by computing is
-    seen: the answer solves Σ max(0, seconds − cover) = Σ wait.
-    """
-    waits = sum(t.wait_ns for t in seen)
-    covers = sorted(t.cover_ns for t in seen)
-    below = 0
-    for i, cover in enumerate(covers, 1):
-        below += cover
-        level = (waits + below) / i
-        if i == len(covers) or level <= covers[i]:
-            return level * 1e-9
-    raise ValueError("no transfers")

@@ -68,23 +68,27 @@ class Beside(NamedTuple):
 
 
 def expected_waits_s(sent: Sequence[Beneath], alone_s: Callable[[Beneath], float]) -> float:
-    """Seconds that a rank would wait if collectives took nothing from it: each as long as alone, one after another.
+    """Seconds that a rank would wait in all if collectives took nothing from it; see `waits_s`."""
+    return sum(waits_s(sent, alone_s))
+
+
+def waits_s(sent: Sequence[Beneath], alone_s: Callable[[Beneath], float]) -> list[float]:
+    """Seconds that a rank would wait for each collective if each took as long as alone, one after another.
 
     What it really waits longer, for a collective that was held up or for the other ranks, moves all that follows.
     """
     starts = [(s.start_ns, False, i) for i, s in enumerate(sent)]
     events = sorted(starts + [(s.from_ns, True, i) for i, s in enumerate(sent)])
-    later_s = free_s = expected_s = 0.0
-    ends_s: dict[int, float] = {}
+    later_s = free_s = 0.0
+    ends_s, due_s = [0.0] * len(sent), [0.0] * len(sent)
     for at_ns, waits, i in events:
         now_s = at_ns * 1e-9 - later_s
         if not waits:
             free_s = ends_s[i] = max(now_s, free_s) + alone_s(sent[i])
             continue
-        due_s = max(0.0, ends_s[i] - now_s)
-        expected_s += due_s
-        later_s += (sent[i].until_ns - at_ns) * 1e-9 - due_s
-    return expected_s
+        due_s[i] = max(0.0, ends_s[i] - now_s)
+        later_s += (sent[i].until_ns - at_ns) * 1e-9 - due_s[i]
+    return due_s
 
 
 class _Sort(NamedTuple):

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from calibrate.block_cuts import Transfer, transfer_seconds
+from calibrate.block_cuts import Transfer
 from calibrate.blocks import RECOMPUTING, Sample
 from calibrate.gradient_times import Beneath, expected_waits_s
 from calibrate.timed_rounds import LEAST, Log, foreign, good_rounds
+from calibrate.transfer_times import seconds_of
 from sim.inputs.measured_run import QUIET_CORES
 from sim.inputs.parallelism import Parallelism
 from sim.prices.coefficients import Coefficients
@@ -179,11 +180,12 @@ def _waits(log: Log, chosen: Sequence[int]) -> dict[tuple[tuple[str, int, int], 
     """By (op, ranks, bytes) and group: how long such a collective took in each of the chosen rounds."""
     out: dict[tuple[tuple[str, int, int], tuple[str, int]], list[float]] = defaultdict(list)
     for i in chosen:
-        sorts: dict[tuple[tuple[str, int, int], tuple[str, int]], list[Transfer]] = defaultdict(list)
+        groups: dict[tuple[str, int], list[Transfer]] = defaultdict(list)
         for t in log.calibrations[i].transfers:
-            sorts[(t.kind, t.ranks, t.bytes), t.members].append(t)
-        for sort, seen in sorts.items():
-            out[sort].append(max(transfer_seconds(seen), LEAST_S))
+            groups[t.members].append(t)
+        for members, seen in groups.items():
+            for sort, seconds in seconds_of(seen).items():
+                out[sort, members].append(max(seconds, LEAST_S))
     return out
 
 

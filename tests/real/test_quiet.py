@@ -59,7 +59,11 @@ def test_median_and_spread() -> None:
 def _calibrated(rank: int, key: str, waits_s: list[float], foreign: float = 0.0) -> Log:
     """A rank whose block took 1 ms three times and 9 ms once, 1 ms of CPU time each, and waited within it."""
     blocks = {(key, "forward", 0): [(1e-3, 1e-3)] * 3 + [(9e-3, 1e-3)]}
-    seen = [Transfer("all_reduce", ("tp", 0), 2, 64, round(s * 1e9), 0) for s in waits_s]
+    begins = [i * 10**12 for i in range(len(waits_s))]  # one after the other
+    seen = [
+        Transfer("all_reduce", ("tp", 0), 2, 64, at, at, at + round(s * 1e9))
+        for at, s in zip(begins, waits_s, strict=True)
+    ]
     return Log(rank, calibrations=[Calibration(blocks, seen, [], [], None, [], foreign)])
 
 
