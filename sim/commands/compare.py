@@ -333,10 +333,12 @@ def _row(table: Any, name: str, pair: dict[str, Any], scale: float, unit: str) -
 @click.command("compare", cls=Command)
 @scenario_argument
 @click.argument("measured", metavar="MEASURED.json")
-@click.option("--calibration", metavar="NAME", help="a profile instead of the run's own")
-@click.option("--html", type=FILE, metavar="FILE", help="write the two timelines overlaid")
+@click.option("--calibration", metavar="NAME", help="a profile in place of the one stored in the run")
+@click.option("--html", type=FILE, metavar="FILE", help="write a page with both timelines")
 @json_option
-@click.option("--tolerance", type=float, default=0.10, help="of the step time")
+@click.option(
+    "--tolerance", type=float, default=0.10, help="largest error of the step time for exit code 0; 0.1 is 10 %"
+)
 @overrides_option
 def main(
     scenario: Path,

@@ -22,11 +22,13 @@ MAX_BYTES = 4 * 2**20
 @click.command("convert", cls=Command)
 @click.argument("file", type=FILE, metavar="FILE")
 @click.option("--cluster", required=True, metavar="NAME", help="the cluster it runs on (`stepsim clusters` lists them)")
-@click.option("--gpus", type=click.IntRange(1, 10_000_000), metavar="N", help="GPUs, where the file does not say it")
-@click.option("--model", metavar="NAME|config.json", help="the model, where the file does not describe it")
+@click.option(
+    "--gpus", type=click.IntRange(1, 10_000_000), metavar="N", help="number of GPUs, if the file does not have it"
+)
+@click.option("--model", metavar="NAME|config.json", help="the model, if the file does not describe it")
 @click.option("--seq-len", type=click.IntRange(1, 100_000_000), metavar="N", help="sequence length, for DeepSpeed")
-@click.option("--from", "trainer", type=click.Choice(TRAINERS), help="whose configuration it is; else told by its form")
-@click.option("--config", metavar="FUNCTION", help="the function of a torchtitan config.py with several")
+@click.option("--from", "trainer", type=click.Choice(TRAINERS), help="the trainer; by default recognized from the file")
+@click.option("--config", metavar="FUNCTION", help="which function of a torchtitan config.py")
 @overrides_option
 @click.option("--out", type=FILE, metavar="SCENARIO.yaml", help="write the scenario there, not to standard output")
 def main(
@@ -41,7 +43,7 @@ def main(
     out: Path | None,
 ) -> None:
     """Turn a Megatron-LM launch script, a torchtitan config (TOML or Python), a DeepSpeed JSON or Transformers'
-    TrainingArguments (JSON or YAML) into a scenario. Nothing of FILE is run. What no key expresses stands in comments.
+    TrainingArguments (JSON or YAML) into a scenario. No code of FILE is executed. Settings without a key become comments.
     """
     import yaml
 

@@ -24,7 +24,7 @@ RANKS_SHOWN, WAITS_SHOWN, NAME = 5, 5, 60
 @click.command("diagnose", cls=Command)
 @click.argument("traces", type=FILE, nargs=-1, required=True, metavar="TRACE...")
 @click.option("--groups", type=FILE, metavar="FILE", help="Chakra: ASTRA-sim's communicator groups")
-@click.option("--step", type=click.IntRange(0), metavar="N", help="profiler step; left out, the one of median length")
+@click.option("--step", type=click.IntRange(0), metavar="N", help="profiler step; by default the one of median length")
 @json_option
 def main(traces: tuple[Path, ...], groups: Path | None, step: int | None, json: str | None) -> None:
     """Find the slow rank in recorded traces of several ranks: who waits for it, what its repair would gain, and the

@@ -24,7 +24,7 @@ from sim.core.files import read_json, write_json
 @page_option
 @overrides_option
 def main(a: Path, b: Path | None, json: str | None, html: Path | None, overrides: tuple[str, ...]) -> None:
-    """Compare A with B, each a scenario or a result of `run --json`; without B, A with A and every --set."""
+    """Compare A with B, each a scenario or a result of `run --json`. Without B: A, and A changed by --set."""
     from sim.studies.difference import difference
 
     if b is None and not overrides:

@@ -15,10 +15,10 @@ ADDRESS = "127.0.0.1"
 
 @click.command("explore", cls=Command)
 @scenario_argument
-@click.option("--port", type=click.IntRange(0, 65535), default=5006, help="on this machine; 0 for any that is free")
+@click.option("--port", type=click.IntRange(0, 65535), default=5006, help="port on this machine; 0: any free port")
 @overrides_option
 def main(scenario: Path, port: int, overrides: tuple[str, ...]) -> None:
-    """Serve a page on this machine alone, on which SCENARIO's layout can be changed. Ends with Ctrl-C."""
+    """Show a page, for this machine only, on which you can change SCENARIO's layout. Ctrl-C ends it."""
     server = make_server(scenario, overrides, port)
     print(f"explore {scenario} at http://{ADDRESS}:{server.port}/ (Ctrl-C ends)", flush=True)
     server.run_until_shutdown()

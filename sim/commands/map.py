@@ -31,14 +31,14 @@ BASE, MEASURED = "map_llama3.yaml", Path("published") / "ultrascale_h100.json"
 
 @click.command("map", cls=Command)
 @click.argument("scenario", type=SCENARIO, metavar="[SCENARIO]", required=False)
-@click.option("--models", default=MODELS, metavar="NAME,…", help="model presets or config.json files, a row each")
-@click.option("--gpus", default=GPUS, metavar="N,…", help="numbers of GPUs, a column each")
+@click.option("--models", default=MODELS, metavar="NAME,…", help="model presets or config.json files, one row for each")
+@click.option("--gpus", default=GPUS, metavar="N,…", help="numbers of GPUs, one column for each")
 @narrowing_options(ONLY)
 @click.option(
     "--measured",
     type=FILE,
     metavar="TABLE.json",
-    help="measured steps to draw beside the map, by default the playbook's; - for none",
+    help="measured steps to draw beside the map; by default the Ultra-Scale Playbook's; - for none",
 )
 @study_options
 def main(

@@ -83,7 +83,7 @@ engine_option = click.option(
     "--engine",
     type=click.Choice(("auto", "simpy", "static")),
     default="auto",
-    help="simpy, static (passes without a clock, equal to it), or auto: SimPy for what is small or needs it",
+    help="auto: simpy for small simulations, static (faster, same times) for large ones",
 )
 json_option = click.option("--json", metavar="FILE|-", help="write the result as JSON; - for standard output")
 overrides_option = click.option(
@@ -91,9 +91,9 @@ overrides_option = click.option(
 )
 page_option = click.option("--html", type=FILE, metavar="FILE", help="write an interactive page that opens offline")
 processes_option = click.option(
-    "--workers", type=click.IntRange(1, 4096), metavar="N", help="processes; by default one a core"
+    "--workers", type=click.IntRange(1, 4096), metavar="N", help="number of processes; by default one for each core"
 )
-dask_option = click.option("--dask", metavar="ADDRESS", help="run on this Dask cluster")
+dask_option = click.option("--dask", metavar="ADDRESS", help="run on the Dask cluster with this scheduler")
 
 
 class Study(Struct, frozen=True, dict=True):
@@ -153,9 +153,11 @@ def narrowing_options(default: tuple[str, ...] = ()) -> Callable[[Any], Any]:
         multiple=True,
         default=default,
         metavar="KEY=VALUE,…",
-        help="search only these values of a key, repeatable; tp,pp=8:1,4:2 are two pairs",
+        help="search only these values of a key, repeatable; tp,pp=8:1,4:2 links two keys",
     )
     limit = click.option(
-        "--memory-limit", metavar="BYTES", help="bytes a GPU may use, such as 70GiB; by default all it has"
+        "--memory-limit",
+        metavar="BYTES",
+        help="most bytes of a GPU that a layout may use, such as 70GiB; by default all",
     )
     return gathered(Narrowing, "narrowing", only, limit)

@@ -19,7 +19,7 @@ from sim.core.files import write_json
     "--scores",
     type=FILE,
     metavar="FILE.csv",
-    help="columns model and score, maybe set and source; by default published MMLU scores",
+    help="columns model and score, optional: set and source; by default published MMLU scores",
 )
 @json_option
 @page_option
@@ -27,7 +27,7 @@ from sim.core.files import write_json
 def main(
     scenario: Path | None, scores: Path | None, json: str | None, html: Path | None, overrides: tuple[str, ...]
 ) -> None:
-    """Serve every model of a table of scores as SCENARIO says, by default the shipped quality_serving."""
+    """Simulate serving for every model of a table of scores, as SCENARIO (default: quality_serving) describes it."""
     from sim.inputs.shipped import scenarios_folder
     from sim.studies.quality import quality, read_scores
 

@@ -218,12 +218,12 @@ def _print(result: dict[str, Any]) -> None:
 
 @click.command("regress", cls=Command)
 @click.argument("folder", type=FILE, required=False)
-@click.option("--update", is_flag=True, help="accept today's errors as expected")
-@click.option("--benchmarks", metavar="PROFILE.json", help="calibrate.run's of the machine that made the runs")
-@click.option("--live", is_flag=True, help="make benchmarks and runs afresh too, on this machine")
+@click.option("--update", is_flag=True, help="store today's errors as the expected ones")
+@click.option("--benchmarks", metavar="PROFILE.json", help="profile by calibrate.run of the machine that made the runs")
+@click.option("--live", is_flag=True, help="also make new benchmarks and runs on this machine")
 @json_option
 def main(folder: Path | None, update: bool, benchmarks: str | None, live: bool, json: str | None) -> int:
-    """Compare the measured runs in FOLDER with their simulation, and the errors with those accepted last."""
+    """Compare the measured runs in FOLDER with their simulation, and the errors with the stored, accepted ones."""
     if live and find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     folder = scenarios_folder() / "measured" if folder is None else folder

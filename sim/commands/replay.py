@@ -40,19 +40,29 @@ WANTED = "replay takes profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
 
 @click.command("replay", cls=Command)
 @click.argument("traces", type=FILE, nargs=-1, required=True, metavar="TRACE...")
-@click.option("--cluster", metavar="PRESET", help="price communication (of programs all) on this cluster preset")
-@click.option("--calibration", metavar="NAME", help="captured programs: profile in place of that of the cluster's GPU")
+@click.option(
+    "--cluster", metavar="PRESET", help="price communication on this cluster; captured programs: operators too"
+)
+@click.option("--calibration", metavar="NAME", help="captured programs: a profile in place of the GPU's own")
 @click.option("--gpu", metavar="NAME", help="replay on this GPU preset, or FROM=TO")
-@click.option("--gpu-ratio", type=float, default=1.0, metavar="X", help="a device X times as fast")
+@click.option("--gpu-ratio", type=float, default=1.0, metavar="X", help="a GPU X times as fast")
 @click.option("--network-scale", type=float, default=1.0, metavar="X", help="links X times as fast")
 @click.option(
-    "--scale-kernels", multiple=True, metavar="REGEX=X", help="seconds of matching kernels times X, repeatable"
+    "--scale-kernels",
+    multiple=True,
+    metavar="REGEX=X",
+    help="multiply the seconds of matching kernels by X, repeatable",
 )
-@click.option("--straggler", multiple=True, metavar="RANK=X", help="a rank's compute seconds times X, repeatable")
-@click.option("--dp", type=click.IntRange(1, 1_000_000), metavar="N", help="data-parallel ranks, as much work each")
+@click.option("--straggler", multiple=True, metavar="RANK=X", help="multiply a rank's kernel seconds by X, repeatable")
+@click.option(
+    "--dp",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="number of data-parallel ranks, with the same work each",
+)
 @click.option("--dp-group", metavar="NAME", help="process group that --dp changes")
 @click.option("--groups", type=FILE, metavar="FILE", help="Chakra: ASTRA-sim's communicator groups")
-@click.option("--step", type=click.IntRange(0), metavar="N", help="profiler step; left out, the one of median length")
+@click.option("--step", type=click.IntRange(0), metavar="N", help="profiler step; by default the one of median length")
 @engine_option
 @json_option
 @page_option

@@ -38,45 +38,51 @@ OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
 @json_option
 @click.option("--html", type=FILE, metavar="FILE", help="write an interactive timeline that opens offline")
 @click.option("--trace", type=FILE, metavar="FILE", help="write a Chrome/Perfetto trace")
-@click.option("--topology", type=FILE, metavar="FILE", help="write a drawing of the cluster with the load of each link")
+@click.option("--topology", type=FILE, metavar="FILE", help="write a page with the network and the load of each link")
 @overrides_option
-@click.option("--steps", type=click.IntRange(1, 1000), default=1, help="draw memory over the first STEPS steps")
+@click.option("--steps", type=click.IntRange(1, 1000), default=1, help="number of steps in the memory plot")
 @engine_option
 @click.option("--chakra", type=FILE, metavar="PREFIX", help="write Chakra traces PREFIX.RANK.et, for ASTRA-sim")
 @click.option("--emit", metavar="TRAINER", help="print a config for torchtitan, torchtitan-python or megatron")
-@click.option("--explain", metavar="KEY", help="say what a scenario key means; '' for all sections")
-@click.option("--plan-batch", is_flag=True, help="cut the global batch into dp, micro-batches and accumulation")
+@click.option("--explain", metavar="KEY", help="explain a key of scenarios; '' lists all sections")
+@click.option(
+    "--plan-batch", is_flag=True, help="list divisions of the global batch into dp, micro-batches, accumulation"
+)
 @click.option(
     "--critical-batch",
     type=click.FloatRange(1e-3),
     metavar="N",
-    help="with --plan-batch: critical batch size, sequences",
+    help="with --plan-batch: critical batch size in sequences",
 )
 @click.option(
     "--critical-loss",
     type=click.FloatRange(0.01, 100.0),
     metavar="NATS",
-    help="with --plan-batch: the critical batch size that Kaplan et al. 2020 found at this loss",
+    help="with --plan-batch: critical batch size at this loss, by Kaplan et al. 2020",
 )
 @click.option(
     "--days", type=float, metavar="DAYS", help="simulate DAYS days of failures and checkpoints (faults.failures)"
 )
-@click.option("--runs", type=click.IntRange(1, 100_000), default=RUNS, help="histories that --days draws")
 @click.option(
-    "--advise/--no-advise", default=None, help="try changes that might shorten the step; by default where that is quick"
+    "--runs", type=click.IntRange(1, 100_000), default=RUNS, help="number of simulated histories, with --days"
 )
-@click.option("--operators", is_flag=True, help="list the longest operators of every class of ranks")
-@click.option("--require-fit", is_flag=True, help="exit code 1 where memory does not suffice")
-@click.option("--tokens", metavar="N", help="tokens of the whole training, as training.tokens: steps, days, GPU hours")
-@click.option("--price", type=click.FloatRange(0), metavar="PER_GPU_HOUR", help="price of a GPU hour: cost and energy")
 @click.option(
-    "--slo", metavar="LIMITS", help="latencies that serving is to keep, seconds: ttft_p99=0.25,tpot_p99=0.035"
+    "--advise/--no-advise", default=None, help="simulate changes that might shorten the step; by default only if quick"
+)
+@click.option("--operators", is_flag=True, help="list the longest operators of each class of equal ranks")
+@click.option("--require-fit", is_flag=True, help="exit code 1 if the step does not fit in memory")
+@click.option("--tokens", metavar="N", help="tokens of the whole training; adds steps, days, GPU hours")
+@click.option(
+    "--price", type=click.FloatRange(0), metavar="PER_GPU_HOUR", help="price of a GPU hour; adds cost and energy"
+)
+@click.option(
+    "--slo", metavar="LIMITS", help="serving: limits of latencies in seconds, such as ttft_p99=0.25,tpot_p99=0.035"
 )
 @click.option(
     "--measured",
     type=SECONDS,
     metavar="TIME",
-    help="a step of SCENARIO as you measured it, such as 350ms, without --set: what --set then takes, scaled to it",
+    help="measured step time of SCENARIO without --set, such as 350ms; scales the simulated change by --set",
 )
 @click.option("--schema", is_flag=True, help="print a scenario's JSON Schema, for editors")
 def main(
@@ -105,7 +111,7 @@ def main(
     measured: float | None,
     schema: bool,
 ) -> int | None:
-    """Simulate one training step, or the serving workload, of SCENARIO and print a summary."""
+    """Simulate SCENARIO (a training step, serving, or a step of reinforcement learning) and print a summary."""
     if schema or explain is not None:
         _describe(explain)
         return None

@@ -32,40 +32,40 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
     "--gpus",
     type=click.IntRange(1),
     metavar="N",
-    help="GPUs to lay out; default: the scenario's ranks, without parallelism its cluster's GPUs",
+    help="number of GPUs; by default the scenario's ranks or, without parallelism, its cluster's GPUs",
 )
 @click.option(
     "--objective",
     type=click.Choice(OBJECTIVES),
     default=OBJECTIVES[0],
-    help="what is best; of one number of GPUs both rank alike",
+    help="what is best; both give the same order for one number of GPUs",
 )
-@click.option("--top", type=click.IntRange(1, 10_000), default=10, help="best layouts to list")
+@click.option("--top", type=click.IntRange(1, 10_000), default=10, help="number of layouts to list")
 @narrowing_options()
 @click.option(
     "--for",
     "trainer",
     metavar="TRAINER",
-    help="layouts that torchtitan, torchtitan-python or megatron can run; prints its config for the best",
+    help="only layouts that torchtitan, torchtitan-python or megatron can run; prints flags for the best",
 )
 @click.option(
-    "--cluster", metavar="NAME,…", help="on these shipped clusters, not the scenario's; of several the best each"
+    "--cluster", metavar="NAME,…", help="search these shipped clusters in place of the scenario's, and compare them"
 )
 @click.option(
     "--whole-front",
     is_flag=True,
-    help="simulate all that may lie on the Pareto line of time and memory, not just near its fast end",
+    help="simulate all layouts that may lie on the Pareto front of time and memory, not only its fast end",
 )
 @click.option(
     "--slo",
     metavar="NAME=SECONDS,…",
-    help="of a serving workload: the highest rate of requests within these latencies, such as "
+    help="serving: find the highest rate of requests within these latencies, such as "
     "ttft_p99=0.25,tpot_p99=0.035 (ttft, tpot, itl, latency; p50, p90, p99, mean)",
 )
 @click.option(
     "--price",
     metavar="PER_GPU_HOUR",
-    help="cost of a trillion tokens (with --slo of a million written); of several clusters NAME=PRICE,…",
+    help="adds the cost of a trillion tokens (with --slo: a million output tokens); several clusters: NAME=PRICE,…",
 )
 @click.option(
     "--save", type=FILE, metavar="FOLDER", help="write each listed layout there as a scenario: 1.yaml, 2.yaml, …"

@@ -113,7 +113,19 @@ def _table(first: str, priced: bool) -> Table:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    names = (first, "step", "tok/s/GPU", "MFU", "exposed", "bubble", "GiB", "layout", "schedule", "b", "recompute")
+    names = (
+        first,
+        "step",
+        "tok/s/GPU",
+        "MFU",
+        "exposed",
+        "bubble",
+        "GiB",
+        "layout",
+        "schedule",
+        "micro-batch",
+        "recompute",
+    )
     for name in (*names, *(["1T tokens"] if priced else [])):
         words = name in ("layout", "schedule", "recompute")
         table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not words)
@@ -143,14 +155,15 @@ def _cells(row: dict[str, Any], unpriced: str = "") -> list[str]:
 
 
 def _counts_words(c: dict[str, int]) -> str:
-    """What became of all legal layouts."""
+    """The number of legal layouts by outcome."""
     fates = [
         f"{c['too_large']:,} did not fit",
-        f"{c['beaten']:,} were too slow before links were shared",
-        *([f"{c['refused']:,} were refused"] if c["refused"] else []),
-        f"{c['simulated']:,} were simulated in full",
+        f"{c['beaten']:,} slower even with unshared links",
+        *([f"{c['refused']:,} refused"] if c["refused"] else []),
+        f"{c['simulated']:,} simulated",
     ]
     return (
-        f"{c['legal']:,} legal layouts: {c['pruned_by_memory']:,} pruned as out of memory, "
-        f"{c['pruned_by_bound']:,} as provably slower, {c['evaluated']:,} evaluated (of which {', '.join(fates)})"
+        f"{c['legal']:,} legal layouts: {c['pruned_by_memory']:,} need too much memory, "
+        f"{c['pruned_by_bound']:,} have a lower bound of time that is too long, "
+        f"{c['evaluated']:,} evaluated ({', '.join(fates)})"
     )

@@ -24,7 +24,7 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
         table.add_column(head, justify="right")
     priced = any("cost_per_million_output_tokens" in row for row in result["best"])
     if priced:
-        table.add_column("a million tokens", justify="right")
+        table.add_column("cost of 1M tokens", justify="right")
     table.add_column("layout")
     for row in result["best"][:top]:
         table.add_row(*_cells(row, priced), " ".join(f"{k} {v}" for k, v in row["parallelism"].items() if v > 1) or "-")
@@ -34,16 +34,17 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
     if fewest is not None:
         layout = " ".join(f"{k} {v}" for k, v in fewest["parallelism"].items())
         n = fewest["gpus"]
-        console.print(f"fewest for {wanted:g} requests a second: {n:,} GPU{'s' * (n != 1)} ({layout})", highlight=False)
+        words = f"{n:,} GPU{'s' * (n != 1)} ({layout})"
+        console.print(f"the fewest GPUs for {wanted:g} requests/s: {words}", highlight=False)
     elif wanted is not None and any(not row["limit_found"] for row in result["best"]):
-        console.print(f"fewest for {wanted:g} requests a second: {NO_LIMIT}", highlight=False)
+        console.print(f"the fewest GPUs for {wanted:g} requests/s: {NO_LIMIT}", highlight=False)
     elif wanted is not None:
-        console.print(f"no layout carries {wanted:g} requests a second within them", highlight=False)
+        console.print(f"no layout serves {wanted:g} requests/s within these latencies", highlight=False)
     for refusal in result["refusals"]:
         words = " ".join(f"{k} {v}" for k, v in refusal["parallelism"].items())
-        console.print(f"left out: {words}: {refusal['reason']}", highlight=False, markup=False)
+        console.print(f"not simulated: {words}: {refusal['reason']}", highlight=False, markup=False)
     curve = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for head in ("tok/s a user", "tok/s/GPU", "requests/s/GPU"):
+    for head in ("tok/s/user", "tok/s/GPU", "requests/s/GPU"):
         curve.add_column(head, justify="right")
     curve.add_column("layout")
     shown = result["curve"][:: max(1, len(result["curve"]) // CURVE_SHOWN)]
@@ -52,7 +53,7 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
         layout = " ".join(f"{k} {v}" for k, v in point["parallelism"].items() if v > 1) or "-"
         curve.add_row(*(f"{x:,.4g}" for x in figures), layout)
     if shown:
-        console.print("throughput against interactivity:", highlight=False)
+        console.print("throughput against speed for a user (best of all layouts and rates):", highlight=False)
         console.print(curve)
 
 

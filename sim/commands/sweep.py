@@ -40,13 +40,13 @@ _RANGE = re.compile(r"(?<![^\s,])(\d{1,8})\.\.(\d{1,8})(?![^\s,])")
     multiple=True,
     required=True,
     metavar="KEY=VALUE,…",
-    help="a key and its values, repeatable; 0..7 is eight of them. KEY,KEY=A:B,C:D links two keys. "
+    help="a key and its values, repeatable; 0..7 are eight values. KEY,KEY=A:B,C:D links two keys. "
     "faults.stragglers.0.compute_scale is the first straggler's",
 )
-@click.option("--metric", metavar="NAME", help="what is compared and drawn, such as tokens_per_s_per_gpu or ttft_p99_s")
+@click.option("--metric", metavar="NAME", help="the number to compare, such as tokens_per_s_per_gpu or ttft_p99_s")
 @study_options
 def main(scenario: Path, vary: tuple[str, ...], metric: str | None, study: Study) -> None:
-    """Simulate SCENARIO's step, or serving workload, once for every combination of the values that --vary lists."""
+    """Simulate SCENARIO (a training step or serving) once for every combination of the values of --vary."""
     result = run_sweep(scenario, study.overrides, vary, study.workers, study.dask, metric)
     study.show(result, _page, print_result)
 

@@ -23,9 +23,11 @@ MAX_NODES = 10_000
 
 @click.command("topology", cls=Command)
 @click.argument("cluster", metavar="CLUSTER")
-@click.option("--nodes", type=int, help="nodes to write; a preset has 1, a scenario its own", show_default=False)
-@click.option("--out", type=FILE, required=True, help="node-link JSON, or GraphML where the name ends in .graphml")
-@click.option("--groups", type=int, help="join the nodes as a dragonfly+ of so many groups", show_default=False)
+@click.option("--nodes", type=int, help="number of nodes; by default 1, or the scenario's", show_default=False)
+@click.option("--out", type=FILE, required=True, help="node-link JSON; GraphML if the name ends in .graphml")
+@click.option(
+    "--groups", type=int, help="connect the nodes as a dragonfly+ with this number of groups", show_default=False
+)
 def main(cluster: str, nodes: int | None, out: Path, groups: int | None) -> None:
     """Write the network of CLUSTER, a preset or a scenario, as a graph: `cluster: {topology: FILE}` reads it back."""
     if nodes is not None and not 1 <= nodes <= MAX_NODES:

@@ -113,11 +113,16 @@ def _progress(outcomes: Iterator[Outcome], count: int, shown: bool) -> Iterator[
 @click.argument("tables", type=FILE, nargs=-1, required=True, metavar="TABLE.json …")
 @json_option
 @click.option("--html", type=FILE, metavar="FILE", help="write a page with scatter plots")
-@click.option("--markdown", type=FILE, metavar="FILE", help="write the same as Markdown")
+@click.option("--markdown", type=FILE, metavar="FILE", help="write the tables as Markdown")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="only the first N rows of each table")
-@click.option("--calibration", metavar="NAME", help="a profile in place of those that tables name")
-@click.option("--programs", type=FILE, metavar="FOLDER", help="predict rows with `program` from FOLDER/ROW_ID.json.gz")
-@click.option("--jobs", type=click.IntRange(1, 256), metavar="N", help="processes")
+@click.option("--calibration", metavar="NAME", help="a profile in place of the tables' own")
+@click.option(
+    "--programs",
+    type=FILE,
+    metavar="FOLDER",
+    help="predict rows that have `program` from captured programs FOLDER/ROW_ID.json.gz",
+)
+@click.option("--jobs", type=click.IntRange(1, 256), metavar="N", help="number of processes")
 @overrides_option
 def main(
     tables: tuple[Path, ...],

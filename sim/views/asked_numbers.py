@@ -21,11 +21,11 @@ def anchor_numbers(found: Anchor) -> list[Number]:
 
 
 def spending_numbers(spent: Spending) -> list[Number]:
-    """What so many tokens cost at the given price."""
+    """Cost and energy of a trillion tokens, a million output tokens, or the whole training, at the given price."""
     bills = (
-        ("Per trillion tokens", spent.trillion_tokens),
-        ("Per million output tokens", spent.million_output_tokens),
-        ("Whole training costs", spent.whole_training),
+        ("Cost per trillion tokens", spent.trillion_tokens),
+        ("Cost per million output tokens", spent.million_output_tokens),
+        ("Cost of the whole training", spent.whole_training),
     )
     return [Number(name, _money(bill.price), _bill_note(bill)) for name, bill in bills if bill is not None]
 
@@ -36,5 +36,6 @@ def _money(price: float) -> str:
 
 def _bill_note(bill: Bill) -> str:
     hours = f"{bill.gpu_hours:,.0f}" if bill.gpu_hours >= 100 else f"{bill.gpu_hours:.3g}"
-    energy = f"{bill.energy_kwh / 1e3:,.0f} MWh" if bill.energy_kwh >= 1e5 else f"{bill.energy_kwh:,.3g} kWh"
+    kwh = bill.energy_kwh
+    energy = f"{kwh / 1e3:,.0f} MWh" if kwh >= 1e5 else f"{kwh:,.0f} kWh" if kwh >= 100 else f"{kwh:.3g} kWh"
     return f"{hours} GPU hours; GPUs take {energy} at their power limit"

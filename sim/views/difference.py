@@ -52,24 +52,25 @@ def tables(found: Mapping[str, Any]) -> list[Rows]:
     keys = [tuple(Cell(text, text) for text in (key, _text(v["a"]), _text(v["b"]))) for key, v in found["keys"].items()]
     out = [Rows("Keys", ("key", "A", "B"), keys)]
     times = [_row(name, v, _shown(name, v["a"]), _shown(name, v["b"])) for name, v in found["times"].items()]
-    out.append(Rows("Result", ("", "A", "B", "B to A"), times))
+    out.append(Rows("Result", ("", "A", "B", "change"), times))
     for title, part, shown in PARTS:
         pairs = list(found[part].items())
         if part == "operators_s":
             pairs.sort(key=lambda item: -abs(item[1]["b"] - item[1]["a"]))
         rows = [_row(name, v, shown(v["a"]), shown(v["b"])) for name, v in pairs]
         most = OPERATORS_SHOWN if part == "operators_s" else None
-        out.append(Rows(title, ("", "A", "B", "B to A"), rows, most))
+        out.append(Rows(title, ("", "A", "B", "change"), rows, most))
     return [table for table in out if table.rows]
 
 
 def print_difference(found: Mapping[str, Any], console: Console) -> None:
     """Tables a person can read."""
     name_a, name_b = found["names"]
-    console.print(f"A {name_a}\nB {name_b}\n", highlight=False, markup=False)
+    console.print(f"A: {name_a}\nB: {name_b}", highlight=False, markup=False)
     if not found["keys"]:
         console.print("The scenarios are equal.")
     for table in tables(found):
+        console.print()
         console.print(_rich(table))
     for line in misfits(found):
         console.print(line, style="bold red")
@@ -121,7 +122,7 @@ def _rich(table: Rows) -> Table:
     for row in rows:
         out.add_row(*(cell.shown for cell in row))
     if left := len(table.rows) - len(rows):
-        out.add_row(f"and {left} that change less", *[""] * len(others))
+        out.add_row(f"and {left} smaller changes", *[""] * len(others))
     return out
 
 

@@ -221,7 +221,7 @@ def cluster_words(cluster: ClusterSpec) -> str:
 
 def evidence_line(row: Evidence) -> str:
     """A measured row beside a result, in words."""
-    said = f"{seconds(row.measured)}; we say {seconds(row.predicted)} ({row.error:+.1%})"
+    said = f"measured {seconds(row.measured)}, simulated {seconds(row.predicted)} ({row.error:+.1%})"
     return f"{row.table}, {row.where}: {said}"
 
 

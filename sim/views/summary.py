@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 RANKS_SHOWN = 12
 NAME_WIDTH = 22  # of classes of ranks; longer ones are cut
-SHARES = {  # of all priced seconds, by where the price is from
-    "measured": "exact points of the profile",
-    "interpolated": "interpolated between them",
-    "topology": "network formulas",
+SHARES = {  # of all priced seconds, by the source of the price
+    "measured": "from measured points",
+    "interpolated": "interpolated between points",
+    "roofline": "from the roofline",
+    "topology": "from formulas of the network",
 }
 BAR = (("compute", "blue", "█"), ("communication", "yellow", "▓"), ("bubble", "bright_black", "░"))
 
@@ -158,7 +159,7 @@ def _blame(result: StepResult) -> Table:
 
 def _waiting(result: StepResult) -> Table:
     """Who stands still for whom, longest first."""
-    table = plain_table("ranks", "wait for", "")
+    table = plain_table("ranks", "wait for", "time")
     table.columns[0].max_width = table.columns[1].max_width = NAME_WIDTH
     for row in result.waiting[: RANKS_SHOWN // 2]:
         table.add_row(ranks_text(row.ranks), ranks_text(row.awaited), seconds(row.seconds))
@@ -166,10 +167,8 @@ def _waiting(result: StepResult) -> Table:
 
 
 def _advice(tried: Sequence[Tried], fits: bool) -> Table:
-    """What each change would gain."""
-    table = plain_table(
-        "shorter with --set" if fits else "fits with --set", *(name.lower() for name in ADVICE_HEAD[1:])
-    )
+    """The changes that were tried and help, with the step and the memory that each gives."""
+    table = plain_table("faster with --set" if fits else "fits with --set", *(name.lower() for name in ADVICE_HEAD[1:]))
     table.columns[0].no_wrap = False
     for row in advice_rows(tried):
         table.add_row(*row)
@@ -177,14 +176,15 @@ def _advice(tried: Sequence[Tried], fits: bool) -> Table:
 
 
 def _goodput(found: Goodput) -> Table:
-    """Weeks of training: what part of the time is useful, where the rest goes, and the best interval of checkpoints."""
+    """Weeks of training: the useful part of the time, the lost time by cause, and the best checkpoint interval."""
     useful, parts, best, said = found.effective_training_time, found.parts, found.optimum, found.published
-    table = plain_table(f"{found.days:g} days, {count(found.gpus)} GPUs", "", f"of {count(found.runs)} runs")
+    table = plain_table(f"{found.days:g} days, {count(found.gpus)} GPUs", "mean", f"{count(found.runs)} simulated runs")
     table.columns[2].justify = "left"
-    table.add_row("effective training", percent(useful.mean), f"{percent(useful.p5)} to {percent(useful.p95)}")
+    spread = f"{percent(useful.p5)} to {percent(useful.p95)} in 90 % of the runs"
+    table.add_row("effective training", percent(useful.mean), spread)
     if "effective_training_time" in said:
-        table.add_row("  published", percent(said["effective_training_time"]), "as the scenario says")
-    at_hand = "with a node always at hand" if parts.waiting else ""
+        table.add_row("  published", percent(said["effective_training_time"]), "from the scenario")
+    at_hand = "if a spare node is always available" if parts.waiting else ""
     table.add_row("  closed form", percent(found.closed_form), at_hand)
     for words, part in (
         ("  lost work", parts.lost),
@@ -195,30 +195,30 @@ def _goodput(found: Goodput) -> Table:
         table.add_row(words, percent(part), "")
     table.add_row("failures", f"{found.failures.mean:.0f}", f"every {seconds(found.mtbf_s)}")
     if "failures" in said:
-        table.add_row("  published", count(said["failures"]), "as the scenario says")
-    table.add_row("checkpoint after", seconds(found.checkpoint_interval_s), "")
+        table.add_row("  published", count(said["failures"]), "from the scenario")
+    table.add_row("checkpoint interval", seconds(found.checkpoint_interval_s), "")
     table.add_row("  optimal interval (Young)", seconds(best.young_s), "")
     table.add_row("  optimal interval (Daly)", seconds(best.daly_s), f"{percent(best.closed_form)} by closed form")
     for point in found.curve:
-        forms = f"{percent(point.useful.mean)}, closed form {percent(point.closed_form)}"
-        table.add_row("  after", seconds(point.interval_s), forms)
-    table.add_row("histories run by", f"{found.engine['path']} engine", "")
+        forms = f"effective {percent(point.useful.mean)}, by closed form {percent(point.closed_form)}"
+        table.add_row("  if it were", seconds(point.interval_s), forms)
+    table.add_row("simulated by", f"{found.engine['path']} engine", "")
     return table
 
 
 def _evidence(result: StepResult | ServingResult) -> list[Text]:
-    """What the interval is made of, and what others measured on steps like this one."""
+    """The source of the interval, and published measurements of similar steps."""
     from rich.text import Text
 
     if not isinstance(result, StepResult):
         return []
     lines = [f"90 % interval: from the simulator's {result.interval_from}"] if result.interval_from else []
-    lines += [f"measured by others: {evidence_line(row)}" for row in nearest(result.scenario, 2)]
+    lines += [f"similar published step: {evidence_line(row)}" for row in nearest(result.scenario, 2)]
     return [Text(line, style="dim") for line in lines]
 
 
 def provenance_lines(result: StepResult | ServingResult | RlResult) -> list[Text]:
-    """Where the prices are from, and how long the simulation took."""
+    """The sources of the operators' seconds, and how long the simulation took."""
     from rich.text import Text
 
     source, engine = result.provenance, result.engine
@@ -227,8 +227,8 @@ def provenance_lines(result: StepResult | ServingResult | RlResult) -> list[Text
     named = f"{source.profile} ({kind}{', ' * bool(source.date)}{source.date})"
     further = "".join(f", {profile} on {gpu}" for gpu, profile in (source.of_other_gpus or {}).items())
     lines = (
-        f"costs: {named}{further}" + (f": {shares}" if shares else ""),
-        f"{count(engine.tasks)} tasks, {engine.path} engine, {seconds(engine.wall_s)}",
+        f"prices: {named}{further}" + (f": {shares}" if shares else ""),
+        f"simulated {count(engine.tasks)} tasks in {seconds(engine.wall_s)} with the {engine.path} engine",
     )
     return [Text(line, style="dim") for line in lines]
 

@@ -94,5 +94,5 @@ def test_the_page_and_the_terminal_show_what_changes_most(tmp_path: Path) -> Non
     text = page.read_text()
     rows = text[text.index("<h2>Operators") :]
     assert rows.index(most) < min(rows.index(name) for name in operators if name != most)
-    assert f"and {len(operators) - 15} that change less" in done.output
+    assert f"and {len(operators) - 15} smaller changes" in done.output
     assert "https://" not in text.replace("https://bokeh.org", "")[:2000]

@@ -40,7 +40,7 @@ def test_it_fits_on_a_screen_and_says_what_matters(result: StepResult) -> None:
         "26.30 GiB",
         "✓ fits",
         "ranks 56–63",
-        "70.0 % exact points of the profile",
+        "70.0 % from measured points",
         "warning: vocabulary padded",
         "static engine",
     ):
