@@ -43,7 +43,7 @@ def main(
     out: Path | None,
 ) -> None:
     """Turn a Megatron-LM launch script, a torchtitan config (TOML or Python), a DeepSpeed JSON or Transformers'
-    TrainingArguments (JSON or YAML) into a scenario. No code of FILE is executed. Settings without a key become comments.
+    TrainingArguments (JSON or YAML) into a scenario. FILE is not executed. Settings without a key become comments.
     """
     import yaml
 
