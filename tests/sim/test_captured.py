@@ -103,8 +103,8 @@ def test_a_row_is_predicted_from_its_program(tmp_path: Path) -> None:
     found = outcome(tmp_path, table(tmp_path))
     errors = {e["quantity"]: e for e in found["errors"]}
     launches = sum(op.launches for op in read_program(MLP).operators)
-    # so small a step is the host's: 30 microseconds a kernel on this profile, the optimizer's step 500
-    assert errors["step_time"]["predicted"] == pytest.approx(launches * 30e-6, rel=0.5)
+    # the host decides about so small a step: 30 µs for each kernel on this profile, and 500 µs for the optimizer
+    assert errors["step_time"]["predicted"] == pytest.approx(launches * 30e-6 + 500e-6, rel=0.03)
     held = sum(-(-4 * n // 512) * 512 for n in PARAMETERS)
     peak = errors["peak_memory"]["predicted"] - 2 * 32 * 2**20  # two workspaces
     assert 4 * held <= peak <= 6 * held  # parameters, two moments, and gradients when the optimizer runs
