@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 from click.types import FloatParamType
 from msgspec import Struct
-from msgspec.structs import fields
 
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, write_json, write_text
+
+if TYPE_CHECKING:
+    from sim.core.timeline import Timeline
+    from sim.results.memory import MemoryCurve
 
 FILE = click.Path(path_type=Path)
 
@@ -78,6 +81,15 @@ def write_page(path: Path, text: str) -> None:
     print(f"wrote {path} ({len(text.encode(errors='replace')) / 1e6:.1f} MB): {where}", file=sys.stderr)
 
 
+def write_trace(path: Path, timeline: Timeline, memory: Sequence[MemoryCurve] = ()) -> None:
+    """Write spans, and memory as counters, for Chrome and Perfetto."""
+    import json
+
+    from sim.views.trace import trace_events
+
+    write_text(path, json.dumps(trace_events(timeline, memory)))
+
+
 scenario_argument = click.argument("scenario", type=SCENARIO, metavar="SCENARIO")
 engine_option = click.option(
     "--engine",
@@ -133,7 +145,7 @@ def gathered(record: type[Struct], name: str, *options: Callable[[Any], Any]) ->
     def decorate(function: Any) -> Any:
         @wraps(function)
         def call(**given: Any) -> Any:
-            values = {f.name: given.pop(f.name) for f in fields(record)}
+            values = {field: given.pop(field) for field in record.__struct_fields__}
             return function(**given, **{name: record(**values)})
 
         for option in reversed(options):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.commands.run import _page
+from sim.commands.step_run import page_of
 from sim.inputs.scenario import load_scenario
 from sim.simulation import Simulation, simulate
 from tests.browser.test_timeline_page import MODEL, at, frame, x_range
@@ -27,7 +27,7 @@ def step() -> Simulation:
 @pytest.fixture(scope="module")
 def file(step: Simulation, tmp_path_factory: pytest.TempPathFactory) -> Path:
     written = tmp_path_factory.mktemp("page") / "step.html"
-    written.write_text(_page(step, step.memory_over(1)), encoding="utf-8")
+    written.write_text(page_of(step, step.memory_over(1)), encoding="utf-8")
     return written
 
 

@@ -1,0 +1,58 @@
+"""`python -m sim.run` of a serving workload: simulate it and show it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.commands.options import write_page, write_trace
+from sim.commands.run_options import RunOptions
+from sim.core.files import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.inputs.scenario import Scenario
+    from sim.search.slo import Promise
+    from sim.serve.result import ServingSimulation
+
+
+def run_serving(scenario: Scenario, options: RunOptions) -> bool:
+    """Simulate and show; does it fit in memory?"""
+    from sim.search.slo import parse_slo, share_within
+    from sim.serve.simulation import simulate_serving
+    from sim.studies.spending import spending
+
+    promises = () if options.slo is None else parse_slo(options.slo)
+    simulation = simulate_serving(scenario, engine=options.engine)
+    within = share_within(simulation, promises) if promises else None
+    if options.html is not None:
+        write_page(options.html, _page(simulation, promises, within))
+    if options.trace is not None:
+        write_trace(options.trace, simulation.timeline, simulation.memory)
+    spent = None if options.price is None else spending(simulation.outcome, options.price)
+    if options.json is not None:
+        whole = simulation.result | ({} if spent is None else {"spending": spent.to_json()})
+        if promises:
+            kept = [{"limit": p.text, "kept": p.kept(simulation.result)} for p in promises]
+            whole |= {"slo": kept, "share_within_slo": within}
+        write_json(options.json, whole, indent=1)
+    if options.json != "-":
+        from rich.console import Console
+
+        from sim.views.asked_numbers import spending_numbers
+        from sim.views.serving_summary import print_serving
+
+        numbers = [] if spent is None else spending_numbers(spent)
+        print_serving(simulation.outcome, Console(), numbers, promises, within)
+    return simulation.outcome.fits_in_memory
+
+
+def _page(simulation: ServingSimulation, promises: Sequence[Promise], within: float | None) -> str:
+    """The page of a serving workload."""
+    from sim.serve.distributions import distributions
+    from sim.serve.over_time import over_time
+    from sim.views.serving_plots import serving_plots
+    from sim.views.timeline_page import timeline_page
+
+    plots = serving_plots(simulation.outcome, over_time(simulation), distributions(simulation), promises, within)
+    return timeline_page(simulation.outcome, simulation.timeline, simulation.memory, served=plots)

@@ -1,0 +1,154 @@
+"""`python -m sim.run` of a training step: simulate the step, and what the options ask besides, and show it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sim.commands.options import write_page, write_trace
+from sim.commands.run_options import RunOptions
+from sim.core.errors import InputError
+from sim.core.files import write_json
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+    from sim.results.memory import MemoryCurve
+    from sim.simulation import Simulation
+    from sim.studies.advice import Tried
+    from sim.studies.anchor import Anchor
+    from sim.studies.goodput import Goodput
+    from sim.studies.spending import Spending
+
+OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
+
+
+def run_step(scenario: Scenario, path: Path, options: RunOptions) -> bool:
+    """Simulate and show; does it fit in memory?"""
+    from sim.simulation import simulate
+
+    if options.slo is not None:
+        raise InputError(f"{path}: --slo: is for serving; this scenario trains")
+    engine = options.engine
+    if engine == "static" and scenario.processes is not None:
+        raise InputError(f"{path}: --engine static: the scenario's processes need SimPy's clock (auto or simpy)")
+    simulation = simulate(scenario, engine=engine)
+    if options.topology is not None:
+        from sim.results.link_traffic import topology_drawing
+
+        write_page(options.topology, topology_drawing(simulation))
+    if options.chakra is not None:
+        _write_chakra(scenario, options.chakra)
+    advice = _advice(simulation, path, options)
+    if options.html is not None or options.trace is not None:
+        expanded = simulate(scenario, expand=True, engine=engine)
+        memory = expanded.memory_over(options.steps)
+        if options.html is not None:
+            write_page(options.html, page_of(expanded, memory, advice))
+        if options.trace is not None:
+            write_trace(options.trace, expanded.timeline, memory)
+    _show(simulation, _asked(simulation, path, options), advice, options)
+    return simulation.outcome.fits_in_memory
+
+
+class _Asked(NamedTuple):
+    """What options ask of a step; None where they do not."""
+
+    goodput: Goodput | None
+    measured: Anchor | None
+    spending: Spending | None
+
+
+def _asked(simulation: Simulation, path: Path, options: RunOptions) -> _Asked:
+    weeks, anchored, spent = None, None, None
+    if options.days is not None:
+        from sim.studies.goodput import goodput
+
+        progress = sys.stderr.isatty()
+        weeks = goodput(simulation.scenario, simulation.step_time_s, options.days, options.runs, progress=progress)
+    if options.measured is not None:
+        from sim.inputs.scenario import load_scenario
+        from sim.simulation import simulate
+        from sim.studies.anchor import anchor
+
+        # What was measured is the file as it is; what --set then changes is what is asked for.
+        ran = simulate(load_scenario(path), engine=options.engine) if options.overrides else simulation
+        anchored = anchor(options.measured, ran.outcome, simulation.outcome)
+    if options.price is not None:
+        from sim.studies.spending import spending
+
+        spent = spending(simulation.outcome, options.price)
+    return _Asked(weeks, anchored, spent)
+
+
+def _show(simulation: Simulation, asked: _Asked, advice: Sequence[Tried] | None, options: RunOptions) -> None:
+    if options.json is not None:
+        written: dict[str, object] = {k: v.to_json() for k, v in asked._asdict().items() if v is not None}
+        if advice is not None:
+            written["advice"] = [tried.to_json() for tried in advice]
+        write_json(options.json, simulation.result | written, indent=1)
+    if options.json == "-":
+        return
+    from rich.console import Console
+
+    from sim.views.asked_numbers import anchor_numbers, spending_numbers
+    from sim.views.summary import print_summary
+
+    numbers = [
+        *([] if asked.measured is None else anchor_numbers(asked.measured)),
+        *([] if asked.spending is None else spending_numbers(asked.spending)),
+    ]
+    print_summary(simulation.outcome, Console(), asked.goodput, numbers, advice or ())
+    if options.operators:
+        _print_operators(simulation)
+
+
+def _print_operators(simulation: Simulation) -> None:
+    """Parts of the model and the longest operators, of every class of ranks."""
+    from sim.results.operator_times import time_by_operator, time_by_part
+    from sim.views.part_names import part_name
+    from sim.views.units import percent, seconds
+
+    for of in time_by_part(simulation):
+        print(f"\nParts of rank{'s' * (not of.ranks.isdigit())} {of.ranks}, share of the step")
+        for part in of.parts:
+            print(f"  {part_name(part):45}{seconds(part.seconds):>10} {percent(part.share):>8}")
+    for ranks in time_by_operator(simulation):
+        print(f"\nOperators of rank{'s' * (not ranks.ranks.isdigit())} {ranks.ranks}, share of the step")
+        for row in ranks.operators[:OPERATORS_SHOWN]:
+            print(f"  {row.operator:32}{row.phase:13}{seconds(row.seconds):>10} {percent(row.share):>8}")
+
+
+def _write_chakra(scenario: Scenario, prefix: Path) -> None:
+    """Write the step as Chakra traces."""
+    from sim.inputs.engine_options import EngineOptions
+    from sim.simulation import simulate
+    from sim.traces.chakra_out import write_chakra
+
+    whole = scenario.model_copy(update={"engine": EngineOptions()})  # ASTRA-sim makes messages of collectives itself
+    write_chakra(simulate(whole, expand=True), prefix)
+
+
+def _advice(simulation: Simulation, path: Path, options: RunOptions) -> list[Tried] | None:
+    """Changes that were tried and help; None where none were tried, as each takes as long as the step itself."""
+    from sim.inputs.scenario import load_scenario
+    from sim.studies.advice import BRIEF, FULL, QUICK_TASKS, may_advise, tried_advice
+
+    asked, page = options.advise, options.html is not None
+    quick = simulation.outcome.engine.tasks <= (3 if page else 1) * QUICK_TASKS
+    if asked is False or (asked is None and not quick) or not may_advise(simulation.scenario):
+        return None
+    effort = FULL if page or asked else BRIEF
+    return tried_advice(simulation, lambda changes: load_scenario(path, [*options.changes, *changes]), effort)
+
+
+def page_of(simulation: Simulation, memory: list[MemoryCurve], advice: Sequence[Tried] | None = None) -> str:
+    """The page of a step, with what spans are made of and waited for."""
+    from sim.results.operator_times import runs_of_details, time_by_operator, time_by_part
+    from sim.views.timeline_page import timeline_page
+
+    whole = (simulation.outcome, simulation.timeline, memory, simulation.critical_rows)
+    runs = runs_of_details(simulation, simulation.timeline.details)
+    times = time_by_operator(simulation), time_by_part(simulation)
+    return timeline_page(*whole, *times, simulation.waits, runs, advice)
