@@ -1,1 +1,8 @@
 """Measurements of the machine at hand and real runs of the parallel schemes. The only importer of torch."""
+
+import sys
+
+from sim.commands.command import wrong_preset_exits
+
+# Most commands here are their own `__main__` and load presets before they can catch anything.
+sys.excepthook = wrong_preset_exits

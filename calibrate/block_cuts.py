@@ -90,10 +90,16 @@ def pieces_between(entries: Sequence[Entry], start: Clock, end: Clock) -> list[E
 
 
 def merged(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries with the exchange of counts as part of the all-to-all that follows."""
+    """Entries with the exchange of counts as part of the communication that follows.
+
+    Raises:
+        RuntimeError: if that one is asynchronous. Posting counts as work, and so would the waiting for the counts.
+    """
     out: list[Entry] = []
     for e in entries:
         if out and out[-1].kind == COUNTS:
+            if e.posted:
+                raise RuntimeError(f"counts are asked for before what waits at once; {e.kind} is only posted here")
             e = e._replace(start=out.pop().start)
         out.append(e)
     return out

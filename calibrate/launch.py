@@ -21,6 +21,7 @@ from typing import NoReturn
 from calibrate.words import FOLDER, Listener, words_file
 
 PARENT = "STEPSIM_PARENT"
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"  # torchrun's name for it
 END_WITHIN_S = 3.0
 TAIL_CHARACTERS = 4000
 
@@ -55,6 +56,7 @@ def rank_environment(rank: int, ranks: int, folder: str) -> dict[str, str]:
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(ranks),
+            LOCAL_WORLD_SIZE: str(ranks),
             FOLDER: folder,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
@@ -66,6 +68,12 @@ def rank_environment(rank: int, ranks: int, folder: str) -> dict[str, str]:
     if sys.platform == "linux":
         env["GLOO_SOCKET_IFNAME"] = "lo"
     return env
+
+
+def ranks_here(ranks: int) -> int:
+    """How many of a run's `ranks` run on this machine; all, where whoever started them does not say."""
+    said = os.environ.get(LOCAL_WORLD_SIZE, "")
+    return min(ranks, int(said)) if said.isdecimal() and int(said) > 0 else ranks
 
 
 def need_torch() -> None:

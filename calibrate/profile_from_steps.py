@@ -11,6 +11,7 @@ import numpy as np
 from calibrate.block_cuts import Transfer
 from calibrate.blocks import RECOMPUTING, Sample
 from calibrate.gradient_times import Beneath, expected_waits_s
+from calibrate.launch import ranks_here
 from calibrate.timed_rounds import LEAST, Log, foreign, good_rounds
 from calibrate.transfer_times import seconds_of
 from sim.inputs.measured_run import QUIET_CORES
@@ -38,7 +39,7 @@ def representative(log: Log, chosen: Sequence[int]) -> int:
 
 
 def ranks_per_core(ranks: int, hardware: Facts) -> float:
-    """How many ranks want each core of the CPU that they run on; 0 on GPUs, which do not take turns."""
+    """How many of a machine's ranks want each core of its CPU; 0 on GPUs, which do not take turns."""
     return ranks / float(hardware["cores"]) if hardware.get("device") == "cpu" else 0.0
 
 
@@ -74,7 +75,7 @@ def make_profile(
     the step pays for that, and a median would drop it.
     """
     chosen = chosen_rounds(logs[0])
-    sharing = ranks_per_core(len(logs), hardware)
+    sharing = ranks_per_core(ranks_here(len(logs)), hardware)
     middle = median_and_spread if sharing <= 1 else mean_and_spread
     gradients = _collectives(logs, chosen, parallelism)
     within = _within_blocks(logs, chosen, middle)

@@ -47,7 +47,7 @@ class Part(NamedTuple):
 Ends = tuple[str, str]
 
 
-class Wiring(Struct, frozen=True, eq=False, dict=True):
+class Wiring(Struct, frozen=True, dict=True):
     """Parts, and links by the two parts that they join, one entry a direction.
 
     `name`, `source`: of the cluster. `gpus`: descriptions of GPUs that are no presets, by name.
@@ -58,6 +58,10 @@ class Wiring(Struct, frozen=True, eq=False, dict=True):
     name: str = "custom"
     source: str = ""
     gpus: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        # Mappings have no hash, and caches of networks ask for one often.
+        return hash((self.name, len(self.parts), len(self.links)))
 
     @cached_property
     def beside(self) -> dict[str, dict[str, Link]]:

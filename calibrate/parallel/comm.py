@@ -25,7 +25,7 @@ _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tenso
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 WAIT = "wait"
-COUNTS = "counts"  # what is asked before an all-to-all of uneven parts, and belongs to it
+COUNTS = "counts"  # what is asked before an exchange of uneven parts, and belongs to it
 
 
 class Clock(NamedTuple):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
+from types import TracebackType
 from typing import Any, NoReturn, TextIO, cast
 
 import click
@@ -69,6 +70,14 @@ def bad_input_exits() -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def wrong_preset_exits(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A `sys.excepthook` for commands that are their own `__main__`: they load presets before `run_command` runs."""
+    with bad_input_exits():
+        if isinstance(error, PresetError):
+            raise error
+    sys.__excepthook__(kind, error, trace)
 
 
 class Command(click.Command):

@@ -160,6 +160,9 @@ def regress(folder: Path, live: bool, benchmarks: str | None = None) -> dict[str
     Raises:
         InputError: if there is no run, or one cannot be simulated.
     """
+    if not folder.is_dir():
+        what = "no such folder" if not folder.exists() else "is a file"
+        raise InputError(f"{folder}: {what}; allowed: a folder with NAME.json of calibrate.measure")
     paths = sorted(p for p in folder.glob("*.json") if p.name not in (EXPECTED, MACHINE))
     if not paths:
         raise InputError(f"{folder}: found no measured runs; allowed: a folder with NAME.json of calibrate.measure")

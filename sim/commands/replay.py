@@ -197,7 +197,9 @@ def _load_nsys(paths: Sequence[Path], step: int | None, groups: Path | None) -> 
 
 
 def _refuse_no_trace(path: Path, content: bytes) -> None:
-    """Raise for a scenario or a result of this program, and for what replay reads in another form."""
+    """Raise for an empty file, a scenario or a result of this program, and for what replay reads in another form."""
+    if not content.strip():
+        raise InputError(f"{path}: is empty; {WANTED}")
     if path.suffix in NSYS_REPORTS:
         raise InputError(f"{path}: is a report of Nsight Systems; export it with `nsys export --type sqlite`")
     if content.startswith(SQLITE):

@@ -244,7 +244,7 @@ def space_of(
     Raises:
         InputError: for a scenario or an option that is wrong.
     """
-    from sim.emit import TRAINERS
+    from sim.emit import TRAINERS, check_every_layout
     from sim.inputs.scenario import name_of, read_source
     from sim.search.space import make_space
 
@@ -254,6 +254,8 @@ def space_of(
         only = with_trainer(only, trainer, TRAINERS[trainer])
     sums = bool(trainer) and TRAINERS[trainer].sums_in_pipelines
     space = make_space(source, gpus, name_of(path), only, linked, trainer, sums)
+    if trainer:
+        check_every_layout(space.base, trainer)
     limit = limit_bytes(narrowing.memory_limit) or float(space.base.cluster.gpu.memory_bytes)
     return space, limit, source
 

@@ -11,9 +11,9 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
 
 from sim.core.errors import InputError
+from sim.core.json_text import parse_json
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
 STANDARD_INPUT = Path("-")
@@ -57,21 +57,9 @@ def read_json(path: Path, limit_bytes: int = MAX_JSON_BYTES) -> object:
     """The JSON of a file that a user names, without NaN and infinities.
 
     Raises:
-        InputError: as `read_text`, and if it is not JSON, or nested too deeply.
+        InputError: as `read_text` and `parse_json`.
     """
-    text = read_text(path, limit_bytes)
-    try:
-        return json.loads(text, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise InputError(f"{path}: nested too deeply") from None
-    except ValueError as error:  # NaN, and integers of thousands of digits
-        raise InputError(f"{path}: {error}") from None
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"found {text}; only finite numbers are allowed")
+    return parse_json(read_text(path, limit_bytes), str(path))
 
 
 def write_json(target: str | Path, data: object, indent: int | None = None) -> None:

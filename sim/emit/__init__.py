@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
-from sim.emit.common import Emission
+from sim.emit.common import Emission, Reason
 from sim.emit.megatron import Megatron
 from sim.emit.torchtitan import Titan
 from sim.emit.torchtitan_python import TitanPython
@@ -71,18 +71,35 @@ def emit(scenario: Scenario, trainer: str) -> str:
         raise InputError(f"{scenario.name}: --emit: flags are not written for an rl step")
     text, reasons = _written(scenario, trainer)
     if reasons:
-        shown = "".join(f"\n  - {reason}" for reason in reasons)
         name = TRAINERS[trainer].writer.TRAINER
-        raise InputError(f"{scenario.name}: --emit {trainer}: flags of {name} cannot express this scenario:{shown}")
+        said = f"--emit {trainer}: flags of {name} cannot express this scenario"
+        raise InputError(f"{scenario.name}: {said}:{_listed(reasons)}")
     return text
+
+
+def check_every_layout(scenario: Scenario, trainer: str) -> None:
+    """Before layouts of a training scenario are searched for a trainer: whether it can run any.
+
+    Raises:
+        InputError: where the model, or how it is trained, is what the trainer lacks.
+    """
+    reasons = [r for r in _written(scenario, trainer)[1] if r.of_every_layout]
+    if reasons:
+        name = TRAINERS[trainer].writer.TRAINER
+        said = f"--for {trainer}: {name} cannot run this scenario in any layout"
+        raise InputError(f"{scenario.name}: {said}:{_listed(reasons)}")
 
 
 def reasons_against(scenario: Scenario, trainer: str) -> list[str]:
     """What of a training scenario the trainer cannot do; empty where `emit` writes its flags."""
-    return _written(scenario, trainer)[1]
+    return [reason.text for reason in _written(scenario, trainer)[1]]
 
 
-def _written(scenario: Scenario, trainer: str) -> tuple[str, list[str]]:
+def _listed(reasons: list[Reason]) -> str:
+    return "".join(f"\n  - {reason.text}" for reason in reasons)
+
+
+def _written(scenario: Scenario, trainer: str) -> tuple[str, list[Reason]]:
     scenario = with_balanced_stages(scenario)
     out = TRAINERS[trainer].writer(scenario, scenario.for_training)
     return out.build(), out.reasons

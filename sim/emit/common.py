@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from msgspec import Struct, field
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
 from sim.models.frameworks import FRAMEWORKS, Framework, framework_of
+
+LAID_OUT = ("training.micro_batch_size", "training.recompute")  # what belongs to a layout outside of `parallelism`
+
+
+class Reason(NamedTuple):
+    """Why a scenario's key cannot be written for a trainer; `text` says it in full."""
+
+    key: str
+    text: str
+
+    @property
+    def of_every_layout(self) -> bool:
+        """Whether the key is the model's or the training's own, so that no other layout can help."""
+        return self.key.startswith(("model", "training", "distillation")) and not self.key.startswith(LAID_OUT)
 
 
 class Emission(Struct, dict=True):
@@ -18,7 +32,7 @@ class Emission(Struct, dict=True):
 
     scenario: Scenario
     training: Training
-    reasons: list[str] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def build(self) -> str:
@@ -28,7 +42,7 @@ class Emission(Struct, dict=True):
     def refuse(self, key: str, value: Any, does: str, when: bool = True) -> None:
         """Note, `when` it holds, why the key's value cannot be written: what the trainer does instead."""
         if when:
-            self.reasons.append(f"{key}: found {value}; {self.TRAINER} {does}")
+            self.reasons.append(Reason(key, f"{key}: found {value}; {self.TRAINER} {does}"))
 
     def framework(self, trainer: str) -> Framework:
         """The framework's record; noted as a reason where the trainer's flags do not express it."""

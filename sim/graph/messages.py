@@ -88,7 +88,9 @@ class Messages:
         lanes, schedule, row = self.plan.lanes, self.schedule, self.table.row
         a, b, kind = source * lanes + lane, target * lanes + lane, "F" if forward else "B"
         sender, receiver = self.plan.classes[a], self.plan.classes[b]
-        seconds, origin, uncertainty, _, bus_bandwidth, *_ = self.pricing.send(sender.rank, receiver.rank, size)
+        seconds, origin, uncertainty, _, bus_bandwidth, *_ = self.pricing.send(
+            sender.rank, receiver.rank, size, forward
+        )
         queue = _channel(source, target, forward, len(schedule.ranks))
         sent, received = row(a, "send" + queue, "SEND_" + kind), row(b, "recv" + queue, "RECV_" + kind)
         # Rows stand by class, as those of collectives do, so spans come out rank by rank.

@@ -72,6 +72,23 @@ def starts_as_sqlite(path: str | Path) -> bool:
         return False
 
 
+def read_data(path: str | Path) -> Any:
+    """The content of a file of JSON; of YAML where its name says so, so that `refuse_other_kind` can tell what it is.
+
+    Raises:
+        InputError: if it cannot be read, is empty, or is neither.
+    """
+    from sim.core.files import read_json, read_text
+    from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
+
+    if not str(path).endswith((".yaml", ".yml")):
+        return read_json(Path(path))
+    data = parse_yaml(read_text(Path(path), MAX_BYTES), str(path))[0]
+    if data is None:
+        raise InputError(f"{path}: is empty")
+    return data
+
+
 def read_yaml_if_any(path: str | Path) -> Any:
     """The content of a YAML (or JSON) file of a scenario's size; None where it is none."""
     from sim.core.files import read_text

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sim.core.errors import InputError
-from sim.core.files import read_json
-from sim.inputs.file_kinds import SCENARIO, kind_of, read_yaml_if_any, refuse_other_kind
+from sim.inputs.file_kinds import SCENARIO, kind_of, read_data, refuse_other_kind
 from sim.inputs.shipped import shipped_scenarios
 
 FORMAT = "measured-run/1"
@@ -125,7 +124,7 @@ def load_measured(path: str | Path) -> MeasuredRun:
     if not Path(path).exists() and str(path) in shipped_scenarios():
         wanted = "is a shipped scenario; compare takes a measured run (`stepsim calibrate measure` writes one)"
         raise InputError(f"{path}: {wanted}; for two scenarios there is `stepsim diff A B`")
-    data = read_yaml_if_any(path) if str(path).endswith((".yaml", ".yml")) else read_json(Path(path))
+    data = read_data(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         scenario = kind_of(data) == SCENARIO
         wanted = "compare takes a measured run" + "; for two scenarios there is `stepsim diff A B`" * scenario

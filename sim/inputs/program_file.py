@@ -6,7 +6,6 @@ Everything is checked before it is used, and reading runs no code of the file.
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 
 from sim.core.errors import InputError
+from sim.core.json_text import parse_json
 
 FORMAT = "program/1"
 MAX_BYTES = 512 * 1024 * 1024  # of the JSON itself
@@ -191,9 +191,9 @@ def _json(path: Path) -> Any:
     if len(raw) > MAX_BYTES:
         raise InputError(f"{path}: holds more than {MAX_BYTES} bytes, the limit of a program")
     try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
+        return parse_json(raw.decode(), str(path))
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: holds what is not UTF-8 text") from None
 
 
 def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -> tuple[CapturedOperator, ...]:

@@ -169,10 +169,11 @@ class Distillation(UserInput):
 
 
 class Straggler(UserInput):
-    """One rank whose computations take `compute_scale` times as long."""
+    """One rank whose computations take `compute_scale` times as long, which is never less than its GPU's record says:
+    that record's peak is what utilization is a share of. A quicker GPU is one of `cluster.others`."""
 
     rank: int = Field(ge=0, le=10_000_000)
-    compute_scale: float = Field(default=1.3, gt=0, le=1e6)
+    compute_scale: float = Field(default=1.3, ge=1, le=1e6)
 
 
 def numbered(name: str) -> int:

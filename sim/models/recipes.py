@@ -221,9 +221,14 @@ def recipe_of(training: Quantized) -> Recipe | None:
     for recipe in found:
         if recipe.name == training.fp8_recipe:
             return recipe
-    names = ", ".join(r.name for r in found) or "none"
     where = f"framework {training.framework} and precision {training.precision}"
-    raise InputError(f"found '{training.fp8_recipe}'; allowed with {where}: {names}")
+    if found:
+        raise InputError(f"found '{training.fp8_recipe}'; allowed with {where}: {', '.join(r.name for r in found)}")
+    low = list(dict.fromkeys(r.format for r in _RECORDS if known_recipes(framework_of(training), r.format)))
+    raise InputError(
+        f"found '{training.fp8_recipe}'; with {where} nothing is scaled: leave the key out (null), "
+        f"or set training.precision to {' or '.join(low)}"
+    )
 
 
 def recipe_table() -> str:

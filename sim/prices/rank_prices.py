@@ -58,7 +58,7 @@ class Pricing:
         # Ranks that are asked about again. A group kept for each of 100,000 members would fill memory.
         self._simulated = frozenset([c.rank for c in plan.classes])
         self._comms: dict[tuple[str, str, float, int], Priced] = {}
-        self._sends: dict[tuple[int, int, float], Priced] = {}
+        self._sends: dict[tuple[int, int, float, bool | None], Priced] = {}
 
     def on(self, rank: int) -> Price:
         """The prices that hold on `rank`."""
@@ -237,15 +237,15 @@ class Pricing:
                 found.append(_slowed(measured, lost, even))
         return max(found, key=lambda cost: cost.seconds)
 
-    def send(self, src: int, dst: int, size: float) -> Priced:
-        """A message between two ranks."""
-        key = (src, dst, size)
+    def send(self, src: int, dst: int, size: float, forward: bool | None = True) -> Priced:
+        """A message between two ranks. `forward`: a stage's output; else its gradient; None: a message of neither."""
+        key = (src, dst, size, forward)
         if key not in self._sends:
             sent = self._send(src, dst, size)  # blocking messages keep host and device waiting for one another
             host_s = 0.0 if self._graphs == "step" else self.costs_of(src).coefficients.host_message_s
-            beside = self._small_messages[
-                int(dst < src)
-            ]  # 1F1B's later stages have higher ranks; no trainer with such messages has others
+            # Numbers of ranks do not say what a message is. A V, a second chain and an interleaved schedule's way from
+            # the last rank to the first all send outputs to lower ranks.
+            beside = 0 if forward is None else self._small_messages[0 if forward else 1]
             small_s = beside * (self._send(src, dst, SMALL_BYTES).seconds + host_s) if beside else 0.0
             self._sends[key] = sent._replace(seconds=sent.seconds + host_s + small_s)
         return self._sends[key]

@@ -331,7 +331,8 @@ class Cluster:
 
     def _message(self, sender: int, receiver: int, n_bytes: float) -> tuple[Flow, float]:
         pricing = self._loads.pricing
-        seconds = pricing.send(pricing.plan.classes[sender].rank, pricing.plan.classes[receiver].rank, n_bytes).seconds
+        source, target = (pricing.plan.classes[c].rank for c in (sender, receiver))
+        seconds = pricing.send(source, target, n_bytes, forward=None).seconds
         return self._loads.message(Message(sender, receiver, n_bytes, seconds)), seconds
 
     def _outside(self, c: int, n_bytes: float, way: int) -> tuple[Flow, float]:

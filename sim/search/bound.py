@@ -25,7 +25,7 @@ from sim.core.program import Phase
 from sim.inputs.scenario import Scenario
 from sim.programs.data_parallel import gather_units
 from sim.programs.stages import Stage, epilogue
-from sim.ranks.faults import compute_scales, has_jitter, link_scales
+from sim.ranks.faults import has_jitter, link_scales
 from sim.results.states import states
 from sim.schedules import FORMS
 from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Cut, Signature
@@ -277,8 +277,8 @@ class GridSearch:
         rank = form.rank_of_stage.tolist()
         for chain in form.chains:
             for a, b in pairwise(chain):
-                forward[a] = self.prices.send_s(rank[a], rank[b], size)
-                backward[b] = self.prices.send_s(rank[b], rank[a], size)
+                forward[a] = self.prices.send_s(rank[a], rank[b], size, forward=True)
+                backward[b] = self.prices.send_s(rank[b], rank[a], size, forward=False)
         return forward, backward
 
     @cached
@@ -387,9 +387,8 @@ def _least_work(x: Layout) -> Layout:
 
 
 def _fault_scale(scenario: Scenario) -> float:
-    """How much faster than priced faults can make a step: ranks or links scaled the other way; jitter without end."""
+    """How much faster than priced faults can make a step: links scaled the other way; jitter without end."""
     if has_jitter(scenario):
         return 0.0
-    # Prices here know no faults. A rank or link that is slower only adds time; one that is quicker lowers the bound.
-    links = (1 / scale for scale in link_scales(scenario).values())
-    return min([1.0, *compute_scales(scenario).values(), *links])
+    # Prices here know no faults. What is slower only adds time; a link that is quicker lowers the bound.
+    return min([1.0, *(1 / scale for scale in link_scales(scenario).values())])

@@ -131,7 +131,7 @@ class GridPrices:
         self.pricing = Pricing(self.plan, costs, network)
         self._dps: dict[int, DataParallel] = {}
         self._comms: dict[tuple[str, str, float], Priced] = {}
-        self._sends: dict[tuple[int, int, float], float] = {}
+        self._sends: dict[tuple[int, int, float, bool], float] = {}
         # Classes are listed stage by stage, with as many lanes in each.
         self._stage_classes = self.plan.classes[: len(self.plan.classes) // grid.pp]
         self.bounded_ranks = self._bounded_ranks()
@@ -204,8 +204,8 @@ class GridPrices:
         ends = [c for n, c in enumerate(left, 1) if c.stream == DP or n == len(left)]
         return self.comms_s([c for c in sent if c.stream == DP]), self.comms_s(ends)
 
-    def send_s(self, source: int, target: int, size: float) -> float:
-        """A message between two pipeline ranks, at the cheapest lane."""
+    def send_s(self, source: int, target: int, size: float, forward: bool) -> float:
+        """A stage's output or its gradient between two pipeline ranks, at the cheapest lane."""
         if source == target:
             return 0.0
         per_stage = len(self._stage_classes)
@@ -214,13 +214,13 @@ class GridPrices:
             for lane in self._lanes_alike
         ]
         # All lanes send at once and the slowest holds up the step; the quickest is a bound whichever lane is looked at.
-        return min(self._send_s(a, b, size) for a, b in ends)
+        return min(self._send_s(a, b, size, forward) for a, b in ends)
 
-    def _send_s(self, a: int, b: int, size: float) -> float:
+    def _send_s(self, a: int, b: int, size: float, forward: bool) -> float:
         # Moved by a period, both ends lie alike on nodes and leaves, and the price is the same.
-        key = (a % self._period, b - a, size)
+        key = (a % self._period, b - a, size, forward)
         if key not in self._sends:
-            self._sends[key] = self.pricing.send(a, b, size).seconds
+            self._sends[key] = self.pricing.send(a, b, size, forward).seconds
         return self._sends[key]
 
     def dp(self, zero: int) -> DataParallel:

@@ -6,10 +6,10 @@ Published: github.com/kvcache-ai/Mooncake, FAST25-release/traces (conversation, 
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 from sim.core.errors import InputError
+from sim.core.json_text import parse_json
 from sim.inputs.workloads import MAX_REQUESTS, MAX_TOKENS
 from sim.serve.hashed_prefixes import HASHED_TOKENS
 
@@ -39,15 +39,11 @@ def hashed_requests(text: str, path: str) -> list[HashedRequest]:
         where = f"{path}:{number}"
         if len(found) >= MAX_REQUESTS:
             raise InputError(f"{where}: a trace may hold at most {MAX_REQUESTS:,} requests")
-        found.append(_request(line, where))
+        found.append(_request(parse_json(line, str(path), line=number), where))
     return found
 
 
-def _request(line: str, where: str) -> HashedRequest:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        raise InputError(f"{where}: is not JSON; each line of such a trace is an object") from None
+def _request(row: object, where: str) -> HashedRequest:
     if not isinstance(row, dict):
         raise InputError(f"{where}: found {_shown(row)}; each line of such a trace is an object")
     for key in KEYS[:3]:

@@ -111,6 +111,8 @@ def _bubble(scenario: Scenario) -> Iterator[Changes]:
     p, t = scenario.parallelism, scenario.for_training
     if p.pp == 1:
         return
+    if p.ep_overlap:
+        yield _set(parallelism_ep_overlap=False)
     yield _set(parallelism_layers_per_stage="balanced")
     yield _set(parallelism_schedule="zb_v")
     if FORMS[p.schedule].least_stages is None:
@@ -133,7 +135,8 @@ def _communication(scenario: Scenario) -> Iterator[Changes]:
         yield _set(parallelism_cp_method="ring")
         yield _set(parallelism_cp_split="zigzag")
     if p.ep > 1:
-        yield _set(parallelism_ep_overlap=True)
+        # Hiding has a price: both halves of a pair end with it, so what waits for the first half waits for longer.
+        yield _set(parallelism_ep_overlap=not p.ep_overlap)
         yield _set(parallelism_ep_dispatch_dtype="fp8")
     if p.dp * p.cp > 1:
         yield _set(parallelism_dp_sync="bucketed")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sim.core.errors import InputError
 from sim.traces.chakra import COLLECTIVES, ChakraFile, ChakraNode, NodeType, read_chakra
-from sim.traces.files import parse_json, read_bytes
+from sim.traces.files import parse_trace, read_bytes
 from sim.traces.recording import HOST, START, Message, Node, Recording
 
 _COMM = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
@@ -60,7 +60,7 @@ def read_groups(path: str | Path) -> Groups:
     Raises:
         InputError: if the file says anything else.
     """
-    data = parse_json(read_bytes(path, 1 << 26), path)
+    data = parse_trace(read_bytes(path, 1 << 26), path)
     good = isinstance(data, dict) and all(
         isinstance(v, list) and all(isinstance(r, int) and 0 <= r < 10_000_000 for r in v) for v in data.values()
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import zlib
 from pathlib import Path
 from typing import IO, Any
 
 from sim.core.errors import InputError
+from sim.core.json_text import parse_json
 
 MAX_BYTES = 1 << 30  # unpacked; a minute of a real rank is some hundred MB
 GROWTH, GROWS_TO = 100, 1 << 24  # what gzip may unpack to: traces are 10 to 40 times as large, bombs 1000 times
@@ -36,6 +36,10 @@ def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
                     data = _read(unpacked, limit)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: is no whole gzip file: {error}") from None
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a directory; a file is needed") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > limit:
@@ -53,17 +57,10 @@ def _read(file: IO[bytes] | gzip.GzipFile, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def parse_json(data: bytes, path: str | Path) -> Any:
-    """JSON text as Python values.
+def parse_trace(data: bytes, path: str | Path) -> Any:
+    """A trace's JSON, in whose names any bytes may stand. NaN is refused by who reads the value, with its event.
 
     Raises:
-        InputError: if it is no JSON, or is nested too deeply to be a trace.
+        InputError: as `parse_json`.
     """
-    try:
-        return json.loads(data.decode("utf-8", "replace"))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: is not JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise InputError(f"{path}: is nested too deeply") from None
-    except ValueError as error:  # an integer of too many digits
-        raise InputError(f"{path}: is JSON that cannot be read: {str(error)[:80]}") from None
+    return parse_json(data.decode("utf-8", "replace"), str(path), finite=False)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 
 from sim.core.errors import InputError
-from sim.traces.files import parse_json, read_bytes
+from sim.traces.files import parse_trace, read_bytes
 
 MAX_EVENTS = 5_000_000
 MAX_NS = 2**62  # about 146 years
@@ -66,7 +66,7 @@ def read_kineto(path: str | Path, position: int = 0, data: bytes | None = None) 
     Raises:
         InputError: if the file is none, with what is wrong.
     """
-    content = parse_json(read_bytes(path) if data is None else data, path)
+    content = parse_trace(read_bytes(path) if data is None else data, path)
     if isinstance(content, list):
         content = {"traceEvents": content}
     events = content.get("traceEvents") if isinstance(content, dict) else None

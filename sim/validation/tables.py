@@ -13,8 +13,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from sim.core.errors import InputError
-from sim.core.files import read_json
-from sim.inputs.file_kinds import read_yaml_if_any, refuse_other_kind
+from sim.inputs.file_kinds import read_data, refuse_other_kind
 from sim.inputs.overrides import merge
 from sim.validation.stated import with_stated
 
@@ -56,7 +55,7 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     Raises:
         InputError: naming the file, the key, what was found and what is allowed.
     """
-    data = read_yaml_if_any(path) if str(path).endswith((".yaml", ".yml")) else read_json(Path(path))
+    data = read_data(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         refuse_other_kind(path, data, "a table of measurements is wanted", own="measurements")
         found = data.get("format") if isinstance(data, dict) else type(data).__name__

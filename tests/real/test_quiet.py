@@ -7,10 +7,11 @@ import time
 import pytest
 import torch
 
-from calibrate.block_cuts import Transfer, pieces_between
+from calibrate.block_cuts import Transfer, merged, pieces_between
 from calibrate.gradient_times import Beneath, Beside, expected_waits_s
+from calibrate.launch import ranks_here
 from calibrate.machine_load import machine_busy_s
-from calibrate.parallel.comm import WAIT, Clock, Entry
+from calibrate.parallel.comm import COUNTS, WAIT, Clock, Entry
 from calibrate.parallel.data import flat_gradients, make_buckets
 from calibrate.profile_from_steps import (
     _blocks,
@@ -78,6 +79,17 @@ def test_turns_for_a_core_count_where_ranks_share_cores(cores: int, foreign: flo
     assert point.seconds == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("said", "here"), [(None, 8), ("2", 2), ("many", 8), ("0", 8)])
+def test_cores_are_shared_by_the_ranks_of_their_own_machine(
+    said: str | None, here: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torchrun on four machines of two ranks each says 2."""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if said is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", said)
+    assert ranks_here(8) == here
+
+
 @pytest.mark.parametrize(("keys", "seconds"), [(("layer", "layer"), 2.0), (("earlier", "later"), 1.0)])
 def test_equal_members_wait_their_mean_and_others_the_least(keys: tuple[str, str], seconds: float) -> None:
     """Which of two equal ranks is late is chance; of unequal ones the simulator knows the work that is waited for."""
@@ -139,3 +151,17 @@ def test_flat_gradients_are_one_buffer() -> None:
     flat = flat_gradients(params)
     (params[0].sum() + 2 * params[1].sum()).backward()
     assert flat.tolist() == [1.0] * 6 + [2.0] * 4
+
+
+def test_counts_belong_to_what_follows_them_and_waits_at_once() -> None:
+    """Asking for counts 10 to 14, the exchange itself 14 to 20: one communication of 10 ns."""
+
+    def entry(kind: str, start: int, end: int, posted: bool = False) -> Entry:
+        return Entry(kind, ("ep", 0), 2, 64, Clock(start, start), Clock(end, end), start, posted)
+
+    asked = entry(COUNTS, 10, 14)
+    tape = [asked, entry("all_to_all", 14, 20)]
+    assert [(e.kind, e.start.wall, e.end.wall) for e in merged(tape)] == [("all_to_all", 10, 20)]
+    assert [x.wall for x in pieces_between(tape, Clock(0, 0), Clock(30, 30))] == [10, 10]
+    with pytest.raises(RuntimeError, match="all_to_all is only posted"):
+        merged([asked, entry("all_to_all", 14, 16, posted=True)])

@@ -78,8 +78,11 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"model": {**MOE, "moe": {**MOE["moe"], "imbalance": {"seed": 1, "zipf": 1.2}}}},
     {
         "faults": {
-            "stragglers": [{"rank": 3, "compute_scale": 1.3}, {"rank": 5, "compute_scale": 0.8}],
-            "links": [{"between": ["node0", "node1"], "bandwidth_scale": 0.5}],
+            "stragglers": [{"rank": 3, "compute_scale": 1.3}, {"rank": 5, "compute_scale": 1.0}],
+            "links": [
+                {"between": ["node0", "node1"], "bandwidth_scale": 0.5},
+                {"between": ["node0", "node0"], "bandwidth_scale": 1.25},
+            ],
         }
     },
 )

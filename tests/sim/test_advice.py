@@ -70,6 +70,19 @@ def test_experts_are_advised_as_their_layout_allows() -> None:
     assert not any("ep_overlap" in change for t in found for change in t.changes)  # needs stages run in pairs
 
 
+def test_hiding_exchanges_that_quick_links_make_short_is_advised_against() -> None:
+    """A pair's gradient leaves with the pair, so the chain of stages is as long as its pairs."""
+    quick = "cluster={preset: gb200-nvl72, intra_node: {bandwidth_bytes_per_s: 9.0e+13, latency_s: 1.0e-9}}"
+    layout = "parallelism={ep: 2, dp: 2, pp: 4, schedule: dualpipe, ep_overlap: true}"
+    options = ["training.global_batch_size=16", "model={preset: mixtral-8x7b, layers: 16}", layout, quick]
+    options += ["calibration=roofline", "training.seq_len=4096"]
+    file = FILES / "moe_mixtral.yaml"
+    step = simulate(load_scenario(file, options), engine="static")
+    found = tried_advice(step, lambda changes: load_scenario(file, [*options, *changes]))
+    off = next(t for t in found if t.changes == ("parallelism.ep_overlap=false",))
+    assert off.gain > 0.01
+
+
 def test_terminal_and_json_say_the_same(tmp_path: Path) -> None:
     ran = run_module("sim.run", FILES / "dp8.yaml", "--advise", "--json", tmp_path / "step.json")
     assert ran.returncode == 0, ran.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.commands.layout_options import limit_bytes, parse_only
+from sim.commands.regress import regress
 from sim.commands.replay import load as load_traces
 from sim.core.errors import InputError
 from sim.inputs.explain import all_keys, explain
@@ -14,6 +15,7 @@ from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import load_scenario
 from sim.inputs.synonyms import SYNONYMS
 from sim.inputs.yaml_input import parse_yaml
+from sim.prices.profiles import load_profile
 from sim.validation.tables import read_table
 from tests.processes import ROOT
 
@@ -94,6 +96,37 @@ def test_a_file_of_another_kind_is_named_with_the_command_that_takes_it() -> Non
         with pytest.raises(InputError) as error:
             read(path)  # type: ignore[operator]
         assert said in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["x.yaml", "x.json"])
+@pytest.mark.parametrize(("raw", "said"), [(None, "no such file"), (b"", "is empty"), (b"\n \n", "is empty")])
+def test_a_file_that_is_missing_or_empty_is_said_to_be(name: str, raw: bytes | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if raw is not None:
+        path.write_bytes(raw)
+    for read in (load_scenario, load_measured, read_table, _traces, load_profile):
+        with pytest.raises(InputError) as error:
+            read(path if read is not load_profile else str(path))  # type: ignore[operator]
+        assert str(error.value).startswith(f"{path}: {said}"), read
+    with pytest.raises(InputError, match="is a file; allowed: a folder" if raw is not None else "no such folder"):
+        regress(path, live=False)
+
+
+def test_a_key_that_json_says_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
+    """As in YAML. Python's parser would take the last one in silence."""
+    path = tmp_path / "x.json"
+    table = '{"format": "measurements/1", "kind": "kernel",\n "rows": [{"id": "a"},\n {"id": "b", "id": "c"}]}'
+    trace = '{"traceEvents": [{"ph": "X", "args": {"\\"{,": [1, 2],\n "stream": 7, "stream": 8}}]}'
+    profile = '{"format": "profile/1",\n\n "format": "profile/1"}'
+    for read, text, said in (
+        (read_table, table, ":3: rows[1].id: is given twice (first in line 3)"),
+        (_traces, trace, ":2: traceEvents[0].args.stream: is given twice (first in line 2)"),
+        (lambda p: load_profile(str(p)), profile, ":3: format: is given twice (first in line 1)"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError) as error:
+            read(path)
+        assert str(error.value) == f"{path}{said}"
 
 
 def _traces(path: Path) -> None:

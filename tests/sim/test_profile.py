@@ -152,7 +152,7 @@ def test_each_mistake_is_named(path: tuple, value: object, message: str) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "p.json:1: not JSON"),
+        ("{", "p.json:1: is not JSON"),
         ('{"format": "profile/1",\n "name": NaN}', "found NaN; only finite numbers"),
         ("[" * 100_000, "nested too deeply"),
         ("[]", "found an empty list; allowed: a mapping"),

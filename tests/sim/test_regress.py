@@ -105,7 +105,7 @@ def test_what_counts_as_grown() -> None:
 
 def test_bad_input(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(main, str(tmp_path / "nowhere")) == 2
-    assert "found no measured runs" in capsys.readouterr().err
+    assert "no such folder" in capsys.readouterr().err
     (folder / EXPECTED).write_text('{"runs": [1]}')
     assert exit_code(main, str(folder)) == 2
     assert f"{folder / EXPECTED}: runs" in capsys.readouterr().err

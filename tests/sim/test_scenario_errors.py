@@ -66,6 +66,8 @@ CASES: list[tuple[str, str]] = [
     ("training.recompute=8", "training.recompute: found 8; must be one of none, selective"),
     ("faults={failures: {kinds: [{name: '', mtbf_s_per_gpu: 1}]}}", "kinds[0].name: found ''; must not be empty"),
     ("faults.stragglers=3", "faults.stragglers: found 3; must be a list"),
+    ("faults.stragglers=[{rank: 1, compute_scale: 0.8}]", "compute_scale: found 0.8; must be at least 1"),
+    ("training.fp8_recipe=tensorwise", "nothing is scaled: leave the key out (null), or set training.precision to fp8"),
     ("faults.links=[{between: [node0]}]", "faults.links[0].between[1]: is required and missing"),
     ("faults={links: [{between: node0}]}", "found 'node0'; must be a list"),
     # out of limits

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
-from sim.inputs.scenario import load_scenario
+from sim.inputs.scenario import load_scenario, parse_scenario
+from sim.inputs.yaml_input import parse_yaml
 from sim.schedules import FORMS
 from sim.simulation import simulate
 
@@ -32,6 +35,15 @@ def test_scenario(path: Path) -> None:
         assert 0 < m["peak"] <= sum(m[k] for k in parts) + 1
     assert sum(row["count"] for row in r["ranks"]) == scenario.parallelism.ranks
     assert sum(r["critical_path"].values()) == pytest.approx(r["step_time_s"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT / "scenarios")))
+def test_what_a_result_says_of_its_scenario_is_that_scenario(path: Path) -> None:
+    """Networks read from files among them. Warnings go: that there is no profile is, by then, what was asked for."""
+    scenario = load_scenario(path).model_copy(update={"warnings": ()})
+    written = scenario.model_dump(mode="json")
+    for read in (json.loads(json.dumps(written)), parse_yaml(yaml.safe_dump(written), "again")[0]):
+        assert parse_scenario(read).model_copy(update={"warnings": ()}) == scenario
 
 
 def test_there_is_one_for_every_scheme_and_schedule() -> None:

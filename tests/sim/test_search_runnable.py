@@ -78,6 +78,18 @@ def test_a_trainer_s_best_is_the_best_of_all_that_it_can_run() -> None:
     assert found["best"][0]["step_time_s"] == min(simulate(s, engine="static").step_time_s for s in able)
 
 
+def test_a_trainer_that_never_runs_the_model_is_refused_before_anything_is_laid_out(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.commands.search.search_space", None)
+    study = Study(1, None, None, None, ("model=qwen3-30b-a3b", "training.optimizer=sgd"))
+    with pytest.raises(InputError, match="torchtitan cannot run this scenario in any layout") as found:
+        search_one(file, study, asked("tp=1", trainer="torchtitan"))
+    assert "\n  - model: found 48 layers" in str(found.value)
+    assert "\n  - training.optimizer: found sgd; torchtitan has Adam and AdamW" in str(found.value)
+    assert "parallelism" not in str(found.value)  # which another layout may change
+
+
 def test_bounds_know_how_torchtitan_reduces_gradients_in_pipelines() -> None:
     trainer = TRAINERS["torchtitan"]
     plain = {"schedule": None, "virtual_stages": None}

@@ -111,6 +111,12 @@ def test_progress_is_shown_on_a_terminal_and_on_standard_error(command: tuple[st
     json.loads(text)
 
 
+def test_a_wrong_file_of_a_gpu_is_one_message_also_while_a_command_of_calibrate_loads() -> None:
+    load = "import calibrate, topology.errors; raise topology.errors.PresetError('x.json: name: is wrong')"
+    ran = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, cwd=ROOT)
+    assert (ran.returncode, ran.stderr) == (2, "error: x.json: name: is wrong\n")
+
+
 def test_colours_are_for_terminals_that_want_them() -> None:
     assert COLOUR.search(on_terminal(RUN, which="stdout", NO_COLOR="")[0])
     assert not COLOUR.search(on_terminal(RUN, which="stdout", NO_COLOR="1")[0])

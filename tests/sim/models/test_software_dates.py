@@ -135,12 +135,20 @@ def test_nanotron_describes_each_tensor_in_messages_before_it() -> None:
     def sends(framework: str) -> dict[str, float]:
         s = scenario(parallelism={"dp": 1, "pp": 2}, framework=framework, global_batch_size=2)
         pricing = Pricing(make_plan(s), Costs(load_profile(s.calibration), s.cluster.gpu), Network(s.cluster))
-        asked = {"output": (0, 1, 1e6), "gradient": (1, 0, 1e6), "small": (0, 1, 64.0)}
+        asked = {
+            "output": (0, 1, 1e6, True),
+            "gradient": (1, 0, 1e6, False),
+            "back": (1, 0, 1e6, True),
+            "own": (0, 1, 1e6, None),
+            "small": (0, 1, 64.0, None),
+        }
         return {name: pricing.send(*each).seconds for name, each in asked.items()}
 
     usual, described = sends("eager"), sends("nanotron")
     assert described["output"] == pytest.approx(usual["output"] + 5 * usual["small"])
     assert described["gradient"] == pytest.approx(usual["gradient"] + 2 * usual["small"])
+    assert described["back"] == pytest.approx(usual["back"] + 5 * usual["small"])  # an output, to a lower rank
+    assert described["own"] == usual["own"]
 
 
 def test_gradients_of_gate_and_up_cut_from_one_matmul_are_joined() -> None:

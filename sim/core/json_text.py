@@ -1,0 +1,92 @@
+"""JSON text as plain data, or one message for what is wrong with it: file, line, key."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple, NoReturn
+
+from sim.core.errors import InputError
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],]')
+_SHOWN = 60  # characters of a key
+
+
+def parse_json(text: str, label: str, finite: bool = True, line: int = 1) -> Any:
+    """The value of a JSON text; `label` starts error messages. `finite`: NaN and infinities are refused. `line`: the
+    first line's number.
+
+    Python's own parser takes the last of two equal keys of an object; here both are wrong, as they are in YAML.
+
+    Raises:
+        InputError: if it is empty, no JSON, nested too deeply, or says a key twice.
+    """
+    if not text.strip():
+        raise InputError(f"{label}: is empty")
+    try:
+        return json.loads(text, parse_constant=_refuse if finite else None, object_pairs_hook=_unique)
+    except _GivenTwice as error:
+        raise InputError(f"{label}{_where(text, error.args[0], line)}") from None
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{label}:{line - 1 + error.lineno}: is not JSON: {error.msg} at column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise InputError(f"{label}: nested too deeply") from None
+    except ValueError as error:  # NaN, and integers of thousands of digits
+        raise InputError(f"{label}: {str(error)[:200]}") from None
+
+
+class _GivenTwice(ValueError):
+    """A key, of an object that has it twice."""
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"found {text}; only finite numbers are allowed")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _GivenTwice(next(name for i, name in enumerate(names) if name in names[:i]))
+    return found
+
+
+class _Level(NamedTuple):
+    """An object or a list that is open: the lines of its keys, and where in it the text stands."""
+
+    lines: dict[str, int] | None  # None: a list
+    at: list[Any]  # one entry: the present key or index
+
+
+def _where(text: str, key: str, line: int) -> str:
+    """Where a text of valid JSON first says a key twice. The parser tells the key alone."""
+    levels, place, key_next = list[_Level](), 0, False
+    for token in _TOKEN.finditer(text):
+        line, place = line + text.count("\n", place, token.start()), token.start()
+        mark = token[0]
+        if mark in "{[":
+            levels.append(_Level({} if mark == "{" else None, ["" if mark == "{" else 0]))
+        elif mark in "}]":
+            levels.pop()
+        elif mark == "," and levels[-1].lines is None:
+            levels[-1].at[0] += 1
+        elif mark != "," and key_next and levels[-1].lines is not None:
+            name, lines = json.loads(mark), levels[-1].lines
+            levels[-1].at[0] = name
+            if name in lines:
+                return f":{line}: {_dotted(levels)}: is given twice (first in line {lines[name]})"
+            lines[name] = line
+        key_next = mark in "{,"
+    return f": {_shown(key)}: is given twice"
+
+
+def _dotted(levels: list[_Level]) -> str:
+    parts = [f"[{x.at[0]}]" if x.lines is None else f".{_shown(x.at[0])}" for x in levels]
+    return "".join(parts).removeprefix(".")
+
+
+def _shown(key: str) -> str:
+    cut = key if len(key) <= _SHOWN else key[: _SHOWN - 3] + "..."
+    return "".join(c if c.isprintable() else "?" for c in cut)
