@@ -379,7 +379,12 @@ _RECORDS = (
         quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling
         fp8_recipe="delayed",
         attention_kernel="flash2",
-        attention_copies=4,  # llm-foundry layers/attention.py: unpad_input of query, key and value, pad_input
+        # llm-foundry layers/attention.py, flash_attn_fn: unpad_input of query, key and value, pad_input. Each of three
+        # (flash_attn/bert_padding.py) sums the mask, lists what is not zero (3), takes the largest, sums up, pads (2)
+        # and gathers; before them a mask of ones, after them zeros that the output is written to (2). Backward: zeros
+        # and a scatter each; a gather.
+        attention_copies=4,
+        attention_copy_kernels=(30, 7),
         adamw_by_operators=True,
         former=(Former("2024-02", {"attention_kernel": "flash_2022"}, "llm-foundry setup.py: flash-attn==1.0.9"),),
     ),
