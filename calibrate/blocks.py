@@ -63,6 +63,7 @@ class Rehearsal:
         self.runner, self.keys, self.cuts = runner, keys, cuts
         self.samples: Samples = defaultdict(list)
         self.transfers: list[Transfer] = []
+        self.ended_ns = 0  # when this rank was through with its list
         self.walks = 0
         self.walked: list[tuple[str, list[_Piece]]] = []  # actions: their phase and blocks
         self.flight: dict[tuple[int, int], _InFlight] = {}
@@ -87,6 +88,7 @@ class Rehearsal:
         try:
             with silence(self.runner):
                 self._walk(batch)
+                self.ended_ns = self.runner.pipeline.now()
         finally:
             self.tape.rehearsing = False
         at = self.tape.moments()

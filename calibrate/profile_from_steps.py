@@ -77,7 +77,7 @@ def make_profile(
     chosen = chosen_rounds(logs[0])
     sharing = ranks_per_core(ranks_here(len(logs)), hardware)
     middle = median_and_spread if sharing <= 1 else mean_and_spread
-    gradients = _collectives(logs, chosen, parallelism)
+    gradients = _collectives(logs, chosen, parallelism, sharing > 1)
     within = _within_blocks(logs, chosen, middle)
     collectives = _tables([_messages(logs, chosen, message_bytes), gradients, within], middle)
     return Profile(
@@ -202,7 +202,7 @@ def _messages(logs: Sequence[Log], chosen: Sequence[int], size: int) -> Times:
     return {("send_recv", 2): {size: times}} if times else {}
 
 
-def _collectives(logs: Sequence[Log], chosen: Sequence[int], p: Parallelism) -> Times:
+def _collectives(logs: Sequence[Log], chosen: Sequence[int], p: Parallelism, shared: bool) -> Times:
     """Gradients and parameters over those who share them, and the four bytes of the gradients' norm."""
     times: Times = defaultdict(lambda: defaultdict(list))
     norms = [n for n in (p.tp * p.pp, _shards(p) if p.zero else 1) if n > 1]
@@ -214,9 +214,32 @@ def _collectives(logs: Sequence[Log], chosen: Sequence[int], p: Parallelism) -> 
             small = [r for r in log.calibrations[i].epilogue if r.kind == "ALL_REDUCE"]
             for ranks, r in zip(norms, small, strict=True):
                 members["all_reduce", ranks, 4].append((ranks, r.start_ns, r.end_ns))
+        first = _first_after_backward(members, p)
+        # Where ranks have a core each, one that is late in a busy window was held up by a stranger.
+        counts = shared or logs[0].calibrations[i].foreign_cores <= QUIET_CORES
         for (op, ranks, size), ends in members.items():
-            times[op, ranks][size] += _spans(ends)
+            late_s = _late_s(logs, i) if (op, ranks, size) == first and counts else 0.0
+            times[op, ranks][size] += [seconds + late_s for seconds in _spans(ends)]
     return times
+
+
+def _first_after_backward(sorts: Iterable[tuple[str, int, int]], p: Parallelism) -> tuple[str, int, int] | None:
+    """The collective at which ranks meet that have told each other nothing since the step began: that of the whole
+    gradients, once all backwards are done. None where messages or earlier collectives bring them together.
+    """
+    alone = p.dp_sync == "after_backward" and p.zero < 2 and p.pp == 1
+    op = "reduce_scatter" if p.zero else "all_reduce"
+    whole = [(ranks, size) for kind, ranks, size in sorts if kind == op]
+    return (op, *max(whole)) if alone and whole else None
+
+
+def _late_s(logs: Sequence[Log], i: int) -> float:
+    """Seconds for which ranks wait, on average, for the one that is last with its blocks in a calibration.
+
+    The simulator gives equal ranks equal times, so that none waits. It is chance who is late; that somebody is, is not.
+    """
+    ends = [log.calibrations[i].walked_ns for log in logs]
+    return (max(ends) - statistics.fmean(ends)) * 1e-9
 
 
 def _shards(p: Parallelism) -> int:

@@ -46,7 +46,8 @@ class Calibration:
     """One calibration of one rank: blocks, messages, gradients' collectives, and the step's end.
 
     `transfers`: what ranks told each other within blocks. `beside`: what collectives
-    take from computation, see `time_beside`. `epilogue`: the records of clipping and optimizer.
+    take from computation, see `time_beside`. `epilogue`: the records of clipping and optimizer. `walked_ns`: when this
+    rank was through with the blocks of its list, which all ranks begin at once.
     """
 
     blocks: Samples
@@ -56,6 +57,7 @@ class Calibration:
     beside: Beside | None
     epilogue: list[Record]
     foreign_cores: float
+    walked_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -164,4 +166,4 @@ def calibrate(runner: Runner, rehearsal: Rehearsal) -> Calibration:
     messages = time_messages(runner) if runner.scenario.parallelism.pp > 1 else []
     others = window.leave()
     restore(runner, saved)
-    return Calibration(blocks, rehearsal.transfers, messages, collectives, beside, epilogue, others)
+    return Calibration(blocks, rehearsal.transfers, messages, collectives, beside, epilogue, others, rehearsal.ended_ns)

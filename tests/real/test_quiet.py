@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from calibrate.block_cuts import Transfer, merged, pieces_between
-from calibrate.gradient_times import Beneath, Beside, expected_waits_s
+from calibrate.gradient_times import Beneath, Beside, Timed, expected_waits_s
 from calibrate.launch import ranks_here
 from calibrate.machine_load import machine_busy_s
 from calibrate.parallel.comm import COUNTS, WAIT, Clock, Entry
 from calibrate.parallel.data import flat_gradients, make_buckets
 from calibrate.profile_from_steps import (
     _blocks,
+    _collectives,
     _share,
     _within_blocks,
     chosen_rounds,
@@ -24,6 +25,7 @@ from calibrate.profile_from_steps import (
     representative,
 )
 from calibrate.timed_rounds import Calibration, Log, Step, good_rounds
+from sim.inputs.parallelism import Parallelism
 
 pytestmark = pytest.mark.real
 
@@ -95,6 +97,28 @@ def test_equal_members_wait_their_mean_and_others_the_least(keys: tuple[str, str
     """Which of two equal ranks is late is chance; of unequal ones the simulator knows the work that is waited for."""
     logs = [_calibrated(0, keys[0], [1.0, 1.0]), _calibrated(1, keys[1], [3.0, 3.0])]
     assert _within_blocks(logs, [0], median_and_spread)["all_reduce", 2][64] == [pytest.approx(seconds)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "shared", "foreign", "seconds"),
+    [
+        ({"dp_sync": "after_backward"}, True, 0.9, 4.0),
+        ({"dp_sync": "after_backward"}, False, 0.0, 4.0),
+        ({"dp_sync": "after_backward"}, False, 0.9, 1.0),
+        ({"dp_sync": "bucketed"}, True, 0.0, 1.0),
+    ],
+)
+def test_who_is_late_keeps_the_others_at_the_first_meeting(
+    keys: dict[str, str], shared: bool, foreign: float, seconds: float
+) -> None:
+    """One of two ranks is 6 s late with its blocks: 3 s on average, in the all-reduce of all gradients alone. Strangers
+    are to blame where each rank has a core of its own."""
+    ns = 10**9
+    sent = [Timed("all_reduce", 2, 0, number, size, 0, ns) for number, size in enumerate((1024, 256))]
+    ends = (10 * ns, 16 * ns)
+    logs = [Log(r, calibrations=[Calibration({}, [], [], sent, None, [], foreign, end)]) for r, end in enumerate(ends)]
+    times = _collectives(logs, [0], Parallelism(dp=2, **keys), shared)
+    assert times["all_reduce", 2] == {1024: [pytest.approx(seconds)], 256: [pytest.approx(1.0)]}
 
 
 def test_posting_is_the_rank_s_own_work() -> None:
