@@ -2,14 +2,16 @@
 
     python -m sim.regress [FOLDER] [--update] [--benchmarks PROFILE.json] [--live] [--json FILE|-]
 
-FOLDER (scenarios/measured) holds measured runs, `NAME.json`, and what their comparisons came to when last
-accepted, `expected.json`. As runs and calibrations are stored, results differ only where the simulator does.
+FOLDER (scenarios/measured) holds measured runs, `NAME.json`, and in `expected.json` what their comparisons came to
+when last accepted, with limits that hold whatever was accepted. As runs and calibrations are stored, results differ
+only where the simulator does.
 Each step is predicted from the calibration taken beside it and, where the folder has them, from `calibrate.run`'s
 micro-benchmarks of the same machine: `machine.json`, or the profile that `--update --benchmarks` has noted. The first
 holds schedules and communications to account, the second the prices too.
 `--live` also makes both anew on this machine, micro-benchmarks once and a run of each scenario (minutes, and on a
 quiet machine), and compares them with the tolerances. What this machine cannot run is listed. `--update` accepts
-today's errors. Exit codes: 0 nothing grew, 1 something did (or a live run is out of tolerance), 2 bad input.
+today's errors, not limits. Exit codes: 0 nothing grew, 1 something did or is beyond its limit (or a live run is out of
+tolerance), 2 bad input.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -139,18 +141,46 @@ def _run(command: Sequence[str], where: str, timeout_s: float) -> None:
         raise InputError(f"{where}: {module}: {run.stderr.strip()[-500:]}")
 
 
-def _expected(folder: Path) -> tuple[dict[str, Errors], str | None]:
-    """Accepted errors, and where the micro-benchmarks are, as the folder's expectation notes it."""
+class Expected(NamedTuple):
+    """What a folder's `expected.json` says: accepted errors by run, where the micro-benchmarks are, and limits.
+
+    `limits`: the largest error by quantity. `limits_of`: by run, where a run has others, each for a reason that
+    docs/measuring.md states.
+    """
+
+    runs: dict[str, Errors]
+    benchmarks: str | None
+    limits: Errors
+    limits_of: dict[str, Errors]
+
+    def beyond(self, name: str, found: Errors) -> list[str]:
+        """What exceeds its limit, in words."""
+        limits = {**self.limits, **self.limits_of.get(name, {})}
+        return [
+            f"{key}: {found[key]:+.2%}, the limit is {limit:.0%}"
+            for key, limit in limits.items()
+            if key in found and abs(found[key]) > limit
+        ]
+
+
+def _expected(folder: Path) -> Expected:
     path = folder / EXPECTED
     if not path.is_file():
-        return {}, None
+        return Expected({}, None, {}, {})
     data = read_json(path)
+    key = ""
     try:
-        runs = {str(name): {k: float(v) for k, v in row.items()} for name, row in data["runs"].items()}  # type: ignore[index]
+        found = {}
+        for key in ("runs", "limits_of"):
+            rows = data["runs"] if key == "runs" else data.get(key, {})  # type: ignore[index, attr-defined]
+            found[key] = {str(name): {k: float(v) for k, v in row.items()} for name, row in rows.items()}
         noted = data.get("benchmarks")  # type: ignore[attr-defined]
-        return runs, None if noted is None else str(noted)
+        key = "limits"
+        limits = {str(k): float(v) for k, v in data.get(key, {}).items()}  # type: ignore[attr-defined]
+        return Expected(found["runs"], None if noted is None else str(noted), limits, found["limits_of"])
     except (TypeError, KeyError, ValueError, AttributeError):
-        raise InputError(f"{path}: runs: allowed: errors by quantity by run, as --update writes") from None
+        what = "errors by quantity" + ("" if key == "limits" else " by run")
+        raise InputError(f"{path}: {key or 'runs'}: allowed: {what}, as --update writes") from None
 
 
 def regress(folder: Path, live: bool, benchmarks: str | None = None) -> dict[str, Any]:
@@ -166,14 +196,14 @@ def regress(folder: Path, live: bool, benchmarks: str | None = None) -> dict[str
     paths = sorted(p for p in folder.glob("*.json") if p.name not in (EXPECTED, MACHINE))
     if not paths:
         raise InputError(f"{folder}: found no measured runs; allowed: a folder with NAME.json of calibrate.measure")
-    expected, noted = _expected(folder)
+    known = _expected(folder)
     if benchmarks is None:
-        benchmarks = noted if noted is not None else (MACHINE if (folder / MACHINE).is_file() else None)
+        benchmarks = known.benchmarks or (MACHINE if (folder / MACHINE).is_file() else None)
     profile = None if benchmarks is None else load_profile(str(folder / benchmarks), "--benchmarks")
     now: dict[str, Profile] = {}  # this machine's own benchmarks, by device
     runs = []
     for path in paths:
-        errors, before = errors_of(path, profile), expected.get(path.stem, {})
+        errors, before = errors_of(path, profile), known.runs.get(path.stem, {})
         row: dict[str, Any] = {
             "name": path.stem,
             "errors": errors,
@@ -182,10 +212,11 @@ def regress(folder: Path, live: bool, benchmarks: str | None = None) -> dict[str
         }
         if not before:
             row["grown"] = ["no expectation is stored; accept one with --update"]
+        row["beyond"] = known.beyond(path.stem, errors)
         if live:
             _live(row, path, now)
         runs.append(row)
-    gone = [name for name in expected if name not in {p.stem for p in paths}]
+    gone = [name for name in known.runs if name not in {p.stem for p in paths}]
     return {"format": FORMAT, "runs": runs, "missing": gone, "benchmarks": benchmarks}
 
 
@@ -215,6 +246,8 @@ def _print(result: dict[str, Any]) -> None:
             print(f"{'':20} not run here: {row['live_not_run']}")
         for line in row["grown"]:
             print(f"{'':20} WORSE: {line}")
+        for line in row["beyond"]:
+            print(f"{'':20} BEYOND: {line}")
     for name in result["missing"]:
         print(f"{name:20} MISSING: expected, but not there")
 
@@ -240,6 +273,8 @@ def main(folder: Path | None, update: bool, benchmarks: str | None, live: bool, 
     if update:
         accepted = {r["name"]: r["errors"] for r in result["runs"]}
         noted = {} if result["benchmarks"] in (None, MACHINE) else {"benchmarks": result["benchmarks"]}
-        write_json(folder / EXPECTED, {"format": FORMAT, **noted, "runs": accepted}, indent=1)
+        known = _expected(folder)
+        limits = {k: v for k, v in (("limits", known.limits), ("limits_of", known.limits_of)) if v}
+        write_json(folder / EXPECTED, {"format": FORMAT, **noted, **limits, "runs": accepted}, indent=1)
         return 0
-    return 1 if result["missing"] or any(row["grown"] for row in result["runs"]) else 0
+    return 1 if result["missing"] or any(row["grown"] or row["beyond"] for row in result["runs"]) else 0

@@ -72,6 +72,38 @@ def test_stored_runs_are_small_and_each_has_a_profile() -> None:
         assert own_profile(load_measured(path), str(path)).blocks
 
 
+def test_limits_hold_whatever_was_accepted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit below today's error fails, --update or not; a run's own limit goes before the folder's."""
+    data = json.loads((folder / EXPECTED).read_text())
+    name = RUNS[0].stem
+    found = abs(data["runs"][name]["peak_bytes"])
+    data["limits"] = {"peak_bytes": found / 2}
+    (folder / EXPECTED).write_text(json.dumps(data))
+    assert exit_code(main, str(folder), "--update") == 0
+    assert exit_code(main, str(folder)) == 1
+    assert "BEYOND: peak_bytes" in capsys.readouterr().out
+    data["limits_of"] = {name: {"peak_bytes": found * 2}}
+    (folder / EXPECTED).write_text(json.dumps(data))
+    assert exit_code(main, str(folder)) == 0
+
+
+def test_wrong_limits_are_refused(folder: Path) -> None:
+    for key, wrong in (("limits", {"step_time": "small"}), ("limits_of", {"dp2": 0.1}), ("limits", [1])):
+        data = json.loads((folder / EXPECTED).read_text())
+        (folder / EXPECTED).write_text(json.dumps({**data, key: wrong}))
+        assert exit_code(main, str(folder)) == 2
+        (folder / EXPECTED).write_text(json.dumps(data))
+
+
+def test_shipped_runs_have_limits() -> None:
+    """Each run's step, by its own calibration and by micro-benchmarks, and its memory; none of them out of reach."""
+    data = json.loads((STORED / EXPECTED).read_text())
+    assert {"step_time", BY_BENCHMARKS, "peak_bytes", "saved_for_backward_bytes"} <= data["limits"].keys()
+    given = [data["limits"], *data["limits_of"].values()]
+    assert max(limit for limits in given for limit in limits.values()) <= 0.55
+    assert data["limits_of"].keys() <= data["runs"].keys()
+
+
 def test_a_slower_simulator_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A cost that doubles in the stored calibration, as if the simulator priced it so."""
     path = folder / RUNS[0].name
