@@ -217,6 +217,7 @@ def _collectives(logs: Sequence[Log], chosen: Sequence[int], p: Parallelism, sha
         first = _first_after_backward(members, p)
         # Where ranks have a core each, one that is late in a busy window was held up by a stranger.
         counts = shared or logs[0].calibrations[i].foreign_cores <= QUIET_CORES
+        counts &= ranks_here(len(logs)) == len(logs)  # clocks of other machines are not this one's
         for (op, ranks, size), ends in members.items():
             late_s = _late_s(logs, i) if (op, ranks, size) == first and counts else 0.0
             times[op, ranks][size] += [seconds + late_s for seconds in _spans(ends)]
