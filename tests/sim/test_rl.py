@@ -311,7 +311,7 @@ def test_shipped_steps_are_those_of_the_documentation(row: int, case: tuple[str,
     scenario = load_scenario(SCENARIOS / f"{name}.yaml", overrides)
     result = simulate_rl(scenario, engine="static").outcome
     page = (SCENARIOS.parent / "docs" / "rl.md").read_text(encoding="utf-8")
-    section = page.partition("## What the simulator says")[2]
+    section = page.partition("## Example")[2]
     cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:][row]
     g = result.generation
     stated = [float(cell.removesuffix(" ms").removesuffix(" s").replace(",", "")) for cell in cells[1:]]
@@ -328,7 +328,7 @@ def test_shipped_steps_are_those_of_the_documentation(row: int, case: tuple[str,
 
 def test_every_row_has_a_case() -> None:
     page = (SCENARIOS.parent / "docs" / "rl.md").read_text(encoding="utf-8")
-    section = page.partition("## What the simulator says")[2].partition("\n## ")[0]
+    section = page.partition("## Example")[2].partition("\n## ")[0]
     assert len([line for line in section.splitlines() if line.startswith("| ")]) - 1 == len(TABLE)
 
 
