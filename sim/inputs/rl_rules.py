@@ -59,7 +59,7 @@ def resolve_rl(
     lengths["output_len"] = _cut(rl.output_len, training.seq_len)
     rl = rl.model_copy(update={"generation": generation, **lengths})
     _check_lengths(rl, training, source)
-    _check_turns(rl, training, parallelism, source)
+    _check_turns(rl, parallelism, source)
     return rl
 
 
@@ -156,7 +156,7 @@ def _check_lengths(rl: Rl, training: Training, source: Source) -> None:
         raise source.error(("training", "global_batch_size"), f"{found} {why}")
 
 
-def _check_turns(rl: Rl, training: Training, parallelism: Parallelism, source: Source) -> None:
+def _check_turns(rl: Rl, parallelism: Parallelism, source: Source) -> None:
     """Raise for keys that contradict where the engine runs: on the trainer's GPUs or on its own."""
     if rl.colocated and rl.steps_off:
         why = "colocated generation and training take turns on the same GPUs; needs colocated false"

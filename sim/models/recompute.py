@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sim.core.program import Block, BlockKind, Comm, Compute, Item, Program, Saved, TensorRole, WeightShape
+from sim.core.program import Block, BlockKind, Comm, Compute, Item, Program, Saved, TensorRole, Wait, WeightShape
 from sim.models.dims import Dims
 from sim.models.frameworks import framework_of
 from sim.models.operators import Operator, backward_of, backward_peak, forward_of, rerun, saved_of, tensors_of
@@ -133,8 +133,9 @@ def keep(
         again, kept = module_kept(parts, modules)
         late = rebuilt - sum(s.bytes for s in kept if s.late)
         return RecomputePlan(rerun(again), kept, peak + whole - sum(s.bytes for s in kept), late)
-    kept = (layer_input, *_kept_outputs(d, parts))
-    return RecomputePlan(rerun(_not_kept(parts)), kept, max(stream, peak + whole - sum(s.bytes for s in kept)), rebuilt)
+    again, outputs = _by_operator(d, parts)
+    kept = (layer_input, *outputs)
+    return RecomputePlan(rerun(again), kept, max(stream, peak + whole - sum(s.bytes for s in kept)), rebuilt)
 
 
 def _until_last_saved(parts: Sequence[Operator]) -> Program:
@@ -152,46 +153,33 @@ def _until_last_saved(parts: Sequence[Operator]) -> Program:
     return again if sent[0] == sent[1] else whole
 
 
-def _kept_outputs(d: Dims, parts: Sequence[Operator]) -> list[Saved]:
+def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Saved]]:
+    """What mode selective_op runs again, and the outputs that it keeps: of every second matmul, and of messages."""
+    again: list[Item] = []
     kept: list[Saved] = []
-    count = 0
+    matmuls = 0
     for part in parts:
         if part.core:
             statistics = _statistics(part)
-            kept += [Saved("attention", "attention output", part.output_bytes)] if statistics else []
-            kept += statistics
+            kept += [Saved("attention", "attention output", part.output_bytes), *statistics] if statistics else []
+            again += () if statistics else part.forward
             continue
         for item in part.forward:
+            size: float | None = None  # of the output, where it is kept
             if isinstance(item, Compute) and item.kind in ("gemm", "grouped_gemm"):
-                count += 1
-                if count % 2:
-                    batch, m, n, _ = item.shape
-                    kept.append(Saved("layer", f"{item.name} output", batch * m * n * d.act_bytes))
+                matmuls += 1
+                batch, m, n, _ = item.shape
+                size = batch * m * n * d.act_bytes if matmuls % 2 else None
             elif isinstance(item, Comm) and item.kind in KEPT_MESSAGES:
                 size = item.bytes / d.tp if item.kind == "reduce_scatter" else item.bytes
+            if size is None or isinstance(item, Wait):
+                again.append(item)
+            else:
                 kept.append(Saved("layer", f"{item.name} output", size))
-    return kept
+    return tuple(again), kept
 
 
 def _statistics(core: Operator) -> list[Saved]:
     """What a fused core's backward starts from beside its output; nothing of an unfused one, which runs again whole
     (its batched matmuls are not among the operators whose outputs torchtitan's policy saves)."""
     return [s for s in core.saved if s.role is TensorRole.STATISTICS]
-
-
-def _not_kept(parts: Sequence[Operator]) -> Program:
-    items: list[Item] = []
-    count = 0
-    for part in parts:
-        if part.core:
-            items += () if _statistics(part) else part.forward
-            continue
-        for item in part.forward:
-            if isinstance(item, Compute) and item.kind in ("gemm", "grouped_gemm"):
-                count += 1
-                if count % 2:
-                    continue
-            if isinstance(item, Comm) and item.kind in KEPT_MESSAGES:
-                continue
-            items.append(item)
-    return tuple(items)

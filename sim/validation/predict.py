@@ -74,11 +74,7 @@ def _training_step(row: Row, calibration: str | None) -> tuple[Predictions, Answ
     rank = row.data.get("measured_rank")
     if rank is not None:
         result["peak_memory_bytes"] = result["memory"][_class_of(step.plan, rank, row.id)]["peak"]
-    out = {key: _from_result(result, key) for key in row.measured if isinstance(result.get(_name(key)), float)}
-    answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
-    if not out and not answers:
-        raise NotSimulated(f"a training step has no {', '.join((*row.measured, *row.answers)) or 'measured quantity'}")
-    return out, answers
+    return _asked(row, result, "a training step")
 
 
 def _rl_step(row: Row, scenario: Scenario) -> tuple[Predictions, Answers]:
@@ -87,10 +83,15 @@ def _rl_step(row: Row, scenario: Scenario) -> tuple[Predictions, Answers]:
 
     outcome = simulate_rl(scenario, profile_named(scenario.calibration)).outcome
     result = outcome.to_json() | outcome.phase_seconds
+    return _asked(row, result, "an rl step")
+
+
+def _asked(row: Row, result: Mapping[str, Any], workload: str) -> tuple[Predictions, Answers]:
+    """Of a result what the row measured and answered; NotSimulated where that is nothing."""
     out = {key: _from_result(result, key) for key in row.measured if isinstance(result.get(_name(key)), float)}
     answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
     if not out and not answers:
-        raise NotSimulated(f"an rl step has no {', '.join((*row.measured, *row.answers)) or 'measured quantity'}")
+        raise NotSimulated(f"{workload} has no {', '.join((*row.measured, *row.answers)) or 'measured quantity'}")
     return out, answers
 
 

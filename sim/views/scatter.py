@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 
-def scatter_plot(name: str, x_label: str, y_label: str, height: int = 420) -> Any:
-    """An empty Bokeh figure as wide as the page; `name` is what scripts and tests find it by."""
+def scatter_plot(name: str, x_label: str, y_label: str, height: int = 420, **ranges: Any) -> Any:
+    """An empty Bokeh figure as wide as the page; `name` is what scripts and tests find it by; `ranges` as Bokeh's."""
     from bokeh.plotting import figure
 
     plot = figure(
@@ -17,6 +17,7 @@ def scatter_plot(name: str, x_label: str, y_label: str, height: int = 420) -> An
         tools="pan,wheel_zoom,box_zoom,reset,save",
         active_drag="box_zoom",
         name=name,
+        **ranges,
     )
     plot.toolbar.logo = None
     return plot

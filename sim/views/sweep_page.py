@@ -10,6 +10,7 @@ from typing import Any
 from sim.studies.sweep_metrics import STEP, Metric, metric_of, metrics_of
 from sim.views.headline import Number
 from sim.views.page import still_page
+from sim.views.scatter import scatter_plot
 from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
@@ -111,7 +112,6 @@ def _headline(result: Result) -> list[Number]:
 
 def _figure(result: Result) -> Any:
     from bokeh.models import ColumnDataSource, HoverTool
-    from bokeh.plotting import figure
 
     metric = metric_of(result)
     faults, scale = about_faults(result) and metric is STEP, 2.0**30 if metric.unit == "bytes" else 1.0
@@ -120,17 +120,7 @@ def _figure(result: Result) -> Any:
     names = [str(v) for v in result["vary"][key]]
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in result["vary"][key])
     categories: dict[str, Any] = {} if numbers else {"x_range": list(dict.fromkeys(names))}
-    plot = figure(
-        height=460,
-        sizing_mode="stretch_width",
-        x_axis_label=key,
-        y_axis_label=axis,
-        name="sweep",
-        tools="pan,wheel_zoom,box_zoom,reset,save",
-        active_drag="box_zoom",
-        **categories,
-    )
-    plot.toolbar.logo = None
+    plot = scatter_plot("sweep", key, axis, 460, **categories)
     dots: list[Any] = []
     for i, (name, rows) in enumerate(_lines(result, key)):
         source = ColumnDataSource(_columns(rows, key, numbers, result, scale))
