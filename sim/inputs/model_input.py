@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from sim.core.files import read_text
-from sim.inputs.captured_input import captured_config
 from sim.inputs.input_source import Source, nearest, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_rules import check_model
@@ -55,6 +54,8 @@ def resolve_model(value: Any, source: Source, path: KeyPath) -> ModelConfig:
         raise source.error(path, f"found {show(value)}; must be a preset's name, a path or a mapping")
     data = dict(given)
     if data.get("program") is not None:
+        from sim.inputs.captured_input import captured_config
+
         return captured_config(data, source, path)
     preset = data.pop("preset", None)
     if preset is not None:

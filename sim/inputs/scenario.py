@@ -18,7 +18,6 @@ from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, read_text
 from sim.inputs.calibration_input import resolve_calibration, resolve_calibrations, unknown_architecture
-from sim.inputs.captured_input import captured_training
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.engine_options import EngineOptions
 from sim.inputs.file_kinds import refuse_binary, refuse_other_kind
@@ -314,6 +313,8 @@ def _training(data: dict[str, Any], model: ModelConfig, source: Source) -> Train
     if "training" not in data:
         return None
     if model.program is not None:
+        from sim.inputs.captured_input import captured_training
+
         return captured_training(data["training"], model.program, source)
     return validate(Training, data["training"], source, ("training",))
 

@@ -24,7 +24,7 @@ from sim.inputs.serving_keys import ServedLora
 from sim.models.dims import ceil_div
 from sim.models.layers import Attention, LayerSpec, layer_specs
 from sim.models.layers.grouped_query import GroupedQueryAttention
-from sim.models.served import ServingDims, embedding_tokens, head_samples, serving_dims
+from sim.models.served import ServingDims, embedding_tokens, head_samples
 from sim.models.served_adapters import adapter_products
 from sim.models.served_context import split_decode, split_prefill
 from sim.models.served_queries import of_queries
@@ -38,6 +38,7 @@ from sim.prices.roofline import MOE_LAYER, Device
 from sim.prices.serving_parts import MeasuredParts, measured_parts
 from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
+from sim.serve.dims import serving_dims
 from sim.serve.engines import ENGINES
 from sim.serve.host import Host
 from sim.serve.kept_sizes import LENGTHS, around, sizes_around

@@ -46,7 +46,7 @@ def cached_bytes(
     >>> from sim.inputs.model_input import load_model
     >>> from sim.inputs.scenario import parse_scenario
     >>> from sim.models.layers import attention_spec
-    >>> from sim.models.served import serving_dims
+    >>> from sim.serve.dims import serving_dims
     >>> s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100",
     ...     "inference": {"requests": {"prompt_len": 8, "output_len": 8}}})
     >>> cached_bytes(serving_dims(s), (attention_spec(s.model),), (32,))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import preset_name
 from sim.inputs.parallelism import Parallelism
-from sim.inputs.program_file import read_program
 from sim.inputs.scenario import Scenario
 from sim.models.parameters import count_parameters
 from sim.results.result import StepResult
@@ -185,6 +184,8 @@ def size_words(model: ModelConfig) -> str:
     '46.7B parameters, 12.9B active, 32 layers'
     """
     if model.program is not None:
+        from sim.inputs.program_file import read_program
+
         elements = sum(p.elements for p in read_program(Path(model.program)).parameters)
         return f"{Path(model.program).name}: {billions(elements)} parameters, {model.layers} blocks"
     counted = count_parameters(model)

@@ -14,9 +14,9 @@ from sim.inputs.scenario import Scenario, load_scenario
 from sim.models.layers import attention_spec
 from sim.models.layers.experts import active_experts
 from sim.models.parameters import count_parameters
-from sim.models.served import serving_dims
 from sim.prices.profiles import load_profile
 from sim.serve.costs import Load, iteration_costs
+from sim.serve.dims import serving_dims
 from sim.serve.memory import cached_bytes, weight_bytes
 from sim.serve.requests import Request
 from sim.serve.result import waiting_at_last_arrival

@@ -1,0 +1,75 @@
+"""A captured program as the source of a scenario's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sim.core.dtypes import dtype_bytes
+from sim.core.program import Block, Program, WeightShape
+from sim.models.captured_model import captured_model, with_accumulation
+from sim.models.dims import Shard
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+
+
+class Captured:
+    """A model as `calibrate.capture` recorded it."""
+
+    def __init__(self, scenario: Scenario, path: str) -> None:
+        self.scenario, self.model = scenario, captured_model(path)
+
+    def first(self) -> Block:
+        """What runs before the modules that repeat."""
+        return self._block(0)
+
+    def layer(self, number: int, shard: Shard) -> Block:
+        """One of the modules that repeat."""
+        return self._block(number + 1)
+
+    def last(self, shard: Shard) -> tuple[Block, ...]:
+        """What runs after them."""
+        return (self._block(len(self.model.pieces) - 1),)
+
+    def _block(self, piece: int) -> Block:
+        s = self.scenario
+        whole = s.parallelism.zero < 2 or s.parallelism.accumulate_unsharded
+        return with_accumulation(self.model.pieces[piece], s.micro_batches if whole else 1)
+
+    def layer_sort(self, number: int) -> tuple[object, ...]:
+        """Equal blocks have one number."""
+        return (self.model.sorts[number],)
+
+    def input_bytes(self, layer: int | None) -> float:
+        """What the program carries there."""
+        return min(self.model.input_bytes) if layer is None else self.model.input_bytes[layer]
+
+    def parameter_bytes(self) -> float:
+        """As the program keeps them: their casts are its own operators."""
+        return dtype_bytes(self.scenario.for_training.param_dtype)
+
+    def tied_elements(self) -> int:
+        """Of parameters that input and output both read."""
+        return self.model.tied_elements
+
+    def copied_elements(self) -> int:
+        """Those that are tied."""
+        return self.model.tied_elements
+
+    def step_items(self, n_params: int, matrices: Sequence[WeightShape]) -> tuple[Program, Program]:
+        """The program's own, as far as a rank's parameters go."""
+        return self.model.step_items(n_params)
+
+    def flops_per_token(self, causal_half: bool) -> float:
+        """Matmuls and attention of forward and backward; what is recomputed is not counted."""
+        t = self.scenario.for_training
+        return self.model.flops[0 if causal_half else 1] / (t.micro_batch_size * t.seq_len)
+
+    def stranded_bytes(self) -> float:
+        """Nothing is known of segments."""
+        return 0.0
+
+    def unknown(self) -> dict[str, int]:
+        """See `CapturedModel`."""
+        return self.model.unknown
