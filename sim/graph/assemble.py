@@ -15,7 +15,7 @@ import numpy as np
 
 from sim.graph.messages import NO_HOP, Messages
 from sim.graph.placements import Placements
-from sim.graph.taskgraph import Columns, Deadlock, Floats, Ints, Launches, Waits, ints, ragged
+from sim.graph.taskgraph import Columns, Deadlock, Floats, Ints, Launches, Waits, ints, ragged, ragged_rows
 from sim.programs.compile import COMPUTE
 
 NO_TASK = -1
@@ -110,20 +110,22 @@ class AssembledGraph:
 
     def _tasks(self) -> tuple[Floats, Ints, Ints]:
         """Seconds, kind and step of all tasks but messages."""
-        placement, row = ragged(self.tasks_in, self.pattern)
-        seconds = np.array(list(chain.from_iterable(p.seconds for p in self.patterns)))
+        row, many = ragged_rows(self.tasks_in, self.pattern), self.tasks_in[self.pattern]
+        seconds = np.array(list(chain.from_iterable(p.seconds for p in self.patterns)))[row]
         # `row` counts through the tasks of all patterns, `kinds_at` from the first task of the placement.
-        kinds_from = self.kinds_at - (np.cumsum(self.tasks_in) - self.tasks_in)[self.pattern]
-        task_kind = ints(self.placements.task_kinds)[kinds_from[placement] + row]
-        return seconds[row], task_kind, self.step[placement]
+        row += np.repeat(self.kinds_at - (np.cumsum(self.tasks_in) - self.tasks_in)[self.pattern], many)
+        return seconds, ints(self.placements.task_kinds)[row], np.repeat(self.step, many)
 
     def _within_placements(self) -> Launches:
         """Waits inside each placement; returns the launches there."""
         pairs = ints(list(chain.from_iterable(chain.from_iterable(p.waits for p in self.patterns)))).reshape(-1, 2)
-        placement, row = ragged(ints([len(p.waits) for p in self.patterns]), self.pattern)
+        counts = ints([len(p.waits) for p in self.patterns])
+        row, first = ragged_rows(counts, self.pattern), np.repeat(self.first_task, counts[self.pattern])
         # Pairs are numbers within a pattern. Adding the placement's first task turns them into tasks of the step.
-        first = self.first_task[placement]
-        self._waits(waiter=first + pairs[row, 1], until=first + pairs[row, 0])
+        until, waiter = (side[row] for side in pairs.T)
+        until += first
+        waiter += first
+        self._waits(waiter=waiter, until=until)
         launched = list(chain.from_iterable(p.launches for p in self.patterns))
         placement, row = ragged(ints([len(p.launches) for p in self.patterns]), self.pattern)
         task, lag_s = ints([i for i, _ in launched]), np.array([lag_s for _, lag_s in launched], dtype=np.float64)

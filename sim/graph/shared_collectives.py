@@ -6,15 +6,14 @@ ended, and takes as long as for the slowest.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+from msgspec import Struct
 
-from sim.graph.taskgraph import Collective, Columns, Deadlock, Ints, KindTable, Launches, Waits, ints
+from sim.graph.taskgraph import Collective, Columns, Deadlock, Ints, KindTable, Launches, ints
 from sim.programs.compile import LocalTask
 
 
-class CollectivePart(NamedTuple):
+class CollectivePart(Struct, frozen=True):
     """A class's part in the collectives of a group."""
 
     class_index: int
@@ -47,11 +46,12 @@ def merge_collectives(columns: Columns, all_parts: list[CollectivePart], table: 
     moved -= 1
     moved[task] = np.repeat(moved[first], np.diff(np.append(begin, len(task))))
     waits, (launcher, launched, lag_s) = columns.waits, columns.launches
+    for side in waits:  # where they stand: they are the longest columns of a step ("clip" spares a copy)
+        np.take(moved, side, out=side, mode="clip")
     return columns._replace(
         seconds=seconds[stays],
         task_kind=task_kind[stays],
         step=columns.step[stays],
-        waits=Waits(moved[waits.first], moved[waits.second]),
         launches=Launches(moved[launcher], moved[launched], lag_s),
     ), moved
 

@@ -44,7 +44,7 @@ class Message(NamedTuple):
     seconds: float
 
 
-class Collective(NamedTuple):
+class Collective(Struct, frozen=True):
     """What a task does that is a collective, or a copy to or from the host: each simulated class's part in it."""
 
     parts: tuple[tuple[int, LocalTask], ...]
@@ -58,7 +58,7 @@ class WholeAction(NamedTuple):
     program: CompiledProgram
 
 
-class CollectiveStep(NamedTuple):
+class CollectiveStep(Struct, frozen=True):
     """What a task does that is one message of a collective (`collective_steps`).
 
     `sender`, `receiver`: both classes' parts in the whole, which alone takes `seconds`; the message is one of `chain`
@@ -79,7 +79,7 @@ Work = Message | Collective | CollectiveStep | WholeAction
 
 # Repeated micro-batches make thousands of tasks of a few dozen kinds. What a task shows, and what it puts on links,
 # therefore stands with its kind and is worked out once for all of them.
-class TaskKind(NamedTuple):
+class TaskKind(Struct, frozen=True):
     """What all tasks of one kind share: they are the same work of the same ranks, once for each micro-batch.
 
     `rows` of the timeline: a task has a span on each; a message and a collective of several simulated ranks have more
@@ -316,13 +316,18 @@ def ragged(counts: Ints, picks: Ints) -> tuple[Ints, Ints]:
     >>> [x.tolist() for x in ragged(np.array([1, 2]), np.array([1, 0, 1]))]
     [[0, 0, 1, 2, 2], [1, 2, 0, 1, 2]]
     """
+    return np.repeat(np.arange(len(picks)), counts[picks]), ragged_rows(counts, picks)
+
+
+def ragged_rows(counts: Ints, picks: Ints) -> Ints:
+    """Where a row of `ragged` stands in the table."""
     many = counts[picks]
-    pick = np.repeat(np.arange(len(picks)), many)
-    # Three terms give the place in the table: where the picked part begins there, less where its copy begins in the
-    # output, plus the running place in the output. No loop over parts is left.
-    row = ((np.cumsum(counts) - counts)[picks] - (np.cumsum(many) - many))[pick]
-    row += np.arange(len(pick))
-    return pick, row
+    # Three terms give that place: where the picked part begins there, less where its copy begins in the output, plus
+    # the running place in the output. No loop over parts is left. Ten million rows make every column cost more to
+    # allocate than to fill, so there is one beside the result.
+    rows: Ints = np.repeat((np.cumsum(counts) - counts)[picks] - (np.cumsum(many) - many), many)
+    rows += np.arange(len(rows))
+    return rows
 
 
 def ints(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Ints:
