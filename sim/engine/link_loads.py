@@ -88,7 +88,7 @@ class LinkLoads:
         class_index, program = action
         if action not in self._peaks:
             # What is left running has tasks of its own, whose flows are counted there.
-            left = {x.stream for x in program.launches}
+            left = program.launch_streams
             changes: dict[int, list[tuple[float, float]]] = {}
             for task, end_s in zip(program.tasks, program.ends_s, strict=True):
                 if task.group and task.stream not in left and self._links(class_index, task.group):

@@ -19,6 +19,7 @@ from sim.graph.taskgraph import Columns, Deadlock, Floats, Ints, Launches, Waits
 from sim.programs.compile import COMPUTE
 
 NO_TASK = -1
+PAIRS_AT_ONCE = 1 << 17  # a few columns of so many stay in a core's cache
 
 
 class _Ends(NamedTuple):
@@ -53,7 +54,7 @@ class AssembledGraph:
         self.first_task = np.cumsum(tasks_placed) - tasks_placed
         self.follows = np.append(False, self.class_of[1:] == self.class_of[:-1])  # another placement of its class
         self.pairs: list[tuple[Ints, Ints]] = []
-        launches = self._within_placements()
+        launches = self._launches()
         # Streams come before all that asks for a placement's result, since they note its last computation. Their pairs
         # are added last: of waits that end together the critical path takes the first, and a dependency explains more
         # than the order on a stream.
@@ -64,7 +65,7 @@ class AssembledGraph:
         self._before_the_epilogue()
         self._for_gathered_parameters()
         self.pairs += along_streams
-        waits = Waits(*(np.concatenate(side) for side in zip(*self.pairs, strict=True)))
+        waits = self._all_waits()
         seconds, task_kind, step = (np.concatenate(both) for both in zip(own, sent, strict=True))
         self.columns = Columns(seconds, task_kind, step, self.steps, waits, launches)
 
@@ -116,20 +117,35 @@ class AssembledGraph:
         row += np.repeat(self.kinds_at - (np.cumsum(self.tasks_in) - self.tasks_in)[self.pattern], many)
         return seconds, ints(self.placements.task_kinds)[row], np.repeat(self.step, many)
 
-    def _within_placements(self) -> Launches:
-        """Waits inside each placement; returns the launches there."""
-        pairs = ints(list(chain.from_iterable(chain.from_iterable(p.waits for p in self.patterns)))).reshape(-1, 2)
-        counts = ints([len(p.waits) for p in self.patterns])
-        row, first = ragged_rows(counts, self.pattern), np.repeat(self.first_task, counts[self.pattern])
-        # Pairs are numbers within a pattern. Adding the placement's first task turns them into tasks of the step.
-        until, waiter = (side[row] for side in pairs.T)
-        until += first
-        waiter += first
-        self._waits(waiter=waiter, until=until)
+    def _launches(self) -> Launches:
+        """The launches inside each placement."""
         launched = list(chain.from_iterable(p.launches for p in self.patterns))
         placement, row = ragged(ints([len(p.launches) for p in self.patterns]), self.pattern)
         task, lag_s = ints([i for i, _ in launched]), np.array([lag_s for _, lag_s in launched], dtype=np.float64)
         return Launches(self.first_task[placement], self.first_task[placement] + task[row], lag_s[row])
+
+    def _all_waits(self) -> Waits:
+        """Those inside placements, nine tenths of all, and then `pairs`."""
+        inside = ints(list(chain.from_iterable(chain.from_iterable(p.waits for p in self.patterns)))).reshape(-1, 2).T
+        counts = ints([len(p.waits) for p in self.patterns])
+        after = np.cumsum(counts[self.pattern])
+        count = int(after[-1]) if len(after) else 0
+        waits = Waits(
+            *(np.empty(count + sum(map(len, side)), dtype=np.int64) for side in zip(*self.pairs, strict=True))
+        )
+        # Ten million pairs go in straight where they stay, part by part: memory costs more to get than to fill.
+        parts = np.searchsorted(after, np.arange(0, count, PAIRS_AT_ONCE)).tolist()
+        end = 0
+        for part in map(slice, parts, [*parts[1:], len(after)]):
+            row = ragged_rows(counts, self.pattern[part])
+            begin, end = end, end + len(row)
+            # Pairs are numbers within a pattern. Adding the placement's first task turns them into tasks of the step.
+            first = np.repeat(self.first_task[part], counts[self.pattern[part]])
+            for column, side in zip(waits, inside, strict=True):
+                np.add(side[row], first, out=column[begin:end])
+        for column, others in zip(waits, zip(*self.pairs, strict=True), strict=True):
+            np.concatenate(others, out=column[count:])
+        return waits
 
     def _along_streams(self) -> list[tuple[Ints, Ints]]:
         """Pairs of tasks that follow each other on a stream of a rank, from one placement that uses it to the next.

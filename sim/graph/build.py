@@ -194,7 +194,7 @@ class StepBuilder:
         # What runs is overestimated on purpose: nobody knows before the run when a stream falls silent. A step that is
         # expanded without need costs time and changes no result.
         running = {stream for program in before for stream in _left_running(program)}
-        ever_running = running.union(*(p.single.streams for p in placed))
+        ever_running = running.union(*(p.program.launch_streams for p in placed))
         unhindered = all(p.alone and not p.early and ever_running.isdisjoint(p.program.joined) for p in placed)
         # Without gradient buckets and prefetched parameters nothing is left running: one answer serves all steps.
         if unhindered and not self.expanded:
@@ -210,7 +210,7 @@ class StepBuilder:
             p, waits = placed[i], waits or takes_input
             alone = p.alone and not (p.early and waits) and running.isdisjoint(p.program.joined)
             alone = alone and (class_index, self.lists.steps[step][0]) not in self.expanded
-            running.update(p.single.streams if alone else _left_running(p.program))
+            running.update(p.program.launch_streams if alone else _left_running(p.program))
             waits = posts_send or not (alone or not p.program.tail)  # the next step waits for these
             out.append(alone)
         return out

@@ -61,17 +61,22 @@ class SingleTaskForm(Struct, frozen=True, eq=False):
 class PlacedProgram(Struct, frozen=True, eq=False):
     """A compiled program as a class of ranks runs it, worked out once for all its stages and micro-batches.
 
-    `alone`: the `single` task may stand for the program; it then waits for the gathers in `external`. `early`: part of
+    `single`: the form in which one task may stand for the program, None where none may; it then waits for the gathers
+    in `external`. `early`: part of
     the program needs no input and starts before it arrives, so one task stands for it only where no input is waited
     for. `name`: its spans' kind.
     """
 
     program: CompiledProgram
     name: str
-    alone: bool
     early: bool
     external: tuple[str, ...]
-    single: SingleTaskForm
+    single: SingleTaskForm | None
+
+    @property
+    def alone(self) -> bool:
+        """Whether one task may stand for the program."""
+        return self.single is not None
 
 
 # Two levels of keys. A search asks for the same action of the same stage again and again, and `by_action` answers that
@@ -166,15 +171,15 @@ class ActionPrograms:
         # A collective of several simulated classes starts when the last member arrives. What follows it in the program
         # then stands at no fixed offset, so one task of fixed seconds cannot stand for the whole.
         alone = program.alone and not self._meets_others(class_index, program)
+        alone = alone and (not self.fineness.expand or not program.tasks)  # an empty stage still has its action
         placed = self._placed[class_index, program] = PlacedProgram(
             program,
             name,
-            alone and (not self.fineness.expand or not program.tasks),  # an empty stage still has its action
             # FSDP gathers parameters before the activations arrive. Such a gather needs no input, so it may start
             # early.
             DP in program.first_streams,
             program.external,
-            self._single_task(class_index, program, name),
+            self._single_task(class_index, program, name) if alone else None,
         )
         return placed
 

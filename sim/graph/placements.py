@@ -62,7 +62,10 @@ class Placements:
             return self.one_by_one(placed.program, placed.name)
         # A `PlacedProgram` is compared by identity and belongs to one class, so it is a key by itself.
         if placed not in self._placed:
-            return self._place(placed, self._pattern(placed, lambda: whole(placed)), placed.single.task_kinds)
+            single = placed.single
+            assert single is not None  # what may stand alone has it
+            pattern = self._pattern(placed, lambda: whole(single, placed.external))
+            return self._place(placed, pattern, single.task_kinds)
         return self._placed[placed]
 
     def one_by_one(self, program: CompiledProgram, name: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sim.graph.compiled import PlacedProgram
+from sim.graph.compiled import SingleTaskForm
 from sim.programs.compile import COMPUTE, CompiledProgram
 from sim.programs.data_parallel import DP
 
@@ -37,9 +37,8 @@ class TaskPattern(NamedTuple):
     acts: tuple[int, int]
 
 
-def whole(placed: PlacedProgram) -> TaskPattern:
-    """One task for a program, and what it leaves running."""
-    single = placed.single
+def whole(single: SingleTaskForm, needed: tuple[str, ...]) -> TaskPattern:
+    """One task for a program, and what it leaves running; `needed`: handles of gathers that it waits for."""
     # The whole stands on the compute stream, whose order already puts it after what the rank computed before. It
     # therefore has no `begins` of its own.
     first, last = {COMPUTE: 0}, {COMPUTE: 0}
@@ -50,7 +49,7 @@ def whole(placed: PlacedProgram) -> TaskPattern:
         # Each has its own earliest start, but one stream: NCCL runs them one after another.
         waits += [(i, i + 1) for i in range(offset, last[stream])]
     left = {stream: last[stream] for stream in single.streams}
-    external = [(0, placed.external)] if placed.external else []
+    external = [(0, needed)] if needed else []
     return TaskPattern(single.seconds, waits, launches, [], [0], first, last, (), left, external, (), (0, 0))
 
 

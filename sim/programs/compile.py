@@ -170,12 +170,16 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def launches_apart(self) -> tuple[tuple[Launch, LocalTask], ...]:
         """`launches` as one for each communication."""
-        left = {x.stream for x in self.launches}
         return tuple(
             (Launch(t.stream, t.kind, max((self.ends_s[d] for d in t.deps), default=0.0), t.seconds, t.detail), t)
             for t in self.tasks
-            if t.stream in left
+            if t.stream in self.launch_streams
         )
+
+    @cached_property
+    def launch_streams(self) -> frozenset[str]:
+        """Streams of `launches`."""
+        return frozenset([launch.stream for launch in self.launches])
 
     @cached_property
     def distinct(self) -> tuple[list[LocalTask], list[int]]:
