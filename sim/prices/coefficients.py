@@ -81,7 +81,9 @@ class Coefficients:
     fp8_gradient_slowdown: float = _constant(1.0, "time of fp8 gradient matmuls by that of the points", True)
     matmul_slowdown_of: Mapping[str, float] = _entries("time of matmuls of one kernel by that of the points")
     result_exposed: float = _constant(0.5, "part of a result's extra traffic that no other tile's matmul hides")
-    group_launch_s: float = _constant(0.0, "least time of one group of a grouped matmul")
+    group_launch_s: float = _constant(
+        0.0, "least time of one group of a grouped matmul, on the device, and on the host that launches it in a loop"
+    )
     memory_efficiency: float | None = _constant(None, "part of the bandwidth that streaming kernels reach", True)
     memory_efficiency_of: Mapping[str, float] = _entries(
         "part of the bandwidth that streaming kernels of one kind reach"

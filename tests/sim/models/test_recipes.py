@@ -203,7 +203,7 @@ def test_a_framework_has_a_recipe_of_its_own() -> None:
     [
         ({"framework": "compiled", "fp8_recipe": "delayed"}, "found 'delayed'.* tensorwise, rowwise"),
         ({"framework": "megatron", "fp8_recipe": "rowwise"}, "found 'rowwise'.* delayed, tensorwise, blockwise"),
-        ({"precision": "bf16", "fp8_recipe": "delayed"}, "precision bf16: none"),
+        ({"precision": "bf16", "fp8_recipe": "delayed"}, "precision bf16 nothing is scaled"),
     ],
 )
 def test_a_recipe_that_nobody_runs_is_refused(training: dict[str, Any], words: str) -> None:
