@@ -33,13 +33,13 @@ DATA, PAGE, PICTURES = ROOT / "docs" / "families.yaml", ROOT / "docs" / "familie
 LENGTH = 8192  # tokens of the sequence that cache and flops are given for
 INTRO = """# Families, one by one
 
-One published model of each family that is read from Hugging Face configs, with a picture of its layers from
-first to last: above, what mixes tokens, below, what stands behind it. Parameters are counted, active ones are
-those that a token is multiplied by and what stands beside them. Cache: bytes of a sequence of {length:,} tokens
-in 16 bits, keys, values and states of all layers, for each token. Flops: forward and backward of a token of
-such a sequence, attention counted causally.
+The page has one published model of each family that can be read from Hugging Face configs. Each picture has the layers
+from first to last: the upper row is attention (or what replaces it), the lower row the MLP or experts. "Active" counts
+the parameters that one token uses. "Cache a token": keys, values and states of all layers in 16 bits, in bytes per
+token of a sequence of {length:,} tokens. "Flops a token": forward and backward for one token of such a sequence, with
+causal attention.
 
-`python -m docs.families` writes this page from `docs/families.yaml`. What is approximate: [models](models.md#families).
+`python -m docs.families` writes this page from `docs/families.yaml`. [Models](models.md#families) says what is approximate.
 """
 COLOURS = {
     "full": "#4e79a7", "window": "#a0cbe8", "chunks": "#76b7b2", "latent": "#b07aa1", "selected": "#d4a6c8",
