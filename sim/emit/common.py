@@ -8,7 +8,8 @@ from msgspec import Struct, field
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
-from sim.models.frameworks import FRAMEWORKS, Framework, framework_of
+from sim.models.framework_facts import Framework
+from sim.models.frameworks import FRAMEWORKS, framework_of
 
 LAID_OUT = ("training.micro_batch_size", "training.recompute")  # what belongs to a layout outside of `parallelism`
 

@@ -11,7 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from sim.core.dtypes import MomentDtype, Precision, StorageDtype, sixteen_bit
 from sim.inputs.input_source import UserInput, as_tuple
-from sim.models.frameworks import FRAMEWORKS, AttentionKernel, framework_at
+from sim.models.framework_facts import AttentionKernel
+from sim.models.frameworks import FRAMEWORKS, framework_at
 from sim.models.recipes import RecipeName
 
 RecomputeMode = Literal["none", "selective", "selective_op", "full"]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
-from sim.models.frameworks import Framework, framework_of
+from sim.models.framework_facts import Framework
+from sim.models.frameworks import framework_of
 from sim.models.packing import PackedBatch, pack
 from sim.models.recipes import Recipe, recipe_of
 

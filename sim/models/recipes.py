@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple, Protocol
 from msgspec import Struct
 
 from sim.core.errors import InputError
-from sim.models.frameworks import Framework, framework_of
+from sim.models.framework_facts import Framework
+from sim.models.frameworks import framework_of
 
 RecipeName = Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
 

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from sim.core.errors import InputError
 from sim.core.normal import normal_quantile
 from sim.core.program import Compute, Phase, Role
-from sim.models.frameworks import AttentionKernel, attention_picks
+from sim.models.framework_facts import AttentionKernel
+from sim.models.frameworks import attention_picks
 from sim.prices.attention_speed import SCORES, SPARSE, flash_seconds
 from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY
 from sim.prices.coefficients import AS_STATED, PriceOptions

@@ -12,7 +12,8 @@ from sim.core.errors import InputError
 from sim.inputs.explain import explain
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import json_schema, load_scenario, parse_scenario
-from sim.models.frameworks import FRAMEWORKS, Framework, framework_table
+from sim.models.framework_facts import Framework
+from sim.models.frameworks import FRAMEWORKS, framework_table
 from sim.simulation import simulate
 
 
