@@ -16,9 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from sim.core.program import Compute, Phase
 from sim.prices.coefficients import PriceOptions
-from sim.prices.kernel_tables import kernel_file, shape_bytes, shape_flops
+from sim.prices.kernel_file import kernel_file
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
+from sim.prices.roofline import shape_bytes, shape_flops
 from topology.presets import GPUS
 
 BURSTS = PriceOptions(power=False, host=False)  # as the kernels were timed

@@ -23,7 +23,9 @@ sys.path.insert(0, str(ROOT))
 from profile_coefficients import COEFFICIENTS, RELATIVES, source_of  # noqa: E402
 
 from sim.core.files import write_json  # noqa: E402
-from sim.prices.kernel_tables import TYPES, Shapes, make_table  # noqa: E402
+from sim.prices.kernel_file import TYPES  # noqa: E402
+from sim.prices.kernel_shapes import Shapes  # noqa: E402
+from sim.prices.kernel_tables import make_table  # noqa: E402
 from sim.prices.profile import PointTable  # noqa: E402
 from sim.prices.profile_input import profile_from  # noqa: E402
 from sim.prices.roofline import Device  # noqa: E402
@@ -36,7 +38,7 @@ from topology.spec import GpuSpec  # noqa: E402
 MEASURED = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
 MEASURED |= {"b300": "b300-sxm", "gb300": "gb300", "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000-server"}
 DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16"}
-QUANTIZED = ("fp8", "nvfp4")  # measured from a 16-bit input on: sim.prices.kernel_tables
+QUANTIZED = ("fp8", "nvfp4")  # measured from a 16-bit input on: sim.prices.kernel_file
 SUSTAINED = ("all_reduce", "all_gather", "reduce_scatter")
 SUSTAINED_BYTES = 32 << 20  # the published lines' latency is none of a small message
 HOST_SHARE = 0.25  # of a GPU's PCIe bandwidth, that groups with a direct way to each other pass
@@ -140,7 +142,7 @@ def left_out_error(
 
 
 def save(path: Path, data: Columns) -> None:
-    """A file as `sim.prices.kernel_tables` reads it."""
+    """A file as `sim.prices.kernel_file` reads it."""
     columns: Columns = {}
     for key, array in data.items():
         if key.endswith("|shapes"):

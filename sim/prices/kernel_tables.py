@@ -1,30 +1,20 @@
-"""Measured kernels as efficiency surfaces, and the shipped files that hold hundreds of thousands of them.
+"""Measured kernels as efficiency surfaces.
 
-A shipped file is in the safetensors layout: the length of a header, the header (JSON: each column's type, shape and
-place), the columns. Of an operator these are `OP|DTYPE|seconds` [points]; `OP|DTYPE|sizes`, the few that occur in the
-first dimension, in the second, ..., `OP|DTYPE|counts` of each; `OP|DTYPE|codes` [dimensions, points], which of its
-dimension's sizes a point has; `OP|DTYPE|error`. Only the operators that a run asks for are read, and of their points
-only those nearest to what is asked are worked out. (The `safetensors` package reads no faster, 0.15 ms an operator; it
-would be one more compiled package that everybody must install, and 2 ms of a run's start.) What is interpolated is the
-efficiency
+What is interpolated is the efficiency
 
     (roofline seconds + floor) / measured seconds,
 
-`floor` being what the least kernel takes: so a small kernel's efficiency is as smooth as a large one's.
+`floor` being what the least kernel takes: so a small kernel's efficiency is as smooth as a large one's. Of hundreds of
+thousands of points only those nearest to what is asked are worked out.
 
-The 8- and 4-bit matmuls were measured through a serving framework's linear layer, which first quantizes its 16-bit
-input. What that takes, `OP|DTYPE|input_s` [seconds, seconds an element of the input], is taken off: a training step and
-a served one have that conversion as an operator of their own. Their result has 16 bits.
+What quantizing an input took, where kernels were measured with it (`sim.prices.kernel_file`), is taken off: a training
+step and a served one have that conversion as an operator of their own. Their result has 16 bits.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,9 +22,9 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.errors import InputError
 from sim.prices.expert_splits import within_splits
 from sim.prices.interpolation import Surface
+from sim.prices.kernel_shapes import Columns, Shapes, coordinates
 from sim.prices.profile import PointTable
 from sim.prices.roofline import (
     ATTENTION,
@@ -43,131 +33,12 @@ from sim.prices.roofline import (
     MATMULS,
     MOE_LAYER,
     Device,
-    N,
     shape_bytes,
     shape_flops,
 )
 
 BEST = 0.8  # what large matmuls reach of the peak, in 16 bits
 READ = 0.86  # what the longest decodes reach of an A100's bandwidth where each query head has keys of its own
-TYPES = {"U8": np.uint8, "I32": np.int32, "F32": np.float32, "F64": np.float64}  # in a file's header
-Columns = list[NDArray[np.float64]]  # sizes [points], dimension by dimension
-SHIPPED_KERNELS = Path(__file__).parents[1] / "presets" / "kernels"
-
-
-# Numpy gives a view for a slice, where an array of all indices would copy.
-ALL = slice(None)
-
-
-class Shapes:
-    """The shapes of points: the `sizes` that occur in each dimension, and `codes` [dimensions, points], which of them
-    each point has."""
-
-    def __init__(self, sizes: list[NDArray[np.float64]], codes: NDArray[Any]) -> None:
-        self.sizes, self.codes = sizes, codes
-        # A dictionary a dimension, because a run asks for thousands of shapes, and most are not among the points.
-        self._known = [{size: code for code, size in enumerate(row.tolist())} for row in sizes]
-
-    @staticmethod
-    def of(shapes: NDArray[np.int64]) -> Shapes:
-        """Index `shapes` [points, dimensions]."""
-        found = [np.unique(column, return_inverse=True) for column in shapes.T]
-        return Shapes([sizes.astype(np.float64) for sizes, _ in found], np.array([codes for _, codes in found]))
-
-    def columns(self, points: NDArray[np.intp] | slice = ALL) -> list[NDArray[np.float64]]:
-        """Sizes of points, dimension by dimension."""
-        return [sizes[codes] for sizes, codes in zip(self.sizes, self.codes[:, points], strict=True)]
-
-    def coordinates(self, kind: str) -> NDArray[np.float64]:
-        """`coordinates` of all points [dimensions of efficiency, points]; log2 of 0 as of 1."""
-        logs = [np.log2(np.maximum(sizes, 1.0)) for sizes in self.sizes]
-        # A mean of two dimensions needs both sizes of a point, so logarithms are dealt out to points first.
-        if kind in ATTENTION:  # mixes dimensions
-            logs = [log[codes] for log, codes in zip(logs, self.codes, strict=True)]
-            return np.array(coordinates(kind, logs))
-        # Elsewhere a dimension has a few sizes, whose logarithms are taken once and dealt out by code.
-        found = np.empty(self.codes.shape)
-        for row, log, codes in zip(found, coordinates(kind, logs), self.codes, strict=True):
-            np.take(log, codes, out=row, mode="clip")  # the other modes copy
-        return found
-
-    def last(self, shape: tuple[int, ...]) -> int | None:
-        """The last point of this very shape."""
-        # Of a shape in two tables of a profile the later one counts.
-        same: NDArray[np.bool] | None = None
-        for known, codes, size in zip(self._known, self.codes, shape, strict=True):
-            if size not in known:
-                return None
-            # A dimension of one size rules no point out, so no array is made for it.
-            if len(known) > 1:
-                here: NDArray[np.bool] = codes == known[size]
-                same = here if same is None else np.logical_and(same, here, out=same)
-        if same is None:
-            return len(self.codes[0]) - 1
-        found = np.flatnonzero(same)
-        return int(found[-1]) if len(found) else None
-
-
-class KernelFile:
-    """A shipped file of measured kernels, read operator by operator."""
-
-    def __init__(self, name: str) -> None:
-        self._path = SHIPPED_KERNELS / f"{name}.safetensors"
-        try:
-            # A profile is user input. A name such as `../x` must not lead to other files.
-            if self._path.parent != SHIPPED_KERNELS:
-                raise FileNotFoundError(name)
-            with self._path.open("rb") as file:
-                # safetensors: eight bytes of header length, then the header, then the columns, counted from its end.
-                self._start = 8 + int.from_bytes(file.read(8), "little")
-                self._columns = json.loads(file.read(self._start - 8))
-        except (OSError, ValueError):
-            known = sorted(p.stem for p in SHIPPED_KERNELS.glob("*.safetensors"))
-            raise InputError(f"profile: kernels: found {name[:60]!r}; allowed: {', '.join(known)}") from None
-        self.tables = frozenset(tuple(key.split("|")[:2]) for key in self._columns)
-
-    def points(self, op: str, dtype: str) -> tuple[Shapes, NDArray[np.float32], float]:
-        """Shapes and seconds of an operator, and the relative error of predicting each point from the others."""
-        found = self._read(op, dtype)
-        sizes, ends = found["sizes"].astype(np.float64), accumulate(found["counts"].tolist(), initial=0)
-        shapes = Shapes([sizes[start:end] for start, end in pairwise(ends)], found["codes"])
-        return shapes, found["seconds"], float(found["error"][0])
-
-    def table(self, op: str, dtype: str) -> tuple[PointTable, float]:
-        """All points of an operator, and the error as in `points`."""
-        points, seconds, error = self.points(op, dtype)
-        count, shapes = len(seconds), np.column_stack(points.columns()).astype(np.int64)
-        # The shipped files hold one median a point, without its spread or its number of samples.
-        zeros, ones = np.zeros(count), np.ones(count, dtype=np.int64)
-        return PointTable(op, dtype, shapes, seconds.astype(np.float64), zeros, ones), error
-
-    def input_s(self, op: str, dtype: str) -> tuple[float, float]:
-        """Time of quantizing the input in an operator's points: seconds, and seconds an element; mostly zeros."""
-        if f"{op}|{dtype}|input_s" not in self._columns:
-            return 0.0, 0.0
-        start_s, element_s = self._read(op, dtype)["input_s"].tolist()
-        return start_s, element_s
-
-    def _read(self, op: str, dtype: str) -> dict[str, NDArray[Any]]:
-        """The columns of an operator, which lie side by side."""
-        own = {key.split("|")[2]: c for key, c in self._columns.items() if key.startswith(f"{op}|{dtype}|")}
-        start = min(c["data_offsets"][0] for c in own.values())
-        # One seek and one read bring all columns of the operator. A buffer would copy tens of megabytes again.
-        with self._path.open("rb", buffering=0) as file:
-            file.seek(self._start + start)
-            raw = file.read(max(c["data_offsets"][1] for c in own.values()) - start)
-        return {
-            key: np.frombuffer(raw, TYPES[c["dtype"]], math.prod(c["shape"]), c["data_offsets"][0] - start).reshape(
-                c["shape"]
-            )
-            for key, c in own.items()
-        }
-
-
-@lru_cache(maxsize=16)
-def kernel_file(name: str) -> KernelFile:
-    """A shipped file, opened once a process."""
-    return KernelFile(name)
 
 
 class Table(Struct, frozen=True, eq=False, dict=True):
@@ -353,24 +224,6 @@ def waves(
     # A last wave that is not full takes as long as a full one. Tiles at the edges are computed whole.
     computed = np.ceil(tiles / sm_count) * sm_count * _TILE_ROWS * _TILE_WIDTHS
     return np.asarray(np.log(computed / (batch * m * n)), dtype=np.float64)
-
-
-def coordinates(kind: str, log2: Sequence[N]) -> list[N]:
-    """log2 of every dimension that efficiency depends on, each weighted by how much.
-
-    Matmuls: batch, m, n, and k at half, for it only lengthens the loop of a tile. Attention: batch, heads, groups of
-    KV heads, mean length and mean head size. Weights from leaving a fifth of the points out: of attention 2 for the
-    head size (it decides which kernel runs), 0.3 for KV heads.
-    """
-    if kind in MATMULS:
-        batch, m, n, k = log2
-        # A lower weight makes points of another k count as near.
-        return [batch, m, n, 0.5 * k]
-    if kind not in ATTENTION:
-        return list(log2)
-    batch, heads, kv_heads, q_len, kv_len, d, dv = log2[:7]
-    # d + dv is twice the mean of both logarithms; the 2 is the weight of the head size.
-    return [batch, heads, 0.3 * kv_heads, (q_len + kv_len) / 2, d + dv]
 
 
 def lookup(table: Table, kind: str, shape: tuple[int, ...], sm_count: int) -> tuple[float, float, float] | None:

@@ -79,7 +79,7 @@ class Profile(Struct, frozen=True, eq=False):
     `reference` names the GPU preset that the points belong to; for a different or an overridden GPU they are
     scaled by the ratio of the two rooflines. Empty: measured on the simulated machine itself, so points stand
     as they are and the coefficients `memory_bandwidth_bytes_per_s` and `peak_DTYPE_flops_per_s` replace the
-    data sheet's. `kernels` names a shipped file of measured kernels (`sim.prices.kernel_tables`), which belong to the
+    data sheet's. `kernels` names a shipped file of measured kernels (`sim.prices.kernel_file`), which belong to the
     `reference` too and are read as they are needed.
     """
 

@@ -24,7 +24,8 @@ from msgspec.structs import replace
 from sim.core.program import Compute, Phase
 from sim.prices.coefficients import USUAL_KERNEL, Coefficients
 from sim.prices.cost import OUTSIDE_PER_OCTAVE, REPEAT_UNCERTAINTY, Cost, measured
-from sim.prices.kernel_tables import Table, kernel_file, lookup, make_table, table_of
+from sim.prices.kernel_file import kernel_file
+from sim.prices.kernel_tables import Table, lookup, make_table, table_of
 from sim.prices.profile import PointTable, Profile
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 

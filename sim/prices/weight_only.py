@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sim.prices.cost import OUTSIDE_PER_OCTAVE
 from sim.prices.interpolation import Surface
-from sim.prices.kernel_tables import kernel_file
+from sim.prices.kernel_file import kernel_file
 from sim.prices.profile import Profile
 from sim.prices.roofline import Device
 

@@ -30,7 +30,7 @@ from sim.models.served_context import split_decode, split_prefill
 from sim.models.served_queries import of_queries
 from sim.prices.coefficients import PriceOptions
 from sim.prices.cost import REPEAT_UNCERTAINTY
-from sim.prices.kernel_tables import kernel_file
+from sim.prices.kernel_file import kernel_file
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing

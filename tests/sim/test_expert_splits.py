@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sim.prices.expert_splits import within_splits
-from sim.prices.kernel_tables import kernel_file
+from sim.prices.kernel_file import kernel_file
 
 
 def points(seconds: dict[int, float]) -> np.ndarray:

@@ -10,7 +10,9 @@ from sim.core.program import Compute, Phase
 from sim.inputs.scenario import parse_scenario
 from sim.prices.attention_speed import flash_seconds
 from sim.prices.coefficients import AttentionSpeed, Coefficients
-from sim.prices.kernel_tables import Shapes, bounds, kernel_file, lookup, make_table
+from sim.prices.kernel_file import kernel_file
+from sim.prices.kernel_shapes import Shapes
+from sim.prices.kernel_tables import bounds, lookup, make_table
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import PointTable
 from sim.prices.profiles import load_profile

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
-from sim.prices.kernel_tables import kernel_file
+from sim.prices.kernel_file import kernel_file
 from sim.prices.operator_prices import Costs
 from sim.validation import fused_prices
 from sim.validation.fused_prices import fused_costs

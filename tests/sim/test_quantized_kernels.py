@@ -9,7 +9,7 @@ import pytest
 
 from sim.core.program import Compute, Phase, Role
 from sim.prices.coefficients import PriceOptions
-from sim.prices.kernel_tables import kernel_file
+from sim.prices.kernel_file import kernel_file
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import shape_bytes, shape_flops

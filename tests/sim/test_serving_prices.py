@@ -12,7 +12,8 @@ from sim.core.program import Comm, Compute
 from sim.inputs.scenario import parse_scenario
 from sim.models.served import embedding_tokens
 from sim.prices.coefficients import Coefficients
-from sim.prices.kernel_tables import kernel_file, lookup, make_table
+from sim.prices.kernel_file import kernel_file
+from sim.prices.kernel_tables import lookup, make_table
 from sim.prices.profile import PointTable, Profile
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import MOE_LAYER, Device, shape_bytes
