@@ -221,6 +221,19 @@ def test_a_megatron_script_with_variables_and_arrays(tmp_path: Path) -> None:
     assert "# not expressed here: --cuda-graph-scope" in text
 
 
+@pytest.mark.parametrize(
+    ("dispatcher", "expected"),
+    [("alltoall", {"groups": 8, "top_groups": 4}), ("flex", {"max_nodes_per_token": 4})],
+)
+def test_a_choice_limited_to_groups(tmp_path: Path, dispatcher: str, expected: dict[str, int]) -> None:
+    """NCCL's all-to-all sends every copy by itself, DeepEP and HybridEP a token once to a node."""
+    experts = f"""    --num-experts 64 --moe-router-topk 8 --moe-router-num-groups 8 --moe-router-group-topk 4 \\
+    --moe-token-dispatcher-type {dispatcher} --sequence-parallel"""
+    text = MEGATRON.replace("    --sequence-parallel", experts)
+    moe = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]["moe"]
+    assert {k: moe[k] for k in ("groups", "top_groups", "max_nodes_per_token") if k in moe} == expected
+
+
 def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> None:
     data, _ = converted(tmp_path, "llama.toml", TITAN, "--cluster", "dgx-h100", "--gpus", "32")
     p, t = data["parallelism"], data["training"]
