@@ -9,7 +9,7 @@ from pathlib import Path
 
 from docs.figures.svg import COLOURS, FAINT, INK, WIDTH
 from sim.inputs.scenario import load_scenario
-from sim.results.link_traffic import step_traffic
+from sim.views.link_traffic import step_traffic
 from sim.simulation import simulate
 from sim.views.topology_page import shade
 from sim.views.units import percent, rate, seconds

@@ -35,7 +35,7 @@ def run_step(scenario: Scenario, path: Path, options: RunOptions) -> bool:
         raise InputError(f"{path}: --engine static: the scenario's processes need SimPy's clock (auto or simpy)")
     simulation = simulate(scenario, engine=engine)
     if options.topology is not None:
-        from sim.results.link_traffic import topology_drawing
+        from sim.views.link_traffic import topology_drawing
 
         write_page(options.topology, topology_drawing(simulation))
     if options.chakra is not None:

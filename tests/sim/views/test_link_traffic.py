@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sim.inputs.scenario import parse_scenario
-from sim.results.link_traffic import step_traffic, topology_drawing
 from sim.simulation import simulate
+from sim.views.link_traffic import step_traffic, topology_drawing
 from tests.sim.cases import case
 
 

@@ -1,11 +1,14 @@
-"""What a simulated step sends, group by group, for drawing the load of each link."""
+"""The drawing of a cluster under a step's traffic: what the step sends, group by group, and how busy each link is."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+from sim.programs.stages import stage_input_bytes
 from sim.simulation import Simulation
-from topology.loads import Traffic
+from sim.views.topology_page import topology_page
+from topology.loads import Traffic, link_loads
+from topology.recognise import first_nodes
 
 MAX_RANKS = 512  # a drawing shows the first nodes alone
 
@@ -29,8 +32,6 @@ def step_traffic(simulation: Simulation) -> list[Traffic]:
 
 def _messages(simulation: Simulation) -> list[Traffic]:
     """Activations forward and their gradients back, between the ranks of neighbouring stages."""
-    from sim.programs.stages import stage_input_bytes
-
     plan, schedule = simulation.plan, simulation.schedule
     stride = plan.mesh.strides["pp"]
     count = schedule.micro_batches // len(schedule.chains)
@@ -51,10 +52,6 @@ def _messages(simulation: Simulation) -> list[Traffic]:
 
 def topology_drawing(simulation: Simulation) -> str:
     """HTML of the cluster with the part of the step for which each link is busy."""
-    from sim.views.topology_page import topology_page
-    from topology.loads import link_loads
-    from topology.recognise import first_nodes
-
     cluster = simulation.scenario.cluster
     drawn = first_nodes(cluster, -(-MAX_RANKS // cluster.gpus_per_node))
     loads = link_loads(drawn, step_traffic(simulation), simulation.step_time_s)
