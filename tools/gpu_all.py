@@ -1,6 +1,6 @@
 """All that is measured on a GPU, by one command, into one folder.
 
-    python tools/gpu_all.py FOLDER [--list] [--only NAME …]
+    python tools/gpu_all.py FOLDER [--list] [--dry-run] [--only NAME …]
 
 Needs one CUDA GPU (torch with CUDA, nvidia-ml-py for the power loops). In order: `calibrate.run` of the node, fused and
 unfused kernels among it; the loops of one kernel and their power and clocks; every scenario of scenarios/cuda as a real
@@ -9,7 +9,11 @@ the bundled ones; a Transformers model, full and with adapters; the node's topol
 measured again, so a lost machine costs one measurement. At the end each real run is compared with its simulation, from
 the calibration taken beside it and from `calibrate.run`'s.
 
-Exit codes: 0 all done, 1 something failed (the rest went on), 2 no GPU or a wrong option.
+`--dry-run` runs the same commands and comparisons on CPU ranks, with two layers of each model and one step (minutes, no
+GPU), so that what would fail at once fails before a GPU is rented; power loops need one and are left out. What it
+writes says nothing of any machine: take a folder of its own.
+
+Exit codes: 0 all done, 1 something failed (the rest went on), 2 no GPU, a missing package or a wrong option.
 """
 
 from __future__ import annotations
@@ -20,11 +24,21 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 1800.0
 SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # ranks that share a GPU; NCCL 2.30.7 or later
+PACKAGES = {"pynvml": "nvidia-ml-py", "transformers": "transformers", "peft": "peft"}  # by the module imported
+SMALL = {  # of each scenario in a dry run
+    "cluster": "cpu-host",
+    "model.layers": "2",
+    "model.vocab": "512",
+    "training.seq_len": "64",
+    "training.precision": "fp32",
+    "training.grad_dtype": "fp32",
+}
 TORCH_BESIDE = ("dp2_bucketed", "1f1b_pp2", "tp2_sp", "zero3_dp2")  # of scenarios/cuda
 
 
@@ -35,13 +49,38 @@ class Work:
     name: str
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()  # keys of PACKAGES
+
+    def dry(self) -> Work | None:
+        """The same on a CPU, quickly; None where there is nothing without a GPU."""
+        if self.name == "power":
+            return None
+        command = tuple("cpu" if word == "cuda" else word for word in self.command)
+        if "calibrate.run" in command:
+            command += ("--quick", "--only", "launch", "--only", "sharing")
+        if "calibrate.measure" in command:
+            # The Transformers model is small, and its file says what it is.
+            of_file = "--huggingface" in command
+            keys = {k: v for k, v in SMALL.items() if not (of_file and k.startswith("model."))}
+            command += (*overrides(keys), "--steps", "1", "--budget", "2")
+        return Work(self.name, command, packages=self.packages)
+
+    @property
+    def missing(self) -> list[str]:
+        """Packages to install before it can run."""
+        return [PACKAGES[p] for p in self.packages if find_spec(p) is None]
+
+
+def overrides(keys: dict[str, str]) -> tuple[str, ...]:
+    """The options that set them."""
+    return tuple(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))
 
 
 def works() -> list[Work]:
     """Everything, in the order in which it is worth having."""
     out = [
         Work("node", ("-m", "calibrate.run", "--device", "cuda", "--out", "OUT")),
-        Work("power", ("tools/gpu_power.py", "measure", "OUT")),
+        Work("power", ("tools/gpu_power.py", "measure", "OUT"), packages=("pynvml",)),
     ]
     for path in sorted((ROOT / "scenarios" / "cuda").glob("*.yaml")):
         file = str(path.relative_to(ROOT))
@@ -52,7 +91,9 @@ def works() -> list[Work]:
     folder = "scenarios/huggingface"
     for name in ("sft_full", "sft_lora"):
         command = ("-m", "calibrate.measure", f"{folder}/{name}.yaml", "--huggingface", folder, "--out", "OUT")
-        out.append(Work(f"huggingface_{name}", (*command, "--set", "cluster=dgx-h100")))
+        packages = ("transformers", "peft") if name == "sft_lora" else ("transformers",)
+        command += overrides({"cluster": "dgx-h100"})
+        out.append(Work(f"huggingface_{name}", command, packages=packages))
     return [*out, Work("topology", ("-m", "calibrate.topology", "--out", "OUT"))]
 
 
@@ -89,15 +130,15 @@ def measured(work: Work, folder: Path) -> bool:
     return done.returncode == 0 and out.exists()
 
 
-def compared(folder: Path) -> None:
-    """Every real run against its simulation, by both calibrations."""
+def compared(folder: Path, changed: tuple[str, ...] = ()) -> None:
+    """Every real run against its simulation, by both calibrations; `changed`: options of the runs' scenarios."""
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text())
         scenario = ROOT / "scenarios" / "cuda" / f"{path.stem}.yaml"
         if run.get("format") != "measured-run/1" or not scenario.exists():
             continue
         for calibration in ((), ("--calibration", str(folder / "node.json"))):
-            command = ["-m", "sim.compare", str(scenario), str(path), *calibration]
+            command = ["-m", "sim.compare", str(scenario), str(path), *calibration, *changed]
             subprocess.run([sys.executable, *command], cwd=ROOT)
 
 
@@ -106,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--list", action="store_true", help="print what would be measured, without a GPU")
+    parser.add_argument("--dry-run", action="store_true", help="the same commands with small models, without a GPU")
     parser.add_argument("--only", nargs="+", metavar="NAME")
     args = parser.parse_args()
     wanted = [w for w in works() if args.only is None or w.name in args.only]
@@ -115,11 +157,18 @@ def main() -> None:
     if args.list:
         print("\n".join(f"{w.name}: {' '.join(w.command)}" for w in wanted))
         return
-    print(gpu_name())
+    if args.dry_run:
+        wanted = [dry for w in wanted if (dry := w.dry()) is not None]
+    else:
+        print(gpu_name())
+    missing = sorted({package for w in wanted for package in w.missing})
+    if missing:
+        print(f"error: missing packages; pip install {' '.join(missing)}, or leave out with --only", file=sys.stderr)
+        raise SystemExit(2)
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     failed = [w.name for w in wanted if not measured(w, folder)]
-    compared(folder)
+    compared(folder, overrides(SMALL) if args.dry_run else ())
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     raise SystemExit(1 if failed else 0)

@@ -57,9 +57,15 @@ def loops() -> dict[str, tuple[Callable[[], object], float]]:
 
 def measure(seconds: float) -> dict[str, Any]:
     """All loops, `seconds` each."""
-    import pynvml
-    import torch
-
+    try:
+        import pynvml
+        import torch
+    except ModuleNotFoundError as error:
+        print(f"error: {error.name} is not installed; pip install nvidia-ml-py torch", file=sys.stderr)
+        raise SystemExit(2) from None
+    if not torch.cuda.is_available():
+        print(f"error: torch {torch.__version__} sees no CUDA GPU here; nothing was measured", file=sys.stderr)
+        raise SystemExit(2)
     pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
     found = []
