@@ -1,4 +1,4 @@
-"""When entries run if every action has a fixed duration: for the search, closed forms and pictures.
+"""When entries run if every action has a fixed duration: for the search and closed forms.
 
 Not the simulator: no model, no topology, messages that only delay. A rank runs its list in order; an entry
 starts when the one before it on its rank has ended and its inputs have arrived (messages posted ahead).
@@ -112,19 +112,3 @@ def evaluate(schedule: Schedule, times: UnitTimes | None = None) -> Timed:
         stuck = sorted(waiting.values())
         raise ValueError(f"{schedule.name}: the lists deadlock; ranks {stuck} wait forever")
     return Timed(tuple(map(tuple, starts)), tuple(map(tuple, ends)))
-
-
-def picture(schedule: Schedule) -> list[list[str | None]]:
-    """Rows for `sim.core.actions.grid`: a column per unit of time with F = I = W = 1, B = 2 and free messages.
-
-    The second unit of a full backward shows `-`; an overlap's backward follows its forward, after a `+`.
-    """
-    rows: list[list[str | None]] = []
-    for entries, starts in zip(schedule.ranks, evaluate(schedule).start_s, strict=True):
-        row: list[str | None] = []
-        for entry, start in zip(entries, starts, strict=True):
-            row += [None] * (round(start) - len(row))
-            for i, action in enumerate(parts(entry)):
-                row += ["+" * i + str(action)] + ["-"] * (action.kind is Kind.B)
-        rows.append(row)
-    return rows

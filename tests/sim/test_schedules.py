@@ -15,13 +15,29 @@ from hypothesis import strategies as st
 from sim.core.actions import Action, Kind, Overlap, Schedule, grid, in_flight, parts, validate
 from sim.graph.schedule_columns import ScheduleColumns, work_number
 from sim.schedules import FORMS, build
-from sim.schedules.unit_time import Timed, UnitTimes, evaluate, picture
+from sim.schedules.unit_time import Timed, UnitTimes, evaluate
 from sim.schedules.zb_search import zb_search
 
 ANY_M = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2", "zb_v", "zb_search")
 RANKS = st.integers(1, 9)
 EXTRA = st.integers(0, 24)
 DURATION = st.integers(1, 9).map(float)
+
+
+def picture(schedule: Schedule) -> list[list[str | None]]:
+    """Rows for `sim.core.actions.grid`: a column per unit of time with F = I = W = 1, B = 2 and free messages.
+
+    The second unit of a full backward shows `-`; an overlap's backward follows its forward, after a `+`.
+    """
+    rows: list[list[str | None]] = []
+    for entries, starts in zip(schedule.ranks, evaluate(schedule).start_s, strict=True):
+        row: list[str | None] = []
+        for entry, start in zip(entries, starts, strict=True):
+            row += [None] * (round(start) - len(row))
+            for i, action in enumerate(parts(entry)):
+                row += ["+" * i + str(action)] + ["-"] * (action.kind is Kind.B)
+        rows.append(row)
+    return rows
 
 
 def make(name: str, p: int, m: int, v: int | None = None) -> tuple[Schedule, Timed]:
