@@ -1,4 +1,4 @@
-"""The plot of a page on which each layout is a point."""
+"""The plot that pages of layouts, clusters and sweeps draw their points in."""
 
 from __future__ import annotations
 
