@@ -90,7 +90,7 @@ class AssembledGraph:
         self._waits(waiter=waiter[pick], until=tail)
 
     def _waits_for_result(self, *, waiter: Ints, placement: Ints) -> None:
-        """waiter[i] waits for all that a rank has done once placement[i] is over: computations run one after another,
+        """waiter[i] waits for the last computation of placement[i]; a rank's computations run one after another.
         so the last of them stands for all."""
         last = self.last_computation[placement]
         ran = last != NO_TASK
@@ -98,7 +98,9 @@ class AssembledGraph:
         self._waits_for_tail(waiter=waiter, placement=placement)
 
     def _input_waits(self, *, placement: Ints, until: Ints) -> None:
-        """What needs the input of placement[i] waits for until[i]; gathers of parameters may start before it."""
+        """Every task that needs the input of placement[i] waits for until[i]; gathers of parameters may start before
+        it.
+        """
         pick, takes = self._named([p.takes for p in self.patterns], placement)
         self._waits(waiter=takes, until=until[pick])
 
@@ -125,7 +127,7 @@ class AssembledGraph:
         return Launches(self.first_task[placement], self.first_task[placement] + task[row], lag_s[row])
 
     def _all_waits(self) -> Waits:
-        """Those inside placements, nine tenths of all, and then `pairs`."""
+        """The waits inside placements (nine tenths of all), followed by `pairs`."""
         inside = ints(list(chain.from_iterable(chain.from_iterable(p.waits for p in self.patterns)))).reshape(-1, 2).T
         counts = ints([len(p.waits) for p in self.patterns])
         after = np.cumsum(counts[self.pattern])
@@ -186,7 +188,7 @@ class AssembledGraph:
         self._waits_for_tail(waiter=takes, placement=at[pick] - 1)
 
     def _before_the_epilogue(self) -> None:
-        """The end of a rank's step waits for what actions left running; the last on each stream stands for all."""
+        """The end of a rank's step waits for the last communication that actions left running on each stream."""
         epilogue = ints(self.placements.epilogue)
         placements = np.arange(len(self.pattern))
         for stream in dict.fromkeys(chain.from_iterable(p.open for p in self.patterns)):

@@ -39,7 +39,7 @@ K = TypeVar("K")
 
 
 class ActionTasks(NamedTuple):
-    """What a class of ranks ran, and where each of its actions stands in the graph: its first and last task."""
+    """The actions that a class of ranks runs, with the first and the last task of each in the graph."""
 
     listed: RankList
     first: Ints

@@ -187,7 +187,7 @@ def as_messages(built: Built, pricing: Pricing) -> Built:
     """
 
     def algorithm_of(c: int, local: LocalTask) -> str:
-        """What NCCL runs for a class's part."""
+        """The algorithm that NCCL chooses for a class's part of a collective."""
         ranks = pricing.group(local.group, pricing.plan.classes[c].rank)
         return (local.choice or pricing.network.chosen(local.kind, ranks, local.detail.bytes)).algorithm
 
@@ -304,7 +304,7 @@ class _Rewriting:
         return made
 
     def _waits(self) -> Waits:
-        """All waits, those of collectives member by member."""
+        """The graph's waits, with those of collectives replaced by waits of each member."""
         waits = self.graph.columns.waits
         replaced = np.isin(self.graph.task_kind, list(self.members))
         # Waits that concern no collective stay as columns, and the loop below is spared them.
@@ -319,7 +319,7 @@ class _Rewriting:
         return Waits(np.concatenate(firsts), np.concatenate(seconds))
 
     def _launches(self) -> Launches:
-        """Launches, those of collectives for each of the launcher's ranks."""
+        """The graph's launches; a launch of a collective becomes one for each of the launcher's ranks."""
         rows = [
             # A launch counts from a start, so both sides take begins.
             (self.begins.get((a, c), a), self.begins.get((b, d), b), lag_s)

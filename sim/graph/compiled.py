@@ -50,7 +50,9 @@ class Launched(NamedTuple):
 
 
 class SingleTaskForm(Struct, frozen=True, eq=False):
-    """A task and those that it launches: columns of them all. Those of each of `streams` stand together."""
+    """One task for a whole action and the communications that it starts, as columns; a stream's communications are
+    consecutive.
+    """
 
     seconds: list[float]
     task_kinds: list[int]
@@ -75,7 +77,7 @@ class PlacedProgram(Struct, frozen=True, eq=False):
 
     @property
     def alone(self) -> bool:
-        """Whether one task may stand for the program."""
+        """True if one task can replace the program's tasks."""
         return self.single is not None
 
 
@@ -131,12 +133,12 @@ class ActionPrograms:
         self._cache = cache
 
     def prologue(self, class_index: int, stage: int) -> CompiledProgram:
-        """What a class runs for one of its stages before all actions."""
+        """The program that a class runs for one of its stages before all actions."""
         own = self.stages[class_index][stage]
         return self._once(class_index, ("prologue", id(own)), own.prologue)
 
     def epilogue(self, class_index: int) -> CompiledProgram:
-        """What ends the step of a class."""
+        """The program at the end of a class's step."""
         stages, p = tuple(self.stages[class_index].values()), self.plan.scenario.parallelism
         is_end = self.plan.classes[class_index].pipeline_rank in (0, p.pp - 1)
         # Megatron keeps a copy of a tied embedding on the first and the last stage, and all-reduces its gradient
@@ -202,7 +204,9 @@ class ActionPrograms:
         return SingleTaskForm(seconds, task_kinds, list(streams), list(streams.values()))
 
     def _launches(self, class_index: int, program: CompiledProgram) -> Sequence[tuple[Launch, LocalTask | None]]:
-        """What a program leaves running, stream by stream: each communication where one of them must be seen apart."""
+        """The communications that a program leaves running, by stream; one by one if some of them must have tasks of
+        their own.
+        """
         apart = self.fineness.apart
         if apart is None or not any(apart(class_index, local.group) for _, local in program.launches_apart):
             return [(launch, None) for launch in program.launches]
@@ -255,7 +259,7 @@ class ActionPrograms:
         return stage.backward(action.kind, end, remote)
 
     def _meets_others(self, class_index: int, program: CompiledProgram) -> bool:
-        """Whether another class of ranks takes part in the program's collectives."""
+        """True if another class of ranks takes part in the program's collectives."""
         # The common case is decided by names alone: this runs for every program of every class.
         if self.lanes == 1 and program.groups.isdisjoint(ACROSS_STAGES):
             return False

@@ -114,7 +114,9 @@ def _channel(source: int, target: int, forward: bool, p: int) -> str:
 
 
 def _hops(schedule: Schedule) -> tuple[list[Hop], Ints, Ints]:
-    """From stage to stage on another rank, both ways; the numbers of those that stages need and give."""
+    """The hops between stages on different ranks in both directions, with the work numbers of the giving and taking
+    steps.
+    """
     hops, rank_of = list[Hop](), schedule.rank_of_stage
     # The column of NEITHER stays empty. A weight gradient needs no message and gives none, and no case asks for it.
     needs, gives = np.full((2, len(rank_of), len((BACKWARD, FORWARD, NEITHER))), NO_HOP)

@@ -21,7 +21,7 @@ Bools = NDArray[np.bool_]
 
 
 class RankList(NamedTuple):
-    """What a rank runs; of its actions, in order, what each computes (a `work_number`) and its step, from 0 on."""
+    """The list of one rank: the work number of each action in order, and its step, counted from 0."""
 
     steps: list[Step]
     work: Ints
@@ -34,7 +34,7 @@ class RankList(NamedTuple):
 
 
 def work_number(stage: int, kind: Kind) -> int:
-    """What an action computes, as one number."""
+    """Kind and stage of an action as one number."""
     return stage * len(NUMBER) + NUMBER[kind]
 
 
@@ -69,11 +69,11 @@ class ScheduleColumns:
 
     @cached_property
     def first_and_last(self) -> set[Action]:
-        """Of every stage, the forward that runs first and what ends its gradients."""
+        """For every stage, its first forward and the action that completes its gradients."""
         return {self.steps[i][min(side, len(self.steps[i]) - 1)] for i, side in np.argwhere(self.ends).tolist()}
 
     def of_rank(self, rank: int) -> RankList:
-        """What one rank runs."""
+        """The list of one rank."""
         if rank not in self._ranks:
             mine = slice(*self.begin[rank : rank + 2])
             work = self.stage[mine] * len(NUMBER) + self.kind[mine]
@@ -142,7 +142,7 @@ def _ends(stage: Ints, kind: Ints, stages: int) -> Ints:
 
 
 def _numbered(keys: Ints) -> tuple[Ints, Ints]:
-    """Keys as numbers without gaps, in their order; and where in `keys`, flat, each first stands."""
+    """Keys as consecutive numbers in their order, and the flat index in `keys` where each first occurs."""
     flat = keys.ravel()
     found = np.full(int(flat.max(initial=0)) + 1, -1)
     # Written back to front, so that the first place of each key stays. Counting like this needs no sort, unlike

@@ -87,7 +87,7 @@ def _by_collective(task_kind: Ints, all_parts: list[CollectivePart]) -> tuple[In
 
 
 def _starts(*columns: Ints) -> Ints:
-    """Where rows begin that differ from the one before."""
+    """The rows that differ from the row before, as indices."""
     changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return np.flatnonzero(np.append(True, changes))
 

@@ -36,7 +36,7 @@ class Deadlock(ValueError):
 
 
 class Message(NamedTuple):
-    """What a task does that sends bytes from one class of ranks to another; `seconds` with all links to itself."""
+    """The work of a task that sends bytes from one class of ranks to another; `seconds` without other traffic."""
 
     sender: int
     receiver: int
@@ -45,13 +45,14 @@ class Message(NamedTuple):
 
 
 class Collective(Struct, frozen=True):
-    """What a task does that is a collective, or a copy to or from the host: each simulated class's part in it."""
+    """The work of a task that is a collective, or a copy to or from the host: the part of each simulated class."""
 
     parts: tuple[tuple[int, LocalTask], ...]
 
 
 class WholeAction(NamedTuple):
-    """What a task does that stands for all of an action of one class of ranks, but for what the action leaves
+    """The work of a task that is a whole action of one class of ranks, without the communications that it leaves
+    running.
     running."""
 
     class_index: int
@@ -97,7 +98,7 @@ class TaskKind(Struct, frozen=True):
 
 
 def named_actions(step: Step) -> str:
-    """What a step does, in words."""
+    """The actions of a step in words."""
     return " and ".join(f"{SHOWN[action.kind]} of stage {action.stage}" for action in step)
 
 
@@ -212,7 +213,7 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def waits_of(self) -> list[list[int]]:
-        """What each task waits for."""
+        """For each task the tasks that it waits for."""
         return grouped(self.columns.waits.second, self.columns.waits.first, len(self))
 
     @property
@@ -245,7 +246,7 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def slots(self) -> TimelineSlots:
-        """What tasks occupy of the timeline."""
+        """The rows of the timeline that tasks occupy."""
         rows = [s.rows for s in self.task_kinds]
         counts = np.fromiter(map(len, rows), np.int64)
         # The triples are flattened first: NumPy reads a flat stream of numbers faster than nested tuples. `reshape`
@@ -254,7 +255,7 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
         return TimelineSlots(*ragged(counts, self.task_kind), table)
 
     def slot_table(self) -> Ints:
-        """The same as [places, 4]: task, class, stream, kind; by task."""
+        """`slots` as [places, 4]: task, class, stream, kind; ordered by task."""
         task, row, rows = self.slots
         return np.column_stack([task, rows[row]])
 
@@ -285,7 +286,7 @@ class GraphBuilder:
         return len(self.seconds) - 1
 
     def graph(self) -> TaskGraph:
-        """What was drafted."""
+        """The finished graph."""
         # The lists are read here and not in `add`, since a task may learn of further waits after it was added.
         counts = [len(waits) for waits in self.waits]
         first = np.fromiter(chain.from_iterable(self.waits), np.int64, sum(counts))
@@ -320,7 +321,7 @@ def ragged(counts: Ints, picks: Ints) -> tuple[Ints, Ints]:
 
 
 def ragged_rows(counts: Ints, picks: Ints) -> Ints:
-    """Where a row of `ragged` stands in the table."""
+    """The index in the table of each row of `ragged`."""
     many = counts[picks]
     # Three terms give that place: where the picked part begins there, less where its copy begins in the output, plus
     # the running place in the output. No loop over parts is left. Ten million rows make every column cost more to

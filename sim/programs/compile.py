@@ -137,7 +137,7 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def source(self) -> str:
-        """Where its seconds come from."""
+        """The source of the program's seconds."""
         return "+".join(dict.fromkeys(s for _, s, _ in self.shares))
 
     @property
@@ -152,7 +152,7 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def after_input_s(self) -> float:
-        """How long after its input the result is there, if all data-parallel communication has ended before."""
+        """Seconds from the input's arrival to the result, if all earlier data-parallel communication has ended."""
         if "dp" not in self.first_streams:
             return self.done_s
         free: dict[str, float] = {}
@@ -291,7 +291,7 @@ class _Compiler:
         return alike[-1]
 
     def _shared_s(self, start_s: float, seconds: float) -> float:
-        """What computing takes longer for the communications beside it: those of a stream follow each other, of several
+        """Extra seconds of computation because of communication beside it: sums by stream, of which the largest counts.
         streams the heaviest counts.
         """
         self.beside = [c for c in self.beside if c[1] > start_s]
@@ -350,7 +350,7 @@ def compile_program(program: Program, price: Price) -> CompiledProgram:
 
 
 def _apart(tasks: Sequence[LocalTask], left: set[str], open_tasks: frozenset[int]) -> bool:
-    """Whether what is left running has its streams for itself, and nothing waits for any of it."""
+    """True if the communications left running have their streams to themselves and no task waits for them."""
     if any(t.stream in left and i not in open_tasks for i, t in enumerate(tasks)):
         return False
     return all(open_tasks.isdisjoint(t.deps) for t in tasks)

@@ -37,7 +37,7 @@ DP, REPLICA = "dp", "replica"
 
 
 class DataParallel(Struct, frozen=True):
-    """What a layout's data parallelism does to every stage. Sizes are group sizes; bytes are per element."""
+    """The data parallelism of a layout, the same for every stage. Sizes are group sizes; bytes are per element."""
 
     zero: int
     sync: str

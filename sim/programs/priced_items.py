@@ -61,7 +61,7 @@ class Run(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def phase(self) -> str:
-        """Of its first computation."""
+        """The phase of the first computation."""
         return self.items[0].phase.value
 
 
@@ -111,7 +111,7 @@ class Spent(NamedTuple):
 
     @property
     def longer(self) -> float:
-        """What computing beside communications makes of a second of its operators."""
+        """The factor by which communication slows the computations beside it."""
         own_s = sum(self.priced.operators.values()) if self.shared_s > 0 else 0.0
         return 1.0 + self.shared_s / own_s if own_s > 0 else 1.0
 

@@ -96,11 +96,11 @@ class Stage(Struct, frozen=True, eq=False):
         return tuple(out)
 
     def measured(self, kind: Kind) -> tuple[Block, ...]:
-        """The blocks, with measured seconds in place of operators wherever the profile has all of a block's pieces."""
+        """The blocks, with measured seconds in place of operators if the profile has all runs of a block."""
         return tuple(_measured(b, kind, self.costs) for b in self.blocks)
 
     def prologue(self) -> Program:
-        """What the step begins with: see `data_parallel.prologue`."""
+        """The program at the beginning of the step: see `data_parallel.prologue`."""
         return prologue(self.blocks, self.dp)
 
     def block_seconds(self, kind: Kind) -> list[float]:
@@ -126,7 +126,7 @@ class Stage(Struct, frozen=True, eq=False):
 
 
 def _measured(block: Block, kind: Kind, costs: Costs) -> Block:
-    """A block whose computations of one action are replaced by measured ones, piece by piece between messages."""
+    """A block in which measured seconds replace the computations of one action, run by run between communications."""
     if not block.key or not costs.profile.blocks:
         return block
     phases = PHASES[kind]

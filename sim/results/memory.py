@@ -209,7 +209,7 @@ class BlockStep(NamedTuple):
 
 
 def brings_gradients(stage: Stage) -> bool:
-    """Whether gradients come with a step's first backward."""
+    """True if gradients are allocated in a step's first backward."""
     return stage.dp.fleeting_gradient_bytes > 0 or any(b.own is not None for b in stage.blocks)
 
 
@@ -248,7 +248,7 @@ def _changes(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change]:
 
 
 def held_to_end(block: Block) -> float:
-    """What a forward keeps until it ends, without saving it."""
+    """Bytes that a forward holds until it ends, without saving them."""
     return 0.0 if block.own is None else block.own.until_forward_end
 
 
@@ -274,7 +274,7 @@ def _late_gradients(stage: Stage, kind: Kind) -> list[float]:
 
 
 def reduces_at_once(stage: Stage) -> bool:
-    """Whether each micro-batch's gradients are reduced and sharded."""
+    """True if the gradients of each micro-batch are reduced and sharded."""
     dp = stage.dp
     return dp.zero >= 2 and dp.each_micro_batch and max(dp.shard, dp.expert_shard) > 1
 
@@ -357,7 +357,7 @@ def _offloaded_changes(stage: Stage, kind: Kind) -> list[tuple[float, float, flo
 
 
 def late_bytes(block: Block) -> float:
-    """What a split backward keeps for its weight half."""
+    """Bytes that a split backward keeps for its weight half."""
     needed = sum(s.bytes for s in block.saved if s.late)
     return needed + block.rebuilt_bytes + output_gradients_bytes(block)
 
