@@ -95,7 +95,7 @@ class Group(Struct, frozen=True, dict=True):
 
     @property
     def nodes_share_bytes_per_s(self) -> float:
-        """What a domain's members together pass on to the next domain in a ring."""
+        """Bandwidth with which a domain's members together send to the next domain of a ring."""
         return self.members * self.inter_ring_bytes_per_s
 
 
@@ -332,7 +332,7 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 
 class Choice(NamedTuple):
-    """What NCCL runs for one collective: an algorithm and a protocol; the protocol is "" on hosts without NCCL.
+    """The algorithm and protocol that NCCL chooses for one collective; the protocol is "" on hosts without NCCL.
 
     >>> str(Choice("ring", "LL128")), str(Choice("ring"))
     ('ring LL128', 'ring')

@@ -34,14 +34,14 @@ def left_of_cut(cluster: ClusterSpec, a: int, b: int) -> float:
 
 
 def joined(cluster: ClusterSpec, a: int, b: int) -> bool:
-    """Whether a link of a torus joins two nodes: whether they are neighbours."""
+    """True if the two nodes are neighbours on a torus, so that a link joins them."""
     if cluster.inter_node.kind != "torus":
         return False
     return torus_hops(a, b, torus_shape(cluster.nodes, cluster.inter_node.nics_per_node)) == 1
 
 
 def _detour_hops(cluster: ClusterSpec, a: int, b: int) -> float:
-    """Hops of the shortest way between neighbours but for their own link."""
+    """Hops of the shortest path between neighbours without their own link."""
     shape = torus_shape(cluster.nodes, cluster.inter_node.nics_per_node)
     places = zip(torus_position(a, shape), torus_position(b, shape), shape, strict=True)
     side = next(side for x, y, side in places if x != y)

@@ -219,7 +219,7 @@ def exchange(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
 
 
 def _channel_share(timing: Timing, messages: int) -> float:
-    """What one channel carries of equal messages in LL: that many of one message's bytes."""
+    """The number of equal LL messages whose bytes one channel carries in the time of one message."""
     channels = timing.message_channels
     return math.ceil(messages * channels / MESSAGE_CHANNELS) / channels
 

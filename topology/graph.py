@@ -42,7 +42,7 @@ def described(cluster: ClusterSpec) -> Wiring:
 
 
 def build_graph(cluster: ClusterSpec) -> Graph:
-    """The same as a networkx graph: nodes have the fields of `Part`, directed edges a `link` and its `kind`."""
+    """The cluster as a networkx graph: nodes have the fields of `Part`, directed edges a `link` and its `kind`."""
     import networkx as nx
 
     wiring = wiring_of(cluster)

@@ -25,7 +25,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 
 
 class TopologyError(ValueError):
-    """What is wrong with a network, in one sentence that names the part or link."""
+    """An error in a network: one sentence that names the part or link."""
 
 
 def from_node_link(data: Any, name: str = "custom") -> Wiring:
@@ -207,7 +207,7 @@ def _transport(name: str, found: Any) -> str:
 
 
 def _with_ranks(parts: dict[str, Part]) -> dict[str, Part]:
-    """GPUs without ranks get them in the order of the file; else every rank stands once."""
+    """Ranks of the GPUs: in the order of the file if none has a rank; otherwise every rank must occur once."""
     gpus = [part for part in parts.values() if part.kind == "gpu"]
     if len(gpus) < 2:
         raise TopologyError(f"has {len(gpus)} node{'s' * (len(gpus) != 1)} of kind gpu; a network joins two or more")

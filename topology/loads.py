@@ -60,7 +60,7 @@ def _on_all_routers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...])
 
 
 def _spread(loads: Mapping[Ends, float], fabric: Sequence[Ends], wiring: Wiring) -> dict[Ends, float]:
-    """A hop's loads, with its way between routers laid on all links between routers, by their bandwidth."""
+    """A hop's loads, with its path between routers spread over all links between routers by their bandwidth."""
     links = wiring.links
     own = {ends: part for ends, part in loads.items() if not wiring.kind(ends[0]) == wiring.kind(ends[1]) == "switch"}
     if len(own) == len(loads):

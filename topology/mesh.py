@@ -53,7 +53,7 @@ def relay(gpus: int, src: int, dst: int, full: bool = False) -> tuple[int, ...]:
 
 
 def relay_links(gpus: int, src: int, dst: int, full: bool = False) -> int:
-    """Links on the narrowest part of the way from one GPU to another."""
+    """Number of links on the narrowest part of the path from one GPU to another."""
     way = relay(gpus, src, dst, full)
     return min(links(gpus, full)[a][b] for a, b in pairwise(way))
 

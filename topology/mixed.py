@@ -1,4 +1,4 @@
-"""Nodes of several sorts in one network: each sort's nodes after the other's, under one spine."""
+"""Several kinds of nodes in one network: the nodes of each kind follow those of the kind before, under one spine."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Network:
         return message_seconds(timing, self.regular.fabric, way, seen.cluster.intra_node.latency_s, size_bytes)
 
     def way(self, src: int, dst: int) -> Way:
-        """What lies between two ranks."""
+        """The latency and bandwidth of a message between two ranks."""
         if (seen := self._seen_by((src, dst))) is not self:
             return seen.way(src, dst)
         found, gpus = self.regular.way(src, dst), self.cluster.gpus_per_node
@@ -139,16 +139,18 @@ class Network:
 
     @property
     def nics_differ(self) -> bool:
-        """Whether faults or other jobs leave GPUs unlike parts of their NICs."""
+        """True if faults or other jobs leave GPUs different parts of their NICs' bandwidth."""
         return bool(self._nics)
 
     def left_inside(self, rank: int) -> float:
-        """What a fault leaves of the bandwidth of the links inside a rank's node."""
+        """The part of the bandwidth inside a rank's node that a fault leaves."""
         node = rank // self.cluster.gpus_per_node
         return self._scale(node, node)
 
     def own_links_left(self, rank: int) -> Mapping[str, float]:
-        """What is left of a GPU's own links, by the names of `shares.LINKS`; of those not named, all."""
+        """The part left of each of a GPU's own links, by the names of `shares.LINKS`; links that are not named are
+        whole.
+        """
         left = {} if self._uneven is None else dict(self._uneven.of_rank(rank))
         inside, nics = self.left_inside(rank), self._nics.get(rank, 1.0)
         for name, part in (("domain", inside), ("nic", nics)):
@@ -206,7 +208,7 @@ class Network:
 
     @property
     def _lessened(self) -> bool:
-        """Whether faults or other jobs take a part of what links carry, of which NCCL knows nothing."""
+        """True if faults or other jobs reduce the bandwidth of links; NCCL does not know of this."""
         return bool(self._scales or self._nics or self._spread)
 
     def _with_others(self, group: Group, ranks: Sequence[int]) -> Group:

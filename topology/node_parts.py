@@ -35,7 +35,7 @@ def gpu_by_name(product: str) -> str | None:
 
 
 def gpu_by_capability(capability: int) -> str | None:
-    """The shipped GPU that stands for a CUDA compute capability, 90 for 9.0."""
+    """The shipped GPU for a CUDA compute capability, 90 for 9.0."""
     return GPU_CAPABILITIES.get(capability)
 
 
@@ -66,7 +66,7 @@ class NodeParts:
         return part.name
 
     def join(self, a: str, b: str, link: Link) -> None:
-        """Join two parts, alike in both directions."""
+        """Join two parts by links in both directions."""
         self.links[a, b] = self.links[b, a] = link
 
     def join_pcie(self, a: str, b: str, bytes_per_s: float | None) -> None:

@@ -66,12 +66,12 @@ def first_nodes(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
 
 
 def _gpu_names(wiring: Wiring) -> list[str]:
-    """The sorts of GPUs, the most usual first; of equally usual ones that of the lowest rank."""
+    """The kinds of GPUs, the most frequent first; of equally frequent ones the one with the lowest rank first."""
     return [name for name, _ in Counter(wiring.parts[each].gpu for each in wiring.ranks).most_common()]
 
 
 def _gpu_kind(wiring: Wiring, nodes: Sequence[Sequence[str]], name: str) -> GpuKind:
-    """A sort of GPU, with the bandwidth that its links to the host have, and its usual links within a node."""
+    """A kind of GPU with the bandwidth of its links to the host, and its usual links within a node."""
     own = [each for each in wiring.ranks if wiring.parts[each].gpu == name]
     around = {part for members in nodes if not set(own).isdisjoint(members) for part in members}
     gpu = GpuSpec.model_validate({**wiring.gpus[name], "name": name}) if name in wiring.gpus else GPUS[name]
@@ -207,7 +207,7 @@ def _gpu_links(wiring: Wiring, kind: str, own: Sequence[str]) -> list[list[Link]
 
 
 def _together(links_of_gpus: list[list[Link]]) -> Link:
-    """What GPUs usually have, all links of one together."""
+    """The most frequent total bandwidth of all links of one GPU."""
     return _usual(
         Link(sum(x.bandwidth_bytes_per_s for x in each), max(x.latency_s for x in each), each[0].efficiency)
         for each in links_of_gpus
@@ -215,7 +215,7 @@ def _together(links_of_gpus: list[list[Link]]) -> Link:
 
 
 def _inter_node(wiring: Wiring, nodes: Sequence[Sequence[str]]) -> InterNode:
-    """NICs, and the shape of what lies above them: a torus of routers, rails, or a tree."""
+    """NICs, and the shape of the network above them: a torus of routers, rails, or a tree."""
     home = {name: i for i, members in enumerate(nodes) for name in members}
     nics = [name for name in home if wiring.kind(name) == "nic"]
     up = {nic: [s for s in wiring.beside[nic] if wiring.kind(s) == "switch"] for nic in nics}
@@ -295,7 +295,7 @@ def _usual(values: Iterable[ValueT]) -> ValueT:
 
 
 def _signature(wiring: Wiring) -> Counter[tuple[Any, ...]]:
-    """The network but for the names of its parts: GPUs are told apart by rank, all else by what it is linked to."""
+    """The network without the names of its parts: GPUs are distinguished by rank, other parts by their links."""
     label: dict[str, int] = {
         name: hash((part.kind, part.gpu, part.rank, bool(part.rendezvous))) for name, part in wiring.parts.items()
     }

@@ -22,17 +22,17 @@ _PROBE_BYTES = 1 << 20  # a message of this size is timed to compare ways over P
 
 
 class NoWay(ValueError):
-    """Two GPUs that no way of the network joins."""
+    """No path joins two GPUs."""
 
 
 class Passage(Struct):
-    """What a message between two GPUs puts on each link, for a byte of it, and the latency of its longest way."""
+    """The load of a message between two GPUs on each link, for each byte of it, and the latency of its longest path."""
 
     loads: dict[Ends, float] = field(default_factory=dict)
     latency_s: float = 0.0
 
     def seconds_per_byte(self, wiring: Wiring) -> float:
-        """Of a lone message: that of the link that it fills."""
+        """Seconds per byte of a message without other traffic: those of its fullest link."""
         return max((load / wiring.links[ends].usable_bytes_per_s for ends, load in self.loads.items()), default=0.0)
 
 
@@ -141,12 +141,12 @@ class Routes:
         return found
 
     def _over(self, start: str, end: str, kinds: tuple[str, ...]) -> Passage | None:
-        """The quickest way over parts of these kinds."""
+        """The fastest path over parts of these kinds."""
         way = self._quickest(start, kinds, {end}).get(end)
         return None if way is None else self._on(way)
 
     def _quickest(self, start: str, kinds: tuple[str, ...], ends: set[str]) -> dict[str, tuple[str, ...]]:
-        """The quickest ways to `ends` over parts of these kinds."""
+        """The fastest paths to `ends` over parts of these kinds."""
         ways: dict[str, tuple[str, ...]] = {}
         queue: list[tuple[float, int, tuple[str, ...]]] = [(0.0, 0, (start,))]
         while queue:
@@ -163,7 +163,7 @@ class Routes:
         return {each: ways[each] for each in ends if each in ways}
 
     def _to_nics(self, name: str, nics: set[str]) -> dict[str, tuple[str, ...]]:
-        """A GPU's ways to NICs of its node; past the host's own link to peers where it has another."""
+        """A GPU's paths to NICs of its node; through the host's own link between peers if the node has one."""
         beside = self.wiring.beside[name]
         kinds = ("pcie", "cpu")
         if any(self.wiring.kind(x) == "pcie" for x in beside) and any(self.wiring.kind(x) == "cpu" for x in beside):
@@ -223,7 +223,7 @@ class Routes:
         return [(1 / len(found), each) for each in found]
 
     def _nic_to_nic(self, nic: str, other: str) -> tuple[Passage, ...] | None:
-        """Over the switches, all ways of fewest hops beside each other; None where there is none."""
+        """All paths over switches with the fewest hops, in parallel; None if there is none."""
         if other in self.wiring.beside[nic]:
             return (self._on((nic, other)),)
         if nic == other:

@@ -70,7 +70,7 @@ def _far_links(cluster: ClusterSpec) -> tuple[str, ...]:
 
 
 def _relayed(cluster: ClusterSpec, src: int, dst: int) -> bool:
-    """Whether a message first crosses NVLink to the GPU on the receiver's rail."""
+    """True if a message first crosses NVLink to the GPU on the receiver's rail."""
     return cluster.inter_node.kind == "rail_optimized" and (src - dst) % cluster.gpus_per_node != 0
 
 
@@ -127,7 +127,7 @@ def _load(flowing: float, near: float, far: float, crossing: float) -> Load:
 
 
 def _sent_bytes(kind: str, algorithm: str, group: Group, size_bytes: float) -> tuple[float, float]:
-    """What a member sends inside its domain, and what through its share of the NICs; see `collectives`."""
+    """The bytes that a member sends inside its domain, and through its share of the NICs; see `collectives`."""
     n, near, far = group.ranks, group.members_max, group.members
     across = group.domains > 1
     if algorithm == "nvls":
@@ -147,7 +147,7 @@ def _sent_bytes(kind: str, algorithm: str, group: Group, size_bytes: float) -> t
 
 
 def _has_spine(cluster: ClusterSpec) -> bool:
-    """Whether there is less above the leaf switches than below."""
+    """True if there is less bandwidth above the leaf switches than below."""
     return cluster.inter_node.oversubscription > 1.0 and cluster.inter_node.kind != "torus"
 
 

@@ -86,7 +86,7 @@ class IntraNode(_Spec):
 
     @property
     def meshed(self) -> bool:
-        """Whether links join GPUs to each other, with no switch between them."""
+        """True if links join GPUs to each other without a switch."""
         return self.kind in ("nvlink_mesh", "full_mesh")
 
     @property
@@ -125,7 +125,7 @@ class InterNode(_Spec):
 
 
 class GpuKind(_Spec):
-    """A further sort of GPU in a mixed cluster, and the links inside its nodes."""
+    """A further kind of GPU in a mixed cluster, and the links inside its nodes."""
 
     gpu: GpuSpec
     intra_node: IntraNode
@@ -184,7 +184,7 @@ class ClusterSpec(_Spec):
 
     @property
     def gpus(self) -> tuple[GpuSpec, ...]:
-        """The sorts of GPUs, the most usual first."""
+        """The kinds of GPUs, the most frequent first."""
         return (self.gpu, *(other.gpu for other in self.others))
 
     def gpu_of(self, rank: int) -> GpuSpec:
@@ -204,7 +204,7 @@ class ClusterSpec(_Spec):
         return sum(counts[gpu.name] * figure(gpu) for gpu in self.gpus) / ranks
 
     def of_kind(self, name: str) -> ClusterSpec:
-        """The cluster as if all its GPUs were of one of its sorts."""
+        """The cluster as if all its GPUs were of one of its kinds."""
         own: dict[str, Any] = {"others": ()}
         for other in self.others:
             if other.gpu.name == name:

@@ -1,4 +1,4 @@
-"""A torus of nodes: its shape, where a node stands, how far two nodes are apart. Pure."""
+"""A torus of nodes: its shape, the place of a node, the distance of two nodes. Pure functions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def torus_position(node: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def torus_hops(a: int, b: int, shape: Sequence[int]) -> int:
-    """Links of a shortest way between two nodes: per dimension the shorter way round."""
+    """Links of a shortest path between two nodes: for each dimension the shorter direction."""
     steps = zip(torus_position(a, shape), torus_position(b, shape), shape, strict=True)
     return sum(min((x - y) % side, (y - x) % side) for x, y, side in steps)
 

@@ -35,7 +35,7 @@ class _Side:
     def loads(
         self, key: tuple[str, bool, tuple[int, ...]], classes: Callable[[], Iterator[Transfers]]
     ) -> dict[Ends, float]:
-        """What all groups of a class put on links."""
+        """The bytes that all groups of a class put on links."""
         if key not in self._loads:
             self._loads[key], _ = self._summed(each for transfers in classes() for each in transfers)
         return self._loads[key]
@@ -109,7 +109,7 @@ class Uneven:
         )
 
     def way(self, way: Way, src: int, dst: int) -> Way:
-        """A message's way with what its route leaves."""
+        """A message's latency and bandwidth, scaled by what its route leaves."""
         if (src, dst) not in self._ways:
             own = [(src, dst, 1.0)]
             shift = dst - src
@@ -129,7 +129,7 @@ class Uneven:
         )
 
     def of_rank(self, rank: int) -> dict[str, float]:
-        """What is left of a GPU's own links, by the names of `shares.LINKS`."""
+        """The part left of a GPU's own links, by the names of `shares.LINKS`."""
         here, usual = (_own_links(side.routes, rank) for side in (self._here, self._usual))
         return {name: _rounded(here[name] / most) if most and here[name] else 1.0 for name, most in usual.items()}
 
@@ -163,7 +163,7 @@ class Uneven:
         return left, _rounded(here_step_s / usual_step_s) if usual_step_s and here_step_s else 1.0
 
     def _transfers(self, pattern: str, ranks: Sequence[int], near: bool) -> Transfers:
-        """Who sends how much to whom, inside domains or between them."""
+        """Who sends how many bytes to whom, inside domains or between them."""
         domain = self.cluster.domain_gpus
         found = _PATTERNS[pattern](self.regular, ranks, near)
         return [each for each in found if (each[0] // domain == each[1] // domain) == near]

@@ -82,7 +82,7 @@ class Wiring(Struct, frozen=True, dict=True):
         return self.parts[self.ranks[rank]].gpu
 
     def kind(self, name: str) -> str:
-        """What a part is."""
+        """The kind of a part."""
         return self.parts[name].kind
 
 

@@ -90,8 +90,9 @@ class AssembledGraph:
         self._waits(waiter=waiter[pick], until=tail)
 
     def _waits_for_result(self, *, waiter: Ints, placement: Ints) -> None:
-        """waiter[i] waits for the last computation of placement[i]; a rank's computations run one after another.
-        so the last of them stands for all."""
+        """waiter[i] waits for the last computation of a rank up to placement[i] (its computations run one after another),
+        and for the communications that the placement's result waits for.
+        """
         last = self.last_computation[placement]
         ran = last != NO_TASK
         self._waits(waiter=waiter[ran], until=last[ran])

@@ -114,8 +114,8 @@ def _channel(source: int, target: int, forward: bool, p: int) -> str:
 
 
 def _hops(schedule: Schedule) -> tuple[list[Hop], Ints, Ints]:
-    """The hops between stages on different ranks in both directions, with the work numbers of the giving and taking
-    steps.
+    """The hops between stages on different ranks in both directions; and by stage and direction the number of the hop
+    whose message it needs, and of the hop whose message it gives.
     """
     hops, rank_of = list[Hop](), schedule.rank_of_stage
     # The column of NEITHER stays empty. A weight gradient needs no message and gives none, and no case asks for it.

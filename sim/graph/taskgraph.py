@@ -53,7 +53,7 @@ class Collective(Struct, frozen=True):
 class WholeAction(NamedTuple):
     """The work of a task that is a whole action of one class of ranks, without the communications that it leaves
     running.
-    running."""
+    """
 
     class_index: int
     program: CompiledProgram

@@ -291,9 +291,7 @@ class _Compiler:
         return alike[-1]
 
     def _shared_s(self, start_s: float, seconds: float) -> float:
-        """Extra seconds of computation because of communication beside it: sums by stream, of which the largest counts.
-        streams the heaviest counts.
-        """
+        """Extra seconds of computation because of communication beside it: the largest of the sums by stream."""
         self.beside = [c for c in self.beside if c[1] > start_s]
         streams: dict[str, float] = {}
         for begin_s, end_s, slows, stream in self.beside:
