@@ -90,7 +90,7 @@ class AssembledGraph:
         self._waits(waiter=waiter[pick], until=tail)
 
     def _waits_for_result(self, *, waiter: Ints, placement: Ints) -> None:
-        """waiter[i] waits for the last computation of a rank up to placement[i] (its computations run one after another),
+        """waiter[i] waits for the last computation of a rank up to placement[i] (they run one after another),
         and for the communications that the placement's result waits for.
         """
         last = self.last_computation[placement]
