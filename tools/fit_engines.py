@@ -38,15 +38,13 @@ Values = NDArray[np.float64]
 @dataclass(frozen=True)
 class Fit:
     """Which constants of which record are fitted to which rows. `whole`: requests come all at once, so that no price
-    decides what an iteration computes: each row is scheduled once, and its iterations are priced anew. `below_per_s`:
-    rows with so many requests a second or more are left out, for there a queue decides."""
+    decides what an iteration computes: each row is scheduled once, and its iterations are priced anew."""
 
     engine: str
     table: str
     architecture: str
     start: dict[str, float]
     whole: bool = False
-    below_per_s: float = float("inf")
 
 
 VLLM = {"iteration_s": 5e-3, "rank_s": 1e-3, "sequence_s": 2e-4, "prompt_s": 1e-2, "oversize_s": 5e-6, "launch_s": 2e-5}
@@ -59,7 +57,6 @@ FITS = (
         "trtllm_014_online",
         "hopper",
         {"iteration_s": 4e-4, "sequence_s": 2e-5, "prompt_s": 6e-4, "request_s": 5.5e-3},
-        below_per_s=32.0,
     ),
     Fit("trtllm", "trtllm_017_throughput", "ampere", {"collective_s": 5e-5, "sequence_s": 2e-6}, whole=True),
     Fit(
@@ -119,12 +116,6 @@ def _rate(row: Row) -> float:
     return requests.count * requests.output_len / seconds / s.parallelism.ranks
 
 
-def _rate_per_s(row: Row) -> float:
-    """Requests a second that a row asks for; 0 where they come all at once."""
-    asked: Any = row.scenario["inference"].get("requests", {})
-    return float(asked.get("rate_per_s") or 0.0)
-
-
 def solve(fit: Fit, rows: list[Row]) -> Values:
     """The constants that meet `rows` best."""
     start = np.log(list(fit.start.values()))
@@ -145,11 +136,7 @@ def main() -> None:
         if sys.argv[1:] and fit.engine not in sys.argv[1:]:
             continue
         table = read_table(PUBLISHED / f"{fit.table}.json")
-        mine = [
-            r
-            for r in sorted(table.rows, key=lambda r: r.id)
-            if cluster_of(r).gpu.architecture == fit.architecture and _rate_per_s(r) < fit.below_per_s
-        ]
+        mine = [r for r in sorted(table.rows, key=lambda r: r.id) if cluster_of(r).gpu.architecture == fit.architecture]
         fitted = mine[::2]
         values = solve(fit, fitted)
         print(f"{fit.engine}, {fit.architecture}, {fit.table}: {len(fitted)} of {len(mine)} rows fitted")

@@ -11,13 +11,19 @@ OBJECTS = 500_000
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No garbage collection meanwhile: ten thousands of small live tuples would be searched again and again."""
+    """No garbage collection meanwhile: ten thousands of small live tuples would be searched again and again.
+
+    Those that are left count as old afterwards: else the next object would have all of them searched.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():  # what others have frozen stays so
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

@@ -17,6 +17,9 @@ _LOO_POINTS = 64
 SAMPLED_POINTS = 1000  # of a large table; their distances bound from above those of its nearest points
 
 
+MOST_KEPT = 32  # distances that are kept in each steady dimension
+
+
 class OfPoints(Protocol):
     """Numbers of points, asked for those of a few: an array, or what works them out when they are asked for."""
 
@@ -40,9 +43,11 @@ class Surface:
         error: float | None = None,
         beside: OfPoints | None = None,
         besides: int = 0,
+        steady: tuple[int, ...] = (),
     ) -> None:
         """`coordinates` [points, dimensions]; `beside`: `besides` numbers a point. `error`: what `leave_one_out_error`
-        gives, where it is known."""
+        gives, where it is known. `steady`: dimensions in which queries of one run are mostly alike, as a weight's sizes
+        are; a hint that changes no answer."""
         # [dimensions, points]: distances are summed a dimension at a time, along contiguous memory.
         self._columns = np.ascontiguousarray(coordinates.T)
         self._y = log_efficiency
@@ -54,6 +59,7 @@ class Surface:
         # The constant has none, or answers would be pulled towards an efficiency of 1.
         self._damping = np.diag([0.0, *[1e-3] * self._slopes])
         self._error = error
+        self._steady = dict[int, dict[float, NDArray[np.float64]]]({dimension: {} for dimension in steady})
 
     def at(self, query: Iterable[float], beside: NDArray[np.float64] | None = None) -> tuple[float, float] | None:
         """Log efficiency and how many octaves `query` lies outside the measured range.
@@ -74,14 +80,33 @@ class Surface:
 
     def _distances2(self, query: NDArray[np.float64]) -> NDArray[np.float64]:
         """Squared distances from all points; dimension by dimension, as rows of a few numbers are slow to sum."""
-        total = None
-        for column, q, low, high in zip(self._columns, query.tolist(), self._low, self._high, strict=True):
+        total, own = np.zeros(0), False
+        for dimension, (q, low, high) in enumerate(zip(query.tolist(), self._low, self._high, strict=True)):
             if low == high:  # of all points, and where every query is put
                 continue
-            apart = column - q
-            apart *= apart
-            total = apart if total is None else np.add(total, apart, out=total)
-        return np.zeros(self._columns.shape[1]) if total is None else total
+            apart = self._apart2(dimension, q)
+            if not len(total):
+                total, own = apart, dimension not in self._steady
+            elif own:
+                total += apart
+            else:  # what is kept must not change
+                total, own = total + apart, True
+        if not len(total):
+            return np.zeros(self._columns.shape[1])
+        return total if own else total.copy()
+
+    def _apart2(self, dimension: int, q: float) -> NDArray[np.float64]:
+        """Squared distances of all points in one dimension."""
+        known = self._steady.get(dimension)
+        if known is not None and q in known:
+            return known[q]
+        apart: NDArray[np.float64] = self._columns[dimension] - q
+        apart *= apart
+        if known is not None:
+            if len(known) >= MOST_KEPT:
+                known.clear()
+            known[q] = apart
+        return apart
 
     def leave_one_out_error(self) -> float:
         """Relative standard deviation of predictions at measured points, each left out (64 at most)."""

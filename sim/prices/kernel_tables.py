@@ -41,6 +41,9 @@ BEST = 0.8  # what large matmuls reach of the peak, in 16 bits
 READ = 0.86  # what the longest decodes reach of an A100's bandwidth where each query head has keys of its own
 
 
+HEADS = (1, 2, 4)  # of attention's coordinates: heads, groups of KV heads, head size
+
+
 class Table(Struct, frozen=True, eq=False, dict=True):
     """An operator's points on a device, ready to be asked.
 
@@ -71,13 +74,17 @@ class Table(Struct, frozen=True, eq=False, dict=True):
         where = self.shapes.coordinates(self.kind).T
         if self.kind not in ATTENTION:
             beside = _Waves(self.shapes, self.device.sm_count) if self.in_waves else None
-            return {0: Surface(where, _LogEfficiency(self), self.error, beside, len(TILES) if self.in_waves else 0)}
+            besides = len(TILES) if self.in_waves else 0
+            steady = (2, 3) if self.kind in MATMULS else HEADS if self.kind == ATTENTION_DECODE else ()
+            return {0: Surface(where, _LogEfficiency(self), self.error, beside, besides, steady)}
         # Causal kernels skip half of the tiles, and nothing lies between the two flags to interpolate.
         flags = self.shapes.sizes[-1].astype(int).tolist()
         if len(flags) == 1:
-            return {flags[0]: Surface(where, _LogEfficiency(self), self.error)}
+            return {flags[0]: Surface(where, _LogEfficiency(self), self.error, steady=HEADS)}
         of_flag = {flag: np.flatnonzero(self.shapes.codes[-1] == code) for code, flag in enumerate(flags)}
-        return {f: Surface(where[rows], _LogEfficiency(self)[rows], self.error) for f, rows in of_flag.items()}
+        return {
+            f: Surface(where[rows], _LogEfficiency(self)[rows], self.error, steady=HEADS) for f, rows in of_flag.items()
+        }
 
     def quantizing_s(self, shape: tuple[int, ...]) -> float:
         """Seconds in which a matmul's [m, k] input was quantized where its points were measured."""
@@ -90,15 +97,30 @@ class Table(Struct, frozen=True, eq=False, dict=True):
         return None if found is None else (float(self.seconds[found]), float(self.spread[found]))
 
 
+KEEP_ALL_FROM = 64  # queries of a table, from which on all its logarithms are kept
+MOST_KEPT = 40_000  # points of a table whose logarithms may be
+
+
 class _LogEfficiency:
     """log(efficiency) of a table's points, worked out for those that are asked for."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
+        self._asked = 0
+        self._all: NDArray[np.float64] | None = None
 
     def __getitem__(self, points: NDArray[np.intp]) -> NDArray[np.float64]:
+        if self._all is not None:
+            found: NDArray[np.float64] = self._all[points]
+            return found
+        self._asked += 1
+        # For a few queries of a dozen points this is quicker than the logarithm of a hundred thousand.
+        if self._asked > KEEP_ALL_FROM and len(self._table.seconds) <= MOST_KEPT:
+            self._all = self._of(slice(None))
+        return self._of(points)
+
+    def _of(self, points: NDArray[np.intp] | slice) -> NDArray[np.float64]:
         table = self._table
-        # For a dozen points a query this is quicker than keeping the logarithm of a hundred thousand.
         roofline_s = bounds(table.kind, table.shapes.columns(points), table.dtype, table.device)
         return np.log((roofline_s + table.floor_s) / table.seconds[points])
 

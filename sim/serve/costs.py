@@ -117,6 +117,7 @@ class IterationCosts(Struct):
     chunks: dict[tuple[int, int, int, int], float] = field(
         default_factory=dict
     )  # by spec, chunk, cached and equal ones
+    seconds: dict[tuple[Work, int, int, int], float] = field(default_factory=dict)  # of `bills` by tokens
     noted: list[tuple[Load, int]] = field(default_factory=list)  # what was computed, and how often (`sim.serve.noted`)
 
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
@@ -199,12 +200,17 @@ class IterationCosts(Struct):
             until = steps - len(seconds)
             if low + 1 < len(LENGTHS):
                 until = min(until, ceil_div(LENGTHS[low + 1] * decodes - kv, decodes))
-            beyond = [(kv + decodes * i) / decodes - LENGTHS[low] for i in range(until)]
-            attention = [0.0] * until
+            length, sums = LENGTHS[low], range(kv, kv + decodes * until, decodes)
             # The very sums of `stage_seconds`, in its order: an iteration ends at the same bit, alone or in a run.
+            if len(self.stages[0].attentions) == 1:
+                (layers,), (first, slope) = self.stages[0].attentions, self._line(0, decodes, low, 1)
+                seconds += [base + layers * (first + slope * (k / decodes - length)) for k in sums]
+                continue
+            attention = [0.0] * until
             for i, layers in enumerate(self.stages[0].attentions):
                 first, slope = self._line(i, decodes, low, 1)
-                attention = [a + layers * (first + slope * x) for a, x in zip(attention, beyond, strict=True)]
+                beyond = zip(attention, sums, strict=True)
+                attention = [a + layers * (first + slope * (k / decodes - length)) for a, k in beyond]
             seconds += [base + a for a in attention]
         if self.offloaded:
             seconds = [self.offloaded[0].seconds(s) for s in seconds]
@@ -227,8 +233,15 @@ class IterationCosts(Struct):
 
     def _tokens(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
         low, high, share = sizes_around(tokens)
-        first = self.bill(Key(work, spec, low, adapters)).seconds
-        return first if share == 0.0 else first + share * (self.bill(Key(work, spec, high, adapters)).seconds - first)
+        first = self._kept(work, spec, low, adapters)
+        return first if share == 0.0 else first + share * (self._kept(work, spec, high, adapters) - first)
+
+    def _kept(self, work: Work, spec: int, tokens: int, adapters: int) -> float:
+        """Seconds at a kept size; without making a key for each question, of which there are ten thousands."""
+        found = self.seconds.get((work, spec, tokens, adapters))
+        if found is None:
+            found = self.seconds[work, spec, tokens, adapters] = self.bill(Key(work, spec, tokens, adapters)).seconds
+        return found
 
     def _attention(self, load: Load, spec: int) -> float:
         seconds = 0.0

@@ -129,9 +129,9 @@ GIB = 2.0**30
 A100_BY_H100 = 1.53  # of vllm-0.2's seconds a sequence: hosts of A100 are older
 
 # Host seconds that no table here judges, from what authors wrote; the spread of what they wrote is the uncertainty.
-_V5 = HostTimes(5e-3, sequence_s=31e-6, launch_s=17.4e-6, request_s=6.6e-3, uncertainty=0.4)
-_V6 = HostTimes(2.5e-3, sequence_s=15.6e-6, launch_s=17.4e-6, request_s=6.6e-3, uncertainty=0.4)
-_V1 = HostTimes(1.5e-3, sequence_s=8e-6, launch_s=17.4e-6, request_s=6.6e-3, uncertainty=0.4)
+_V5 = HostTimes(5e-3, sequence_s=31e-6, launch_s=17.4e-6, request_s=5.8e-3, uncertainty=0.4)
+_V6 = HostTimes(2.5e-3, sequence_s=15.6e-6, launch_s=17.4e-6, request_s=5.8e-3, uncertainty=0.4)
+_V1 = HostTimes(1.5e-3, sequence_s=8e-6, launch_s=17.4e-6, request_s=5.8e-3, uncertainty=0.4)
 
 
 def _hosts(hopper: HostTimes) -> dict[str, HostTimes]:
@@ -182,7 +182,8 @@ _RECORDS = (
         (0, 3),
         "2024-07",
         "host: 5 to 13 ms without a kernel between two iterations (vllm-project/vllm issue 6854, July 2024), read as"
-        " one sequence and 256, others 20 at 200 (issue 6801); launches as vllm-0.2, HTTP as trtllm-triton; prompts"
+        " one sequence and 256, others 20 at 200 (issue 6801); launches as vllm-0.2, HTTP: trtllm_014_online"
+        " below saturation; prompts"
         " first: core/scheduler.py; max_num_batched_tokens: the model's length (engine/arg_utils.py)",
         host=_hosts(_V5),
         defaults=_VLLM_V0,
@@ -207,7 +208,8 @@ _RECORDS = (
         "2025-03",
         "host: a 1B takes 2.7 ms a token alone, a millisecond of it the GPU's (vllm-project/vllm pull request 17866,"
         " May 2025); at 256 2 to 3 ms once the API server is a process of its own (issue 10634), as it is since 0.7,"
-        " 5 to 6 before (pull request 11133); launches as vllm-0.2, HTTP as trtllm-triton; limits: engine/arg_utils.py"
+        " 5 to 6 before (pull request 11133); launches as vllm-0.2, HTTP: trtllm_014_online"
+        " below saturation; limits: engine/arg_utils.py"
         " (_set_default_args_v1); piecewise graphs: config.py",
         host=_hosts(_V1),
         prompt_graphs=True,
@@ -233,7 +235,8 @@ _RECORDS = (
         (0, 4),
         "2024-12",
         "host: as vllm-v1's, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time between decoding "
-        "batches); launches as vllm-0.2, HTTP as trtllm-triton; limits: srt/server_args.py; prompts first, in chunks: "
+        "batches); launches as vllm-0.2, HTTP: trtllm_014_online "
+        "below saturation; limits: srt/server_args.py; prompts first, in chunks: "
         "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7 · "
         "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14, to which it falls in 600 steps",
         host=_hosts(_V1),
@@ -289,7 +292,7 @@ _RECORDS = (
         host={
             "ampere": HostTimes(collective_s=68.3e-6),
             "hopper": HostTimes(
-                iteration_s=0.71e-3, sequence_s=22.1e-6, prompt_s=0.464e-3, collective_s=20.4e-6, request_s=6.63e-3
+                iteration_s=0.359e-3, sequence_s=16.3e-6, prompt_s=5.82e-3, collective_s=20.4e-6, request_s=1.11e-3
             ),
         },
         reserved_output=1.0,
@@ -319,7 +322,7 @@ _RECORDS = (
         "2025-09",
         "the PyTorch backend, default since 1.0, with overlap scheduler and CUDA graphs (llmapi/llm_args.py: "
         "disable_overlap_scheduler false; CudaGraphConfig, to 128 single tokens); host and launches as vllm-v1's, HTTP "
-        "as trtllm-triton; no more than NCCL's loops for an all-reduce, as its graphs leave no host between ranks",
+        "as vllm-v1; no more than NCCL's loops for an all-reduce, as its graphs leave no host between ranks",
         host={"hopper": _V1},
         overlaps=True,
         reserved_output=1.0,

@@ -66,6 +66,7 @@ def replica_costs(healthy: IterationCosts, scenario: Scenario, replica: int) -> 
                 prices=prices,
                 stages=layers,
                 bills={},
+                seconds={},
                 without_attention={},
                 chunks={},
                 lines={},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -140,17 +139,19 @@ class Worker:
 
     def _note_end(self, at_s: float, running: int) -> None:
         """The cache when an iteration ended: before and after the sequences that are done have left."""
-        self.replica.states.append(CacheState(at_s, *self.scheduler.before_end, running))
+        held, unused, waste = self.scheduler.before_end
+        self.replica.states.append(CacheState(at_s, held, unused, waste, running))
         self._note_state(at_s)
 
     def _note_state(self, at_s: float) -> None:
         s = self.scheduler
-        self.replica.states.append(CacheState(at_s, *s.cache.occupancy(), len(s.running)))
+        held, unused, waste = s.cache.occupancy()
+        self.replica.states.append(CacheState(at_s, held, unused, waste, len(s.running)))
 
 
 def load_of(batch: Batch, members: int = 0, seen: int = 0) -> Load:
     """What an iteration computes, alike prompt chunks together; `members` more single tokens see `seen` in all."""
-    chunks: Counter[tuple[int, int]] = Counter()
+    chunks: dict[tuple[int, int], int] = {}
     decodes = samples = tokens = members
     decode_kv = seen if members else 0
     queries, adapted, adapters = 1, 0, set()
@@ -165,6 +166,7 @@ def load_of(batch: Batch, members: int = 0, seen: int = 0) -> Load:
             decode_kv += sequence.computed + count
             queries = max(queries, count)
         else:
-            chunks[count, sequence.computed + count] += 1
-    prefills = tuple((q, kv, n) for (q, kv), n in chunks.items())
+            size = count, sequence.computed + count
+            chunks[size] = chunks.get(size, 0) + 1
+    prefills = tuple([(q, kv, n) for (q, kv), n in chunks.items()])
     return Load(tokens, decodes, decode_kv, prefills, samples, queries, 0, adapted, len(adapters))

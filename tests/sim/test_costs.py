@@ -11,6 +11,7 @@ from sim.core.errors import InputError
 from sim.core.program import BlockRef, Compute, Phase
 from sim.inputs.scenario import parse_scenario
 from sim.prices.coefficients import Coefficients
+from sim.prices.interpolation import Surface
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.prices.profiles import load_profile
@@ -382,3 +383,15 @@ def test_the_slowest_of_many_gpus_by_bloms_approximation(ranks: int) -> None:
     spread = costs.coefficients.power_spread
     assert spread > 0
     assert costs.pace(ranks) == pytest.approx(1 + spread * expected, rel=1e-12)
+
+
+def test_a_hint_of_what_stays_changes_no_answer() -> None:
+    """Points close in the steady dimensions are looked at first; what decides stays the nearest of all."""
+    draw = np.random.default_rng(3)
+    points = draw.integers(0, 24, (6000, 4)) / 2.0  # many ties
+    heights = draw.normal(size=6000)
+    plain, hinted = Surface(points, heights, 0.1), Surface(points, heights, 0.1, steady=(2, 3))
+    for pair in draw.uniform(0.0, 12.0, (4, 2)):
+        for first in draw.uniform(-1.0, 13.0, (40, 2)):
+            query = [*first, *pair]
+            assert hinted.at(query) == pytest.approx(plain.at(query), rel=1e-9)
