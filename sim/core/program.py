@@ -75,6 +75,9 @@ PART_OF_BLOCK = {
 }  # of operators of which nothing more is known
 
 
+STRIDED = "strided"  # the kernel of memory-bound operators over strided tensors or unlike dtypes, not vectorized
+
+
 class BlockRef(NamedTuple):
     """The place of a measured run of computations in a profile: a block's key, an action, and the run's number there
     (communications cut a block into runs)."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims
-from sim.models.operators import F, I, Operator, accumulate, memory_op
+from sim.models.operators import F, I, Operator, accumulate, memory_op, strided
 
 MASK_BYTES = 1.0
 
@@ -52,7 +52,10 @@ def norm_traffic(d: Dims, kind: str, after_sum: bool) -> Traffic:
         return rms_norm_eager(e)
     # of 5 accesses dx takes 3, the weight's gradient reads x and dy once more; or partial sums of it come with dx
     backward = d.framework.norm_backward_accesses * e
-    return Traffic(e, 0, backward, 2) if after_sum and d.framework.fuses_chains else Traffic(2 * e, 1, backward, 2)
+    kernels = d.framework.norm_backward_kernels
+    if after_sum and d.framework.fuses_chains:
+        return Traffic(e, 0, backward, kernels)
+    return Traffic(2 * e, 1, backward, kernels)
 
 
 def norm(d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after_sum: bool = False) -> Operator:
@@ -143,8 +146,9 @@ def copied(name: str, d: Dims, elements: float, kernels: tuple[int, int] = (1, 1
     """Tensors brought into another order, and their gradients back: read and written, in so many kernels each way."""
     moved = 2 * d.act_bytes * elements
     ahead, back = kernels
-    forward = memory_op(name, F, "copy", elements, moved, d.act, ahead)
-    return Operator(name, (forward,), (memory_op(f"{name}_backward", I, "copy", elements, moved, d.act, back),))
+    kernel = strided(d)
+    forward = memory_op(name, F, "copy", elements, moved, d.act, ahead, kernel)
+    return Operator(name, (forward,), (memory_op(f"{name}_backward", I, "copy", elements, moved, d.act, back, kernel),))
 
 
 def residual(d: Dims, name: str, part: str, bias_after: bool) -> Operator:

@@ -100,6 +100,15 @@ class Framework:
     norm_backward_accesses: int = fact(
         5, "accesses an element in a norm's backward; 3: one pass serves both gradients", "TE common/normalization"
     )
+    norm_backward_kernels: int = fact(
+        2, "kernels of a norm's backward, those that make and add up its weight's gradient among them", "torch's own"
+    )
+    reads_strided: bool = fact(
+        False,
+        "activations read halves of one matmul's result where they lie, and 16-bit gradients are added to fp32 sums: "
+        "kernels that torch does not vectorize",
+        "nanotron: models/llama.py; torch: aten/src/ATen/native/cuda/CUDALoops.cuh",
+    )
     norms_keep_operators: bool = fact(
         False, "a norm of separate operators keeps its fp32 copy and the normalized value", "LlamaRMSNorm"
     )

@@ -140,7 +140,10 @@ _RECORDS = (
         "nanotron",
         fuses_rmsnorm=True,  # nn/layer_norm.py: flash-attn's Triton kernels; one pass backward makes both gradients
         norm_backward_accesses=3,
+        # flash_attn/ops/triton/layer_norm.py: `_dw.sum(0).to(weight.dtype)` behind it, and the sum in fp32
+        norm_backward_kernels=4,
         fuses_rope=True,  # models/llama.py: flash-attn's rotary kernel
+        reads_strided=True,  # GLUActivation; CausalSelfAttention.forward
         merges_projections=True,  # the same file: qkv_proj, gate_up_proj
         attention_kernel="flash2",
         # CausalSelfAttention.forward: query, key and value put in order (3), key and value joined (2) and put in order

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import Comm, Compute, Item, Part, Phase, Program, Role, Saved, Wait
+from sim.core.program import STRIDED, Comm, Compute, Item, Part, Phase, Program, Role, Saved, Wait
 from sim.models.dims import Dims
 
 if TYPE_CHECKING:
@@ -188,6 +188,11 @@ def memory_op(
     )
 
 
+def strided(d: Dims) -> str:
+    """The kernel of an operator whose tensors are strided or of unlike dtypes, where the framework leaves them so."""
+    return STRIDED if d.framework.reads_strided else ""
+
+
 def collective(name: str, kind: str, bytes_: float, phase: Phase, handle: str = "", group: str = "tp") -> Comm:
     """A collective; with a `handle` it is asynchronous."""
     return Comm(name, kind, group, bytes_, phase, blocking=not handle, handle=handle)
@@ -219,7 +224,8 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
     moved = (d.act_bytes + 2.0 * d.grad_bytes) * size * added
     if d.grad_bytes != d.act_bytes:
         moved += (d.act_bytes + d.grad_bytes) * size * (1.0 - added)
-    kernel = memory_op(f"{name}_accumulate", W, "elementwise", size, moved, d.act)
+    unlike = strided(d) if d.grad_bytes != d.act_bytes else ""
+    kernel = memory_op(f"{name}_accumulate", W, "elementwise", size, moved, d.act, kernel=unlike)
     return d.act_bytes * size, (kernel,) if moved else ()
 
 

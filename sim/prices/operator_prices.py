@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.core.normal import normal_quantile
-from sim.core.program import Compute, Phase, Role
+from sim.core.program import STRIDED, Compute, Phase, Role
 from sim.models.framework_facts import AttentionKernel
 from sim.models.frameworks import attention_picks
 from sim.prices.attention_speed import SCORES, SPARSE, flash_seconds
@@ -269,7 +269,8 @@ class Costs:
         # No launch floor here: `memory_latency_s`, the start and end of each kernel, takes its place.
         if op.kind in MEMORY_BOUND and c.memory_efficiency is not None:
             usual = c.memory_efficiency_of.get(op.kind, c.memory_efficiency)
-            efficiency = c.memory_efficiency_of.get(f"{op.kind}_{op.kernel}", usual)
+            named = STRIDED if op.kernel == STRIDED else f"{op.kind}_{op.kernel}"
+            efficiency = c.memory_efficiency_of.get(named, usual)
             ramp = max(op.kernels, 1) * c.memory_latency_s
             return Cost(seconds / efficiency + ramp, "interpolated", MEMORY_UNCERTAINTY)
         if op.flops and op.kind not in MEMORY_BOUND:

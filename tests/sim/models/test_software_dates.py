@@ -156,7 +156,7 @@ def test_gradients_of_gate_and_up_cut_from_one_matmul_are_joined() -> None:
 
     def moved(framework: str) -> float:
         layer = layer_block(scenario(framework=framework), 1)
-        return next(op.bytes for op in layer.backward if isinstance(op, Compute) and op.name == "swiglu_backward")
+        return sum(op.bytes for op in layer.backward if isinstance(op, Compute) and op.name.startswith("swiglu_back"))
 
     assert moved("nanotron") / moved("eager") == pytest.approx(13 / 9)
 
