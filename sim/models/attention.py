@@ -246,12 +246,13 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
     return (*items, *_repeated(d, c, I, f"{name}_repeat"))
 
 
-def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...]) -> tuple[Saved, ...]:
+def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = False) -> tuple[Saved, ...]:
     """What the core keeps of its own queries, keys and values, and per block of scores.
 
     Unfused (Korthikanti 2022, section 4.1): q, k 4sbh, v 2sbh, softmax output 2as²b, dropout mask as²b,
     dropped output 2as²b. Fused: q, k, v and the log-sum-exp 4asb; the output is the projection's input, and kept beside
-    it where the projection keeps 8 bits of it: the kernel's backward reads the 16.
+    it where the projection keeps 8 bits of it (the kernel's backward reads the 16), and where it is `exchanged` between
+    the two: what the projection keeps is then what came from other ranks.
     """
     repeats = d.framework.repeats_keys and not d.fused_attention
     q = d.batch * own.heads * own.q_len * own.head_dim * d.act_bytes
@@ -263,7 +264,8 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...]) -> tuple[Saved, ...
     ]
     if d.fused_attention:
         rows = d.batch * own.heads * own.q_len
-        beside = d.recipe is not None and d.recipe.keeps_quantized  # else the projection keeps this very tensor
+        # Else the projection keeps this very tensor.
+        beside = exchanged or (d.recipe is not None and d.recipe.keeps_quantized)
         output = Saved("attention", "output", rows * own.v_head_dim * d.act_bytes if beside else 0.0)
         statistics = Saved("attention", "log-sum-exp", rows * LSE_BYTES, role=TensorRole.STATISTICS)
         return (*saved, statistics, output)
@@ -292,8 +294,11 @@ def _softmax_saved(d: Dims, own: Core, scores: float) -> list[Saved]:
     return saved
 
 
-def core_part(d: Dims, own: Core, blocks: tuple[Core, ...], forward: Program, backward: Program) -> Operator:
-    """The core as a part; `blocks` are the shapes it is computed in (one without context parallelism)."""
+def core_part(
+    d: Dims, own: Core, blocks: tuple[Core, ...], forward: Program, backward: Program, exchanged: bool = False
+) -> Operator:
+    """The core as a part; `blocks` are the shapes it is computed in (one without context parallelism). `exchanged`:
+    other ranks get its output before it is projected."""
     e = d.act_bytes
     tensors = _qo_bytes(d, own) + _kv_bytes(d, own)
     scores = 0.0 if d.fused_attention else 2 * max((_scores(d, c) for c in blocks), default=0.0) * e
@@ -302,7 +307,7 @@ def core_part(d: Dims, own: Core, blocks: tuple[Core, ...], forward: Program, ba
         "attention",
         forward,
         backward,
-        core_saved(d, own, blocks),
+        core_saved(d, own, blocks, exchanged),
         forward_bytes=scores,
         backward_bytes=tensors + scores + out,
         core=True,

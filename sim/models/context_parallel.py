@@ -261,5 +261,5 @@ def _all_to_all(d: Dims, own: Core) -> Operator:
         *core_backward(d, whole),
         *(exchange(f"d{n}", s, I) for n, s in sizes.items()),
     )
-    part = core_part(d, whole, (whole,), forward, backward)
+    part = core_part(d, whole, (whole,), forward, backward, exchanged=True)
     return replace(part, output_bytes=out)
