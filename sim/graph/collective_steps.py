@@ -46,8 +46,8 @@ class Hop(NamedTuple):
 
 
 class Pattern(Struct, frozen=True):
-    """All messages of a collective: `chain`: how many of them follow each other on the longest way; `piece`: the part
-    of the collective's bytes that each carries; `at_once`: whether a member sends to several others at a time."""
+    """All messages of a collective. `chain`: the number of messages in the longest chain of waits; `piece`: the part
+    of the collective's bytes in one message; `at_once`: true if a member sends to several others at a time."""
 
     hops: tuple[Hop, ...]
     chain: int

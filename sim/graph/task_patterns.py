@@ -1,7 +1,8 @@
-"""Tasks that are placed together: those of a program one by one, or one task for them all and what it leaves running.
+"""Patterns of tasks that are placed together: a program's tasks one by one, or one task for all of them and the
+communications that it leaves running.
 
-A pattern says how its tasks hang together and where it joins what its rank does before and after; where each stands in
-time, on which rank and for which micro-batch is none of its business, so one serves many.
+A pattern says which of its tasks wait for which, and which join the tasks that its rank runs before and after. It does
+not depend on time, rank or micro-batch, so many placements share it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from sim.programs.data_parallel import DP
 
 
 class TaskPattern(NamedTuple):
-    """Tasks by number. `waits`: pairs, the second for the end of the first; `launches`: those that start no earlier
-    than so many seconds after task 0 has started.
+    """The tasks of a placement, by number, and their waits.
 
-    `begins` wait for what the rank did before, its last computation and `tail`; `takes` for its messages. `first` and
-    `last` are those on each stream, whose order is that of the rank. What follows waits for `tail` besides the last
-    computation; `open` are the last ones, by stream, that nobody waits for; `external`: tasks that wait for these
-    handles of the prologue, `handles`: those that it leaves. `acts`: where the action begins and ends.
+    `waits`: pairs of tasks; the second waits for the end of the first. `launches`: a task, and the seconds after the
+    start of task 0 before which it does not start. `begins`: tasks that wait for the rank's last computation and for
+    the `tail` of the placement before. `takes`: tasks that wait for the placement's messages. `first`, `last`: the
+    first and last task on each stream; a stream keeps the rank's order. `tail`: tasks that the next placement waits
+    for, besides the last computation. `open`: by stream, the last task that no task waits for. `external`: tasks with
+    the handles of the prologue that they wait for. `handles`: the handles of tasks for which later ones may wait.
+    `acts`: the tasks with which the action begins and ends.
     """
 
     seconds: list[float]

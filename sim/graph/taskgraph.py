@@ -81,12 +81,12 @@ Work = Message | Collective | CollectiveStep | WholeAction
 # Repeated micro-batches make thousands of tasks of a few dozen kinds. What a task shows, and what it puts on links,
 # therefore stands with its kind and is worked out once for all of them.
 class TaskKind(Struct, frozen=True):
-    """What all tasks of one kind share: they are the same work of the same ranks, once for each micro-batch.
+    """The properties that all tasks of one kind share: they are the same work of the same ranks, for each micro-batch.
 
-    `rows` of the timeline: a task has a span on each; a message and a collective of several simulated ranks have more
-    than one. `compute_s`, `exposed_s`: of an action that stands as one task. `named` gives the name of what belongs to
-    a step, which `detail` lacks. `work`: what may use links; None for a computation and for communications that were
-    joined to one task.
+    `rows`: rows of the timeline, on each of which a task has a span; a message, and a collective of several simulated
+    ranks, have more than one. `compute_s`, `exposed_s`: for a task that is a whole action. `named`: gives a task's name
+    from its step, if `detail` has none. `work`: the work that may use links; None for a computation, and for
+    communications that were joined to one task.
     """
 
     detail: Detail

@@ -153,10 +153,10 @@ def waits(comms: Iterable[Comm], phase: Phase) -> list[Wait]:
 
 
 def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Compute]:
-    """What an all-gather leaves, a shard of every parameter from each rank in turn, copied into whole parameters.
+    """The copy of gathered shards (of every parameter, rank by rank) into whole parameters.
 
-    Read and written once beside nothing (torch's FSDP2: `foreach_all_gather_copy_out` on the computation's stream);
-    what is gathered in fp32 is written in the precision of the layers.
+    It reads and writes them once on the computation's stream (torch's FSDP2: `foreach_all_gather_copy_out`).
+    Parameters that are gathered in fp32 are written in the precision of the layers.
     """
     size = sum(c.bytes for c in gathered)
     elements = size / dp.gathered_bytes

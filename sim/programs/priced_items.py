@@ -139,10 +139,10 @@ def price_comm(item: Comm, price: Price) -> Sent:
 
 
 class Host:
-    """Issues kernels while the device executes those before them, and makes it wait where it is late.
+    """The host: it issues kernels while the device executes earlier ones, and the device waits if the host is late.
 
-    What it is ahead by is credited as long as it only starts communications (`ahead`), but not from block to block
-    (vTrain's times are sums of theirs), nor across one that is waited for.
+    The seconds by which it is ahead (`ahead`) are kept across communications that it only starts. They are not kept
+    across a communication that it waits for, nor from block to block (vTrain's times are sums over blocks).
     """
 
     def __init__(self) -> None:

@@ -61,9 +61,10 @@ class MemoryCurve(Struct, frozen=True, eq=False):
 
 
 class Levels(Struct, frozen=True, eq=False):
-    """Bytes of several classes of ranks over the step, class after class: the i-th holds `held[i]` throughout, and row
-    by row, from `first[i]` on, activations, buffers and those gradients that come and go; `time_s` is when a row's
-    begin to hold."""
+    """Bytes of several classes of ranks over the step. Class i holds `held[i]` for the whole step. From row `first[i]`
+    on its rows have activations, buffers, and gradients that are freed between steps; `time_s` is the time from which
+    a row's bytes hold.
+    """
 
     held: Sequence[States]
     first: Ints

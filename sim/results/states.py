@@ -29,10 +29,10 @@ from topology.spec import GpuSpec
 
 
 class States(Struct, frozen=True):
-    """What a rank holds for the whole step, and what gathering and reducing needs for the moment. Bytes.
+    """Bytes that a rank holds for the whole step, and transient bytes of gathering and reducing.
 
-    `gradients` are 0 where they are freed between steps and come with the first backward (`Block.own`, `zero_grad`);
-    `at_end` is transient in clipping and optimizer.
+    `gradients` is 0 if gradients are freed between steps (`Block.own`, `zero_grad`); `at_end` is transient memory of
+    clipping and optimizer.
     """
 
     parameters: float
