@@ -132,7 +132,8 @@ def _write_chakra(scenario: Scenario, prefix: Path) -> None:
 
 def _advice(simulation: Simulation, path: Path, options: RunOptions) -> list[Tried] | None:
     """Changes that were tried and help; None where none were tried, as each takes as long as the step itself."""
-    from sim.inputs.scenario import load_scenario
+    from sim.inputs.overrides import with_overrides
+    from sim.inputs.scenario import name_of, read_source, resolve
     from sim.studies.advice import BRIEF, FULL, QUICK_TASKS, may_advise, tried_advice
 
     asked, page = options.advise, options.html is not None
@@ -140,7 +141,8 @@ def _advice(simulation: Simulation, path: Path, options: RunOptions) -> list[Tri
     if asked is False or (asked is None and not quick) or not may_advise(simulation.scenario):
         return None
     effort = FULL if page or asked else BRIEF
-    return tried_advice(simulation, lambda changes: load_scenario(path, [*options.changes, *changes]), effort)
+    source = read_source(path, options.changes)  # the file is parsed once for all that is tried
+    return tried_advice(simulation, lambda changes: resolve(with_overrides(source, changes), name_of(path)), effort)
 
 
 def page_of(simulation: Simulation, memory: list[MemoryCurve], advice: Sequence[Tried] | None = None) -> str:

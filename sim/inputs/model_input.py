@@ -99,8 +99,9 @@ def _hub_words(hub_id: str) -> str:
     )
 
 
+@cache  # a step whose changes are tried is read some five times
 def _preset(name: str) -> dict[str, Any]:
-    """A shipped model's mapping; a file that only holds `preset: OTHER` is a second name."""
+    """A shipped model's mapping, which nobody changes; a file that only holds `preset: OTHER` is a second name."""
     path = _FOLDER / f"{name}.yaml"
     data, _ = parse_yaml(read_text(path, MAX_BYTES), str(path))
     assert isinstance(data, dict), path

@@ -130,7 +130,7 @@ def distance(a: Features, b: Features) -> float:
         (a.ep, b.ep, 0.2),
         (a.bits, b.bits, 1.0),
     )
-    apart = sum(weight * abs(math.log2(max(x, 1e-3) / max(y, 1e-3))) for x, y, weight in sizes)
+    apart = sum([weight * abs(math.log2(max(x, 1e-3) / max(y, 1e-3))) for x, y, weight in sizes if x != y])
     years = abs(_year(a.date) - _year(b.date))
     return (
         gpu
@@ -142,6 +142,7 @@ def distance(a: Features, b: Features) -> float:
     )
 
 
+@lru_cache(maxsize=256)  # hundreds of rows have a few dates
 def _year(date: str) -> float:
     return int(date[:4]) + int(date[5:7]) / 12 if date else 2026.0
 

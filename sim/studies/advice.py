@@ -69,7 +69,8 @@ def tried_advice(simulation: Simulation, load: Load, effort: Effort = FULL) -> l
                 continue
             count += 1
             gain_s = simulation.step_time_s - other.step_time_s
-            if other.fits_in_memory and (not fits or gain_s > LEAST_GAIN * simulation.step_time_s):
+            helps = not fits or gain_s > LEAST_GAIN * simulation.step_time_s
+            if helps and other.fits_in_memory:
                 gain, peak_bytes = gain_s / simulation.step_time_s, other.peak_memory_bytes
                 found.append(Tried(part, changes, other.step_time_s, gain_s, gain, peak_bytes))
     return sorted(found, key=lambda t: -t.gain_s)
