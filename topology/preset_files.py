@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from msgspec import DecodeError, json
+from msgspec import DecodeError, Struct, json
 from pydantic import BaseModel, ValidationError
 
 from topology.errors import PresetError
@@ -36,7 +36,7 @@ _WORDS |= {"name", "architecture", "collectives_like", "variant_of", "nvlink", "
 _WORDS |= {f"{level}_node.{word}" for level in ("intra", "inter") for word in ("kind", "rendezvous", "transport")}
 
 
-class GpuFile(NamedTuple):
+class GpuFile(Struct, frozen=True):
     """A GPU as its file has it: the record, its documents by figure, and what others call it ("" and 0: not said)."""
 
     gpu: GpuSpec

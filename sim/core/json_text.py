@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
+
+from msgspec import Struct
 
 from sim.core.errors import InputError
 
@@ -53,7 +55,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-class _Level(NamedTuple):
+class _Level(Struct, frozen=True):
     """An object or a list that is open: the lines of its keys, and where in it the text stands."""
 
     lines: dict[str, int] | None  # None: a list

@@ -197,7 +197,7 @@ class Saved(NamedTuple):
         return self.needed_by is not NeededBy.INPUT_GRAD
 
 
-class OwnBytes(NamedTuple):
+class OwnBytes(Struct, frozen=True):
     """Bytes of a block's states where its program tells them, in place of a number of parameters and the scenario's
     dtypes.
 

@@ -17,7 +17,7 @@ SENDS, RECEIVES = ("SEND_F", "SEND_B"), ("RECV_F", "RECV_B")
 MESSAGES = (*SENDS, *RECEIVES)
 
 
-class RankClass(NamedTuple):
+class RankClass(Struct, frozen=True):
     """A simulated rank and the equal ranks that it stands for."""
 
     rank: int  # the lowest of them

@@ -19,7 +19,7 @@ from topology.contention import shared_fractions
 FULL = 1.0 + 1e-9  # of its capacity: a link asked for more than this slows its flows
 
 
-class Flow(NamedTuple):
+class Flow(NamedTuple):  # the compiled loop reads a tuple
     """What a communication does to links. `quiet_s`: seconds before its bytes flow; `path`: bytes/s that it then puts
     on each link when alone."""
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -39,7 +40,7 @@ SHARING_TASKS = 1250  # the same where links are shared, which costs four times 
 ROUNDS = 6  # of placing more actions task by task; then all that use shared links
 
 
-class OverloadedLinks(NamedTuple):
+class OverloadedLinks(Struct, frozen=True):
     """The sorts of links that are somewhere asked for more than they carry, and the actions that hide part of it."""
 
     links: frozenset[str]
@@ -184,7 +185,7 @@ def _group_uses(pricing: Pricing, rank: int) -> set[Use]:
     }
 
 
-class RunOutcome(NamedTuple):
+class RunOutcome(Struct, frozen=True):
     """A step that was built and run. `alone_s`: how long it takes if links carry everything at once; `links`: the sorts
     of links that do not, and `flows` what uses them, None where there are none."""
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, pairwise
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from sim.graph.messages import NO_HOP, Messages
 from sim.graph.placements import Placements
@@ -22,7 +22,7 @@ NO_TASK = -1
 PAIRS_AT_ONCE = 1 << 17  # a few columns of so many stay in a core's cache
 
 
-class _Ends(NamedTuple):
+class _Ends(Struct, frozen=True):
     """One end of all messages: the placement that sends or takes each, the message's key, and which action of that
     placement's step it belongs to (0 or 1)."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from sim.core.actions import Kind, Schedule, Step
 from sim.core.timeline import Detail
@@ -20,7 +20,7 @@ DIRECTION = {Kind.F: FORWARD, Kind.B: BACKWARD, Kind.I: BACKWARD, Kind.W: NEITHE
 NO_HOP = -1
 
 
-class Route(NamedTuple):
+class Route(Struct, frozen=True):
     """From a pipeline rank to another, in one lane, direction and size: all messages on it take the same seconds.
 
     `share`: kind, source and uncertainty of `total_s`, the seconds of all messages of a hop on it; `queue`: the stream

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from sim.inputs.input_source import Source, show
 from sim.inputs.yaml_input import KeyPath
@@ -107,7 +109,7 @@ def parse_flops(value: Any) -> Any:
     return float(match[1]) * (1000.0 ** ("GTP".index(match[2].upper()) + 3) if match[2] else 1.0)
 
 
-class Unit(NamedTuple):
+class Unit(Struct, frozen=True):
     """What a key with this ending holds."""
 
     ending: str

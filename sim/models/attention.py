@@ -6,8 +6,6 @@ them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from msgspec import Struct
 
 from sim.core.dtypes import FP32_BYTES
@@ -139,7 +137,7 @@ def _scores(d: Dims, c: Core) -> float:
     return float(d.batch * c.heads * c.q_len * c.kv_len)
 
 
-class SoftmaxPass(NamedTuple):
+class SoftmaxPass(Struct, frozen=True):
     """Bytes moved for each of the q·kv scores between the two matmuls, and kernels, of one direction."""
 
     bytes: float

@@ -13,7 +13,7 @@ Accesses are per element, times the activations' bytes; a dropout mask is one by
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import NeededBy, Program, Saved, TensorRole
@@ -23,7 +23,7 @@ from sim.models.operators import F, I, Operator, accumulate, memory_op, strided
 MASK_BYTES = 1.0
 
 
-class Traffic(NamedTuple):
+class Traffic(Struct, frozen=True):
     """Bytes per element and kernels, forward and backward."""
 
     forward_bytes: float

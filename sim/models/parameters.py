@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sim.models.layers import LayerSpec, attention_spec, layer_specs, mlp_spec, norm_elements
 from sim.models.layers.experts import Experts
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
 
 
-class ParameterCount(NamedTuple):
+class ParameterCount(Struct, frozen=True):
     """Numbers of parameters with the vocabulary unpadded.
 
     `total` is the sum of embedding, positions, head, attention, mlp, router, shared_experts, experts and

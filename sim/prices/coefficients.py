@@ -175,7 +175,7 @@ class PriceOptions(Struct, frozen=True):
 AS_STATED = PriceOptions()
 
 
-class Place(NamedTuple):
+class Place(Struct, frozen=True):
     """The field that a name on disk belongs to; in a mapping its key there, of an attention kernel also its part."""
 
     field: str

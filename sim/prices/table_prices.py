@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.program import Compute, Phase
@@ -34,7 +34,7 @@ NORM_KERNELS = 2  # of a norm that is one kernel forward and two backward; more 
 _ATTENTION_KERNEL = "attention_forward:"
 
 
-class _Candidate(NamedTuple):
+class _Candidate(Struct, frozen=True):
     """A table that may price an operator."""
 
     op: str

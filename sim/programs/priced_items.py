@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -101,7 +101,7 @@ class Sent(Struct, frozen=True, eq=False, dict=True):
         return self.item.phase.value
 
 
-class Spent(NamedTuple):
+class Spent(Struct, frozen=True):
     """Seconds of a task: what was priced, for how long that waits for the host, and what computing takes longer beside
     communications."""
 

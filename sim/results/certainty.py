@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from sim.core.shipped import shipped_profiles
 from sim.inputs.scenario import Scenario
@@ -17,7 +18,7 @@ HELD_OUT = "held_out_mean_abs_error"  # a fitted profile's setting: of rows that
 NINETY_BY_MEAN = 2.06  # of a normal error: what 90 % of |error| lie below, by the mean of |error|
 
 
-class StepInterval(NamedTuple):
+class StepInterval(Struct, frozen=True):
     """Seconds, and what the width comes from."""
 
     low_s: float

@@ -16,6 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
 from sim.core.dtypes import dtype_bytes
 from sim.models.frameworks import FRAMEWORKS
 from sim.models.parameters import count_parameters
@@ -49,7 +51,7 @@ class Features(NamedTuple):
     date: str
 
 
-class Row(NamedTuple):
+class Row(Struct, frozen=True):
     """A published step: its table, its name there, what was measured and is predicted (seconds), its features."""
 
     table: str
@@ -72,7 +74,7 @@ class Evidence(Record, frozen=True):
     where: str  # GPU, ranks, size of the model and precision, in words
 
 
-class Width(NamedTuple):
+class Width(Struct, frozen=True):
     """Half of a 90 % interval, as a factor, and in words which errors it is made of."""
 
     factor: float

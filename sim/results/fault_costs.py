@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
@@ -120,7 +120,7 @@ def waiting(step: FinishedStep) -> tuple[Waiting, ...]:
     return tuple(Waiting(step.names[a], step.names[b], s) for s, a, b in rows[:PAIRS])
 
 
-class _Arrivals(NamedTuple):
+class _Arrivals(Struct, frozen=True):
     """One message or collective: what each member waited for before it, and when that member was ready for it."""
 
     waits: dict[int, list[int]]

@@ -198,7 +198,7 @@ def _table(stage: Stage, kind: Kind, first: bool, fine: bool) -> Bytes:
 Change = tuple[float, float, float, float]
 
 
-class BlockStep(NamedTuple):
+class BlockStep(Struct, frozen=True):
     """What a block claims as it begins, holds while it runs, keeps until the action ends, and frees as it ends; the
     gradients that it brings."""
 

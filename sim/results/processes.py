@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -18,7 +18,7 @@ STREAM, MARKS = "process", "mark"
 MARK_WIDTH = 1 / 300  # of the step: as wide as marks are drawn, which last no time
 
 
-class Shown(NamedTuple):
+class Shown(Struct, frozen=True):
     """What a process left on the timeline: `ranks` it concerns, its kind and words, from when to when."""
 
     process: str

@@ -11,7 +11,6 @@ but the embedding's are there. Captured blocks know their states' own bytes, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -42,7 +41,7 @@ class States(Struct, frozen=True):
     at_end: float = 0.0
 
 
-class _Elements(NamedTuple):
+class _Elements(Struct, frozen=True):
     """Elements of parameters on one rank: trained dense ones, trained experts', frozen ones, and `sharded`, the trained
     ones of its shard."""
 
@@ -157,7 +156,7 @@ def _own_states(plan: Plan, stages: Sequence[Stage]) -> States:
 BEFORE_HOPPER = ("volta", "ampere", "ada")
 
 
-class Workspace(NamedTuple):
+class Workspace(Struct, frozen=True):
     """Bytes of one cuBLAS workspace: torch's for a thread and stream, Transformer Engine's for a stream."""
 
     torch: float

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import product
 from math import inf
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -51,7 +50,7 @@ def _even_lag(p: int, m: int, size: int, extra: int) -> list[list[Action]]:
     return [split_backward(r, m, warm_up[r], size - warm_up[r]) for r in range(p)]
 
 
-class _Rules(NamedTuple):
+class _Rules(Struct, frozen=True):
     """The paper's binary settings, as this greedy reads them."""
 
     forward_before_known_backward: bool  # start an F that ends after the next I could have started

@@ -9,7 +9,8 @@ that is refused is left out, as is one that is what the scenario says already.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
@@ -23,7 +24,7 @@ QUICK_TASKS = 5_000  # a step of so many has proposals tried unasked; by tasks, 
 MEMORY = "memory"  # the part of a step that does not fit
 
 
-class Effort(NamedTuple):
+class Effort(Struct, frozen=True):
     """How many proposals are tried: so many of each of so many parts."""
 
     each: int

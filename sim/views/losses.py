@@ -17,9 +17,8 @@ as the rest.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+from msgspec import Struct
 
 from sim.core.timeline import Timeline
 from sim.results.result import StepResult
@@ -32,7 +31,7 @@ from sim.views.units import ranks_text, seconds
 WORTH_A_WORD = 0.005  # of the step: less is listed and not advised on
 
 
-class LossShare(NamedTuple):
+class LossShare(Struct, frozen=True):
     """A share of the step."""
 
     key: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.core.timeline import Timeline
@@ -34,7 +34,7 @@ STREAM_ORDER = (
 )
 
 
-class Row(NamedTuple):
+class Row(Struct, frozen=True):
     """One stream of one class; `y` is its centre, counted in pixels from the top of the plot."""
 
     track: str  # "ranks 0–7", or "rank 0 measured"
@@ -43,7 +43,7 @@ class Row(NamedTuple):
     height: float
 
 
-class Track(NamedTuple):
+class Track(Struct, frozen=True):
     """A class of one of the timelines, under the name that the page shows."""
 
     label: str
@@ -51,7 +51,7 @@ class Track(NamedTuple):
     class_index: int
 
 
-class Layout(NamedTuple):
+class Layout(Struct, frozen=True):
     """Rows from top to bottom, the bands that hold one track each, and the span → row map per timeline."""
 
     rows: tuple[Row, ...]

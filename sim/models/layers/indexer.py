@@ -20,7 +20,7 @@ an H200, NVIDIA AIConfigurator 0.12, glm5_topk_module, the newest keys best; ran
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -86,7 +86,7 @@ class Indexer(Struct, frozen=True):
         return 4.0 * self.heads * self.head_dim * self.selected(seq_len)
 
 
-class IndexedKeys(NamedTuple):
+class IndexedKeys(Struct, frozen=True):
     """Queries of one rank and the keys that they may see: pieces of (queries, keys up to the last of them).
 
     `striped`: a piece's queries do not end the sequence but lie evenly over it.

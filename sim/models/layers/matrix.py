@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sim.models.operators import Linear
 
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
     from sim.inputs.training_config import LoraTarget
 
 
-class Matrix(NamedTuple):
+class Matrix(Struct, frozen=True):
     """Weights `[inputs, sum(outputs)]` as one rank holds them, and a bias of the outputs' width where `bias`.
 
     `outputs` has several numbers where several products share the input: query, key and value; gate and up. `split`

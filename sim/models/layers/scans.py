@@ -15,13 +15,13 @@ numbers a token and group, what a head has of its own P.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 
-class Product(NamedTuple):
+class Product(Struct, frozen=True):
     """Matmul of each chunk: `[m, k] x [k, n]` for every head or group, sizes named Q, N, P.
 
     `moves`: what it reads and writes. X: P numbers a token and head; W: N a token and head; K: N a token and group; A:

@@ -11,7 +11,7 @@ N·P numbers a head.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 
-class _Run(NamedTuple):
+class _Run(Struct, frozen=True):
     """What one rank computes at once: sequences of `seq` tokens, their numbers' bytes and dtype."""
 
     batch: int
