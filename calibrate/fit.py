@@ -26,7 +26,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from sim.commands.command import Command, run_command
-from sim.commands.options import FILE
+from sim.commands.files_named import FILE, OUTPUT
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.coefficients import Coefficient
@@ -265,7 +265,7 @@ def fitted_profile(base: Profile, table: Table, found: Fit, count: int) -> Profi
 @click.command("fit", cls=Command)
 @click.argument("table", type=FILE, metavar="TABLE.json")
 @click.option("--profile", required=True, metavar="BASE", help="the profile to start from")
-@click.option("--out", type=FILE, required=True, metavar="PROFILE.json", help="the fitted profile")
+@click.option("--out", type=OUTPUT, required=True, metavar="PROFILE.json", help="the fitted profile")
 @click.option("--given", type=click.IntRange(2), metavar="N", help="fit only N rows, and predict the others")
 @click.option("--only", multiple=True, metavar="NAME", help="a coefficient to fit, repeatable; default: all")
 def main(table: Path, profile: str, out: Path, given: int | None, only: tuple[str, ...]) -> None:

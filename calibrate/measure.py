@@ -22,7 +22,8 @@ from calibrate.launch import RankError, is_rank, join, run_ranks
 from calibrate.runnable import check_runnable
 from calibrate.words import hear_warnings, say, warn, warned
 from sim.commands.command import Command, run_command
-from sim.commands.options import FILE, overrides_option, scenario_argument
+from sim.commands.files_named import OUTPUT
+from sim.commands.options import overrides_option, scenario_argument
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.core.files import write_json
@@ -65,7 +66,7 @@ class Wanted:
 
 @click.command("measure", cls=Command)
 @scenario_argument
-@click.option("--out", type=FILE, required=True, metavar="MEASURED.json", help="measured run to write")
+@click.option("--out", type=OUTPUT, required=True, metavar="MEASURED.json", help="measured run to write")
 @click.option("--steps", type=int, default=STEPS, help="quiet steps wanted")
 @click.option("--profile", metavar="NAME", help="embed this profile instead of calibrating between the steps")
 @click.option(

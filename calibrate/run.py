@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sim.commands.command import Command, run_command
-from sim.commands.options import FILE
+from sim.commands.files_named import OUTPUT
 from sim.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ Step = tuple[str, "list[Record]"]
 
 
 @click.command("calibrate", cls=Command)
-@click.option("--out", type=FILE, default=DEFAULT_OUT, metavar="FILE", help="profile to write; it replaces one there")
+@click.option("--out", type=OUTPUT, default=DEFAULT_OUT, metavar="FILE", help="profile to write; it replaces one there")
 @click.option("--device", default="", metavar="cpu|cuda", help="without it cuda where there is one")
 @click.option("--quick", is_flag=True, help="fewer shapes and repetitions: a minute on a CPU")
 @click.option("--only", multiple=True, metavar="GROUP", help=f"one of {', '.join(GROUPS)}; may be repeated")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import click
 
 from sim.commands.command import Command, run_command
-from sim.commands.options import FILE
+from sim.commands.files_named import FILE
 from sim.core.errors import InputError
 from sim.core.files import write_text
 from sim.prices.profile import PointTable, Profile

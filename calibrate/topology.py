@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from sim.commands.command import Command, run_command
-from sim.commands.options import FILE
+from sim.commands.files_named import OUTPUT
 from sim.inputs.topology_input import write_topology
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
@@ -202,7 +202,7 @@ def _cpu_vendor() -> str:
 
 
 @click.command("topology", cls=Command)
-@click.option("--out", type=FILE, required=True, help="node-link JSON, or GraphML where the name ends in .graphml")
+@click.option("--out", type=OUTPUT, required=True, help="node-link JSON, or GraphML where the name ends in .graphml")
 @click.option("--profile", metavar="FILE", help="of calibrate.run: its measured messages set the bandwidth inside")
 def main(out: Path, profile: str | None) -> None:
     """Write the graph of this node: `cluster: {topology: FILE}` reads it where it has two GPUs or more."""

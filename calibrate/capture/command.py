@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.commands.command import Command
-from sim.commands.options import FILE
+from sim.commands.files_named import FILE, OUTPUT
 from sim.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.command("capture", cls=Command)
 @click.argument("what", required=False, metavar="WHAT")
-@click.option("--out", type=FILE, required=True, metavar="FILE", help="program to write; with --table a folder")
+@click.option("--out", type=OUTPUT, required=True, metavar="FILE", help="program to write; with --table a folder")
 @click.option("--table", type=FILE, metavar="TABLE.json", help="capture each row that has `program`")
 @click.option("--script", metavar="'train.py ARGS'", help="capture ranks of a distributed script")
 @click.option("--world-size", type=click.IntRange(1, 1_000_000), metavar="N", help="ranks of --script")

@@ -23,7 +23,8 @@ from calibrate.serving.engine import Prompt, Served, Settings, serve
 from calibrate.serving.forward import Clock, Model, Part, forward, make_model
 from calibrate.serving.weight_only import quantize
 from sim.commands.command import Command
-from sim.commands.options import FILE, scenario_argument
+from sim.commands.files_named import OUTPUT
+from sim.commands.options import scenario_argument
 from sim.core.errors import InputError
 from sim.core.files import write_json
 from sim.inputs.scenario import Scenario, load_scenario
@@ -219,7 +220,7 @@ def _result(served: Served) -> dict[str, Any]:
 
 @click.command("serving-measure", cls=Command)
 @scenario_argument
-@click.option("--out", type=FILE, metavar="FILE", help="write figures and profile as JSON")
+@click.option("--out", type=OUTPUT, metavar="FILE", help="write figures and profile as JSON")
 @click.option(
     "--cpu-seconds", is_flag=True, help="count this process's CPU time instead of wall time, for busy machines"
 )

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TextIO, cast
 
 import click
 
+from sim.commands.files_named import refuse_one_file_twice
 from sim.core.errors import InputError
 from sim.core.gc_paused import one_command
 from topology.errors import PresetError
@@ -91,6 +92,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> NoReturn:
         """Run the function and end the process."""
         with bad_input_exits():
+            refuse_one_file_twice(ctx)
             ctx.exit(super().invoke(ctx) or 0)
 
 

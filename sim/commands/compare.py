@@ -19,7 +19,8 @@ import click
 from msgspec.structs import replace
 
 from sim.commands.command import Command
-from sim.commands.options import FILE, json_option, overrides_option, scenario_argument, write_page
+from sim.commands.files_named import OUTPUT
+from sim.commands.options import json_option, overrides_option, scenario_argument, write_page
 from sim.core.errors import InputError
 from sim.core.files import write_json
 from sim.core.timeline import MESSAGES, SENDS, Detail, Span, Timeline
@@ -334,7 +335,7 @@ def _row(table: Any, name: str, pair: dict[str, Any], scale: float, unit: str) -
 @scenario_argument
 @click.argument("measured", metavar="MEASURED.json")
 @click.option("--calibration", metavar="NAME", help="a profile in place of the one stored in the run")
-@click.option("--html", type=FILE, metavar="FILE", help="write a page with both timelines")
+@click.option("--html", type=OUTPUT, metavar="FILE", help="write a page with both timelines")
 @json_option
 @click.option(
     "--tolerance", type=float, default=0.10, help="largest error of the step time for exit code 0; 0.1 is 10 %"

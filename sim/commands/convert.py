@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.commands.command import Command
-from sim.commands.options import FILE, overrides_option
+from sim.commands.files_named import FILE, OUTPUT
+from sim.commands.options import overrides_option
 from sim.core.errors import InputError
 from sim.core.files import read_text, write_text
 
@@ -30,7 +31,7 @@ MAX_BYTES = 4 * 2**20
 @click.option("--from", "trainer", type=click.Choice(TRAINERS), help="the trainer; by default recognized from the file")
 @click.option("--config", metavar="FUNCTION", help="which function of a torchtitan config.py")
 @overrides_option
-@click.option("--out", type=FILE, metavar="SCENARIO.yaml", help="write the scenario there, not to standard output")
+@click.option("--out", type=OUTPUT, metavar="SCENARIO.yaml", help="write the scenario there, not to standard output")
 def main(
     file: Path,
     cluster: str,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from sim.commands.command import Command
-from sim.commands.options import FILE, json_option
+from sim.commands.files_named import FILE
+from sim.commands.options import json_option
 from sim.core.files import write_json
 
 if TYPE_CHECKING:

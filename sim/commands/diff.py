@@ -62,7 +62,7 @@ def result_of(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
         if isinstance(data, dict) and str(data.get("format")).startswith("sim-result/"):
             if overrides:
                 raise InputError(f"{path}: is a result; --set changes scenarios only")
-            return data
+            return _whole(data, path)
         if not isinstance(data, dict) or "format" in data:
             refuse_other_kind(path, data, "diff takes scenarios or results")
             raise InputError(f"{path}: is no result of `stepsim run --json`")
@@ -70,3 +70,19 @@ def result_of(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
     if scenario.rl is not None:
         return simulate_rl(scenario).result
     return (simulate(scenario) if scenario.inference is None else simulate_serving(scenario)).result
+
+
+def _whole(result: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A stored result that can be compared.
+
+    Raises:
+        InputError: where a part of it is missing or of another kind.
+    """
+    from sim.studies.difference import difference
+
+    try:
+        difference(result, result)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        missing = f"the key {error} is missing" if isinstance(error, KeyError) else "a key holds another kind of value"
+        raise InputError(f"{path}: is no whole result of `stepsim run --json`: {missing}") from None
+    return result

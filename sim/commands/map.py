@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.commands.command import Command
-from sim.commands.options import FILE, SCENARIO, Narrowing, Study, narrowing_options, study_options
+from sim.commands.files_named import FILE
+from sim.commands.options import SCENARIO, Narrowing, Study, narrowing_options, study_options
 from sim.core.errors import InputError
 
 if TYPE_CHECKING:

@@ -13,14 +13,13 @@ from click.shell_completion import CompletionItem
 from click.types import FloatParamType
 from msgspec import Struct
 
+from sim.commands.files_named import JSON_OUTPUT, OUTPUT
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, write_json, write_text
 
 if TYPE_CHECKING:
     from sim.core.timeline import Timeline
     from sim.results.memory import MemoryCurve
-
-FILE = click.Path(path_type=Path)
 
 
 class ScenarioFile(click.Path):
@@ -97,11 +96,13 @@ engine_option = click.option(
     default="auto",
     help="auto: simpy for small simulations, static (faster, same times) for large ones",
 )
-json_option = click.option("--json", metavar="FILE|-", help="write the result as JSON; - for standard output")
+json_option = click.option(
+    "--json", type=JSON_OUTPUT, metavar="FILE|-", help="write the result as JSON; - for standard output"
+)
 overrides_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="override a key, repeatable"
 )
-page_option = click.option("--html", type=FILE, metavar="FILE", help="write an interactive page that opens offline")
+page_option = click.option("--html", type=OUTPUT, metavar="FILE", help="write an interactive page that opens offline")
 processes_option = click.option(
     "--workers", type=click.IntRange(1, 4096), metavar="N", help="number of processes; by default one for each core"
 )

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from sim.commands.command import Command
-from sim.commands.options import FILE, SCENARIO, json_option, overrides_option, page_option, write_page
+from sim.commands.files_named import FILE
+from sim.commands.options import SCENARIO, json_option, overrides_option, page_option, write_page
 from sim.core.files import write_json
 
 

@@ -29,7 +29,8 @@ import click
 
 from sim.commands.command import Command
 from sim.commands.compare import compare, simulate_run
-from sim.commands.options import FILE, json_option
+from sim.commands.files_named import FILE
+from sim.commands.options import json_option
 from sim.core.errors import InputError
 from sim.core.files import read_json, write_json
 from sim.core.processes import python_module

@@ -15,7 +15,8 @@ import click
 from msgspec.structs import replace
 
 from sim.commands.command import Command
-from sim.commands.options import FILE, engine_option, json_option, page_option, write_page
+from sim.commands.files_named import FILE, OUTPUT
+from sim.commands.options import engine_option, json_option, page_option, write_page
 from sim.core.errors import InputError
 from sim.core.files import read_json, write_json, write_text
 from sim.inputs.file_kinds import NSYS_REPORTS, SQLITE, read_yaml_if_any, refuse_other_kind, starts_as_sqlite
@@ -66,7 +67,7 @@ WANTED = "replay takes profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
 @engine_option
 @json_option
 @page_option
-@click.option("--trace", type=FILE, metavar="FILE", help="write a Chrome/Perfetto trace of the replay")
+@click.option("--trace", type=OUTPUT, metavar="FILE", help="write a Chrome/Perfetto trace of the replay")
 def main(
     traces: tuple[Path, ...],
     cluster: str | None,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
-from sim.commands.options import FILE, SECONDS, engine_option, gathered, json_option, overrides_option
+from sim.commands.files_named import OUTPUT, FiniteRange
+from sim.commands.options import SECONDS, engine_option, gathered, json_option, overrides_option
 from sim.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -73,15 +74,15 @@ run_options = gathered(
     RunOptions,
     "options",
     json_option,
-    click.option("--html", type=FILE, metavar="FILE", help="write an interactive timeline that opens offline"),
-    click.option("--trace", type=FILE, metavar="FILE", help="write a Chrome/Perfetto trace"),
+    click.option("--html", type=OUTPUT, metavar="FILE", help="write an interactive timeline that opens offline"),
+    click.option("--trace", type=OUTPUT, metavar="FILE", help="write a Chrome/Perfetto trace"),
     click.option(
-        "--topology", type=FILE, metavar="FILE", help="write a page with the network and the load of each link"
+        "--topology", type=OUTPUT, metavar="FILE", help="write a page with the network and the load of each link"
     ),
     overrides_option,
     click.option("--steps", type=click.IntRange(1, 1000), default=1, help="number of steps in the memory plot"),
     engine_option,
-    click.option("--chakra", type=FILE, metavar="PREFIX", help="write Chakra traces PREFIX.RANK.et, for ASTRA-sim"),
+    click.option("--chakra", type=OUTPUT, metavar="PREFIX", help="write Chakra traces PREFIX.RANK.et, for ASTRA-sim"),
     click.option("--emit", metavar="TRAINER", help="print a config for torchtitan, torchtitan-python or megatron"),
     click.option("--explain", metavar="KEY", help="explain a key of scenarios; '' lists all sections"),
     click.option(
@@ -89,13 +90,13 @@ run_options = gathered(
     ),
     click.option(
         "--critical-batch",
-        type=click.FloatRange(1e-3),
+        type=FiniteRange(1e-3),
         metavar="N",
         help="with --plan-batch: critical batch size in sequences",
     ),
     click.option(
         "--critical-loss",
-        type=click.FloatRange(0.01, 100.0),
+        type=FiniteRange(0.01, 100.0),
         metavar="NATS",
         help="with --plan-batch: critical batch size at this loss, by Kaplan et al. 2020",
     ),
@@ -114,7 +115,7 @@ run_options = gathered(
     click.option("--require-fit", is_flag=True, help="exit code 1 if the step does not fit in memory"),
     click.option("--tokens", metavar="N", help="tokens of the whole training; adds steps, days, GPU hours"),
     click.option(
-        "--price", type=click.FloatRange(0), metavar="PER_GPU_HOUR", help="price of a GPU hour; adds cost and energy"
+        "--price", type=FiniteRange(0), metavar="PER_GPU_HOUR", help="price of a GPU hour; adds cost and energy"
     ),
     click.option(
         "--slo", metavar="LIMITS", help="serving: limits of latencies in seconds, such as ttft_p99=0.25,tpot_p99=0.035"

@@ -11,8 +11,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sim.commands.command import Command
+from sim.commands.files_named import FILE
 from sim.commands.layout_options import Prices, limit_bytes, parse_clusters, parse_only, with_trainer
-from sim.commands.options import FILE, Narrowing, Study, narrowing_options, scenario_argument, study_options
+from sim.commands.options import Narrowing, Study, narrowing_options, scenario_argument, study_options
 from sim.core.errors import InputError
 from sim.core.files import write_text
 
@@ -90,11 +91,21 @@ def main(
     from sim.commands.search_tables import print_clusters, print_result
 
     names, prices = parse_clusters(cluster) if cluster else [], Prices(price)
+    for option, given in (("--for", trainer), ("--cluster", cluster)):
+        if given == "":
+            raise InputError(f"{option}: found ''; name one, or leave the option out")
     if len(names) == 1:
         study = replace(study, overrides=(*study.overrides, f"cluster={names[0]}"))
     if slo is not None:
-        for option, given in (("--for", trainer), ("--save", save), ("--cluster A,B", names[1:])):
-            if given:
+        of_steps: dict[str, object] = {
+            "--for": trainer,
+            "--save": save,
+            "--cluster A,B": names[1:],
+            "--whole-front": whole_front,
+        }
+        of_steps |= {"--only": narrowing.only, "--memory-limit": narrowing.memory_limit}
+        for option, value in of_steps.items():
+            if value:
                 raise InputError(f"{option}: lays out training steps; --slo lays out serving")
         return _serving(scenario, study, gpus, slo, prices, top)
     asked = Asked(gpus, narrowing, top, whole_front, objective, trainer or "", prices)

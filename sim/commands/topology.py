@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from sim.commands.command import Command
-from sim.commands.options import FILE
+from sim.commands.files_named import OUTPUT
 from sim.core.errors import InputError
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.input_source import Source
@@ -24,7 +24,7 @@ MAX_NODES = 10_000
 @click.command("topology", cls=Command)
 @click.argument("cluster", metavar="CLUSTER")
 @click.option("--nodes", type=int, help="number of nodes; by default 1, or the scenario's", show_default=False)
-@click.option("--out", type=FILE, required=True, help="node-link JSON; GraphML if the name ends in .graphml")
+@click.option("--out", type=OUTPUT, required=True, help="node-link JSON; GraphML if the name ends in .graphml")
 @click.option(
     "--groups", type=int, help="connect the nodes as a dragonfly+ with this number of groups", show_default=False
 )

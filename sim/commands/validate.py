@@ -16,7 +16,8 @@ import click
 from msgspec.structs import replace
 
 from sim.commands.command import Command
-from sim.commands.options import FILE, json_option, overrides_option, write_page
+from sim.commands.files_named import FILE, OUTPUT
+from sim.commands.options import json_option, overrides_option, write_page
 from sim.core.errors import InputError
 from sim.core.files import write_json, write_text
 from sim.inputs.input_source import Source
@@ -112,8 +113,8 @@ def _progress(outcomes: Iterator[Outcome], count: int, shown: bool) -> Iterator[
 @click.command("validate", cls=Command)
 @click.argument("tables", type=FILE, nargs=-1, required=True, metavar="TABLE.json …")
 @json_option
-@click.option("--html", type=FILE, metavar="FILE", help="write a page with scatter plots")
-@click.option("--markdown", type=FILE, metavar="FILE", help="write the tables as Markdown")
+@click.option("--html", type=OUTPUT, metavar="FILE", help="write a page with scatter plots")
+@click.option("--markdown", type=OUTPUT, metavar="FILE", help="write the tables as Markdown")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="only the first N rows of each table")
 @click.option("--calibration", metavar="NAME", help="a profile in place of the tables' own")
 @click.option(

@@ -53,7 +53,7 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
     Raises:
         InputError: for another quantity or statistic, or what is no number of seconds.
     """
-    out = []
+    out = list[Promise]()
     for part in text.split(","):
         name, sign, value = (x.strip() for x in part.partition("="))
         quantity, _, statistic = name.partition("_")
@@ -67,6 +67,8 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
         # NaN fails the comparison, so it is refused with the rest.
         if not 0.0 < seconds < 1e9:
             raise InputError(f"--slo {part.strip()}: found {value!r}; must be a time above 0, such as 0.25 or 250ms")
+        if any((p.quantity, p.statistic) == (quantity, statistic) for p in out):
+            raise InputError(f"--slo {part.strip()}: {name} is given twice")
         out.append(Promise(quantity, statistic, seconds))
     return tuple(out)
 

@@ -76,7 +76,13 @@ def test_the_tables_name_keys_times_and_memory() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [('{"format": "profile/1"}', "is a calibration profile"), ("[]", "is no result"), ("{", "not JSON")],
+    [
+        ('{"format": "profile/1"}', "is a calibration profile"),
+        ("[]", "is no result"),
+        ("{", "not JSON"),
+        ('{"format": "sim-result/1"}', "x.json: is no whole result .*: the key 'scenario' is missing"),
+        ('{"format": "sim-result/1", "scenario": []}', "a key holds another kind of value"),
+    ],
 )
 def test_other_files(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "x.json"

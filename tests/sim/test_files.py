@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from sim.commands.run import main as run
 from sim.core.errors import InputError
 from sim.core.files import write_bytes, write_json, write_text
+from tests.processes import exit_code
 
 ROOT = Path(__file__).parents[2]
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -80,6 +82,36 @@ def test_odd_targets(tmp_path: Path) -> None:
     write_text(real, "\ud800")
     assert real.read_text() == "?"
     assert sorted(tmp_path.iterdir()) == [link, real]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--json", "a", "--html", "./a"), "--html: is the file of --json too"),
+        (("--trace", "a", "--html", "link"), "--trace: is the file of --html too"),
+        (("--json", "dp8.yaml"), "--json: is the file of SCENARIO too; it would be overwritten"),
+        (("--html", "-"), "--html': found '-'; only --json writes to standard output"),
+        (("--json", "-", "--trace", "-"), "--trace': found '-'"),
+        (("--chakra", ""), "--chakra': found ''; must be the name of a file"),
+        (("--price", "nan"), "--price': found nan; must be a finite number"),
+        (("--html", "x" * 5000), "File name too long"),
+    ],
+)
+def test_no_file_is_written_over_another_that_is_named(
+    options: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scenario = (ROOT / "scenarios" / "dp8.yaml").read_text()
+    (tmp_path / "dp8.yaml").write_text(scenario)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert exit_code(run, "dp8.yaml", *options) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "dp8.yaml").read_text() == scenario
+    assert {p.name for p in tmp_path.iterdir()} == {"dp8.yaml", "link"}
 
 
 def test_two_writers_and_a_reader(tmp_path: Path) -> None:

@@ -114,7 +114,9 @@ def test_too_few_requests_find_no_limit_and_no_rate_is_shown(tmp_path: Path) -> 
     assert page.count("no limit found: too few requests") == 2  # the headline, and the table
 
 
-@pytest.mark.parametrize("text", ["ttft=0.2", "ttft_p99", "ttft_p95=1", "speed_p99=1", "ttft_p99=-1", "ttft_p99=x"])
+@pytest.mark.parametrize(
+    "text", ["ttft=0.2", "ttft_p99", "ttft_p95=1", "speed_p99=1", "ttft_p99=-1", "ttft_p99=x", "ttft_p99=1,ttft_p99=2"]
+)
 def test_other_promises_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="--slo"):
         parse_slo(text)
