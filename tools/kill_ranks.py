@@ -68,6 +68,8 @@ def main() -> None:
     args = parser.parse_args()
     if sys.platform != "linux":
         parser.error("looks into /proc, which Linux alone has")
+    # A shell starts what it puts into the background with interrupts ignored, and children would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     dice, found = random.Random(args.seed), Counter[str]()
     for i in range(args.kills):
         number, wait_s = dice.choice(ALL_SIGNALS), dice.uniform(0.0, args.longest)
