@@ -27,6 +27,7 @@ UNUSED = {  # what numpy and pydantic would set up at import, a tenth of a short
 }
 
 
+END_WITHIN_S = 20.0  # of being asked to
 EXTRAS = {"torch": "calibrate", "torchao": "torchao", "transformers": "huggingface", "distributed": "dask"}
 LOOK_ALIKES = {  # one character each, so that columns stay where they are
     "█": "#",
@@ -144,9 +145,17 @@ def _write_any_character() -> None:
 
 
 def _end_on_sigterm() -> None:
-    """SIGTERM as an exception, with which files and processes are cleared away."""
+    """SIGTERM as an exception, with which files and processes are cleared away.
+
+    Python drops an exception that meets it in a callback (of a weak reference, of an import's lock), and the command
+    would go on to its end as if nobody had asked. So it ends without clearing up where it is still there some time
+    later; its ranks die with it.
+    """
 
     def end(number: int, frame: object) -> None:
+        if hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + number))
+            signal.setitimer(signal.ITIMER_REAL, END_WITHIN_S)
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
