@@ -183,6 +183,12 @@ class ActionPrograms:
             program.external,
             self._single_task(class_index, program, name) if alone else None,
         )
+        if not alone:
+            # Names are numbered as they first come up, and results list equal kinds in that order. It must not depend
+            # on how finely a step is cut, so what a single task would show is numbered here as well.
+            for launch, _ in self._launches(class_index, program):
+                self.table.row(class_index, launch.stream, launch.kind.upper())
+            self.table.row(class_index, COMPUTE, name)
         return placed
 
     def _single_task(self, class_index: int, program: CompiledProgram, name: str) -> SingleTaskForm:
