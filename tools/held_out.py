@@ -100,7 +100,8 @@ def main() -> None:
                 off.setdefault(e["group"] if by_group else e["id"], []).append(abs(e["error"]))
         each = [float(np.mean(values)) for values in off.values()]
         print(f"{title}: {len(each)}, mean {np.mean(each):.1%}, median {np.median(each):.1%}")
-    inside = [inside_interval(e) for t in tables.values() if t["kind"] == "training_step" for e in t["errors"]]
+    steps = [e for t in tables.values() if t["kind"] == "training_step" for e in t["errors"]]
+    inside = [inside_interval(e) for e in steps if e["interval"] is not None]
     print(f"training tables' values in the 90 % intervals: {np.mean(inside):.0%} of {len(inside)}")
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import astuple
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="judge the intervals of the file as it is")
     if not parser.parse_args().check:
         rows = [predicted(row) for path in tables() for row in chosen(read_table(path).rows)]
-        lines = ",\n".join(json.dumps([*row[:4], list(row.features)], separators=(",", ":")) for row in rows)
+        lines = ",\n".join(json.dumps([*astuple(row)[:4], list(row.features)], separators=(",", ":")) for row in rows)
         write_text(FILE, f'{{"format": "evidence/1", "rows": [\n{lines}\n]}}\n')
         published.cache_clear()
     judge(published())

@@ -17,9 +17,8 @@ from sim.models.frameworks import framework_of
 from topology.spec import GpuSpec
 
 SHOWN = 79.11 / 80  # torch's total of an H100 of 80 GiB (github.com/vllm-project/vllm, issue 27508)
-CONTEXT_BYTES = (
-    0.5 * 2**30
-)  # assumption: CUDA's context with the kernels of torch, cuBLAS and NCCL on a data-centre GPU
+# Assumption: CUDA's context with the kernels of torch, cuBLAS and NCCL on a data-centre GPU.
+CONTEXT_BYTES = 0.5 * 2**30
 CONNECTION_BYTES = 12.0 * 2**20
 CONNECTIONS = 3
 CHANNELS = 24  # within a node of NVLink switches; fewer and longer ones between nodes are taken for as many
