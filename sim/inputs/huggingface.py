@@ -48,6 +48,9 @@ def model_from_config(file: Path) -> Config:
         raise InputError(f"{file}: {missing.args[0]}: is required and missing for model_type {family}") from None
     except NotExpressibleError as problem:
         raise InputError(f"{file}: {problem}") from None
+    longest = config.get("max_position_embeddings")
+    if mapping.get("positions") != "learned" and isinstance(longest, int) and longest > 0:
+        mapping = {"trained_positions": longest} | mapping
     return {key: value for key, value in mapping.items() if value is not None}
 
 

@@ -162,7 +162,8 @@ class ModelConfig(UserInput):
     `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2). `merged_projections`: query,
     key and value are one matrix, gate and up another, in the model's own code (Phi 3). `rope_share`: of a head's width,
     if it is turned apart and joined to the rest (GLM-4.5, Phi 3).
-    `max_positions` 0 stands for the workload's sequence length until a scenario fills it in.
+    `max_positions` 0 stands for the workload's sequence length until a scenario fills it in. `trained_positions` is
+    `max_position_embeddings` of the model's config.json, which no workload changes: serving engines go by it.
     """
 
     layers: int = Field(ge=1, le=10_000)
@@ -196,6 +197,9 @@ class ModelConfig(UserInput):
     max_positions: int = Field(
         default=0, ge=1, le=100_000_000, description="null: seq_len", json_schema_extra={"default": None}
     )
+    trained_positions: int | None = Field(
+        default=None, ge=1, le=100_000_000, description="of the model's config.json; null: unknown"
+    )
     window: int | None = Field(default=None, ge=1, le=100_000_000)
     state_space: StateSpaceConfig | None = None
     attention_pattern: Annotated[tuple[AttentionKind, ...], BeforeValidator(as_tuple)] = Field(
@@ -222,6 +226,11 @@ class ModelConfig(UserInput):
         moe = self.moe
         of_moe = () if moe is None else (name for name in _MOE_VARIATIONS if getattr(moe, name) != _default(moe, name))
         return found | {f"moe.{name}": getattr(moe, name) for name in of_moe}
+
+    @property
+    def longest(self) -> int:
+        """Positions that the model was made for, whatever it is used with; 0 where that is unknown."""
+        return self.trained_positions or (self.max_positions if self.positions == "learned" else 0)
 
     def padded_vocab(self, tp: int) -> int:
         """Vocabulary entries after padding to a multiple of 128·tp, as Megatron-LM does."""

@@ -42,9 +42,10 @@ def preset_name(model: ModelConfig) -> str:
 
 def _with_its_positions(preset: ModelConfig, model: ModelConfig) -> ModelConfig:
     """The preset for the sequences that `model` is used with: rotary positions have no table."""
-    if preset.positions == "learned":
-        return preset
-    return preset.model_copy(update={"max_positions": model.max_positions})
+    own = {"trained_positions": model.trained_positions}
+    if preset.positions != "learned":
+        own["max_positions"] = model.max_positions
+    return preset.model_copy(update=own)
 
 
 def resolve_model(value: Any, source: Source, path: KeyPath) -> ModelConfig:
@@ -101,11 +102,12 @@ def _hub_words(hub_id: str) -> str:
 
 @cache  # a step whose changes are tried is read some five times
 def _preset(name: str) -> dict[str, Any]:
-    """A shipped model's mapping, which nobody changes; a file that only holds `preset: OTHER` is a second name."""
+    """A shipped model's mapping, which nobody changes; a file with `preset: OTHER` holds what differs, or nothing."""
     path = _FOLDER / f"{name}.yaml"
     data, _ = parse_yaml(read_text(path, MAX_BYTES), str(path))
     assert isinstance(data, dict), path
-    return _preset(data["preset"]) if "preset" in data else data
+    other = data.pop("preset", None)
+    return data if other is None else _preset(other) | data
 
 
 def _find(name: str, source: Source) -> Path | None:

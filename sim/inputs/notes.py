@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
 from sim.models.frameworks import framework_of
 from sim.schedules import FORMS
+
+if TYPE_CHECKING:
+    from sim.inputs.workloads import Inference
 
 TRAINING_ONLY = (
     "zero",
@@ -59,9 +65,25 @@ def notes(sections: Sections) -> tuple[str, ...]:
     i = sections.inference
     if i is not None and i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
         found.append("inference.router: of no effect with dp 1, which is one replica")
+    if i is not None:
+        found += _unknown_length_note(i, model)
     if p.ep_overlap and p.ep == 1:
         found.append("parallelism.ep_overlap: of no effect with ep 1")
     return tuple(found)
+
+
+def _unknown_length_note(inference: Inference, model: ModelConfig) -> list[str]:
+    """An engine that goes by the model's length, and a model of which nobody said it."""
+    from sim.serve.engines import ENGINES  # most scenarios are training steps
+
+    engine = ENGINES[inference.engine]
+    if model.longest or not engine.asks_positions:
+        return []
+    return [
+        f"model.trained_positions: unknown; engine {engine.name} cuts long models' prompts into chunks; "
+        f"simulated with chunked_prefill {str(inference.chunked_prefill).lower()}, "
+        f"max_batch_tokens {inference.max_batch_tokens}"
+    ]
 
 
 def _expert_split_note(sections: Sections) -> list[str]:

@@ -51,7 +51,7 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
     pools = inference.disaggregated
     tp = parallelism.tp if pools is None else pools.decode.tp
     engine, architecture = ENGINES[inference.engine], gpu.architecture
-    own = engine.defaults_on(architecture, gpu.memory_bytes, tp, model.max_positions)
+    own = engine.defaults_on(architecture, gpu.memory_bytes, tp, model.longest)
     requests, block = inference.requests, inference.kv_cache.block_tokens
     hashed = isinstance(requests, RequestTrace) and requests.trace.endswith(HASHED_SUFFIX) and 512 % block
     prefixes = model.state_space is None and inference.kv_cache.layout == "paged" and not hashed

@@ -99,20 +99,20 @@ def _resolve_generation(
 def with_engine_limits(rl: Rl, model: ModelConfig, gpu: GpuSpec) -> Rl:
     """The section with what its engine sets by itself on these GPUs where a key was left out."""
     g = rl.generation
-    given = inference_of(g, RequestPattern(prompt_len=1, output_len=1))
-    own = ENGINES[g.engine].defaults_on(gpu.architecture, gpu.memory_bytes, g.tp, model.max_positions)
-    i = given.with_defaults(own, prefixes=False)
+    i = inference_of(g, RequestPattern(prompt_len=1, output_len=1), model, gpu)
     limits = {key: getattr(i, key) for key in ("max_running_requests", "max_batch_tokens", "kv_cache")}
     return rl.model_copy(update={"generation": g.model_copy(update=limits)})
 
 
-def inference_of(generation: Generation, requests: RequestPattern) -> Inference:
-    """The engine as a serving workload of these requests."""
+def inference_of(generation: Generation, requests: RequestPattern, model: ModelConfig, gpu: GpuSpec) -> Inference:
+    """The engine as a serving workload of these requests, with what it sets by itself on these GPUs."""
     given = generation.model_dump(include=set(Inference.model_fields), exclude_none=True, exclude={"kv_cache"})
     if generation.kv_cache is not None:
         given["kv_cache"] = generation.kv_cache.model_dump(exclude_unset=True, exclude_none=True)
-    given["chunked_prefill"] = ENGINES[generation.engine].defaults.chunked_prefill
+    engine = ENGINES[generation.engine]
+    own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, generation.tp, model.longest)
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
+    inference = inference.with_defaults(own, prefixes=False)
     if inference.kv_cache.dtype is not None:
         return inference
     cache = inference.kv_cache.model_copy(update={"dtype": sixteen_bit(inference.precision)})
@@ -206,5 +206,5 @@ def check_engine(rl: Rl, model: ModelConfig, training: Training, cluster: Cluste
         raise source.error(("cluster",), "has GPUs of several kinds; an rl step is simulated on GPUs of one kind")
     renamed = _EngineSource(source.label, source.data, source.origins, source.folder)
     layout = layout_of(rl.generation, model)
-    inference = inference_of(rl.generation, RequestPattern(prompt_len=1, output_len=1))
+    inference = inference_of(rl.generation, RequestPattern(prompt_len=1, output_len=1), model, cluster.gpu)
     check_rules(Sections(model, None, layout, cluster, inference, None, None, training.seq_len), renamed)

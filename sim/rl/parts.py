@@ -35,7 +35,7 @@ def engine_scenario(scenario: Scenario, rl: Rl, answers: Answers) -> Scenario:
     own = {
         "rl": None,
         "training": None,
-        "inference": inference_of(rl.generation, longest),
+        "inference": inference_of(rl.generation, longest, scenario.model, scenario.cluster.gpu),
         "parallelism": layout_of(rl.generation, scenario.model),
     }
     return scenario.model_copy(update=own)

@@ -361,7 +361,7 @@ def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     stages, engine = _stages(plan, specs, kinds, attentions), ENGINES[scenario.for_serving.engine]
     lora = scenario.for_serving.lora
     launched = tuple([_kernels(dims, kinds, attentions, s, lora) for s in stages])
-    tp, positions = scenario.parallelism.tp, scenario.model.max_positions
+    tp, positions = scenario.parallelism.tp, scenario.model.longest
     own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, tp, positions)
     host = Host(engine, engine.host_on(gpu.architecture), tp, launched, own.graph_sizes)
     pricing, streamed = Pricing(plan, costs, Network(scenario.cluster)), bandwidth * c.streaming_efficiency

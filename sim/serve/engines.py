@@ -106,6 +106,10 @@ class Engine:
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
     fp8_cache: bool = fact(False, "with 8-bit weights keys and values are kept in fp8, too")
     experts_speed: float = fact(1.0, "speed of fp8 experts' matmuls by that of the profile's points")
+    called: str = fact("", "what tables call it where they name no version")
+    whole_prompt_tokens: int | None = fact(
+        None, "without chunks max_batch_tokens are the model's positions, where known, and at least so many"
+    )
     defaults: Defaults = fact(Defaults(), "what keys are where a scenario leaves them out")  # noqa: RUF009  a tuple
     cases: tuple[Case, ...] = fact((), "where they are others; of those that hold the last decides")
 
@@ -115,13 +119,21 @@ class Engine:
             return HostTimes()
         return self.host.get(architecture) or list(self.host.values())[-1]
 
+    @property
+    def asks_positions(self) -> bool:
+        """Whether any default depends on how many positions the model was made for."""
+        return self.whole_prompt_tokens is not None or any(case.positions for case in self.cases)
+
     def defaults_on(self, architecture: str, memory_bytes: float, tp: int, positions: int) -> Defaults:
-        """What the engine sets by itself on such GPUs for a model of so many positions, split over `tp` ranks."""
+        """What the engine sets by itself on such GPUs for a model of so many positions (0: unknown), split over `tp`
+        ranks."""
         d = self.defaults
         for case in self.cases:
             fits = memory_bytes >= case.memory_bytes and architecture not in case.but
             if fits and tp >= case.tp and positions >= case.positions:
                 d = d._replace(**case.changes)
+        if self.whole_prompt_tokens is not None and positions and not d.chunked_prefill:
+            d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens))
         return d
 
 
@@ -141,8 +153,10 @@ def _hosts(hopper: HostTimes) -> dict[str, HostTimes]:
 # Large GPUs but A100: vLLM 0.8 to 0.14, engine/arg_utils.py (the API server's; offline 16,384 and 8,192 tokens).
 _LARGE = Case({"max_running_requests": 1024, "max_batch_tokens": 8192}, memory_bytes=70 * GIB, but=("ampere",))
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
-# Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7).
+# Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
+# to 0.6.4; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
 _VLLM_V0 = Defaults(chunked_prefill=False, graphs_to=256)
+_LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769)
 _SGLANG = Defaults(4096, 8192, 1, 0.88, "gpu", chunked_prefill=False, graphs_to=160)
 
 _RECORDS = (
@@ -186,8 +200,9 @@ _RECORDS = (
         " below saturation; prompts"
         " first: core/scheduler.py; max_num_batched_tokens: the model's length (engine/arg_utils.py)",
         host=_hosts(_V5),
+        whole_prompt_tokens=2048,
         defaults=_VLLM_V0,
-        cases=(Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769),),
+        cases=(_LONG,),
     ),
     Engine(
         "vllm-0.6",
@@ -198,8 +213,9 @@ _RECORDS = (
         " on a 70B (blog.vllm.ai, 5 September 2024: asynchronous output, several steps to a schedule); 5 to 6 ms at"
         " 256 (vllm-project/vllm issue 10634, November 2024); the rest as vllm-0.5",
         host=_hosts(_V6),
+        whole_prompt_tokens=2048,
         defaults=_VLLM_V0,
-        cases=(Case({"chunked_prefill": True, "max_batch_tokens": 2048}, positions=32769),),
+        cases=(_LONG,),
     ),
     Engine(
         "vllm-v1",
@@ -213,6 +229,7 @@ _RECORDS = (
         " (_set_default_args_v1); piecewise graphs: config.py",
         host=_hosts(_V1),
         prompt_graphs=True,
+        called="vLLM V1",
         defaults=_VLLM_V1,
         cases=(_LARGE,),
     ),
@@ -337,11 +354,11 @@ def engine_named(texts: tuple[str, ...]) -> Engine | None:
     """The record of a product and version as tables of measurements name them; None where no product is known.
 
     All words of its `product` stand in the texts, and those of no other with more words. Of its records the newest that
-    is no newer than the first version (0.17) or else year (2023) in the texts, in their order; without either one whose
-    name's words stand there (vLLM V1), or else the newest.
+    is no newer than the first version (0.17) or else year (2023) in the texts, in their order; without either one that
+    is `called` so (vLLM V1), or else the newest.
 
-    >>> [e.name if e else None for e in map(engine_named, [("vLLM 2023",), ("TensorRT-LLM 0.17",), ("TGI 1.4",)])]
-    ['vllm-0.2', 'trtllm', None]
+    >>> [e.name if e else None for e in map(engine_named, [("vLLM 2023",), ("SGLang",), ("vLLM V1",), ("TGI 1.4",)])]
+    ['vllm-0.2', 'sglang-0.5', 'vllm-v1', None]
     """
     words = {word.lower() for text in texts for word in re.findall(r"[\w-]+", text)}
     known = [e for e in ENGINES.values() if set(e.product.lower().split()) <= words]
@@ -356,7 +373,7 @@ def engine_named(texts: tuple[str, ...]) -> Engine | None:
     else:
         older = [e for e in records if e.date[:4] <= year]
         if year == "9999":
-            older = [e for e in records if set(e.name.split("-")) <= words] or older
+            older = [e for e in records if e.called and set(e.called.lower().split()) <= words] or older
     return (older or records[:1])[-1]
 
 

@@ -408,3 +408,12 @@ def test_mistakes_are_named(change: dict[str, Any], message: str) -> None:
 def test_other_commands_say_what_to_do() -> None:
     with pytest.raises(InputError, match="simulate_rl"):
         simulate(ran().scenario)
+
+
+def test_the_engine_cuts_prompts_as_it_does_on_such_gpus_for_such_a_model() -> None:
+    """Chunks and their budget come from the same defaults: vLLM 0.6 has both for a long model alone."""
+    data = merge(SMALL, {"rl": {"generation": {"engine": "vllm-0.6"}}})
+    for model, found in (("llama3.2-1b", (True, 512)), ("llama3-8b", (False, 8192))):
+        s = parse_scenario({**data, "model": model})
+        i = engine_scenario(s, s.rl, draw_answers(s.rl, 1024)).for_serving
+        assert (i.chunked_prefill, i.max_batch_tokens) == found

@@ -131,6 +131,8 @@ def test_an_unknown_engine_is_refused_with_those_known() -> None:
     [
         (("vLLM v0.15.1",), "vllm-0.14"),
         (("SGLang 0.5.3",), "sglang-0.5"),
+        (("SGLang",), "sglang-0.5"),
+        (("vLLM",), "vllm-0.14"),
         (("TensorRT-LLM 1.0",), "trtllm-1.0"),
         (("vLLM 2023", ""), "vllm-0.2"),
         (("vLLM 0.6.3",), "vllm-0.6"),
@@ -227,6 +229,25 @@ def test_engines_set_their_limits_by_gpu_and_layout(
     i = parse_scenario({**data, "inference": {"engine": engine, "requests": ONE}}).for_serving
     own = (i.max_running_requests, i.max_batch_tokens, i.kv_cache.memory_fraction, i.prefix_cache, i.chunked_prefill)
     assert own == found
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "found"),
+    [
+        ("llama3.1-8b", 128, (True, 512)),
+        ("llama3-8b", 128, (False, 8192)),
+        ("llama2-7b", 40_000, (False, 4096)),
+        ("gpt2", 128, (False, 2048)),
+        ({"preset": "llama2-7b", "trained_positions": None}, 40_000, (False, 8192)),
+    ],
+)
+def test_chunks_and_budget_go_by_the_models_length_not_by_the_prompts(
+    model: Any, prompt: int, found: tuple[bool, int]
+) -> None:
+    requests = {"prompt_len": prompt, "output_len": 33}
+    s = scenario("vllm-0.6", model=model, batching="continuous", requests=requests)
+    assert (s.for_serving.chunked_prefill, s.for_serving.max_batch_tokens) == found
+    assert any("trained_positions: unknown" in w for w in s.warnings) == (s.model.longest == 0)
 
 
 def test_what_a_scenario_resolves_to_parses_to_itself() -> None:
