@@ -42,7 +42,7 @@ from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.prices.rank_prices import Pricing
-from sim.prices.shared_cores import on_shared_cores
+from sim.prices.shared_cores import costs_of
 from sim.programs.data_parallel import make_data_parallel
 from sim.programs.stages import Stage, class_stages
 from sim.ranks.faults import network_of
@@ -113,8 +113,7 @@ def simulate(
         )
     scenario = with_balanced_stages(scenario)
     if costs is None:
-        known = profile or load_profile(scenario.calibration)
-        costs = Costs(on_shared_cores(known, scenario.parallelism.ranks), scenario.cluster.gpu)
+        costs = costs_of(scenario, profile or load_profile(scenario.calibration))
     with no_collection():
         if processes and engine == "static":
             raise InputError(f"{scenario.name}: processes: need SimPy's clock; take engine='simpy'")

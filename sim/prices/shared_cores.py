@@ -13,22 +13,43 @@ import math
 
 from msgspec.structs import replace
 
+from sim.inputs.scenario import Scenario
+from sim.prices.coefficients import AS_STATED, PriceOptions
+from sim.prices.operator_prices import Costs
 from sim.prices.profile import CollectiveTable, Profile
+from topology.spec import ClusterSpec, GpuSpec
+
+
+def costs_of(scenario: Scenario, profile: Profile, options: PriceOptions = AS_STATED) -> Costs:
+    """Prices of a scenario's operators out of `profile`, as its ranks find them."""
+    return costs_on(scenario.cluster.gpu, profile, ranks_on_node(scenario.cluster, scenario.ranks), options)
+
+
+def costs_on(gpu: GpuSpec, profile: Profile, ranks: int, options: PriceOptions = AS_STATED) -> Costs:
+    """Prices on a device of a node that holds so many `ranks`."""
+    return Costs(on_shared_cores(profile, ranks), gpu, options)
+
+
+def ranks_on_node(cluster: ClusterSpec, ranks: int) -> int:
+    """The most ranks that one node holds: nodes are filled one after the other."""
+    return min(ranks, cluster.gpus_per_node)
 
 
 def on_shared_cores(profile: Profile, ranks: int) -> Profile:
     """The profile for `ranks` ranks on its machine: itself unless they share cores and it says what that costs.
 
-    A calibration taken beside a run's steps (`blocks`) has the sharing in it.
+    A calibration taken beside a run's steps (`blocks`) has the sharing in it. The profile that comes out says no more
+    what sharing costs, so that it is not applied twice.
     """
     slowdown, cores = profile.coefficients.core_sharing_slowdown, profile.hardware.get("cores", 0)
     if slowdown is None or profile.blocks or profile.reference or not isinstance(cores, int) or not 0 < cores < ranks:
         return profile
     sharing, c = ranks / cores, profile.coefficients
-    stretch = sharing * slowdown
+    stretch = sharing * max(1.0, slowdown)  # below 1 it was measured beside other work: no rank beats its share
     bandwidth = c.memory_bandwidth_bytes_per_s
     coefficients = dataclasses.replace(
         c,
+        core_sharing_slowdown=None,
         kernel_gap_s=c.kernel_gap_s * stretch,
         operator_in_model_s=c.operator_in_model_s * stretch,
         memory_bandwidth_bytes_per_s=None if bandwidth is None else bandwidth / stretch,

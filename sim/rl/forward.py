@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from sim.inputs.rl_config import RewardModel
 from sim.inputs.scenario import Scenario
-from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
+from sim.prices.shared_cores import costs_of
 from sim.programs.compile import CompiledProgram, compile_program
 from sim.programs.stages import Stage, stage_input_bytes
 from sim.results.step import FinishedStep
@@ -102,7 +102,7 @@ def _compile(stage: Stage, step: FinishedStep, rank: int, first: bool) -> Compil
 def reward_forward(scenario: Scenario, reward: RewardModel, batch: Batch, profile: Profile) -> Forward:
     """The reward model's forward over all answers, without the output layer: a score is one number."""
     own = reward_scenario(scenario, reward, batch)
-    ready = prepare(own, Costs(profile, own.cluster.gpu))
+    ready = prepare(own, costs_of(own, profile))
     (stage,) = ready.stages[0].values()
     body = replace(stage, blocks=stage.blocks[: 1 + reward.model.layers])
     program = compile_program(body.forward(False, False), ready.pricing.on(0))

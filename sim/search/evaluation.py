@@ -22,6 +22,7 @@ from sim.graph.compiled import ProgramCache
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
+from sim.prices.shared_cores import costs_on, ranks_on_node
 from sim.results.beside_allocator import allocator_bytes
 from sim.search.bound import ROUNDING, Bounds, GridSearch
 from sim.search.least_time import least_time_s
@@ -69,7 +70,8 @@ def pack(space: Space) -> bytes:
 def _tools(packed: bytes) -> _Tools:
     space, profile = pickle.loads(packed)  # what `pack` made, in this program
     cluster = space.base.cluster
-    return _Tools(space, profile, Costs(profile, cluster.gpu), Network(cluster), {})
+    costs = costs_on(cluster.gpu, profile, ranks_on_node(cluster, space.gpus))  # every layout has all the ranks
+    return _Tools(space, profile, costs, Network(cluster), {})
 
 
 def bound_grid(packed: bytes, grid: Grid, limit_bytes: float) -> Bounds:

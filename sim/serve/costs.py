@@ -31,11 +31,11 @@ from sim.models.served_queries import of_queries
 from sim.prices.coefficients import PriceOptions
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.prices.kernel_file import kernel_file
-from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
 from sim.prices.roofline import MOE_LAYER, Device
 from sim.prices.serving_parts import MeasuredParts, measured_parts
+from sim.prices.shared_cores import costs_of
 from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
 from sim.serve.dims import serving_dims
@@ -346,8 +346,8 @@ def prefill_parts(prefills: tuple[tuple[int, int, int], ...]) -> list[tuple[int,
 def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     """Prices for `scenario` out of `profile`."""
     plan = make_plan(scenario)
-    gpu, c = scenario.cluster.gpu, profile.coefficients
-    costs = Costs(profile, gpu, PriceOptions(group_launch=False))  # serving libraries run all experts in one launch
+    costs = costs_of(scenario, profile, PriceOptions(group_launch=False))  # serving libraries run all experts at once
+    gpu, c = scenario.cluster.gpu, costs.profile.coefficients
     peaks = {dtype: c.peak_flops_per_s.get(dtype, peak) for dtype, peak in gpu.peak_flops_per_s.items()}
     bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
     parts = measured_parts(profile, scenario.model) if scenario.parallelism.ranks == 1 else None

@@ -27,8 +27,8 @@ from sim.inputs.training_config import Training
 from sim.inputs.workloads import Distillation, Inference, RequestPattern
 from sim.models.dims import dims
 from sim.models.head import soft_loss
-from sim.prices.operator_prices import Costs
 from sim.prices.rank_prices import Pricing
+from sim.prices.shared_cores import costs_of
 from sim.programs.compile import compile_program
 from sim.programs.stages import replace_runs, stage_blocks
 from sim.ranks.faults import disturbs, network_of
@@ -123,7 +123,7 @@ def _forward(scenario: Scenario, d: Distillation, profile: Profile, replicas: in
     """Bytes of the teacher's weights on a rank, seconds of one micro-batch's forward on the slowest, bytes that it
     needs meanwhile."""
     own = _with_faults(teacher_scenario(scenario, d), scenario, d, replicas)
-    costs, plan = Costs(profile, own.cluster.gpu), make_plan(own)
+    costs, plan = costs_of(scenario, profile), make_plan(own)
     pricing = Pricing(plan, costs, network_of(own))
     t = own.for_training
     blocks = teacher_blocks(scenario, d)
@@ -148,7 +148,7 @@ def _of_loss(item: Item) -> bool:
 
 def _loss_s(scenario: Scenario, profile: Profile) -> float:
     """Seconds of a step in the loss at a temperature."""
-    costs, part = Costs(profile, scenario.cluster.gpu), soft_loss(scenario, dims(scenario))
+    costs, part = costs_of(scenario, profile), soft_loss(scenario, dims(scenario))
     ops = (i for i in (*part.forward, *part.backward) if isinstance(i, Compute))
     return scenario.micro_batches * sum(costs.compute(op).seconds for op in ops)
 

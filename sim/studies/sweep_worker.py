@@ -22,6 +22,7 @@ from sim.inputs.scenario import Scenario, parse_scenario, resolve
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
+from sim.prices.shared_cores import costs_on, ranks_on_node
 from sim.ranks.faults import disturbs
 from sim.rl.simulation import simulate_rl
 from sim.search.slo import QUANTITIES
@@ -92,8 +93,8 @@ def _given(packed: bytes) -> tuple[Source, str, Profile | None]:
 
 
 @lru_cache(maxsize=4)
-def _costs(packed: bytes, calibration: str, gpu_json: str) -> Costs:
-    return Costs(_given(packed)[2] or load_profile(calibration), GpuSpec.model_validate_json(gpu_json))
+def _costs(packed: bytes, calibration: str, gpu_json: str, ranks: int) -> Costs:
+    return costs_on(GpuSpec.model_validate_json(gpu_json), _given(packed)[2] or load_profile(calibration), ranks)
 
 
 @lru_cache(maxsize=HEALTHY_KEPT)
@@ -102,7 +103,9 @@ def _healthy_s(packed: bytes, scenario_json: str) -> float:
 
 
 def _step(packed: bytes, scenario: Scenario) -> Simulation:
-    costs = _costs(packed, scenario.calibration, scenario.cluster.gpu.model_dump_json())
+    cluster = scenario.cluster
+    ranks = ranks_on_node(cluster, scenario.ranks)
+    costs = _costs(packed, scenario.calibration, cluster.gpu.model_dump_json(), ranks)
     return simulate(scenario, engine="static", costs=costs)
 
 

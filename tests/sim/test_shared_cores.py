@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.commands.sweep import run_sweep
+from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.prices.coefficients import Coefficients
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import CollectiveTable, Profile
 from sim.prices.profile_input import profile_from
-from sim.prices.shared_cores import on_shared_cores
+from sim.prices.shared_cores import on_shared_cores, ranks_on_node
 from sim.simulation import simulate
+from tests.sim.search_spaces import run_search
 
 SIZES = np.array([1e3, 1e6])
 
@@ -38,16 +43,18 @@ PROFILE = Profile(
 )
 
 
-def scenario(dp: int) -> Scenario:
+def written(dp: int, cluster: object = "cpu-host") -> dict[str, Any]:
     """As many micro-batches on each rank, whatever dp is."""
-    return parse_scenario(
-        {
-            "model": {"layers": 2, "hidden": 64, "heads": 2, "vocab": 128},
-            "training": {"seq_len": 64, "global_batch_size": 2 * dp, "precision": "fp32", "gradient_clipping": False},
-            "parallelism": {"dp": dp, "dp_sync": "after_backward"},
-            "cluster": "cpu-host",
-        }
-    )
+    return {
+        "model": {"layers": 2, "hidden": 64, "heads": 2, "vocab": 128},
+        "training": {"seq_len": 64, "global_batch_size": 2 * dp, "precision": "fp32", "gradient_clipping": False},
+        "parallelism": {"dp": dp, "dp_sync": "after_backward"},
+        "cluster": cluster,
+    }
+
+
+def scenario(dp: int, cluster: object = "cpu-host") -> Scenario:
+    return parse_scenario(written(dp, cluster))
 
 
 def test_a_rank_for_each_core_changes_nothing() -> None:
@@ -72,6 +79,37 @@ def test_computing_takes_turns_and_messages_have_their_own_tables() -> None:
     measured while cores were shared."""
     alone, shared = (simulate(scenario(dp), PROFILE).step_time_s for dp in (1, 4))
     assert shared == pytest.approx(2.2 * alone + 9e-3, rel=1e-9)
+
+
+def test_ranks_share_the_cores_of_their_own_node() -> None:
+    """Four ranks on two nodes of two cores: computing takes as long as alone, and no table holds for two nodes."""
+    apart = {"preset": "cpu-host", "gpus_per_node": 2, "nodes": 2}
+    alone, two = (simulate(scenario(*given), PROFILE).outcome.mean_rank.compute_s for given in ((1,), (4, apart)))
+    assert two == pytest.approx(alone, rel=1e-9)
+    assert ranks_on_node(scenario(4, apart).cluster, 4) == 2
+
+
+def test_searches_and_sweeps_find_the_same_step(tmp_path: Path) -> None:
+    (tmp_path / "two.json").write_text(json.dumps(PROFILE.to_json()), encoding="utf-8")
+    file = tmp_path / "four.yaml"
+    file.write_text(json.dumps({**written(4), "calibration": "two.json"}), encoding="utf-8")
+    step_s = simulate(load_scenario(file)).step_time_s
+    only = [f"{k}={v}" for k, v in {"tp": 1, "pp": 1, "cp": 1, "zero": 0, "micro_batch_size": 1}.items()]
+    (best,) = run_search(file, [], [*only, "recompute=none"], gpus=4)["best"]
+    assert best["step_time_s"] == pytest.approx(step_s, rel=1e-9)
+    rows = run_sweep(file, [], ["parallelism.dp=2,4"], 1)["rows"]
+    assert [row["step_time_s"] for row in rows][1] == pytest.approx(step_s, rel=1e-9)
+    shared_twice = on_shared_cores(on_shared_cores(PROFILE, 4), 4)
+    assert shared_twice.coefficients == on_shared_cores(PROFILE, 4).coefficients
+
+
+def test_sharing_makes_no_rank_faster_than_its_share() -> None:
+    """A slowdown below 1, which a measurement may come out with, counts as 1."""
+    quick, even = (
+        replace(PROFILE, coefficients=dataclasses.replace(PROFILE.coefficients, core_sharing_slowdown=x))
+        for x in (0.9, 1.0)
+    )
+    assert on_shared_cores(quick, 4).coefficients == on_shared_cores(even, 4).coefficients
 
 
 def test_two_ranks_do_not_read_what_was_measured_with_shared_cores() -> None:
