@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import codecs
 import os
 import signal
@@ -100,32 +99,51 @@ class Command(click.Command):
 class _Output:
     """Standard output that a reader may close, as `| head` does: what nobody reads is dropped without a word.
 
-    The exit code stays the command's own, and files that it also writes are written.
+    The exit code stays the command's own, and files that it also writes are written. Output that cannot be written
+    for another reason, as on a full disk, is dropped too, but said at the end.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._error: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         """Write, or drop."""
-        try:
-            return self._stream.write(text)
-        except BrokenPipeError:
-            self._drop()
-            return len(text)
+        with self._dropping():
+            self._stream.write(text)
+        return len(text)
 
     def flush(self) -> None:
         """Write out, or drop."""
-        try:
+        with self._dropping():
             self._stream.flush()
-        except BrokenPipeError:
-            self._drop()
 
-    def _drop(self) -> None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+    @contextmanager
+    def written_out(self) -> Iterator[None]:
+        """Write out at the end of a command that was not stopped.
+
+        Raises:
+            InputError: if something could not be written.
+        """
+        try:
+            yield
+        except SystemExit as end:
+            self.flush()
+            if self._error is not None and end.code in (None, 0, 1):
+                raise InputError(f"standard output: cannot be written: {self._error.strerror}") from None
+            raise
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if not isinstance(error, BrokenPipeError):
+                self._error = error
 
 
 def _look_alike(error: UnicodeError) -> tuple[str, int]:
@@ -134,6 +152,13 @@ def _look_alike(error: UnicodeError) -> tuple[str, int]:
         raise error
     missing = error.object[error.start : error.end]
     return "".join(LOOK_ALIKES.get(character, "?") for character in missing), error.end
+
+
+def _open_closed_streams() -> None:
+    """A shell's `>&-` closes a stream, which Python then lacks: what would be written there is dropped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  open to the end
 
 
 def _write_any_character() -> None:
@@ -161,34 +186,6 @@ def _end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-class _QuickEnd:
-    """Ends the process after all that is done at exit, but does not take its modules apart: 3 % of a short command.
-
-    Registered before anything else, it is called last. A process that loaded torch ends as usual: devices and
-    profilers of them have work to do at the end.
-    """
-
-    def __init__(self) -> None:
-        self.code = 1  # of an exception that nothing caught
-        atexit.register(self.end)
-
-    def end(self) -> None:
-        """Leave with `code`."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if "torch" not in sys.modules:
-            os._exit(self.code)
-
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Take the exit code from the exception that carries it."""
-        try:
-            yield
-        except SystemExit as error:
-            self.code = error.code if isinstance(error.code, int) else int(error.code is not None)
-            raise
-
-
 def _load(module: str) -> click.Command:
     for name, value in UNUSED.items():
         os.environ.setdefault(name, value)
@@ -198,11 +195,12 @@ def _load(module: str) -> click.Command:
 
 def run_command(command: click.Command | str) -> NoReturn:
     """Run a command as this process; of a module's name its `main`, so that Ctrl-C may also meet it while it loads."""
-    end = _QuickEnd()
     _end_on_sigterm()
+    _open_closed_streams()
     _write_any_character()
-    sys.stdout = cast(TextIO, _Output(sys.stdout))
-    with end.noted(), bad_input_exits(), one_command():
+    output = _Output(sys.stdout)
+    sys.stdout = cast(TextIO, output)
+    with bad_input_exits(), output.written_out(), one_command():
         raise SystemExit(_exit_code(_load(command) if isinstance(command, str) else command))
     raise AssertionError("a command ends its process")
 

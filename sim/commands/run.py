@@ -33,8 +33,23 @@ NOT_FOR_RL = (
     "price",
     "tokens",
 )
-NOT_FOR_SERVING = ("topology", "chakra", "days", "operators", "measured")
-OF_A_STEP = ("html", "trace", "topology", "chakra", "days")
+NOT_FOR_SERVING = ("topology", "chakra", "days", "operators", "measured", "steps", "advise")
+OF_A_STEP = (
+    "html",
+    "trace",
+    "topology",
+    "chakra",
+    "days",
+    "steps",
+    "advise",
+    "operators",
+    "require_fit",
+    "tokens",
+    "price",
+    "slo",
+    "measured",
+    "engine",
+)
 
 
 @click.command("run", cls=Command)
@@ -52,6 +67,8 @@ def main(scenario: Path | None, options: RunOptions) -> int | None:
     if options.critical_batch is not None:
         options.refuse("cannot be given with --critical-batch; give one of them", "critical_loss")
     _refuse_beside_rl(scenario, options)
+    if options.days is None:
+        options.refuse("can be given with --days only", "runs")
     if options.plan_batch:
         options.refuse("cannot be given with --plan-batch", *OF_A_STEP, "emit")
         _plan_batch(scenario, options)

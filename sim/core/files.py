@@ -50,6 +50,8 @@ def _bytes_of(path: Path, limit_bytes: int) -> bytes:
 @cache
 def _standard_input(limit_bytes: int) -> bytes:
     """Read once, since commands may load their scenario again."""
+    if sys.stdin is None:
+        raise OSError("it is closed")
     return sys.stdin.buffer.read(limit_bytes + 1)
 
 
@@ -66,21 +68,13 @@ def write_json(target: str | Path, data: object, indent: int | None = None) -> N
     """Write `data` as JSON: to a file, replaced at once, or to standard output where `target` is "-".
 
     Raises:
-        InputError: as `write_text`, and if standard output cannot be written to.
+        InputError: as `write_text`; of a command also if standard output cannot be written to.
     """
     text = json.dumps(data, indent=indent, allow_nan=False)
     if target == "-":
-        _print(text)
+        print(text, flush=True)
     else:
         write_text(target, text + "\n")
-
-
-def _print(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
-        raise InputError(f"standard output: cannot be written: {error.strerror}") from None
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -99,11 +93,10 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         InputError: as `write_text`.
     """
     try:
-        target = Path(os.path.realpath(path))
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)
+        if os.path.exists(path) and not os.path.isfile(path):  # of /dev/stdout, no real path leads to a pipe
+            Path(path).write_bytes(data)
         else:
-            _replace(target, data)
+            _replace(Path(os.path.realpath(path)), data)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 

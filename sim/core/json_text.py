@@ -14,11 +14,9 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],]')
 _SHOWN = 60  # characters of a key
 
 
-def parse_json(text: str, label: str, finite: bool = True, line: int = 1) -> Any:
+def parse_json(text: str, label: str, finite: bool = True, line: int = 1, unique: bool = True) -> Any:
     """The value of a JSON text; `label` starts error messages. `finite`: NaN and infinities are refused. `line`: the
-    first line's number.
-
-    Python's own parser takes the last of two equal keys of an object; here both are wrong, as they are in YAML.
+    first line's number. `unique`: a key given twice is refused, as it is in YAML; else the last one counts.
 
     Raises:
         InputError: if it is empty, no JSON, nested too deeply, or says a key twice.
@@ -26,7 +24,9 @@ def parse_json(text: str, label: str, finite: bool = True, line: int = 1) -> Any
     if not text.strip():
         raise InputError(f"{label}: is empty")
     try:
-        return json.loads(text, parse_constant=_refuse if finite else None, object_pairs_hook=_unique)
+        return json.loads(
+            text, parse_constant=_refuse if finite else None, object_pairs_hook=_unique if unique else None
+        )
     except _GivenTwice as error:
         raise InputError(f"{label}{_where(text, error.args[0], line)}") from None
     except json.JSONDecodeError as error:

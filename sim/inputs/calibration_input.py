@@ -6,7 +6,7 @@ from typing import Any
 
 from sim.core.errors import InputError
 from sim.core.shipped import shipped_profiles
-from sim.inputs.input_source import Source, found_file, nearest, show
+from sim.inputs.input_source import Source, found_file, is_folder, nearest, show
 from sim.inputs.yaml_input import KeyPath
 from topology.presets import GPUS
 from topology.spec import ClusterSpec, GpuSpec
@@ -71,7 +71,7 @@ def _profile_named(name: str, source: Source, path: KeyPath = ("calibration",)) 
     try:
         return found_file(name, source, path)
     except InputError:
-        if "/" in name or name.endswith(".json"):
+        if "/" in name or name.endswith(".json") or is_folder(name, source):
             raise
     names = f"{nearest(name, known)} (there are: {', '.join(known)}; or a path to one)"
     raise source.error(path, f"found {show(name)}; no such profile{names}")

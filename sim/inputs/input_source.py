@@ -94,7 +94,16 @@ def found_file(name: str, source: Source, path: KeyPath) -> str:
                 return str(Path(folder, name))
         except (OSError, ValueError):
             break
-    raise source.error(path, f"found {show(name)}; no such file")
+    why = "is a folder; a file is needed" if is_folder(name, source) else "no such file"
+    raise source.error(path, f"found {show(name)}; {why}")
+
+
+def is_folder(name: str, source: Source) -> bool:
+    """Whether a name is that of a folder, beside the source or from here."""
+    try:
+        return any(Path(folder, name).is_dir() for folder in (source.folder, ""))
+    except (OSError, ValueError):
+        return False
 
 
 def nearest(word: Any, known: Iterable[str]) -> str:

@@ -121,6 +121,10 @@ def _experts(m: ModelConfig) -> Problems:
         yield ("moe", "groups"), f"found {moe.groups}; must divide experts ({moe.experts})"
     if moe.groups is not None and moe.top_groups is not None and moe.top_groups > moe.groups:
         yield ("moe", "top_groups"), f"found {moe.top_groups}; must be at most groups ({moe.groups})"
+    allowed = moe.experts if moe.groups is None else (moe.top_groups or 1) * moe.experts // moe.groups
+    if allowed < moe.top_k <= moe.experts:
+        why = f"top_k ({moe.top_k}) experts are chosen from that many groups of {moe.experts // (moe.groups or 1)}"
+        yield ("moe", "top_groups"), f"found {moe.top_groups}; {why}"
     if moe.top_k > moe.experts:
         yield ("moe", "top_k"), f"found {moe.top_k}; must be at most experts ({moe.experts})"
     if moe.dense_layers > m.layers:

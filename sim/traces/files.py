@@ -60,7 +60,9 @@ def _read(file: IO[bytes] | gzip.GzipFile, limit: int) -> bytes:
 def parse_trace(data: bytes, path: str | Path) -> Any:
     """A trace's JSON, in whose names any bytes may stand. NaN is refused by who reads the value, with its event.
 
+    Tools that record add what users attach to an event, sometimes under a key that it has: the last one counts.
+
     Raises:
         InputError: as `parse_json`.
     """
-    return parse_json(data.decode("utf-8", "replace"), str(path), finite=False)
+    return parse_json(data.decode("utf-8", "replace"), str(path), finite=False, unique=False)

@@ -58,12 +58,44 @@ def test_commands_say_what_could_not_be_written(option: str, tmp_path: Path) -> 
 
 
 @LINUX
-def test_a_full_standard_output_is_one_message() -> None:
-    command = [sys.executable, "-m", "sim.run", "scenarios/dp8.yaml", "--json", "-"]
+@pytest.mark.parametrize("options", [("--json", "-"), (), ("--help",)], ids=str)
+def test_a_full_standard_output_is_one_message(options: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "sim.run", "scenarios/dp8.yaml", *options]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
     assert done.stderr == "error: standard output: cannot be written: No space left on device\n"
+
+
+@LINUX
+def test_a_closed_standard_output_drops_what_is_written() -> None:
+    command = f"{sys.executable} -m sim.run scenarios/dp8.yaml >&-"
+    done = subprocess.run(command, shell=True, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@LINUX
+def test_a_pipe_is_written_in_place() -> None:
+    command = [sys.executable, "-m", "sim.run", "scenarios/dp8.yaml", "--json", "/dev/stdout"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.JSONDecoder().raw_decode(done.stdout)[0]["format"].startswith("sim-")
+
+
+def test_a_command_inside_another_program_ends_that_program_s_way() -> None:
+    """What the program registered to be done at its end is done, and its exit code is its own."""
+    program = """
+import atexit, runpy, sys
+atexit.register(print, "the end")
+sys.argv = ["sim.run", "--explain", "model"]
+try:
+    runpy.run_module("sim.run", run_name="__main__")
+except SystemExit:
+    sys.exit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout.endswith("the end\n")
 
 
 def test_odd_targets(tmp_path: Path) -> None:

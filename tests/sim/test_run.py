@@ -138,6 +138,8 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
         (["--emit", "megatron", "--html", "out.html"], "--html: cannot be given with --emit"),
         (["--emit", "megatron", "--chakra", "step"], "--chakra: cannot be given with --emit"),
         (["--plan-batch", "--trace", "out.json"], "--trace: cannot be given with --plan-batch"),
+        (["--plan-batch", "--require-fit"], "--require-fit: cannot be given with --plan-batch"),
+        (["--runs", "3"], "--runs: can be given with --days only"),
         (["--critical-batch", "8"], "--critical-batch: can be given with --plan-batch only"),
     ],
 )
@@ -146,9 +148,9 @@ def test_no_option_is_dropped_in_silence(options: list[str], words: str) -> None
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {words}\n")
 
 
-@pytest.mark.parametrize("option", ["--topology", "--chakra"])
+@pytest.mark.parametrize("option", ["--topology", "--chakra", "--steps"])
 def test_what_only_training_has_is_refused_for_serving(option: str, tmp_path: Path) -> None:
-    done = run("scenarios/serve_batch1.yaml", option, str(tmp_path / "out"))
+    done = run("scenarios/serve_batch1.yaml", option, "3" if option == "--steps" else str(tmp_path / "out"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f"{option}: is for training; this scenario serves requests\n")
 

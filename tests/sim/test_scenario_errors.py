@@ -106,6 +106,7 @@ CASES: list[tuple[str, str]] = [
     ("model=nowhere/config.json", "found 'nowhere/config.json'; no such file"),
     ("model=./", "model: found './'; no such file (a Hugging Face config.json was expected)"),
     ("calibration=h100", "--set calibration: found 'h100'; no such profile; did you mean 'h100-sxm'? (there are:"),
+    ("calibration=./", "--set calibration: found './'; is a folder; a file is needed"),
     ("calibration=nowhere.json", "--set calibration: found 'nowhere.json'; no such file"),
     ("cluster=dgx-h1000", "no such cluster preset; did you mean 'dgx-h100'?"),
     ("cluster={preset: dgx-h101}", "cluster.preset: found 'dgx-h101'"),

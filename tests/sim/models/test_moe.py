@@ -280,6 +280,7 @@ def test_groups_are_checked():
         ({"groups": 4}, "without top_groups"),
         ({"groups": 3, "top_groups": 2}, "must divide experts"),
         ({"groups": 4, "top_groups": 5}, "at most groups"),
+        ({"experts": 8, "groups": 8, "top_groups": 1, "top_k": 2}, r"top_k \(2\) experts are chosen from that many"),
     ):
         with pytest.raises(InputError, match=words):
             make(MOE | {"moe": MOE["moe"] | moe}, {})

@@ -38,3 +38,7 @@ def test_small_files_take_little_memory_and_large_ones_are_refused(
         files.read_bytes(small, 5)
     monkeypatch.setattr(files, "PIECE", 4)
     assert files.read_bytes(small, 6) == b"[1, 2]"
+
+
+def test_a_key_that_a_recorder_gives_twice_counts_as_it_said_last() -> None:
+    assert files.parse_trace(b'{"args": {"stream": 1, "stream": 7}}', "rank0.json") == {"args": {"stream": 7}}
