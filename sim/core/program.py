@@ -75,7 +75,7 @@ PART_OF_BLOCK = {
 }  # of operators of which nothing more is known
 
 
-STRIDED = "strided"  # the kernel of memory-bound operators over strided tensors or unlike dtypes, not vectorized
+EAGER_NORM = "eager"  # the kernel of an RMSNorm written in separate torch operators
 
 
 class BlockRef(NamedTuple):
@@ -102,8 +102,9 @@ class Compute(Struct, frozen=True):
     (attention: flash2, megatron, ...; bound by memory: gelu, adamw, ...). `served`: run as serving libraries do: a
     matmul takes a 16-bit input and quantizes it, an attention is one of the measured points. `aligned`: false for a
     matmul whose sizes leave the fast kernels. `plain_host`: torch's own functions issue its kernels, whatever the
-    framework. `looped`: one call of a library does, in a loop over groups. `part`: whose work it is; no price depends
-    on it.
+    framework. `looped`: one call of a library does, in a loop over groups. `strided`: bound by memory, over strided
+    tensors or unlike dtypes, for which torch has no vectorized kernel. `part`: whose work it is; no price depends on
+    it.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Compute(Struct, frozen=True):
     aligned: bool = True
     plain_host: bool = False
     looped: bool = False
+    strided: bool = False
     block: BlockRef | None = None
     part: Part = Part.OTHER
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from sim.core.program import NeededBy, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.elementwise import Traffic
-from sim.models.operators import F, I, Operator, memory_op, strided
+from sim.models.operators import F, I, Operator, memory_op
 
 
 class Passes(NamedTuple):
@@ -103,16 +103,16 @@ def activation(d: Dims, mlp: str, elements: float, part: str = "mlp") -> Operato
     t = activation_traffic(d, mlp)
     inputs, back = 2 if is_gated(mlp) else 1, f"{mlp}_backward"
     forward, backward = t.forward_bytes * elements, t.backward_bytes * elements
-    if is_gated(mlp) and (kernel := strided(d)):
+    if is_gated(mlp) and d.framework.reads_strided:
         # Gate and up are read where they lie: forward throughout, backward by two of the kernels, three accesses each.
         halves = 6 * d.act_bytes * elements
         rest = t.backward_kernels - 2
         return Operator(
             mlp,
-            (memory_op(mlp, F, "elementwise", elements, forward, d.act, t.forward_kernels, kernel),),
+            (memory_op(mlp, F, "elementwise", elements, forward, d.act, t.forward_kernels, mlp, strided=True),),
             (
-                memory_op(back, I, "elementwise", elements, halves, d.act, 2, kernel),
-                memory_op(f"{back}_rest", I, "elementwise", elements, backward - halves, d.act, rest),
+                memory_op(back, I, "elementwise", elements, halves, d.act, 2, back, strided=True),
+                memory_op(f"{back}_rest", I, "elementwise", elements, backward - halves, d.act, rest, back),
             ),
             activation_saved(d, mlp, elements, part),
             backward_bytes=(1 + inputs) * elements * d.act_bytes,

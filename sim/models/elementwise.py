@@ -16,9 +16,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import NeededBy, Program, Saved, TensorRole
+from sim.core.program import EAGER_NORM, NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims
-from sim.models.operators import F, I, Operator, accumulate, memory_op, strided
+from sim.models.operators import F, I, Operator, accumulate, memory_op
 
 MASK_BYTES = 1.0
 
@@ -66,6 +66,7 @@ def norm(d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after
     """
     elements = rows * width
     fused = d.framework.fuses_rmsnorm or kind != "rmsnorm"
+    kernel = "" if fused else EAGER_NORM
     t = norm_traffic(d, kind, after_sum)
     again = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the next input is made of it
     saved: tuple[Saved, ...] = (Saved("norm", f"{name} input", elements * d.act_bytes, again, TensorRole.INPUT),)
@@ -73,7 +74,7 @@ def norm(d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after
         saved = _kept_by_operators(d, name, kind, rows, width)
     return Operator(
         name,
-        (memory_op(name, F, "norm", elements, t.forward_bytes * elements, d.act, t.forward_kernels),),
+        (memory_op(name, F, "norm", elements, t.forward_bytes * elements, d.act, t.forward_kernels, kernel),),
         (
             memory_op(
                 f"{name}_backward",
@@ -83,6 +84,7 @@ def norm(d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after
                 t.backward_bytes * elements,
                 d.act,
                 t.backward_kernels,
+                kernel,
             ),
         ),
         saved,
@@ -146,9 +148,11 @@ def copied(name: str, d: Dims, elements: float, kernels: tuple[int, int] = (1, 1
     """Tensors brought into another order, and their gradients back: read and written, in so many kernels each way."""
     moved = 2 * d.act_bytes * elements
     ahead, back = kernels
-    kernel = strided(d)
-    forward = memory_op(name, F, "copy", elements, moved, d.act, ahead, kernel)
-    return Operator(name, (forward,), (memory_op(f"{name}_backward", I, "copy", elements, moved, d.act, back, kernel),))
+    forward, backward = (
+        memory_op(n, phase, "copy", elements, moved, d.act, kernels, strided=d.framework.reads_strided)
+        for n, phase, kernels in ((name, F, ahead), (f"{name}_backward", I, back))
+    )
+    return Operator(name, (forward,), (backward,))
 
 
 def residual(d: Dims, name: str, part: str, bias_after: bool) -> Operator:

@@ -209,7 +209,7 @@ class Framework:
     )
     counts_copies: bool = fact(
         False,
-        "copies for each expert are counted and the counts gathered before an exchange without a capacity",
+        "copies for each expert are counted and the counts gathered before an exchange",
         "core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.preprocess",
     )
     splits_experts_over_tp: bool = fact(

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import STRIDED, Comm, Compute, Item, Part, Phase, Program, Role, Saved, Wait
+from sim.core.program import Comm, Compute, Item, Part, Phase, Program, Role, Saved, Wait
 from sim.models.dims import Dims
 
 if TYPE_CHECKING:
@@ -170,10 +170,11 @@ def memory_op(
     dtype: str,
     kernels: int = 1,
     kernel: str = "",
+    strided: bool = False,
 ) -> Compute:
     """An operator bound by memory: `moved_bytes` read and written in `kernels` launches, a flop each.
 
-    `kernel` names its own points in a profile (`KIND:KERNEL`).
+    `kernel` names its own points in a profile (`KIND:KERNEL`). `strided`: see `Compute`.
     """
     return Compute(
         name,
@@ -185,12 +186,8 @@ def memory_op(
         phase,
         kernels,
         kernel=kernel,
+        strided=strided,
     )
-
-
-def strided(d: Dims) -> str:
-    """The kernel of an operator whose tensors are strided or of unlike dtypes, where the framework leaves them so."""
-    return STRIDED if d.framework.reads_strided else ""
 
 
 def collective(name: str, kind: str, bytes_: float, phase: Phase, handle: str = "", group: str = "tp") -> Comm:
@@ -224,8 +221,8 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
     moved = (d.act_bytes + 2.0 * d.grad_bytes) * size * added
     if d.grad_bytes != d.act_bytes:
         moved += (d.act_bytes + d.grad_bytes) * size * (1.0 - added)
-    unlike = strided(d) if d.grad_bytes != d.act_bytes else ""
-    kernel = memory_op(f"{name}_accumulate", W, "elementwise", size, moved, d.act, kernel=unlike)
+    unlike = d.framework.reads_strided and d.grad_bytes != d.act_bytes
+    kernel = memory_op(f"{name}_accumulate", W, "elementwise", size, moved, d.act, strided=unlike)
     return d.act_bytes * size, (kernel,) if moved else ()
 
 

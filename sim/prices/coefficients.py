@@ -19,12 +19,12 @@ from msgspec import Struct
 
 from sim.core.dtypes import DTYPES
 from sim.core.errors import InputError
-from sim.core.program import STRIDED
 from sim.inputs.input_source import nearest, show
 from sim.models.recipes import RECIPES
 from sim.prices.roofline import MEMORY_BOUND
 
 USUAL_KERNEL = "attention"  # the kernel of training where none is named
+STRIDED = "strided"  # what memory-bound operators that torch does not vectorize (`Compute.strided`) reach
 
 
 class Coefficient(NamedTuple):

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.core.normal import normal_quantile
-from sim.core.program import STRIDED, Compute, Phase, Role
+from sim.core.program import Compute, Phase, Role
 from sim.models.framework_facts import AttentionKernel
 from sim.models.frameworks import attention_picks
 from sim.prices.attention_speed import SCORES, SPARSE, flash_seconds
 from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY
-from sim.prices.coefficients import AS_STATED, PriceOptions
+from sim.prices.coefficients import AS_STATED, STRIDED, PriceOptions
 from sim.prices.collective_tables import collective_cost
 from sim.prices.cost import Cost, measured
 from sim.prices.kernel_tables import measured_bytes
@@ -131,10 +131,12 @@ class Costs:
         return self._in_model(op, self._throttled(op, self._roofline(op), pace))
 
     def _in_model(self, op: Compute, cost: Cost) -> Cost:
-        """Add what a step's modules and autograd take on a CPU, whose core cannot compute meanwhile."""
+        """Add what a step's modules and autograd take on a CPU, whose core cannot compute meanwhile: for each kernel,
+        once for a library's loop over groups, which one call runs."""
         # A block was timed within a model. An optimizer's kernels are launched by one call.
         added_s = 0.0 if op.block is not None or op.kind == "optimizer" else self.coefficients.operator_in_model_s
-        return cost._replace(seconds=cost.seconds + max(op.kernels, 1) * added_s) if added_s else cost
+        calls = 1 if op.looped else max(op.kernels, 1)
+        return cost._replace(seconds=cost.seconds + calls * added_s) if added_s else cost
 
     def _measured_block(self, op: Compute, pace: float) -> Cost | None:
         """Price a run of computations as it was measured, power limit and all."""
@@ -269,7 +271,7 @@ class Costs:
         # No launch floor here: `memory_latency_s`, the start and end of each kernel, takes its place.
         if op.kind in MEMORY_BOUND and c.memory_efficiency is not None:
             usual = c.memory_efficiency_of.get(op.kind, c.memory_efficiency)
-            named = STRIDED if op.kernel == STRIDED else f"{op.kind}_{op.kernel}"
+            named = STRIDED if op.strided else f"{op.kind}_{op.kernel}"
             efficiency = c.memory_efficiency_of.get(named, usual)
             ramp = max(op.kernels, 1) * c.memory_latency_s
             return Cost(seconds / efficiency + ramp, "interpolated", MEMORY_UNCERTAINTY)

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.program import Compute, Phase
+from sim.core.program import EAGER_NORM, Compute, Phase
 from sim.prices.coefficients import USUAL_KERNEL, Coefficients
 from sim.prices.cost import OUTSIDE_PER_OCTAVE, REPEAT_UNCERTAINTY, Cost, measured
 from sim.prices.kernel_file import kernel_file
@@ -30,7 +30,6 @@ from sim.prices.profile import PointTable, Profile
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 
 SCALED_UNCERTAINTY = 0.15  # of taking a point from one GPU to another by the ratio of their rooflines
-NORM_KERNELS = 2  # of a norm that is one kernel forward and two backward; more make it a chain of elementwise ones
 _ATTENTION_KERNEL = "attention_forward:"
 
 
@@ -144,7 +143,7 @@ def _candidates(op: Compute, known: Container[str]) -> list[_Candidate]:
     if op.kernel:
         # The surest first. A kernel's own name goes before its phase, which goes before the kind as such.
         found.append((f"{op.kind}:{op.kernel}", True, 0.0))
-    if op.kind == "norm" and op.kernels > NORM_KERNELS:
+    if op.kind == "norm" and op.kernel == EAGER_NORM:
         found.append((f"norm_eager{phase}", True, 0.0))
     if phase:
         found.append((f"{op.kind}{phase}", True, 0.0))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
-from sim.core.program import BlockRef, Compute, Phase
+from sim.core.program import EAGER_NORM, BlockRef, Compute, Phase
 from sim.inputs.scenario import parse_scenario
 from sim.prices.coefficients import Coefficients
 from sim.prices.interpolation import Surface
@@ -371,9 +371,22 @@ def test_an_rms_norm_in_separate_kernels_is_priced_by_such_kernels() -> None:
         for op, s in (("norm", 1e-6), ("norm_eager", 3e-6))
     )
     costs = Costs(Profile("x", "", points=tables), GPUS["h200-sxm"])
-    fused, chain = (Compute("norm", "norm", (), "bf16", 1.0, k * 2.0**24, Phase.FORWARD, k) for k in (1, 8))
+    fused, several, chain = (
+        Compute("norm", "norm", (), "bf16", 1.0, k * 2.0**24, Phase.FORWARD, k, kernel=kernel)
+        for k, kernel in ((1, ""), (4, ""), (8, EAGER_NORM))
+    )
     assert costs.compute(fused).seconds == pytest.approx(4e-6)
+    assert costs.compute(several).seconds == pytest.approx(4 * 4e-6), "a fused norm may be several kernels"
     assert costs.compute(chain).seconds == pytest.approx(8 * 12e-6)
+
+
+def test_a_loop_in_a_library_is_one_call_of_a_module() -> None:
+    """A CPU's modules and autograd work once for each call, however many kernels the library then runs."""
+    costs = Costs(Profile("x", "", coefficients=Coefficients(operator_in_model_s=1e-3)), H100)
+    plain = Compute("add", "elementwise", (1,), "bf16", 1.0, 2.0, Phase.FORWARD, 8)
+    bare = Costs(Profile("x", ""), H100)
+    added = [costs.compute(op).seconds - bare.compute(op).seconds for op in (plain, replace(plain, looped=True))]
+    assert added == pytest.approx([8e-3, 1e-3])
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 512, 16384, 10_000_000])

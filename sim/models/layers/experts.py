@@ -47,7 +47,7 @@ class Experts(Struct, frozen=True):
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
         r = routing(scenario, d, layer, shard)
         routed = (
-            router(d, self.moe, r, scenario.parallelism.ep),
+            router(d, self.moe, r, scenario.parallelism.ep, scenario.parallelism.expert_tp),
             dispatch(scenario, d, r),
             *expert_matmuls(scenario, d, r),
             combine(scenario, d, r),

@@ -19,12 +19,12 @@ COUNT_KERNELS = 9  # six sums and copies of counts on the device, three copies t
 COUNT_BYTES = 8  # torch.long
 
 
-def router(d: Dims, moe: MoeConfig, r: Routing, ep: int) -> Operator:
+def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> Operator:
     """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank.
 
     `casts_routers`: a matmul in fp32 is of a copy of its input, which is kept. Else, as in Megatron-Core's
     `RouterGatingLinearFunction` (transformer/moe/moe_utils.py), the forward multiplies 16-bit numbers to an fp32 result
-    and the backward copies its input anew. Both cast the input's fp32 gradient back.
+    and the backward copies its input anew. Both cast the input's fp32 gradient back; the choice reads fp32 logits.
     """
     m, h, x, e = r.tokens, d.hidden, moe.experts, d.act_bytes
     upcast = moe.router_fp32 and e < FP32_BYTES
@@ -35,12 +35,12 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int) -> Operator:
         memory_op(name, phase, "cast", m * h, m * h * (e + FP32_BYTES), d.act)
         for name, phase in (("router_cast", F), ("router_recast", W), ("router_grad_cast", I))
     )
-    choose, choose_back = _choice(d, moe, m * x)
+    choose, choose_back = _choice(d, moe, m * x, FP32_BYTES if upcast else e)
     forward = (
         *((copy,) if keeps else ()),
         gemm("router", F, m, x, h, dtype, out_bytes=m * x * FP32_BYTES if upcast else None),
         choose,
-        *_counts(d, moe, r, ep),
+        *_counts(d, moe, r, ep, expert_tp),
     )
     backward = (
         choose_back,
@@ -62,13 +62,14 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int) -> Operator:
         saved,
         params=x * h + (x if moe.router_bias else 0),
         tensors=(x * h, x) if moe.router_bias else (),
-        backward_bytes=2 * m * h * e,
+        # The input's gradient and the one that it joins; before them the fp32 one, or the fp32 copy that is made anew.
+        backward_bytes=m * h * (2 * e + (FP32_BYTES if upcast else 0)),
     )
 
 
-def _choice(d: Dims, moe: MoeConfig, n: int) -> tuple[Compute, Compute]:
-    """Scores, top-k and the auxiliary loss of `n` logits, and their backward; see `RouterKernels`."""
-    e, k = d.act_bytes, d.framework.router
+def _choice(d: Dims, moe: MoeConfig, n: int, e: float) -> tuple[Compute, Compute]:
+    """Scores, top-k and the auxiliary loss of `n` logits of `e` bytes, and their backward; see `RouterKernels`."""
+    k = d.framework.router
     launches = k.forward_kernels + (k.capacity_kernels if moe.capacity_factor is not None else 0)
     more, more_back = k.group_kernels if moe.chooses_groups else (0, 0)
     moved, moved_back = k.group_bytes if moe.chooses_groups else (0.0, 0.0)
@@ -82,14 +83,18 @@ def _choice(d: Dims, moe: MoeConfig, n: int) -> tuple[Compute, Compute]:
     return replace(select, plain_host=True), replace(back, plain_host=True)
 
 
-def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int) -> Program:
+def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Program:
     """How many copies go to each expert, of all ranks, which sizes the exchange (`counts_copies`): the map of tokens
-    and experts is summed, its sums are gathered over ep. With a capacity all sizes are known: nothing is counted."""
-    if ep == 1 or not d.framework.counts_copies or moe.capacity_factor is not None:
+    and experts is summed, its sums are gathered over expert_tp and ep. A capacity drops copies and fills no expert up,
+    so that sizes are not known with one either (Megatron-Core skips the count under `drop_and_pad` alone)."""
+    ranks = ep * expert_tp
+    if ranks == 1 or not d.framework.counts_copies:
         return ()
+    group = "ep" if ep > 1 else "expert_tp"
     n = r.tokens * moe.experts
     count = memory_op("count_copies", F, "elementwise", n, n, d.act, COUNT_KERNELS)
     return (
         replace(count, plain_host=True),
-        collective("gather_counts", "all_gather", ep * moe.experts * COUNT_BYTES, F, group="ep"),
+        # One gather over both axes, a few KiB: it takes what the wider-spread group's start takes, whatever the bytes.
+        collective("gather_counts", "all_gather", ranks * moe.experts * COUNT_BYTES, F, group=group),
     )

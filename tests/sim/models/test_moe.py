@@ -48,6 +48,23 @@ def test_dispatch_and_combine(dispatch, size):
     assert comms(layer_block(make(MOE), 0).forward, "ep") == Counter()
 
 
+def test_copies_are_counted_over_all_ranks_that_share_the_experts():
+    """64-bit counts of each expert from every rank of ep and expert_tp; a capacity drops copies and fills none up."""
+    capped = MOE | {"moe": MOE["moe"] | {"capacity_factor": 1.0}}
+    for model in (MOE, capped):
+        for layout, group, ranks in (
+            ({"ep": 4}, "ep", 4),
+            ({"ep": 2, "expert_tp": 2}, "ep", 4),
+            ({"expert_tp": 2}, "expert_tp", 2),
+        ):
+            found = layer_block(make(model, {"framework": "megatron"}, dp=4, **layout), 0).forward
+            assert [(i.group, i.bytes) for i in found if getattr(i, "name", "") == "gather_counts"] == [
+                (group, ranks * 16 * 8)
+            ]
+    alone = layer_block(make(MOE, {"framework": "megatron"}, dp=4), 0).forward
+    assert not [i for i in alone if getattr(i, "name", "") in ("gather_counts", "count_copies")]
+
+
 def test_node_limited_routing_sends_each_token_to_few_nodes():
     """At most once to each node of the ep group; within one node each copy goes by itself."""
     limited = MOE | {"moe": MOE["moe"] | {"experts": 64, "top_k": 8, "max_nodes_per_token": 4}}
@@ -286,17 +303,6 @@ def test_groups_are_checked():
             make(MOE | {"moe": MOE["moe"] | moe}, {})
 
 
-def test_copies_are_counted_where_no_capacity_says_how_many():
-    """8 bytes for each expert of each rank (torch.long), gathered before anything is sent."""
-
-    def gathered(**moe: Any) -> float:
-        changed = make(MOE | {"moe": MOE["moe"] | moe}, {"framework": "megatron"}, dp=4, ep=4)
-        return comm_bytes(layer_block(changed, 0).forward, "ep", "all_gather")
-
-    assert gathered() == 4 * MOE["moe"]["experts"] * 8
-    assert gathered(capacity_factor=1.0) == 0
-
-
 def test_megatrons_fp32_router_casts_backward_alone():
     """RouterGatingLinearFunction: 16-bit operands forward; backward a copy of the input, fp32 products, a cast back."""
 
@@ -331,3 +337,16 @@ def test_a_loop_over_groups_costs_the_host_a_launch_each():
     c = costs.coefficients
     assert costs.host_s(once) == pytest.approx(c.host_operator_s + 4 * c.group_launch_s)
     assert Costs(load_profile("h100-sxm"), GPUS["h100-sxm"], PriceOptions(host=False)).host_s(once) == 0
+
+
+def test_a_choice_among_fp32_logits_reads_four_bytes_of_each():
+    """A plain router reads each logit once and its gradient once, beside 8 bytes of scores each way."""
+    found = {}
+    for fp32 in (False, True):
+        moe = MOE["moe"] | {"router_fp32": fp32}
+        block = layer_block(make(MOE | {"moe": moe}, dp=4, ep=4), 0)
+        for item in (*block.forward, *block.backward):
+            if getattr(item, "name", "") in ("router_top_k", "router_top_k_backward"):
+                found[item.name, fp32] = item.bytes / (TOKENS * 16)
+    assert found["router_top_k", False] == found["router_top_k_backward", False] == 2 + 8
+    assert found["router_top_k", True] == found["router_top_k_backward", True] == 4 + 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.core.program import STRIDED, Compute
+from sim.core.program import EAGER_NORM, Compute
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.layer import layer_block
 from sim.prices.operator_prices import Costs
@@ -23,25 +23,33 @@ def computed(framework: str) -> list[Compute]:
 
 def test_nanotron_reads_halves_where_they_lie() -> None:
     """Forward all five accesses; backward three each of the product's and the activation's kernels, of thirteen."""
-    gate = [(op.bytes, op.kernels, op.kernel) for op in computed("nanotron") if op.name.startswith("swiglu")]
+    gate = [
+        (op.bytes, op.kernels, op.kernel, op.strided) for op in computed("nanotron") if op.name.startswith("swiglu")
+    ]
     width = 2 * 4096 * 14336
-    assert gate == [(5 * width, 2, STRIDED), (6 * width, 2, STRIDED), (7 * width, 2, "")]
+    back = "swiglu_backward"
+    assert gate == [(5 * width, 2, "swiglu", True), (6 * width, 2, back, True), (7 * width, 2, back, False)]
 
 
 def test_sums_of_unlike_dtypes_and_ordered_heads_are_strided_too() -> None:
-    names = {op.name for op in computed("nanotron") if op.kernel == STRIDED}
+    names = {op.name for op in computed("nanotron") if op.strided}
     assert {"mlp_up_wgrad_accumulate", "attention_copies", "attention_copies_backward"} < names
-    assert not [op for op in computed("eager") if op.kernel == STRIDED]
+    assert not [op for op in computed("eager") if op.strided]
 
 
 def test_a_hopper_moves_less_in_such_a_kernel() -> None:
-    """1.448 of an H100 PCIe's 2.04 TB/s, where streaming kernels reach 0.85."""
+    """A cast of 2^29 numbers took 2.225 ms where a vectorized one, which reaches 0.85 here, took 1.736."""
     s = scenario("nanotron")
     costs = Costs(load_profile("h100-sxm"), s.cluster.gpu)
     op = next(op for op in computed("nanotron") if op.name == "mlp_up_wgrad_accumulate")
-    assert costs.compute(op).seconds == pytest.approx(op.bytes / (0.71 * 3.35e12), rel=0.03)
+    assert costs.compute(op).seconds == pytest.approx(op.bytes / (0.85 * 1.736 / 2.225 * 3.35e12), rel=0.03)
 
 
 def test_a_norm_s_backward_is_four_kernels_of_nanotron_s() -> None:
     """The fused one, partial sums of the weight's gradient added and cast, and its sum in fp32."""
     assert [op.kernels for op in computed("nanotron") if op.name == "mlp_norm_backward"] == [4]
+
+
+def test_a_chain_of_operators_is_told_from_a_norm_of_several_kernels() -> None:
+    kernels = {name: {op.kernel for op in computed(name) if op.kind == "norm"} for name in ("nanotron", "eager")}
+    assert kernels == {"nanotron": {""}, "eager": {EAGER_NORM}}
