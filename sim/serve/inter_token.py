@@ -26,8 +26,9 @@ def token_gaps(replicas: tuple[Replica, ...], pp: int) -> TokenGaps | None:
     """The gaps before every token but a request's first; None where no request has a second.
 
     A sequence that adds a token in an iteration added its last one in the iteration before, with a pipeline in the
-    pp-th before, so the gap is the time between their ends; the steps of a run of alike iterations share its time. What
-    a preempted sequence waits for is not among them.
+    pp-th before, so the gap is the time between their ends; the steps of a run of alike iterations share its time.
+    Where nobody could compute before, its last one is older than that iteration, and the gap begins as this one is put
+    together: what a preempted sequence waits for, or one whose prompt another replica computed, is not among them.
     """
     gaps: list[float] = []
     tokens: list[int] = []
@@ -37,6 +38,7 @@ def token_gaps(replicas: tuple[Replica, ...], pp: int) -> TokenGaps | None:
             start, end = iteration.spans[0][0], iteration.spans[-1][1]
             if iteration.load.decodes:
                 since = ends[number % pp] if iteration.steps == 1 else start
+                since = since if iteration.since_s is None else iteration.since_s
                 gaps.append((end - since) / iteration.steps)
                 tokens.append(iteration.load.decodes * iteration.steps)
             ends[number % pp] = end

@@ -134,6 +134,22 @@ class Lockstep(Struct):
         self.step += steps
         return self._leave(end_s)
 
+    def mean_occupancy(self, steps: int) -> tuple[float, float, float]:
+        """`KvCache.occupancy`'s means over `steps` alike iterations, as if each took as long; called before them.
+
+        A member that lacks its first block in step k (from 1) lacks another every `block_tokens` steps, m of them in S
+        steps; over all steps they are m·(S - k + 1) - block_tokens·m·(m - 1) / 2 blocks.
+        """
+        cache, block, lacked = self.scheduler.cache, self.scheduler.cache.block_tokens, 0
+        for residue, n in () if cache.reserve_tokens else self.residues.items():
+            first = (-residue - self.step) % block + 1
+            m = max(0, (steps - first) // block + 1)
+            lacked += n * (m * (steps - first + 1) - block * m * (m - 1) // 2)
+        more = lacked / steps
+        held, unused, _ = cache.occupancy()
+        empty = (cache.private + more) * block - cache.tokens - len(self.members) * (steps + 1) / 2
+        return held + more, min(unused, cache.blocks - held - more), empty / ((held + more) * block)
+
     def _join(self, now_s: float) -> None:
         """Others that from now on add a token in every iteration become members."""
         if not self.others:

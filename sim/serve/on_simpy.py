@@ -103,7 +103,7 @@ class ReplicaProcess:
         clock, stages, iterations = self.clock, self.stages, self.replica.iterations
         self.in_flight += 1
         number, spans = len(iterations), []
-        iterations.append(Iteration((), work.load, 1))
+        iterations.append(Iteration((), work.load, 1, work.since_s))
         if work.ready_s > clock.now:
             yield clock.at(work.ready_s)
         turn = stages[0].request()
@@ -120,7 +120,7 @@ class ReplicaProcess:
                 if i == 0:
                     passed.succeed()
                 yield clock.timeout(self.costs.send_s(i, work.load.tokens))
-        iterations[number] = Iteration(tuple(spans), work.load, 1)
+        iterations[number] = Iteration(tuple(spans), work.load, 1, work.since_s)
         self.in_flight -= 1
         self.end(work)
         if len(stages) == 1:
@@ -151,7 +151,7 @@ class SharedExperts:
             for m, work in works:
                 load = work.load._replace(pooled=pooled)
                 own = start + m.costs.stage_seconds(load)[0]
-                m.replica.iterations.append(Iteration(((start, own),), load, 1))
+                m.replica.iterations.append(Iteration(((start, own),), load, 1, work.since_s))
                 end = max(end, own)
             yield clock.at(end)
             for m, work in works:

@@ -18,19 +18,22 @@ LONGEST_RUN = 1 << 16  # iterations priced at once
 
 
 class Iteration(NamedTuple):
-    """One iteration, or `steps` alike, on every stage: (start, end) each."""
+    """One iteration, or `steps` alike, on every stage: (start, end) each. `since_s`: when it was put together, where
+    nobody could compute before."""
 
     spans: tuple[tuple[float, float], ...]
     load: Load
     steps: int
+    since_s: float | None = None
 
 
 class CacheState(NamedTuple):
-    """The cache from `time_s` on: blocks held by running sequences, blocks kept for prefixes, waste."""
+    """The cache from `time_s` on: blocks held by running sequences, blocks kept for prefixes, waste; over a run of
+    alike iterations their means."""
 
     time_s: float
-    held: int
-    unused: int
+    held: float
+    unused: float
     waste: float
     running: int
 
@@ -50,12 +53,14 @@ class Replica(Struct):
 
 
 class Work(NamedTuple):
-    """An iteration under way. `together`: its sequences in lockstep are no pieces; `ready_s`: when it may start."""
+    """An iteration under way. `together`: its sequences in lockstep are no pieces; `ready_s`: when it may start;
+    `since_s`: as an iteration's."""
 
     batch: Batch
     load: Load
     together: bool
     ready_s: float
+    since_s: float | None = None
 
 
 class Worker:
@@ -67,6 +72,7 @@ class Worker:
         steady = group and len(costs.stages) == 1 and not replica.scheduler.drafted and not replica.scheduler.adapters
         self.lockstep = Lockstep(replica.scheduler) if steady else None
         self.step_s = 0.0  # of the last of alike iterations
+        self.idle = len(costs.stages) == 1  # nobody could compute; stages of a pipeline always have others' iterations
 
     def begin(self, now: float) -> Work | None:
         """The next iteration, or None if nobody can compute now."""
@@ -80,6 +86,9 @@ class Worker:
             work = Work(batch, load, True, max(now, batch.ready_s)) if load.tokens else None
         if work is not None:
             self.costs.note(work.load)
+            if self.idle:
+                work = work._replace(since_s=now)
+        self.idle = work is None and len(self.costs.stages) == 1
         self._note_state(now)
         return work
 
@@ -128,7 +137,9 @@ class Worker:
         end_s = ends[steps - 1]
         self.costs.note_decode_run(n, kv, steps)
         self.replica.iterations.append(Iteration(((now, end_s),), Load(n, n, kv, (), n), steps))
-        self.step_s = (end_s - now) / steps
+        self.step_s, self.idle = (end_s - now) / steps, False
+        held, unused, waste = self.lockstep.mean_occupancy(steps)
+        self.replica.states += [CacheState(t, held, unused, waste, n) for t in (now, end_s)]
         left = self.lockstep.run(steps, end_s)
         self._note_end(end_s, n)
         return left

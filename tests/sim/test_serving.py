@@ -163,6 +163,34 @@ def test_grouping_changes_no_time(requests: tuple[Request, ...], inference: dict
     finished(grouped)
     assert grouped.replicas[0].counts == single.replicas[0].counts
     assert grouped.result["iterations"] == single.result["iterations"]
+    _same_means(grouped.result, single.result)
+
+
+def _same_means(grouped: dict[str, Any], single: dict[str, Any]) -> None:
+    """Steps of a run count as equally long, which they are but for what they read of the cache."""
+    for key in ("blocks_used_mean", "waste", "running_mean"):
+        assert grouped["kv_cache"][key] == pytest.approx(single["kv_cache"][key], rel=0.02, abs=1e-9), key
+    for key in ("p50", "p99", "mean"):
+        gaps = [result["inter_token_latency_s"][key] for result in (grouped, single)]
+        assert gaps[0] == pytest.approx(gaps[1], rel=0.02, abs=1e-12), key
+
+
+def test_the_cache_grows_within_a_run_of_alike_iterations() -> None:
+    """One sequence of up to 60 tokens holds 1, 2, 3 and 4 blocks of 16 for 16, 16, 16 and 12 iterations."""
+    requests = {"requests": {"prompt_len": 1, "output_len": 60, "count": 1}}
+    for group in (True, False):
+        found = simulate_serving(serving(requests), group=group).outcome.kv_cache
+        assert found.blocks_used_mean == pytest.approx((16 * (1 + 2 + 3) + 4 * 12) / 60, rel=0.01)
+        assert found.waste == pytest.approx(1 - (60 * 61 / 2) / (16 * (16 * 6 + 4 * 12)), rel=0.02)
+
+
+def test_an_idle_decode_pool_lengthens_no_gap_however_iterations_are_grouped() -> None:
+    """Each request is done before the next one comes: no token waits for it."""
+    inference = {"disaggregated": {}, "max_running_requests": 4}
+    requests = tuple([Request(0.5 * i, 300, 1 + 2 * (i % 3)) for i in range(12)])
+    grouped, single = (simulate_serving(serving(inference), requests=requests, group=g).result for g in (True, False))
+    _same_means(grouped, single)
+    assert single["inter_token_latency_s"]["p99"] < 0.01
 
 
 def test_a_prompts_last_token_is_kept_for_others_however_iterations_are_grouped() -> None:
