@@ -16,7 +16,7 @@ from typing import NamedTuple
 import click
 
 from sim.commands.command import Command, run_command
-from sim.commands.files_named import FILE
+from sim.commands.files_named import FILE, OUTPUT
 from sim.core.errors import InputError
 from sim.core.files import write_text
 from sim.prices.profile import PointTable, Profile
@@ -153,7 +153,7 @@ def svg(rows: Sequence[Row]) -> str:
 @click.command("side-by-side", cls=Command)
 @click.argument("profile", type=FILE, metavar="PROFILE.json")
 @click.option("--markdown", "as_markdown", is_flag=True, help="print a Markdown table")
-@click.option("--svg", "picture", type=FILE, metavar="FILE", help="write the picture")
+@click.option("--svg", "picture", type=OUTPUT, metavar="FILE", help="write the picture")
 def main(profile: Path, as_markdown: bool, picture: Path | None) -> None:
     """Show unfused and fused kernels of PROFILE.json side by side."""
     rows = rows_of(load_profile(str(profile)))

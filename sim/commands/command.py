@@ -15,9 +15,10 @@ from typing import Any, NoReturn, TextIO, cast
 
 import click
 
-from sim.commands.files_named import refuse_one_file_twice
+from sim.commands.files_named import outputs_of
 from sim.core.errors import InputError
 from sim.core.gc_paused import one_command
+from sim.core.outputs import to_write
 from topology.errors import PresetError
 
 UNUSED = {  # what numpy and pydantic would set up at import, a tenth of a short command's time
@@ -91,8 +92,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> NoReturn:
         """Run the function and end the process."""
-        with bad_input_exits():
-            refuse_one_file_twice(ctx)
+        with bad_input_exits(), to_write(outputs_of(ctx)):
             ctx.exit(super().invoke(ctx) or 0)
 
 

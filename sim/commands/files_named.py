@@ -1,16 +1,17 @@
-"""Files that options name: those to read, those to write, and that no two of a command are one file."""
+"""Files that options name: those to read, those to write, and that no two to write are one file."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 
 from sim.core.errors import InputError
+from sim.core.outputs import Output
 
 FILE = click.Path(path_type=Path)
 STANDARD_OUTPUT = "-"
@@ -43,43 +44,45 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class OutputSeries(OutputFile):
+    """The common beginning of the names of several files to write; `rest`: what follows it, as a regular expression."""
+
+    def __init__(self, rest: str) -> None:
+        super().__init__()
+        self.rest = rest
+
+
 OUTPUT, JSON_OUTPUT = OutputFile(), OutputFile(standard_output=True)
 
 
-def refuse_one_file_twice(ctx: click.Context) -> None:
-    """Raise where a command would write a file that it also reads, or write one twice.
+def outputs_of(ctx: click.Context) -> list[Output]:
+    """The options that name files to write, with the names of these files.
 
     Raises:
-        InputError: naming both.
+        InputError: where two of them are one file.
     """
-    read = {path: name for name, path, out in _named(ctx) if not out}
-    written = dict[Path, str]()
-    for name, path, out in _named(ctx):
-        if out:
-            other = read.get(path, written.get(path))
-            if other is not None:
-                raise InputError(f"{name}: is the file of {other} too; it would be overwritten")
-            written[path] = name
-
-
-def _named(ctx: click.Context) -> Iterator[tuple[str, Path, bool]]:
-    """Options and arguments that name files, with the file, and whether it is written."""
+    out, plain = list[Output](), list[tuple[str, str]]()
     for parameter in ctx.command.params:
-        if isinstance(parameter.type, click.Path):
-            value = ctx.params.get(parameter.name or "")
-            name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.make_metavar(ctx)
-            for each in value if isinstance(value, Sequence) and not isinstance(value, str) else (value,):
-                path = _plain_file(each)
-                if path is not None:
-                    yield name, path, isinstance(parameter.type, OutputFile)
+        if isinstance(parameter.type, OutputFile):
+            several = isinstance(parameter.type, OutputSeries)
+            path = _real_name(ctx.params.get(parameter.name or ""), several)
+            if path is not None:
+                rest = parameter.type.rest if isinstance(parameter.type, OutputSeries) else ""
+                out.append((parameter.opts[0], re.compile(re.escape(path) + rest)))
+                plain += [] if several else [(parameter.opts[0], path)]
+    for option, path in plain:
+        other = next((name for name, names in out if name != option and names.fullmatch(path)), None)
+        if other is not None:
+            raise InputError(f"{option}: is a file of {other} too; it would be overwritten")
+    return out
 
 
-def _plain_file(name: object) -> Path | None:
-    """The file of a name, links followed; None for pipes and devices, which may be written by several."""
+def _real_name(name: object, several: bool) -> str | None:
+    """A file's name, links followed; None for pipes and devices, which may be written by several."""
     if name is None or str(name) == STANDARD_OUTPUT:
         return None
     try:
-        path = Path(os.path.realpath(str(name)))
-        return path if path.is_file() or not path.exists() else None
+        is_file = several or os.path.isfile(str(name)) or not os.path.exists(str(name))
+        return os.path.realpath(str(name)) if is_file else None
     except (OSError, ValueError):  # no name that a file can have: whoever opens it says so
         return None

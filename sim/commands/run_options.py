@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
-from sim.commands.files_named import OUTPUT, FiniteRange
+from sim.commands.files_named import OUTPUT, FiniteRange, OutputSeries
 from sim.commands.options import SECONDS, engine_option, gathered, json_option, overrides_option
 from sim.core.errors import InputError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sim.engine.shared_links import Engine
 
 RUNS = 200  # of --days
+CHAKRA = OutputSeries(r"\.(\d+\.et|groups\.json)")
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -82,7 +83,7 @@ run_options = gathered(
     overrides_option,
     click.option("--steps", type=click.IntRange(1, 1000), default=1, help="number of steps in the memory plot"),
     engine_option,
-    click.option("--chakra", type=OUTPUT, metavar="PREFIX", help="write Chakra traces PREFIX.RANK.et, for ASTRA-sim"),
+    click.option("--chakra", type=CHAKRA, metavar="PREFIX", help="write Chakra traces PREFIX.RANK.et, for ASTRA-sim"),
     click.option("--emit", metavar="TRAINER", help="print a config for torchtitan, torchtitan-python or megatron"),
     click.option("--explain", metavar="KEY", help="explain a key of scenarios; '' lists all sections"),
     click.option(

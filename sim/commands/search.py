@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sim.commands.command import Command
-from sim.commands.files_named import FILE
+from sim.commands.files_named import OutputSeries
 from sim.commands.layout_options import Prices, limit_bytes, parse_clusters, parse_only, with_trainer
 from sim.commands.options import Narrowing, Study, narrowing_options, scenario_argument, study_options
 from sim.core.errors import InputError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sim.studies.executors import Workers
 
 OBJECTIVES = ("step_time", "tokens_per_s_per_gpu")
+SAVED = OutputSeries(r"/\d+\.(yaml|flags)")
 POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 
 
@@ -69,7 +70,7 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
     help="adds the cost of a trillion tokens (with --slo: a million output tokens); several clusters: NAME=PRICE,…",
 )
 @click.option(
-    "--save", type=FILE, metavar="FOLDER", help="write each listed layout there as a scenario: 1.yaml, 2.yaml, …"
+    "--save", type=SAVED, metavar="FOLDER", help="write each listed layout there as a scenario: 1.yaml, 2.yaml, …"
 )
 @study_options
 def main(

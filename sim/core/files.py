@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sim.core.errors import InputError
 from sim.core.json_text import parse_json
+from sim.core.outputs import note_written, refuse_output
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
 STANDARD_INPUT = Path("-")
@@ -23,8 +24,10 @@ def read_text(path: Path, limit_bytes: int) -> str:
     """The text of a file that a user names; `-` is standard input.
 
     Raises:
-        InputError: if it cannot be read, is larger than `limit_bytes`, or is not UTF-8.
+        InputError: if it cannot be read, is larger than `limit_bytes`, is not UTF-8, or is to be overwritten.
     """
+    if path != STANDARD_INPUT:
+        refuse_output(path)
     try:
         raw = _standard_input(limit_bytes) if path == STANDARD_INPUT else _bytes_of(path, limit_bytes)
     except IsADirectoryError:
@@ -97,6 +100,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             Path(path).write_bytes(data)
         else:
             _replace(Path(os.path.realpath(path)), data)
+            note_written(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.core.json_text import parse_json
+from sim.core.outputs import refuse_output
 
 FORMAT = "program/1"
 MAX_BYTES = 512 * 1024 * 1024  # of the JSON itself
@@ -181,6 +182,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _json(path: Path) -> Any:
+    refuse_output(path)
     try:
         with gzip.open(path) as file:
             raw = file.read(MAX_BYTES + 1)

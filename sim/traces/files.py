@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from sim.core.errors import InputError
 from sim.core.json_text import parse_json
+from sim.core.outputs import refuse_output
 
 MAX_BYTES = 1 << 30  # unpacked; a minute of a real rank is some hundred MB
 GROWTH, GROWS_TO = 100, 1 << 24  # what gzip may unpack to: traces are 10 to 40 times as large, bombs 1000 times
@@ -21,8 +22,9 @@ def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
     """A file's content, unpacked where it is gzip.
 
     Raises:
-        InputError: if it cannot be read, is no whole gzip file, or holds more than `limit` bytes.
+        InputError: if it cannot be read, is no whole gzip file, holds more than `limit` bytes, or is to be overwritten.
     """
+    refuse_output(path)
     try:
         with open(path, "rb") as file:
             zipped = file.read(2) == GZIP

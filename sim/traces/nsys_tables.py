@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.core.errors import InputError
+from sim.core.outputs import refuse_output
 
 MAX_ROWS = 5_000_000  # of one table
 MAX_TEXT, MAX_VALUE_BYTES = 4000, 1 << 26
@@ -29,6 +30,7 @@ class Tables:
     """
 
     def __init__(self, path: str | Path) -> None:
+        refuse_output(path)
         self.path = path
         try:
             self._db = sqlite3.connect(Path(path).resolve().as_uri() + "?mode=ro&immutable=1", uri=True)

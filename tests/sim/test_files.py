@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +15,17 @@ import threading
 import time
 from pathlib import Path
 
+import click
 import pytest
 
+from sim.commands.compare import main as compare
+from sim.commands.regress import main as regress
+from sim.commands.replay import main as replay
 from sim.commands.run import main as run
+from sim.commands.search import main as search
 from sim.core.errors import InputError
-from sim.core.files import write_bytes, write_json, write_text
+from sim.core.files import read_text, write_bytes, write_json, write_text
+from sim.core.outputs import to_write
 from tests.processes import exit_code
 
 ROOT = Path(__file__).parents[2]
@@ -119,9 +127,13 @@ def test_odd_targets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--json", "a", "--html", "./a"), "--html: is the file of --json too"),
-        (("--trace", "a", "--html", "link"), "--trace: is the file of --html too"),
-        (("--json", "dp8.yaml"), "--json: is the file of SCENARIO too; it would be overwritten"),
+        (("--json", "a", "--html", "./a"), "--json: is a file of --html too"),
+        (("--trace", "a", "--html", "link"), "--html: is a file of --trace too"),
+        (("--chakra", "cc", "--json", "cc.0.et"), "--json: is a file of --chakra too"),
+        (("--html", "a", "--json", "dp8.yaml"), "--json: dp8.yaml is read; it would be overwritten"),
+        (("--json", "config.json", "--set", "model=config.json"), "--json: config.json is read; it would be"),
+        (("--json", "config.json", "--set", "calibration=config.json"), "--json: config.json is read; it would be"),
+        (("--json", "config.json", "--set", "cluster={topology: config.json}"), "config.json is read; it would be"),
         (("--html", "-"), "--html': found '-'; only --json writes to standard output"),
         (("--json", "-", "--trace", "-"), "--trace': found '-'"),
         (("--chakra", ""), "--chakra': found ''; must be the name of a file"),
@@ -140,10 +152,53 @@ def test_no_file_is_written_over_another_that_is_named(
     scenario = (ROOT / "scenarios" / "dp8.yaml").read_text()
     (tmp_path / "dp8.yaml").write_text(scenario)
     (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "config.json").write_text("{}")
     assert exit_code(run, "dp8.yaml", *options) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert (tmp_path / "dp8.yaml").read_text() == scenario
-    assert {p.name for p in tmp_path.iterdir()} == {"dp8.yaml", "link"}
+    assert (tmp_path / "config.json").read_text() == "{}"
+    assert {p.name for p in tmp_path.iterdir()} == {"dp8.yaml", "link", "config.json"}
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (compare, ("dp2.yaml", "dp2.json", "--json", "dp2.json")),
+        (compare, ("dp2.yaml", "dp2.json", "--calibration", "other.json", "--html", "other.json")),
+        (regress, (".", "--json", "dp2.json")),
+        (regress, (".", "--benchmarks", "other.json", "--json", "other.json")),
+        (search, ("7.yaml", "--save", ".")),
+        (replay, ("dp2.json", "--json", "dp2.json")),
+    ],
+)
+def test_no_file_is_written_over_one_that_is_read(
+    command: click.Command,
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cpu, measured = ROOT / "scenarios" / "cpu" / "dp2.yaml", ROOT / "scenarios" / "measured" / "dp2.json"
+    for source, name in ((cpu, "dp2.yaml"), (cpu, "7.yaml"), (measured, "dp2.json"), (measured, "other.json")):
+        shutil.copy(source, name)
+    assert exit_code(command, *arguments) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert captured.err.endswith(
+        f"{arguments[-1] if command is not search else '7.yaml'} is read; it would be overwritten\n"
+    )
+    for source, name in ((cpu, "dp2.yaml"), (cpu, "7.yaml"), (measured, "dp2.json"), (measured, "other.json")):
+        assert source.read_bytes() == Path(name).read_bytes()
+
+
+def test_what_a_command_wrote_it_may_read(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    with to_write([("--out", re.compile(re.escape(str(target.resolve()))))]):
+        with pytest.raises(InputError, match=r"--out: .+ is read; it would be overwritten"):
+            read_text(target, 100)
+        write_text(target, "mine")
+        assert read_text(target, 100) == "mine"
 
 
 def test_two_writers_and_a_reader(tmp_path: Path) -> None:
