@@ -39,7 +39,8 @@ class GpuSpec(_Spec):
     the GPU whose measured collectives stand for this one's, where its architecture has several. `variant_of`: the
     shipped GPU that differs in its memory alone, so that machine and profile are its. `sm_sram_bytes`: scratch memory
     of a multiprocessor, the most that kernels can have. `sm_flops_per_clock`: dense 16-bit flops of a multiprocessor.
-    Both are 0 where they are not known. `link_bandwidth_bytes_per_s`: a direction, of its own links within a node,
+    Both are 0 where they are not known. `memory_shown`: the part of its memory that CUDA shows; 1 where nobody has
+    printed it. `link_bandwidth_bytes_per_s`: a direction, of its own links within a node,
     where no shipped cluster has it.
     """
 
@@ -50,6 +51,7 @@ class GpuSpec(_Spec):
     nvlink: bool = True  # else its links within a node are PCIe, unless `intra_node` says otherwise
     link_bandwidth_bytes_per_s: float | None = Field(default=None, gt=0, le=1e18)
     memory_bytes: float = Field(gt=0, le=1e15)
+    memory_shown: float = Field(default=1.0, gt=0, le=1)
     memory_bandwidth_bytes_per_s: float = Field(gt=0, le=1e18)
     peak_flops_per_s: dict[str, Annotated[float, Field(gt=0, le=1e24)]]
     power_limit_w: float = Field(default=500.0, gt=0, le=1e5)

@@ -19,6 +19,7 @@ CHIP = {
     "variant_of",
     "nvlink",
     "link_bandwidth_bytes_per_s",
+    "memory_shown",
     "sm_sram_bytes",
     "sm_flops_per_clock",
 }

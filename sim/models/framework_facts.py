@@ -45,8 +45,13 @@ class RouterKernels(NamedTuple):
 
 
 TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0)
-# 16-bit logits, scores in fp32: softmax forward (3), backward (2).
-PLAIN_ROUTER = RouterKernels(3, 2, 1, 8.0, 1, 8.0)
+# 16-bit logits, scores in fp32: softmax forward (3), backward (2). With groups (transformers/models/deepseek_v3/
+# modeling_deepseek_v3.py: DeepseekV3TopkRouter), fp32 scores: each group's best two (4 bytes), sorted, and their sum;
+# top-k of groups; zeros and ones of them; ones copied to experts (4), as booleans (5), inverted (2); scores copied (8)
+# and masked (9). Only indices come of it, so that nothing goes backward.
+PLAIN_ROUTER = RouterKernels(3, 2, 1, 8.0, 1, 8.0, group_kernels=(11, 0), group_bytes=(32.0, 0.0))
+# A compiler copies, converts, inverts and masks in one kernel (8 bytes).
+COMPILED_ROUTER = PLAIN_ROUTER._replace(group_kernels=(7, 0), group_bytes=(12.0, 0.0))
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Protocol
 
-from sim.models.framework_facts import Former, Framework, RouterKernels, UnfusedLoss
+from sim.models.framework_facts import COMPILED_ROUTER, Former, Framework, RouterKernels, UnfusedLoss
 
 # megatron/core/tensor_parallel/cross_entropy.py. On one number a token, forward: targets' mask (3), their place in this
 # shard (4), their logits (4), logarithm and difference (2), mean over the text's mask and over replicas (6); backward:
@@ -104,6 +104,7 @@ _RECORDS = (
         rebuilds_pointwise=True,
         attention_kernel="compiled",
         loss=COMPILED_LOSS,
+        router=COMPILED_ROUTER,
         uses_torch_compile=True,
         emitted_for=("torchtitan",),
         former=(

@@ -1,5 +1,7 @@
 """Memory of a GPU that torch's allocator cannot have: what CUDA does not show, its context, NCCL's buffers.
 
+What CUDA shows is a fact of the GPU (`memory_shown`).
+
 A connection of a channel holds a receive buffer of three protocols (NCCL `src/init.cc`, `computeBuffSizes`: 8 · 512 · 8
 lines of 16 bytes for LL, 120 · 640 · 8 words of 8 for LL128, 4 MiB for Simple; 10 MiB in pages of 2) and a sender's
 page of 2 MiB, the two sizes that its log shows on eight H100 (github.com/NVIDIA/nccl, issue 1685). A rank has three a
@@ -16,7 +18,6 @@ from sim.inputs.scenario import Scenario
 from sim.models.frameworks import framework_of
 from topology.spec import GpuSpec
 
-SHOWN = 79.11 / 80  # torch's total of an H100 of 80 GiB (github.com/vllm-project/vllm, issue 27508)
 # Assumption: CUDA's context with the kernels of torch, cuBLAS and NCCL on a data-centre GPU.
 CONTEXT_BYTES = 0.5 * 2**30
 CONNECTION_BYTES = 12.0 * 2**20
@@ -41,4 +42,4 @@ def allocator_bytes(scenario: Scenario, gpu: GpuSpec) -> float:
     if not framework_of(scenario.training).communicators:
         return gpu.memory_bytes
     buffers = communicators(scenario) * CHANNELS * CONNECTIONS * CONNECTION_BYTES
-    return max(0.0, gpu.memory_bytes * SHOWN - CONTEXT_BYTES - buffers)
+    return max(0.0, gpu.memory_bytes * gpu.memory_shown - CONTEXT_BYTES - buffers)
