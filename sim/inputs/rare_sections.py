@@ -52,10 +52,18 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
     tp = parallelism.tp if pools is None else pools.decode.tp
     engine, architecture = ENGINES[inference.engine], gpu.architecture
     own = engine.defaults_on(architecture, gpu.memory_bytes, tp, model.longest)
+    if pools is not None and pools.prefill.memory_fraction is None and not _says_memory(inference):
+        prefill = engine.defaults_on(architecture, gpu.memory_bytes, pools.prefill.tp, model.longest)
+        size = pools.prefill.model_copy(update={"memory_fraction": prefill.memory_fraction})
+        inference = inference.model_copy(update={"disaggregated": pools.model_copy(update={"prefill": size})})
     requests, block = inference.requests, inference.kv_cache.block_tokens
     hashed = isinstance(requests, RequestTrace) and requests.trace.endswith(HASHED_SUFFIX) and 512 % block
     prefixes = model.state_space is None and inference.kv_cache.layout == "paged" and not hashed
     return inference.with_defaults(own, prefixes)
+
+
+def _says_memory(inference: Inference) -> bool:
+    return "memory_fraction" in inference.kv_cache.model_fields_set
 
 
 def _with_draft(given: Any, source: Source) -> Any:

@@ -68,6 +68,7 @@ class PoolSize(UserInput):
 
     replicas: int = Field(default=1, ge=1, le=100_000)
     tp: int = Field(default=1, ge=1, le=100_000)
+    memory_fraction: float | None = Field(default=None, gt=0, le=1, description="null: kv_cache's, or the engine's")
 
     @property
     def ranks(self) -> int:

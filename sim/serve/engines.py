@@ -10,7 +10,7 @@ Seconds called "fitted" are printed by `python tools/fit_engines.py`: least squa
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -107,6 +107,9 @@ class Engine:
     fp8_cache: bool = fact(False, "with 8-bit weights keys and values are kept in fp8, too")
     experts_speed: float = fact(1.0, "speed of fp8 experts' matmuls by that of the profile's points")
     called: str = fact("", "what tables call it where they name no version")
+    fraction: Callable[[float, int, Defaults], float] | None = fact(  # noqa: RUF009
+        None, "memory_fraction on GPUs of so many bytes, for so many tensor-parallel ranks and the other defaults"
+    )
     whole_prompt_tokens: int | None = fact(
         None, "without chunks max_batch_tokens are the model's positions, where known, and at least so many"
     )
@@ -134,7 +137,7 @@ class Engine:
                 d = d._replace(**case.changes)
         if self.whole_prompt_tokens is not None and positions and not d.chunked_prefill:
             d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens))
-        return d
+        return d if self.fraction is None else d._replace(memory_fraction=self.fraction(memory_bytes, tp, d))
 
 
 GIB = 2.0**30
@@ -158,6 +161,27 @@ _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 _VLLM_V0 = Defaults(chunked_prefill=False, graphs_to=256)
 _LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769)
 _SGLANG = Defaults(4096, 8192, 1, 0.88, "gpu", chunked_prefill=False, graphs_to=160)
+
+
+def _sglang_fraction(memory_bytes: float, tp: int, d: Defaults) -> float:
+    """What is left of a GPU's MiB less 1.5 a token of a chunk, 2 for each sequence of the largest graph, 128 for each
+    rank, 512; of more than 60 GiB at least 10 are left out (SGLang 0.5, srt/server_args.py,
+    _handle_gpu_memory_settings).
+
+    >>> _sglang_fraction(80 * GIB, 1, Defaults(max_batch_tokens=8192, graphs_to=256))
+    0.836
+    """
+    mib = memory_bytes / 2**20
+    reserved = 512 + 1.5 * max(d.max_batch_tokens, 2048) + 2 * d.graphs_to + 128 * tp
+    if mib > 60 * 1024:
+        reserved = max(reserved, 10 * 1024)
+    return max(0.001, round((mib - reserved) / mib, 3))  # less than nothing: SGLang does not start
+
+
+def _sized(gib: int, tokens: int, graphs_to: int, tp: int = 1) -> Case:
+    """Chunks and graphs from so much memory on."""
+    return Case({"max_batch_tokens": tokens, "graphs_to": graphs_to}, memory_bytes=gib * GIB, tp=tp)
+
 
 _RECORDS = (
     Engine("bundled", "bundled", (), "2026-11", "this project's: one kernel after another, a host of no time"),
@@ -272,18 +296,20 @@ _RECORDS = (
         "SGLang",
         (0, 5),
         "2025-08",
-        "as sglang, graphs and memory by srt/server_args.py of 0.5: a GPU's MiB less 1.5 a token of a chunk, 2 for each"
-        " sequence of the largest graph, 128 for each rank, 512",
+        "as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5)",
         host=_hosts(_V1),
         overlaps=True,
         reserved_output=0.098,
-        defaults=_SGLANG._replace(memory_fraction=0.835, graphs_to=256),
+        fraction=_sglang_fraction,
+        defaults=_SGLANG._replace(max_batch_tokens=2048, graphs_to=8),
         cases=(
-            Case({"memory_fraction": 0.824, "graphs_to": 512}, tp=4),
-            Case({"memory_fraction": 0.818}, tp=8),
-            Case({"memory_fraction": 0.907}, memory_bytes=100 * GIB),
-            Case({"memory_fraction": 0.9}, memory_bytes=100 * GIB, tp=4),
-            Case({"memory_fraction": 0.897}, memory_bytes=100 * GIB, tp=8),
+            _sized(20, 2048, 24),
+            _sized(20, 2048, 80, tp=4),
+            _sized(35, 4096, 32),
+            _sized(35, 4096, 160, tp=4),
+            _sized(60, 8192, 256),
+            _sized(60, 8192, 512, tp=4),
+            _sized(160, 16384, 512),
         ),
     ),
     Engine(
@@ -391,8 +417,8 @@ def engine_table() -> str:
         )
         between = " + ".join(f"{s * 1e3:.3g} ms{what}" for s, what in parts if s) + ", beside the GPU" * e.overlaps
         launch = f"{t.launch_s * 1e6:.3g} µs" if t.launch_s else ""
-        most = [e.defaults.graphs_to, *[case.changes.get("graphs_to", 0) for case in e.cases]]
-        graphs = " or ".join([str(n) for n in most if n])
+        most = sorted({e.defaults.graphs_to, *[case.changes.get("graphs_to", 0) for case in e.cases]} - {0})
+        graphs = " or ".join([str(n) for n in most]) if len(most) < 3 else f"{most[0]} to {most[-1]}"
         before = f"{t.request_s * 1e3:.3g} ms" if t.request_s else ""
         prompts = "in chunks beside tokens" if e.defaults.chunked_prefill else "first, alone"
         rows.append([f"`{e.name}`", e.date, prompts, between, launch, graphs, e.decode_attention, before])

@@ -110,16 +110,22 @@ def decode_pool(
     scenario: Scenario, profile: Profile, requests: tuple[Request, ...], size: PoolSize, first_rank: int
 ) -> Pool:
     """Replicas that take computed prompts over and add tokens."""
-    given = scenario.for_serving
+    sized = _sized(scenario, size)
+    given = sized.for_serving
     untiered = given.kv_cache.model_copy(update={"tiers": None})  # prefixes are the other pool's
     own = given.model_copy(update={"prefix_cache": "none", "kv_cache": untiered})
-    alone = _sized(scenario, size).model_copy(update={"inference": own})
+    alone = sized.model_copy(update={"inference": own})
     return _pool("decode", alone, profile, requests, first_rank, [[] for _ in range(size.replicas)])
 
 
 def _sized(scenario: Scenario, size: PoolSize) -> Scenario:
     own = {"tp": size.tp, "dp": size.replicas, "shard_size": size.replicas}
-    return scenario.model_copy(update={"parallelism": scenario.parallelism.model_copy(update=own)})
+    changes: dict[str, object] = {"parallelism": scenario.parallelism.model_copy(update=own)}
+    if size.memory_fraction is not None:
+        i = scenario.for_serving
+        cache = i.kv_cache.model_copy(update={"memory_fraction": size.memory_fraction})
+        changes["inference"] = i.model_copy(update={"kv_cache": cache})
+    return scenario.model_copy(update=changes)
 
 
 def _pool(

@@ -219,6 +219,7 @@ def test_a_prompt_delays_tokens_where_prompts_go_first() -> None:
         ("vllm-0.6", "dgx-h100", 1, (256, 8192, 0.9, "none", False)),
         ("sglang", "dgx-h100", 8, (4096, 8192, 0.81, "gpu", False)),
         ("sglang-0.5", "dgx-h200", 8, (4096, 8192, 0.897, "gpu", False)),
+        ("sglang-0.5", "dgx-h100", 1, (4096, 8192, 0.836, "gpu", False)),
         ("trtllm-1.0", "dgx-h100", 1, (2048, 8192, 0.9, "gpu", True)),
     ],
 )
@@ -229,6 +230,29 @@ def test_engines_set_their_limits_by_gpu_and_layout(
     i = parse_scenario({**data, "inference": {"engine": engine, "requests": ONE}}).for_serving
     own = (i.max_running_requests, i.max_batch_tokens, i.kv_cache.memory_fraction, i.prefix_cache, i.chunked_prefill)
     assert own == found
+
+
+@pytest.mark.parametrize(
+    ("gib", "tp", "found"),
+    [(16, 1, (2048, 8, 0.772)), (24, 1, (2048, 24, 0.847)), (48, 4, (4096, 160, 0.848)), (192, 8, (16384, 512, 0.862))],
+)
+def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
+    gib: int, tp: int, found: tuple[int, int, float]
+) -> None:
+    """24 GiB: 512 + 1.5 · 2,048 + 2 · 24 + 128 MiB of 24,576 are not the cache's."""
+    d = ENGINES["sglang-0.5"].defaults_on("ada", gib * 2.0**30, tp, 0)
+    assert (d.max_batch_tokens, d.graphs_to, d.memory_fraction) == found
+
+
+def test_each_pool_has_the_memory_fraction_of_its_own_ranks() -> None:
+    pools = {"prefill": {"tp": 1}, "decode": {"tp": 4}}
+    data = {"model": "llama3-8b", "cluster": "dgx-h100"}
+    for cache, found in (({}, [0.88, 0.85]), ({"memory_fraction": 0.5}, [0.5, 0.5])):
+        section = {"engine": "sglang", "requests": ONE, "disaggregated": pools, "kv_cache": cache}
+        s = parse_scenario({**data, "inference": section})
+        own = [p.scenario.for_serving.kv_cache.memory_fraction for p in simulate_serving(s).pools]
+        assert own == found
+        assert parse_scenario(s.model_dump(mode="json")).for_serving == s.for_serving
 
 
 @pytest.mark.parametrize(
