@@ -20,7 +20,7 @@ import json as json_module
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +44,7 @@ from sim.studies.measured import own_profile, to_timeline
 EXPECTED = "expected.json"
 MACHINE = "machine.json"  # micro-benchmarks of the machine that made the folder's runs
 BY_BENCHMARKS = "step_time_by_benchmarks"
+QUANTITIES = ("step_time", "replay", "peak_bytes", "saved_for_backward_bytes", BY_BENCHMARKS)
 FORMAT = "sim-regress/1"
 GROWN = 0.005  # an error may grow by this fraction of the measured figure before it counts
 TOLERANCE = 0.10
@@ -154,6 +155,22 @@ class Expected(NamedTuple):
     limits: Errors
     limits_of: dict[str, Errors]
 
+    def check(self, where: str, names: Collection[str]) -> None:
+        """Refuse limits that nothing would be held to; `names`: runs of the folder.
+
+        Raises:
+            InputError: begins with `where`; for an unknown quantity or run.
+        """
+        for name in self.limits_of:
+            if name not in names and name not in self.runs:
+                raise InputError(f"{where}: limits_of: no run is called {name!r}; allowed: {', '.join(sorted(names))}")
+        given = {"limits": self.limits, **{f"limits_of.{name}": own for name, own in self.limits_of.items()}}
+        for key, own in given.items():
+            for quantity in own:
+                if quantity not in QUANTITIES:
+                    allowed = ", ".join(QUANTITIES)
+                    raise InputError(f"{where}: {key}: unknown quantity {quantity!r}; allowed: {allowed}")
+
     def beyond(self, name: str, found: Errors) -> list[str]:
         """What exceeds its limit, in words."""
         limits = {**self.limits, **self.limits_of.get(name, {})}
@@ -198,6 +215,7 @@ def regress(folder: Path, live: bool, benchmarks: str | None = None) -> dict[str
     if not paths:
         raise InputError(f"{folder}: found no measured runs; allowed: a folder with NAME.json of calibrate.measure")
     known = _expected(folder)
+    known.check(str(folder / EXPECTED), {p.stem for p in paths})
     if benchmarks is None:
         benchmarks = known.benchmarks or (MACHINE if (folder / MACHINE).is_file() else None)
     profile = None if benchmarks is None else load_profile(str(folder / benchmarks), "--benchmarks")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from calibrate import shared_cores  # noqa: E402
-from calibrate.records import Collective, Constant  # noqa: E402
+from calibrate.records import Collective, Constant, to_json  # noqa: E402
 from calibrate.timing import Bench  # noqa: E402
 
 
@@ -19,6 +21,15 @@ def test_a_gpu_and_a_large_cpu_have_nothing_to_share(monkeypatch: pytest.MonkeyP
     assert len(shared_cores.keys(Bench("cpu", True, 0.1))) == 1 + 5 * 2 * 3
 
 
+def test_a_slowdown_below_1_is_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [to_json(Constant("core_sharing_slowdown", x, "by hand")) for x in (0.9, 1.2)]
+    lines = [json.dumps([shared_cores.COMPUTE, [row]]) for row in rows]
+    monkeypatch.setattr(shared_cores, "stream_ranks", lambda *_: iter(lines))
+    found = [records[0] for _, records in shared_cores.measure(Bench("cpu", True, 0.1), [shared_cores.COMPUTE])]
+    assert [x.value for x in found if isinstance(x, Constant)] == [1.0, 1.2]
+    assert capsys.readouterr().err.count("warning: core_sharing_slowdown came out as 0.90 and is taken as 1") == 1
+
+
 @pytest.mark.real
 def test_pairs_and_all_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_cores, "cores", lambda: 2)
@@ -27,7 +38,7 @@ def test_pairs_and_all_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> No
     assert list(found) == wanted
     (slowdown,), (pair,), (every,) = (found[key] for key in wanted)
     assert isinstance(slowdown, Constant)
-    assert 0.1 < slowdown.value < 10
+    assert 1.0 <= slowdown.value < 10
     assert isinstance(pair, Collective)
     assert pair[:3] == ("send_recv", 2, 4096.0)
     assert isinstance(every, Collective)

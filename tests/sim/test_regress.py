@@ -95,6 +95,22 @@ def test_wrong_limits_are_refused(folder: Path) -> None:
         (folder / EXPECTED).write_text(json.dumps(data))
 
 
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"limits": {"nosuch_quantity": 0.0001}}, "limits: unknown quantity 'nosuch_quantity'; allowed: step_time"),
+        ({"limits_of": {"nosuch_run": {"step_time": 0.1}}}, "limits_of: no run is called 'nosuch_run'"),
+    ],
+)
+def test_limits_of_nothing_are_refused(
+    folder: Path, limits: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads((folder / EXPECTED).read_text())
+    (folder / EXPECTED).write_text(json.dumps({**data, **limits}))
+    assert exit_code(main, str(folder)) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_shipped_runs_have_limits() -> None:
     """Each run's step, by its own calibration and by micro-benchmarks, and its memory; none of them out of reach."""
     data = json.loads((STORED / EXPECTED).read_text())
