@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
 
 COUNT_KERNELS = 9  # six sums and copies of counts on the device, three copies to the host
+CHOICE_BYTES = 8  # torch.int64
 COUNT_BYTES = 8  # torch.long
 
 
@@ -86,10 +87,17 @@ def _choice(d: Dims, moe: MoeConfig, n: int, e: float) -> tuple[Compute, Compute
 def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Program:
     """How many copies go to each expert, of all ranks, which sizes the exchange (`counts_copies`): the map of tokens
     and experts is summed, its sums are gathered over expert_tp and ep. A capacity drops copies and fills no expert up,
-    so that sizes are not known with one either (Megatron-Core skips the count under `drop_and_pad` alone)."""
+    so that sizes are not known with one either (Megatron-Core skips the count under `drop_and_pad` alone).
+
+    A token that is sent once to a node is sent by DeepEP, which counts in a kernel of its own and gathers within its
+    exchange (Megatron-Core, transformer/moe/fused_a2a.py: `FusedDispatch`, `get_dispatch_layout`)."""
     ranks = ep * expert_tp
     if ranks == 1 or not d.framework.counts_copies:
         return ()
+    if moe.max_nodes_per_token is not None:
+        choices = r.tokens * moe.top_k
+        layout = memory_op("dispatch_layout", F, "elementwise", choices, CHOICE_BYTES * choices, d.act)
+        return (replace(layout, plain_host=True),)
     group = "ep" if ep > 1 else "expert_tp"
     n = r.tokens * moe.experts
     count = memory_op("count_copies", F, "elementwise", n, n, d.act, COUNT_KERNELS)

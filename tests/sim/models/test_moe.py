@@ -63,6 +63,12 @@ def test_copies_are_counted_over_all_ranks_that_share_the_experts():
             ]
     alone = layer_block(make(MOE, {"framework": "megatron"}, dp=4), 0).forward
     assert not [i for i in alone if getattr(i, "name", "") in ("gather_counts", "count_copies")]
+    # DeepEP, which sends a token once to a node, counts in one kernel and gathers within its exchange.
+    limited = MOE | {"moe": MOE["moe"] | {"max_nodes_per_token": 1}}
+    sent = layer_block(make(limited, {"framework": "megatron"}, dp=4, ep=4), 0).forward
+    names = [getattr(i, "name", "") for i in sent]
+    assert "dispatch_layout" in names
+    assert "gather_counts" not in names
 
 
 def test_node_limited_routing_sends_each_token_to_few_nodes():
