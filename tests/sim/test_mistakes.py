@@ -116,11 +116,9 @@ def test_a_key_that_json_says_twice_is_refused_with_its_lines(tmp_path: Path) ->
     """As in YAML. Python's parser would take the last one in silence."""
     path = tmp_path / "x.json"
     table = '{"format": "measurements/1", "kind": "kernel",\n "rows": [{"id": "a"},\n {"id": "b", "id": "c"}]}'
-    trace = '{"traceEvents": [{"ph": "X", "args": {"\\"{,": [1, 2],\n "stream": 7, "stream": 8}}]}'
     profile = '{"format": "profile/1",\n\n "format": "profile/1"}'
     for read, text, said in (
         (read_table, table, ":3: rows[1].id: is given twice (first in line 3)"),
-        (_traces, trace, ":2: traceEvents[0].args.stream: is given twice (first in line 2)"),
         (lambda p: load_profile(str(p)), profile, ":3: format: is given twice (first in line 1)"),
     ):
         path.write_text(text)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import astuple
 
 from sim.core.errors import InputError
 from sim.inputs.model_config import ModelConfig
@@ -108,7 +109,7 @@ def test_gpt_formula(h: int, layers: int, v: int) -> None:
 def test_parts_add_up_to_the_total() -> None:
     for name in model_presets():
         count = count_parameters(load_model(name))
-        assert count.total == sum(count[2:-1]), name
+        assert count.total == sum(astuple(count)[2:-1]), name
 
 
 def test_padded_vocabulary() -> None:
@@ -145,6 +146,7 @@ QWEN2 = {
     "num_key_value_heads": 4,
     "intermediate_size": 18944,
     "vocab_size": 152064,
+    "max_position_embeddings": 131072,
 }
 QWEN3 = {
     **LLAMA,
@@ -153,6 +155,7 @@ QWEN3 = {
     "intermediate_size": 12288,
     "vocab_size": 151936,
     "head_dim": 128,
+    "max_position_embeddings": 40960,
 }
 QWEN3_MOE = {
     **LLAMA,
@@ -168,6 +171,7 @@ QWEN3_MOE = {
     "moe_intermediate_size": 768,
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
+    "max_position_embeddings": 40960,
 }
 MIXTRAL = {
     **LLAMA,
@@ -175,6 +179,7 @@ MIXTRAL = {
     "vocab_size": 32000,
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
+    "max_position_embeddings": 32768,
 }
 DEEPSEEK_V3 = {
     **LLAMA,
@@ -199,6 +204,7 @@ DEEPSEEK_V3 = {
     "topk_group": 4,
     "num_nextn_predict_layers": 1,
     "moe_layer_freq": 1,
+    "max_position_embeddings": 163840,
 }
 GPT2 = {
     "model_type": "gpt2",

@@ -42,7 +42,7 @@ CASES: list[tuple[str, str]] = [
     ),
     (
         "cluster.gpu.memory=1",
-        "cluster.gpu.memory: unknown key; did you mean one of memory_bytes, memory_bandwidth_bytes_per_s?",
+        "cluster.gpu.memory: unknown key; did you mean one of memory_bytes, memory_shown, memory_bandwidth",
     ),
     ("faults={stragglers: [{rnak: 1}]}", "faults.stragglers[0].rnak: unknown key; did you mean 'rank'?"),
     ("training.recompute={mode: full, layer: 1}", "training.recompute.layer: unknown key; did you mean 'layers'?"),
