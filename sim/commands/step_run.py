@@ -30,6 +30,8 @@ def run_step(scenario: Scenario, path: Path, options: RunOptions) -> bool:
 
     if options.slo is not None:
         raise InputError(f"{path}: --slo: is for serving; this scenario trains")
+    if options.html is None and options.trace is None:
+        options.refuse("can be given with --html or --trace only", "steps")
     engine = options.engine
     if engine == "static" and scenario.processes is not None:
         raise InputError(f"{path}: --engine static: the scenario's processes need SimPy's clock (auto or simpy)")

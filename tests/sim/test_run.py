@@ -140,6 +140,8 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
         (["--plan-batch", "--trace", "out.json"], "--trace: cannot be given with --plan-batch"),
         (["--plan-batch", "--require-fit"], "--require-fit: cannot be given with --plan-batch"),
         (["--runs", "3"], "--runs: can be given with --days only"),
+        (["--steps", "4"], "--steps: can be given with --html or --trace only"),
+        (["--steps", "4", "--json", "out.json"], "--steps: can be given with --html or --trace only"),
         (["--critical-batch", "8"], "--critical-batch: can be given with --plan-batch only"),
     ],
 )
