@@ -1,22 +1,24 @@
-"""Memory over the first steps of a real training, as torch's allocator on the CPU sees it.
+"""Memory over the first steps of a real training, beside the simulation of the same steps.
 
     python -m calibrate.memory_curve
 
-A small model trains with torch's AdamW and `zero_grad()`, which sets gradients to None. Each allocation and release is
-recorded (`torch.profiler`, `profile_memory`), so gradients are seen to come in the backward and to go, and the
-optimizer's states to come at the end of the first step. Beside it stands the simulation of the same steps.
+A small model trains on the CPU with torch's AdamW and `zero_grad()`, which sets gradients to None. `torch.profiler`
+records each allocation and release (`profile_memory`). Gradients appear in the backward and are freed after the
+optimizer. The optimizer's states appear at the end of the first step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import click
 import torch
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
 from calibrate.model import Build, make_blocks
 from calibrate.quantization import loss, text
+from sim.commands.command import Command, run_command
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.inputs.shipped import scenarios_folder
 from sim.simulation import simulate
@@ -27,7 +29,7 @@ STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Bytes of one step: parameters and optimizer states as it begins, the most while it runs, and as it ends."""
+    """Allocated bytes of one step: when it begins, the most while it runs, and when it ends."""
 
     before: float
     peak: float
@@ -35,7 +37,7 @@ class StepMemory:
 
 
 def record(scenario: Scenario, steps: int = STEPS) -> list[StepMemory]:
-    """Train for so many steps, and say what each had in memory."""
+    """Train for `steps` steps and return the memory of each."""
     model, training = scenario.model, scenario.for_training
     torch.set_num_threads(1)
     blocks = make_blocks(model, training, range(model.layers + 2), Build(seed=0))
@@ -65,7 +67,7 @@ def record(scenario: Scenario, steps: int = STEPS) -> list[StepMemory]:
 
 
 def simulated(scenario: Scenario, steps: int = STEPS) -> list[StepMemory]:
-    """The same of the simulated steps; what is left at a step's end is what the next one begins with."""
+    """Return the memory of each simulated step; parameters and optimizer states last from one step to the next."""
     step = simulate(scenario)
     curve, length_s = step.memory_over(steps)[0], step.step_time_s
     out = []
@@ -76,8 +78,9 @@ def simulated(scenario: Scenario, steps: int = STEPS) -> list[StepMemory]:
     return out
 
 
+@click.command("memory_curve", cls=Command)
 def main() -> None:
-    """Print both."""
+    """Train a small model for four steps and print its memory beside the simulated one."""
     scenario = load_scenario(scenarios_folder() / SCENARIO)
     print(f"{'step':>4} {'':10} {'begins with':>12} {'peak':>12} {'ends with':>12}")
     for i, rows in enumerate(zip(record(scenario), simulated(scenario), strict=True)):
@@ -87,4 +90,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -1,9 +1,9 @@
-"""Files for supervised fine-tuning by TRL's own command, where nothing can be fetched: a small model and conversations.
+"""Writes a small model and conversations, so that TRL's own command can fine-tune without downloads.
 
     python -m calibrate.sft_files FOLDER
 
-FOLDER/model is a Qwen2 of four layers with random weights and a tokenizer trained on the conversations, FOLDER/data
-their train and test parts. TRL's `sft.py` takes both where the course names Qwen2-0.5B and Capybara.
+FOLDER/model holds a Qwen2 of four layers with random weights, and a tokenizer trained on the conversations.
+FOLDER/data holds their train and test parts. TRL's `sft.py` takes both in the place of Qwen2-0.5B and Capybara.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from sim.commands.command import Command, run_command
 from sim.core.errors import InputError
 
 TEMPLATE = (
@@ -23,7 +24,7 @@ WORDS, HIDDEN, LAYERS = 512, 256, 4
 
 
 def conversations() -> list[dict[str, list[dict[str, str]]]]:
-    """324 questions about products, each with its answer eight times over."""
+    """Return 324 questions about products, each with its answer repeated eight times."""
     out = []
     for a in range(2, 20):
         for b in range(2, 20):
@@ -34,10 +35,10 @@ def conversations() -> list[dict[str, list[dict[str, str]]]]:
 
 
 def write(folder: Path) -> None:
-    """Model, tokenizer and data.
+    """Write model, tokenizer and conversations into `folder`, which exists.
 
     Raises:
-        InputError: where Transformers is not installed.
+        InputError: if Transformers is not installed.
     """
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -71,16 +72,16 @@ def write(folder: Path) -> None:
         (folder / "data" / f"{name}.jsonl").write_text(lines + "\n", "utf-8")
 
 
-@click.command()
+@click.command("sft_files", cls=Command)
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def main(folder: Path) -> None:
     """Write a small model and conversations into FOLDER."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write(folder)
-    except InputError as error:
-        raise click.UsageError(str(error)) from None
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
+    write(folder)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)
