@@ -4,7 +4,7 @@ import sys
 
 from sim.commands.command import wrong_preset_exits
 
-# Most commands here are their own `__main__` and load presets before they can catch anything. A program that imports
-# this package and has a hook of its own keeps it.
+# Most commands here are their own `__main__` and load presets before they can catch an error. A program that imports
+# this package and has set its own hook keeps that hook.
 if sys.excepthook is sys.__excepthook__:
     sys.excepthook = wrong_preset_exits

@@ -1,4 +1,4 @@
-"""Causal attention: fused, with every backend the device has, and unfused; forward and backward."""
+"""Times causal attention, forward and backward: fused with every backend that the device has, and unfused."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Shape(NamedTuple):
+    """The sizes of one attention."""
+
     batch: int
     heads: int
     kv_heads: int
@@ -27,12 +29,13 @@ class Shape(NamedTuple):
 
     @property
     def key(self) -> tuple[int, ...]:
-        """As `sim.core.program.Compute` writes it: causal, equal lengths and head sizes."""
+        """The shape as `sim.core.program.Compute` writes it: causal, equal lengths and head sizes."""
         b, h, g, s, d = self
         return (b, h, g, s, s, d, d, 1)
 
 
 def attention_cases(bench: Bench) -> list[Case]:
+    """Return the measurements of attention, one for each dtype and shape."""
     return [
         Case(f"attention {dtype} {' '.join(map(str, shape))}", partial(_ways, dtype=dtype, shape=shape))
         for dtype in dtypes(bench)
@@ -41,6 +44,7 @@ def attention_cases(bench: Bench) -> list[Case]:
 
 
 def attention_shapes(bench: Bench) -> list[Shape]:
+    """Return the shapes to measure: few for a quick run, and none whose scores would not fit."""
     if bench.device == "cpu":
         if bench.quick:
             return [Shape(1, 4, 4, 256, 64), Shape(2, 4, 4, 256, 64), Shape(1, 8, 8, 512, 64)]
@@ -60,12 +64,12 @@ def attention_shapes(bench: Bench) -> list[Shape]:
 
 
 def backends(bench: Bench) -> tuple[str, ...]:
-    """Names of torch's fused backends on this device; a CPU has one, which is what torch picks."""
+    """Return the names of torch's fused backends on this device; none on a CPU, where torch has only its default."""
     return () if bench.device == "cpu" else ("flash", "efficient", "cudnn")
 
 
 class _Way(NamedTuple):
-    """Calls of one way, ready to be timed; `op` with a place for forward or backward."""
+    """Calls of one implementation, ready to be timed; `op` has a placeholder for forward or backward."""
 
     op: str
     forward: list[Callable[[], object]]
@@ -73,8 +77,10 @@ class _Way(NamedTuple):
 
 
 def _ways(bench: Bench, dtype: str, shape: Shape) -> list[Record]:
-    """Every backend of `scaled_dot_product_attention` ("" is the one torch picks, which the simulator reads), and
-    unfused, side by side."""
+    """Time every backend of `scaled_dot_product_attention` and unfused attention side by side.
+
+    The backend "" is the one that torch picks; the simulator uses its times.
+    """
     found = [_fused(bench, dtype, shape, backend) for backend in ("", *backends(bench))]
     ways = [way for way in (*found, _unfused(bench, dtype, shape)) if way is not None]
     times = bench.side_by_side([w.forward for w in ways]), bench.side_by_side([w.backward for w in ways])
@@ -86,7 +92,7 @@ def _ways(bench: Bench, dtype: str, shape: Shape) -> list[Record]:
 
 
 def _fused(bench: Bench, dtype: str, shape: Shape, backend: str) -> _Way | None:
-    """One backend; None where it does not take this shape, dtype or device."""
+    """Prepare one backend; None if it does not take this shape, dtype or device."""
     attention = partial(_sdpa, backend=backend, grouped=shape.kv_heads != shape.heads)
     suffix = f":{backend}" if backend else ""
     try:
@@ -110,7 +116,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, backend: str, grouped: bool) -> Tenso
 
 
 def _unfused(bench: Bench, dtype: str, shape: Shape) -> _Way | None:
-    """Batched matmul, mask, softmax, batched matmul: what the simulator prices by its parts, as a whole."""
+    """Prepare batched matmul, mask, softmax and batched matmul as one; the simulator prices them one by one."""
     s = shape.seq_len
     if shape.kv_heads != shape.heads or shape.batch * shape.heads * s * s > 2**30:
         return None  # probabilities alone would take many gigabytes

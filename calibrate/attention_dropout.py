@@ -1,15 +1,15 @@
-"""Fused attention with dropout, for CPUs, whose kernels have none: scores are made tile by tile, never as a whole.
+"""Fused attention with dropout for CPUs, whose fused kernels have no dropout. Scores exist only tile by tile.
 
-Which probabilities are dropped is a function of the layer's draw and of their place (sequence, head, query, key), not
-of what was drawn before. So a rank finds the mask of any piece by itself, however heads and sequence are cut, and the
-backward finds it again instead of keeping it. FlashAttention's kernels do so too, with Philox and another order of
-places (csrc/flash_attn/src/dropout.h in Dao-AILab/flash-attention). What is kept for backward is what they keep:
-queries, keys, values, output and log-sum-exp.
+The dropout mask is a function of the layer's seed and of a probability's position (sequence, head, query, key). So each
+rank computes the mask of any block by itself, however heads and sequence are split, and the backward computes the mask
+again instead of keeping it. FlashAttention's kernels do the same with Philox and another order of positions
+(csrc/flash_attn/src/dropout.h in Dao-AILab/flash-attention). The tensors kept for the backward are theirs too: queries,
+keys, values, output and log-sum-exp.
 
-The softmax's sum is taken before anything is dropped (Dao et al. 2022, arXiv 2205.14135, algorithm 2), so partial
-results over blocks of keys join by their log-sum-exps as without dropout.
+The softmax's sum is taken before dropout (Dao et al. 2022, arXiv 2205.14135, algorithm 2). So partial results over
+blocks of keys are combined by their log-sum-exps, as without dropout.
 
-Beside it: docs/context_parallel.md.
+Documentation: docs/context_parallel.md.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ WORD = 1 << 32
 
 
 def _scattered(x: Tensor) -> Tensor:
-    """A 32-bit number from each 32-bit number, one to one, near ones far apart (Mueller's integer hash: two rounds of
-    xor-shift and multiply; https://github.com/skeeto/hash-prospector compares it with others)."""
+    """Hash 32-bit numbers one to one, so that near numbers end far apart.
+
+    Mueller's integer hash: two rounds of xor-shift and multiply, and a last xor-shift
+    (https://github.com/skeeto/hash-prospector compares it with others).
+    """
     for _ in range(2):
         x = ((x >> 16) ^ x) * 0x45D9F3B & (WORD - 1)
     return (x >> 16) ^ x
@@ -36,8 +39,9 @@ def _scattered(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Which of attention's probabilities are dropped: each with probability `p`. `first_head`: the number of this
-    rank's first query head in the whole model's.
+    """Which of attention's probabilities are dropped, each with probability `p`.
+
+    `first_head`: the number of this rank's first query head among all query heads of the layer.
     """
 
     p: float
@@ -45,11 +49,14 @@ class Dropped:
     seed: int = 0
 
     def draw(self) -> Dropped:
-        """For one forward: a new mask, by torch's generator."""
+        """Return a copy with a new seed, taken from torch's generator, for one forward."""
         return replace(self, seed=int(torch.randint(WORD // 2, ())))
 
     def factors(self, batch: int, heads: int, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
-        """0 or 1 / (1 − p) for each probability, [batch, heads, queries, keys]; `queries` and `keys` are positions."""
+        """Return 0 or 1 / (1 − p) for each probability [batch, heads, queries, keys].
+
+        `queries` and `keys` are positions in the sequence.
+        """
         x = torch.tensor(self.seed)
         for places in (torch.arange(batch), torch.arange(heads) + self.first_head, queries, keys):
             x = _scattered(x[..., None] ^ _scattered(places + 1))
@@ -66,7 +73,10 @@ class Piece:
     keys: Tensor
 
     def tiles(self, q: Tensor, k: Tensor, causal: bool) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-        """Rows, the columns they see, their scores (−inf where a query does not see a key) and their factors."""
+        """Yield for each tile its rows, the columns that they see, their scores and their dropout factors.
+
+        A score is −inf if the query does not see the key.
+        """
         for start in range(0, q.shape[2], TILE):
             rows = slice(start, min(start + TILE, q.shape[2]))
             columns = slice(0, rows.stop if causal else k.shape[2])
@@ -78,8 +88,10 @@ class Piece:
             yield rows, columns, scores, self.dropped.factors(q.shape[0], q.shape[1], *places, scores.dtype)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        """[b, heads, n, d], [b, kv_heads, m, d] twice → [b, heads, n, d] and the log-sum-exp [b, heads, n]; `causal`:
-        query i sees keys up to i."""
+        """Compute attention: q [b, heads, n, d], k and v [b, kv_heads, m, d] → [b, heads, n, d].
+
+        Also returns the log-sum-exp [b, heads, n]. With `causal`, query i sees keys up to i.
+        """
         heads, kept = q.shape[1], q
         q, k, v = (_wide(x) for x in (q, k, v))
         k, v = _repeated(k, heads), _repeated(v, heads)
@@ -93,7 +105,10 @@ class Piece:
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v, in their types. With the whole row's `out` and `lse` they are the block's share."""
+        """Return the gradients of q, k and v in their dtypes.
+
+        With the `out` and `lse` of whole rows they are this block's share of the gradients.
+        """
         types, heads, kv_heads = (q.dtype, k.dtype, v.dtype), q.shape[1], k.shape[1]
         grad, q, k, v, out = (_wide(x) for x in (grad, q, k, v, out))
         k, v = _repeated(k, heads), _repeated(v, heads)

@@ -1,8 +1,8 @@
-"""A block's forward or backward cut at its communications, on both sides: the simulator's program and a run.
+"""Cuts a block's forward or backward at its communications, in the simulator's program and in a real run alike.
 
-The simulator prices what a block computes between its communications piece by piece (`block key # phase #
-run`). Here the same pieces are cut out of a real run by its tape, and each communication must be the one that the
-program has in its place: kind and bytes. So the two cannot differ in what they send without it being noticed.
+A run (of computations) is what a block computes between two communications; the simulator has one price for each run
+(`block key # phase # run`). The communications that a real rank recorded (`Tape`) cut its times into the same runs.
+Each recorded communication must have the kind and the bytes of the program's communication in the same place.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ PHASES = {
 
 
 class Elapsed(NamedTuple):
-    """Nanoseconds on the wall clock and of this thread's CPU time."""
+    """Nanoseconds of wall time and of this thread's CPU time."""
 
     wall: int
     cpu: int
 
 
 class Cuts(NamedTuple):
-    """Where a program is cut: its communications (kind, bytes; waits too), and for every piece before, between and
-    after them the number of the run it belongs to (-1: the program computes nothing at all).
+    """Where a program is cut.
+
+    `communications`: kind and bytes of each, waits included. `runs`: for every piece before, between and after them
+    the number of its run; -1 if the program computes nothing.
     """
 
     communications: tuple[tuple[str, float], ...]
@@ -38,10 +40,10 @@ class Cuts(NamedTuple):
 
 
 def cuts_of(program: Program) -> Cuts:
-    """The cuts of a program.
+    """Return the cuts of a program.
 
-    Where it computes nothing between two communications, the little that a real rank does there joins the run
-    before (at the beginning: the run after).
+    If the program computes nothing between two communications, the little that a real rank does there counts to the
+    run before it (at the beginning: to the run after it).
     """
     communications: list[tuple[str, float]] = []
     runs, run, computing = [-1], -1, False
@@ -65,8 +67,9 @@ def block_cuts(block: Block) -> dict[str, Cuts]:
 
 
 class Transfer(NamedTuple):
-    """A communication as one rank saw it: when it was posted, from when on it was waited for (at once where it was
-    blocking), and until when.
+    """A communication on one rank: when it started, and from when to when the rank waited for it.
+
+    A blocking communication is waited for from its start. Times are nanoseconds.
     """
 
     kind: str
@@ -79,10 +82,10 @@ class Transfer(NamedTuple):
 
 
 def pieces_between(entries: Sequence[Entry], start: Clock, end: Clock) -> list[Elapsed]:
-    """What a rank did from `start` to `end` but for its communications: one piece more than there are of these.
+    """Return the times between communications from `start` to `end`: one piece more than there are communications.
 
-    To post an asynchronous one is the rank's own work (on a CPU its thread makes the call that sends) and the end of
-    the piece before it: the simulator starts the communication after that piece.
+    The call that starts an asynchronous communication counts to the piece before it. It is the rank's own work, and the
+    simulator starts the communication after that piece.
     """
     inner = (x for e in merged(entries) for x in (e.end if e.posted else e.start, e.end))
     moments = [start, *inner, end]
@@ -90,23 +93,23 @@ def pieces_between(entries: Sequence[Entry], start: Clock, end: Clock) -> list[E
 
 
 def merged(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries with the exchange of counts as part of the communication that follows.
+    """Make each exchange of counts a part of the communication that follows it.
 
     Raises:
-        RuntimeError: if that one is asynchronous. Posting counts as work, and so would the waiting for the counts.
+        RuntimeError: if that communication is asynchronous: the wait for the counts would then count as computation.
     """
     out: list[Entry] = []
     for e in entries:
         if out and out[-1].kind == COUNTS:
             if e.posted:
-                raise RuntimeError(f"counts are asked for before what waits at once; {e.kind} is only posted here")
+                raise RuntimeError(f"an exchange of counts must precede a blocking communication; found {e.kind}")
             e = e._replace(start=out.pop().start)
         out.append(e)
     return out
 
 
 def transfers(entries: Sequence[Entry]) -> list[Transfer]:
-    """Every communication of the tape, its post and its wait put together."""
+    """Return every communication of the tape; the start and the wait of an asynchronous one are joined."""
     posted: dict[int, Entry] = {}
     out = []
     for e in merged(entries):
@@ -120,10 +123,10 @@ def transfers(entries: Sequence[Entry]) -> list[Transfer]:
 
 
 def sum_by_run(pieces: Sequence[Elapsed], cuts: Cuts, entries: Sequence[Entry], what: str) -> dict[int, Elapsed]:
-    """The pieces of each run together.
+    """Add up the pieces of each run; `what` names the block in the error.
 
     Raises:
-        RuntimeError: if the rank did not communicate what the program does.
+        RuntimeError: if the rank's communications are not those of the program.
     """
     done = [(e.kind, 0.0 if e.kind == WAIT else float(e.bytes)) for e in merged(entries)]
     if done != list(cuts.communications):

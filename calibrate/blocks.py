@@ -1,11 +1,10 @@
-"""The paired calibration: a real step's blocks timed one by one, in the order in which the step runs them.
+"""The paired calibration: times a step's blocks one by one, in the order in which the step runs them.
 
-Kernels timed apart miss what autograd, dispatch and cold caches cost (4–9 % of a step, 29 % of a small
-one), and blocks timed in a hot loop come out 12–17 % low. So every rank walks its own action list, as in
-the step, all ranks at once and over distinct blocks with gradients adding up; only the messages between
-stages are left out, and each block has its own clock. What ranks tell each other within a block (tensor,
-context and expert parallelism) is there, and the block is timed in pieces between. Messages, all-reduces
-and the optimizer are timed on their own right after, in the same surroundings.
+Kernels timed one by one miss the cost of autograd, dispatch and cold caches (4–9 % of a step, 29 % of a small step).
+Blocks timed in a hot loop come out 12–17 % too low. So all ranks run their own action lists at once, over distinct
+blocks and with accumulating gradients, as in the step. Only the messages between stages are left out. A block with
+communications of its own (tensor, context and expert parallelism) is timed in the pieces between them. Messages,
+all-reduces and the optimizer are timed right after, on the same ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Samples = dict[Sample, list[tuple[float, float]]]  # wall and CPU seconds of one
 
 
 class _Piece(NamedTuple):
-    """One block's part of an action: when it began and ended, and what it told other ranks."""
+    """One block's part of an action: when it began and ended, and its communications."""
 
     key: str
     phase: str
@@ -45,8 +44,7 @@ class _Piece(NamedTuple):
 
 @dataclass(slots=True)
 class _InFlight:
-    """One micro-batch on one stage: per block its input, its output's place in the graph, and deferred
-    jobs."""
+    """One micro-batch on one stage: for each block its input, its output's gradient edge and its deferred jobs."""
 
     inputs: list[Tensor] = field(default_factory=list)
     edges: list[object] = field(default_factory=list)
@@ -55,15 +53,16 @@ class _InFlight:
 
 
 class Rehearsal:
-    """Times every block of a rank's action list. `keys[stage]` are the profile keys of its blocks, `cuts[key]` where
-    the simulator cuts them.
+    """Times every block of a rank's action list.
+
+    `keys[stage]` are the profile keys of a stage's blocks; `cuts[key]` says where the simulator cuts a block.
     """
 
     def __init__(self, runner: Runner, keys: Mapping[int, Sequence[str]], cuts: dict[str, dict[str, Cuts]]) -> None:
         self.runner, self.keys, self.cuts = runner, keys, cuts
         self.samples: Samples = defaultdict(list)
         self.transfers: list[Transfer] = []
-        self.ended_ns = 0  # when this rank was through with its list
+        self.ended_ns = 0  # when this rank finished its list
         self.walks = 0
         self.walked: list[tuple[str, list[_Piece]]] = []  # actions: their phase and blocks
         self.flight: dict[tuple[int, int], _InFlight] = {}
@@ -75,14 +74,14 @@ class Rehearsal:
         return self.runner.place.model.tape
 
     def _time(self, key: str, phase: str, work: Callable[..., Any], *args: object) -> tuple[_Piece, Any]:
-        """Call `work`, and note when it began and ended; returns its result as well."""
+        """Call `work` and record when it began and ended; also return its result."""
         self.tape.take()
         start = self.tape.now()
         result = work(*args)
         return _Piece(key, phase, start, self.tape.now(), self.tape.take()), result
 
     def run(self, batch: Tensor) -> Samples:
-        """Walk the list once. Returns seconds by (key, phase, run): for each action the mean over equal blocks."""
+        """Run the list once and return seconds by (key, phase, run): for each action the mean over equal blocks."""
         self.samples, self.transfers, self.walked = defaultdict(list), [], []
         self.tape.rehearsing = True
         try:
@@ -128,7 +127,7 @@ class Rehearsal:
         self.walked.append(("forward", pieces))
 
     def _backward(self, a: Action) -> None:
-        """Backward through all blocks: full, or (split) for the inputs alone."""
+        """Run the backward of all blocks: the full backward (B), or the input-gradient half (I)."""
         stage, state = self.runner.stages[a.stage], self.flight[a.stage, a.micro_batch]
         blocks = stage.blocks
         split = a.kind is Kind.I
@@ -154,8 +153,9 @@ class Rehearsal:
         self.walked.append((phase, pieces))
 
     def _again(self, a: Action) -> bool:
-        """Whether layers recompute in this action: they keep everything in every other micro-batch, to tell what the
-        backward itself takes.
+        """Return whether layers recompute in this action.
+
+        They do in every second micro-batch only, so that the backward is also timed without the recomputation.
         """
         return (a.micro_batch + self.walks) % 2 == 1
 
@@ -172,11 +172,11 @@ class Rehearsal:
         self.walked.append(("weight_grad", pieces))
 
     def _sample(self, phase: str, pieces: Sequence[_Piece]) -> None:
-        """Seconds of one action's blocks, the mean over equal ones, run by run.
+        """Add the seconds of one action's blocks, run by run, as the mean over equal blocks.
 
-        A block runs on one thread, so on a quiet machine the two clocks agree; when others want the core, CPU time
-        leaves out the waiting for it. Of a backward that recomputes only the whole counts, and nothing at all where
-        ranks tell each other something within it.
+        A block runs on one thread, so wall time and CPU time agree on a quiet machine. If other processes use the core,
+        CPU time leaves out the wait for it. A backward that recomputes counts only as a whole, and not at all if it has
+        communications.
         """
         by_run: dict[Sample, list[Elapsed]] = defaultdict(list)
         for p in pieces:
@@ -215,11 +215,11 @@ def _nothing(block: int) -> None:
 
 
 def time_messages(runner: Runner) -> list[tuple[tuple[object, ...], int, int]]:
-    """Walk the list with all its messages, but one layer's forward in place of each action.
+    """Run the list with all its messages, but with one layer's forward in place of each action.
 
-    So messages meet as they do in the step (both directions at once, with one end asleep), caches are as
-    cold, and it takes a fraction of the time. Returns (message, own start, own end) in nanoseconds, the end 0
-    on the sender: a message took from the later start of its ends until it was received.
+    So messages meet as they do in the step (both directions at once, one end asleep) and caches are as cold, in a
+    fraction of the time. Returns (message, own start, own end) in nanoseconds; the sender's end is 0. A message's time
+    runs from the later of its two starts until it was received.
     """
     pipeline = runner.pipeline
     own = pipeline.stages
@@ -267,7 +267,7 @@ class _Rehearsed:
 
 
 def restore_point(runner: Runner) -> list[Tensor]:
-    """Copies of parameters and optimizer state, to undo what a calibration did to them."""
+    """Copy parameters and optimizer state, to undo what a calibration changes."""
     return [x.clone() for x in _state(runner)]
 
 
@@ -287,7 +287,7 @@ def _state(runner: Runner) -> list[Tensor]:
 
 @contextmanager
 def silence(runner: Runner) -> Iterator[None]:
-    """No data-parallel communication and no copies to the host meanwhile; all parameters are there. Collective."""
+    """Suspend data-parallel communication and copies to the host; all parameters stay gathered. Collective."""
     for offload in runner.offloads.values():
         offload.silent = True
     for data in runner.data.values():

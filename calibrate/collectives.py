@@ -1,6 +1,6 @@
-"""Collectives on every group of local ranks that this node can form: gloo on a CPU, NCCL with a rank per GPU.
+"""Times collectives on groups of 2, 4, 8, … local ranks: gloo on a CPU, NCCL with one rank for each GPU.
 
-Run by `calibrate.run` once for each number of ranks; as `python -m calibrate.collectives` it is one of them.
+`calibrate.run` starts the ranks, once for each number of ranks. `python -m calibrate.collectives` is one of them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Work = Callable[[], object]
 
 
 def group_sizes(device: str) -> list[int]:
-    """Numbers of ranks: powers of two, and all; a CPU has one rank a core, and at most 8."""
+    """Return the numbers of ranks to measure: powers of two, and all. A CPU has one rank for each core, at most 8."""
     most = gpu_ranks() if device == "cuda" else min(cores(), MAX_CPU_RANKS)
     return sorted({n for n in (2, 4, 8, 16, 32, 64, most) if 2 <= n <= most})
 
 
 def sizes(bench: Bench) -> list[int]:
-    """Bytes of the full buffer, as nccl-tests counts them."""
+    """Return the sizes to measure, in bytes of the full buffer as nccl-tests counts them."""
     if bench.device == "cpu":
         step, last = (2, 23) if bench.quick else (1, 26)
     else:
@@ -47,12 +47,12 @@ def sizes(bench: Bench) -> list[int]:
 
 
 def keys(bench: Bench, ranks: int) -> list[str]:
-    """Keys of all measurements on this number of ranks."""
+    """Return the keys of all measurements on this number of ranks."""
     return [*(f"collective {op} {ranks} {size}" for op in OPS for size in sizes(bench)), f"overlap {ranks}"]
 
 
 def measure(bench: Bench, ranks: int, wanted: Sequence[str]) -> Iterator[tuple[str, list[Record]]]:
-    """Starts the ranks and hands on what they measure, one key after the other.
+    """Start the ranks and yield what they measure, one key after the other.
 
     Raises:
         calibrate.launch.RankError: if a rank fails or they take many times longer than planned.
@@ -73,9 +73,9 @@ def measure(bench: Bench, ranks: int, wanted: Sequence[str]) -> Iterator[tuple[s
 @click.option("--quick", is_flag=True)
 @click.option("--key", "keys", multiple=True)
 def main(device: str, parent: int, limit_s: float, quick: bool, keys: tuple[str, ...]) -> None:
-    """One rank: measures every key, rank 0 writes a line of JSON for each."""
+    """Measure every key as one rank; rank 0 writes a line of JSON for each."""
     if os.getppid() != parent:
-        return  # it died while this rank was starting
+        return  # the parent died while this rank was starting
     bench = Bench(device, quick, limit_s)
     rank, _ = join(device)
     for key in keys:
@@ -92,7 +92,7 @@ def _collective(bench: Bench, key: str) -> Record:
 
 
 def together(bench: Bench, call: Work) -> Timing:
-    """Time of one call when all ranks call at once, back to back; a sample is that of the slowest rank."""
+    """Time one call while all ranks call at once, back to back; each sample is the slowest rank's."""
     for _ in range(3):
         call()
     plan = torch.tensor([_elapsed(bench, call, 2) / 2], dtype=torch.float64, device=bench.device)
@@ -118,13 +118,13 @@ def _elapsed(bench: Bench, call: Work, times: int) -> float:
 
 
 def synchronize(bench: Bench) -> None:
-    """Waits for the device."""
+    """Wait for the device."""
     if bench.device == "cuda":
         torch.cuda.synchronize()
 
 
 def make(op: str, size: int, device: str, group: dist.ProcessGroup | None = None) -> Work:
-    """One call of the collective over `size` bytes of fp32, by the ranks of a group, or all."""
+    """Return a call of the collective over `size` bytes of fp32 by the ranks of `group` (None: by all ranks)."""
     members = dist.get_process_group_ranks(group)
     n, place = len(members), members.index(dist.get_rank())
     full = torch.zeros(max(n, size // 4 // n * n), device=device)
@@ -147,7 +147,7 @@ def make(op: str, size: int, device: str, group: dist.ProcessGroup | None = None
 
 
 def _shift(send: Tensor, receive: Tensor, to: int, source: int, group: dist.ProcessGroup | None) -> None:
-    """A ring shift: every rank sends to the next and receives from the one before."""
+    """Shift along the ring: every rank sends to the next rank and receives from the previous one."""
     works = dist.batch_isend_irecv(
         [
             dist.P2POp(dist.isend, send, to, group),

@@ -1,11 +1,11 @@
-"""Short real runs of distillation on a small model: the student's loss falls under both modes; four ways compared.
+"""Short real runs of distillation on a small model: both modes, and four kinds of students compared.
 
     python -m calibrate.distill
 
-Logits: Hinton et al. 2015, arXiv 1503.02531, section 2: cross-entropy against the teacher's softened distribution,
-times T² so that gradients keep their size. Sequence: Kim and Rush 2016, arXiv 1606.07947, section 3.2: the teacher
-writes, here greedily through the bundled serving engine, and the student learns what was written. Their table 1 sets
-four students side by side: undistilled, taught by word, by sequence, and by both.
+Mode logits (Hinton et al. 2015, arXiv 1503.02531, section 2): cross-entropy against the teacher's softened
+distribution, times T² so that gradients keep their size. Mode sequence (Kim and Rush 2016, arXiv 1606.07947, section
+3.2): the teacher generates text, here greedily through the bundled serving engine, and the student trains on it. Their
+table 1 compares four students: undistilled, distilled by word, by sequence, and by both.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ TEMPERATURE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """Losses of every step, and the student's perplexity before and after on held-out text: the language's own, or
-    (sequence mode) what the teacher writes for prompts that were not trained on."""
+    """The loss of every step, and the student's perplexity on held-out text before and after.
+
+    The held-out text is the language's own, or in mode sequence what the teacher generates from new prompts.
+    """
 
     losses: tuple[float, ...]
     before: float
@@ -40,7 +42,7 @@ class Distilled:
 
 
 def logits_of(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
-    """[batch, seq] → [batch, seq, vocabulary]."""
+    """Compute logits: tokens [batch, seq] → [batch, seq, vocabulary]."""
     x = tokens
     for block in blocks[:-1]:
         x = block(x)
@@ -50,14 +52,14 @@ def logits_of(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
 
 
 def soft_loss(student: Tensor, teacher: Tensor, temperature: float = TEMPERATURE) -> Tensor:
-    """T² times the Kullback-Leibler divergence of the student's softened distribution from the teacher's, a token."""
+    """Return T² times the mean Kullback-Leibler divergence of a token's softened distributions (student, teacher)."""
     wanted = F.log_softmax(teacher / temperature, -1).flatten(0, -2)
     got = F.log_softmax(student / temperature, -1).flatten(0, -2)
     return F.kl_div(got, wanted, log_target=True, reduction="batchmean") * temperature**2
 
 
 def distill_logits(teacher: list[nn.Module], student: list[nn.Module], steps: int, rate: float = 6e-3) -> Distilled:
-    """The teacher is frozen; only its distribution is learned, never the text's next token."""
+    """Train the student on the frozen teacher's distributions alone, not on the text's next tokens."""
 
     def step_loss(step: int) -> Tensor:
         tokens = text(BATCH, 50_000 + step)[:, :-1]
@@ -69,7 +71,7 @@ def distill_logits(teacher: list[nn.Module], student: list[nn.Module], steps: in
 
 
 def distill_sequence(teacher: list[nn.Module], student: list[nn.Module], steps: int, rate: float = 6e-3) -> Distilled:
-    """The teacher writes the second half of a set of sequences, then the student trains on all of each."""
+    """Let the teacher generate the second halves of sequences, then train the student on whole sequences."""
     written, _ = generate(teacher, text(16 * BATCH, 60_000)[:, : SEQ // 2], SEQ + 1 - SEQ // 2)
     written, held_out = written[:-BATCH], written[-BATCH:]
 
@@ -87,7 +89,7 @@ def generate(
     config: ModelConfig = SMALL,
     clock: Clock = time.perf_counter,
 ) -> tuple[Tensor, Served]:
-    """Prompts [n, s] continued by `count` tokens each: [n, s + count]; and how they were served."""
+    """Continue prompts [n, s] by `count` tokens each: [n, s + count]; also return how they were served."""
     asked = [Prompt(tuple(row), count) for row in prompts.tolist()]
     blocks = -(-(prompts.shape[1] + count) // 16) * len(asked)
     served = serve(Model(config, teacher), asked, Settings(blocks=blocks), clock)
@@ -111,8 +113,11 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A student on held-out text of the language: perplexity, and of what it writes greedily after prompts the share
-    of words that are the language's likeliest (the nearest to what BLEU counts for the one best translation)."""
+    """A student on held-out text of the language.
+
+    `likeliest`: the share of greedily generated tokens that are the language's likeliest. It stands for BLEU, which
+    compares a translation with the best one.
+    """
 
     kind: str
     perplexity: float
@@ -120,10 +125,10 @@ class Compared:
 
 
 def compare_kinds(teacher: list[nn.Module], steps: int = 300, rate: float = 6e-3) -> list[Compared]:
-    """The teacher, and students of four kinds with equal starts, steps and held-out text.
+    """Compare the teacher and students of four kinds with equal starts, steps and held-out text.
 
-    Undistilled learns the language's own text; word adds the teacher's distribution over each next word of it;
-    sequence learns what the teacher writes after the same prompts; both adds the teacher's distribution over that.
+    Undistilled trains on the language's own text. Word adds the teacher's distribution over each next token of it.
+    Sequence trains on what the teacher generates from the same prompts. Both adds the teacher's distribution to that.
     """
     own = text(16 * BATCH, 60_000)
     written = generate(teacher, own[:, : SEQ // 2], SEQ + 1 - SEQ // 2)[0]
@@ -142,7 +147,7 @@ def compare_kinds(teacher: list[nn.Module], steps: int = 300, rate: float = 6e-3
 
 
 def _lesson(teacher: list[nn.Module], student: list[nn.Module], tokens: Tensor, word: bool) -> Callable[[int], Tensor]:
-    """The loss of each step on these texts; `word`: half of it is the teacher's distribution."""
+    """Return the loss of each step on these texts; with `word`, half of it compares with the teacher's distribution."""
 
     def step_loss(step: int) -> Tensor:
         start = step * BATCH % len(tokens)
@@ -158,7 +163,7 @@ def _lesson(teacher: list[nn.Module], student: list[nn.Module], tokens: Tensor, 
 
 
 def likeliest_share(blocks: list[nn.Module], config: ModelConfig, held_out: Tensor) -> float:
-    """Of the words that a model writes greedily after half a sentence, those that the language has as likeliest."""
+    """Return the share of greedily generated tokens, after half a sentence, that are the language's likeliest."""
     half = SEQ // 2
     written = generate(blocks, held_out[:, :half], SEQ - half, config)[0]
     best = next_words()[written[:, half - 1 : -1], written[:, half - 2 : -2] % 8, 0]
@@ -166,7 +171,7 @@ def likeliest_share(blocks: list[nn.Module], config: ModelConfig, held_out: Tens
 
 
 def main() -> None:
-    """Train a teacher, distill both ways, print the losses, and compare the kinds."""
+    """Train a teacher, distill it in both modes, print the losses, and compare the four kinds of students."""
     torch.set_num_threads(1)
     teacher = train(make_small(), 300)
     for name, run in (("logits", distill_logits), ("sequence", distill_sequence)):

@@ -1,8 +1,8 @@
-"""Distillation's step for real: a frozen teacher beside the runner of `calibrate.parallel`, and its calibration.
+"""A real step of distillation: a frozen teacher beside the runner of `calibrate.parallel`, and its calibration.
 
-Logits: the teacher's forward comes first and its logits wait for the student's loss, which adds T² times the divergence
-(Hinton et al. 2015). Sequence: the teacher continues the step's prompts through the bundled serving engine, then the
-student trains on what was written (Kim and Rush 2016). The text is a made-up language that a small model can learn.
+Mode logits: the teacher's forward runs first. The student's loss then adds T² times the divergence from the teacher's
+logits (Hinton et al. 2015). Mode sequence: the teacher continues the step's prompts through the bundled serving engine,
+and the student trains on the result (Kim and Rush 2016). The text is a made-up language that a small model can learn.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from sim.inputs.scenario import Scenario
 from sim.prices.serving_parts import part_key
 from sim.studies.distillation import INFERENCE, teacher_blocks
 
-LESSONS = 60  # steps of AdamW, so that the teacher knows something
+LESSONS = 60  # steps of AdamW on the teacher, so that its distributions are not random
 RATE = 1e-3
 BLOCK_TOKENS = 16
 BeforeBlock = Callable[[nn.Module, int], None]
 
 
 class DistillingHead(Head):
-    """The head whose loss also compares its distribution with `wanted`, the teacher's logits."""
+    """The head whose loss also compares its distribution with that of `wanted`, the teacher's logits."""
 
     wanted: Tensor
 
@@ -45,7 +45,7 @@ class DistillingHead(Head):
 
 
 class Pupil(Runner):
-    """A runner whose steps begin with the teacher's turn."""
+    """A runner of the student whose steps begin with the teacher's forward or generation."""
 
     def __init__(
         self, scenario: Scenario, place: Place, dtype: torch.dtype, device: str = "cpu", lessons: int = LESSONS
@@ -67,19 +67,19 @@ class Pupil(Runner):
             stage.blocks[-1].__class__ = DistillingHead
 
     def batch(self, number: int) -> Tensor:
-        """This rank's sentences of the made-up language [m · b, s + 1]."""
+        """Return this rank's sentences of the made-up language [m · b, s + 1]."""
         own = self.scenario.for_training.global_batch_size // self.scenario.parallelism.dp
         return self.sentences(number)[self.place.data_rank * own :][:own]
 
     def sentences(self, number: int) -> Tensor:
-        """Those of all ranks in a step."""
+        """Return the sentences of all ranks in a step."""
         t = self.scenario.for_training
         rows = text(t.global_batch_size, 70_000 + number, self.scenario.model.vocab, t.seq_len + 1)
         return rows.to(self.device)
 
     @property
     def frozen_bytes(self) -> int:
-        """The teacher's weights."""
+        """Return the bytes of the teacher's weights."""
         return sum(p.nbytes for b in self.teacher for p in b.parameters())
 
     def _teach_teacher(self, lessons: int) -> None:
@@ -102,7 +102,7 @@ class Pupil(Runner):
         return before_block
 
     def teach(self, batch: Tensor) -> Tensor:
-        """The teacher's turn: logits for all micro-batches, or what it writes in the batch's place."""
+        """Run the teacher: keep its logits of all micro-batches, or return what it generates in place of the batch."""
         if self.logits:
             with torch.no_grad():
                 self.wanted = [logits_of(self.teacher, tokens) for tokens in self.micro_batch_tokens(batch)[0]]
@@ -113,7 +113,7 @@ class Pupil(Runner):
         return written
 
     def gradients(self, batch: Tensor) -> list[Record]:
-        """The teacher's turn, then as ever."""
+        """Run the teacher, then the student's forward, backward and gradient synchronization."""
         start = self.pipeline.now()
         batch = self.teach(batch)
         turn = Record("TEACHER" if self.logits else "GENERATE", -1, -1, start, self.pipeline.now())
@@ -121,14 +121,14 @@ class Pupil(Runner):
 
 
 class Lesson(Rehearsal):
-    """The student's rehearsal, and the teacher's parts timed right before it."""
+    """Times the student's blocks as `Rehearsal` does, and the teacher's parts right before them."""
 
     def __init__(self, runner: Pupil, keys: Mapping[int, Sequence[str]], cuts: dict[str, dict[str, Cuts]]) -> None:
         super().__init__(runner, keys, cuts)
         self.pupil = runner
 
     def run(self, batch: Tensor) -> Samples:
-        """Seconds by (key, phase, run), of the teacher's parts too."""
+        """Return seconds by (key, phase, run), those of the teacher's parts included."""
         pupil = self.pupil
         teacher = self._forward_alone(batch) if pupil.logits else self._serving()
         if pupil.logits:
@@ -149,7 +149,7 @@ class Lesson(Rehearsal):
         return found
 
     def _serving(self) -> Samples:
-        """Parts of the engine's iterations, in CPU time: with one thread that is all there is on a quiet machine."""
+        """Time the parts of the engine's iterations in CPU time, which equals wall time on a quiet machine."""
         pupil, samples = self.pupil, ServingSamples()
         sample_parts(Model(pupil.config, pupil.teacher), BLOCK_TOKENS, samples, time.process_time, pupil.seq_len)
         if pupil.gaps:

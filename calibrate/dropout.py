@@ -1,10 +1,10 @@
-"""Dropout whose masks are one device's, however a tensor is cut over ranks.
+"""Dropout whose masks equal those of one device, however a tensor is split over ranks.
 
-A rank that has a part of a tensor draws the whole tensor's mask and keeps its own part of it, so that ranks together
-drop what one device drops. Megatron-LM draws each rank's mask of its own shape from a seed of its own instead
-(core/tensor_parallel/random.py): cheaper, and equal to one device only on average.
+A rank with a part of a tensor draws the whole tensor's mask and keeps its own part. So all ranks together drop what one
+device drops. Megatron-LM instead draws a mask of the part's shape from a seed of the rank
+(core/tensor_parallel/random.py), which is cheaper but equals one device only on average.
 
-The mask is kept for backward, one byte an element, as `torch.native_dropout` keeps it.
+The mask is kept for the backward with one byte for each element, as `torch.native_dropout` keeps it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a tensor of shape `whole` that a rank has: `own` takes it out of such a tensor."""
+    """The part of a tensor of shape `whole` that a rank has; `own` returns that part of such a tensor."""
 
     whole: tuple[int, ...]
     own: Callable[[Tensor], Tensor]
 
 
 class _Masked(torch.autograd.Function):
-    """x · mask / (1 − p); of both only the mask is kept."""
+    """x · mask / (1 − p); only the mask is kept for the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor, p: float) -> Tensor:
@@ -41,8 +41,10 @@ class _Masked(torch.autograd.Function):
 
 
 def dropout(x: Tensor, p: float, share: Share | None = None) -> Tensor:
-    """Zero elements of `x` with probability p and scale the others by 1 / (1 − p). `share`: what part `x` is; None:
-    all of it."""
+    """Zero elements of `x` with probability `p` and scale the others by 1 / (1 − p).
+
+    `share` says which part of a whole tensor `x` is; None: all of it.
+    """
     if p <= 0:
         return x
     if share is None:
@@ -53,7 +55,7 @@ def dropout(x: Tensor, p: float, share: Share | None = None) -> Tensor:
 
 
 def _mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
-    """What `torch.native_dropout` draws for this shape: on a CPU Bernoulli numbers, on a GPU what its kernel does."""
+    """Draw the mask that `torch.native_dropout` draws for this shape on the device of `like`."""
     if like.device.type == "cpu":
         return torch.empty(shape, dtype=torch.bool).bernoulli_(1.0 - p)
     return torch.native_dropout(like.new_ones(shape), p, True)[1]

@@ -1,6 +1,6 @@
-"""What memory bounds: copies, activations, norms, softmax, losses, the optimizer.
+"""Times memory-bound operators: copies, activations, norms, softmax, losses, the optimizer.
 
-A point's shape is (bytes,): what one kernel moves, counted as `sim.models` counts it for that operator.
+A point's shape is (bytes,): the bytes that one kernel moves, counted as `sim.models` counts them for that operator.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Maker = Callable[[Tensor], Call]
 
 
 def elementwise_cases(bench: Bench) -> list[Case]:
+    """Return the measurements of elementwise operators, embeddings and losses."""
     cases = []
     for dtype in dtypes(bench):
         for elements in _sizes(shapes_as_in(bench, dtype)):
@@ -47,7 +48,7 @@ def _sizes(bench: Bench) -> tuple[int, ...]:
 
 
 def _losses(bench: Bench) -> tuple[tuple[int, int], ...]:
-    """(tokens, vocabulary)."""
+    """Return (tokens, vocabulary) of each loss to measure."""
     if bench.device == "cpu":
         return ((256, 1024), (256, 4096), (1024, 4096))
     return ((2048, 32000), (8192, 32000))
@@ -83,7 +84,7 @@ def _eager_norm_grad(x: Tensor) -> Call:
 
 _gelu = partial(F.gelu, approximate="tanh")
 
-Traffic = Callable[[int], tuple[float, int]]  # of the bytes of an element: bytes moved for it, and kernels
+Traffic = Callable[[int], tuple[float, int]]  # from the bytes of an element: bytes moved for it, and kernels
 
 
 def _accesses(count: float, kernels: int = 1) -> Traffic:
@@ -91,22 +92,22 @@ def _accesses(count: float, kernels: int = 1) -> Traffic:
 
 
 def _other(x: Tensor) -> torch.dtype:
-    """Another floating-point dtype, in which a sum with `x` comes out (of fp32: in fp32)."""
+    """Return fp32 for a 16-bit tensor and bf16 for an fp32 one; a sum of both is fp32."""
     return torch.bfloat16 if x.dtype == torch.float32 else torch.float32
 
 
 def _mixed(size: int) -> tuple[float, int]:
-    """A 16-bit and an fp32 operand, an fp32 result."""
+    """Return the traffic of a sum of a 16-bit and an fp32 operand, with an fp32 result."""
     return 2.0 + 4.0 + 4.0, 1
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """As large as `x`, with neighbours of the last dimension far apart."""
+    """Make a tensor of the size of `x` whose last dimension is not contiguous."""
     return torch.ones(x.shape[1], x.shape[0], device=x.device, dtype=x.dtype).t()
 
 
 def _eager_forward(size: int) -> tuple[float, int]:
-    """As the simulator counts them."""
+    """Return bytes and kernels as the simulator counts them."""
     t = rms_norm_eager(size)
     return t.forward_bytes, t.forward_kernels
 
@@ -116,7 +117,7 @@ def _eager_backward(size: int) -> tuple[float, int]:
     return t.backward_bytes, t.backward_kernels
 
 
-# operator of the profile: its traffic, and what makes one call of it
+# For each operator of the profile: its traffic, and a function that makes one call of it.
 _OPS: dict[str, tuple[Traffic, Maker]] = {
     "elementwise": (_accesses(3), lambda x: partial(torch.add, x, torch.ones_like(x))),
     "elementwise:gelu": (_accesses(2), lambda x: partial(_gelu, x)),
@@ -155,7 +156,7 @@ def _operator(bench: Bench, op: str, dtype: str, elements: int) -> list[Record]:
 
 
 def _embedding(bench: Bench, dtype: str, tokens: int) -> list[Record]:
-    """Look-up of `tokens` rows in 4,096; backward a dense gradient and its accumulation, as 3 kernels."""
+    """Time a look-up of `tokens` rows in 4,096, and its backward: a dense gradient and its sum, as 3 kernels."""
     table = torch.randn(4096, WIDTH[bench.device], device=bench.device, dtype=DTYPES[dtype], requires_grad=True)
     total = torch.zeros_like(table, requires_grad=False)
     index = torch.randint(len(table), (tokens,), device=bench.device)
@@ -175,7 +176,7 @@ def _embedding(bench: Bench, dtype: str, tokens: int) -> list[Record]:
 
 
 def _cross_entropy(bench: Bench, dtype: str, tokens: int, vocab: int) -> list[Record]:
-    """torch's own loss, for the 7 kernels forward and 4 backward that `sim.models.head` counts unfused."""
+    """Time torch's own loss, divided by the 7 forward and 4 backward kernels that `sim.models.head` counts."""
     logits = torch.randn(tokens, vocab, device=bench.device, dtype=DTYPES[dtype], requires_grad=True)
     target = torch.randint(vocab, (tokens,), device=bench.device)
 
@@ -200,6 +201,7 @@ def _cross_entropy(bench: Bench, dtype: str, tokens: int, vocab: int) -> list[Re
 
 
 def memory_cases(bench: Bench) -> list[Case]:
+    """Return the measurements of copies within the device and, on a GPU, to pinned host memory."""
     exponents = (16, 20, 24, 26) if bench.device == "cpu" else (20, 24, 28, 30)
     sizes = [1 << e for e in exponents]
     cases = [Case(f"memory copy {n}", partial(_copy, size=n, last=n == sizes[-1])) for n in sizes]
@@ -207,7 +209,7 @@ def memory_cases(bench: Bench) -> list[Case]:
 
 
 def _copy(bench: Bench, size: int, last: bool) -> list[Record]:
-    """Copy of `size` bytes: reads and writes them once. The largest gives the bandwidth."""
+    """Time a copy of `size` bytes, which reads and writes them once. The largest copy gives the bandwidth."""
     pairs = [
         (
             torch.zeros(size, dtype=torch.uint8, device=bench.device),
@@ -232,7 +234,7 @@ def _host_copy(bench: Bench) -> list[Record]:
 
 
 def optimizer_cases(bench: Bench) -> list[Case]:
-    """Steps over a layer's 12 h² parameters. Real runs take the fused AdamW: that is `optimizer:adamw`."""
+    """Return the measurements of optimizer steps over a layer's 12 h² parameters; real runs use the fused AdamW."""
     hidden: tuple[int, ...]
     if bench.device == "cpu":
         hidden = (128, 256, 512) if bench.quick else (64, 128, 256, 512, 1024)
@@ -241,7 +243,7 @@ def optimizer_cases(bench: Bench) -> list[Case]:
     return [Case(f"optimizer {op} {h}", partial(_optimizer, op=op, h=h)) for h in hidden for op in _OPTIMIZERS]
 
 
-# bytes per fp32 parameter: the gradient read; the parameter (and two moments) read and written
+# Bytes for each fp32 parameter: the gradient is read; the parameter and AdamW's two moments are read and written.
 _OPTIMIZERS: dict[str, tuple[int, type[torch.optim.Optimizer], dict[str, bool]]] = {
     "adamw": (28, torch.optim.AdamW, {"fused": True}),
     "adamw_foreach": (28, torch.optim.AdamW, {"foreach": True}),

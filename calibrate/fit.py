@@ -1,14 +1,16 @@
-"""`python -m calibrate.fit TABLE.json --profile BASE.json --out PROFILE.json`: a profile's few physical coefficients,
-adjusted to measured step times.
+"""Fits a profile's physical coefficients to measured step times.
 
-Least squares over log(predicted ÷ measured) of every configuration, soft-L1 (an outlier pulls no harder than a few
-good rows), and a prior on each coefficient: its present value, within a stated factor. Reported is the error on rows
-that a fit did not see: configurations are dealt into folds, and each fold is predicted with coefficients fitted to the
-others. Those refits start from the whole fit and keep its slopes, with priors and loss as before: Gauss-Newton steps,
-each from errors that were simulated at the coefficients of the last.
+    python -m calibrate.fit TABLE.json --profile BASE.json --out PROFILE.json
 
-With `--given N` only N rows are fitted, spread evenly over the table, with wider priors (`FEW_ROWS_WIDTH`), and the
-error is that on all the others: what a few steps of one's own say about the next.
+The fit minimizes squares of log(predicted ÷ measured) over all configurations. The loss is soft-L1, so that an outlier
+counts no more than a few good rows. Each coefficient has a prior: its present value, within a stated factor.
+
+The printed error is a cross-validated one. Configurations are split into folds, and each fold is predicted with
+coefficients fitted to the other folds. These refits are a few Gauss-Newton steps from the fit of all rows: they keep
+its slopes, priors and loss, and simulate the errors again after each step.
+
+With `--given N` only N rows are fitted, spread evenly over the table, with wider priors (`FEW_ROWS_WIDTH`). The printed
+error is then that of all other rows.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 FOLDS = 5
 LOSS_SCALE = 0.05  # errors beyond 5 % count about linearly
-STEP = 0.03  # of a coefficient's logarithm, for slopes
-REFITS = 3  # Gauss-Newton steps without a fold
+STEP = 0.03  # change of a coefficient's logarithm from which slopes are computed
+REFITS = 3  # Gauss-Newton steps for each fold
 
-# What may be adjusted, from where if the profile has none, and how far: the standard deviation of the logarithm.
+# Coefficients that may be fitted: the start if the profile has none, and the standard deviation of the logarithm.
 PRIORS: Mapping[str, tuple[float, float]] = {
     "host_operator_s": (5e-5, 0.5),
     "host_collective_s": (3e-5, 1.0),
@@ -60,7 +62,8 @@ PRIORS: Mapping[str, tuple[float, float]] = {
 }
 
 
-# A few rows tell no part of a machine from another, so that those of all kernels take up what steps have in common.
+# A few rows do not tell one part of a machine from another. So the coefficients of all kernels get wide priors and take
+# up what the rows have in common.
 FEW_ROWS_WIDTH: Mapping[str, float] = {
     "matmul_speed": 0.2,
     "attention_speed": 0.3,
@@ -71,13 +74,13 @@ FEW_ROWS_WIDTH: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A measured step to fit to."""
+    """A measured training step that a fit uses."""
 
     row: Row
     scenario: Scenario
 
     def log_error(self, profile: Profile) -> float:
-        """log(predicted ÷ measured step time)."""
+        """Simulate the step and return log(predicted ÷ measured step time)."""
         from sim.simulation import simulate
 
         step = simulate(self.scenario, profile, engine="static")
@@ -86,7 +89,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Fitted coefficients; errors of all cases before, after, and (`held_out`) when a fit did not see them."""
+    """Fitted coefficients, and each case's log(predicted ÷ measured): before the fit, after it, and held out of it."""
 
     coefficients: dict[str, float]
     before: Vector
@@ -96,7 +99,10 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """Errors of cases as functions of the logarithms of the named coefficients; `tick` after each simulated step."""
+    """Errors of cases as functions of the logarithms of the named coefficients.
+
+    `tick` is called after each simulated step.
+    """
 
     cases: Sequence[Case]
     base: Profile
@@ -113,7 +119,7 @@ class _Problem:
         return np.array([self.widths.get(name, PRIORS[name][1]) for name in self.names])
 
     def errors(self, x: Vector, which: Sequence[int] | None = None) -> Vector:
-        """log(predicted ÷ measured) of all cases, or of `which`."""
+        """Return log(predicted ÷ measured) of all cases, or of `which`."""
         profile, out = changed(self.base, self.names, x), []
         for i in range(len(self.cases)) if which is None else which:
             out.append(self.cases[i].log_error(profile))
@@ -121,7 +127,7 @@ class _Problem:
         return np.array(out)
 
     def slopes(self, x: Vector, here: Vector) -> Matrix:
-        """d error / d logarithm, a column for each coefficient; by steps that reach across kinks."""
+        """Return d error / d logarithm [cases, coefficients], from steps that are long enough to reach across kinks."""
         steps = STEP * np.eye(len(x))
         return np.column_stack([(self.errors(x + step) - here) / STEP for step in steps])
 
@@ -140,12 +146,12 @@ def fit(
     tick: Callable[[], None] = lambda: None,
     widths: Mapping[str, float] | None = None,
 ) -> Fit:
-    """Fit the named coefficients of `base`, of those that any case depends on; `tick` after each simulated step.
+    """Fit those of the named coefficients of `base` that any case depends on.
 
-    `widths`: of priors, in the place of those in `PRIORS`.
+    `tick` is called after each simulated step. `widths` replaces widths of priors in `PRIORS`.
 
     Raises:
-        InputError: if there is no such coefficient.
+        InputError: if no case depends on any of the coefficients.
     """
     from scipy.optimize import least_squares
 
@@ -171,7 +177,7 @@ def fit(
 
 
 def _refit(near: Vector, errors: Vector, slopes: Matrix, start: Vector, width: Vector) -> Vector:
-    """The minimum over some cases, whose errors are taken to be linear in the coefficients around `near`."""
+    """Return the minimum over some cases, with errors linear in the coefficients around `near`."""
     from scipy.optimize import least_squares
 
     def residuals(x: Vector) -> Vector:
@@ -181,19 +187,19 @@ def _refit(near: Vector, errors: Vector, slopes: Matrix, start: Vector, width: V
 
 
 def _soft(errors: Vector) -> Vector:
-    """Residuals whose square is the soft-L1 loss 2(sqrt(1 + z²) − 1), z = error / LOSS_SCALE."""
+    """Return residuals whose square is the soft-L1 loss 2(sqrt(1 + z²) − 1), z = error / LOSS_SCALE."""
     z = errors / LOSS_SCALE
     return np.asarray(np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + z * z) - 1.0)), dtype=np.float64)
 
 
 def _soft_stretch(errors: Vector) -> Vector:
-    """d error / d soft residual, to get the slopes of the errors themselves back."""
+    """Return d error / d soft residual, by which slopes of errors become slopes of residuals."""
     step = 1e-6
     return 2 * step / (_soft(errors + step) - _soft(errors - step))
 
 
 def folds(groups: Sequence[str]) -> list[list[int]]:
-    """Cases in folds; a configuration lies in one fold whole, so that none is judged by its own twin."""
+    """Split cases into folds; all rows of a configuration lie in one fold, as they are much alike."""
     names = sorted(set(groups))
     fold_of = {name: i % FOLDS for i, name in enumerate(names)}
     dealt = [[i for i, g in enumerate(groups) if fold_of[g] == fold] for fold in range(FOLDS)]
@@ -201,7 +207,7 @@ def folds(groups: Sequence[str]) -> list[list[int]]:
 
 
 def changed(base: Profile, names: Sequence[str], logs: Vector, source: str = "fit") -> Profile:
-    """`base` with the named coefficients replaced."""
+    """Return `base` with the named coefficients replaced by exp(logs)."""
     new = {name: Coefficient(float(math.exp(v)), source) for name, v in zip(names, logs, strict=True)}
     return structs.replace(base, coefficients=base.coefficients.changed(new))
 
@@ -212,10 +218,10 @@ def _value(base: Profile, name: str) -> float:
 
 
 def cases_of(table: Table) -> list[Case]:
-    """The table's training steps, of each group at most the first and the last: a configuration's rows are much alike.
+    """Return the table's training steps, of each group only the first and the last, as its rows are much alike.
 
     Raises:
-        InputError: if there is none.
+        InputError: if the table has no training step with a measured time.
     """
     groups: dict[str, list[Row]] = {}
     for row in table.rows:
@@ -228,10 +234,10 @@ def cases_of(table: Table) -> list[Case]:
 
 
 def given_and_rest(table: Table, base: Profile, count: int) -> tuple[list[Case], list[Case]]:
-    """`count` steps spread evenly over those of a table on the profile's GPU, and all the others.
+    """Split the table's steps on the profile's GPU into `count` evenly spread ones and all others.
 
     Raises:
-        InputError: if there are not more.
+        InputError: if there are no more than `count` steps.
     """
     rows = [row for row in table.rows if row.kind == "training_step" and "step_time_s" in row.measured]
     cases = [Case(row, parse_scenario({**row.scenario, "name": row.id}, row.id)) for row in rows]
@@ -243,7 +249,7 @@ def given_and_rest(table: Table, base: Profile, count: int) -> tuple[list[Case],
 
 
 def fitted_profile(base: Profile, table: Table, found: Fit, count: int) -> Profile:
-    """The base with fitted coefficients; each says what it was and what it was fitted to."""
+    """Return the base with fitted coefficients; each one's source names the old value and the table."""
     source = f"fitted to {table.name} ({count} steps); before: "
     stated, fitted = base.coefficients.flat(), {}
     for name, value in found.coefficients.items():
@@ -267,9 +273,9 @@ def fitted_profile(base: Profile, table: Table, found: Fit, count: int) -> Profi
 @click.option("--profile", required=True, metavar="BASE", help="the profile to start from")
 @click.option("--out", type=OUTPUT, required=True, metavar="PROFILE.json", help="the fitted profile")
 @click.option("--given", type=click.IntRange(2), metavar="N", help="fit only N rows, and predict the others")
-@click.option("--only", multiple=True, metavar="NAME", help="a coefficient to fit, repeatable; default: all")
+@click.option("--only", multiple=True, metavar="NAME", help="coefficient to fit; may be repeated; default: all")
 def main(table: Path, profile: str, out: Path, given: int | None, only: tuple[str, ...]) -> None:
-    """Fit PROFILE's physical coefficients to the step times of TABLE.json and print the cross-validated error."""
+    """Fit BASE's physical coefficients to the step times of TABLE.json and print the cross-validated error."""
     base = load_profile(profile, "--profile")
     for name in only:
         if name not in PRIORS:
@@ -288,7 +294,7 @@ def main(table: Path, profile: str, out: Path, given: int | None, only: tuple[st
 
 
 def predicted_rest(found: Fit, base: Profile, rest: Sequence[Case]) -> Fit:
-    """The fit with the errors on `rest` in the place of those of the folds, and before it those of `base`."""
+    """Return the fit with errors on `rest`: `before` those of `base`, `held_out` those of the fitted profile."""
     fitted = changed(base, tuple(found.coefficients), np.log(list(found.coefficients.values())))
     errors = [[case.log_error(profile) for case in rest] for profile in (base, fitted)]
     return replace(found, before=np.array(errors[0]), held_out=np.array(errors[1]))

@@ -1,13 +1,13 @@
-"""FlashAttention from its tiles: online softmax over blocks that fit on the chip, forward and backward, in plain torch.
+"""FlashAttention tile by tile in plain torch, forward and backward: online softmax over blocks that fit in SRAM.
 
     python -m calibrate.flash
 
-Algorithms 1 and 4 of Dao et al. 2022 (arXiv 2205.14135), with the loop over queries outside as FlashAttention-2 has it
-(arXiv 2307.08691, algorithm 1): no matrix of scores is ever whole. The command compares results and gradients with
-torch's own attention, and counts what each block moves between the large memory (HBM) and the chip's (SRAM). It shows
-how the kernel works and what it moves; a Python loop over tiles is slow, and no time here stands for a kernel's.
+Algorithms 1 and 4 of Dao et al. 2022 (arXiv 2205.14135), with the loop over queries outside as in FlashAttention-2
+(arXiv 2307.08691, algorithm 1). The matrix of scores never exists as a whole. The command compares results and
+gradients with torch's own attention, and counts what each block moves between HBM and SRAM. Its times say nothing about
+the kernel's, as a Python loop over tiles is slow.
 
-Beside it: docs/fused_kernels.md.
+Documentation: docs/fused_kernels.md.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from torch import Tensor
 
 @dataclass
 class Traffic:
-    """Elements read from and written to the large memory, block by block."""
+    """Elements read from and written to HBM."""
 
     read: int = 0
     written: int = 0
 
     def load(self, *tensors: Tensor) -> None:
-        """Count tensors that a block brings onto the chip."""
+        """Count tensors that a block reads from HBM."""
         self.read += sum(t.numel() for t in tensors)
 
     def store(self, *tensors: Tensor) -> None:
-        """Count tensors that a block leaves in the large memory."""
+        """Count tensors that a block writes to HBM."""
         self.written += sum(t.numel() for t in tensors)
 
     @property
     def total(self) -> int:
-        """Both ways."""
+        """Elements read and written."""
         return self.read + self.written
 
 
 def block_sizes(sram_bytes: float, head_dim: int, element_bytes: int = 2) -> tuple[int, int]:
-    """Rows of queries and of keys in a tile: blocks of q, k, v and the result fit on the chip (algorithm 1, line 1).
+    """Return a tile's rows of queries and of keys, so that blocks of q, k, v and the result fit (algorithm 1, line 1).
 
     >>> block_sizes(192 * 1024, 64)
     (64, 384)
@@ -62,10 +62,10 @@ def _masked(scores: Tensor, first_row: int, first_column: int, causal: bool) -> 
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, rows: int, columns: int, causal: bool, traffic: Traffic
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q, k, v [..., seq, head_dim] in tiles of `rows` × `columns`, and each row's log-sum-exp [..., seq].
+    """Compute attention of q, k, v [..., seq, head_dim] in tiles of `rows` × `columns`.
 
-    Each block of queries keeps its running maximum m, its running sum l and its unscaled result o; a new block of
-    scores rescales both by exp(m_old - m_new).
+    Also returns each row's log-sum-exp [..., seq]. A block of queries keeps its running maximum m, its running sum l
+    and its unscaled result o. A new block of scores rescales l and o by exp(m_old − m_new).
     """
     scale, seq = q.shape[-1] ** -0.5, q.shape[-2]
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1])
@@ -102,9 +102,9 @@ def flash_backward(
     causal: bool,
     traffic: Traffic,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v: scores are computed again tile by tile from the saved log-sum-exp (algorithm 4).
+    """Return the gradients of q, k, v; scores are computed again from the saved log-sum-exp (algorithm 4).
 
-    A block of keys stays on the chip with its two gradients while all blocks of queries pass.
+    A block of keys stays in SRAM with its two gradients during the loop over the blocks of queries.
     """
     scale, seq = q.shape[-1] ** -0.5, q.shape[-2]
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -131,11 +131,11 @@ def flash_backward(
 
 
 class Flash(torch.autograd.Function):
-    """The tiles as an operator of autograd; saved are q, k, v, the result and one number a row."""
+    """Attention in tiles as an operator of autograd; it saves q, k, v, the result and one number for each row."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rows: int, columns: int, causal: bool) -> Tensor:
-        """Attention; see `flash_forward`."""
+        """Compute attention; see `flash_forward`."""
         out, lse = flash_forward(q, k, v, rows, columns, causal, Traffic())
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.sizes = rows, columns, causal
@@ -143,26 +143,28 @@ class Flash(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients; see `flash_backward`."""
+        """Compute gradients; see `flash_backward`."""
         q, k, v, out, lse = ctx.saved_tensors
         rows, columns, causal = ctx.sizes
         return (*flash_backward(q, k, v, out, lse, grad, rows, columns, causal, Traffic()), None, None, None)
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, rows: int = 64, columns: int = 64, causal: bool = True) -> Tensor:
-    """Attention of [..., seq, head_dim] that autograd can go through."""
+    """Compute attention of q, k, v [..., seq, head_dim] with a backward."""
     out: Tensor = Flash.apply(q, k, v, rows, columns, causal)
     return out
 
 
 def unfused_accesses(seq: int, head_dim: int) -> int:
-    """Elements that one head's forward moves where scores and probabilities are whole matrices: q, k, v and the result
-    once, scores and probabilities written and read (algorithm 0)."""
+    """Return the elements that one head's unfused forward moves (algorithm 0).
+
+    q, k, v and the result move once; scores and probabilities are written and read.
+    """
     return 4 * seq * head_dim + 4 * seq * seq
 
 
 def main() -> None:
-    """Compare with torch's attention, and print what tiles move."""
+    """Compare with torch's attention, and print how much tiles of several sizes move."""
     torch.manual_seed(0)
     seq, head_dim = 1024, 64
     q, k, v = (torch.randn(1, 2, seq, head_dim, dtype=torch.float64, requires_grad=True) for _ in range(3))
@@ -175,7 +177,7 @@ def main() -> None:
         f"tiles of 64 x 64 against torch, {seq} tokens, causal: result differs by {_most(found, wanted):.1e}, "
         f"gradients by {max(map(_most, gradients, expected)):.1e}"
     )
-    print(f"\n{'on the chip':>12} {'tile':>10} {'moved, forward':>16} {'backward':>10} {'unfused forward':>16}")
+    print(f"\n{'SRAM':>12} {'tile':>10} {'moved, forward':>16} {'backward':>10} {'unfused forward':>16}")
     q1, k1, v1 = (t[0, 0].detach() for t in (q, k, v))
     for kib in (16, 48, 96, 192, 228):
         rows, columns = block_sizes(kib * 1024, head_dim)

@@ -1,14 +1,14 @@
-"""Linear layers in 8 bits: inputs and weights in E4M3, gradients of outputs in E5M2, one scale for a tensor.
+"""Linear layers in fp8: inputs and weights in E4M3, gradients of outputs in E5M2, one scale for each tensor.
 
-As Transformer Engine's hybrid format with current scaling and powers of two as scales (its `Float8CurrentScaling` and
-`force_pow_2_scales`): a tensor is brought up to the format's largest value, rounded, and multiplied (Micikevicius et
-al. 2022, arXiv 2209.05433). For backward the rounded input is kept, a byte an element.
+This is Transformer Engine's hybrid format with current scaling and powers of two as scales (`Float8CurrentScaling`,
+`force_pow_2_scales`). A tensor is scaled up to the format's largest value and rounded (Micikevicius et al. 2022, arXiv
+2209.05433). The rounded input is kept for the backward, with one byte for each element.
 
-A CPU has no 8-bit matmuls. What was rounded is multiplied in the activations' format instead, where it stands exactly,
-as a product of two such numbers does in fp32: the numbers are an 8-bit matmul's up to the order of its sums, the time
-is not. The weight is rounded anew for each use; what a GPU keeps of it in 8 bits is not held.
+A CPU has no 8-bit matmuls. The rounded values are multiplied in the activations' dtype instead, which holds them
+exactly. So the results equal those of an 8-bit matmul up to the order of its sums; the times do not. The weight is
+rounded again for each use, where a GPU keeps an 8-bit copy.
 
-Beside it: docs/number_formats.md.
+Documentation: docs/number_formats.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`x` in 8 bits, and the power of two that it was multiplied by.
+    """Round `x` to an 8-bit dtype; also return the power of two by which it was multiplied.
 
     >>> eight_bits, scale = quantized(torch.tensor([1.0, 100.0]), INPUT)
     >>> eight_bits.float().tolist(), float(scale)
@@ -38,12 +38,12 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def restored(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """What stands in 8 bits, in another format."""
+    """Convert an 8-bit tensor to another dtype and divide it by its scale."""
     return x.to(dtype) / scale.to(dtype)
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` as 8 bits hold it."""
+    """Round `x` to 8 bits and convert it back."""
     return restored(*quantized(x, dtype), x.dtype)
 
 
@@ -66,7 +66,7 @@ class _Linear8(torch.autograd.Function):
 
 
 class Linear8(Linear):
-    """y = x Wᵀ + b of what 8 bits hold of x and W."""
+    """y = x Wᵀ + b with x and W rounded to 8 bits."""
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = _Linear8.apply(x, self.weight, self.bias, self)

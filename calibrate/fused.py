@@ -1,9 +1,9 @@
-"""Chains of elementwise operators and the loss, unfused and fused, side by side; forward and backward.
+"""Times chains of elementwise operators and the loss, unfused and fused, forward and backward.
 
-Every chain is written out in torch operators and run as it is (`eager`), fused by `torch.compile` (`compiled`), and as
-Liger's kernel (`liger`, Hsu et al. 2024, arXiv 2410.10989) where `liger-kernel` is installed and there is a GPU. The
-output layer with its loss also runs `chunked` (the paper's section 3.2): logits of some tokens at a time, their
-gradients at once, so that the logits of all tokens never exist.
+Each chain runs as torch operators (`eager`), fused by `torch.compile` (`compiled`), and as Liger's kernel (`liger`, Hsu
+et al. 2024, arXiv 2410.10989) if `liger-kernel` is installed and there is a GPU. The output layer with its loss also
+runs `chunked` (the paper's section 3.2): it computes logits and their gradients for some tokens at a time, so that the
+logits of all tokens never exist at once.
 """
 
 from __future__ import annotations
@@ -30,36 +30,39 @@ Random = Callable[..., Tensor]
 
 
 def elu(x: Tensor) -> Tensor:
-    """Scaled ELU by its parts: compare, exp, minus one, select, times: five kernels when eager."""
+    """Compute scaled ELU by compare, exp, minus one, select and times: five kernels if eager."""
     return torch.where(x > 0, x, torch.exp(x) - 1.0) * 1.0507
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """GELU's tanh form written out (Megatron's jit fuser's example)."""
+    """Add a bias and compute GELU's tanh form operator by operator, as Megatron's jit fuser has it."""
     y = x + bias
     return y * 0.5 * (1.0 + torch.tanh(0.79788456 * y * (1.0 + 0.044715 * y * y)))
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """As model code writes it: to fp32, mean square, scale, back, weight."""
+    """Compute RMSNorm as model code writes it: cast to fp32, mean square, scale, cast back, weight."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)).to(x.dtype) * weight
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up."""
+    """Compute silu(gate) · up."""
     return F.silu(gate) * up
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x cos + rotate_half(x) sin; x [1, heads, s, d], cos and sin [1, s, d]."""
+    """Compute x cos + rotate_half(x) sin; x [1, heads, s, d], cos and sin [1, s, d]."""
     a, b = x.chunk(2, -1)
     return x * cos[:, None] + torch.cat((-b, a), -1) * sin[:, None]
 
 
 class Chain(NamedTuple):
-    """A chain: what it computes, its inputs for so many elements in rows of a width, and how many times fused memory is
-    accessed an element, forward."""
+    """A chain of operators.
+
+    `inputs` makes its inputs for a number of elements and a row's width. `accesses`: how many times its fused forward
+    accesses memory for each element.
+    """
 
     function: Function
     inputs: Callable[[int, int, Random], Inputs]
@@ -91,7 +94,7 @@ CHAINS: Mapping[str, Chain] = {
 
 @cache
 def liger(device: str = "cuda") -> Mapping[str, Function]:
-    """Liger's kernels by chain; empty, with the reason on standard error, where there are none."""
+    """Return Liger's kernels by chain; if there are none, return nothing and print the reason on standard error."""
     if device != "cuda":
         print("liger-kernel: skipped, its kernels need a CUDA GPU", file=sys.stderr)
         return {}
@@ -115,9 +118,10 @@ def liger(device: str = "cuda") -> Mapping[str, Function]:
 
 
 def fused_cases(bench: Bench) -> list[Case]:
+    """Return the measurements of chains and losses."""
     cases = []
     small = bench.device == "cpu" and bench.quick
-    for dtype in dtypes(bench) if bench.device == "cpu" else ("bf16",):  # compiling takes seconds for each
+    for dtype in dtypes(bench) if bench.device == "cpu" else ("bf16",):  # one dtype, as each compilation takes seconds
         for name in ("elu",) if small else CHAINS:
             for n in _sizes(bench):
                 cases.append(Case(f"fused {name} {dtype} {n}", partial(_chain, name=name, dtype=dtype, elements=n)))
@@ -134,14 +138,14 @@ def _sizes(bench: Bench) -> tuple[int, ...]:
 
 
 def _losses(bench: Bench) -> tuple[tuple[int, int, int], ...]:
-    """(tokens, vocabulary, hidden)."""
+    """Return (tokens, vocabulary, hidden) of each loss to measure."""
     if bench.device == "cpu":
         return ((512, 4096, 256),) if bench.quick else ((512, 4096, 256), (1024, 16384, 256))
     return ((8192, 32000, 4096),) if bench.quick else ((8192, 32000, 4096), (8192, 128256, 4096))
 
 
 def _ways(bench: Bench, name: str, function: Function) -> dict[str, Function]:
-    """The chain as it stands, compiled, and as Liger's kernel."""
+    """Return the chain eager, compiled, and as Liger's kernel if there is one."""
     compiled: Function = torch.compile(function, dynamic=False)
     found = {"eager": function, "compiled": compiled}
     if name in liger(bench.device):
@@ -150,7 +154,7 @@ def _ways(bench: Bench, name: str, function: Function) -> dict[str, Function]:
 
 
 def _chain(bench: Bench, name: str, dtype: str, elements: int) -> list[Record]:
-    """All ways of one chain, each with the bytes that one kernel would move (backward: half as much again)."""
+    """Time one chain in all ways, each with the bytes that one kernel would move (backward: half as much again)."""
     chain = CHAINS[name]
     moved = round(chain.accesses * elements * torch.finfo(DTYPES[dtype]).bits / 8)
     random = partial(_random, bench, dtype)
@@ -168,7 +172,7 @@ Calls = list[Callable[[], object]]
 
 
 def _ready(function: Function, sets: Sequence[Inputs]) -> tuple[Calls, Calls]:
-    """Calls of the forward, and of the backward."""
+    """Return calls of the forward, and calls of the backward."""
     forward: Calls = []
     backward: Calls = []
     for inputs in sets:
@@ -181,7 +185,7 @@ def _ready(function: Function, sets: Sequence[Inputs]) -> tuple[Calls, Calls]:
 
 
 def _timed(bench: Bench, dtype: str, shape: tuple[int, ...], ready: Mapping[str, tuple[Calls, Calls]]) -> list[Record]:
-    """All ways side by side, forward, then backward."""
+    """Time all ways side by side, first forward, then backward."""
     times = [bench.side_by_side([calls[i] for calls in ready.values()]) for i in (0, 1)]
     return [
         point(op + suffix, dtype, shape, timing)
@@ -191,7 +195,7 @@ def _timed(bench: Bench, dtype: str, shape: tuple[int, ...], ready: Mapping[str,
 
 
 class _Chunked(torch.autograd.Function):
-    """Mean cross-entropy of x Wᵀ, some rows at a time; both gradients are made on the way."""
+    """Mean cross-entropy of x Wᵀ, some rows at a time; the forward also computes both gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -219,7 +223,7 @@ class _Chunked(torch.autograd.Function):
 
 
 def chunk_rows(rows: int, vocab: int, hidden: int) -> int:
-    """Tokens whose logits exist at once, as Liger chooses: their logits take about what all tokens' inputs do.
+    """Return how many tokens' logits exist at once, as Liger chooses: as many bytes as all tokens' inputs, about.
 
     >>> chunk_rows(8192, 128256, 4096)
     256
@@ -228,18 +232,18 @@ def chunk_rows(rows: int, vocab: int, hidden: int) -> int:
 
 
 def chunked_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """x [tokens, hidden], weight [vocab, hidden], target [tokens] → scalar."""
+    """Compute the loss chunk by chunk: x [tokens, hidden], weight [vocab, hidden], target [tokens] → scalar."""
     found: Tensor = _Chunked.apply(x, weight, target)
     return found
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """The same with all logits, and their fp32 copy, at once."""
+    """Compute the loss of `chunked_cross_entropy` with all logits, and their fp32 copy, at once."""
     return F.cross_entropy((x @ weight.t()).float(), target)
 
 
 def _loss(bench: Bench, dtype: str, shape: tuple[int, int, int]) -> list[Record]:
-    """Seconds both ways, and the most bytes that forward and backward allocate."""
+    """Time the loss in all ways, and measure the peak of bytes that forward and backward allocate."""
     tokens, vocab, hidden = shape
     ways = {"eager": linear_cross_entropy, "chunked": chunked_cross_entropy}
     if "linear_cross_entropy" in liger(bench.device):
@@ -260,14 +264,14 @@ def _gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> obj
 
 
 def peak_bytes(device: str, work: Callable[[], object]) -> int:
-    """The most bytes that `work` holds at once, beyond what was there."""
+    """Run `work` and return its peak of allocated bytes, beyond what was allocated before."""
     work()
     if device == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         work()
         return torch.cuda.max_memory_allocated() - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it tells when it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints when it starts and stops
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
         work()
     now = peak = 0

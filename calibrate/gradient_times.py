@@ -1,9 +1,9 @@
-"""How long data-parallel communications take, timed apart in the surroundings of the step: all ranks at once.
+"""Times data-parallel communications by themselves, on all ranks of a real run at once.
 
-One that runs beside computation takes some of it on a CPU: gloo's threads want the same cores. So a micro-batch is
-timed without and with its communications, in turns, as caches and clocks drift; what it takes longer, but for what it
-would have waited for in any case, is their share. Of windows that were not quiet the CPU time of all threads counts in
-place of the clock's.
+A communication beside computation slows it on a CPU, as gloo's threads use the same cores. So a micro-batch is timed
+with and without its communications, in turns, as caches and clocks drift. What it takes longer, less the waits that
+remain even if communications take nothing from computation, is the share that they take. If other processes used the
+machine meanwhile, the CPU time of all threads counts instead of wall time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from calibrate.parallel.data import Traffic
 from calibrate.parallel.runner import Runner
 from calibrate.parallel.zero import Sharding, all_gather, reduce_scatter
 
-LEAST_ELEMENTS = 256  # smallest collective worth timing
+LEAST_ELEMENTS = 256  # of the smallest collective that is timed
 REPEATS = 2
-ALONE = 4  # times that a micro-batch's collectives are timed alone
-NUMBERS = 1000  # timed collectives of one sort: fewer
+ALONE = 4  # how many times each of a micro-batch's collectives is timed alone
+NUMBERS = 1000  # more than the timed collectives of any one sort
 
 
 class Timed(NamedTuple):
-    """One collective on one rank. `number` and `first` (rank of the group) tell it from others; nanoseconds."""
+    """One timed collective on one rank.
+
+    `ranks` and `first`: size and first rank of its group. `number` tells collectives of one group apart.
+    """
 
     op: str
     ranks: int
@@ -44,7 +47,7 @@ class Timed(NamedTuple):
 
 
 class Beneath(NamedTuple):
-    """A collective that ran beneath computation: its sort, when it was started, and when it was waited for."""
+    """A collective that ran beside computation: its kind, when it started, and from when to when it was waited for."""
 
     op: str
     ranks: int
@@ -55,10 +58,10 @@ class Beneath(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What a micro-batch took longer on one rank with its collectives than without: wall seconds, and CPU seconds of
-    all threads.
+    """How much longer a micro-batch took on one rank with its collectives than without.
 
-    `sent`: (op, ranks, bytes) of each. `waits`: when each was waited for; empty on a GPU, whose host does not wait.
+    `wall_s`: wall seconds. `cpu_s`: CPU seconds of all threads. `sent`: (op, ranks, bytes) of each collective. `waits`:
+    when each was waited for; empty on a GPU, whose host does not wait.
     """
 
     sent: tuple[tuple[str, int, int], ...]
@@ -68,14 +71,14 @@ class Beside(NamedTuple):
 
 
 def expected_waits_s(sent: Sequence[Beneath], alone_s: Callable[[Beneath], float]) -> float:
-    """Seconds that a rank would wait in all if collectives took nothing from it; see `waits_s`."""
+    """Return the seconds that a rank would wait in all if collectives took nothing from computation; see `waits_s`."""
     return sum(waits_s(sent, alone_s))
 
 
 def waits_s(sent: Sequence[Beneath], alone_s: Callable[[Beneath], float]) -> list[float]:
-    """Seconds that a rank would wait for each collective if each took as long as alone, one after another.
+    """Return the seconds that a rank would wait for each collective if each took as long as alone, one after another.
 
-    What it really waits longer, for a collective that was held up or for the other ranks, moves all that follows.
+    A longer real wait (for a late rank, or a delayed collective) shifts everything after it, so it is subtracted there.
     """
     starts = [(s.start_ns, False, i) for i, s in enumerate(sent)]
     events = sorted(starts + [(s.from_ns, True, i) for i, s in enumerate(sent)])
@@ -92,9 +95,9 @@ def waits_s(sent: Sequence[Beneath], alone_s: Callable[[Beneath], float]) -> lis
 
 
 class _Sort(NamedTuple):
-    """A collective that a step makes: on how many elements at most, and how to start it on n.
+    """A collective that a step makes: its largest number of elements, and a function that starts it on n elements.
 
-    `number` tells it from the others of a rank.
+    `number` tells it from the rank's other collectives.
     """
 
     op: str
@@ -105,13 +108,13 @@ class _Sort(NamedTuple):
 
 
 def _parts(runner: Runner) -> Iterator[Any]:
-    """The data parallelism of every stage; experts apart from the rest."""
+    """Yield the data parallelism of every stage, that of experts and of dense parameters one by one."""
     for d in runner.data.values():
         yield from getattr(d, "parts", [d])
 
 
 def _sorts(runner: Runner) -> Iterator[_Sort]:
-    """The collectives of this rank's gradients and parameters, with all of them as the largest size."""
+    """Yield the collectives of this rank's gradients and parameters; the largest size is that of all of them."""
     place = runner.place
     sizes: dict[dist.ProcessGroup | None, int] = defaultdict(int)
     for part in _parts(runner):
@@ -162,8 +165,9 @@ def _all_gather(x: Tensor, part: Tensor, group: dist.ProcessGroup, n: int) -> di
 
 
 def time_collectives(runner: Runner) -> list[Timed]:
-    """Every collective of the gradients, whole and in ever smaller pieces: from the latest start to the latest
-    end it took.
+    """Time every collective of gradients and parameters, on all elements and on ever fewer.
+
+    The caller takes the seconds from the latest start to the latest end of all ranks.
     """
     found = []
     for sort in _sorts(runner):
@@ -184,14 +188,14 @@ def _timed(runner: Runner, sort: _Sort, n: int, number: int) -> Timed:
 
 
 def time_beside(runner: Runner) -> tuple[list[Timed], Beside | None]:
-    """What communications take from computations beside them, and how long these very communications take alone.
+    """Time a step's last micro-batch with and without its communications in turns, and these communications alone.
 
-    In place: one micro-batch forward and backward, as the last of a step, without and with its communications in
-    turns.
+    Returns the communications alone, and how much longer the micro-batch took with them. Both are empty if the step
+    has no communication beside computation.
     """
     if not is_async(runner):
         return [], None
-    _micro_batch(runner, talk=True)  # warm
+    _micro_batch(runner, talk=True)  # warm-up
     seconds = [(talk, _micro_batch(runner, talk)) for talk in (True, False, False, True)]
     wall_s, cpu_s = (sum(s[clock] if talk else -s[clock] for talk, s in seconds) / 2 for clock in (0, 1))
     data = list(_parts(runner))
@@ -208,12 +212,12 @@ def time_beside(runner: Runner) -> tuple[list[Timed], Beside | None]:
 
 
 def _members(group: dist.ProcessGroup) -> tuple[int, int]:
-    """Number of a group's ranks, and the first of them."""
+    """Return the number of a group's ranks, and the first of them."""
     return dist.get_world_size(group), dist.get_process_group_ranks(group)[0]
 
 
 def _micro_batch(runner: Runner, talk: bool) -> tuple[float, float]:
-    """Wall seconds and CPU seconds of one micro-batch through this rank's stages; on a GPU both are the wall's."""
+    """Return wall and CPU seconds of one micro-batch through this rank's stages; on a GPU both are wall seconds."""
     data = list(runner.data.values())
     with nullcontext() if talk else silence(runner):
         for part in _parts(runner):
@@ -243,7 +247,7 @@ def _compute(runner: Runner) -> None:
 
 
 def is_async(runner: Runner) -> bool:
-    """Whether the step sends gradients or gathers parameters beside computation."""
+    """Return whether the step sends gradients or gathers parameters beside computation."""
     p = runner.scenario.parallelism
     if p.zero == 0:
         return runner.place.data_group is not None and p.dp_sync not in ("after_backward", "reduce_broadcast")

@@ -1,9 +1,9 @@
-"""What the host takes to issue a training step's kernels, where a GPU waits for nothing else.
+"""Times the host: how long it takes to issue a training step's kernels if the GPU waits for nothing else.
 
-The bundled model, so narrow that every kernel ends before the next is issued: its time is the host's. Divided by the
-kernels that the simulator counts in it, that is `host_operator_s` (`sim.programs.compile`); an optimizer's step on as
-narrow a model is `host_step_s`. On a CPU the core that issues is the one that computes: there the time is added to each
-kernel's own (`operator_in_model_s`), less what a call takes in the loops in which kernels are timed.
+The timed model is so narrow that every kernel ends before the next is issued, so the step's time is the host's. Divided
+by the number of kernels that the simulator counts in it, this is `host_operator_s` (`sim.programs.compile`). The time
+of an optimizer's step on this model is `host_step_s`. On a CPU the same core issues and computes. There the time for
+each kernel, less that of a call in a loop, is `operator_in_model_s`, which the simulator adds to every kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HIDDEN = {"cuda": 256, "cpu": 32}
 
 
 def narrow(layers: int = LAYERS, device: str = "cuda") -> Scenario:
-    """The model that is timed: a GPT, 256 wide; on a CPU 32 wide, where a kernel takes as long as its call."""
+    """Return the timed model: a GPT of hidden size 256; on a CPU 32, so that a kernel takes no longer than its call."""
     precision = "bf16" if device == "cuda" else "fp32"
     return parse_scenario(
         {
@@ -56,14 +56,14 @@ def narrow(layers: int = LAYERS, device: str = "cuda") -> Scenario:
 
 
 def kernels(scenario: Scenario) -> int:
-    """What the simulator counts in a micro-batch's forward and backward."""
+    """Return the number of kernels that the simulator counts in a micro-batch's forward and backward."""
     plan = make_plan(scenario)
     blocks = stage_blocks(plan, plan.parts[0], 0)
     return sum(max(op.kernels, 1) for b in blocks for op in (*b.forward, *b.backward) if isinstance(op, Compute))
 
 
 def host(bench: Bench) -> list[Record]:
-    """`host_operator_s` and `host_step_s`; on a CPU `operator_in_model_s`."""
+    """Measure `host_operator_s` and `host_step_s`; on a CPU `operator_in_model_s`. All are seconds."""
     scenario = narrow(device=bench.device)
     model, training = scenario.model, scenario.training
     assert training is not None
@@ -83,7 +83,7 @@ def host(bench: Bench) -> list[Record]:
     how = f"forward and backward of {of}, by the {issued} kernels simulated"
     if bench.device == "cpu":
         x = torch.randn(8)
-        call_s = bench.time([partial(torch.add, x, x)]).seconds  # in every kernel's own measurement
+        call_s = bench.time([partial(torch.add, x, x)]).seconds  # every kernel's own measurement includes it
         return [Constant("operator_in_model_s", max(0.0, operator_s - call_s), f"{how}, less a call in a loop")]
     step = torch.optim.AdamW([p for b in blocks for p in b.parameters()], lr=1e-4, fused=True).step
     return [

@@ -1,4 +1,4 @@
-"""Copies of offloaded activations to host memory and back, timed by themselves for the paired calibration."""
+"""Times copies of offloaded activations to host memory and back, by themselves, for the paired calibration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REPEATS = 3
 
 
 def time_copies(runner: Runner) -> list[Timed]:
-    """Each sort of copy that the last step made, alone, as a communication of one rank; nothing without offload."""
+    """Time each kind and size of copy that the last step made; nothing without offload."""
     stream, out = runner.host_stream, list[Timed]()
     for kind, size in sorted({(c.kind, c.bytes) for c in stream.copies if c.bytes}):
         device = torch.zeros(size, dtype=torch.uint8, device=runner.device)

@@ -1,11 +1,11 @@
-"""A training step of a Hugging Face Transformers model, timed and calibrated as the bundled models' are.
+"""Times and calibrates a training step of a Hugging Face Transformers model.
 
     python -m calibrate.measure SCENARIO.yaml --out MEASURED.json --huggingface FOLDER_OR_CONFIG
     accelerate launch -m calibrate.measure …       torchrun --nproc-per-node 2 -m calibrate.measure …
 
-The model is read from local files alone, its code is Transformers' own; weights are random where the folder holds none.
-Adapters (`training.lora`) are peft's. Several ranks share the gradients through torch's DDP. Blocks are timed where
-they meet: a layer's forward from its call to its return, its backward between gradients of its output and its input.
+The model's code is Transformers' own. It is read from local files only; if the folder has no weights, they are random.
+Adapters (`training.lora`) are peft's. Several ranks sum their gradients with torch's DDP. A layer's forward is timed
+from its call to its return, its backward from the gradient of its output to the gradient of its input.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.models.frameworks import framework_of
 
-TARGETS = {  # of the simulator's linear layers, in Transformers' models
+TARGETS = {  # names in Transformers' models of the simulator's linear layers
     "qkv": ("q_proj", "k_proj", "v_proj", "c_attn", "query_key_value"),
     "attention_out": ("o_proj", "attn.c_proj", "attention.dense"),
     "mlp_up": ("gate_proj", "up_proj", "c_fc", "dense_h_to_4h"),
@@ -46,10 +46,12 @@ Mark = tuple[float, float]  # wall and CPU clock
 
 
 def check_model(path: str, scenario: Scenario, same: Scenario) -> None:
-    """That Transformers is here, that the config (read in `same`) is the scenario's model, and that it can be run.
+    """Check that Transformers is installed, that the config is the scenario's model, and that it can be run.
+
+    `same` is the scenario with its model read from the config.
 
     Raises:
-        InputError: saying what differs.
+        InputError: says what is missing, differs or cannot be run.
     """
     try:
         import transformers  # noqa: F401
@@ -78,12 +80,12 @@ def check_model(path: str, scenario: Scenario, same: Scenario) -> None:
 
 
 def config_file(path: str) -> Path:
-    """The config.json of a folder, or the file itself."""
+    """Return the config.json of a folder, or the file itself."""
     return Path(path) / "config.json" if Path(path).is_dir() else Path(path)
 
 
 def load_model(path: str, scenario: Scenario, device: str) -> nn.Module:
-    """The model in fp32, with adapters where the scenario asks for them."""
+    """Make the model in fp32, with adapters if the scenario has them."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     t = scenario.training
@@ -106,7 +108,7 @@ def load_model(path: str, scenario: Scenario, device: str) -> nn.Module:
 
 
 class Imported:
-    """A Transformers model on one rank, with what `calibrate.timed_rounds` needs of a runner."""
+    """A Transformers model on one rank, with the methods of `calibrate.timed_rounds.Steps`."""
 
     def __init__(self, scenario: Scenario, path: str, device: str) -> None:
         t = scenario.training
@@ -127,7 +129,7 @@ class Imported:
         self.total = 0.0
 
     def _apart(self, last: bool) -> AbstractContextManager[None]:
-        """Gradients stay on their rank until the last micro-batch."""
+        """Keep DDP from reducing gradients before the last micro-batch."""
         model = self.model
         if last or not isinstance(model, nn.parallel.DistributedDataParallel):
             return nullcontext()
@@ -135,11 +137,11 @@ class Imported:
         return apart
 
     def batch(self, number: int) -> Tensor:
-        """The sequences [m · b, s + 1] that this rank takes in a step."""
+        """Return the sequences [m · b, s + 1] that this rank takes in a step."""
         return draw(self.scenario, number, dist.get_rank() if dist.is_initialized() else 0, self.device)
 
     def own(self, batch: Tensor) -> list[Tensor]:
-        """This rank's micro-batches [b, s + 1]."""
+        """Split a batch into micro-batches [b, s + 1]."""
         return list(batch.split(self.training.micro_batch_size))
 
     def zero_losses(self) -> None:
@@ -147,16 +149,16 @@ class Imported:
         self.total = 0.0
 
     def loss(self) -> float:
-        """This rank's share of the global batch's mean loss."""
+        """Return this rank's share of the global batch's mean loss."""
         return self.total / self.scenario.parallelism.dp
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Mean cross-entropy of a micro-batch, in fp32 as Transformers computes it, over all its micro-batches."""
+        """Return a micro-batch's share of the rank's mean cross-entropy, in fp32 as Transformers computes it."""
         logits = self.model(input_ids=tokens[:, :-1], use_cache=False).logits.float()
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / self.micro_batches
 
     def step(self, batch: Tensor) -> list[Record]:
-        """Forward and backward of every micro-batch, clipping, optimizer; gradients are zeroed."""
+        """Run a training step: forward and backward of every micro-batch, clipping, optimizer; zero the gradients."""
         records, pieces = [], self.own(batch)
         for i, tokens in enumerate(pieces):
             last = i == len(pieces) - 1
@@ -170,7 +172,7 @@ class Imported:
         return [*records, *self.optimize()]
 
     def optimize(self) -> list[Record]:
-        """Norm of the gradients, scaling, AdamW."""
+        """Clip the gradients by their norm, run AdamW, and zero the gradients."""
         times = [self.now()]
         if self.training.gradient_clipping:
             grads = [gradient(p) for p in self.trained]
@@ -184,24 +186,24 @@ class Imported:
         return [Record("OPTIMIZER", -1, -1, a, b) for a, b in pairwise(times)]
 
     def now(self) -> int:
-        """Nanoseconds, with what was queued on a GPU done."""
+        """Return nanoseconds, after a GPU has finished its queue."""
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter_ns()
 
     def resident(self) -> dict[int, int]:
-        """Storages that are there anyway."""
+        """Return the storages of parameters, buffers and gradients: identity → bytes."""
         held = [*self.inner.parameters(), *self.inner.buffers()]
         return storages([*held, *(p.grad for p in self.trained if p.grad is not None)])
 
     def saved_bytes(self, tokens: Tensor) -> int:
-        """What a micro-batch's forward keeps for its backward."""
+        """Return the bytes that a micro-batch's forward keeps for its backward."""
         with saved_storages(self.resident()) as found:
             self.forward(tokens)
         return sum(found.values())
 
     def calibrate(self, keys: list[str]) -> Calibration:
-        """A step with every block timed where it meets the next, on copies of the training state; and collectives."""
+        """Time a step block by block, then collectives and the optimizer; restore the training state afterwards."""
         state = [x.clone() for x in self._state()]
         window = Window.enter()
         samples: Samples = {}
@@ -224,7 +226,7 @@ class Imported:
         return self.now() * 1e-9, time.process_time()
 
     def _time_blocks(self, tokens: Tensor, keys: list[str], samples: Samples) -> None:
-        """Embedding, layers, head: forward between calls of layers, backward between gradients of their inputs."""
+        """Time embedding, layers and head: forward between calls of layers, backward between gradients of inputs."""
         forward: list[Mark] = []
         backward: list[Mark] = []
 
@@ -272,10 +274,10 @@ class Imported:
 
 
 def find_layers(model: nn.Module, count: int) -> list[nn.Module]:
-    """The decoder's layers: the outermost list of so many modules.
+    """Return the decoder's layers: the outermost list of `count` modules.
 
     Raises:
-        InputError: where there is none.
+        InputError: if there is no such list.
     """
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     if not lists:

@@ -1,4 +1,4 @@
-"""Matmuls over the shapes of transformer layers, in the memory layouts of forward and both gradients."""
+"""Times matmuls of the shapes of transformer layers, in the memory layouts of forward and both gradients."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ from calibrate.timing import Bench
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MOST_FLOPS = {"cpu": 2e10, "cuda": 1e14}
 _QUICK_FLOPS = {"cpu": 6e9, "cuda": 2e13}
-_FP32_FLOPS = 4e12  # on CUDA, where fp32 runs outside the tensor cores
-_FP8_SINCE = (8, 9)  # compute capability
+_FP32_FLOPS = 4e12  # limit on CUDA, where fp32 runs outside the tensor cores
+_FP8_SINCE = (8, 9)  # first compute capability with fp8 matmuls
 
 
 class Case(NamedTuple):
-    """One measurement: a key unique among all, and what to run."""
+    """One measurement: a unique key, and the function that runs it."""
 
     key: str
     run: Callable[[Bench], list[Record]]
 
 
 def dtypes(bench: Bench) -> tuple[str, ...]:
-    """fp32 alone on a CPU (bf16 too in a full run); on CUDA bf16, in a full run all three, of which fp16 and fp32 at
-    a quick run's shapes.
-    """
+    """Return the dtypes to measure: on a CPU fp32, on CUDA bf16; a full run adds bf16, or fp16 and fp32."""
     if bench.device == "cpu":
         return ("fp32",) if bench.quick else ("fp32", "bf16")
     return ("bf16",) if bench.quick else ("bf16", "fp16", "fp32")
 
 
 def shapes_as_in(bench: Bench, dtype: str) -> Bench:
-    """How thorough the shapes of a dtype are: on CUDA all but bf16 are measured at a quick run's."""
+    """Return the bench whose shapes a dtype takes: on CUDA all dtypes but bf16 take those of a quick run."""
     return replace(bench, quick=bench.quick or (bench.device == "cuda" and dtype != "bf16"))
 
 
 def matmul_cases(bench: Bench) -> list[Case]:
-    """A linear layer's forward, input gradient and weight gradient; batched products of unfused attention."""
+    """Return the measurements of linear layers (forward, input gradient, weight gradient) and of batched matmuls."""
     cases = []
     for dtype in dtypes(bench):
         shapes = shapes_as_in(bench, dtype)
@@ -59,7 +57,7 @@ def matmul_cases(bench: Bench) -> list[Case]:
 
 
 def _fp8_cases(bench: Bench) -> list[Case]:
-    """The same linear layers with both matrices in fp8 (E4M3), scaled as wholes; casts apart."""
+    """Return the measurements of linear layers with both matrices in E4M3, one scale each; casts are not included."""
     if bench.device != "cuda" or torch.cuda.get_device_capability() < _FP8_SINCE:
         return []
     shapes = dict.fromkeys(x for m, n, k in linear_shapes(bench) for x in ((m, n, k), (m, k, n), (n, k, m)))
@@ -67,7 +65,7 @@ def _fp8_cases(bench: Bench) -> list[Case]:
 
 
 def linear_shapes(bench: Bench) -> list[tuple[int, int, int]]:
-    """(tokens, outputs, inputs) of query-key-value, projection, both MLP layers and the output layer."""
+    """Return (tokens, outputs, inputs) of query-key-value, projection, both MLP layers and the output layer."""
     hidden: tuple[int, ...]
     rows: tuple[int, ...]
     vocab: tuple[int, ...]
@@ -90,7 +88,7 @@ def linear_shapes(bench: Bench) -> list[tuple[int, int, int]]:
 
 
 def batched_shapes(bench: Bench) -> list[tuple[int, int, int]]:
-    """(batch x heads, sequence, head size)."""
+    """Return (batch × heads, sequence length, head size) of unfused attention's batched matmuls."""
     if bench.device == "cpu":
         return (
             [(8, 256, 32), (4, 256, 64), (8, 512, 64)]
@@ -102,7 +100,7 @@ def batched_shapes(bench: Bench) -> list[tuple[int, int, int]]:
 
 
 def _linear(bench: Bench, phase: str, dtype: str, tokens: int, n: int, k: int) -> list[Record]:
-    """forward x Wᵀ, input gradient dy W, weight gradient dyᵀ x, with W [n, k] as torch.nn.Linear keeps it."""
+    """Time forward x Wᵀ, input gradient dy W or weight gradient dyᵀ x, with W [n, k] as torch.nn.Linear keeps it."""
     calls: list[Callable[[], Tensor]] = []
     size = torch.finfo(DTYPES[dtype]).bits // 8
     for _ in range(bench.copies(size * (tokens * k + n * k + tokens * n))):
@@ -118,8 +116,9 @@ def _linear(bench: Bench, phase: str, dtype: str, tokens: int, n: int, k: int) -
 
 
 def _fp8(bench: Bench, m: int, n: int, k: int) -> list[Record]:
-    """a [m, k] bᵀ, b [n, k], to bf16, as all three products of an fp8 linear layer are run on tensor cores that take
-    rows of the summed dimension alone; Hopper's fast accumulation.
+    """Time a [m, k] bᵀ with b [n, k], to bf16, with Hopper's fast accumulation.
+
+    All three products of an fp8 linear layer run in this layout, the only one that the tensor cores take.
     """
     one, calls = torch.ones((), device=bench.device), []
     for _ in range(bench.copies(m * k + n * k + 2 * m * n)):
@@ -131,7 +130,7 @@ def _fp8(bench: Bench, m: int, n: int, k: int) -> list[Record]:
 
 
 def _batched(bench: Bench, dtype: str, batch: int, s: int, d: int) -> list[Record]:
-    """Q Kᵀ and P V of unfused attention."""
+    """Time Q Kᵀ and P V of unfused attention."""
     scores: list[Callable[[], Tensor]] = []
     values: list[Callable[[], Tensor]] = []
     size = torch.finfo(DTYPES[dtype]).bits // 8
@@ -146,7 +145,7 @@ def _batched(bench: Bench, dtype: str, batch: int, s: int, d: int) -> list[Recor
 
 
 def launch_cases(bench: Bench) -> list[Case]:
-    """One call in a loop, and what the host takes to issue a whole model's kernels."""
+    """Return the measurements of a call in a loop, and of the host that issues a whole model's kernels."""
     return [Case("launch", _launch), Case("host", _host)]
 
 
@@ -157,10 +156,10 @@ def _host(bench: Bench) -> list[Record]:
 
 
 def _launch(bench: Bench) -> list[Record]:
-    """Time of an operator that computes next to nothing.
+    """Time an operator on 8 elements.
 
-    On a CPU the core that dispatches is the one that computes, so this gap follows every operator; a GPU's
-    host runs ahead, and this is the shortest time from one launch to the next.
+    On a CPU the same core dispatches and computes, so this time follows every operator. A GPU's host runs ahead, and
+    this is the shortest time from one launch to the next.
     """
     x = _random(bench, "fp32", 8).requires_grad_()
     add = bench.time([partial(torch.add, x, x)]).seconds

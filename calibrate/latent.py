@@ -1,11 +1,12 @@
 """Multi-head latent attention's queries, keys and values (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-Keys and values of all heads are made of one latent of a token, queries of another or of the token itself. A query or
-key head has a part without rope and a part with it; the keys' part with rope is one for all heads. In training every
-head's keys and values are made (section 2.1.2's absorption is for decoding). DeepSeek's code turns neighbouring
-numbers, this one halves: the same up to the order of the matrices' rows.
+Each token has one latent from which the keys and values of all heads are computed. Queries are computed from a second
+latent or from the hidden state. A query or key head has a part without rope and a part with rope; all key heads share
+the part with rope. Training computes every head's keys and values (section 2.1.2's absorption is for decoding).
+DeepSeek's code rotates neighbouring elements, this code rotates halves, which is the same up to the order of the
+matrices' rows.
 
-Beside it: docs/operators.md.
+Documentation: docs/operators.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sim.inputs.model_config import ModelConfig
 
 
 class LatentNorm(Norm):
-    """RMSNorm over a latent, whatever the model's other norms are."""
+    """RMSNorm over a latent, also in models whose other norms are LayerNorm."""
 
     def __init__(self, width: int) -> None:
         nn.Module.__init__(self)
@@ -31,7 +32,7 @@ class LatentNorm(Norm):
 
 
 class WholeLinear(Linear):
-    """A matrix to latents: without bias, and whole on every tensor-parallel rank."""
+    """A matrix that computes latents: without bias, and not split by tensor parallelism."""
 
     def __init__(self, n_in: int, n_out: int, store: WeightGrads | None) -> None:
         super().__init__(n_in, n_out, False, store)
@@ -40,8 +41,8 @@ class WholeLinear(Linear):
 class LatentHeads(nn.Module):
     """[b, s, h] → queries and keys [b, s, heads, nope + rope] and values [b, s, heads, v].
 
-    Under tensor parallelism `query` and `kv_up` make some of the heads, and `shared_key` brings the part of all heads'
-    keys that a rank has only some tokens of (sequence parallelism), or only some heads' gradient of, together.
+    Under tensor parallelism `query` and `kv_up` compute this rank's heads. `shared_key` gathers the keys' shared part
+    over the ranks under sequence parallelism, and its backward sums the gradients of all ranks' heads.
     """
 
     def __init__(self, m: ModelConfig, store: WeightGrads | None) -> None:
@@ -60,7 +61,7 @@ class LatentHeads(nn.Module):
         m = self.sizes
         q = self.query(self._query_latent(x))
         latent, key = self.kv_down(x).split((m.kv_lora_rank, m.qk_rope_head_dim), -1)
-        kv = self.kv_up(self.kv_norm(latent.contiguous()))  # a copy, or the norm would keep the key's part too
+        kv = self.kv_up(self.kv_norm(latent.contiguous()))  # else the norm would keep the key's part for backward too
         key = rotate(self.shared_key(key)[:, :, None], c)
         own = (*kv.shape[:2], self.heads, -1)
         plain, turned = q.view(own).split((m.qk_nope_head_dim, m.qk_rope_head_dim), -1)

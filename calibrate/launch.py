@@ -1,7 +1,7 @@
 """Starts the local ranks of a real run, watches them, and leaves none behind.
 
-Each rank is a process with one compute thread. Rendezvous is a file in a fresh temporary folder, traffic
-goes over the loopback interface. Under `torchrun` nothing is started: its environment is used.
+Each rank is a process with one compute thread. The rendezvous is a file in a new temporary folder; messages go over the
+loopback interface. Under `torchrun` no rank is started, and torchrun's environment is used.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"  # torchrun's name for it
 END_WITHIN_S = 3.0
 TAIL_CHARACTERS = 4000
 
-# Freed memory stays with the process: else temporaries of the optimizer and of large activations page-fault
-# in every step, which costs a third of the optimizer's time and does not scale with its size.
+# Keep freed memory in the process. Otherwise temporaries of the optimizer and large activations cause page faults in
+# every step, which cost a third of the optimizer's time and do not scale with its size.
 MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
@@ -35,7 +35,7 @@ MALLOC = {
 
 
 class RankError(RuntimeError):
-    """A rank ended with an error (or not at all); the others have been ended. `code`: exit code to pass on."""
+    """A rank ended with an error or did not end in time; the others have been ended. `code`: exit code to pass on."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -43,12 +43,12 @@ class RankError(RuntimeError):
 
 
 def is_rank() -> bool:
-    """Whether this process is already a rank: started by `run_ranks` or by torchrun."""
+    """Return whether this process is a rank, started by `run_ranks` or by torchrun."""
     return "RANK" in os.environ and ("MASTER_ADDR" in os.environ or FOLDER in os.environ)
 
 
 def rank_environment(rank: int, ranks: int, folder: str) -> dict[str, str]:
-    """Environment of one local rank."""
+    """Return the environment variables of one local rank."""
     env = (
         os.environ
         | MALLOC
@@ -61,7 +61,7 @@ def rank_environment(rank: int, ranks: int, folder: str) -> dict[str, str]:
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             PARENT: str(os.getpid()),
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",  # torch makes it, compiling or not
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",  # torch makes this folder even if it compiles nothing
         }
     )
     env.pop("MASTER_ADDR", None)
@@ -71,28 +71,28 @@ def rank_environment(rank: int, ranks: int, folder: str) -> dict[str, str]:
 
 
 def ranks_here(ranks: int) -> int:
-    """How many of a run's `ranks` run on this machine; all, where whoever started them does not say."""
+    """Return how many of a run's `ranks` run on this machine; all of them unless the environment says so."""
     said = os.environ.get(LOCAL_WORLD_SIZE, "")
     return min(ranks, int(said)) if said.isdecimal() and int(said) > 0 else ranks
 
 
 def need_torch() -> None:
-    """Fail at once, and not in every rank, where torch is not installed.
+    """Fail before ranks are started if torch is not installed.
 
     Raises:
-        ModuleNotFoundError: which a command prints as one line.
+        ModuleNotFoundError: if torch is missing; a command prints it as one line.
     """
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 def run_ranks(command: Sequence[str], ranks: int, timeout_s: float | None = None) -> None:
-    """Run `command` once for each rank and wait for all; what ranks `say` is printed meanwhile.
+    """Run `command` once for each rank and wait for all; print meanwhile what ranks pass to `calibrate.words.say`.
 
-    The first rank that fails takes the others down within seconds. Interrupted, all are ended.
+    If a rank fails, the others are ended within seconds. An interrupt ends all ranks.
 
     Raises:
-        RankError: saying which rank failed and the last it wrote on standard error.
+        RankError: names the rank that failed and the end of its standard error.
     """
     need_torch()
     with tempfile.TemporaryDirectory(prefix="stepsim-") as folder:
@@ -114,7 +114,7 @@ def _watch(
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         codes = [p.poll() for p in processes]
-        listener.pass_on()  # after the poll, so that an ended rank's last words are heard
+        listener.pass_on()  # after the poll, so that the last lines of an ended rank are printed
         failed = [r for r, c in enumerate(codes) if c not in (None, 0)]
         if failed:
             _fail(failed, processes, logs)
@@ -127,8 +127,8 @@ def _watch(
 
 
 def _fail(failed: list[int], processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> NoReturn:
-    """Report the rank that failed first: a killed one before those that only lost their connection to it."""
-    time.sleep(0.2)  # others may fail at the same moment, and the cause is worth waiting for
+    """Report the rank that failed first: a killed rank rather than those that lost their connection to it."""
+    time.sleep(0.2)  # several ranks may fail at once; this finds the one that caused it
     failed = [r for r, p in enumerate(processes) if p.poll() not in (None, 0)] or failed
     rank = min(failed, key=lambda r: (processes[r].returncode not in (1, 2), processes[r].returncode > 0, r))
     killed = [r for r in failed if processes[r].returncode < 0]
@@ -142,7 +142,7 @@ def _fail(failed: list[int], processes: list[subprocess.Popen[bytes]], logs: lis
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End what still runs: asked first, then killed."""
+    """End the processes that still run: terminate them, then kill those that remain."""
     for p in processes:
         if p.poll() is None:
             p.terminate()
@@ -156,9 +156,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def join(device: str = "cpu") -> tuple[int, int]:
-    """Become a rank: die with the parent, one thread, join the process group. Returns (rank, number of
-    ranks).
-    """
+    """Become a rank: end with the parent, use one thread, join the process group. Returns (rank, number of ranks)."""
     _die_with_parent()
     import torch
     import torch.distributed as dist
@@ -169,15 +167,15 @@ def join(device: str = "cpu") -> tuple[int, int]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     folder = os.environ.get(FOLDER)
     init = f"file://{folder}/rendezvous" if folder else "env://"
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"  # times and decisions travel as CPU tensors
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"  # ranks also exchange CPU tensors
     dist.init_process_group(backend, init_method=init, rank=rank, world_size=ranks)
     return rank, ranks
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to end this rank when its parent dies, however it dies."""
+    """Ask Linux to kill this rank when its parent ends for any reason."""
     if sys.platform == "linux" and FOLDER in os.environ:
         parent_death_signal = 1
         ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != int(os.environ.get(PARENT, os.getppid())):
-            os._exit(1)  # it died before this was asked for
+            os._exit(1)  # the parent ended before the request

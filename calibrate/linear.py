@@ -1,4 +1,4 @@
-"""Linear layers of the reference model, whose weight gradients may be computed later than their input gradients."""
+"""Linear layers of the bundled model, whose weight gradients may be computed later than their input gradients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ WeightJob = tuple[Tensor, Tensor, nn.Parameter, nn.Parameter | None, Callable[[T
 
 @dataclass(slots=True)
 class WeightGrads:
-    """Where split linear layers leave the weight half of their backward (as the zero-bubble paper's code
-    does).
+    """Takes the weight-gradient half of linear layers' backwards, as the zero-bubble paper's code does.
 
-    While `deferred` is a list, jobs queue there to be run by the schedule's W action; else they run at once.
-    `listeners` are told each parameter that a job added a gradient to.
+    While `deferred` is a list, jobs are queued there for the schedule's W action; otherwise they run at once.
+    `listeners` are called with each parameter to whose gradient a job has added.
     """
 
     deferred: list[WeightJob] | None = None
@@ -32,9 +31,9 @@ class WeightGrads:
         bias: nn.Parameter | None,
         gather: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Take the weight half of one linear layer's backward: its input and its output's gradient.
+        """Take the weight-gradient half of one linear layer's backward: its input and its output's gradient.
 
-        `gather` makes the whole input of the part that was kept (sequence parallelism).
+        `gather` makes the whole input from the part that this rank kept (sequence parallelism).
         """
         if self.deferred is None:
             self.run([(x, grad, weight, bias, gather)])
@@ -43,7 +42,7 @@ class WeightGrads:
 
     @torch.no_grad()
     def run(self, jobs: list[WeightJob]) -> None:
-        """Add the weight gradients of `jobs` to the parameters' `.grad`, and drop the jobs."""
+        """Add the weight gradients of `jobs` to the parameters' `.grad`, and clear the list."""
         while jobs:
             x, grad, weight, bias, gather = jobs.pop(0)
             rows = as_rows(grad)
@@ -60,35 +59,33 @@ class WeightGrads:
 
 
 def gradient(p: Tensor) -> Tensor:
-    """The gradient of what has one."""
+    """Return the gradient of a parameter that has one."""
     assert p.grad is not None
     return p.grad
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """[…, n] → [rows, n]"""
+    """Reshape [..., n] → [rows, n]."""
     return x.reshape(-1, x.shape[-1])
 
 
 def weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
-    """Of a linear layer's weight [n_out, n_in], from its input and its output's gradient."""
+    """Compute the gradient of a linear layer's weight [n_out, n_in] from its input and its output's gradient."""
     return as_rows(grad).t() @ as_rows(x)
 
 
 def bias_gradient(grad: Tensor, bias: Tensor | None) -> Tensor | None:
-    """Of a linear layer's bias, where it has one."""
+    """Compute the gradient of a linear layer's bias; None if it has none."""
     return None if bias is None else as_rows(grad).sum(0)
 
 
 class _SplitLinear(torch.autograd.Function):
-    """A linear layer whose backward gives the input gradient and leaves the weight gradient to
-    `WeightGrads`.
-    """
+    """A linear layer whose backward computes the input gradient and leaves the weight gradient to `WeightGrads`."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, store):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.store = weight, bias, store  # parameters themselves, with their `.grad`
+        ctx.weight, ctx.bias, ctx.store = weight, bias, store  # the parameters themselves, as their `.grad` is needed
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -111,12 +108,12 @@ class Linear(nn.Module):
         return self.product(x, self.bias)
 
     def product(self, x: Tensor, bias: nn.Parameter | None) -> Tensor:
-        """x Wᵀ, and a bias where one is given."""
+        """Compute x Wᵀ, and add the bias if there is one."""
         if self.store is None:
             return F.linear(x, self.weight, bias)
         out: Tensor = _SplitLinear.apply(x, self.weight, bias, self.store)
         return out
 
     def deferred_parameters(self) -> list[nn.Parameter]:
-        """Those whose gradients a store takes, not autograd."""
+        """Return the parameters whose gradients `WeightGrads` adds, not autograd."""
         return list(self.parameters(recurse=False))

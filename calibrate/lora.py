@@ -13,12 +13,13 @@ from calibrate.linear import Linear
 from calibrate.model import Layer
 from sim.inputs.training_config import Lora
 
-NAMES = {"qkv": "qkv", "attention_out": "proj", "mlp_up": "up", "mlp_down": "down"}  # the simulator's and the layer's
-ALPHA = 2.0  # over the rank: what the adapter's output is multiplied by
+# The layer's attribute for each name of the simulator.
+NAMES = {"qkv": "qkv", "attention_out": "proj", "mlp_up": "up", "mlp_down": "down"}
+ALPHA = 2.0  # alpha ÷ rank, by which the adapter's output is multiplied
 
 
 class Adapted(nn.Module):
-    """W x + alpha / rank · B A x; B starts at zero, so nothing changes at first."""
+    """W x + alpha / rank · B A x; B starts at zero, so an untrained adapter changes nothing."""
 
     def __init__(self, base: Linear, rank: int) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class Adapted(nn.Module):
 
 
 def add_adapters(blocks: Sequence[nn.Module], lora: Lora) -> list[nn.Parameter]:
-    """Freeze all parameters of `blocks` and put adapters on the targets; returns what is trained."""
+    """Freeze all parameters of `blocks` and add adapters to the targets; return the trained parameters."""
     for block in blocks:
         block.requires_grad_(False)
         for target in lora.targets if isinstance(block, Layer) else ():
@@ -44,7 +45,7 @@ def add_adapters(blocks: Sequence[nn.Module], lora: Lora) -> list[nn.Parameter]:
 
 
 def forward_loss(blocks: Sequence[nn.Module], tokens: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token; tokens [batch, s + 1]."""
+    """Compute the mean cross-entropy of the next token; tokens [batch, s + 1]."""
     x = tokens[:, :-1]
     for block in blocks[:-1]:
         x = block(x)
@@ -53,5 +54,5 @@ def forward_loss(blocks: Sequence[nn.Module], tokens: Tensor) -> Tensor:
 
 
 def merged(layer: Adapted) -> Tensor:
-    """The one matrix that computes the same: W + alpha / rank · B A."""
+    """Return the one matrix that computes the same: W + alpha / rank · B A."""
     return torch.add(layer.base.weight, layer.b @ layer.a, alpha=ALPHA)

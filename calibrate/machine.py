@@ -1,4 +1,4 @@
-"""What machine this is: the facts that a profile carries and that a resumed calibration must agree with."""
+"""Facts of this machine: a profile holds them, and a calibration resumes only if they are still the same."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from calibrate.machine_load import machine_busy_s
 from sim.prices.profile import Facts
 
-RANKS_SHARING = 2  # of an H200, by way of the multi-process service; four hung in an all-reduce of 4 MiB
+RANKS_SHARING = 2  # ranks on one GPU; on an H200 with CUDA's multi-process service four hung in an all-reduce of 4 MiB
 
 
 def hardware(device: str) -> Facts:
-    """Device, its memory and, on CUDA, how many there are."""
+    """Return the device, its memory and, on CUDA, the number of devices."""
     if device == "cuda":
         props = torch.cuda.get_device_properties(0)
         return {
@@ -40,7 +40,7 @@ def hardware(device: str) -> Facts:
 
 
 def software(device: str) -> Facts:
-    """Versions that speed depends on."""
+    """Return the versions of software that speed depends on."""
     facts: dict[str, str | int | float | bool] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -54,7 +54,7 @@ def software(device: str) -> Facts:
 
 
 def settings(device: str, quick: bool) -> Facts:
-    """How it was measured. One thread per rank on a CPU, as in the real runs."""
+    """Return how the machine is measured; a CPU uses one thread for each rank, as real runs do."""
     facts: dict[str, str | int | float | bool] = {"quick": quick}
     if device == "cpu":
         facts |= {"threads_per_rank": torch.get_num_threads(), "malloc": "keeps freed memory"}
@@ -64,28 +64,27 @@ def settings(device: str, quick: bool) -> Facts:
 
 
 def gpu_ranks() -> int:
-    """Ranks that NCCL lets this machine's GPUs take: one each, or two each where ranks may share a GPU.
+    """Return how many ranks NCCL allows on this machine's GPUs: one each, or two each if ranks may share a GPU.
 
-    NCCL 2.30.7 and later allow that with NCCL_MULTI_RANK_GPU_ENABLE=1. It is for trying things out: such ranks share
-    one GPU, at once under CUDA's multi-process service and in turns without it, and what they send each other stays
-    in its memory.
+    NCCL 2.30.7 and later allow sharing with NCCL_MULTI_RANK_GPU_ENABLE=1. Such ranks compute at once under CUDA's
+    multi-process service and in turns without it, and their messages stay in the GPU's memory.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return gpus * RANKS_SHARING if ranks_share_gpus() else gpus
 
 
 def ranks_share_gpus() -> bool:
-    """Whether NCCL was told that several ranks may use one GPU."""
+    """Return whether NCCL is set to allow several ranks on one GPU."""
     return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 
 def cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def busy_cores(seconds: float = 0.3) -> float:
-    """How many cores others keep busy while this process sleeps; 0 where the system does not say."""
+    """Sleep for `seconds` and return how many cores other processes used; 0 if the system does not say."""
     before = machine_busy_s()
     time.sleep(seconds)
     return (machine_busy_s() - before) / seconds

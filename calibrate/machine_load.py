@@ -1,7 +1,7 @@
-"""Whether other processes used this machine's CPU while something was timed.
+"""Measures how many cores other processes used while something was timed.
 
-With one busy stranger on two cores real steps spread by a factor of two, so timed windows carry how many
-cores others kept busy, and busy ones are dropped.
+One other busy process on two cores makes real steps vary by a factor of two. So each timed window records how many
+cores other processes used, and windows with too many are dropped.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch.distributed as dist
 
 from calibrate.words import say
 
-START_BELOW_CORES = 0.3  # windows start once others use less
+START_BELOW_CORES = 0.3  # a window starts once other processes use fewer cores
 _STAT = Path("/proc/stat")
 _BUSY_FIELDS = (1, 2, 3, 6, 7, 8)  # user nice system irq softirq steal; idle and iowait left out
 
 
 def machine_busy_s() -> float:
-    """CPU seconds that all processes used since boot, summed over cores; 0 where /proc/stat is missing."""
+    """Return the CPU seconds that all processes used since boot, summed over cores; 0 if /proc/stat is missing."""
     if not _STAT.exists():
         return 0.0
     with _STAT.open() as f:
@@ -31,13 +31,13 @@ def machine_busy_s() -> float:
 
 
 class Others:
-    """How many cores others than this process, and than children it has waited for, keep busy from now on."""
+    """Counts from its creation on how many cores other processes use; this process's ended children do not count."""
 
     def __init__(self) -> None:
         self.wall_s, self.busy_s, self.own_s = time.perf_counter(), machine_busy_s(), _own_s()
 
     def cores(self) -> float:
-        """On average until now; 0 where /proc/stat is missing."""
+        """Return the mean number of cores until now; 0 if /proc/stat is missing."""
         wall = time.perf_counter() - self.wall_s
         return max(0.0, machine_busy_s() - self.busy_s - (_own_s() - self.own_s)) / wall
 
@@ -49,7 +49,7 @@ def _own_s() -> float:
 
 @dataclass(slots=True)
 class Window:
-    """A stretch of time that all ranks time together, entered at the same instant."""
+    """A timed interval that all ranks enter at the same instant."""
 
     start_ns: int
     wall_s: float
@@ -58,7 +58,7 @@ class Window:
 
     @staticmethod
     def enter() -> Window:
-        """Collective: returns on all ranks within microseconds of each other."""
+        """Start a window; returns on all ranks within microseconds of each other. Collective."""
         busy, wall, own = machine_busy_s(), time.perf_counter(), time.process_time()
         start = torch.tensor([time.perf_counter_ns() + 3_000_000])
         dist.broadcast(start, 0)
@@ -68,9 +68,9 @@ class Window:
         return Window(start_ns, wall, busy, own)
 
     def leave(self) -> float:
-        """Collective: cores that others than the ranks kept busy since `enter`, the same on all ranks.
+        """Return how many cores processes other than the ranks used since `enter`, the same on all ranks. Collective.
 
-        A tick of /proc/stat for each core is allowed for, so in windows of a few ticks only much noise shows.
+        One tick of /proc/stat for each core is subtracted, so a window of a few ticks shows only large noise.
         """
         first = dist.get_rank() == 0
         wall = time.perf_counter() - self.wall_s
@@ -86,7 +86,7 @@ class Window:
 
 
 def wait_for_quiet(patience_s: float) -> float:
-    """Collective: all ranks sleep until others use few cores, or patience ends. Returns seconds waited."""
+    """Sleep on all ranks until other processes use few cores, at most `patience_s`; return seconds. Collective."""
     waited = torch.zeros(1, dtype=torch.float64)
     if dist.get_rank() == 0:
         start = time.perf_counter()
@@ -97,6 +97,6 @@ def wait_for_quiet(patience_s: float) -> float:
             waited[0] = time.perf_counter() - start
             if foreign <= START_BELOW_CORES or float(waited) >= patience_s:
                 break
-            say(f"others keep this machine busy: waiting for quiet, up to {patience_s:.3g} s before each round")
+            say(f"other processes keep this machine busy: waiting up to {patience_s:.3g} s before each round")
     dist.broadcast(waited, 0)
     return float(waited)

@@ -2,9 +2,8 @@
 
     python -m calibrate.measure SCENARIO.yaml --out MEASURED.json [--steps N] [--profile PROFILE.json]
 
-Starts its own local ranks, or runs under torchrun. First it proves that the ranks compute what one device
-computes; then rounds of timed steps and calibrations alternate. Exit codes: 0 done, 1 a rank died or the
-proof failed, 2 bad input.
+It starts its own local ranks, or runs under torchrun. First it proves that the ranks compute what one device computes.
+Then rounds of timed steps and calibrations follow. Exit codes: 0 done, 1 a rank died or the proof failed, 2 bad input.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ HANGS_AFTER_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What was asked for on the command line."""
+    """The command line's arguments and options."""
 
     scenario: str
     out: Path
@@ -54,7 +53,7 @@ class Wanted:
     overrides: tuple[str, ...]
 
     def arguments(self) -> list[str]:
-        """The command line again, for ranks."""
+        """Return the command line that starts a rank."""
         named = {"--profile": self.profile, "--huggingface": self.huggingface, "--program": self.program}
         return [
             *(self.scenario, "--out", str(self.out), "--steps", str(self.steps), "--budget", repr(self.budget_s)),
@@ -67,7 +66,7 @@ class Wanted:
 @click.command("measure", cls=Command)
 @scenario_argument
 @click.option("--out", type=OUTPUT, required=True, metavar="MEASURED.json", help="measured run to write")
-@click.option("--steps", type=int, default=STEPS, help="quiet steps wanted")
+@click.option("--steps", type=int, default=STEPS, help="number of steps without noise to time")
 @click.option("--profile", metavar="NAME", help="embed this profile instead of calibrating between the steps")
 @click.option(
     "--budget",
@@ -75,17 +74,15 @@ class Wanted:
     type=float,
     default=BUDGET_S,
     metavar="SECONDS",
-    help="for the rounds, 3 times as long if nothing is quiet",
+    help="time of the timed rounds; up to 3 times as long if the machine is busy",
 )
 @click.option(
     "--huggingface",
     metavar="PATH",
     help="run this Transformers model (a local folder or config.json) in place of the bundled one",
 )
-@click.option(
-    "--program", metavar="WHAT", help="run what the scenario's captured program came from: as in calibrate.capture"
-)
-@click.option("--torch", is_flag=True, help="time torch's own implementation beside the bundled one too")
+@click.option("--program", metavar="WHAT", help="run the scenario's captured code; WHAT as in calibrate.capture")
+@click.option("--torch", is_flag=True, help="also time torch's own implementation of the parallelism")
 @overrides_option
 def main(
     scenario: Path,
@@ -98,7 +95,7 @@ def main(
     torch: bool,
     overrides: tuple[str, ...],
 ) -> int:
-    """Run SCENARIO for real, with a calibration taken between its steps."""
+    """Run SCENARIO for real, with calibrations between its steps, and write a measured run."""
     wanted = Wanted(str(scenario), out, steps, profile, budget_s, huggingface, program, torch, overrides)
     loaded = _checked(wanted)
     try:
@@ -114,7 +111,7 @@ def main(
 
 
 def _checked(wanted: Wanted) -> Scenario:
-    """The scenario, after everything a user may have got wrong was looked at."""
+    """Return the scenario after all checks of the user's input."""
     scenario = with_balanced_stages(load_scenario(wanted.scenario, wanted.overrides))
     if wanted.torch:
         from calibrate.torch_reference import check
@@ -154,7 +151,7 @@ def _checked(wanted: Wanted) -> Scenario:
 
 
 def _rank_main(scenario: Scenario, wanted: Wanted) -> int:
-    """What one rank does; rank 0 writes the file."""
+    """Run one rank; rank 0 writes the file."""
     import torch.distributed as dist
 
     device = device_of(scenario)
@@ -171,14 +168,14 @@ def _rank_main(scenario: Scenario, wanted: Wanted) -> int:
         dist.barrier()
         return 0
     except ProofError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)  # on every rank: what the first to end wrote is shown
+        print(f"error: {error}", file=sys.stderr, flush=True)  # on every rank, as only one is shown
         return 1
     finally:
         dist.destroy_process_group()
 
 
 def _how(wanted: Wanted) -> Callable[[Scenario, int, str, Wanted], dict[str, Any] | None]:
-    """What runs: the bundled model, a Transformers model in its place, or a captured program's own code."""
+    """Return the function that measures the bundled model, a Transformers model, or a captured program's code."""
     if wanted.program is not None:
         return _measure_program
     return _measure if wanted.huggingface is None else _measure_huggingface
@@ -189,12 +186,12 @@ class ProofError(RuntimeError):
 
 
 def device_of(scenario: Scenario) -> str:
-    """cpu for a host's cores, cuda for GPUs."""
+    """Return the torch device of the scenario's cluster: cpu or cuda."""
     return "cpu" if scenario.cluster.gpu.architecture == "cpu" else "cuda"
 
 
 def _measure(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:
-    """Proof, memory, rounds; the measured run on rank 0, None on the others."""
+    """Prove, measure memory and time the rounds; return the measured run on rank 0, None on other ranks."""
     from calibrate.block_cuts import block_cuts
     from calibrate.blocks import Rehearsal
     from calibrate.distillation_step import Lesson, Pupil
@@ -237,9 +234,9 @@ def _measure(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict
 
 
 def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any, Any]:
-    """What will be timed, and the proof that this rank and the others compute what one device does.
+    """Return the runner, and the proof that the ranks compute what one device computes.
 
-    The proof is in fp32, whatever is timed: rounding to 16 bits would hide small faults.
+    The proof is always in fp32: rounding to 16 bits would hide small errors.
     """
     import torch
 
@@ -252,7 +249,7 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
     runner = Runner(wanted, place if wanted is student else make_place(wanted, rank, device), torch.float32, device)
     proof = prove(runner)
     if not proof.holds:
-        raise ProofError(f"{where}: the ranks do not compute what one device computes: {proof}")
+        raise ProofError(f"{where}: the ranks' results differ from one device's: {proof}")
     if scenario.distillation is not None:
         return Pupil(scenario, runner.place, torch.float32, device), proof
     if scenario.precision == "fp32" and wanted is student:
@@ -263,7 +260,7 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
 
 
 def _torch_beside(scenario: Scenario, runner: Any, wanted: Wanted) -> dict[str, Any]:
-    """torch's own parallelism: its proof, and its steps timed in turns with the bundled ones. Collective."""
+    """Prove torch's own parallelism and time its steps in turns with the bundled ones. Collective."""
     from calibrate.parallel.proof import single_device
     from calibrate.parallel.samples import make_batch
     from calibrate.torch_reference import TorchReference, largest_difference, time_both, which
@@ -273,7 +270,7 @@ def _torch_beside(scenario: Scenario, runner: Any, wanted: Wanted) -> dict[str, 
     _, single = single_device(scenario, make_batch(scenario, 0, runner.device), runner.dtype, runner.device)
     difference = largest_difference(reference, single)
     if difference > 1e-5:
-        raise ProofError(f"{wanted.scenario}: torch's gradients are not one device's: {difference:.2g} off")
+        raise ProofError(f"{wanted.scenario}: torch's gradients are {difference:.2g} off one device's")
     bundled, theirs = zip(*time_both(reference, wanted.steps), strict=True)
     return {
         "torch": {
@@ -286,7 +283,7 @@ def _torch_beside(scenario: Scenario, runner: Any, wanted: Wanted) -> dict[str, 
 
 
 def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:
-    """The same of a Transformers model; what is proven is that it has as many parameters as the simulated one."""
+    """Measure a Transformers model; the proof is that it has as many parameters as the simulated model."""
 
     from calibrate.fused import peak_bytes
     from calibrate.huggingface import Imported
@@ -338,7 +335,7 @@ def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wan
 
 
 def _measure_program(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:
-    """The same of a captured program's code on one rank; what is proven is that it runs the captured operators."""
+    """Measure a captured program's code on one rank; the proof is that it runs the captured operators."""
     from calibrate.measure_program import ProgramRunner, check_program, differences
     from calibrate.run_record import assemble
     from calibrate.timed_rounds import Limits, run_rounds
@@ -359,7 +356,7 @@ def _measure_program(scenario: Scenario, rank: int, device: str, wanted: Wanted)
 
 
 def _from_all_ranks(log: Any, memory: Any, epilogue: Any) -> tuple[list[Any], list[Any], list[Any]]:
-    """What every rank recorded, by rank. Collective."""
+    """Gather what every rank recorded, in the order of ranks. Collective."""
     import torch.distributed as dist
 
     found: list[Any] = [None] * dist.get_world_size()
@@ -369,14 +366,14 @@ def _from_all_ranks(log: Any, memory: Any, epilogue: Any) -> tuple[list[Any], li
 
 
 def _student(scenario: Scenario) -> Scenario:
-    """The scenario without its teacher."""
+    """Return the scenario without its teacher."""
     return scenario.model_copy(update={"distillation": None})
 
 
 def simulated_blocks(
     scenario: Scenario, numbers: dict[int, list[int]], part_of_stage: Sequence[int], rank: int
 ) -> tuple[dict[int, tuple[Block, ...]], list[tuple[str, int]]]:
-    """What the simulator asks the profile for: stages' blocks, and (op, bytes) of what ends a step."""
+    """Return what the simulator looks up in a profile: stages' blocks, and (op, bytes) of clipping and optimizer."""
     from sim.models.optimizer import clip_items, optimizer_items
     from sim.programs.stages import stage_blocks
     from sim.ranks.plan import make_plan
@@ -396,7 +393,7 @@ def simulated_blocks(
 
 
 def environment(device: str) -> dict[str, Facts]:
-    """Hardware and software, for the record."""
+    """Return hardware and software, for the measured run."""
     from calibrate import machine
 
     return {"hardware": machine.hardware(device), "software": machine.software(device)}
@@ -421,4 +418,4 @@ def _paired(scenario: Scenario, logs: list[Any], epilogues: list[Any], runner: A
 
 
 if __name__ == "__main__":
-    main() if is_rank() else run_command(main)  # a rank's end is its parent's business
+    main() if is_rank() else run_command(main)  # a rank's parent reports how it ended

@@ -1,4 +1,4 @@
-"""Runs the step that a program was captured from for real: the same function or config, real tensors."""
+"""Runs the code that a program was captured from: the same function or config, with real tensors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sim.inputs.program_file import CapturedProgram, read_program
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
-OPERATOR_STEPS = 5  # in which each operator is timed: the clock around each slows a step
+OPERATOR_STEPS = 5  # steps with a clock around each operator, which slows them; other steps are timed as a whole
 
 
 def check_program(scenario: Scenario, where: str) -> CapturedProgram:
-    """The program of a scenario that can be run for real: on one rank.
+    """Return the program of a scenario whose code can be run for real, which is on one rank.
 
     Raises:
-        InputError: naming the key that stands in the way.
+        InputError: names the key that prevents it.
     """
     if scenario.model.program is None:
         raise InputError(f"{where}: model.program: is missing; --program runs what a captured program came from")
@@ -44,7 +44,7 @@ def check_program(scenario: Scenario, where: str) -> CapturedProgram:
 
 
 def options_of(program: CapturedProgram) -> Options:
-    """How a Hugging Face config's model was made, from the program's own facts."""
+    """Return the options with which a Hugging Face config was captured, from the program's own facts."""
     facts = program.facts
     clips = any(o.phase == "clip" for o in program.operators)
     return Options(
@@ -61,9 +61,9 @@ def options_of(program: CapturedProgram) -> Options:
 
 
 class ProgramRunner:
-    """Steps of a captured program's own code; see `calibrate.timed_rounds.Steps`.
+    """Steps of a captured program's code; see `calibrate.timed_rounds.Steps`.
 
-    On a CPU a step's clock is the process's CPU time: one thread computes, and others' load stretches that least.
+    On a CPU steps are timed in CPU time: one thread computes, and other processes lengthen CPU time least.
     """
 
     def __init__(self, scenario: Scenario, program: CapturedProgram, what: str, device: str) -> None:
@@ -74,19 +74,19 @@ class ProgramRunner:
         self._losses, self._begin_ns = list[Tensor](), 0
 
     def batch(self, number: int) -> Tensor:
-        """The step's own function says what it computes on."""
+        """Return an empty batch; the step's own function makes its data."""
         return torch.empty(0)
 
     def zero_losses(self) -> None:
-        """Losses are those of the last step alone."""
+        """Do nothing; `loss` is always that of the last step."""
         self._losses = []
 
     def loss(self) -> float:
-        """Mean over the micro-batches of the last step."""
+        """Return the mean loss over the micro-batches of the last step."""
         return sum(float(x) for x in self._losses) / self.micro_batches
 
     def step(self, batch: Tensor, times: OperatorTimes | None = None) -> list[Record]:
-        """A step of `micro_batches`, from gradients that are None."""
+        """Run a step of all micro-batches, starting without gradients."""
         step, records = self.wanted, list[Record]()
 
         def begin(phase: str) -> int:
@@ -118,7 +118,7 @@ class ProgramRunner:
         return time.perf_counter_ns()
 
     def peak_bytes(self) -> int:
-        """The most that a step in the steady state allocates, states included."""
+        """Return the peak of allocated bytes in a step, optimizer states included."""
         step = self.wanted
         states = [x for s in step.optimizer.state.values() for x in s.values() if isinstance(x, Tensor)]
         held = {x.untyped_storage()._cdata: x for x in (*step.model.parameters(), *step.model.buffers(), *states)}
@@ -131,16 +131,16 @@ class ProgramRunner:
         return sum(x.untyped_storage().nbytes() for x in held.values()) + peak_bytes(self.device, work)
 
     def operators(self) -> list[dict[str, Any]]:
-        """Each operator's seconds in a step; see `operator_times`."""
+        """Return each operator's seconds in a step; see `operator_times`."""
         return operator_times(self.device, OPERATOR_STEPS, lambda times: void(self.step(self.batch(0), times)))
 
 
 def void(_: object) -> None:
-    """Nothing of it is needed."""
+    """Do nothing."""
 
 
 def differences(program: CapturedProgram, operators: list[dict[str, Any]], micro_batches: int) -> dict[str, int]:
-    """Launches of a step that really ran less those captured, for each operator in which the two differ."""
+    """Return launches of a real step less captured launches, for each operator in which they differ."""
     captured: Counter[str] = Counter()
     for o in program.operators:
         if o.launches:

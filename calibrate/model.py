@@ -1,9 +1,9 @@
-"""The reference model: a GPT or Llama in plain torch, cut into blocks that pipeline stages are made of.
+"""The bundled model: a GPT or Llama in plain torch, made of blocks from which pipeline stages are built.
 
-A block is the embedding, one layer, or the head with its loss. What a block's forward keeps for its
-backward is what the simulator counts (Korthikanti et al. 2022, arXiv 2205.05198, sec. 4: 34sbh + 5as²b
-bytes for a 16-bit GPT layer with dropout): dropout masks take one byte, constants such as masks and
-rotation tables are shared by all layers, and norms keep their input once.
+A block is the embedding, one layer, or the head with its loss. A block's forward keeps for its backward exactly the
+bytes that the simulator counts (Korthikanti et al. 2022, arXiv 2205.05198, sec. 4: 34sbh + 5as²b bytes for a 16-bit GPT
+layer with dropout). Dropout masks take one byte for each element, all layers share constants such as masks and rotation
+tables, and norms keep their input once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sim.inputs.scenario import Training
 
 
 def activation(mlp: str, x: Tensor) -> Tensor:
-    """Between the two matrices of an MLP or an expert; of swiglu's two halves the first is the gate."""
+    """Apply an MLP's or expert's activation between its two matrices; swiglu's first half is the gate."""
     if mlp == "swiglu":
         gate, up = x.chunk(2, -1)
         return F.silu(gate) * up
@@ -41,7 +41,7 @@ Core = Callable[[Tensor, Tensor, Tensor], Tensor]  # [b, heads, s, d], [b, kv_he
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[b, heads, s, d], [b, kv_heads, s, d] twice → [b, heads, s, d]"""
+    """Compute fused attention: q [b, heads, s, d], k and v [b, kv_heads, s, d] → [b, heads, s, d]."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
@@ -60,16 +60,16 @@ class Expert(nn.Module):
 
 
 def moe_of(m: ModelConfig) -> MoeConfig:
-    """The experts of a model that has some."""
+    """Return the expert settings of a model that has experts."""
     assert m.moe is not None
     return m.moe
 
 
 class Router(nn.Module):
-    """The experts of each token and their weights, which sum to one (Mixtral, arXiv 2401.04088, sec. 2.1).
+    """Chooses each token's experts and their weights, which sum to one (Mixtral, arXiv 2401.04088, sec. 2.1).
 
-    `balanced`: the experts are taken in turn by token number, whatever the probabilities say, so that all get
-    as many (Megatron-LM's --moe-router-force-load-balancing); the weights are the probabilities all the same.
+    `balanced`: experts are chosen in turn by token number, so that all get equally many tokens (Megatron-LM's
+    --moe-router-force-load-balancing). The weights are still the router's probabilities.
     """
 
     balanced = True
@@ -81,7 +81,10 @@ class Router(nn.Module):
         self.matrix = Linear(m.hidden, moe.experts, False, store)
 
     def forward(self, x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """[tokens, h], [tokens] → weights and experts, [tokens, top_k] both; a dropped copy has expert `experts`."""
+        """Route tokens [tokens, h] with numbers [tokens] → weights and experts, both [tokens, top_k].
+
+        A dropped copy of a token has the expert number `experts`.
+        """
         logits = self.matrix(x)
         probabilities = torch.softmax(logits if logits.dtype == torch.float64 else logits.float(), -1)
         if self.balanced:
@@ -93,19 +96,21 @@ class Router(nn.Module):
         return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), self._within_capacity(chosen)
 
     def _within_capacity(self, chosen: Tensor) -> Tensor:
-        """Of each expert's copies the first ones, in the tokens' order, up to its capacity (Fedus et al. 2021, Switch
-        Transformer, arXiv 2101.03961, sec. 2.2): what is above is dropped, and its token is the poorer for it."""
+        """Drop the copies above each expert's capacity, the last in the order of tokens.
+
+        Fedus et al. 2021, Switch Transformer, arXiv 2101.03961, sec. 2.2. A token lacks the output of dropped copies.
+        """
         if self.capacity_factor is None:
             return chosen
         capacity = math.ceil(self.capacity_factor * chosen.numel() / self.experts)
         flat = chosen.reshape(-1)
-        taken = torch.nn.functional.one_hot(flat, self.experts).cumsum(0)  # copies of each expert until here
+        taken = torch.nn.functional.one_hot(flat, self.experts).cumsum(0)  # copies of each expert up to this one
         place = taken.gather(1, flat[:, None])[:, 0]
         return torch.where(place > capacity, self.experts, flat).view(chosen.shape)
 
 
 class Experts(nn.Module):
-    """Mixture of experts, one after the other, no token dropped. [b, s, h] → [b, s, h]"""
+    """Mixture of experts, computed one expert after the other. [b, s, h] → [b, s, h]"""
 
     def __init__(self, m: ModelConfig, store: WeightGrads | None) -> None:
         super().__init__()
@@ -123,7 +128,7 @@ class Experts(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP or experts, each after a norm and added to its input. [b, s, h] → [b, s, h]"""
+    """Attention, then an MLP or experts, each after a norm and with a residual sum. [b, s, h] → [b, s, h]"""
 
     def __init__(
         self, m: ModelConfig, t: Training, store: WeightGrads | None, constants: Constants, moe: bool = False
@@ -146,8 +151,8 @@ class Layer(nn.Module):
             self.up = linear(m.hidden, ffn * (2 if m.mlp == "swiglu" else 1), m.bias, store)
             self.down = linear(ffn, m.hidden, m.bias, store)
         self.dense = ffn > 0
-        self.tokens: Share | None = None  # of a micro-batch's tokens, and of the scores [b · kv_heads, rows, s]:
-        self.scores: Share | None = None  # what this rank has, where that is not all
+        self.tokens: Share | None = None  # this rank's part of a micro-batch's activations; None: all of them
+        self.scores: Share | None = None  # this rank's part of the scores [b · kv_heads, rows, s]; None: all of them
 
     def forward(self, x: Tensor) -> Tensor:
         p, tokens = self.m.dropout, self.tokens
@@ -155,20 +160,20 @@ class Layer(nn.Module):
         return x + dropout(self.mlp(self.norm2(x)), p, tokens)
 
     def mlp(self, x: Tensor) -> Tensor:
-        """The dense MLP, or routed experts and the shared ones that see every token."""
+        """Compute the dense MLP, or routed experts and shared experts."""
         routed: Tensor | None = None if self.moe is None else self.moe(x)
         dense: Tensor | None = self.down(self.activation(self.up(x))) if self.dense else None
         if routed is not None and dense is not None:
             return routed + dense
         out = dense if routed is None else routed
-        assert out is not None  # a layer has one of the two
+        assert out is not None  # a layer has experts or a dense MLP
         return out
 
     def activation(self, x: Tensor) -> Tensor:
         return activation(self.m.mlp, x)
 
     def attention(self, x: Tensor) -> Tensor:
-        """[b, s, h] → [b, s, heads · d], causal."""
+        """Compute causal attention: [b, s, h] → [b, s, heads · d]."""
         q, k, v = self._heads(self.qkv(x)) if self.latent is None else self.latent(x, self.constants)
         if not self.fused:
             return self.unfused(q, k, v)
@@ -176,7 +181,7 @@ class Layer(nn.Module):
         return self.core(q, k, v).transpose(1, 2).flatten(2)
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[b, s, (heads + 2 kv_heads) · d] → queries, keys and values, [b, s, heads or kv_heads, d]."""
+        """Split [b, s, (heads + 2 kv_heads) · d] into queries, keys and values [b, s, heads or kv_heads, d]."""
         m, (b, s, _) = self.m, qkv.shape
         q, k, v = qkv.view(b, s, -1, m.head_dim).split((m.heads, m.kv_heads, m.kv_heads), 2)
         if m.positions == "rope":
@@ -184,8 +189,9 @@ class Layer(nn.Module):
         return q, k, v
 
     def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Two batched matmuls around softmax and dropout; the query heads of one KV head are stacked as
-        rows.
+        """Compute attention as two batched matmuls around softmax and dropout.
+
+        The query heads of one KV head are stacked as rows.
         """
         m, (b, s, _, d) = self.m, q.shape
         group = m.heads // m.kv_heads
@@ -231,7 +237,7 @@ class Head(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How blocks are made: device, dtype, seed, and whether weight gradients can be split off."""
+    """How blocks are made: device, dtype, seed, and where weight gradients are deferred to."""
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
@@ -240,9 +246,9 @@ class Build:
 
 
 def make_blocks(m: ModelConfig, t: Training, wanted: Sequence[int], build: Build) -> list[nn.Module]:
-    """Blocks of the model by number: 0 the embedding, 1 … layers, layers + 1 the head with its loss.
+    """Make blocks of the model by number: 0 the embedding, 1 to `layers` the layers, `layers` + 1 the head with loss.
 
-    Each block's parameters depend on the seed and its number alone, so stages made apart fit together.
+    A block's parameters depend only on the seed and its number, so ranks can make their stages independently.
     """
     constants = make_constants(m, t.seq_len, build.device, build.dtype)
     blocks: list[nn.Module] = []
@@ -259,7 +265,7 @@ def make_blocks(m: ModelConfig, t: Training, wanted: Sequence[int], build: Build
         assert isinstance(first, Embedding)
         if 0 in wanted:
             head.output.weight = first.weight
-        else:  # a copy, as the embedding on another rank begins
+        else:  # a copy with the initial values of the embedding, which is on another rank
             head.output.weight.data = first.weight.data
     return blocks
 
@@ -273,8 +279,9 @@ def _make_block(m: ModelConfig, t: Training, i: int, store: WeightGrads | None, 
 
 
 def _initialize(block: nn.Module, seed: int) -> None:
-    """Normal weights of deviation 0.02, biases small rather than zero so that a lost bias shows; norms near
-    one.
+    """Set weights to normal numbers of standard deviation 0.02 and norms near one.
+
+    Biases are small instead of zero, so that a lost bias shows.
     """
     device = next(block.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
@@ -285,5 +292,5 @@ def _initialize(block: nn.Module, seed: int) -> None:
 
 
 def parameter_count(blocks: Sequence[nn.Module]) -> int:
-    """Distinct parameters of `blocks`."""
+    """Return the number of distinct parameters of `blocks`."""
     return sum(p.numel() for p in {id(p): p for block in blocks for p in block.parameters()}.values())

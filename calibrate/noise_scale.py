@@ -1,9 +1,9 @@
-"""The gradient noise scale of short real runs: an estimate of the critical batch size.
+"""Estimates the critical batch size by the gradient noise scale of short real runs.
 
     python -m calibrate.noise_scale
 
-McCandlish et al. 2018, arXiv 1812.06162: section 2.2 (B_simple = tr Σ / |G|²) and appendix A.1 (its unbiased estimate
-from the gradient's norm at two batch sizes). Sizes are in sequences here.
+McCandlish et al. 2018, arXiv 1812.06162: section 2.2 (B_simple = tr Σ / |G|²) and appendix A.1 (an unbiased estimate
+from the gradient's norm at two batch sizes). Batch sizes are in sequences.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from calibrate.quantization import loss, make_small, perplexity, text, train
 
 @dataclass(frozen=True, slots=True)
 class NoiseScale:
-    """`gradient`: |G|², of the true gradient; `noise`: tr Σ, of one sequence's gradient around it."""
+    """`gradient`: |G|² of the true gradient; `noise`: tr Σ, the variance of one sequence's gradient around it."""
 
     gradient: float
     noise: float
 
     @property
     def critical_batch(self) -> float:
-        """tr Σ / |G|², sequences."""
+        """tr Σ / |G|², in sequences."""
         return self.noise / self.gradient if self.gradient > 0 else float("inf")
 
 
 def estimate(small: Sequence[Tensor], batch: int) -> NoiseScale:
-    """From gradients of n independent batches of `batch` each: their mean is that of a batch n times as large.
+    """Estimate the noise scale from gradients of n independent batches of `batch` sequences each.
+
+    The mean of the gradients is that of a batch n times as large:
 
     |G|² = (B·|G_B|² − b·|G_b|²) / (B − b), tr Σ = (|G_b|² − |G_B|²) / (1/b − 1/B), norms averaged over batches.
     """
@@ -45,7 +47,7 @@ def estimate(small: Sequence[Tensor], batch: int) -> NoiseScale:
 
 
 def gradient_of(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
-    """The whole model's gradient as one vector."""
+    """Return the whole model's gradient as one vector."""
     parameters = [p for b in blocks for p in b.parameters()]
     grads = torch.autograd.grad(loss(blocks, tokens), parameters)
     return torch.cat([g.flatten() for g in grads])
@@ -54,12 +56,12 @@ def gradient_of(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
 def noise_scale(
     blocks: list[nn.Module], batch: int = 4, batches: int = 64, sample: Callable[[int, int], Tensor] = text
 ) -> NoiseScale:
-    """The noise scale of a model as it stands; `sample(rows, seed)` draws fresh sequences."""
+    """Estimate a model's noise scale at its present weights; `sample(rows, seed)` draws new sequences."""
     return estimate([gradient_of(blocks, sample(batch, 200_000 + i)) for i in range(batches)], batch)
 
 
 def main() -> None:
-    """Train in pieces and print the noise scale after each: it grows as the loss falls."""
+    """Train and print the noise scale every now and then; it grows as the loss falls."""
     torch.set_num_threads(1)
     blocks, done = make_small(), 0
     for steps in (0, 50, 150):

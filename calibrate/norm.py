@@ -1,4 +1,4 @@
-"""Norms of the reference model, which keep their input once."""
+"""Norms of the bundled model, which keep only their input for the backward."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ EPSILON = 1e-5
 
 
 class _RMSNorm(torch.autograd.Function):
-    """x / rms(x) · weight, keeping its input and one fp32 number a row (torch's own keeps the normalized
-    input too).
+    """x / rms(x) · weight, which keeps its input and one fp32 number for each row.
+
+    torch's own RMSNorm keeps the normalized input too.
     """
 
     @staticmethod
@@ -34,7 +35,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def eager_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """RMSNorm by separate kernels; keeps its input alone."""
+    """Compute RMSNorm by separate kernels, keeping only the input for the backward."""
     found: Tensor = _RMSNorm.apply(x, weight)
     return found
 

@@ -1,4 +1,4 @@
-"""Times every ATen operator of a real step, by name and phase, below autograd as a capture sees it."""
+"""Times every ATen operator of a real step, by name and phase, below autograd as captures record them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ VIEWS = "views and allocations"
 
 
 class OperatorTimes(TorchDispatchMode):
-    """Seconds and number of each operator: on a CPU its CPU time, on a GPU between events on the stream.
+    """Records the seconds and the number of each operator: on a CPU CPU time, on a GPU time between events.
 
-    `phase` says what runs.
+    `phase` is set by the caller to forward, backward, clip or optimizer.
     """
 
     def __init__(self, device: str) -> None:
@@ -32,7 +32,7 @@ class OperatorTimes(TorchDispatchMode):
         self._gpu: list[tuple[Key, torch.cuda.Event, torch.cuda.Event]] = []
 
     def seconds(self) -> dict[Key, float]:
-        """Of what ran so far."""
+        """Return the seconds of each operator and phase so far."""
         found = dict(self._cpu)
         if self._gpu:
             torch.cuda.synchronize()
@@ -70,7 +70,7 @@ class OperatorTimes(TorchDispatchMode):
 
 
 def operator_times(device: str, steps: int, run: Callable[[OperatorTimes], None]) -> list[dict[str, Any]]:
-    """Median seconds of each operator over `steps` runs, as a measured run lists them, longest first."""
+    """Return each operator's median seconds over `steps` runs, longest first, as a measured run lists them."""
     samples: dict[Key, list[float]] = defaultdict(list)
     counts: Counter[Key] = Counter()
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""How much communication and computation slow each other down when both run."""
+"""Measures how much communication and computation slow each other down when both run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from calibrate.records import Constant, Record
 from calibrate.timing import Bench
 
 REPEATS = 7
-COVER = 3.0  # the one that disturbs lasts so much longer than the one measured, even when slowed down itself
+COVER = 3.0  # how many times longer the disturbing work lasts than the measured work, so that it covers all of it
 MATMULS = 32
 Work = Callable[[], object]
 
 
 def interference(bench: Bench) -> list[Record]:
-    """Matmuls while all-reduces run and the other way round, relative to each alone, median over repeats.
+    """Measure the slowdowns of matmuls beside all-reduces and of all-reduces beside matmuls: medians over repeats.
 
-    On a CPU gloo's threads take the cores that compute; on a GPU NCCL's kernels take multiprocessors and
-    memory bandwidth. Every rank of the group must call this at the same time.
+    On a CPU gloo's threads use cores that compute; on a GPU NCCL's kernels use multiprocessors and memory bandwidth.
+    Collective.
     """
     matmul, reduce = _matmul(bench), _reduce(bench)
     compute_s = _agree(bench, _median(partial(_alone, bench, partial(_repeat, matmul, MATMULS))))
@@ -41,7 +41,7 @@ def interference(bench: Bench) -> list[Record]:
 
 
 def _matmul(bench: Bench) -> Work:
-    """On a CPU a short one, as `_reduce_under` looks for the end of the all-reduce after each."""
+    """Return a matmul; a short one on a CPU, as `_reduce_under` asks after each whether the all-reduce has ended."""
     n, dtype = (256, torch.float32) if bench.device == "cpu" else (8192, torch.bfloat16)
     a, b = (torch.randn(n, n, device=bench.device, dtype=dtype) for _ in range(2))
     return partial(torch.mm, a, b)
@@ -67,7 +67,7 @@ def _alone(bench: Bench, work: Work) -> float:
 
 
 def _compute_under(bench: Bench, matmul: Work, reduce: Callable[[], dist.Work], reduces: int) -> float:
-    """Time of the matmuls, with all-reduces under way from before the first to after the last of them."""
+    """Time the matmuls while all-reduces run from before the first matmul until after the last."""
     _together(bench)
     works = [reduce() for _ in range(reduces)]
     if bench.device == "cuda":
@@ -86,7 +86,7 @@ def _compute_under(bench: Bench, matmul: Work, reduce: Callable[[], dist.Work], 
 
 
 def _reduce_under(bench: Bench, matmul: Work, reduce: Callable[[], dist.Work], matmuls: int) -> float:
-    """Time from issuing an all-reduce to its end, with matmuls under way."""
+    """Time an all-reduce from its call to its end while matmuls run."""
     _together(bench)
     if bench.device == "cuda":
         side = torch.cuda.Stream()
@@ -113,7 +113,7 @@ def _median(measure: Callable[[], float]) -> float:
 
 
 def _agree(bench: Bench, value: float) -> float:
-    """The ranks' mean: all must take the same decisions."""
+    """Return the mean over all ranks, so that they take the same decisions."""
     mean = torch.tensor([value], dtype=torch.float64, device=bench.device)
     dist.all_reduce(mean)
     return float(mean) / dist.get_world_size()

@@ -1,4 +1,4 @@
-"""From the logs of all ranks: the representative step, and the paired calibration as a Profile."""
+"""Makes a profile from the paired calibrations of all ranks, and chooses the representative step."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from sim.inputs.parallelism import Parallelism
 from sim.prices.coefficients import Coefficients
 from sim.prices.profile import BlockPoint, CollectiveTable, Facts, PointTable, Profile
 
-LEAST_MESSAGE_S = 20e-6  # loopback's latency: what took less had arrived before anyone waited
+LEAST_MESSAGE_S = 20e-6  # loopback's latency: a message that took less had arrived before the receiver waited
 LEAST_S = 1e-6
 Times = dict[tuple[str, int], dict[int, list[float]]]  # by collective and number of ranks, by bytes: seconds
 Epilogue = Sequence[tuple[str, int]]  # (op, bytes) of clipping and optimizer, in order
-Middle = Callable[[Iterable[float]], tuple[float, float]]  # what stands for many values, and their spread around it
+Middle = Callable[[Iterable[float]], tuple[float, float]]  # median or mean of many values, and their spread around it
 
 
 def chosen_rounds(log: Log) -> list[int]:
-    """The good rounds; the three in which others used least where none was good."""
+    """Return the good rounds; if none is good, the three in which other processes used the fewest cores."""
     rounds = range(len(log.steps) // 2)
     return good_rounds(log) or sorted(sorted(rounds, key=lambda r: foreign(log, r))[:LEAST])
 
 
 def representative(log: Log, chosen: Sequence[int]) -> int:
-    """The step whose time is nearest the median of the chosen ones."""
+    """Return the number of the chosen step whose time is nearest to their median."""
     middle = statistics.median(log.steps[i].seconds for i in chosen)
     return min(chosen, key=lambda i: abs(log.steps[i].seconds - middle))
 
 
 def ranks_per_core(ranks: int, hardware: Facts) -> float:
-    """How many of a machine's ranks want each core of its CPU; 0 on GPUs, which do not take turns."""
+    """Return how many of a machine's ranks share each core of its CPU; 0 on GPUs, which ranks do not share in turns."""
     return ranks / float(hardware["cores"]) if hardware.get("device") == "cpu" else 0.0
 
 
 def median_and_spread(values: Iterable[float]) -> tuple[float, float]:
-    """Median, and median absolute deviation divided by it."""
+    """Return the median, and the median absolute deviation divided by it."""
     values = list(values)
     middle = statistics.median(values)
     return middle, statistics.median(abs(v - middle) for v in values) / middle
 
 
 def mean_and_spread(values: Iterable[float]) -> tuple[float, float]:
-    """Mean, and mean absolute deviation divided by it."""
+    """Return the mean, and the mean absolute deviation divided by it."""
     values = list(values)
     middle = statistics.fmean(values)
     return middle, statistics.fmean(abs(v - middle) for v in values) / middle
@@ -67,12 +67,13 @@ def make_profile(
     hardware: Facts,
     software: Facts,
 ) -> Profile:
-    """The calibrations of all ranks in the chosen rounds as a profile of blocks, optimizer, messages and all-reduces.
+    """Make a profile of blocks, optimizer, messages and collectives from all ranks' calibrations in the chosen rounds.
 
-    `epilogues`: by rank, what the simulator calls the operators after the last backward.
+    `epilogues`: for each rank the simulator's operators after the last backward, as (op, bytes). `message_bytes`: size
+    of a message between stages.
 
-    Where ranks share cores, means take the place of medians. A rank seldom waits for a core, but then for milliseconds;
-    the step pays for that, and a median would drop it.
+    If ranks share cores, means are used instead of medians. A rank rarely waits for a core, but then for milliseconds.
+    The step includes these waits; a median would not.
     """
     chosen = chosen_rounds(logs[0])
     sharing = ranks_per_core(ranks_here(len(logs)), hardware)
@@ -95,10 +96,10 @@ def make_profile(
 
 
 def _blocks(logs: Sequence[Log], chosen: Sequence[int], middle: Middle, shared: bool) -> tuple[BlockPoint, ...]:
-    """`middle` over actions and rounds on each rank, then the mean over ranks that have the block.
+    """Return each block's seconds: `middle` over actions and rounds on each rank, then the mean over ranks.
 
-    Of quiet windows the wall time counts, of others the CPU time, which leaves out waiting for a core; but not where
-    cores are `shared`, and ranks wait for each other's too.
+    In a quiet window wall time counts. In other windows CPU time counts, which leaves out waits for a core. If ranks
+    share cores (`shared`), wall time always counts, as waits for a core belong to the step.
     """
     by_rank: dict[Sample, list[list[float]]] = defaultdict(list)
     for log in logs:
@@ -118,7 +119,7 @@ def _blocks(logs: Sequence[Log], chosen: Sequence[int], middle: Middle, shared: 
 
 
 def _apart(points: Sequence[BlockPoint]) -> tuple[BlockPoint, ...]:
-    """What was recomputed, told from the backward (or input gradient) that it was timed with."""
+    """Subtract the backward's (or input gradient's) seconds from those with recomputation, which gives "recompute"."""
     plain: dict[str, float] = defaultdict(float)
     for p in points:
         if p.phase in ("backward", "input_grad"):
@@ -136,7 +137,7 @@ def _apart(points: Sequence[BlockPoint]) -> tuple[BlockPoint, ...]:
 def _epilogue(
     logs: Sequence[Log], chosen: Sequence[int], shapes: Sequence[Epilogue], middle: Middle
 ) -> tuple[PointTable, ...]:
-    """Clipping and optimizer: a point for each operator and size, from all ranks that have it."""
+    """Return a point of clipping and optimizer for each operator and size, from all ranks that have it."""
     by_point: dict[tuple[str, int], list[float]] = defaultdict(list)
     for log, shape in zip(logs, shapes, strict=True):
         for i in chosen:
@@ -152,12 +153,11 @@ def _epilogue(
 
 
 def _within_blocks(logs: Sequence[Log], chosen: Sequence[int], middle: Middle) -> Times:
-    """Collectives within blocks, of each group as its least waiting kind of member saw them: others also wait for that
-    one's work, which the simulator knows.
+    """Return seconds of the collectives within blocks, as the ranks that wait least saw them.
 
-    Ranks of one kind have the same blocks, and the simulator gives each their mean, computing and waiting: which of
-    them was late is chance. From a rank's own arrival, so what equal ranks wait for each other by chance counts as
-    communication: it adds up wherever they meet, and nothing else in the simulation stands for it.
+    The other ranks of the group also wait for these ranks' computation, which the simulator knows. Ranks with the same
+    blocks count as one kind, and their mean is taken, because it is chance which of them is late. Times start when the
+    rank itself arrives. So waits among equal ranks count as communication, as nothing else in the simulation has them.
     """
     kinds = [frozenset(key for key, _, _ in log.calibrations[chosen[0]].blocks) for log in logs]
     waits: dict[tuple[str, int, int], dict[tuple[str, int], list[tuple[frozenset[str], list[float]]]]] = {}
@@ -178,7 +178,7 @@ def _within_blocks(logs: Sequence[Log], chosen: Sequence[int], middle: Middle) -
 
 
 def _waits(log: Log, chosen: Sequence[int]) -> dict[tuple[tuple[str, int, int], tuple[str, int]], list[float]]:
-    """By (op, ranks, bytes) and group: how long such a collective took in each of the chosen rounds."""
+    """Return by (op, ranks, bytes) and group the seconds of such a collective in each of the chosen rounds."""
     out: dict[tuple[tuple[str, int, int], tuple[str, int]], list[float]] = defaultdict(list)
     for i in chosen:
         groups: dict[tuple[str, int], list[Transfer]] = defaultdict(list)
@@ -191,9 +191,9 @@ def _waits(log: Log, chosen: Sequence[int]) -> dict[tuple[tuple[str, int, int], 
 
 
 def _messages(logs: Sequence[Log], chosen: Sequence[int], size: int) -> Times:
-    """A message took from the later start of its two ends until it was received.
+    """Return the seconds of messages, from the later of their two starts until they were received.
 
-    Overlapped messages count only where the receiver was waiting already: else the transfer was hidden.
+    Overlapped messages count only if the receiver was already waiting. Otherwise the transfer was hidden.
     """
     times: list[float] = []
     for i in chosen:
@@ -203,7 +203,7 @@ def _messages(logs: Sequence[Log], chosen: Sequence[int], size: int) -> Times:
 
 
 def _collectives(logs: Sequence[Log], chosen: Sequence[int], p: Parallelism, shared: bool) -> Times:
-    """Gradients and parameters over those who share them, and the four bytes of the gradients' norm."""
+    """Return the seconds of collectives of gradients and parameters, and of the norm's 4-byte all-reduces."""
     times: Times = defaultdict(lambda: defaultdict(list))
     norms = [n for n in (p.tp * p.pp, _shards(p) if p.zero else 1) if n > 1]
     for i in chosen:
@@ -215,9 +215,9 @@ def _collectives(logs: Sequence[Log], chosen: Sequence[int], p: Parallelism, sha
             for ranks, r in zip(norms, small, strict=True):
                 members["all_reduce", ranks, 4].append((ranks, r.start_ns, r.end_ns))
         first = _first_after_backward(members, p)
-        # Where ranks have a core each, one that is late in a busy window was held up by a stranger.
+        # If each rank has its own core, a rank that is late in a busy window was delayed by another process.
         counts = shared or logs[0].calibrations[i].foreign_cores <= QUIET_CORES
-        counts &= ranks_here(len(logs)) == len(logs)  # clocks of other machines are not this one's
+        counts &= ranks_here(len(logs)) == len(logs)  # clocks of several machines cannot be compared
         for (op, ranks, size), ends in members.items():
             late_s = _late_s(logs, i) if (op, ranks, size) == first and counts else 0.0
             times[op, ranks][size] += [seconds + late_s for seconds in _spans(ends)]
@@ -225,8 +225,9 @@ def _collectives(logs: Sequence[Log], chosen: Sequence[int], p: Parallelism, sha
 
 
 def _first_after_backward(sorts: Iterable[tuple[str, int, int]], p: Parallelism) -> tuple[str, int, int] | None:
-    """The collective at which ranks meet that have told each other nothing since the step began: that of the whole
-    gradients, once all backwards are done. None where messages or earlier collectives bring them together.
+    """Return the collective of all gradients if it is the step's first communication, else None.
+
+    Ranks wait there for the slowest one. If there are messages or earlier collectives, ranks have met before.
     """
     alone = p.dp_sync == "after_backward" and p.zero < 2 and p.pp == 1
     op = "reduce_scatter" if p.zero else "all_reduce"
@@ -235,9 +236,10 @@ def _first_after_backward(sorts: Iterable[tuple[str, int, int]], p: Parallelism)
 
 
 def _late_s(logs: Sequence[Log], i: int) -> float:
-    """Seconds for which ranks wait, on average, for the one that is last with its blocks in a calibration.
+    """Return the mean seconds for which ranks wait for the one that finished its blocks last in a calibration.
 
-    The simulator gives equal ranks equal times, so that none waits. It is chance who is late; that somebody is, is not.
+    The simulator gives equal ranks equal times, so there they never wait. Real ranks always do, though each time for
+    another rank.
     """
     ends = [log.calibrations[i].walked_ns for log in logs]
     return (max(ends) - statistics.fmean(ends)) * 1e-9
@@ -248,10 +250,10 @@ def _shards(p: Parallelism) -> int:
 
 
 def _share(logs: Sequence[Log], chosen: Sequence[int], times: Times, middle: Middle) -> Coefficients:
-    """What a collective takes from the computation beside it, as a fraction of the time it takes alone.
+    """Return the share that collectives take from computation beside them: seconds lost ÷ the collectives' own seconds.
 
-    Of quiet windows the wall time lost counts, but for waits that the simulator knows; of others the CPU time. All
-    sorts together: the simulator has one share.
+    In a quiet window the lost wall time counts, less the waits that the simulator has. In other windows the lost CPU
+    time counts. The simulator has one share for collectives of all kinds.
     """
 
     def alone(c: Beneath) -> float:
@@ -272,12 +274,12 @@ def _share(logs: Sequence[Log], chosen: Sequence[int], times: Times, middle: Mid
             alone_s += sum(middle(times[op, ranks][n])[0] for op, ranks, n in sent)
     if not alone_s:
         return Coefficients()
-    source = "a micro-batch under its gradients' collectives: what it took longer, by the collectives' seconds"
+    source = "how much longer a micro-batch took with its gradients' collectives, divided by the collectives' seconds"
     return Coefficients(collective_sm_share=max(0.0, lost_s) / alone_s, sources={"collective_sm_share": source})
 
 
 def _spans(ends: Iterable[tuple[object, int, int]]) -> list[float]:
-    """Seconds from the last member's start to the last member's end, for each number."""
+    """Return for each number the seconds from its last start to its last end; `ends`: (number, start, end) in ns."""
     starts: dict[object, int] = {}
     stops: dict[object, int] = {}
     for number, start, end in ends:
@@ -287,7 +289,7 @@ def _spans(ends: Iterable[tuple[object, int, int]]) -> list[float]:
 
 
 def _tables(found: Sequence[Times], middle: Middle) -> tuple[CollectiveTable, ...]:
-    """One table for each collective and number of ranks, of all times found."""
+    """Return one table for each collective and number of ranks, of all seconds found."""
     every: Times = defaultdict(lambda: defaultdict(list))
     for times in found:
         for sort, by_size in times.items():

@@ -1,4 +1,4 @@
-"""Matrix products with quantized operands, done for real, and what they cost a language model in perplexity.
+"""Matrix products with quantized operands, and the perplexity of a small language model with each of them.
 
     python -m calibrate.quantization
 
@@ -6,8 +6,8 @@ Dettmers et al. 2022, "LLM.int8()", arXiv 2208.07339: section 2 (absmax, zero-po
 (outlier decomposition), table 1 (the order of their perplexities). Frantar et al. 2022, "GPTQ", arXiv 2210.17323
 (4-bit weights in groups, here rounded to nearest); Micikevicius et al. 2022, arXiv 2209.05433 (fp8).
 
-All take X [rows, k] and W [n, k] and return X Wᵀ [rows, n]. 8-bit operands are whole numbers, multiplied and summed
-exactly, as tensor cores do in 32 bits; here in doubles, which hold such sums exactly and which a CPU multiplies faster.
+All methods take X [rows, k] and W [n, k] and return X Wᵀ [rows, n]. 8-bit integers are multiplied and summed exactly,
+as tensor cores do in 32 bits. Here they are doubles, which hold such sums exactly and which a CPU multiplies faster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 
 def _scale(x: Tensor, dim: int | None, largest: float = 127.0) -> Tensor:
-    """Absmax scales: of the whole tensor, or along `dim` (kept)."""
+    """Return absmax scales: of the whole tensor, or along `dim`, which is kept."""
     top = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
     return top.clamp_min(1e-12) / largest
 
@@ -47,14 +47,16 @@ def _int8(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _symmetric(x: Tensor, w: Tensor, rows: bool, columns: bool) -> Tensor:
-    """Scales of X whole or per row, of W whole or per output column: C = s_x s_w (X₈ W₈ᵀ)."""
+    """Multiply with one scale for X or one for each row, and one for W or one for each output: C = s_x s_w (X₈ W₈ᵀ)."""
     sx, sw = _scale(x, 1 if rows else None), _scale(w, 1 if columns else None)
     return (_int8(x, sx) @ _int8(w, sw).T).to(x.dtype) * sx * sw.reshape(1, -1)
 
 
 def _affine(x: Tensor, dim: int | None) -> tuple[Tensor, Tensor]:
-    """Zero-point quantization to 8 bits: integers with the zero point taken off, and the scale. Asymmetric values use
-    the whole range."""
+    """Quantize to 8 bits with a zero point, so that asymmetric values use the whole range.
+
+    Returns integers with the zero point subtracted, and the scale.
+    """
     low, high = (x.amin(), x.amax()) if dim is None else (x.amin(dim, keepdim=True), x.amax(dim, keepdim=True))
     low, high = low.clamp_max(0.0), high.clamp_min(0.0)
     scale = ((high - low) / 255).clamp_min(1e-12)
@@ -69,7 +71,7 @@ def _zero_point(x: Tensor, w: Tensor, vectors: bool) -> Tensor:
 
 
 def _decomposed(x: Tensor, w: Tensor, inner: Product) -> Tensor:
-    """Features with outliers in full precision, the rest in 8 bits (equation 8)."""
+    """Multiply features with outliers in full precision and the rest by `inner` (equation 8)."""
     outlier = (x.abs() >= OUTLIER_THRESHOLD).any(0)
     rest = ~outlier
     if outlier.all():
@@ -78,53 +80,53 @@ def _decomposed(x: Tensor, w: Tensor, inner: Product) -> Tensor:
 
 
 def absmax(x: Tensor, w: Tensor) -> Tensor:
-    """One scale for each tensor."""
+    """Multiply in 8 bits with one scale for each tensor."""
     return _symmetric(x, w, False, False)
 
 
 def row_wise(x: Tensor, w: Tensor) -> Tensor:
-    """A scale for each row of X, one for W."""
+    """Multiply in 8 bits with a scale for each row of X, one for W."""
     return _symmetric(x, w, True, False)
 
 
 def vector_wise(x: Tensor, w: Tensor) -> Tensor:
-    """A scale for each row of X and each column of Wᵀ."""
+    """Multiply in 8 bits with a scale for each row of X and each column of Wᵀ."""
     return _symmetric(x, w, True, True)
 
 
 def zero_point(x: Tensor, w: Tensor) -> Tensor:
-    """A scale and a zero point for each tensor."""
+    """Multiply in 8 bits with a scale and a zero point for each tensor."""
     return _zero_point(x, w, False)
 
 
 def zero_point_vector_wise(x: Tensor, w: Tensor) -> Tensor:
-    """A scale and a zero point for each row of X and each column of Wᵀ."""
+    """Multiply in 8 bits with a scale and a zero point for each row of X and each column of Wᵀ."""
     return _zero_point(x, w, True)
 
 
 def row_wise_decomposed(x: Tensor, w: Tensor) -> Tensor:
-    """Row-wise, outliers apart."""
+    """Multiply row-wise in 8 bits, features with outliers in full precision."""
     return _decomposed(x, w, row_wise)
 
 
 def llm_int8(x: Tensor, w: Tensor) -> Tensor:
-    """LLM.int8(): vector-wise, outliers apart."""
+    """Multiply as LLM.int8(): vector-wise in 8 bits, features with outliers in full precision."""
     return _decomposed(x, w, vector_wise)
 
 
 def llm_int8_zero_point(x: Tensor, w: Tensor) -> Tensor:
-    """LLM.int8() with zero points: vector-wise and asymmetric, outliers apart."""
+    """Multiply as LLM.int8() with zero points: vector-wise and asymmetric, outliers in full precision."""
     return _decomposed(x, w, zero_point_vector_wise)
 
 
 def int8_weight_only(x: Tensor, w: Tensor) -> Tensor:
-    """Weights in 8 bits with a scale per output column, converted back before the product."""
+    """Multiply with weights rounded to 8 bits, with one scale for each output, and converted back."""
     scale = _scale(w, 1)
     return x @ (_int8(w, scale).to(x.dtype) * scale).T
 
 
 def int4_weight_only(x: Tensor, w: Tensor) -> Tensor:
-    """Weights in 4 bits (−8 … 7), a scale for each group of 128 inputs of an output."""
+    """Multiply with weights rounded to 4 bits (−8 to 7), with one scale for each group of 128 inputs of an output."""
     n, k = w.shape
     padded = F.pad(w, (0, -k % INT4_GROUP)).view(n, -1, INT4_GROUP)
     scale = padded.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 7.0
@@ -133,7 +135,7 @@ def int4_weight_only(x: Tensor, w: Tensor) -> Tensor:
 
 
 def fp8(x: Tensor, w: Tensor) -> Tensor:
-    """Both operands in E4M3 with one scale each; 3 bits of mantissa, so errors are relative and outliers do little."""
+    """Multiply with both operands in E4M3 and one scale each; errors are relative, so outliers do little harm."""
     sx, sw = _scale(x, None, FP8_MAX), _scale(w, None, FP8_MAX)
     xq, wq = ((t / s).to(torch.float8_e4m3fn).to(x.dtype) for t, s in ((x, sx), (w, sw)))
     return (xq @ wq.T) * sx * sw
@@ -171,7 +173,7 @@ class QuantizedLinear(nn.Module):
 
 
 def quantized(blocks: list[nn.Module], product: Product) -> list[nn.Module]:
-    """A copy of a model with the layers' linear layers quantized; embedding and output stay as they are."""
+    """Copy a model and quantize the linear layers of its transformer layers; embedding and output are unchanged."""
     out = copy.deepcopy(blocks)
     for layer in cast(list[Layer], out[1:-1]):
         for name in ("qkv", "proj", "up", "down"):
@@ -180,13 +182,15 @@ def quantized(blocks: list[nn.Module], product: Product) -> list[nn.Module]:
 
 
 def next_words(vocab: int = SMALL.vocab) -> Tensor:
-    """Of the made-up language, after each last token and each class of the one before, four next ones [vocab, 8, 4]:
-    the likeliest first."""
+    """Return the made-up language's four next tokens, likeliest first [vocab, 8, 4].
+
+    They depend on the last token and on the class (one of 8) of the token before it.
+    """
     return torch.randint(0, vocab, (vocab, 8, 4), generator=torch.Generator().manual_seed(12345))
 
 
 def text(rows: int, seed: int, vocab: int = SMALL.vocab, length: int = SEQ + 1) -> Tensor:
-    """Sentences of a made-up language [rows, length]: the next token depends on the last two, with 4 likely choices."""
+    """Draw sentences of the made-up language [rows, length]: each token depends on the two before it."""
     choices = next_words(vocab)
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, vocab, (rows, length), generator=draw)
@@ -198,7 +202,7 @@ def text(rows: int, seed: int, vocab: int = SMALL.vocab, length: int = SEQ + 1) 
 
 
 def loss(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token, in nats."""
+    """Compute the mean cross-entropy of the next token, in nats."""
     x = tokens[:, :-1]
     for block in blocks[:-1]:
         x = block(x)
@@ -208,18 +212,18 @@ def loss(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def perplexity(blocks: list[nn.Module], tokens: Tensor) -> float:
-    """exp of the mean cross-entropy."""
+    """Compute the perplexity: exp of the mean cross-entropy."""
     return math.exp(float(loss(blocks, tokens)))
 
 
 def make_small(seed: int = 0, config: ModelConfig = SMALL) -> list[nn.Module]:
-    """The untrained small model."""
+    """Make the untrained small model."""
     training = Training(seq_len=SEQ, global_batch_size=BATCH, precision="fp32")
     return make_blocks(config, training, range(config.layers + 2), Build(seed=seed))
 
 
 def train(blocks: list[nn.Module], steps: int = 300, rate: float = 4e-3) -> list[nn.Module]:
-    """A few seconds of AdamW on fresh text."""
+    """Train with AdamW on new text in every step; return the same blocks."""
     optimizer = torch.optim.AdamW([p for b in blocks for p in b.parameters()], lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps)
     for step in range(steps):
@@ -234,11 +238,11 @@ def train(blocks: list[nn.Module], steps: int = 300, rate: float = 4e-3) -> list
 def plant_outliers(
     blocks: list[nn.Module], features: int = 2, factor: float = 60.0, shift: float = 1.5
 ) -> list[nn.Module]:
-    """A copy that computes the same with a few features of every norm's output grown to outliers, all of one sign.
+    """Copy a model and turn a few features of every norm's output into outliers without changing what it computes.
 
-    As the paper finds in models above 6.7 billion parameters (section 4): the same few features in all layers, up to
-    twenty times the others' largest, one-sided. A norm's feature is scaled by `factor` and shifted, the next layer's
-    weights for it are divided and the shift taken off its bias, so nothing changes in exact arithmetic.
+    The paper finds such outliers in models above 6.7 billion parameters (section 4): the same few features in all
+    layers, of one sign, up to twenty times as large as all others. Here a norm's feature is scaled by `factor` and
+    shifted. The next matrix's weights for it are divided by `factor`, and its bias takes the shift off again.
     """
     out = copy.deepcopy(blocks)
     for layer in cast(list[Layer], out[1:-1]):
@@ -255,7 +259,7 @@ def plant_outliers(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One method: perplexity, and the relative error of the first layer's products."""
+    """One method: the model's perplexity, and the relative error of the first layer's products."""
 
     method: str
     weight_bits: float
@@ -275,7 +279,7 @@ def table(steps: int = 300) -> list[Row]:
 
 
 def torchao_rows(blocks: list[nn.Module], held_out: Tensor) -> list[Row]:
-    """The same as torchao does it, where it is installed; the reason on standard error where not."""
+    """Measure torchao's formats; if it is not installed, return nothing and say so on standard error."""
     from calibrate import quantization_torchao as ao
 
     if not ao.here():
@@ -296,7 +300,7 @@ def _without_bias(layer: nn.Module) -> Product:
 
 @torch.no_grad()
 def product_error(blocks: list[nn.Module], tokens: Tensor, product: Product) -> float:
-    """Relative error (Frobenius) of the first layer's query-key-value product on real activations."""
+    """Return the relative error (Frobenius) of the first layer's query-key-value product on real activations."""
     layer = cast(Layer, blocks[1])
     x = layer.norm1(blocks[0](tokens[:, :-1])).flatten(0, 1)
     exact = x @ layer.qkv.weight.T
@@ -304,7 +308,7 @@ def product_error(blocks: list[nn.Module], tokens: Tensor, product: Product) -> 
 
 
 def main() -> None:
-    """Print the table."""
+    """Print every method's perplexity and product error."""
     torch.set_num_threads(1)
     print(f"{'':24} {'weight bits':>11} {'perplexity':>11} {'product error':>14}")
     for row in table():

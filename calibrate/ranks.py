@@ -1,4 +1,4 @@
-"""Ranks whose first one streams its results back, line by line, while they run."""
+"""Starts ranks and reads what rank 0 writes, line by line, while they run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from calibrate.launch import RankError, rank_environment
 
 
 def stream_ranks(command: Sequence[str], ranks: int, timeout_s: float) -> Iterator[str]:
-    """Lines that rank 0 of `command` writes to standard output.
+    """Yield the lines that rank 0 of `command` writes to standard output.
 
-    All ranks are killed once the iterator is closed, when one of them fails, and after `timeout_s`; each also
-    dies with this process (see `calibrate.launch.join`).
+    All ranks are killed when the iterator is closed, when one of them fails, and after `timeout_s`. Each also ends with
+    this process (see `calibrate.launch.join`).
 
     Raises:
-        RankError: with what the failed rank wrote last.
+        RankError: with the end of the failed rank's standard error.
     """
     with tempfile.TemporaryDirectory(prefix="stepsim-") as folder:
         processes = [_start(command, r, ranks, folder) for r in range(ranks)]
@@ -53,7 +53,7 @@ def _start(command: Sequence[str], rank: int, ranks: int, folder: str) -> subpro
 
 
 def _end_together(process: subprocess.Popen[str], processes: list[subprocess.Popen[str]]) -> None:
-    """A rank that fails takes the others down, which would wait for it in vain."""
+    """Kill all ranks once one fails, as the others would wait for it for ever."""
     if process.wait() != 0:
         _kill(processes)
 
@@ -65,7 +65,7 @@ def _kill(processes: list[subprocess.Popen[str]]) -> None:
 
 
 def _check(processes: list[subprocess.Popen[str]], folder: str) -> None:
-    """Blames a rank that ended by itself before those killed because of it."""
+    """Report a failed rank: one that ended by itself rather than one that was killed because of it."""
     failed = [r for r, p in enumerate(processes) if p.returncode != 0]
     if failed:
         rank = max(failed, key=lambda r: processes[r].returncode)

@@ -1,4 +1,4 @@
-"""What a calibration measured: records, the resumable file that keeps them, the profile they become."""
+"""Records of a calibration's measurements, the file from which it resumes, and the profile made of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A measured collective of `ranks` ranks on one node; bytes as nccl-tests counts them."""
+    """A measured collective of `ranks` ranks on one node; `bytes` as nccl-tests counts them."""
 
     op: str
     ranks: int
@@ -69,7 +69,11 @@ def to_json(record: Record) -> list[object]:
 
 
 def from_json(row: list[object]) -> Record:
-    """The record that `to_json` wrote. Raises TypeError, ValueError or KeyError for anything else."""
+    """Return the record that `to_json` wrote.
+
+    Raises:
+        TypeError, ValueError, KeyError: if it is no such record.
+    """
     name, *fields = row
     if name == "point":
         fields[2] = tuple(fields[2])  # type: ignore[arg-type]
@@ -77,18 +81,18 @@ def from_json(row: list[object]) -> Record:
 
 
 class Partial:
-    """`PROFILE.json.partial`: the records of every finished measurement, by its key; whole at any instant.
+    """`PROFILE.json.partial`: the records of every finished measurement by its key. The file is complete at any time.
 
-    What another machine, other software or other settings left behind is not taken over.
+    A file of another machine, other software or other settings is ignored.
     """
 
     def __init__(self, path: Path, fingerprint: Mapping[str, Facts]) -> None:
         self.path = path
         self._fingerprint = {k: dict(v) for k, v in fingerprint.items()}
         self._done: dict[str, list[Record]] = self._load()
-        for left in path.parent.glob(f".{path.name}.*.tmp"):  # of a killed run
+        for left in path.parent.glob(f".{path.name}.*.tmp"):  # left by a killed run
             with suppress(FileNotFoundError):
-                if left.stat().st_mtime < time.time() - STALE_S:  # not of one that writes right now
+                if left.stat().st_mtime < time.time() - STALE_S:  # another run may be writing a newer one
                     left.unlink()
 
     def __contains__(self, key: str) -> bool:
@@ -102,7 +106,7 @@ class Partial:
             yield from self._done.get(key, ())
 
     def add(self, key: str, records: Iterable[Record]) -> None:
-        """Keeps one measurement, on disk at once."""
+        """Add one measurement and write the file."""
         self._done[key] = list(records)
         done = {k: [to_json(r) for r in rows] for k, rows in self._done.items()}
         write_json(self.path, {"format": FORMAT, "fingerprint": self._fingerprint, "done": done})
@@ -118,13 +122,13 @@ class Partial:
                 return {}
             return {key: [from_json(row) for row in rows] for key, rows in data["done"].items()}
         except (InputError, KeyError, TypeError, ValueError, AttributeError):
-            return {}  # not ours: start over
+            return {}  # not a file of this format: start over
 
 
 def make_profile(name: str, facts: Mapping[str, Facts], records: Iterable[Record]) -> Profile:
-    """One profile of all records: points by operator and dtype, collectives by operator and ranks.
+    """Make a profile of all records: points by operator and dtype, collectives by operator and ranks.
 
-    The best matmul rate of each dtype becomes the roofline's peak on this machine.
+    The highest matmul rate of each dtype becomes the roofline's peak on this machine.
     """
     points: dict[tuple[str, str], dict[tuple[int, ...], Point]] = defaultdict(dict)
     groups: dict[tuple[str, int, float], dict[float, Collective]] = defaultdict(dict)

@@ -1,4 +1,4 @@
-"""What all layers of a model share: the causal mask and the tables of rotary positions, and the rotation itself."""
+"""Rotary positions, and the constants that all layers of a model share: the causal mask and the rotation tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sim.inputs.model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The additive causal mask [s, s] and the rotation tables [s, 1, width / 2]; what is rotated is `width` wide."""
+    """The additive causal mask [s, s] and the rotation tables [s, 1, width / 2] for vectors of size `width`."""
 
     mask: Tensor
     cos: Tensor
@@ -21,7 +21,7 @@ class Constants:
 
 
 def make_constants(m: ModelConfig, seq_len: int, device: str, dtype: torch.dtype) -> Constants:
-    """The mask and the rotation tables (RoFormer, arXiv 2104.09864, base 10,000)."""
+    """Make the mask and the rotation tables (RoFormer, arXiv 2104.09864, base 10,000)."""
     width = m.head_dim if m.mla is None else m.mla.qk_rope_head_dim
     mask = torch.full((seq_len, seq_len), -math.inf, device=device, dtype=dtype).triu(1)
     rate = 10_000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
@@ -30,6 +30,6 @@ def make_constants(m: ModelConfig, seq_len: int, device: str, dtype: torch.dtype
 
 
 def rotate(x: Tensor, c: Constants) -> Tensor:
-    """[b, s, heads, width], its first half turned with its second."""
+    """Rotate [b, s, heads, width]: the first half of each vector with the second."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * c.cos - b * c.sin, b * c.cos + a * c.sin), -1)

@@ -1,6 +1,6 @@
 """Measures this node and writes a profile: `python -m calibrate.run [--out PROFILE.json] [--quick] …`.
 
-Each finished measurement is kept in `PROFILE.json.partial`; after an interruption the same command goes on.
+Each finished measurement is kept in `PROFILE.json.partial`. After an interruption the same command resumes from it.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ GROUPS = (
     "overlap",
     "sharing",
 )
-LIMIT_S = {True: 0.12, False: 0.5}  # of one measurement, quick or not
+LIMIT_S = {True: 0.12, False: 0.5}  # for one measurement, quick or not
 DEFAULT_OUT = Path("profile.json")
 Step = tuple[str, "list[Record]"]
 
 
 @click.command("calibrate", cls=Command)
-@click.option("--out", type=OUTPUT, default=DEFAULT_OUT, metavar="FILE", help="profile to write; it replaces one there")
-@click.option("--device", default="", metavar="cpu|cuda", help="without it cuda where there is one")
-@click.option("--quick", is_flag=True, help="fewer shapes and repetitions: a minute on a CPU")
+@click.option("--out", type=OUTPUT, default=DEFAULT_OUT, metavar="FILE", help="profile to write, or to replace")
+@click.option("--device", default="", metavar="cpu|cuda", help="default: cuda if there is a GPU")
+@click.option("--quick", is_flag=True, help="measure fewer shapes; takes a minute on a CPU")
 @click.option("--only", multiple=True, metavar="GROUP", help=f"one of {', '.join(GROUPS)}; may be repeated")
-@click.option("--cpu-seconds", is_flag=True, help="on a CPU, for busy machines: count CPU time instead of wall time")
+@click.option("--cpu-seconds", is_flag=True, help="count CPU time instead of wall time, for busy CPUs")
 def main(out: Path, device: str, quick: bool, only: tuple[str, ...], cpu_seconds: bool) -> int:
     """Measure matmuls, attention, elementwise kernels, memory, optimizer, launches, collectives and shared cores."""
     groups = _groups(only)
     _check_out(out)
     try:
         _calibrate(out, _device(device), quick, groups, cpu_seconds)
-    except RuntimeError as error:  # a rank that failed, memory that ran out
-        print(f"error: {error}\nthe same command goes on from what {out}.partial holds", file=sys.stderr)
+    except RuntimeError as error:  # a rank failed, or memory ran out
+        print(f"error: {error}\nthe same command resumes from {out}.partial", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on from what {out}.partial holds", file=sys.stderr)
+        print(f"interrupted; the same command resumes from {out}.partial", file=sys.stderr)
         return 130
     return 0
 
@@ -107,10 +107,10 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
     }
     busy = machine.busy_cores()
     if busy > START_BELOW_CORES:
-        print(f"warning: others keep {busy:.1f} cores busy; times will come out long", file=sys.stderr)
+        print(f"warning: other processes use {busy:.1f} cores; measured times will be too long", file=sys.stderr)
     kept = Partial(out.with_name(out.name + ".partial"), facts)
     if len(kept):
-        print(f"going on from {len(kept)} measurements in {kept.path}", file=sys.stderr)
+        print(f"resuming from {len(kept)} measurements in {kept.path}", file=sys.stderr)
     others = Others()
     keys = _measure(Bench(device, quick, LIMIT_S[quick], cpu_seconds), groups, kept)
     load = {"busy_cores_before": round(busy, 2), "busy_cores_meanwhile": round(others.cores(), 2)}
@@ -124,11 +124,11 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
     sizes = sum(len(t.seconds) for t in profile.collectives)
     print(f"{out}: {points} kernels, {sizes} collectives, {len(profile.coefficients.flat())} coefficients")
     if "collectives" in groups and not sizes:
-        print("no collectives: this machine can form no group of two ranks", file=sys.stderr)
+        print("no collectives: this machine has no room for two ranks", file=sys.stderr)
 
 
 def _measure(bench: Bench, groups: list[str], kept: Partial) -> list[str]:
-    """Measures what is not kept yet. Returns the keys of everything asked for."""
+    """Measure what is not kept yet, and return the keys of everything asked for."""
     work = [w for group in groups for w in _work(bench, group)]
     keys = [key for wanted, _ in work for key in wanted]
     with _progress(len(keys), sum(key in kept for key in keys)) as advance:
@@ -141,7 +141,7 @@ def _measure(bench: Bench, groups: list[str], kept: Partial) -> list[str]:
 
 
 def _work(bench: Bench, group: str) -> Iterator[tuple[list[str], Callable[[list[str]], Iterator[Step]]]]:
-    """Measurements of one group: their keys, and what runs those of them that are missing."""
+    """Yield the measurements of one group: their keys, and a function that runs the missing ones."""
     from calibrate import attention, collectives, elementwise, fused, kernels, shared_cores
 
     if group == "sharing":
@@ -180,7 +180,7 @@ def _run_cases(bench: Bench, cases: dict[str, Case], missing: list[str]) -> Iter
 
 @contextmanager
 def _progress(total: int, done: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error where that is a terminal, else silence."""
+    """Show a progress bar on standard error if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda key: None
         return
@@ -194,7 +194,7 @@ def _progress(total: int, done: int) -> Iterator[Callable[[str], None]]:
 
 
 def _keep_memory() -> None:
-    """Starts again, in the same process, with the allocator set as for the ranks of a real run."""
+    """Start again in the same process, with the allocator's settings of a real run's ranks."""
     from calibrate.launch import MALLOC
 
     if any(os.environ.get(k) != v for k, v in MALLOC.items()):

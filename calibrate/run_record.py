@@ -1,4 +1,4 @@
-"""The file of a real run, `measured-run/1`, out of what its ranks recorded, and the words that close a measurement."""
+"""Makes a real run's file, `measured-run/1`, from what its ranks recorded, and prints what was timed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def assemble(
     profile: Profile | None,
     facts: Any,
 ) -> dict[str, Any]:
-    """The measured run, `measured-run/1`."""
+    """Make the measured run, `measured-run/1`."""
     steps = logs[0].steps
     rounds = chosen_rounds(logs[0])
     chosen = [i for r in rounds for i in (2 * r, 2 * r + 1)]
@@ -49,20 +49,20 @@ def assemble(
 
 
 def _closing_words(name: str, times: Sequence[float], log: Log, rounds: Sequence[int]) -> None:
-    """What was timed; where no round was quiet also how far from it, as errors of such a run say little."""
+    """Print what was timed; warn if no round was quiet, as errors of such a run say little."""
     noise = max(foreign(log, r) for r in rounds)
     if noise > QUIET_CORES:
         cores = f"{noise:.2g} of {os.cpu_count()} cores"
-        warn(f"{name}: no round was quiet, others kept {cores} busy: expect large errors of step time")
+        warn(f"{name}: no round was quiet, other processes used {cores}: expect large errors of step time")
     dropped = len(log.steps) - len(times)
     say(
         f"{name}: {len(times)} steps, median {statistics.median(times):.4g} s; "
-        f"{dropped} noisy steps dropped; waited {log.waited_s:.0f} s for quiet"
+        f"{dropped} noisy steps dropped; waited {log.waited_s:.0f} s for other processes"
     )
 
 
 def _actions(logs: list[Any], step: int) -> list[dict[str, Any]]:
-    """What every rank did in one step, from the step's start on rank 0."""
+    """Return what every rank did in one step, in seconds from the step's start on rank 0."""
     start_ns = logs[0].steps[step].start_ns
     return [
         {

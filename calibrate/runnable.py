@@ -1,4 +1,4 @@
-"""Which scenarios can be run for real here; all others are refused with what stands in the way."""
+"""Checks which scenarios can be run for real; others are refused with the key that prevents it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ RANKS_PER_CORE = 4
 
 
 def check_runnable(scenario: Scenario, where: str) -> None:
-    """Checks that `calibrate.measure` has an implementation of everything the scenario asks for.
+    """Check that `calibrate.measure` implements everything that the scenario asks for.
 
     Raises:
-        InputError: naming the file, the key, what was found and what can be run.
+        InputError: names the file, the key, what was found and what can be run.
     """
     if scenario.training is None:
         raise InputError(f"{where}: inference: only training steps can be run for real")
@@ -48,13 +48,13 @@ def _names(which: Callable[[ScheduleForm], bool]) -> str:
 def _model(s: Scenario) -> Iterator[Problem]:
     m = s.model
     if m.program is not None:
-        yield "model.program", m.program, "described models; --program runs what a program was captured from"
+        yield "model.program", m.program, "models without a captured program; --program runs its code"
     if m.qkv_bias or m.qk_norm:
-        yield "model", "qkv_bias or qk_norm", "bias on all linear layers or none, no norms of queries and keys"
+        yield "model", "qkv_bias or qk_norm", "biases on all linear layers or on none, no norms of queries and keys"
     for key, value in m.variations.items():
-        yield f"model.{key}", value, "layers as those of GPT and Llama, without this key"
+        yield f"model.{key}", value, "layers of GPT and Llama, without this key"
     if m.positions == "rope" and m.mla is None and m.head_dim % 2:
-        yield "model.head_dim", f"{m.head_dim} with rope", "an even one, as rope turns pairs of numbers"
+        yield "model.head_dim", f"{m.head_dim} with rope", "an even size, as rope rotates pairs"
     if m.mtp_layers:
         yield "model.mtp_layers", m.mtp_layers, "0"
     p = s.parallelism
@@ -62,13 +62,13 @@ def _model(s: Scenario) -> Iterator[Problem]:
         found = f"true with schedule {p.schedule}"
         yield "model.tied_embeddings", found, f"at pp > 1: {_names(lambda f: f.ends_on_last_rank)}"
     if s.training is not None and s.training.lora is not None:
-        yield "training.lora", "adapters", "all parameters trained; adapters with --huggingface"
+        yield "training.lora", "adapters", "training of all parameters; adapters only with --huggingface"
     if s.faults is not None:
-        yield "faults", "faults", "healthy runs"
+        yield "faults", "faults", "runs without faults"
 
 
 def _distillation(s: Scenario) -> Iterator[Problem]:
-    """A teacher runs whole on every rank; where it writes, on one."""
+    """Check distillation: the whole teacher runs on every rank, and a teacher that generates on one rank only."""
     d, p = s.distillation, s.parallelism
     if d is None:
         return
@@ -81,7 +81,7 @@ def _distillation(s: Scenario) -> Iterator[Problem]:
     t = d.teacher
     if t.moe is not None or t.mla is not None or t.qkv_bias or t.qk_norm or t.variations or t.dropout > 0:
         found = "experts, latent attention, dropout or a newer family's keys"
-        yield "distillation.teacher", found, "a dense model as GPT or Llama without dropout"
+        yield "distillation.teacher", found, "a dense GPT or Llama without dropout"
     if d.mode == "sequence" and t.vocab != s.model.vocab:
         yield "distillation.teacher.vocab", t.vocab, f"the student's, {s.model.vocab}"
 
@@ -107,7 +107,7 @@ def _training(s: Scenario) -> Iterator[Problem]:
 
 def _number_formats(s: Scenario, t: Training) -> Iterator[Problem]:
     if t.precision in ("mxfp8", "nvfp4"):
-        rest = "scales of a few elements each have no stand-in where a CPU lacks the matmul"
+        rest = "block scales have no emulation on a CPU"
         yield "training.precision", t.precision, f"fp32, bf16, fp16, fp8 ({rest})"
     if t.precision == "fp8":
         yield from _eight_bits(s)
@@ -144,11 +144,11 @@ def _recomputation(s: Scenario, t: Training) -> Iterator[Problem]:
         allowed = "none, selective, full; selective_op without experts and sp, with latent attention without tp"
         yield "training.recompute", found, allowed
     if t.recompute.mode == "selective_op" and is_gated(s.model.mlp) and not s.model.merged_projections:
-        found = f"selective_op with {s.model.mlp} and projections apart (it keeps every second matmul's output)"
+        found = f"selective_op with {s.model.mlp} and separate projections (it keeps every second matmul's output)"
         yield (
             "training.recompute",
             found,
-            "selective_op with model.merged_projections: true, as the real layer has them",
+            "selective_op with model.merged_projections: true, as in the bundled layer",
         )
     if t.recompute.mode == "selective" and t.recompute.modules != ("core_attn",):
         yield "training.recompute.modules", list(t.recompute.modules), "core_attn"
@@ -165,17 +165,17 @@ def _attention(s: Scenario, t: Training) -> Iterator[Problem]:
     narrow = mla is not None and mla.v_head_dim != s.model.head_dim
     if mla is not None and narrow and t.attention == "fused" and (cpu or s.parallelism.cp > 1):
         found = f"fused with heads of {s.model.head_dim} and values of {mla.v_head_dim}"
-        allowed = "unfused; on CPUs and with cp fused where v_head_dim is as wide as a query head"
+        allowed = "unfused; on CPUs and with cp fused only if v_head_dim equals a query head's size"
         yield "training.attention", found, allowed
     if t.attention_kernel is not None:
         yield "training.attention_kernel", t.attention_kernel, "null (the kernel that torch picks)"
 
 
 def _eight_bits(s: Scenario) -> Iterator[Problem]:
-    """One scale for a tensor: where ranks have parts of it, they would have to agree on the largest value."""
+    """Check fp8: a tensor has one scale, and ranks with parts of it would have to agree on the largest value."""
     p, t = s.parallelism, s.for_training
     if s.cluster.gpu.architecture != "cpu":
-        rest = "16-bit matmuls of rounded numbers stand in for 8-bit ones, which would time nothing on a GPU"
+        rest = "8-bit matmuls are emulated in 16 bits, so their times would say nothing about a GPU"
         yield "training.precision", "fp8 on GPUs", f"bf16 on GPUs, fp8 on CPU ranks ({rest})"
     found = "fp8 with " + (f"tp {p.tp}, cp {p.cp}" if p.tp * p.cp > 1 else "experts")
     if p.tp * p.cp > 1 or s.model.moe is not None:
@@ -193,10 +193,10 @@ def _layout(s: Scenario) -> Iterator[Problem]:
     p = s.parallelism
     if 0 in p.stage_layers[1:-1]:
         found = list(p.stage_layers)
-        yield "parallelism.layers_per_stage", found, "at least one layer on stages in the middle"
+        yield "parallelism.layers_per_stage", found, "at least one layer on every stage but the first and the last"
     most = RANKS_PER_CORE * (os.cpu_count() or 1)
     if s.cluster.gpu.architecture == "cpu" and p.ranks > most:
-        yield "parallelism", f"{p.ranks} ranks", f"at most {most} on this machine ({RANKS_PER_CORE} a core)"
+        yield "parallelism", f"{p.ranks} ranks", f"at most {most} on this machine ({RANKS_PER_CORE} for each core)"
     if s.cluster.gpu.architecture != "cpu":
         from calibrate.machine import gpu_ranks
 
@@ -205,7 +205,7 @@ def _layout(s: Scenario) -> Iterator[Problem]:
 
 
 def _within_layers(s: Scenario) -> Iterator[Problem]:
-    """Tensor, sequence and context parallelism."""
+    """Check tensor, sequence and context parallelism."""
     p, t = s.parallelism, s.training
     assert t is not None
     if p.cp > 1 and t.attention != "fused":
@@ -214,10 +214,10 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
         yield "parallelism.p2p_scatter", "true", "false"
     if p.tp > 1 and p.tp_overlap != "none" and p.form.backward != "whole":
         whole = _names(lambda f: f.backward == "whole")
-        yield "parallelism.tp_overlap", p.tp_overlap, f"none; at pp 1 and with schedules {whole} wgrad and full too"
+        yield "parallelism.tp_overlap", p.tp_overlap, f"none; wgrad and full at pp 1 or with schedules {whole}"
     tokens = t.micro_batch_size * t.seq_len // p.cp // (p.tp if p.sp else 1)
     if p.tp > 1 and p.tp_overlap == "full" and tokens < CHUNKS:
-        yield "training.seq_len", f"{tokens} tokens a rank", f"at least {CHUNKS} with tp_overlap full"
+        yield "training.seq_len", f"{tokens} tokens on a rank", f"at least {CHUNKS} with tp_overlap full"
 
 
 def _experts(s: Scenario) -> Iterator[Problem]:
@@ -230,22 +230,22 @@ def _experts(s: Scenario) -> Iterator[Problem]:
     copies = t.micro_batch_size * t.seq_len * moe.top_k
     if moe.capacity_factor is not None and (p.tp * p.cp > 1 or moe.capacity_factor * copies % moe.experts):
         found = f"{moe.capacity_factor:g} with {copies} token copies for {moe.experts} experts, tp {p.tp}, cp {p.cp}"
-        yield "model.moe.capacity_factor", found, "null; without tp and cp a whole number of copies for each expert"
+        yield "model.moe.capacity_factor", found, "null; without tp and cp also a whole number of an expert's copies"
     inside = next((k for k in ("tp", "cp", "expert_tp") if getattr(p, k) > 1), None)
     if p.ep > 1 and p.ep_overlap and inside:
         found = f"true with {inside} {getattr(p, inside)}"
-        yield "parallelism.ep_overlap", found, "false; true at tp, cp and expert_tp 1 (two threads would share a group)"
+        yield "parallelism.ep_overlap", found, "false; true at tp, cp and expert_tp 1 (else threads share a group)"
     if p.ep > 1 and p.ep_dispatch_dtype != t.precision:
         yield "parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, t.precision
     if p.ep > 1 and p.ep_overlap and s.cluster.gpu.architecture != "cpu":
-        yield "parallelism.ep_overlap", "true on GPUs", "false (its two threads would share a stream)"
+        yield "parallelism.ep_overlap", "true on GPUs", "false (two threads would share a stream)"
     if p.ep > 1 and p.ep_overlap and t.recompute.mode != "none":
-        yield "training.recompute", f"{t.recompute.mode} with ep_overlap", "none (a recomputed forward sends as one)"
+        yield "training.recompute", f"{t.recompute.mode} with ep_overlap", "none (a recomputation cannot overlap)"
     if p.tp > 1 and not p.sp:
         yield "parallelism.sp", "false with experts and tp above 1", "true"
     if p.cp > 1 and p.cp_split == "striped" and p.cp_method != "all_to_all":
-        yield "parallelism.cp_split", "striped with experts", "contiguous, zigzag (else experts are uneven)"
+        yield "parallelism.cp_split", "striped with experts", "contiguous, zigzag (striped makes experts uneven)"
     pieces = p.cp * p.tp * (2 if p.cp > 1 else 1)
     if t.micro_batch_size * t.seq_len // pieces * moe.top_k % moe.experts:
         found = f"{t.seq_len} tokens in {pieces} pieces, {moe.top_k} of {moe.experts} experts for each"
-        yield "training.seq_len", found, "as many token copies for every expert"
+        yield "training.seq_len", found, "a length that gives every expert equally many token copies"

@@ -1,12 +1,12 @@
-"""Every schedule at real depth on few cores: pipelines whose stages only sleep, against their simulation.
+"""Compares pipelines whose stages only sleep with their simulation, for every schedule, on few cores.
 
     python -m calibrate.schedule_replay [--ranks N …] [--schedules NAME …] [--action-s 0.025]
                                          [--slow RANK] [--json FILE]
 
-Ranks execute the action lists with real messages (gloo), but each action sleeps for a given time instead of
-computing, so that many ranks share few cores and what others do there hardly matters. The simulator gets
-as measured blocks what a sleep took on average (a little more than asked for, on a busy machine), and what a
-message took that somebody was waiting for. What is left to differ is order and rendezvous.
+Ranks execute the action lists with real messages (gloo), but each action sleeps for a given time instead of computing.
+So many ranks can share few cores, and other processes hardly matter. The simulator gets two measured times: the mean of
+the sleeps (slightly more than asked for on a busy machine), and the mean of messages for which a rank waited. Only the
+order of actions and their waits for each other can then differ.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from sim.simulation import simulate
 
 ACTION_S = 0.025
 SLOWDOWN = 1.3
-PHASES = {"forward": 1.0, "backward": 2.0, "input_grad": 1.0, "weight_grad": 1.0}  # in actions
-NOTHING_S = 1e-9  # what embedding and head take
+PHASES = {"forward": 1.0, "backward": 2.0, "input_grad": 1.0, "weight_grad": 1.0}  # in sleeps of `--action-s`
+NOTHING_S = 1e-9  # for embedding and head, as a profile's blocks must take some time
 STEPS = 3
 HANGS_AFTER_S = 900.0
 
 
 def make_scenario(name: str, ranks: int, slow: int | None) -> Scenario:
-    """One layer on each stage, twice as many micro-batches as ranks; rank `slow` takes 1.3 times as long."""
+    """Return a scenario of one layer for each stage, 2 · ranks micro-batches, and 1.3 times the seconds on rank `slow`."""
     stages = FORMS[name].model_stages(ranks, FORMS[name].stages_per_rank)
     data: dict[str, Any] = {
         "name": f"{name}, {ranks} ranks",
@@ -60,7 +60,7 @@ def make_scenario(name: str, ranks: int, slow: int | None) -> Scenario:
 
 
 def make_profile(scenario: Scenario, seconds: dict[str, float]) -> Profile:
-    """What layers took by phase and messages (`message`); embedding and head take nothing."""
+    """Return a profile of seconds by phase, and of messages under the key `message`; embedding and head take none."""
     plan = make_plan(scenario)
     blocks = {b.key: b for part in plan.parts for b in stage_blocks(plan, part, 0)}
     points = tuple(
@@ -74,7 +74,7 @@ def make_profile(scenario: Scenario, seconds: dict[str, float]) -> Profile:
 
 
 def given_seconds(action_s: float) -> dict[str, float]:
-    """What actions should sleep, and about what a message takes."""
+    """Return the seconds that actions should sleep, and about those of a message."""
     return {phase: action_s * times for phase, times in PHASES.items()} | {"message": 1e-3}
 
 
@@ -107,14 +107,14 @@ class Sleeper:
 
 
 def run_rank(cases: Sequence[tuple[str, int | None]], action_s: float, out: Path) -> None:
-    """What one rank does: all cases, one after the other; rank 0 writes what they took."""
+    """Run all cases as one rank, one after the other; rank 0 writes their seconds to `out`."""
     import torch.distributed as dist
 
     rank, ranks = join()
     found = []
     for name, slow in cases:
         steps = [_step(rank, ranks, name, slow, t) for t in (NOTHING_S, *[action_s] * STEPS)][1:]
-        seconds, parts = min(steps, key=lambda step: step[0])  # others who use the machine only lengthen steps
+        seconds, parts = min(steps, key=lambda step: step[0])  # other processes can only lengthen a step
         found.append({"seconds": seconds, "parts": parts})
     if rank == 0:
         write_json(out, {"cases": found})
@@ -123,7 +123,7 @@ def run_rank(cases: Sequence[tuple[str, int | None]], action_s: float, out: Path
 
 
 def _step(rank: int, ranks: int, name: str, slow: int | None, action_s: float) -> tuple[float, dict[str, float]]:
-    """Seconds from a common start to the last rank's last action, and what sleeps and messages took on average."""
+    """Return seconds from a common start to the last rank's last action, and mean seconds of sleeps and messages."""
     import torch
     import torch.distributed as dist
 
@@ -161,7 +161,7 @@ def _means(slept: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 
 def _message_s(records: Sequence[Any]) -> float:
-    """Mean time of messages that somebody was waiting for, from the later start of their ends."""
+    """Return the mean seconds of messages for which a rank waited, from the later of their two starts."""
     sent = {(r.kind[-1], r.stage, r.micro_batch): r for r in records if r.kind in ("SEND_F", "SEND_B")}
     spans = []
     for r in records:
@@ -173,7 +173,7 @@ def _message_s(records: Sequence[Any]) -> float:
 
 
 def measure(cases: Sequence[tuple[str, int | None]], ranks: int, action_s: float = ACTION_S) -> list[dict[str, Any]]:
-    """Run all cases (schedule, slowed rank) on as many real ranks and compare each with its simulation."""
+    """Run all cases (schedule, slowed rank) on `ranks` real ranks and compare each with its simulation."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         given = dumps([list(c) for c in cases])
@@ -200,9 +200,9 @@ def measure(cases: Sequence[tuple[str, int | None]], ranks: int, action_s: float
 
 
 @click.command("schedule-replay", cls=Command)
-@click.option("--ranks", type=int, multiple=True, default=(4, 8), metavar="N", help="so many stages, repeatable")
+@click.option("--ranks", type=int, multiple=True, default=(4, 8), metavar="N", help="number of ranks; may be repeated")
 @click.option("--schedules", multiple=True, type=click.Choice(tuple(FORMS)), metavar="NAME", help="default: all")
-@click.option("--action-s", type=float, default=ACTION_S, metavar="SECONDS", help="what a forward sleeps")
+@click.option("--action-s", type=float, default=ACTION_S, metavar="SECONDS", help="sleep of a forward")
 @click.option("--slow", type=int, metavar="RANK", help="this rank sleeps 1.3 times as long")
 @click.option("--json", metavar="FILE", help="write the rows as JSON")
 @click.option("--cases", hidden=True)
@@ -235,4 +235,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main() if is_rank() else run_command(main)  # a rank's end is its parent's business
+    main() if is_rank() else run_command(main)  # a rank's parent reports how it ended

@@ -1,13 +1,12 @@
-"""Ranks that share cores: how much slower they compute, and what a message then takes.
+"""Measures ranks that share cores: how much slower they compute, and how long a message takes.
 
-Gloo's ranks sleep while they wait, and a message wakes them. Where all cores are taken a rank that was woken waits
-for its turn, up to a slice of the scheduler (3 ms on Linux), whatever the message's size. Gloo's own thread spins
-meanwhile wherever another thread of its rank, which may have lost its core, holds a connection's lock:
-`Pair::handleEvents` (gloo/transport/tcp/pair.cc) tries that lock and returns, and epoll calls it at once again. So
-a message between ranks that share cores costs what the computing between messages says too, and is timed between
-computations, all ranks at once.
+Gloo's ranks sleep while they wait, and a message wakes them. If all cores are busy, a rank that was woken waits for a
+core, up to a time slice of the scheduler (3 ms on Linux), whatever the message's size. Meanwhile gloo's own thread
+spins if another thread of its rank holds a connection's lock and has lost its core: `Pair::handleEvents`
+(gloo/transport/tcp/pair.cc) tries that lock and returns, and epoll calls it again at once. So the time of a message
+also depends on the computation between messages. Messages are timed between computations, on all ranks at once.
 
-Run by `calibrate.run` (group `sharing`); as `python -m calibrate.shared_cores` it is one rank.
+`calibrate.run` starts the ranks (group `sharing`). `python -m calibrate.shared_cores` is one rank.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from sim.core.processes import python_module
 RANKS_PER_CORE = 2
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 SIZES = {True: (4_096, 65_536, 1_048_576), False: (1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576, 4_194_304)}
-BURST_S = 1e-3  # of computing between two messages: a layer's, in models that share cores at all
-TURNS = 24  # bursts in a sample: a wait of a slice comes now and then, so single ones say nothing
+BURST_S = 1e-3  # computation between two messages: about that of a layer of a model small enough to share cores
+TURNS = 24  # bursts in a sample: waits for a time slice are rare, so a single burst says little
 SAMPLES = {True: 4, False: 10}
 LEAST_S = 1e-6
 COMPUTE = "sharing compute"
@@ -47,13 +46,13 @@ Work = Callable[[], object]
 
 
 def ranks_sharing() -> int:
-    """Ranks that are started; 0 where they would be too many to mean anything."""
+    """Return the number of ranks to start; 0 if the machine has too many cores for that."""
     ranks = RANKS_PER_CORE * cores()
     return ranks if ranks <= MAX_CPU_RANKS else 0
 
 
 def keys(bench: Bench) -> list[str]:
-    """Keys of all measurements: groups of two ranks each, and all ranks as one."""
+    """Return the keys of all measurements, on groups of two ranks and on one group of all ranks."""
     ranks = ranks_sharing()
     if bench.device != "cpu" or ranks < 4:
         return []
@@ -62,7 +61,7 @@ def keys(bench: Bench) -> list[str]:
 
 
 def measure(bench: Bench, wanted: Sequence[str]) -> Iterator[tuple[str, list[Record]]]:
-    """Start the ranks and hand on what they measure, one key after the other.
+    """Start the ranks and yield what they measure, one key after the other.
 
     Raises:
         calibrate.launch.RankError: if a rank fails or they take many times longer than planned.
@@ -76,10 +75,10 @@ def measure(bench: Bench, wanted: Sequence[str]) -> Iterator[tuple[str, list[Rec
 
 
 def _at_least_the_share(slowdown: Constant) -> Constant:
-    """The slowdown, 1 where it came out below: ranks that take turns are not faster than their share of a core."""
+    """Return the slowdown, but at least 1: ranks that take turns are not faster than their share of a core."""
     if slowdown.value >= 1.0:
         return slowdown
-    text = f"{slowdown.name} came out as {slowdown.value:.2f} and is taken as 1: other work ran beside the measurement"
+    text = f"{slowdown.name}: measured {slowdown.value:.2f}, set to 1: other processes disturbed the measurement"
     print(f"warning: {text}", file=sys.stderr)
     return slowdown._replace(value=1.0)
 
@@ -89,11 +88,11 @@ def _at_least_the_share(slowdown: Constant) -> Constant:
 @click.option("--quick", is_flag=True)
 @click.option("--key", "wanted", multiple=True)
 def main(parent: int, quick: bool, wanted: tuple[str, ...]) -> None:
-    """One rank: measures every key, rank 0 writes a line of JSON for each."""
+    """Measure every key as one rank; rank 0 writes a line of JSON for each."""
     if os.getppid() != parent:
-        return  # it died while this rank was starting
+        return  # the parent died while this rank was starting
     rank, ranks = join("cpu")
-    pairs: list[Any] = [dist.new_group([i, i + 1]) for i in range(0, ranks, 2)]  # every rank makes all of them
+    pairs: list[Any] = [dist.new_group([i, i + 1]) for i in range(0, ranks, 2)]  # collective for all ranks
     burst = _burst(rank)
     for key in wanted:
         if key == COMPUTE:
@@ -109,12 +108,12 @@ def main(parent: int, quick: bool, wanted: tuple[str, ...]) -> None:
 
 
 def _burst(rank: int) -> Work:
-    """A narrow layer's operators, as often as take `BURST_S` of this rank's own core, the same number on all ranks."""
+    """Return a burst: a narrow layer's operators, repeated so often that they take `BURST_S` on a core of their own."""
     x, w, wide = torch.randn(64, 128), torch.randn(128, 128), torch.randn(128, 512)
     once = partial(_operators, x, w, wide)
     times = torch.zeros(1)
     dist.barrier()
-    if rank == 0:  # alone
+    if rank == 0:  # the other ranks wait in the broadcast
         once()
         start = time.perf_counter()
         for _ in range(20):
@@ -135,21 +134,21 @@ def _repeat(work: Work, times: int) -> None:
 
 
 def _slowdown(burst: Work, rank: int, ranks: int, samples: int) -> Constant:
-    """All ranks computing, by as many as there are cores, by the ranks on each core."""
+    """Return the time of all ranks ÷ the time of as many ranks as there are cores ÷ the ranks on each core."""
     few = ranks // RANKS_PER_CORE
     alone, shared = [], []
     for _ in range(samples):
         alone.append(_mean(_elapsed(burst if rank < few else None), few))
         shared.append(_mean(_elapsed(burst), ranks))
     how = f"{TURNS} ms of a narrow layer's operators on {ranks} ranks, by the same on {few}, by {RANKS_PER_CORE}"
-    slowdown = statistics.median(shared) / min(alone) / RANKS_PER_CORE  # other work makes no rank faster: the least
+    slowdown = statistics.median(shared) / min(alone) / RANKS_PER_CORE  # least: other processes only slow
     return Constant("core_sharing_slowdown", slowdown, how)
 
 
 def _message(burst: Work, call: Work, samples: int) -> tuple[float, float]:
-    """What computations take longer with one call after each: seconds of the call, mean over ranks, and its spread.
+    """Return the seconds by which a call after each burst lengthens it, as the mean over ranks, and their spread.
 
-    Means of many: the rare wait for a core is what sharing costs, and a median would drop it.
+    It is a mean over many bursts: a median would drop the rare waits for a core, which are the cost of sharing.
     """
     ranks = dist.get_world_size()
     call()
@@ -162,7 +161,7 @@ def _message(burst: Work, call: Work, samples: int) -> tuple[float, float]:
 
 
 def _elapsed(burst: Work | None, call: Work | None = None) -> float:
-    """Seconds of this rank's turns, from the moment all are there; 0 at once without a burst."""
+    """Return the seconds of this rank's bursts after a barrier; 0 without a burst."""
     dist.barrier()
     if burst is None:
         return 0.0
@@ -175,7 +174,7 @@ def _elapsed(burst: Work | None, call: Work | None = None) -> float:
 
 
 def _mean(seconds: float, ranks: int) -> float:
-    """Over so many ranks, the same on all; the others bring 0."""
+    """Return the mean over `ranks` ranks, the same on all; further ranks contribute 0."""
     total = torch.tensor([seconds], dtype=torch.float64)
     dist.all_reduce(total)
     return float(total) / ranks

@@ -1,9 +1,9 @@
-"""What collectives and split products give, on real ranks over gloo: small numbers, before and after.
+"""Shows what collectives and split products compute, with small numbers on real ranks over gloo.
 
     python -m calibrate.shown
 
-Three ranks hold [1, 1, 1], [2, 2, 2] and [3, 3, 3] and run every collective of data and tensor parallelism; then two
-ranks compute a product of a (4, 2) and a (2, 2) matrix by columns and by rows of the second.
+Three ranks hold [1, 1, 1], [2, 2, 2] and [3, 3, 3] and run every collective of data and tensor parallelism. Then two
+ranks compute the product of a (4, 2) and a (2, 2) matrix, split by columns and by rows of the second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ W = ((10.0, 30.0), (20.0, 40.0))
 
 
 def start() -> Tensor:
-    """What a rank holds before each collective: its number plus one, three times."""
+    """Return what a rank holds before each collective: its number plus one, three times."""
     return torch.full((dist.get_world_size(),), dist.get_rank() + 1.0)
 
 
@@ -40,7 +40,7 @@ def _all_reduce() -> Tensor:
 def _reduce() -> Tensor:
     mine = start()
     dist.reduce(mine, 0)
-    return mine if dist.get_rank() == 0 else start()  # gloo leaves part sums with the others
+    return mine if dist.get_rank() == 0 else start()  # gloo leaves partial sums on the other ranks
 
 
 def _broadcast() -> Tensor:
@@ -74,7 +74,7 @@ def _reduce_scatter() -> Tensor:
 
 
 def _all_to_all() -> Tensor:
-    """Sends 10·sender + receiver to each."""
+    """Send 10 · sender + receiver to each rank."""
     n, rank = dist.get_world_size(), dist.get_rank()
     got = torch.zeros(n)
     dist.all_to_all_single(got, 10.0 * rank + torch.arange(float(n)))
@@ -94,7 +94,7 @@ COLLECTIVES: dict[str, Callable[[], Tensor]] = {
 
 
 def column_product() -> Tensor:
-    """A column of W on each rank: X·W = [X·w₁ X·w₂], gathered."""
+    """Compute X·W with a column of W on each rank: X·W = [X·w₁ X·w₂], gathered."""
     mine = torch.tensor(X) @ torch.tensor(W)[:, dist.get_rank()]
     parts = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, mine)
@@ -102,7 +102,7 @@ def column_product() -> Tensor:
 
 
 def row_product() -> Tensor:
-    """A row of W and the column of X that meets it on each rank: X·W = x₁·w₁ + x₂·w₂, all-reduced."""
+    """Compute X·W with a row of W and a column of X on each rank: X·W = x₁·w₁ + x₂·w₂, all-reduced."""
     rank = dist.get_rank()
     mine = torch.outer(torch.tensor(X)[:, rank], torch.tensor(W)[rank])
     dist.all_reduce(mine)
@@ -110,7 +110,7 @@ def row_product() -> Tensor:
 
 
 def on_ranks(ranks: int, what: str) -> Iterator[tuple[str, list[list[float]]]]:
-    """Run `collectives` or `products` on so many ranks: each one's name, and what every rank has in the end.
+    """Run `collectives` or `products` on ranks; yield each one's name and what every rank holds at the end.
 
     Raises:
         calibrate.launch.RankError: if a rank fails.
@@ -136,7 +136,7 @@ def _one_rank(what: str) -> None:
 @click.option("--rank-of", type=click.Choice(("collectives", "products")), hidden=True)
 @click.option("--parent", type=int, hidden=True)
 def main(rank_of: str | None, parent: int | None) -> None:
-    """Show what collectives give on three ranks, and a product split by columns and by rows on two."""
+    """Show every collective on three ranks, and a product split by columns and by rows on two ranks."""
     if rank_of is not None:
         if os.getppid() == parent:
             _one_rank(rank_of)

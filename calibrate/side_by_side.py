@@ -1,4 +1,4 @@
-"""Unfused and fused kernels of a profile side by side.
+"""Shows a profile's unfused and fused kernels side by side.
 
     python -m calibrate.side_by_side PROFILE.json [--markdown] [--svg FILE]
 
@@ -29,7 +29,7 @@ _ATTENTION = re.compile(r"(attention)_(unfused_)?(forward|backward)(?::(\w+))?")
 
 
 class Row(NamedTuple):
-    """One way of computing one thing. `peak_bytes` only of the loss; NaN where it was not measured."""
+    """One implementation of one kernel. `peak_bytes` is known for losses only; it is NaN if it was not measured."""
 
     what: str
     dtype: str
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 def rows_of(profile: Profile) -> list[Row]:
-    """All ways of everything that was measured in more than one, the unfused one first."""
+    """Return all implementations of each kernel that was measured in more than one, the unfused one first."""
     found: dict[tuple[str, str, tuple[int, ...]], dict[str, dict[bool, float]]] = {}
     for table in profile.points:
         way = _way(table)
@@ -66,7 +66,7 @@ def rows_of(profile: Profile) -> list[Row]:
 
 
 def _way(table: PointTable) -> tuple[str, str, bool] | None:
-    """(what, how, whether backward) of a table; None where it is no such thing."""
+    """Return a table's kernel, implementation, and whether it is the backward; None for other tables."""
     if match := _ATTENTION.fullmatch(table.op):
         return "attention", "unfused" if match[2] else match[4] or "torch's choice", match[3] == "backward"
     match = _CHAIN.fullmatch(table.op) or _LOSS.fullmatch(table.op)
@@ -84,7 +84,7 @@ def _size(what: str, shape: tuple[int, ...]) -> str:
 
 
 def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """The table's text, row by row: what, dtype, size, how, forward, backward, how many times as fast, peak."""
+    """Return the table's text: kernel, dtype, size, implementation, forward, backward, speedup, peak memory."""
     out: list[tuple[str, ...]] = []
     base = math.nan
     for r in rows:
@@ -103,7 +103,7 @@ HEAD = ("kernel", "dtype", "size", "", "forward", "backward", "speed", "peak mem
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """The table for a person."""
+    """Print the table on the terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -117,7 +117,7 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table for a docs page."""
+    """Return the table as Markdown."""
     lines = [HEAD, ("---",) * len(HEAD), *cells(rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n"
 
@@ -126,7 +126,7 @@ BAR, LINE, LEFT, WIDTH = 12, 17, 330, 820
 
 
 def svg(rows: Sequence[Row]) -> str:
-    """Bars of forward (dark) and backward (light) for each way, as parts of the unfused one's sum."""
+    """Return bars of forward and backward for each implementation, relative to the unfused one's sum."""
     parts, y, base = [], 28, 1.0
     group = ("", "", "")
     for r in rows:
@@ -153,13 +153,13 @@ def svg(rows: Sequence[Row]) -> str:
 @click.command("side-by-side", cls=Command)
 @click.argument("profile", type=FILE, metavar="PROFILE.json")
 @click.option("--markdown", "as_markdown", is_flag=True, help="print a Markdown table")
-@click.option("--svg", "picture", type=OUTPUT, metavar="FILE", help="write the picture")
+@click.option("--svg", "picture", type=OUTPUT, metavar="FILE", help="write a bar chart")
 def main(profile: Path, as_markdown: bool, picture: Path | None) -> None:
     """Show unfused and fused kernels of PROFILE.json side by side."""
     rows = rows_of(load_profile(str(profile)))
     if not rows:
         raise InputError(
-            f"{profile}: holds nothing measured unfused and fused; run calibrate.run with --only attention --only fused"
+            f"{profile}: has no kernel both unfused and fused; run calibrate.run with --only attention --only fused"
         )
     if as_markdown:
         print(markdown(rows), end="")

@@ -1,8 +1,9 @@
-"""Timed steps and the paired calibration, in turns, in the same minutes: machines drift.
+"""Times steps and the paired calibration in turns, within the same minutes, because machines drift.
 
-A round is a step, a calibration and another step. It counts if others left the machine alone all the while and its
-two steps took equally long: hosts also change speed (clock, neighbours outside a virtual machine) where no counter
-shows it, by half and for minutes, and a round that straddles such a change compares two machines.
+A round is a step, a calibration and another step. A round is good if it is quiet and steady: other processes used
+almost no cores meanwhile, and its two steps took equally long. Hosts also change speed without any counter that shows
+it (clock rate, neighbours outside a virtual machine), by half and for minutes. A round with such a change would compare
+two different machines.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import Runner, sum_over_ranks
 from sim.inputs.measured_run import QUIET_CORES
 
-LEAST = 3  # rounds that are better than nothing
+LEAST = 3  # rounds that a run has at least
 PATIENCE = 3.0
-STEADY = 0.1  # a round's two steps differ by no more
+STEADY = 0.1  # relative difference of a steady round's two steps, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One timed step of one rank. `seconds`: until the last rank's end; `foreign_cores`: what others used meanwhile."""
+    """One timed step of one rank.
+
+    `seconds`: until the end of the last rank. `foreign_cores`: cores that other processes used meanwhile.
+    """
 
     start_ns: int
     seconds: float
@@ -45,9 +49,9 @@ class Step:
 class Calibration:
     """One calibration of one rank: blocks, messages, gradients' collectives, and the step's end.
 
-    `transfers`: what ranks told each other within blocks. `beside`: what collectives
-    take from computation, see `time_beside`. `epilogue`: the records of clipping and optimizer. `walked_ns`: when this
-    rank was through with the blocks of its list, which all ranks begin at once.
+    `transfers`: communications within blocks. `beside`: what collectives take from computation, see `time_beside`.
+    `epilogue`: the records of clipping and optimizer. `walked_ns`: when this rank finished the blocks of its list,
+    which all ranks begin at once.
     """
 
     blocks: Samples
@@ -74,7 +78,7 @@ class Log:
 class Limits:
     """How much to time: steps wanted in good rounds, seconds for the rounds, and whether to calibrate.
 
-    Where few rounds were good by then, they go on for up to `PATIENCE` times as long.
+    If too few rounds were good within `budget_s`, more rounds follow for up to `PATIENCE` times as long.
     """
 
     steps: int
@@ -83,7 +87,7 @@ class Limits:
 
 
 class Steps(Protocol):
-    """What is timed: the bundled runner, or a model from elsewhere."""
+    """What is timed: the bundled runner, a Transformers model, or a captured program's code."""
 
     def batch(self, number: int) -> Tensor: ...
     def zero_losses(self) -> None: ...
@@ -92,7 +96,7 @@ class Steps(Protocol):
 
 
 def run_rounds(runner: Steps, calibrate: Callable[[], Calibration], limits: Limits) -> Log:
-    """Rounds until enough of them were good, or time is up. Collective."""
+    """Run rounds until enough of them were good, or time is up. Collective."""
     log = Log(dist.get_rank())
     _warm_up(runner, calibrate if limits.calibrate else None)
     begin = time.perf_counter()
@@ -108,12 +112,12 @@ def run_rounds(runner: Steps, calibrate: Callable[[], Calibration], limits: Limi
 
 
 def good_rounds(log: Log) -> list[int]:
-    """Numbers of the rounds that were quiet and steady."""
+    """Return the numbers of the rounds that were quiet and steady."""
     return [r for r in range(len(log.steps) // 2) if foreign(log, r) <= QUIET_CORES and _steady(log, r)]
 
 
 def foreign(log: Log, r: int) -> float:
-    """The most that others used in any window of a round, in cores."""
+    """Return the most cores that other processes used in any window of a round."""
     windows: list[Step | Calibration] = [*log.steps[2 * r : 2 * r + 2], *log.calibrations[r : r + 1]]
     return max(w.foreign_cores for w in windows)
 
@@ -132,7 +136,7 @@ def _warm_up(runner: Steps, calibrate: Callable[[], Calibration] | None) -> None
 
 
 def _enough(log: Log, limits: Limits, spent_s: float) -> bool:
-    """Collective: rank 0's clock decides."""
+    """Return whether the rounds suffice or time is up, by rank 0's clock. Collective."""
     good = len(good_rounds(log))
     done = 2 * good >= limits.steps and good >= LEAST
     done |= spent_s > limits.budget_s and good >= LEAST
@@ -155,7 +159,7 @@ def _timed_step(runner: Steps, number: int) -> Step:
 
 
 def calibrate(runner: Runner, rehearsal: Rehearsal) -> Calibration:
-    """Walk the list block by block, then messages, all-reduces, optimizer; training state is put back."""
+    """Time the blocks of the action list, then collectives, optimizer and messages; restore the training state."""
     saved = restore_point(runner)
     window = Window.enter()
     blocks = rehearsal.run(runner.batch(0))

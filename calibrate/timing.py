@@ -1,4 +1,4 @@
-"""Times one operator: warmed up, repeated until the median is sure, over buffers out of the cache."""
+"""Times one operator: after a warm-up, until the median's error is small, over buffers that are not in the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from sim.core.normal import SIGMA_PER_MAD
 
-SAMPLE_S = 0.5e-3  # shorter work is repeated within one sample: the clock and its reading cost 0.1 us
+SAMPLE_S = 0.5e-3  # shorter work is repeated within one sample, as reading the clock costs 0.1 us
 STANDARD_ERROR = 0.01  # of the median, at which repeating stops
 MIN_SAMPLES, MAX_SAMPLES = 5, 400
 CACHE_BYTES = {"cpu": 32 << 20, "cuda": 128 << 20}
@@ -22,7 +22,7 @@ MAX_COPIES = 16
 
 
 class Timing(NamedTuple):
-    """Median seconds of one call; `spread`: median absolute deviation / median, of `samples`."""
+    """Median seconds of one call. `spread`: median absolute deviation ÷ median. `samples`: their number."""
 
     seconds: float
     spread: float
@@ -31,8 +31,11 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where and how long to measure. `limit_s`: the most that one measurement takes, its warm-up apart. `cpu_seconds`:
-    on a CPU count this process's own time, which others' load stretches least."""
+    """Where and how long to measure.
+
+    `limit_s`: the longest that one measurement takes, without its warm-up. `cpu_seconds`: on a CPU count this process's
+    CPU time, which other processes lengthen least.
+    """
 
     device: str
     quick: bool
@@ -40,14 +43,14 @@ class Bench:
     cpu_seconds: bool = False
 
     def time(self, calls: Sequence[Callable[[], object]]) -> Timing:
-        """Time of one of `calls`: the same work on different buffers, taken in turn.
+        """Time one of `calls`, which do the same work on different buffers and are called in turn.
 
-        On CUDA with events around back-to-back launches: a kernel shorter than its launch counts as that.
+        CUDA events surround back-to-back launches, so a kernel that is shorter than its launch takes the launch's time.
         """
         return self.side_by_side([calls])[0]
 
     def side_by_side(self, ways: Sequence[Sequence[Callable[[], object]]]) -> list[Timing]:
-        """`time` of several ways of one thing, sample by sample in turn: what slows the machine slows all of them."""
+        """Time several implementations sample by sample in turn, so that a slow machine slows all of them."""
         turns = [itertools.cycle(calls) for calls in ways]
         inner = [self._warmed(turn, len(calls)) for turn, calls in zip(turns, ways, strict=True)]
         samples: list[list[float]] = [[] for _ in ways]
@@ -58,7 +61,7 @@ class Bench:
         return [summarize(found) for found in samples]
 
     def _warmed(self, turn: itertools.cycle[Callable[[], object]], calls: int) -> int:
-        """Warm up; how many calls a sample takes."""
+        """Warm up and return how many calls a sample takes."""
         for _ in range(min(calls, 4) + 1):
             next(turn)()
         once = max(self._sample(turn, 1), 1e-9)
@@ -67,7 +70,7 @@ class Bench:
         return inner
 
     def copies(self, bytes_: float) -> int:
-        """Buffers of this size to take turns with, so that each is out of the cache when used again."""
+        """Return how many buffers of this size to use in turn, so that none is in the cache when used again."""
         wanted = math.ceil(2 * CACHE_BYTES[self.device] / max(bytes_, 1.0))
         return max(1, min(MAX_COPIES, wanted))
 
@@ -88,14 +91,14 @@ class Bench:
 
 
 def summarize(samples: Sequence[float]) -> Timing:
-    """Median and spread of repeated times."""
+    """Return median and spread of repeated times in seconds."""
     median = statistics.median(samples)
     deviation = statistics.median(abs(x - median) for x in samples)
     return Timing(median, deviation / median, len(samples))
 
 
 def _settled(samples: list[float]) -> bool:
-    """Tell if the median's standard error, 1.2533 sigma / sqrt(n), is small."""
+    """Return whether the median's standard error, 1.2533 sigma / sqrt(n), is small."""
     if len(samples) < MIN_SAMPLES:
         return False
     if len(samples) >= MAX_SAMPLES:

@@ -1,9 +1,9 @@
-"""Write the graph of the node that this runs on: its GPUs, PCIe tree, sockets, NVLink and NICs.
+"""Writes the graph of this node: its GPUs, PCIe tree, sockets, NVLink and NICs.
 
     python -m calibrate.topology --out FILE [--profile PROFILE.json]
 
-From sysfs and, where there is one, nvidia-smi. What a profile of `calibrate.run` measured between two ranks takes the
-place of a data sheet's bandwidth inside the node. Needs no torch.
+It reads sysfs and, if there is one, nvidia-smi. Bandwidths between two ranks from a profile of `calibrate.run` replace
+data-sheet bandwidths inside the node. It needs no torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Run = Callable[[Sequence[str]], str]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A PCIe device of sysfs: its bus id, those of the bridges above it, its NUMA node, its link's bandwidth."""
+    """A PCIe device of sysfs: its bus id, the bridges above it, its NUMA node, its link's bandwidth in bytes/s."""
 
     bus: str
     above: tuple[str, ...]
@@ -45,7 +45,7 @@ class Device:
 
 
 def devices(sysfs: Path) -> list[Device]:
-    """GPUs and NICs, in the order of their bus ids."""
+    """Return GPUs and NICs in the order of their bus ids."""
     out = []
     for entry in sorted((sysfs / "bus/pci/devices").glob("*")):
         kind = "gpu" if _text(entry / "class").startswith(_GPU) else "nic" if _is_nic(entry) else ""
@@ -63,12 +63,12 @@ def _is_nic(entry: Path) -> bool:
 
 
 def _pcie(entry: Path) -> float | None:
-    """What a device's link can do: what is current may be a link asleep."""
+    """Return the link's maximum bytes/s, as its current speed may be that of a sleeping link."""
     return pcie_bytes_per_s(_text(entry / "max_link_speed"), _text(entry / "max_link_width"))
 
 
 def nic_speeds(sysfs: Path) -> dict[str, float]:
-    """Bytes/s of NICs by bus id: ports of InfiniBand, else network interfaces."""
+    """Return the bytes/s of NICs by bus id, of InfiniBand ports or else of network interfaces."""
     out: dict[str, float] = {}
     for rate in sorted((sysfs / "class/infiniband").glob("*/ports/*/rate")):
         found = re.match(r"([0-9.]+) Gb/sec", _text(rate))
@@ -85,7 +85,7 @@ def nic_speeds(sysfs: Path) -> dict[str, float]:
 
 
 def node_wiring(sysfs: Path, cpu_vendor: str, run: Run | None) -> Wiring:
-    """The node as sysfs shows it; `run`: runs nvidia-smi with arguments, None where there is none."""
+    """Return the node as sysfs shows it; `run` runs nvidia-smi with arguments, None if there is none."""
     made = NodeParts("this-node", "calibrate.topology: sysfs" + (" and nvidia-smi" if run else ""))
     for node in sorted((sysfs / "devices/system/node").glob("node[0-9]*")):
         made.add(Part(f"cpu{int(node.name.removeprefix('node'))}", "cpu"))
@@ -113,7 +113,7 @@ def node_wiring(sysfs: Path, cpu_vendor: str, run: Run | None) -> Wiring:
 
 
 def _shared_bridges(found: Sequence[Device]) -> set[str]:
-    """Bridges with several ways below them: switches. A port that leads to one device is its link."""
+    """Return the bridges with several devices below them, which are switches; a bridge with one device is its link."""
     below: dict[str, set[str]] = {}
     for device in found:
         way = (*device.above, device.bus)
@@ -123,7 +123,7 @@ def _shared_bridges(found: Sequence[Device]) -> set[str]:
 
 
 def _gpu_names(run: Run) -> dict[str, str]:
-    """Shipped GPUs by bus id, in nvidia-smi's order; what is no shipped GPU is left out, with a word."""
+    """Return the shipped GPUs' names by bus id in nvidia-smi's order; other devices are left out with a message."""
     out: dict[str, str] = {}
     for line in run(["--query-gpu=pci.bus_id,name", "--format=csv,noheader"]).splitlines():
         bus, _, product = line.partition(",")
@@ -136,7 +136,7 @@ def _gpu_names(run: Run) -> dict[str, str]:
 
 
 def _nvlinks(matrix: str, gpus: Sequence[str]) -> dict[tuple[str, str], int]:
-    """NVLinks between each two GPUs, from `nvidia-smi topo -m`: NV18 in row GPU0 and column GPU1 is 18."""
+    """Return the number of NVLinks between each two GPUs; NV18 in row GPU0 and column GPU1 of `matrix` means 18."""
     rows = [re.sub(r"\x1b\[[0-9;]*m", "", line).split() for line in matrix.splitlines()]
     counts: dict[tuple[str, str], int] = {}
     for row in rows:
@@ -151,9 +151,10 @@ def _nvlinks(matrix: str, gpus: Sequence[str]) -> dict[tuple[str, str], int]:
 
 
 def with_measured(wiring: Wiring, profile: Profile) -> Wiring:
-    """The node with links between GPUs as fast as messages between two ranks were measured.
+    """Return the node with links between GPUs as fast as the profile's messages between two ranks.
 
-    NVLinks are set so that the closed form, whose kernels sustain a share of the link, gives what was measured.
+    The simulator assumes that kernels sustain a share of an NVLink's bandwidth, so NVLinks get the measured bandwidth
+    divided by that share.
     """
     tables = [t for t in profile.collectives if t.op == "send_recv" and t.ranks == 2]
     rates = [size / seconds for t in tables for size, seconds in zip(t.bytes, t.seconds, strict=True) if seconds > 0]
@@ -203,9 +204,9 @@ def _cpu_vendor() -> str:
 
 @click.command("topology", cls=Command)
 @click.option("--out", type=OUTPUT, required=True, help="node-link JSON, or GraphML where the name ends in .graphml")
-@click.option("--profile", metavar="FILE", help="of calibrate.run: its measured messages set the bandwidth inside")
+@click.option("--profile", metavar="FILE", help="calibrate.run's profile; its messages set bandwidths within the node")
 def main(out: Path, profile: str | None) -> None:
-    """Write the graph of this node: `cluster: {topology: FILE}` reads it where it has two GPUs or more."""
+    """Write the graph of this node; with two GPUs or more, `cluster: {topology: FILE}` reads it."""
     measured = load_profile(profile) if profile else None
     wiring = node_wiring(Path("/sys"), _cpu_vendor(), _nvidia_smi())
     if measured is not None:
@@ -218,8 +219,8 @@ def main(out: Path, profile: str | None) -> None:
     )
     if count["gpu"] < 2:
         click.echo(
-            f"this machine has {'one GPU' if count['gpu'] else 'no GPU'} that nvidia-smi names: the file shows what "
-            "there is, and a scenario's cluster.topology needs two GPUs or more"
+            f"nvidia-smi names {'one GPU' if count['gpu'] else 'no GPU'} of this machine: a scenario's "
+            "cluster.topology needs two GPUs or more"
         )
 
 

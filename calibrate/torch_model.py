@@ -1,8 +1,8 @@
-"""The bundled GPT or Llama made of torch.nn's own modules, which torch's parallelisms know how to cut.
+"""The bundled GPT or Llama made of torch.nn's own modules, which torch's parallelisms can split.
 
-Query, key, value, gate and up are matrices of their own here (the bundled layers have them side by side in two), as
-torch.distributed.tensor cuts whole modules. Weights are the bundled model's, and `bundled_gradients` puts gradients
-together again, so that the two can be compared.
+Query, key, value, gate and up are separate matrices here, because torch.distributed.tensor splits whole modules; the
+bundled layers merge them into two matrices. Weights are those of the bundled model. `bundled_gradients` merges the
+gradients again, so that both models can be compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sim.inputs.scenario import ModelConfig
 
 
 class Attention(nn.Module):
-    """Projections and causal attention of as many heads as the projections' outputs hold. [b, s, h] → [b, s, h]"""
+    """Projections and causal attention; the projections' outputs give the number of heads. [b, s, h] → [b, s, h]"""
 
     def __init__(self, layer: Layer, m: ModelConfig) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Attention(nn.Module):
         return y
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[b, heads, s, d], [b, kv_heads, s, d] twice → [b, heads, s, d]"""
+        """Compute attention: q [b, heads, s, d], k and v [b, kv_heads, s, d] → [b, heads, s, d]."""
         groups = q.shape[1] // k.shape[1]
         if self.fused:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups > 1)
@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
 
 def rotated(x: Tensor, c: Constants) -> Tensor:
-    """Rotary positions of [b, s, heads, d]."""
+    """Apply rotary positions to [b, s, heads, d]."""
     return rotate(x, c)
 
 
@@ -79,7 +79,7 @@ class Mlp(nn.Module):
 
 
 class TorchLayer(nn.Module):
-    """Attention and MLP, each after a norm and added to its input. [b, s, h] → [b, s, h]"""
+    """Attention, then an MLP, each after a norm and with a residual sum. [b, s, h] → [b, s, h]"""
 
     def __init__(self, layer: Layer, m: ModelConfig) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class TorchLayer(nn.Module):
 
 
 class TorchEmbedding(nn.Module):
-    """Tokens, and learned positions. [b, s] int64 → [b, s, h]"""
+    """Token and learned position embeddings. [b, s] int64 → [b, s, h]"""
 
     def __init__(self, bundled: Embedding) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class TorchHead(nn.Module):
 
 
 class TorchStage(nn.Module):
-    """Consecutive blocks of the model, `numbers` as `calibrate.model.make_blocks` counts them."""
+    """Consecutive blocks of the model; `numbers` as in `calibrate.model.make_blocks`."""
 
     def __init__(self, bundled: Sequence[nn.Module], numbers: Sequence[int], m: ModelConfig) -> None:
         super().__init__()
@@ -135,13 +135,13 @@ class TorchStage(nn.Module):
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of [b, s, vocabulary] and [b, s], as the bundled head has it."""
+    """Compute the mean cross-entropy of logits [b, s, vocabulary] and targets [b, s], as the bundled head does."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(wide.view(-1, wide.shape[-1]), targets.reshape(-1))
 
 
 def bundled_gradients(stage: TorchStage) -> dict[str, Tensor]:
-    """Whole gradients of a stage under the bundled model's names (`block number.parameter`), matrices put together."""
+    """Return a stage's whole gradients under the bundled model's names (`block number.parameter`), merged as there."""
     out = {}
     for number, block in zip(stage.numbers, stage.blocks, strict=True):
         for name, sources in _sources(block).items():
@@ -151,7 +151,7 @@ def bundled_gradients(stage: TorchStage) -> dict[str, Tensor]:
 
 
 def _sources(block: nn.Module) -> dict[str, list[str]]:
-    """The bundled name of each parameter, and the names here that make it up, in order."""
+    """Return the bundled name of each parameter, and the names here that are merged into it, in order."""
     out: dict[str, list[str]] = {}
     for name, _ in block.named_parameters():
         owner, _, leaf = name.rpartition(".")
@@ -162,7 +162,7 @@ def _sources(block: nn.Module) -> dict[str, list[str]]:
             joined = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "up"}.get(last, last)
             bundled = f"{joined}.{leaf}"
         out.setdefault(bundled, []).append(name)
-    for names in out.values():  # as the bundled matrices have them: query, key, value; gate before up
+    for names in out.values():  # the order in the bundled matrices: query, key, value; gate, up
         names.sort(key=lambda n: ("q", "k", "v", "gate", "up").index(n.split(".")[1]) if len(names) > 1 else 0)
     return out
 

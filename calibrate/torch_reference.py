@@ -1,11 +1,10 @@
-"""A scenario run by torch's own parallelism, beside the bundled one: DDP, FSDP2, DTensor's tensor and sequence
-parallelism, torch.distributed.pipelining.
+"""Runs a scenario with torch's own parallelism: DDP, FSDP2, DTensor's tensor and sequence parallelism, pipelining.
 
-Which of them follows from the scenario: `pp` the pipelining runtime with the schedule of that name, `tp` DTensor plans,
-`zero` 2 and 3 FSDP2, `dp` DistributedDataParallel. One at a time; what torch has nothing for is refused. Its context
-parallelism needs an attention kernel that CPUs lack.
+The scenario decides which one runs: `pp` torch.distributed.pipelining with the schedule of that name, `tp` DTensor
+plans, `zero` 2 and 3 FSDP2, `dp` DistributedDataParallel. Only one runs at a time, and a scenario for which torch has
+none is refused. Torch's context parallelism needs an attention kernel that CPUs lack.
 
-What each does otherwise than the bundled one: docs/torch_reference.md.
+Differences from the bundled implementation: docs/torch_reference.md.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ SCHEDULES = {
 
 
 def which(scenario: Scenario) -> str:
-    """The name of torch's implementation of a scenario's parallelism."""
+    """Return the name of torch's implementation of a scenario's parallelism."""
     p = scenario.parallelism
     if p.pp > 1:
         return f"torch.distributed.pipelining, {SCHEDULES.get(p.schedule, p.schedule)}"
@@ -48,10 +47,10 @@ def which(scenario: Scenario) -> str:
 
 
 def check(scenario: Scenario, where: str) -> None:
-    """That torch has one implementation of the scenario.
+    """Check that torch has an implementation of the scenario's parallelism.
 
     Raises:
-        InputError: naming what stands in the way.
+        InputError: names the key that prevents it.
     """
     p, m, t = scenario.parallelism, scenario.model, scenario.for_training
     one = [name for name, size in (("dp", p.dp), ("tp", p.tp), ("pp", p.pp)) if size > 1]
@@ -70,12 +69,12 @@ def check(scenario: Scenario, where: str) -> None:
     for key, value, refused in found:
         if refused:
             allowed = "one of dp (zero 0, 2, 3), tp (sp too), pp " + f"({', '.join(SCHEDULES)})"
-            rest = "a dense fp32 model without dropout, untied, nothing recomputed"
+            rest = "a dense fp32 model without dropout, tied embeddings and recomputation"
             raise InputError(f"{where}: {key}: found {value}; --torch can run: {allowed}; {rest}")
 
 
 class TorchReference:
-    """One rank of a scenario under torch's own parallelism. Every rank must make one."""
+    """One rank of a scenario under torch's own parallelism. Its creation is collective."""
 
     def __init__(self, scenario: Scenario, runner: Runner) -> None:
         self.scenario, self.runner = scenario, runner
@@ -93,7 +92,7 @@ class TorchReference:
             self.module = nn.parallel.DistributedDataParallel(self.parts[0], bucket_cap_mb=p.bucket_bytes / 2**20)
         self.parameters = [q for part in self.parts for q in part.parameters()]
         kinds = [[q for q in self.parameters if isinstance(q, DTensor) is cut] for cut in (True, False)]
-        groups = [{"params": kind} for kind in kinds if kind]  # a fused kernel takes no mixture
+        groups = [{"params": kind} for kind in kinds if kind]  # fused AdamW takes no mixture of both
         self.optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
 
     def _parts(self) -> list[TorchStage]:
@@ -116,8 +115,7 @@ class TorchReference:
         return kind(stages if several else stages[0], r.micro_batches, loss_fn=mean_loss)
 
     def gradients(self, batch: Tensor) -> float:
-        """Forward and backward of what this rank drew, gradients in `.grad`. Returns this rank's mean loss, 0 where
-        it has none."""
+        """Run forward and backward of this rank's batch; gradients are in `.grad`. Returns its mean loss, or 0."""
         self.optimizer.zero_grad(set_to_none=True)
         tokens, targets = self.runner.micro_batch_tokens(batch)
         if self.schedule is not None:
@@ -131,7 +129,7 @@ class TorchReference:
         return total
 
     def _synchronizing(self, last: bool) -> Any:
-        """Gradients of all micro-batches but the last are only added up, as DDP's own `no_sync` does."""
+        """Reduce gradients only in the last micro-batch, as DDP's own `no_sync` does."""
         ddp = isinstance(self.module, nn.parallel.DistributedDataParallel)
         return nullcontext() if last or not ddp else self.module.no_sync()
 
@@ -144,7 +142,7 @@ class TorchReference:
         return float(torch.stack(losses).mean()) if losses else 0.0
 
     def step(self, batch: Tensor) -> float:
-        """A whole training step: gradients, clipping to the norm over all ranks, AdamW. Returns the loss."""
+        """Run a training step: gradients, clipping by the norm over all ranks, AdamW. Returns the loss."""
         loss = self.gradients(batch)
         grads = [p.grad for p in self.parameters if p.grad is not None]
         square = _square_sum(grads)
@@ -157,12 +155,12 @@ class TorchReference:
         return loss
 
     def named_gradients(self) -> dict[str, Tensor]:
-        """This rank's stages' whole gradients, named as the bundled model's. Collective."""
+        """Return the whole gradients of this rank's stages under the bundled model's names. Collective."""
         return {k: g for part in self.parts for k, g in bundled_gradients(part).items()}
 
 
 def _square_sum(grads: list[Tensor]) -> Tensor:
-    """Of this rank's gradients, cut ones (DTensors) with all their parts. Collective among who holds these."""
+    """Return the sum of squares of this rank's gradients, of DTensors with all ranks' parts. Collective."""
     cut = [g for g in grads if isinstance(g, DTensor)]
     whole = [g for g in grads if not isinstance(g, DTensor)]
     squares = [torch.nn.utils.get_total_norm(found).square() for found in (cut, whole) if found]
@@ -170,7 +168,7 @@ def _square_sum(grads: list[Tensor]) -> Tensor:
 
 
 def largest_difference(reference: TorchReference, single: dict[str, Tensor]) -> float:
-    """Of torch's gradients from one device's, relative to each tensor's largest. Collective."""
+    """Return torch's largest difference from one device's gradients, relative to each tensor's largest. Collective."""
     found = reference.named_gradients()
     worst = max(float((g - single[k]).abs().max() / single[k].abs().max()) for k, g in found.items())
     out = torch.tensor(worst, dtype=torch.float64)
@@ -179,7 +177,7 @@ def largest_difference(reference: TorchReference, single: dict[str, Tensor]) -> 
 
 
 def time_both(reference: TorchReference, pairs: int) -> Iterator[tuple[float, float]]:
-    """Seconds of a bundled step and of torch's right after it, until the last rank has ended. Collective."""
+    """Yield the seconds of a bundled step and of torch's step after it, until the last rank's end. Collective."""
     runner = reference.runner
     for number in range(pairs + 1):
         batch = runner.batch(number)
@@ -206,8 +204,10 @@ def _fsdp2(whole: TorchStage, ranks: int, reshard: bool, device: str) -> nn.Modu
 
 
 def _tensor_parallel(whole: TorchStage, ranks: int, sp: bool, device: str) -> nn.Module:
-    """The plan of torchtitan's models (parallelize.py): columns, rows, a vocabulary cut over the ranks, and with `sp`
-    norms and residual sums over the tokens."""
+    """Split a stage as torchtitan's models do (parallelize.py): by columns, by rows, and the vocabulary over the ranks.
+
+    With `sp` norms and residual sums are split over the tokens.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (

@@ -1,6 +1,7 @@
-"""How long communications within blocks take, from what one rank waited for them.
+"""Computes how long communications within blocks take, from how long one rank waited for them.
 
-A time is right if the simulator waits as long in all as the rank did. Ranks see only what computing does not cover.
+A rank waits only for the part that computation does not hide. So the seconds are chosen such that the simulator waits
+as long in total as the rank did.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from calibrate.block_cuts import Transfer
 from calibrate.gradient_times import Beneath, waits_s
 
 Sort = tuple[str, int, int]  # kind, ranks, bytes
-SWEEPS = 8  # over the sorts of a group, each solved beside the others: they move by less than 1 % after the fourth
+SWEEPS = 8  # over a group's kinds, each solved with the others fixed; after the fourth they change by less than 1 %
 HALVINGS = 20
-CLOCK_S = 1e-9  # to which times are known
+CLOCK_S = 1e-9  # resolution of the measured times
 
 
 def seconds_of(seen: Sequence[Transfer]) -> dict[Sort, float]:
-    """Seconds of each sort of one group's transfers, in the order in which the rank made them."""
+    """Return the seconds of each kind and size of one group's transfers; `seen` is in the order of their starts."""
     sorts: dict[Sort, list[Transfer]] = defaultdict(list)
     for t in seen:
         sorts[t.kind, t.ranks, t.bytes].append(t)
@@ -28,10 +29,10 @@ def seconds_of(seen: Sequence[Transfer]) -> dict[Sort, float]:
 
 
 def transfer_seconds(seen: Sequence[Transfer]) -> float:
-    """How long transfers of one sort take that never wait for each other.
+    """Return how long transfers of one kind and size take if they never wait for each other.
 
-    A blocking one is waited for from its start. Of an asynchronous one only what is not covered by computing is
-    seen: the answer solves Σ max(0, seconds − cover) = Σ wait.
+    A blocking transfer is waited for from its start. The wait for an asynchronous one is what computation did not
+    hide, so the result solves Σ max(0, seconds − hidden) = Σ wait.
     """
     waits = sum(t.until_ns - t.from_ns for t in seen)
     covers = sorted(t.from_ns - t.start_ns for t in seen)
@@ -45,17 +46,17 @@ def transfer_seconds(seen: Sequence[Transfer]) -> float:
 
 
 def _queued(seen: Sequence[Transfer]) -> bool:
-    """Whether one was posted while the one before it was not yet waited for."""
+    """Return whether a transfer started before the one before it was waited for."""
     return any(b.start_ns < a.until_ns for a, b in pairwise(sorted(seen, key=lambda t: t.start_ns)))
 
 
 def _in_turn(seen: Sequence[Transfer], first: Mapping[Sort, float]) -> dict[Sort, float]:
-    """Of transfers that lie in a group's queue together, as chunks of a message do: the simulator sends one after
-    another, so each takes a part of what the last is waited for.
+    """Return the seconds of transfers that are queued together in a group, such as chunks of a message.
 
-    By halving for one sort after the other, as waits grow with a sort's seconds: the largest that let its transfers be
-    waited for no longer than they were. Where they were not waited for at all they must not hold up others either.
-    Waits do not say how sorts share time that is hidden; the start, one part of `first` for all, decides that.
+    The simulator sends queued transfers one after another, so each takes a part of the wait for the last. Waits grow
+    with the seconds of a kind. So for one kind after the other, bisection finds the largest seconds with which its
+    transfers are waited for no longer than they were. A kind that was never waited for must not delay others either.
+    Waits do not say how kinds share hidden time; they start from the same fraction of `first`.
     """
     sent = [Beneath(t.kind, t.ranks, t.bytes, t.start_ns, t.from_ns, t.until_ns) for t in seen]
     wanted = dict.fromkeys(first, 0.0)
@@ -84,13 +85,13 @@ def _in_turn(seen: Sequence[Transfer], first: Mapping[Sort, float]) -> dict[Sort
                 got = waits({**found, sort: seconds})
                 return all(got[s] <= most[s] + slack_s for s in most)
 
-            # Alone in the queue it takes longest: what it shares with others is then all its own.
+            # A kind takes longest if it is alone in the queue, which is `first`.
             found[sort] = _largest(first[sort], fits)
     return found
 
 
 def _largest(most: float, fits: Callable[[float], bool]) -> float:
-    """The largest number up to `most` that fits, as all below it do."""
+    """Return the largest number up to `most` that fits, by bisection; if a number fits, all smaller ones do."""
     if fits(most):
         return most
     low, high = 0.0, most

@@ -1,8 +1,8 @@
-"""What ranks have to say: on the terminal at once, and what casts doubt on a run in its file as well.
+"""Messages of ranks: shown on the terminal at once; warnings are also kept for the run's file.
 
-A rank's standard error is full of what torch and its profiler write there, and is shown only where the rank fails.
-What a person should read goes another way: each rank has a file of words in the ranks' folder, which the command that
-started them prints line by line while they run. Under torchrun, which starts ranks itself, words go to standard error.
+A rank's standard error is full of output of torch and its profiler, so it is shown only if the rank fails. Messages to
+the user take another way. Each rank writes them to a file in the ranks' folder, and the command that started the ranks
+prints them line by line while they run. Under torchrun, which starts ranks itself, messages go to standard error.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-FOLDER = "STEPSIM_RENDEZVOUS"  # the ranks' folder, in a rank's environment
+FOLDER = "STEPSIM_RENDEZVOUS"  # environment variable with the ranks' folder
 _said: set[str] = set()
 _warned: list[str] = []
 
 
 def words_file(folder: str, rank: int) -> Path:
-    """Where a rank writes what is to be read while it runs."""
+    """Return the file to which a rank writes its messages."""
     return Path(folder) / f"rank{rank}.words"
 
 
 def say(text: str) -> None:
-    """Show a line to whoever started the command, at once; the same line once only."""
+    """Show a line to the user at once; a line that was shown before is not shown again."""
     if text in _said:
         return
     _said.add(text)
@@ -39,18 +39,18 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """As `say`, and kept for the file of the run."""
+    """Show a warning as `say` does, and keep it for the run's file."""
     _warned.append(text)
     say(f"warning: {text}")
 
 
 def warned() -> list[str]:
-    """What this rank has warned of, each once."""
+    """Return the warnings of this rank, each once."""
     return list(dict.fromkeys(_warned))
 
 
 def hear_warnings() -> None:
-    """From now on Python's own warnings (torch's among them) are words of this rank, each once."""
+    """From now on pass Python's own warnings (torch's among them) to `warn`, each once."""
 
     def show(message: Warning | str, category: type[Warning], *where: object, **more: TextIO | str | None) -> None:
         text = " ".join(str(message).split())
@@ -62,14 +62,14 @@ def hear_warnings() -> None:
 
 @dataclass(slots=True)
 class Listener:
-    """Prints the words of all ranks, each line once however many ranks say it."""
+    """Prints the messages of all ranks; a line of several ranks is printed once."""
 
     paths: Sequence[Path]
     read_bytes: dict[Path, int] = field(default_factory=dict)
     heard: set[str] = field(default_factory=set)
 
     def pass_on(self) -> None:
-        """Print the lines that have come since the last call."""
+        """Print the lines that were written since the last call."""
         for path in self.paths:
             for line in self._new_lines(path):
                 if line not in self.heard:
@@ -77,7 +77,7 @@ class Listener:
                     print(line, file=sys.stderr, flush=True)
 
     def _new_lines(self, path: Path) -> list[str]:
-        """Whole lines only: the rest of one that is being written comes with the next call."""
+        """Return the new whole lines; a line that is still being written comes with a later call."""
         if not path.exists():
             return []
         with path.open("rb") as file:

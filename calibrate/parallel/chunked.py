@@ -8,7 +8,7 @@ Decomposition"). Only what a chunk sends waits for that chunk alone. Order and s
 Under sequence parallelism a chunk has a share of every rank's own tokens, [ranks, own tokens, …][:, part], so that each
 rank gathers and keeps consecutive tokens of its own.
 
-Beside it: docs/tensor_parallel.md.
+Documentation: docs/tensor_parallel.md.
 """
 
 from __future__ import annotations

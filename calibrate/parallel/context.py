@@ -10,7 +10,7 @@ transfer is posted before the computation that it overlaps with. All-gather (Lla
 Three splits: contiguous; zigzag, 2 · ranks pieces of which rank r holds r and 2 · ranks − 1 − r, so that all
 ranks compute as much; striped (Brandon et al. 2023, arXiv 2311.09431), token i on rank i mod ranks.
 
-Beside it: docs/context_parallel.md.
+Documentation: docs/context_parallel.md.
 """
 
 from __future__ import annotations

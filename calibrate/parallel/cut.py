@@ -1,6 +1,6 @@
 """How tensor parallelism cuts a layer over ranks, and what brings the parts together again.
 
-Beside it: docs/tensor_parallel.md.
+Documentation: docs/tensor_parallel.md.
 """
 
 from __future__ import annotations

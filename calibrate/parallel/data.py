@@ -7,7 +7,7 @@ its gradient is complete. `bucketed`: one for each bucket of consecutive paramet
 slice and nothing is copied. With accumulation a gradient is complete when every micro-batch has added to
 it.
 
-Beside it: docs/data_parallel.md.
+Documentation: docs/data_parallel.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ copies come from where is asked first. Backward is the same in reverse.
 
 Where experts are split over ranks too (`expert_tensor.py`), the copies that came to any of these go to all of them.
 
-Beside it: docs/expert_parallel.md.
+Documentation: docs/expert_parallel.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Data parallelism of a stage with experts: these are summed over other ranks than the dense parameters.
 
-Beside it: docs/data_parallel.md.
+Documentation: docs/data_parallel.md.
 """
 
 from __future__ import annotations

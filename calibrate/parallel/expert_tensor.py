@@ -5,7 +5,7 @@ the result for all, and a reduce-scatter sums the parts where the tokens came fr
 (Megatron-Core's `MoEAlltoAllTokenDispatcher`, core/transformer/moe/token_dispatcher.py). Inside an expert nothing
 travels.
 
-Beside it: docs/expert_parallel.md.
+Documentation: docs/expert_parallel.md.
 """
 
 from __future__ import annotations

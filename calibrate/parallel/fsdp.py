@@ -5,7 +5,7 @@ and again in the backward (unless `reshard_after_forward` is false: then they st
 are reduced block by block, last block first, while the one before it computes. (Rajbhandari et al. 2020, arXiv
 1910.02054, section 5.3; Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277.) Units, gathers and reductions: `zero.py`.
 
-Beside it: docs/data_parallel.md.
+Documentation: docs/data_parallel.md.
 """
 
 from __future__ import annotations

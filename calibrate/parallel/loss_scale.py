@@ -5,7 +5,7 @@ overflowed, the step is left out and the factor halved; after 2,000 good steps i
 al. 2018, arXiv 1710.03740, sec. 3.2; the numbers are torch.amp.GradScaler's). All ranks must decide alike: the norm,
 which is summed over all who hold other parts of the gradients, is finite nowhere once one of them overflowed.
 
-Beside it: docs/measuring.md.
+Documentation: docs/measuring.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Micikevicius et al. 2018 (arXiv 1710.03740, sec. 3.1). Apex and Transformer Engine do it in one pass over memory; in
 plain torch the gradients are widened first and the parameters written back after, in passes of their own.
 
-Beside it: docs/memory.md.
+Documentation: docs/memory.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a step holds in memory: bytes saved for backward, and the peak of everything allocated.
 
-Beside it: docs/memory.md.
+Documentation: docs/memory.md.
 """
 
 from __future__ import annotations

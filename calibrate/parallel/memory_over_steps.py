@@ -5,7 +5,7 @@ The optimizer's states appear in the first step, what is saved for backward rise
 On a CPU every allocation and release counts (the profiler's events, copies that gloo makes within a collective left
 out), on a GPU the most that each action of the step had allocated.
 
-Beside it: docs/memory.md.
+Documentation: docs/memory.md.
 """
 
 from __future__ import annotations

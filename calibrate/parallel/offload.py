@@ -9,7 +9,7 @@ another buffer stands for host memory and a thread for the stream.
 A storage is copied once, however many saved tensors are views of it. Parameters, the model's constants and the batch's
 token numbers stay.
 
-Beside it: docs/offload.md.
+Documentation: docs/offload.md.
 """
 
 from __future__ import annotations

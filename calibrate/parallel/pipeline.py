@@ -7,7 +7,7 @@ send_forward_recv_backward). Overlapped: a send is posted right after its produc
 end, receives are posted ahead and awaited by the action that needs them (as torch.distributed.pipelining
 does).
 
-Beside it: docs/pipeline.md.
+Documentation: docs/pipeline.md.
 """
 
 from __future__ import annotations

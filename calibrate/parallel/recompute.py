@@ -9,7 +9,7 @@
 
 Dropout draws the same masks again: torch's checkpoint restores the state of the random generator.
 
-Beside it: docs/recompute.md.
+Documentation: docs/recompute.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A run's data set has `EPOCH_STEPS` global batches; after as many steps an epoch ends and the next has another order.
 All ranks together draw what one device would, so losses can be compared.
 
-Beside it: docs/data_parallel.md.
+Documentation: docs/data_parallel.md.
 """
 
 from __future__ import annotations

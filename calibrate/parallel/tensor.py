@@ -9,7 +9,7 @@ once more for the weight gradient, as only a rank's own tokens are kept (Korthik
 
 Tokens are cut as consecutive rows of [b · s, h].
 
-Beside it: docs/tensor_parallel.md.
+Documentation: docs/tensor_parallel.md.
 """
 
 from __future__ import annotations

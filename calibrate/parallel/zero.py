@@ -12,7 +12,7 @@ of n keeps is 1/n of a flat, padded buffer: a reduce-scatter gives it the sum of
 an all-gather puts the parts of the parameters together again. With fewer shards than ranks (hybrid
 sharding) an all-reduce adds the shards of the replicas.
 
-Beside it: docs/data_parallel.md.
+Documentation: docs/data_parallel.md.
 """
 
 from __future__ import annotations

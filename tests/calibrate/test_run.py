@@ -124,7 +124,7 @@ def test_killed_at_any_moment_it_leaves_whole_files_and_goes_on(tmp_path: Path) 
         assert after.items() >= before.items()  # nothing is measured twice
         before = after
     _, err = finish(calibrate(*arguments))
-    assert f"going on from {len(before)} measurements" in err
+    assert f"resuming from {len(before)} measurements" in err
     profile = load_profile(file)
     seconds = {(t.op, s) for t in profile.points for s in t.seconds.tolist()}
     assert {(row[1], row[4]) for rows in before.values() for row in rows} <= seconds

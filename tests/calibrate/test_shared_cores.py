@@ -27,7 +27,7 @@ def test_a_slowdown_below_1_is_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(shared_cores, "stream_ranks", lambda *_: iter(lines))
     found = [records[0] for _, records in shared_cores.measure(Bench("cpu", True, 0.1), [shared_cores.COMPUTE])]
     assert [x.value for x in found if isinstance(x, Constant)] == [1.0, 1.2]
-    assert capsys.readouterr().err.count("warning: core_sharing_slowdown came out as 0.90 and is taken as 1") == 1
+    assert capsys.readouterr().err.count("warning: core_sharing_slowdown: measured 0.90, set to 1") == 1
 
 
 @pytest.mark.real

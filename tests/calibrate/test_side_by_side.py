@@ -85,7 +85,7 @@ def test_the_command(tmp_path: Path) -> None:
     make_profile("node", FACTS, []).save(file)
     refused = subprocess.run(command, text=True, capture_output=True)
     assert refused.returncode == 2
-    assert "holds nothing measured unfused and fused" in refused.stderr
+    assert "has no kernel both unfused and fused" in refused.stderr
 
 
 @pytest.mark.parametrize("rows", [7, 64, 300])

@@ -14,6 +14,6 @@ AROUND = {"__init__", "comm", "model_parallel", "proof", "runner", "storages"}  
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.stem not in AROUND], ids=lambda f: f.stem)
 def test_a_schemes_file_and_its_page_name_each_other(file: Path) -> None:
-    page = re.search(r"Beside it: (docs/\w+\.md)\.", file.read_text())
+    page = re.search(r"Documentation: (docs/\w+\.md)\.", file.read_text())
     assert page is not None
     assert f"{file.name}`" in (ROOT / page[1]).read_text()

@@ -47,7 +47,7 @@ def test_without_transformers_it_says_what_to_install(tmp_path: Path) -> None:
 def test_adapters_need_it(tmp_path: Path) -> None:
     found = measure("--out", str(tmp_path / "m.json"))
     assert found.returncode == 2
-    assert "training.lora: found adapters; calibrate.measure can run: all parameters trained" in found.stderr
+    assert "training.lora: found adapters; calibrate.measure can run: training of all parameters" in found.stderr
 
 
 @needs

@@ -84,7 +84,7 @@ def test_the_next_calibration_goes_on(tmp_path: Path) -> None:
     again = start(*command)
     _, errors = again.process.communicate(timeout=HANGS_AFTER_S)
     assert again.process.returncode == 0, errors
-    assert "going on from" in errors
+    assert "resuming from" in errors
     assert load_profile(out).points
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 
