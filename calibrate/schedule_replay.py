@@ -45,7 +45,7 @@ HANGS_AFTER_S = 900.0
 
 
 def make_scenario(name: str, ranks: int, slow: int | None) -> Scenario:
-    """Return a scenario of one layer for each stage, 2 · ranks micro-batches, and 1.3 times the seconds on rank `slow`."""
+    """Return a scenario with one layer on each stage and 2 · ranks micro-batches; rank `slow` is 1.3 times slower."""
     stages = FORMS[name].model_stages(ranks, FORMS[name].stages_per_rank)
     data: dict[str, Any] = {
         "name": f"{name}, {ranks} ranks",
