@@ -1,4 +1,4 @@
-"""Capture of a training step that somebody else wrote: operator by operator, without a GPU and without its memory.
+"""Captures the training step of your own code operator by operator, without a GPU and without memory for its weights.
 
 >>> from calibrate.capture import Step
 >>> Step.__name__

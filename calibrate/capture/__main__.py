@@ -1,4 +1,4 @@
-"""Entry of `python -m calibrate.capture`."""
+"""Runs `python -m calibrate.capture`."""
 
 from calibrate.capture.command import main
 from sim.commands.command import run_command

@@ -1,8 +1,8 @@
-"""CUDA's automatic mixed precision on tensors that are on no GPU.
+"""CUDA's automatic mixed precision for tensors on the CPU.
 
-`torch.autocast("cpu")` casts other operators than CUDA's, so CUDA's lists are applied here (torch's
+`torch.autocast("cpu")` casts other operators than CUDA's autocast. So this module applies CUDA's lists (torch's
 aten/src/ATen/autocast_mode.h: AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE,
-AT_FORALL_PROMOTE). Attention and dropout take the kernels that a GPU has, which the CPU's dispatch would not choose.
+AT_FORALL_PROMOTE). Attention and dropout use the GPU's kernels, which the CPU's dispatch would not choose.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ OPTIONAL_FP32 = _names("prod softmax log_softmax cumprod cumsum linalg_vector_no
 WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot grid_sample index_put scatter_add tensordot cat stack")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 HALF = (torch.bfloat16, torch.float16)
-FLASH_HEAD_DIM = 256  # the largest that FlashAttention-2 takes
+FLASH_HEAD_DIM = 256  # the largest head size of FlashAttention-2
 
 
 class CudaOperators(TorchFunctionMode):
-    """Autocast as CUDA has it, with its cache of cast weights; and the operators that exist on a GPU alone.
+    """Applies CUDA's autocast, with its cache of cast weights, and operators that exist only on a GPU.
 
-    `dtype` None: autocast is off. `on_gpu` False: nothing is changed, operators are those of the CPU.
+    `dtype` None: autocast is off. `on_gpu` False: operators are those of the CPU, unchanged.
     """
 
     def __init__(self, dtype: torch.dtype | None, on_gpu: bool = True) -> None:
@@ -57,7 +57,7 @@ class CudaOperators(TorchFunctionMode):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """What is cast to here; None where autocast is off."""
+        """The dtype to which autocast casts; None if it is off."""
         return self.states[-1] if self.active else None
 
     def forget(self) -> None:
@@ -137,10 +137,10 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Fused attention as torch picks it on a GPU: flash in 16 bits without a mask, else memory-efficient.
+    """Run fused attention as torch does on a GPU: flash in 16 bits without a mask, else memory-efficient.
 
-    (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash takes no mask, 16 bits, heads of at most 256; a mask,
-    or fp32, leaves the memory-efficient kernel, which has no grouped queries.)
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash takes no mask, 16-bit tensors and head sizes up to 256.
+    All others use the memory-efficient kernel, which has no grouped queries.
     """
     aten = torch.ops.aten
     if attn_mask is None and query.dtype in HALF and query.size(-1) <= FLASH_HEAD_DIM:
@@ -163,13 +163,13 @@ def attention(
 
 @torch.library.custom_op("calibrate::grouped_mm", mutates_args=())
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """A matmul for each group of rows; torch's own says nothing of its result's shape but in bf16."""
+    """Stand in for torch's matmul of each group of rows, which tells its result's shape in bf16 only."""
     raise NotImplementedError("captured, never run")
 
 
 @_grouped_mm.register_fake
 def _(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    if b.dim() == 2:  # both cut along the rows: weight gradients, a matrix for each group
+    if b.dim() == 2:  # both have groups of rows: weight gradients, one matrix for each group
         return a.new_empty(ends.size(0), a.size(0), b.size(1))
     return a.new_empty(a.size(0), b.size(-1))
 
@@ -187,21 +187,21 @@ _grouped_mm.register_autograd(_gradients, setup_context=_keep)
 
 
 def grouped(func: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor, **more: Any) -> Any:
-    """Grouped matmul; in fp32 and fp16 torch runs it group by group, which its fake kernel does not know."""
+    """Run a grouped matmul; in fp32 and fp16 torch runs it group by group, which its fake kernel lacks."""
     if a.dtype == torch.bfloat16:
         return func(a, b, offs=offs, **more)
     return _grouped_mm(a, b, offs)
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Dropout in one kernel with a one-byte mask, which CUDA has and the CPU has not."""
+    """Run dropout in one kernel with a one-byte mask, which only CUDA has."""
     if not training or p == 0.0:
         return input
     return torch.native_dropout(input, p, True)[0]
 
 
 def softmax(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Softmax that reads 16 bits and writes fp32 in one kernel, which only CUDA has."""
+    """Run softmax that reads 16 bits and writes fp32 in one kernel, which only CUDA has."""
     x, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
     if kwargs.get("dtype") is torch.float32 and x.dtype in HALF and isinstance(dim, int):
         fused = torch._softmax if name == "softmax" else torch._log_softmax
@@ -211,7 +211,7 @@ def softmax(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: 
 
 @contextmanager
 def user_autocast(mode: CudaOperators) -> Iterator[None]:
-    """Let the captured code's own `torch.autocast` switch this one, and see whether it is on."""
+    """Let the captured code's own `torch.autocast` switch `mode` on and off and ask whether it is on."""
 
     def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
         self.wanted = (dtype or torch.bfloat16) if enabled else None

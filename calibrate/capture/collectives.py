@@ -1,4 +1,4 @@
-"""What torch's collective operators move: kind, group, bytes as nccl-tests counts them."""
+"""Reads torch's collective operators: kind, group, and bytes as nccl-tests counts them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sim.core.collectives import collective_kind
 from sim.inputs.script_program import Collective
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
-SHARE = ("all_gather", "gather")  # bytes are the input's, times the ranks
+SHARE = ("all_gather", "gather")  # their bytes are the input's times the number of ranks
 INPUT = ("input", "input_tensors", "inputs", "input_tensor", "tensor", "tensors", "input_list")
 
 
 def collective_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Collective:
-    """The collective that an operator starts.
+    """Return the collective that an operator starts.
 
     Raises:
-        NotImplementedError: for an operator whose bytes are not known.
+        NotImplementedError: if it is unknown how many bytes the operator moves.
     """
     name = func._schema.name.split("::")[1].rstrip("_")
     values = {
@@ -46,7 +46,7 @@ def collective_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def _group(values: Mapping[str, Any]) -> Any:
-    """The process group among an operator's arguments: itself, or its name."""
+    """Find the process group among an operator's arguments, where it is a group or a group's name."""
     for key in ("process_group", "group_name", "group"):
         value = values.get(key)
         if isinstance(value, str):
@@ -58,8 +58,8 @@ def _group(values: Mapping[str, Any]) -> Any:
 
 
 def is_asynchronous(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator of `c10d` returns before it is waited for."""
+    """Return whether an operator of `c10d` is asynchronous."""
     for i, a in enumerate(func._schema.arguments):
         if a.name in ("async_op", "asyncOp"):
             return bool(kwargs.get(a.name, args[i] if i < len(args) else True))
-    return True  # messages: their work is waited for by whoever sent them
+    return True  # sends and receives, whose caller waits for the work

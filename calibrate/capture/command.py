@@ -1,6 +1,6 @@
-"""`python -m calibrate.capture WHAT --out PROGRAM.json.gz`: write down the program of somebody's training step.
+"""Captures the program of a training step: `python -m calibrate.capture WHAT --out PROGRAM.json.gz`.
 
-`--script 'train.py ARGS' --world-size N --out PREFIX` writes down that of ranks of a distributed script.
+`--script 'train.py ARGS' --world-size N --out PREFIX` captures ranks of a distributed training script.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 @click.command("capture", cls=Command)
 @click.argument("what", required=False, metavar="WHAT")
-@click.option("--out", type=OUTPUT, required=True, metavar="FILE", help="program to write; with --table a folder")
-@click.option("--table", type=FILE, metavar="TABLE.json", help="capture each row that has `program`")
+@click.option("--out", type=OUTPUT, required=True, metavar="FILE", help="program to write; a folder with --table")
+@click.option("--table", type=FILE, metavar="TABLE.json", help="capture each row that has the key `program`")
 @click.option("--script", metavar="'train.py ARGS'", help="capture ranks of a distributed script")
 @click.option("--world-size", type=click.IntRange(1, 1_000_000), metavar="N", help="ranks of --script")
-@click.option("--ranks", metavar="R,…", default="0", help="ranks to capture, each by itself [0]")
+@click.option("--ranks", metavar="R,…", default="0", help="ranks to capture, separated by commas [0]")
 @click.option("--gpus-per-node", type=click.IntRange(1), default=8, metavar="N", help="ranks of --script on a node [8]")
 @click.option("--seq-len", type=click.IntRange(1), default=1024, metavar="N", help="tokens of a sequence [1024]")
 @click.option("--micro-batch-size", type=click.IntRange(1), default=1, metavar="N", help="sequences [1]")
 @click.option("--weights", type=click.Choice(["fp32", "bf16"]), default="fp32", help="dtype of parameters [fp32]")
-@click.option("--autocast", type=click.Choice(["bf16", "fp16"]), help="run under torch.autocast of CUDA")
+@click.option("--autocast", type=click.Choice(["bf16", "fp16"]), help="run under CUDA's torch.autocast")
 @click.option("--attention", type=click.Choice(["sdpa", "eager"]), default="sdpa", help="implementation [sdpa]")
 @click.option("--gradient-checkpointing", is_flag=True, help="recompute each layer in its backward")
-@click.option("--compile", "compiled", is_flag=True, help="as torch.compile runs it: min-cut partition, fused chains")
+@click.option("--compile", "compiled", is_flag=True, help="capture the step as torch.compile runs it")
 @click.option("--optimizer", type=click.Choice(["adamw", "adamw_foreach", "sgd"]), default="adamw", help="[adamw]")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="whose kernels torch takes [cuda]")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="whose kernels are captured [cuda]")
 @click.option("--lora", type=click.IntRange(1), metavar="RANK", help="train only adapters of this rank (peft)")
 def main(
     what: str | None,
@@ -60,9 +60,9 @@ def main(
     device: str,
     lora: int | None,
 ) -> int:
-    """Write down the training step of WHAT: a Hugging Face config.json, its folder, or package.module:function.
+    """Capture the training step of WHAT: a Hugging Face config.json, its folder, or package.module:function.
 
-    With --script, of ranks of a distributed training script, which runs as it is.
+    --script captures ranks of an unmodified distributed training script instead.
     """
     _needs_torch()
     from calibrate.capture.what import Options, maker
@@ -78,7 +78,7 @@ def main(
         return _capture_table(table, out)
     assert what is not None
     if compiled and gradient_checkpointing:
-        raise InputError("--compile: is not captured with --gradient-checkpointing; leave one of them out")
+        raise InputError("--compile: cannot be given with --gradient-checkpointing; leave one of them out")
     options = Options(
         seq_len, micro_batch_size, weights, autocast or "", attention, gradient_checkpointing, optimizer, lora
     )
@@ -102,7 +102,7 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
     if not out.parent.is_dir():
         raise InputError(f"--out: {out.parent} is not a folder")
     begin_s = time.perf_counter()
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # its message is ours to print
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # `failure` prints its message
     try:
         step, recorder = record(make, device)
     except InputError:
@@ -118,7 +118,7 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
 
 
 def _capture_table(table: Path, out: Path) -> int:
-    """Capture each row; a row that cannot be is named, and the exit code is 1."""
+    """Capture each row; report rows that fail, with exit code 1."""
     from calibrate.capture.what import huggingface_maker, options_of_row
 
     out.mkdir(parents=True, exist_ok=True)
@@ -135,10 +135,10 @@ def _capture_table(table: Path, out: Path) -> int:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table that say which program ran, each with the table's scenario below its own."""
+    """Return the rows of a table with the key `program`, each with its scenario merged over the table's."""
     from sim.validation.tables import read_table
 
     found = [{**row.data, "scenario": dict(row.scenario)} for row in read_table(path).rows if "program" in row.data]
     if not found:
-        raise InputError(f"{path}: rows: none has `program`")
+        raise InputError(f"{path}: rows: no row has the key `program`")
     return found

@@ -1,7 +1,7 @@
-"""A step as `torch.compile` would run it: the joint graph of AOTAutograd, cut by its min-cut partition, fused.
+"""Captures a step as `torch.compile` would run it: AOTAutograd's joint graph, split by the min-cut partition, fused.
 
-What is saved for the backward is what torch's own partitioner decides on the captured graph; which operators become one
-kernel is this project's rule (`fusion.py`). The model and its loss are one graph; the optimizer stays as it is.
+Torch's own partitioner decides what is saved for the backward. Which operators become one kernel is this project's rule
+(`fusion.py`). The model and its loss are one graph; the optimizer is not compiled.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from calibrate.capture.step import Step
 
 
 def _partition(joint: GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[GraphModule, GraphModule]:
-    """Inductor's own passes over the joint graph, then its partition (torch/_inductor/compile_fx.py, `partition_fn`).
+    """Run Inductor's passes over the joint graph, then its partition (torch/_inductor/compile_fx.py, `partition_fn`).
 
-    The passes decide memory too: one writes the loss's gradient as a comparison where its decomposition scatters into
-    zeros of [tokens, vocabulary].
+    The passes also change memory: one computes the loss's gradient by a comparison, where its decomposition scatters
+    into zeros [tokens, vocabulary].
     """
     parts: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(
         joint_graph_passes(joint), inputs, compiler="inductor", **how
@@ -36,7 +36,7 @@ def _partition(joint: GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[G
 
 
 class CompiledLoss:
-    """The step's loss as compiled: called for the forward; its backward is compiled too. The first call traces it."""
+    """The step's compiled loss, with a compiled backward. The first call traces it."""
 
     def __init__(self, step: Step, recorder: Recorder) -> None:
         self.step, self.recorder = step, recorder
@@ -50,15 +50,15 @@ class CompiledLoss:
         )
 
     def __call__(self) -> torch.Tensor:
-        """The loss of one micro-batch."""
-        with patch("torch._dynamo.utils.assert_no_fake_params_or_buffers", lambda *_: None):  # inputs and buffers are
+        """Compute the loss of one micro-batch."""
+        with patch("torch._dynamo.utils.assert_no_fake_params_or_buffers", lambda *_: None):  # they are fake here
             loss: torch.Tensor = self.run(*self.parameters.values())
         return loss
 
     def _loss_of(self, *parameters: torch.Tensor) -> torch.Tensor:
-        """The step's loss as a function of the parameters."""
-        # AOTAutograd calls this more than once, some releases with the same tensors: a cast that one trace has cached
-        # is unknown to the next.
+        """Compute the step's loss as a function of the parameters."""
+        # AOTAutograd calls this more than once, in some releases with the same tensors. A cast that one trace has
+        # cached is unknown to the next.
         self.recorder.operators.forget()
         model = self.step.model
         given = dict(zip(self.parameters, parameters, strict=True))
@@ -75,7 +75,7 @@ class CompiledLoss:
         return run
 
     def _execute(self, graph: GraphModule, kernels: list[Kernel], args: list[Any]) -> Any:
-        """Run the graph, and let go of each value after the last kernel that reads it."""
+        """Run the graph, and free each value after the last kernel that reads it."""
         values: dict[Node, Any] = {}
         inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
         values.update(zip(inputs, args, strict=True))
@@ -95,7 +95,7 @@ class CompiledLoss:
         return tree_map_only(Node, values.__getitem__, result.args[0])
 
     def _kernel(self, kernel: Kernel, values: dict[Node, Any], kept: set[Node]) -> None:
-        """Run a kernel's nodes; several, or a view, are no operators of their own."""
+        """Run a kernel's nodes; nodes of a fused kernel and views are not recorded one by one."""
         alone = len(kernel.nodes) == 1 and not kernel.space
         recorder, phase = self.recorder, self.recorder.phase
         if not alone or is_view(kernel.nodes[0]):
@@ -124,7 +124,7 @@ def _record(recorder: Recorder, kernel: Kernel, read: list[Any], written: list[A
 
 
 def _once(recorder: Recorder, tensors: list[torch.Tensor]) -> list[tuple[Any, int]]:
-    """Tensors with their storages' numbers; of several views that are more than their storage the largest alone."""
+    """Return tensors with their storages' numbers; of views that together exceed their storage only the largest."""
     by_storage: dict[int, list[torch.Tensor]] = {}
     for x in tensors:
         by_storage.setdefault(recorder.storage(x), []).append(x)

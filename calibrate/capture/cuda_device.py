@@ -1,8 +1,8 @@
-"""A CUDA device for a script on a machine that has none: `cuda` is the CPU, with CUDA's operators and streams.
+"""Emulates a CUDA device for scripts on a machine without one: `cuda` is the CPU, with CUDA's operators and streams.
 
-Fake tensors on a device that torch cannot open fail in autograd's engine, so all of them stay on the CPU. From the
-first time that the script asks for CUDA (a device, nccl) its operators are those of a GPU (`CudaOperators`) and
-optimizers run for many tensors at once. Code that asks a tensor whether it is on CUDA is told no.
+Fake tensors on a device that torch cannot open fail in autograd's engine, so all tensors stay on the CPU. Once the
+script asks for CUDA (a device, nccl), operators are those of a GPU (`CudaOperators`) and optimizers process many
+tensors in one kernel. A tensor's `is_cuda` is still false.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from calibrate.capture.device_queue import Queue, StreamModule
 CPU = torch.device("cpu")
 CAPABILITY = (9, 0)
 MEMORY_BYTES = 80 * 2**30
-STAY = ("cuda", "pin_memory")  # methods of a tensor that copy it to where it is
+STAY = ("cuda", "pin_memory")  # methods of a tensor that do nothing here, as it stays on the CPU
 NOTHING = (
     "set_device empty_cache manual_seed manual_seed_all reset_peak_memory_stats init _lazy_init ipc_collect "
     "reset_max_memory_allocated set_rng_state set_per_process_memory_fraction set_device_index set_device_idx "
@@ -35,7 +35,7 @@ NONE_YET = "memory_allocated max_memory_allocated memory_reserved max_memory_res
 
 
 class CudaDevice(TorchFunctionMode):
-    """Turns `cuda` into the CPU wherever torch's functions take a device. `used`: the script asked for it."""
+    """Replaces `cuda` by the CPU in all arguments of torch's functions. `used`: the script has asked for CUDA."""
 
     def __init__(self, operators: CudaOperators) -> None:
         super().__init__()
@@ -43,11 +43,11 @@ class CudaDevice(TorchFunctionMode):
         self.used = False
 
     def use(self) -> None:
-        """From now on the script runs on CUDA."""
+        """Note that the script uses CUDA."""
         self.used = self.operators.on_gpu = self.operators.active = True
 
     def on_cpu(self, device: Any) -> Any:
-        """The device that stands for one that the script names."""
+        """Return the device to use for one that the script names."""
         text = str(device)
         if text == "cuda" or text.startswith("cuda:"):
             self.use()
@@ -66,7 +66,7 @@ class CudaDevice(TorchFunctionMode):
         args, kwargs = tree_map_only(torch.device, self.on_cpu, (args, kwargs))
         if isinstance(kwargs.get("device"), str | int):
             kwargs = {**kwargs, "device": self.on_cpu(_named(kwargs["device"]))}
-        at = {"to": 1, "_parse_to": 0}.get(name, len(args))  # where a device may stand without its keyword
+        at = {"to": 1, "_parse_to": 0}.get(name, len(args))  # positional argument that may be a device
         if at < len(args) and isinstance(args[at], str | int):
             args = (*args[:at], self.on_cpu(_named(args[at])), *args[at + 1 :])
         kwargs.pop("pin_memory", None)
@@ -79,7 +79,7 @@ def _named(device: str | int) -> str:
 
 @contextmanager
 def cuda_device(device: CudaDevice, queue: Queue, local_rank: int, count: int) -> Iterator[None]:
-    """Let `torch.cuda` and `torch.accelerator` find `count` GPUs, of which this process has one."""
+    """Let `torch.cuda` and `torch.accelerator` find `count` GPUs; this process uses GPU `local_rank`."""
     with ExitStack() as stack:
         for name, value in _device_functions(queue, local_rank, count).items():
             for module in (torch.cuda, torch.accelerator):
@@ -93,7 +93,7 @@ def cuda_device(device: CudaDevice, queue: Queue, local_rank: int, count: int) -
 
 
 def _device_functions(queue: Queue, local_rank: int, count: int) -> dict[str, Any]:
-    """What `torch.cuda` and `torch.accelerator` answer with, by the functions' names."""
+    """Return replacements for functions of `torch.cuda` and `torch.accelerator`, by their names."""
     facts = SimpleNamespace(
         name="GPU", total_memory=MEMORY_BYTES, major=CAPABILITY[0], minor=CAPABILITY[1], multi_processor_count=132
     )
@@ -121,7 +121,7 @@ def _device_functions(queue: Queue, local_rank: int, count: int) -> dict[str, An
 
 
 def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
-    """Methods of torch that would ask a real GPU, replaced."""
+    """Return patches for torch's methods that would need a real GPU."""
     distributed = torch.nn.parallel.distributed.DistributedDataParallel
     swap = torch.utils.swap_tensors
     start, mesh, move = distributed.__init__, device_mesh.DeviceMesh.__init__, torch.nn.Module.to
@@ -130,10 +130,10 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
         start(self, module, **{k: v for k, v in more.items() if k not in ("device_ids", "output_device")})
 
     def to(self: Any, *words: Any, **more: Any) -> Any:
-        where, dtype, *_ = torch._C._nn._parse_to(*words, **more)  # a function of torch: `device` sees it
+        where, dtype, *_ = torch._C._nn._parse_to(*words, **more)  # a function of torch, so `device` replaces cuda
         if where != CPU:
             return move(self, *words, **more)
-        # The module is there already, and fake parameters cannot be moved to themselves.
+        # The module stays on the CPU, and torch cannot swap a fake parameter with itself.
         return self if dtype is None else move(self, dtype)
 
     def to_cuda(self: Any, *_: object) -> Any:
@@ -141,13 +141,13 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
         return self
 
     def stepped(_: object, optimizer: Any, state: object, *words: Any, **more: Any) -> Any:
-        queue.host_wait()  # for the news that no scaled gradient overflowed
+        queue.host_wait()  # a real scaler reads here whether a gradient overflowed
         return optimizer.step(*words, **more)
 
     def swapped(tensor: torch.Tensor, other: torch.Tensor) -> None:
         try:
             swap(tensor, other)
-        except RuntimeError:  # the fake mode knows the tensor
+        except RuntimeError:  # the fake mode holds a reference to the tensor
             tensor.data = other.data
 
     def of_cpus(self: Any, device_type: str, *words: Any, **more: Any) -> None:
@@ -163,13 +163,13 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
 
 
 def _answering(value: Any) -> Callable[..., Any]:
-    """A function of its own each time: dynamo's tables refuse one under several names."""
+    """Return a new function that returns `value`; dynamo's tables refuse one function under several names."""
     return lambda *_, **__: value
 
 
 @contextmanager
 def _autocast_of_either(device: CudaDevice) -> Iterator[None]:
-    """CUDA's autocast as CUDA does it, the CPU's as torch does it."""
+    """Let `torch.autocast("cuda")` follow CUDA's lists and `torch.autocast("cpu")` torch's own."""
     kind = torch.amp.autocast_mode.autocast
     own = kind.__init__, kind.__enter__, kind.__exit__
     with user_autocast(device.operators):

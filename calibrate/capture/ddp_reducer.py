@@ -1,9 +1,9 @@
 """DistributedDataParallel's reducer in Python, with the buckets, copies and all-reduces of torch's own.
 
-torch's is written in C++ (torch/csrc/distributed/c10d/reducer.cpp) and reads its bucket tables out of memory that fake
-tensors do not have. What it launches is repeated here: gradients are scaled into flat buckets as they come, a full
-bucket is all-reduced once those before it are, and after the backward all are waited for and copied back. After the
-first backward the buckets are made anew in the order in which gradients came.
+Torch's reducer is C++ (torch/csrc/distributed/c10d/reducer.cpp) and reads its bucket tables from memory that fake
+tensors do not have. This one launches the same operators. Gradients are scaled into flat buckets as they arrive. A full
+bucket is all-reduced once the buckets before it are. After the backward all are waited for and copied back. The first
+backward's order of gradients decides the buckets of later ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Bucket:
 
 
 class Reducer:
-    """Takes the place of `torch.distributed.Reducer`, whose methods and arguments it has."""
+    """Replaces `torch.distributed.Reducer`, with the same methods and arguments."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Reducer:
             p.register_post_accumulate_grad_hook(partial(self._came, i))
 
     def _rebuild_buckets(self) -> bool:
-        """Order the buckets as gradients came in the first backward; once."""
+        """Order the buckets once, as gradients arrived in the first backward."""
         if self.rebuilt or self.find_unused or len(self.came) != len(self.parameters):
             return False
         tensors = [self.parameters[i] for i in self.came]
@@ -73,7 +73,7 @@ class Reducer:
         return True
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Expect a gradient for each parameter; those that `outputs` do not depend on count as there."""
+        """Expect a gradient for each parameter on which `outputs` depend; the others count as ready."""
         self.expecting, self.next = True, 0
         for bucket in self.buckets:
             bucket.pending, bucket.work = set(bucket.indices), None
@@ -133,14 +133,14 @@ class Reducer:
                     grad.copy_(view)
 
     def __getattr__(self, name: str) -> Any:
-        """What else DistributedDataParallel calls sets options that change nothing here, or logs."""
+        """Return a function that does nothing for methods that set options without effect here, or log."""
         if name.startswith(("_set_", "set_", "_push_", "_delay_", "prepare_for_forward", "_install_", "_remove_")):
             return _nothing
         raise NotImplementedError(f"DistributedDataParallel with {name.strip('_')} cannot be captured")
 
 
 class Logger:
-    """Takes the place of `torch.distributed.Logger`, and logs nothing."""
+    """Replaces `torch.distributed.Logger`, and logs nothing."""
 
     def __init__(self, _: object) -> None:
         pass
@@ -154,7 +154,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def broadcast_coalesced(group: Any, tensors: Sequence[torch.Tensor], buffer_bytes: int, source: int = 0) -> None:
-    """Broadcast tensors in flat buffers of at most so many bytes, each of one dtype (c10d/comm.cpp)."""
+    """Broadcast tensors in flat buffers of at most `buffer_bytes`, each of one dtype (c10d/comm.cpp)."""
     if not tensors:
         return
     found, _ = _compute_bucket_assignment_by_size(list(tensors), [buffer_bytes])
@@ -167,7 +167,7 @@ def broadcast_coalesced(group: Any, tensors: Sequence[torch.Tensor], buffer_byte
 
 
 def _leaves_under(outputs: Iterable[torch.Tensor]) -> Iterable[Any]:
-    """Tensors whose gradient the outputs' backward accumulates."""
+    """Yield the tensors whose gradients the backward of `outputs` accumulates."""
     seen: set[Any] = set()
     stack = [x.grad_fn for x in outputs if x.grad_fn is not None]
     while stack:

@@ -1,7 +1,7 @@
-"""What a rank puts on its device's streams besides operators: collectives, waits between streams, waits of the host.
+"""Records what a rank puts on its device's streams besides operators: collectives, and waits of streams and the host.
 
-torch has streams on GPUs alone; on the CPU `torch.cpu.Stream` does nothing. Here both record, so that a script that
-runs on fake CPU tensors still says what overlaps with what (FSDP2 gathers and reduces on streams of its own).
+`torch.cuda.Stream` needs a GPU, and `torch.cpu.Stream` does nothing. Here both record, so that a script on fake CPU
+tensors shows what overlaps with what (FSDP2 gathers and reduces on streams of its own).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Queue:
             self.entries.append(Entry(self.rows, what, self.current if stream is None else stream, value))
 
     def start(self, collective: Collective) -> int:
-        """Issue a collective on the current stream; its number, -1 where nothing is recorded."""
+        """Issue a collective on the current stream and return its number; -1 if nothing is recorded."""
         if not self.recording:
             return -1
         self.collectives.append(collective)
@@ -44,7 +44,7 @@ class Queue:
             self.add(What.WAIT, number)
 
     def new_event(self, stream: int) -> int:
-        """Record an event on a stream; its number, -1 where nothing is recorded."""
+        """Record an event on a stream and return its number; -1 if nothing is recorded."""
         if not self.recording:
             return -1
         self.events += 1
@@ -57,7 +57,7 @@ class Queue:
             self.add(What.WAIT_EVENT, event, stream)
 
     def host_wait(self, stream: int | None = None) -> None:
-        """Let the host wait for what a stream holds."""
+        """Let the host wait for everything issued on a stream."""
         if self.recording:
             on = self.current if stream is None else stream
             self.add(What.HOST_WAIT, self.new_event(on), on)
@@ -78,7 +78,7 @@ class Queue:
 
 
 def _event_class(queue: Queue) -> type[Any]:
-    """`torch.cuda.Event` on a queue."""
+    """Make a class that replaces `torch.cuda.Event` and records on `queue`."""
 
     class Event:
         """A point on a stream."""
@@ -87,33 +87,33 @@ def _event_class(queue: Queue) -> type[Any]:
             self.number, self.on = -1, 0
 
         def record(self, stream: Any = None) -> Any:
-            """Set it behind what the stream holds."""
+            """Record the event after everything issued on the stream."""
             self.on = queue.current if stream is None else stream.number
             self.number = queue.new_event(self.on)
             return self
 
         def wait(self, stream: Any = None) -> None:
-            """Let a stream wait for it."""
+            """Let a stream wait for the event."""
             queue.wait_event(self.number, queue.current if stream is None else stream.number)
 
         def synchronize(self) -> None:
-            """Let the host wait for it."""
+            """Let the host wait for the event."""
             if self.number >= 0:
                 queue.add(What.HOST_WAIT, self.number, self.on)
 
         def query(self) -> bool:
-            """Whether it is over: nobody knows, and who asks goes on."""
+            """Return true, as a capture has no times; a caller that polls then continues."""
             return True
 
         def elapsed_time(self, other: Any) -> float:
-            """Milliseconds, which nobody knows."""
+            """Return a placeholder for milliseconds, as a capture has no times."""
             return 1.0
 
     return Event
 
 
 def _stream_class(queue: Queue, event_class: type[Any]) -> type[Any]:
-    """`torch.cuda.Stream` on a queue."""
+    """Make a class that replaces `torch.cuda.Stream` and records on `queue`."""
 
     class Stream:
         """A stream by its number; 0 is the default one."""
@@ -123,11 +123,11 @@ def _stream_class(queue: Queue, event_class: type[Any]) -> type[Any]:
             queue.streams = max(queue.streams, self.number + 1)
 
         def wait_stream(self, stream: Any) -> None:
-            """Wait for all that the other holds now."""
+            """Wait for everything issued on the other stream so far."""
             queue.wait_event(queue.new_event(stream.number), self.number)
 
         def record_event(self, event: Any = None) -> Any:
-            """Record an event here."""
+            """Record an event on this stream."""
             return (event_class() if event is None else event).record(self)
 
         def wait_event(self, event: Any) -> None:
@@ -139,11 +139,11 @@ def _stream_class(queue: Queue, event_class: type[Any]) -> type[Any]:
             queue.host_wait(self.number)
 
         def is_capturing(self) -> bool:
-            """Whether a CUDA graph is being captured: none is, its kernels would be recorded as any others."""
+            """Return false: kernels of a CUDA graph are recorded like all others."""
             return False
 
         def query(self) -> bool:
-            """Whether it is empty: nobody knows, and who asks goes on."""
+            """Return true, as a capture has no times; a caller that polls then continues."""
             return True
 
         def __eq__(self, other: object) -> bool:
@@ -156,7 +156,7 @@ def _stream_class(queue: Queue, event_class: type[Any]) -> type[Any]:
 
 
 class StreamModule:
-    """`Stream`, `Event` and what goes with them, as `torch.cuda` and `torch.cpu` have them, on a queue."""
+    """`Stream`, `Event` and related functions of `torch.cuda` and `torch.cpu`, which record on a queue."""
 
     def __init__(self, queue: Queue) -> None:
         event_class = _event_class(queue)

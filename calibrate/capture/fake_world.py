@@ -1,4 +1,4 @@
-"""torch.distributed of one rank without the others: a fake process group, and what would ask the others."""
+"""Emulates torch.distributed for one rank without the others, by a fake process group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from calibrate.capture.script_recorder import ScriptRecorder
 
 
 def set_environment(rank: int, world_size: int, ranks_per_node: int) -> None:
-    """What torchrun sets."""
+    """Set the environment variables that torchrun sets."""
     local = min(ranks_per_node, world_size)
     os.environ.update(
         RANK=str(rank),
@@ -39,9 +39,9 @@ def set_environment(rank: int, world_size: int, ranks_per_node: int) -> None:
 
 @contextmanager
 def fake_world(recorder: ScriptRecorder, rank: int, world_size: int, uses_cuda: Callable[[], None]) -> Iterator[None]:
-    """`init_process_group` makes a fake group of `world_size` ranks; work that is waited for tells the recorder.
+    """Let `init_process_group` make a fake group of `world_size` ranks, and record waits for its collectives.
 
-    `uses_cuda` is called where the script asks for nccl.
+    `uses_cuda` is called if the script asks for nccl.
     """
     start = dist.init_process_group
     asked = {"backend": "gloo"}
@@ -79,14 +79,14 @@ def fake_world(recorder: ScriptRecorder, rank: int, world_size: int, uses_cuda: 
         change(dist, "Logger", Logger)
         change(dist, "_broadcast_coalesced", broadcast_coalesced)
         change(torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *_, **__: None)
-        for name, module in list(sys.modules.items()):  # else collectives would be waited for at once
+        for name, module in list(sys.modules.items()):  # else their collectives would wait at once
             if name.startswith("torch.distributed") and hasattr(module, "_are_we_tracing"):
                 change(module, "_are_we_tracing", lambda: False)
         yield
 
 
 class _Chunks:
-    """`torch.chunk` whose pieces are made when they are asked for: of a thousand ranks' FSDP2 takes one or two."""
+    """The pieces of `torch.chunk`, made only on access: of a thousand ranks' pieces FSDP2 uses one or two."""
 
     def __init__(self, tensor: torch.Tensor, pieces: int, dim: int) -> None:
         self.tensor, self.dim = tensor, dim
@@ -108,7 +108,7 @@ def _with_backend(new_group: Any) -> Any:
 
 
 def _all_gather_object(objects: list[Any], mine: Any, *_: object, **__: object) -> None:
-    """As if every rank had this one's."""
+    """Fill `objects` with this rank's object, as if all ranks had the same one."""
     objects[:] = [mine] * len(objects)
 
 

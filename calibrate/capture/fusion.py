@@ -1,11 +1,11 @@
-"""Which operators of a compiled graph become one kernel.
+"""Decides which operators of a compiled graph become one kernel.
 
-The rule, after Inductor's scheduler (torch/_inductor/scheduler.py, `can_fuse_vertical`): pointwise operators,
-reductions and what only moves elements join the kernel of an input that runs over as many elements, or over as many as
-its reduction leaves, so that a norm or a softmax is one kernel with the pointwise operators around it. Reductions of
-one kernel leave equally many elements. A kernel holds at most `MOST` operators, and none that would have to wait for
-its own result. Matmuls, attention, scatters and sorts are kernels of their own. Kernels that share an input but no
-result (Inductor's horizontal fusion) stay apart.
+The rule follows Inductor's scheduler (torch/_inductor/scheduler.py, `can_fuse_vertical`). Pointwise operators,
+reductions and operators that only move elements join the kernel of an input, if both run over equally many elements or
+over as many as the kernel's reduction leaves. So a norm or a softmax is one kernel with the pointwise operators around
+it. All reductions of a kernel leave equally many elements. A kernel holds at most `MOST` operators, and none that would
+wait for the kernel's own result. Matmuls, attention, scatters and sorts are kernels of their own. Kernels that share
+only an input (Inductor's horizontal fusion) are not merged.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ VIEWS = _names(
 
 @dataclass(slots=True)
 class Kernel:
-    """Nodes that run together, numbers `first` to `last` of the graph. `space`: elements that they run over, 0 where
-    nothing joins the one node; `left`: elements that their reduction leaves."""
+    """Nodes of the graph that run as one kernel, numbers `first` to `last`.
+
+    `space`: elements that they run over; 0 for a node that nothing may join. `left`: elements that their reduction
+    leaves.
+    """
 
     first: int
     last: int
@@ -49,7 +52,7 @@ class Kernel:
 
 
 def kernels_of(graph: Graph) -> list[Kernel]:
-    """The kernels and views of a graph in an order in which they can run."""
+    """Return the kernels and views of a graph in an order in which they can run."""
     place: dict[Node, Kernel] = {}
     kernels: list[Kernel] = []
     number = {node: i for i, node in enumerate(graph.nodes)}
@@ -76,7 +79,7 @@ def kernels_of(graph: Graph) -> list[Kernel]:
 
 
 def _can_merge(kernel: Kernel, other: Kernel, place: dict[Node, Kernel]) -> bool:
-    """Whether two kernels that a node reads from and belongs to can be one."""
+    """Return whether a node's kernel and the kernel of its input can be merged."""
     if other is kernel or not kernel.space or kernel.space != other.space:
         return False
     if len(kernel.nodes) + len(other.nodes) > MOST:
@@ -87,18 +90,18 @@ def _can_merge(kernel: Kernel, other: Kernel, place: dict[Node, Kernel]) -> bool
 
 
 def _outside(kernel: Kernel, place: dict[Node, Kernel]) -> list[Node]:
-    """What a kernel reads of other kernels."""
+    """Return the nodes of other kernels that a kernel reads."""
     read = {x for n in kernel.nodes for x in n.all_input_nodes}
     return [x for x in read if x in place and place[x] is not kernel]
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node moves nothing."""
+    """Return whether a node is a view, which moves no data."""
     return _name(node) in VIEWS
 
 
 def _joined(node: Node, place: dict[Node, Kernel]) -> Kernel | None:
-    """The kernel of an input that a node can join."""
+    """Return the kernel of an input that a node can join; None if there is none."""
     inputs = [x for x in node.all_input_nodes if x in place]
     space = _space(node)
     for x in sorted(inputs, key=lambda x: -place[x].first):
@@ -114,7 +117,7 @@ def _joined(node: Node, place: dict[Node, Kernel]) -> Kernel | None:
 
 
 def _waits_for(inputs: list[Node], kernel: Kernel, place: dict[Node, Kernel]) -> bool:
-    """Whether one of the inputs needs the kernel's result by way of another kernel."""
+    """Return whether one of the inputs depends on the kernel's result through another kernel."""
     stack = list({id(place[x]): place[x] for x in inputs if place[x] is not kernel}.values())
     seen = {id(k) for k in stack}
     while stack:
@@ -130,7 +133,7 @@ def _waits_for(inputs: list[Node], kernel: Kernel, place: dict[Node, Kernel]) ->
 
 
 def _in_order(kernels: list[Kernel], place: dict[Node, Kernel]) -> list[Kernel]:
-    """Kernels after those whose results they read, the earlier ones first."""
+    """Sort kernels so that each follows those whose results it reads, earlier ones first."""
     number = {id(k): i for i, k in enumerate(kernels)}
     needs = [
         {number[id(place[x])] for n in k.nodes for x in n.all_input_nodes if x in place} - {i}
@@ -156,7 +159,7 @@ def _in_order(kernels: list[Kernel], place: dict[Node, Kernel]) -> list[Kernel]:
 
 
 def _space(node: Node) -> int:
-    """Elements that a node runs over; 0 where it is a kernel of its own, or a view."""
+    """Return the elements that a node runs over; 0 for a view and for a node that is a kernel of its own."""
     name = _name(node)
     if name in REDUCTIONS:
         return max((_elements(x) for x in node.all_input_nodes), default=0)

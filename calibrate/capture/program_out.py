@@ -1,4 +1,4 @@
-"""A recorded step as a file: format "program/1", gzipped JSON of columns and tables, numbers and names alone."""
+"""Writes a recorded step as a file of format "program/1": gzipped JSON of columns and tables, without any weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMAT = "program/1"
 
 
 class _Table:
-    """Different values by number, in order of appearance."""
+    """Numbers distinct values in the order of their appearance."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
@@ -28,7 +28,7 @@ class _Table:
 
 
 def program_data(step: Step, recorder: Recorder) -> dict[str, Any]:
-    """The file's content."""
+    """Return the file's content."""
     names, modules, tensors, kinds = _Table(), _Table(), _Table(), _Table()
     rows = recorder.rows
     operators = {
@@ -83,6 +83,6 @@ def _optimizer_name(step: Step) -> str:
 
 
 def write_program(path: Path, step: Step, recorder: Recorder) -> None:
-    """Write the file; equal programs give equal bytes."""
+    """Write the file; equal programs give identical files."""
     text = json.dumps(program_data(step, recorder), separators=(",", ":"))
     path.write_bytes(gzip.compress(text.encode(), mtime=0))

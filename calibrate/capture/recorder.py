@@ -1,4 +1,4 @@
-"""Records every ATen operator of a step, and the life of every storage."""
+"""Records every ATen operator of a step, and the lifetime of every storage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CAUSAL = "is_causal"
 
 @dataclass(slots=True)
 class Row:
-    """One operator. `launches` 0: a view or an allocation, which costs the host's time alone."""
+    """One operator. `launches` is 0 for a view or an allocation, which takes only host time."""
 
     name: str
     phase: str
@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(slots=True)
 class Life:
-    """A storage: rows of its first use and of the first operator after its death; -1: outlives the step."""
+    """The lifetime of a storage: the row of its first use, and of the first operator after it is freed (-1: never)."""
 
     bytes: int
     kind: str
@@ -59,10 +59,10 @@ class Life:
 
 @dataclass(slots=True)
 class Modules:
-    """Which module runs, forward by hooks, backward by the sequence number of the node that autograd runs.
+    """Knows which module runs: in the forward by hooks, in the backward by the number of autograd's node.
 
-    Autograd numbers its nodes in the order in which the forward makes them, so the module that was running when a
-    number was given is known for every node.
+    Autograd numbers its nodes in the order in which the forward makes them. So the module of every node is the one that
+    ran when its number was given.
     """
 
     names: dict[int, str]
@@ -71,19 +71,19 @@ class Modules:
     paths: list[str] = field(default_factory=list)
 
     def enter(self, module: torch.nn.Module, _: object) -> None:
-        """Hook before a module's forward."""
+        """Note that a module's forward begins; a hook."""
         self.stack.append(self.names.get(id(module), self.path))
         self._mark()
 
     def leave(self, module: torch.nn.Module, *_: object) -> None:
-        """Hook after a module's forward, failed or not."""
+        """Note that a module's forward has ended or failed; a hook."""
         if self.stack:
             self.stack.pop()
         self._mark()
 
     @property
     def path(self) -> str:
-        """The innermost module that runs forward."""
+        """Return the path of the innermost module whose forward runs."""
         return self.stack[-1] if self.stack else ""
 
     def _mark(self) -> None:
@@ -91,7 +91,7 @@ class Modules:
         self.paths.append(self.path)
 
     def of_node(self) -> str | None:
-        """The module whose node autograd runs; None where it runs none that was recorded."""
+        """Return the module of the node that autograd runs; None if it runs no recorded node."""
         node = torch._C._current_autograd_node()
         if node is None or node.name() == "torch::autograd::AccumulateGrad":
             return None
@@ -100,7 +100,7 @@ class Modules:
 
 
 class Recorder(TorchDispatchMode):
-    """Sees every operator under autograd. `phase`: forward, backward, clip, optimizer; "" records nothing."""
+    """Records every operator below autograd. `phase`: forward, backward, clip or optimizer; "" records nothing."""
 
     def __init__(self, model: torch.nn.Module, operators: CudaOperators, device: str = "cuda") -> None:
         super().__init__()
@@ -110,12 +110,12 @@ class Recorder(TorchDispatchMode):
         self.phase = ""
         self.rows: list[Row] = []
         self.lives: list[Life] = []
-        self.storages: dict[int, int] = {}  # a living storage's address: its number
+        self.storages: dict[int, int] = {}  # address of a living storage: its number
         self.refs: dict[int, weakref.ref[Any]] = {}
         self.last_module = ""
 
     def storage(self, tensor: torch.Tensor, kind: str = "temporary") -> int:
-        """The number of a tensor's storage, a new one where it was not seen."""
+        """Return the number of a tensor's storage, a new one for a new storage."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         number = self.storages.get(key)
@@ -128,7 +128,7 @@ class Recorder(TorchDispatchMode):
         return number
 
     def mark(self, tensor: torch.Tensor, kind: str) -> None:
-        """Say what a tensor's storage is."""
+        """Set the kind of a tensor's storage."""
         self.lives[self.storage(tensor)].kind = kind
 
     def _died(self, key: int, number: int, _: object) -> None:
@@ -183,14 +183,14 @@ class Recorder(TorchDispatchMode):
 
 
 def describe(x: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """dtype, shape, and the strides where the tensor is not contiguous."""
+    """Return dtype, shape, and strides; a contiguous tensor has no strides."""
     dtype = str(x.dtype).removeprefix("torch.")
     strides = () if x.is_contiguous() else tuple(int(s) for s in x.stride())
     return SHORT.get(dtype, dtype), tuple(int(n) for n in x.shape), strides
 
 
 def _flags(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """1: a causal attention."""
+    """Return the flags of an operator; 1: causal attention."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.name == CAUSAL:
             return int(bool(kwargs.get(CAUSAL, args[i] if i < len(args) else False)))
@@ -199,7 +199,7 @@ def _flags(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 @contextmanager
 def module_hooks(enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
-    """Call `enter` before and `leave` after each forward of any module, also one that raises."""
+    """Call `enter` before and `leave` after each forward of any module, even if it raises."""
     handles: list[Any] = [
         register_module_forward_pre_hook(enter),
         register_module_forward_hook(leave, always_call=True),
@@ -213,11 +213,11 @@ def module_hooks(enter: Callable[..., None], leave: Callable[..., None]) -> Iter
 
 @contextmanager
 def watched(recorder: Recorder) -> Iterator[None]:
-    """Follow the modules that run."""
+    """Let the recorder know which module runs."""
     operators, modules = recorder.operators, recorder.modules
 
     def enter(module: torch.nn.Module, inputs: object) -> None:
-        if recorder.phase == "backward" and not modules.stack:  # a rerun forward: autograd runs without the mode
+        if recorder.phase == "backward" and not modules.stack:  # recomputation runs without function modes
             operators.active = True
             operators.__enter__()
         modules.enter(module, inputs)

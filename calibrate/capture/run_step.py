@@ -1,4 +1,4 @@
-"""Runs a step on fake tensors under the recorder."""
+"""Runs a step on fake tensors and records it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from calibrate.capture.step import Step
 def record(make: Callable[[], Step], device: str = "cuda") -> tuple[Step, Recorder]:
     """Make the step on fake tensors, run it once in its steady state, and record it.
 
-    The optimizer's states exist before, as in every step but a training's first; gradients do not
-    (`set_to_none`, torch's default). `device`: whose kernels torch chooses, cuda or cpu.
+    As in every step but a training's first, optimizer states exist before it. Gradients do not (`set_to_none`, torch's
+    default). `device`: cuda or cpu, whose kernels are captured.
     """
     on_gpu = device == "cuda"
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), casts_in_place():
@@ -58,9 +58,9 @@ def record(make: Callable[[], Step], device: str = "cuda") -> tuple[Step, Record
 
 
 def never_collected() -> None:
-    """Keep Python's collector away from all that there is now.
+    """Exclude all present objects from Python's garbage collection.
 
-    AOTAutograd leaves fake tensors in cycles. Where the collector frees them, torch 2.13 corrupts the heap (glibc:
+    AOTAutograd leaves fake tensors in cycles. If the collector frees them, torch 2.13 corrupts the heap (glibc:
     "corrupted double-linked list").
     """
     gc.freeze()
@@ -68,19 +68,19 @@ def never_collected() -> None:
 
 
 def autocast_of(step: Step, device: str) -> AbstractContextManager[object]:
-    """torch's own autocast on this device, as the step wants it."""
+    """Return torch's own autocast on this device with the step's dtype."""
     return torch.autocast(device, DTYPES[step.autocast]) if step.autocast else nullcontext()
 
 
 def _compiled(step: Step, recorder: Recorder, on_gpu: bool) -> Callable[[], torch.Tensor]:
-    """The step's loss as compiled, after a first run, which traces it."""
+    """Return the step's compiled loss after a first run, which traces it."""
     from calibrate.capture.compiled import CompiledLoss
 
     loss = CompiledLoss(step, recorder)
     gc.disable()  # see `never_collected`
     recorder.operators.active = on_gpu
     with catch_warnings():
-        filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # Inductor's passes ask constants for it
+        filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # Inductor's passes read constants
         torch.autograd.backward(loss())
     recorder.operators.active = False
     recorder.operators.forget()
@@ -89,9 +89,9 @@ def _compiled(step: Step, recorder: Recorder, on_gpu: bool) -> Callable[[], torc
 
 
 def casts_in_place() -> AbstractContextManager[object]:
-    """Let `module.to(dtype)` give fake parameters their new data.
+    """Let `module.to(dtype)` replace the data of fake parameters.
 
-    torch swaps them with new ones, which it refuses as long as the fake mode knows them (torch/nn/modules/module.py,
+    Torch swaps parameters with new ones, which fails while the fake mode refers to them (torch/nn/modules/module.py,
     `_apply`).
     """
 
@@ -102,7 +102,7 @@ def casts_in_place() -> AbstractContextManager[object]:
 
 
 def _give_states(step: Step, on_gpu: bool) -> None:
-    """Let the optimizer make its states; on a GPU its default is one kernel for many tensors (`foreach`)."""
+    """Let the optimizer make its states; on a GPU one kernel for many tensors is the default (`foreach`)."""
     for group in step.optimizer.param_groups:
         if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True

@@ -1,4 +1,4 @@
-"""`--script`: captures ranks of a distributed script, each in a process of its own."""
+"""Captures ranks of a distributed script (`--script`), each in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 
 from sim.core.errors import InputError
 
-MAX_RANKS = 64  # captured at once; ranks that run the same program need one
+MAX_RANKS = 64  # ranks of one command; of ranks that run the same program one is enough
 
 
 def capture_ranks(script: str, world_size: int | None, ranks: str, gpus_per_node: int, out: Path) -> None:
     """Write `OUT.rankR.json.gz` for each of the ranks.
 
     Raises:
-        InputError: for options that contradict each other, and for whatever fails in the script.
+        InputError: if options contradict each other, or if the script fails.
     """
     words = _words(script)
     if world_size is None:
-        raise InputError("--world-size: is missing; --script needs the number of ranks that it runs on")
+        raise InputError("--world-size: is missing; --script needs the number of ranks")
     if not out.parent.is_dir():
         raise InputError(f"--out: {out.parent} is not a folder")
     for rank in _ranks(ranks, world_size):
@@ -62,6 +62,6 @@ def _ranks(text: str, world_size: int) -> Sequence[int]:
     found = list(dict.fromkeys(int(p) for p in parts))
     if len(found) > MAX_RANKS:
         raise InputError(
-            f"--ranks: found {len(found)}; at most {MAX_RANKS} are captured, one for each different program"
+            f"--ranks: found {len(found)}; at most {MAX_RANKS} are captured; give one for each different program"
         )
     return found

@@ -1,4 +1,4 @@
-"""A recorded rank of a script as a file: "program/1" with the key `script` (see docs/programs.md)."""
+"""Writes a recorded rank of a script as a file: "program/1" with the key `script` (see docs/programs.md)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sim.inputs.script_program import What
 def write_script_program(
     path: Path, steps: Steps, recorder: ScriptRecorder, words: Sequence[str], rank: int, world_size: int
 ) -> None:
-    """Write the file; equal programs give equal bytes."""
+    """Write the file; equal programs give identical files."""
     assert steps.optimizer is not None
     roots = recorder.roots
     model = roots[0] if len(roots) == 1 else torch.nn.ModuleList(roots)
     facts = {"command": " ".join(words), "torch": torch.__version__}
-    step = Step(model, lambda: torch.zeros(()), steps.optimizer, 0, 0, facts=facts)  # how much a step holds is unknown
+    step = Step(model, lambda: torch.zeros(()), steps.optimizer, 0, 0, facts=facts)  # its tokens are unknown
     data = program_data(step, recorder)
     data["script"] = {"rank": rank, "world_size": world_size, "device": recorder.device, **_script(recorder)}
     path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0))

@@ -1,4 +1,4 @@
-"""One rank of `--script`: `python -m calibrate.capture.script_rank TASK`, with the task as JSON."""
+"""Captures one rank of `--script`: `python -m calibrate.capture.script_rank TASK`, with the task as JSON."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sim.commands.command import bad_input_exits
 
 
 def main() -> None:
-    """Capture the rank, write its file, and print what it holds."""
+    """Capture the rank, write its file, and print a summary."""
     task: dict[str, Any] = json.loads(sys.argv[1])
-    with contextlib.redirect_stdout(sys.stderr):  # what the script prints
+    with contextlib.redirect_stdout(sys.stderr):  # the script's own output
         said = _capture(task)
     print(said, flush=True)
     sys.stderr.flush()
-    os._exit(0)  # the script's own threads and workers need not end
+    os._exit(0)  # do not wait for the script's threads and workers
 
 
 def _capture(task: dict[str, Any]) -> str:
@@ -29,7 +29,7 @@ def _capture(task: dict[str, Any]) -> str:
     from calibrate.capture.script_run import record_script
     from sim.core.errors import InputError
 
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # its message is ours to print
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # `failure` prints its message
     words, rank, world_size = task["words"], task["rank"], task["world_size"]
     try:
         steps, recorder = record_script(words, rank, world_size, task["gpus_per_node"])

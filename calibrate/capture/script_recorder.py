@@ -1,8 +1,8 @@
-"""Records a step of somebody's distributed script: operators, collectives, and what waits for what.
+"""Records a step of a distributed script: operators, collectives, and what waits for what.
 
-Host values are real where a script needs them: integers that depend on no fake tensor (ranks of a mesh, shuffled
-indices, token ids) are computed. Floats are fake; one that is read (`loss.item()`) is `READ_AS`, and the host waits;
-whether it is NaN or infinite is answered with no.
+Integers that depend on no fake tensor (ranks of a mesh, shuffled indices, token ids) are computed, as scripts need
+their values. Floats are fake. If the script reads one (`loss.item()`), it gets `READ_AS`, and a wait of the host is
+recorded. A float is never NaN or infinite.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from calibrate.capture.device_queue import Queue
 from calibrate.capture.recorder import Recorder, Row, describe, module_hooks
 
 READ_AS = 1.0
-REAL_BYTES = 1 << 26  # integers of at most so many bytes are computed for real
-WHOLE = ("aten::arange", "aten::randperm", "aten::randint")  # make integers unless told otherwise
+REAL_BYTES = 1 << 26  # larger tensors of integers are fake
+WHOLE = ("aten::arange", "aten::randperm", "aten::randint")  # their default dtype is an integer
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 FSDP_KERNELS = {
     "all_gather_copy_in": "aten.cat",
@@ -35,33 +35,33 @@ FSDP_KERNELS = {
     "chunk_cat_mixed_dtype": "aten._chunk_cat",
 }
 SCALAR = torch.ops.aten._local_scalar_dense.default
-ODD = (torch.ops.aten.isnan.default, torch.ops.aten.isinf.default)  # a loss that is asked is a number
+ODD = (torch.ops.aten.isnan.default, torch.ops.aten.isinf.default)  # answered with false
 
 
 class ScriptRecorder(Recorder):
-    """The operators of all modules that run, whoever made them; `queue` holds what is no operator."""
+    """Records the operators of all modules that run; `queue` holds collectives and waits."""
 
     def __init__(self, operators: CudaOperators, queue: Queue) -> None:
         super().__init__(torch.nn.Module(), operators)
         self.queue = queue
         self.row_streams: list[int] = []
-        self.stage = ""  # "clip" or "optimizer" while they run
+        self.stage = ""  # "clip" or "optimizer" while one of them runs
         self.roots: list[torch.nn.Module] = []
-        self.works: dict[int, tuple[Any, int]] = {}  # by id: a collective's work and its number
-        self.no_oddity: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # ODD's, by id
-        self.started: dict[int, int] = {}  # a living storage's address: the functional collective that fills it
+        self.works: dict[int, tuple[Any, int]] = {}  # by id of a collective's work: the work and its number
+        self.no_oddity: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # ODD's results
+        self.started: dict[int, int] = {}  # address of a living storage: the functional collective that fills it
 
     def begin(self) -> None:
-        """Record from now on."""
+        """Start recording."""
         self.queue.recording = True
 
     def end(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         self.queue.recording = False
         self.phase = ""
 
     def see_phase(self) -> None:
-        """Set `phase` to what runs now."""
+        """Set `phase` to the phase that runs now."""
         if not self.queue.recording:
             self.phase = ""
         elif self.stage:
@@ -73,7 +73,7 @@ class ScriptRecorder(Recorder):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not all(t in PLAIN for t in types):
-            return NotImplemented  # DTensor and its like: they come back with the tensors that they hold
+            return NotImplemented  # DTensor and other subclasses, which call again with the tensors that they hold
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
@@ -88,7 +88,7 @@ class ScriptRecorder(Recorder):
             return self._fsdp(func, args, kwargs)
         if not fake and _is_of_integers(func, tensors, args, kwargs):
             with unset_fake_temporarily():
-                if self.operators.active:  # on a GPU these are the host's
+                if self.operators.active:  # on a GPU the host computes these
                     return func(*args, **kwargs)
                 return self._operator(func, types, args, kwargs)
         return self._operator(func, types, args, kwargs)
@@ -114,8 +114,8 @@ class ScriptRecorder(Recorder):
             return False
         if not tensor.is_floating_point():
             dtype = str(tensor.dtype).removeprefix("torch.")
-            raise ValueError(f"the code reads a value of dtype {dtype}, which nobody knows before the data")
-        if self.phase != "optimizer":  # there it is the number of steps, which torch keeps on the host
+            raise ValueError(f"the code reads a value of dtype {dtype}, which is unknown without data")
+        if self.phase != "optimizer":  # the optimizer reads its number of steps, which torch keeps on the host
             self.queue.host_wait()
         return READ_AS
 
@@ -124,7 +124,7 @@ class ScriptRecorder(Recorder):
         if name == "wait_tensor":
             self.queue.wait(self.started.get(args[0].untyped_storage()._cdata, -1))
             return args[0]
-        if name == "_wrap_tensor_autograd":  # waits when it is used; torch's own fake of it waits at once
+        if name == "_wrap_tensor_autograd":  # waits when its result is used; torch's fake waits at once
             return AsyncCollectiveTensor(args[0])
         found = collective_of(func, args, kwargs) if self.queue.recording else None
         number = -1 if found is None else self.queue.start(found)
@@ -142,7 +142,7 @@ class ScriptRecorder(Recorder):
         return out
 
     def _fills(self, number: int, out: Any) -> None:
-        """Remember which collective fills the results' storages, as long as they live."""
+        """Remember which collective fills the results' storages, until they are freed."""
         for x in tree_leaves(out):
             if isinstance(x, torch.Tensor):
                 storage = x.untyped_storage()
@@ -151,10 +151,11 @@ class ScriptRecorder(Recorder):
                 weakref.finalize(storage, self.started.pop, storage._cdata, None)
 
     def _fsdp(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """FSDP2's copies, as the ATen kernels that they launch on a device.
+        """Record FSDP2's copies as the ATen kernels that they launch on a device.
 
-        An operator writes what its schema calls mutable and reads its other tensors. `all_gather_copy_in` alone says it
-        otherwise: it writes this rank's part, its first result. Operators that write nothing launch nothing.
+        An operator writes the arguments that its schema calls mutable and reads its other tensors. The exception is
+        `all_gather_copy_in`, which writes this rank's part, its first result. Operators that write nothing launch
+        nothing.
         """
         name = func._schema.name.split("::")[1]
         arguments = [
@@ -178,7 +179,7 @@ class ScriptRecorder(Recorder):
         self._count()
 
     def resized(self, storage: Any) -> None:
-        """Forget a storage whose size changed: FSDP2 frees and allocates gathered parameters so."""
+        """Forget a storage whose size changed, which is how FSDP2 frees and allocates gathered parameters."""
         number = self.storages.pop(storage._cdata, None)
         if number is not None:
             self.lives[number].died = len(self.rows)
@@ -189,7 +190,7 @@ class ScriptRecorder(Recorder):
         self.queue.wait(self.works.get(id(work), (None, -1))[1])
 
     def enter_module(self, module: torch.nn.Module) -> None:
-        """Name the modules of an outermost one, once."""
+        """Name the modules of an outermost module when it first runs."""
         if not self.modules.stack and id(module) not in self.modules.names:
             self.roots.append(module)
             for name, inner in module.named_modules():
@@ -197,7 +198,7 @@ class ScriptRecorder(Recorder):
 
 
 def _is_of_integers(func: Any, tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operator on real tensors makes integers that are few enough to compute."""
+    """Return whether an operator on real tensors makes integers that are few enough to compute."""
     if not tensors:
         dtype, size = kwargs.get("dtype"), args[0] if args and isinstance(args[0], list | tuple) else ()
         small = math.prod(n for n in size if isinstance(n, int)) * 8 <= REAL_BYTES
@@ -210,7 +211,7 @@ def _is_of_integers(func: Any, tensors: list[torch.Tensor], args: tuple[Any, ...
 
 @contextmanager
 def modules_followed(recorder: ScriptRecorder, device: TorchFunctionMode) -> Iterator[None]:
-    """Follow the modules that run, forward and rerun in backward, where autograd runs without function modes."""
+    """Let the recorder know which module runs, also in recomputed forwards, which run without function modes."""
     operators, modules = recorder.operators, recorder.modules
     reruns: list[ExitStack] = []
 
@@ -228,7 +229,7 @@ def modules_followed(recorder: ScriptRecorder, device: TorchFunctionMode) -> Ite
             return
         if reruns:
             reruns.pop().close()
-        if operators.dtype is None:  # autocast's cache lives until its end
+        if operators.dtype is None:  # autocast's cache lives as long as autocast
             operators.forget()
 
     with module_hooks(enter, leave):

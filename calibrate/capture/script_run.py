@@ -1,4 +1,4 @@
-"""Runs one rank of somebody's distributed script on fake tensors until its second optimizer step, and records that."""
+"""Runs one rank of a distributed script on fake tensors and records its second step."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ STEPS = 2
 
 
 class StepsMade(BaseException):
-    """The script has made the steps that were wanted."""
+    """Raised to end the script once its second step is recorded."""
 
 
 class Steps:
-    """Counts the steps of the optimizer that steps first; the second one's operators are recorded.
+    """Counts the steps of the first optimizer that steps, and records the second step.
 
-    A step is what lies between the ends of two of them, so other optimizers' steps are in it too.
+    A step ends with this optimizer's step, so it includes the steps of other optimizers.
     """
 
     def __init__(self, recorder: ScriptRecorder, device: CudaDevice) -> None:
@@ -40,7 +40,7 @@ class Steps:
         self.made = 0
 
     def before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Hook before any optimizer's step."""
+        """Note that an optimizer's step begins; a hook."""
         self.recorder.stage = "optimizer"
         if self.device.used:
             for group in optimizer.param_groups:
@@ -52,10 +52,10 @@ class Steps:
                     self.recorder.mark(_local(p.grad), "gradient")
 
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Hook after any optimizer's step.
+        """Note that an optimizer's step has ended; a hook.
 
         Raises:
-            StepsMade: to stop the script.
+            StepsMade: after the last wanted step, to end the script.
         """
         self.recorder.stage = ""
         self.optimizer = self.optimizer or optimizer
@@ -93,7 +93,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _local(x: torch.Tensor) -> torch.Tensor:
-    """The tensor that a DTensor holds on this rank."""
+    """Return the tensor that a DTensor holds on this rank."""
     return getattr(x, "_local_tensor", x)
 
 
@@ -103,7 +103,7 @@ def record_script(
     """Run `words` (a script, or -m and a module, and its arguments) as one rank, and record its second step.
 
     Raises:
-        InputError: where it ends before.
+        InputError: if the script ends before its second step.
     """
     queue = Queue()
     operators = CudaOperators(None, on_gpu=False)
@@ -150,7 +150,7 @@ def _runner(words: Sequence[str]) -> Callable[[], object]:
 
 @contextmanager
 def _device(recorder: ScriptRecorder) -> Iterator[None]:
-    """Streams that record, storages that tell when they are freed, no compiler."""
+    """Let streams and changes of storage sizes be recorded, and turn `torch.compile` off."""
     resize = torch.UntypedStorage.resize_
 
     def resized(self: Any, size: int) -> Any:
@@ -196,7 +196,7 @@ def _hooks(steps: Steps) -> Iterator[None]:
 
 
 def _settle(recorder: ScriptRecorder) -> None:
-    """Call activations what the forward makes and a later phase frees."""
+    """Mark storages as activations that the forward makes and a later phase frees."""
     rows = recorder.rows
     for life in recorder.lives:
         made_forward = life.kind == "temporary" and life.born < len(rows) and rows[life.born].phase == "forward"

@@ -1,4 +1,4 @@
-"""`Step`: a training step to capture."""
+"""A training step to capture."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 class Step:
     """A training step: forward and backward of one micro-batch, clipping and the optimizer's step.
 
-    `loss` runs the forward of one micro-batch and returns the scalar loss. `autocast`: the dtype in which it runs
-    under `torch.autocast`, "" without. `clip_grad_norm` None: gradients are not clipped. `seq_len` and
-    `micro_batch_size` say what `loss` computes on. `facts` are further words and numbers for the file.
-    `compiled`: model and loss run as `torch.compile` would run them.
+    `loss` runs the forward of one micro-batch and returns the scalar loss. `autocast`: dtype of `torch.autocast`; "":
+    none. `clip_grad_norm`: the largest norm; None: no clipping. `seq_len` (tokens) and `micro_batch_size` (sequences)
+    say what `loss` computes on. `facts`: further entries for the file. `compiled`: capture model and loss as
+    `torch.compile` runs them.
     """
 
     model: torch.nn.Module

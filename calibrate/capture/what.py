@@ -1,4 +1,4 @@
-"""What to capture: a Hugging Face config, a function of somebody's package, a row of a table."""
+"""Finds the step to capture: a Hugging Face config, a function of a package, or a row of a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sim.core.files import read_json
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a Hugging Face model is trained; a function of one's own says it itself."""
+    """How a Hugging Face model is trained; a function of your own decides this itself."""
 
     seq_len: int = 1024
     micro_batch_size: int = 1
@@ -34,7 +34,7 @@ class Options:
 
 
 def maker(what: str, options: Options) -> Callable[[], Step]:
-    """The function that makes the step."""
+    """Return the function that makes the step."""
     path = Path(what)
     if path.is_dir() or what.endswith(".json"):
         return huggingface_maker(_config_of(path / "config.json" if path.is_dir() else path), options)
@@ -45,7 +45,7 @@ def maker(what: str, options: Options) -> Callable[[], Step]:
 
 
 def function_maker(module: str, name: str) -> Callable[[], Step]:
-    """The function `name` of a module, found from the current folder too."""
+    """Return a maker that calls the function `name` of a module; modules in the current folder are found too."""
     sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(module), name)
@@ -73,7 +73,7 @@ def _config_of(path: Path) -> dict[str, Any]:
 
 
 def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[], Step]:
-    """The model of a config as it is pre-trained, with the loss that it computes from `labels=input_ids`."""
+    """Return a maker for a config's pre-training model, with the loss that it computes from `labels=input_ids`."""
     try:
         import transformers
     except ImportError:
@@ -130,8 +130,11 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
 
 
 def _auto_class(config: Any) -> Any:
-    """Transformers' class for pre-training a model of that config: a decoder on its next token, an encoder (BERT) on
-    masked tokens, an encoder with a decoder (T5) on the decoder's next token, which has as many as the encoder."""
+    """Return Transformers' class for pre-training a model of that config.
+
+    A decoder predicts its next token, an encoder (BERT) masked tokens. An encoder with a decoder (T5) predicts the
+    decoder's next token; both have equally many tokens.
+    """
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
@@ -142,7 +145,7 @@ def _auto_class(config: Any) -> Any:
 
 
 def one_sequence_a_row() -> AbstractContextManager[object]:
-    """Answer Transformers' question whether a row holds several sequences, which it cannot ask of fake tensors."""
+    """Tell Transformers that each row holds one sequence, as it cannot find that out from fake tensors."""
     from transformers import masking_utils
 
     name = "find_packed_sequence_indices"
@@ -150,7 +153,7 @@ def one_sequence_a_row() -> AbstractContextManager[object]:
 
 
 def with_adapters(model: Any, rank: int) -> Any:
-    """The model with LoRA of this rank on every linear layer but the output's."""
+    """Return the model with LoRA of this rank on every linear layer but the output layer."""
     import peft
 
     model.enable_input_require_grads()
@@ -158,7 +161,7 @@ def with_adapters(model: Any, rank: int) -> Any:
 
 
 def make_optimizer(parameters: list[Any], name: str) -> Any:
-    """An optimizer of torch by its name here."""
+    """Make one of torch's optimizers by its option's name."""
     import torch
 
     if name == "sgd":
@@ -167,10 +170,10 @@ def make_optimizer(parameters: list[Any], name: str) -> Any:
 
 
 def options_of_row(row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Options]:
-    """Config and options of a table's row that has `program`."""
+    """Return the config and options of a table's row with the key `program`."""
     program, training = row["program"], row["scenario"].get("training", {})
     if program.get("torch_compile") and program.get("gradient_checkpointing"):
-        raise InputError(f"{where}: program.torch_compile: found true; not captured with gradient_checkpointing")
+        raise InputError(f"{where}: program.torch_compile: found true; cannot be captured with gradient_checkpointing")
     text = str(program.get("optimizer") or "adamw").lower()
     name = "sgd" if "sgd" in text else "adamw" if "fused=true" in text or text == "adamw" else "adamw_foreach"
     return program["huggingface_config"], Options(
