@@ -1,1 +1,2 @@
-"""A small real serving engine: paged KV cache, prefixes in host memory, continuous batching, greedy decoding."""
+"""A small serving engine that really runs: paged KV cache, prefixes in host memory, continuous batching, greedy
+decoding."""

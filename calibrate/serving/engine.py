@@ -1,7 +1,6 @@
-"""Continuous batching for real: the simulator's own scheduler decides, torch computes.
+"""Real continuous batching: the simulator's own scheduler decides, and torch computes.
 
-Because both sides run `sim.serve.scheduler`, a difference between a served and a simulated workload is one of cost,
-never of order.
+Both the engine and the simulator run `sim.serve.scheduler`. So they can differ in times, but not in the batches.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a scenario's `inference` says, in numbers."""
+    """The numbers of a scenario's section `inference`."""
 
     blocks: int
     block_tokens: int = 16
     max_running: int = 256
     max_batch_tokens: int = 8192
-    host_tokens: int = 0  # of prefixes kept in host memory; 0 keeps none
-    swap_tokens: int = 0  # of preempted sequences kept there; 0 recomputes them
+    host_tokens: int = 0  # most tokens of prefixes in host memory; 0 keeps none
+    swap_tokens: int = 0  # most tokens of preempted sequences in host memory; 0 recomputes them
 
 
 @dataclass(slots=True)
 class Served:
-    """What came out: tokens by prompt, the scheduler's sequences (with their times) and counts, iterations."""
+    """The outcome: each prompt's output tokens, the scheduler with its sequences, times and counts, the iterations."""
 
     outputs: list[list[int]]
     sequences: list[Sequence]
@@ -55,16 +54,16 @@ class Served:
     host: HostPrefixes
     swapped: HostSequences = field(default_factory=HostSequences)
     seconds: float = 0.0
-    forward_s: float = 0.0  # of the last forward
+    forward_s: float = 0.0  # seconds of the last forward
     iterations: list[tuple[float, float, int]] = field(default_factory=list)  # start, end, tokens
     gaps: list[float] = field(default_factory=list)  # seconds of an iteration outside its forward
 
 
 def serve(model: Model, prompts: Items[Prompt], settings: Settings, clock: Clock = time.perf_counter) -> Served:
-    """Serve all prompts; greedy. Times are of `clock`, from the start on.
+    """Serve all prompts with greedy decoding. Times are seconds of `clock` since the start.
 
     Raises:
-        ValueError: where a prompt can never fit, or prompts of one prefix do not share its tokens.
+        ValueError: if a prompt can never fit, or if prompts of one prefix do not share its tokens.
     """
     _check(prompts, settings)
     sequences = [Sequence(p.request, i) for i, p in enumerate(prompts)]
@@ -95,10 +94,10 @@ def serve(model: Model, prompts: Items[Prompt], settings: Settings, clock: Clock
 
 
 def _iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch, clock: Clock) -> None:
-    """Blocks given and taken as the scheduler counted them, prefixes fetched, one forward, greedy choices."""
+    """Run one iteration: allocate and free blocks as the scheduler counted, load prefixes, run the forward, decode."""
     cache = served.cache
     for s in served.sequences:
-        if not s.running:  # preempted ones too
+        if not s.running:  # finished or preempted
             if s.swapped and s.index in cache.tables:
                 served.swapped.swap_out(cache, s.index, s.swapped)
             cache.release(s.index)
@@ -119,7 +118,7 @@ def _iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch,
 
 
 def _tokens(prompts: Items[Prompt], served: Served, piece: Piece) -> tuple[int, ...]:
-    """The tokens that a piece computes, from the prompt and from what was generated before a preemption."""
+    """Return the tokens that a piece computes: of the prompt, and of the output before a preemption."""
     s, prompt = piece.sequence, prompts[piece.sequence.index].tokens
     end = s.computed + piece.tokens
     if s.computed >= len(prompt):
@@ -128,7 +127,7 @@ def _tokens(prompts: Items[Prompt], served: Served, piece: Piece) -> tuple[int, 
 
 
 def _finish(prompts: Items[Prompt], served: Served, batch: Batch, end_s: float) -> int:
-    """Tell the scheduler, and keep what it keeps of prefixes; how many sequences are done."""
+    """End the iteration in the scheduler and store the prefixes that it keeps; return how many sequences ended."""
     scheduler = served.scheduler
     first = [p.sequence for p in batch.pieces if p.sequence.generated == 0]
     done = scheduler.finish(batch, end_s)

@@ -1,4 +1,4 @@
-"""The reference model over a flat batch of tokens of many sequences, reading and writing the paged cache."""
+"""Runs the bundled model over a flat batch of tokens of many sequences, which reads and writes the paged cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one sequence adds in an iteration: tokens start … end of it."""
+    """What an iteration computes of one sequence: its tokens `start` to `end`."""
 
     sequence: int
     tokens: tuple[int, ...]
@@ -50,13 +50,13 @@ class Model:
 
     @property
     def parts(self) -> tuple[Embedding, list[Layer], Head]:
-        """The blocks by what they are."""
+        """Return embedding, layers and head."""
         embedding, *layers, head = self.blocks
         return cast(Embedding, embedding), cast(list[Layer], layers), cast(Head, head)
 
 
 def make_model(m: ModelConfig, positions: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
-    """The whole model for sequences of up to `positions` tokens; experts are those that the router likes best."""
+    """Make the whole model for sequences of up to `positions` tokens; experts are chosen by the router's probabilities."""
     training = Training(seq_len=positions, global_batch_size=1, precision="fp32")
     blocks = make_blocks(m, training, range(m.layers + 2), Build(dtype=dtype, seed=seed))
     for router in (x for block in blocks for x in block.modules() if isinstance(x, Router)):
@@ -65,21 +65,21 @@ def make_model(m: ModelConfig, positions: int, dtype: torch.dtype = torch.float3
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoFormer's rotation; x [tokens, heads, head_dim], cos and sin [tokens, 1, head_dim / 2]."""
+    """Apply rotary positions: x [tokens, heads, head_dim], cos and sin [tokens, 1, head_dim / 2]."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where a batch's tokens are: positions [tokens], cache slots [tokens], and who attends how."""
+    """Where a batch's tokens are: positions [tokens], cache slots [tokens], and which rows attend together."""
 
     positions: Tensor
     slots: Tensor
     prompts: tuple[tuple[slice, Part, Tensor], ...]  # rows, part, its block table [1, blocks]
-    singles: Tensor  # rows of sequences that add one token
+    singles: Tensor  # rows of sequences with one token
     tables: Tensor  # their block tables [singles, blocks]
-    mask: Tensor  # what they may see [singles, 1, 1, blocks · block_tokens]
+    mask: Tensor  # keys that they see [singles, 1, 1, blocks · block_tokens]
 
 
 def _places(cache: PagedCache, parts: Items[Part]) -> _Places:
@@ -112,11 +112,10 @@ def forward(
     cores: list[float] | None = None,
     clock: Clock = time.perf_counter,
 ) -> Tensor:
-    """Compute all parts in one pass; the logits after each part's last token: [parts, vocab].
+    """Compute all parts in one pass and return the logits after each part's last token: [parts, vocab].
 
-    Seconds of `clock` spent in attention cores are appended to `cores`, one entry a layer.
-
-    Prompts attend one by one over their own blocks, single tokens all together, padded to the longest.
+    Prompts attend one by one over their own blocks. Single tokens attend together, padded to the longest sequence. The
+    seconds of `clock` in each layer's attention core are appended to `cores`.
     """
     m = model.config
     places = _places(cache, parts)
@@ -142,7 +141,7 @@ def attention(
     cores: list[float] | None = None,
     clock: Clock = time.perf_counter,
 ) -> Tensor:
-    """[tokens, (heads + 2 kv_heads) · d] → [tokens, heads · d], with the batch's keys and values written first."""
+    """Write the batch's keys and values and attend: [tokens, (heads + 2 kv_heads) · d] → [tokens, heads · d]."""
     m, c = model.config, model.constants
     q, k, v = qkv.view(len(qkv), -1, m.head_dim).split((m.heads, m.kv_heads, m.kv_heads), 1)
     if m.positions == "rope":
@@ -164,7 +163,7 @@ def attention(
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """[batch, tokens, heads, d] against [batch, kv, kv_heads, d]."""
+    """Attend with q [batch, tokens, heads, d] to k and v [batch, kv, kv_heads, d]."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped).transpose(1, 2)
@@ -172,7 +171,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def greedy_without_cache(model: Model, prompt: Items[int], count: int) -> list[int]:
-    """The reference: the whole sequence computed anew for every token, by the training model itself."""
+    """Generate without a cache: the training model computes the whole sequence again for every token."""
     tokens = list(prompt)
     embedding, layers, head = model.parts
     for _ in range(count):
@@ -185,7 +184,7 @@ def greedy_without_cache(model: Model, prompt: Items[int], count: int) -> list[i
 
 
 def _shortened(layer: Layer, length: int) -> nn.Module:
-    """The layer with its rotation tables cut to the sequence (they are made for the longest)."""
+    """Return the layer with rotation tables of this length; the layer's own are for the longest sequence."""
     import copy
 
     c = layer.constants

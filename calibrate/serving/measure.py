@@ -1,4 +1,4 @@
-"""`python -m calibrate.serving.measure`: serve a scenario for real, and compare."""
+"""Runs `python -m calibrate.serving.measure`."""
 
 from sim.commands.command import run_command
 

@@ -1,8 +1,8 @@
-"""`python -m calibrate.serving.measure SCENARIO.yaml`: serve a scenario for real on this CPU, and compare.
+"""Serves a scenario for real on this CPU and compares: `python -m calibrate.serving.measure SCENARIO.yaml`.
 
-In every round the engine's parts are measured before and after a run (machines drift), kept as a profile, and the
-scenario is simulated with it: same scheduler, so what differs is cost. The table shows the round whose error is the
-middle one, the noise beside it.
+Every round measures the engine's parts before and after a real run, because machines drift, makes a profile of them,
+and simulates the scenario with it. The scheduler is the same, so only times can differ. The table shows the round with
+the median error, and the noise over all rounds.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Simulated over measured throughput, less one."""
+        """Simulated ÷ measured throughput − 1."""
         return float(self.simulated["output_tokens_per_s"] / self.measured["output_tokens_per_s"] - 1.0)
 
 
 def sample_parts(
     model: Model, block_tokens: int, samples: Samples, clock: Clock = time.perf_counter, longest: int = LONGEST
 ) -> None:
-    """Time every part once more, in sequences of at most `longest` tokens; medians over calls are what counts.
+    """Time every part once, in sequences of at most `longest` tokens; the caller takes medians over calls.
 
-    Never the same twice running: hot loops come out too fast.
+    No part is timed twice in a row, as hot loops come out too fast.
     """
     per = -(-longest // block_tokens)
     cache = make_cache(model.config, per * max(DECODES), block_tokens, model.dtype)
@@ -84,7 +84,7 @@ def sample_parts(
 
 
 def _tokens(model: Model, count: int, seed: int) -> tuple[int, ...]:
-    """Tokens of every kind, so that they go to experts of every kind."""
+    """Draw random tokens, so that they go to all experts."""
     draw = torch.Generator().manual_seed(seed)
     return tuple(torch.randint(0, model.config.vocab, (count,), generator=draw).tolist())
 
@@ -102,7 +102,7 @@ def _timed(model: Model, cache: PagedCache, parts: list[Part], clock: Clock) -> 
 
 
 def make_profile(model: Model, samples: Samples, engine_s: float) -> Profile:
-    """The medians as blocks of a profile, and what the engine does between forwards."""
+    """Make a profile of the medians as blocks, and of the engine's seconds between forwards."""
     blocks = [BlockPoint(part_key(model.config, "engine", 0), "forward", 0, max(engine_s, 1e-9), 0.0)]
     for (part, a, b), values in samples.items():
         middle = statistics.median(values)
@@ -114,10 +114,12 @@ def make_profile(model: Model, samples: Samples, engine_s: float) -> Profile:
 def compare(
     scenario: Scenario, say: Callable[[str], None] = lambda text: None, clock: Clock = time.perf_counter
 ) -> Comparison:
-    """Measure the parts, serve, measure again, simulate. `clock`: time.process_time leaves out what others' load takes.
+    """Measure the parts, serve, measure again, simulate.
+
+    `clock`: `time.process_time` leaves out the time of other processes.
 
     Raises:
-        InputError: for a scenario that this engine cannot run (more than one rank, latent attention, …).
+        InputError: if this engine cannot run the scenario (more than one rank, latent attention, …).
     """
     inference = _runnable(scenario)
     torch.set_num_threads(1)
@@ -176,7 +178,7 @@ def _runnable(scenario: Scenario) -> Inference:
 
 
 def _prompts(requests: tuple[Request, ...], vocab: int) -> list[Prompt]:
-    """Random tokens; prompts of one prefix begin alike."""
+    """Draw random prompts; those of one prefix share their first tokens."""
     draw = torch.Generator().manual_seed(0)
     shared: dict[str, tuple[int, ...]] = {}
     longest = max(r.prompt_tokens for r in requests)
@@ -194,12 +196,12 @@ def _prompts(requests: tuple[Request, ...], vocab: int) -> list[Prompt]:
 
 
 def _between(served: Served) -> float:
-    """Median seconds from the end of one iteration's forward to the start of the next while there was work."""
+    """Return the median seconds from the end of a forward to the start of the next while there was work."""
     return statistics.median(served.gaps) if served.gaps else 0.0
 
 
 def _result(served: Served) -> dict[str, Any]:
-    """The same figures as a simulated result's."""
+    """Return the measured run's figures under the keys of a simulated result."""
     done = served.sequences
     output = sum(s.request.output_tokens for s in done)
     seconds = max(s.finish_s for s in done) - min(s.request.arrival_s for s in done)
@@ -224,9 +226,9 @@ def _result(served: Served) -> dict[str, Any]:
 @click.option(
     "--cpu-seconds", is_flag=True, help="count this process's CPU time instead of wall time, for busy machines"
 )
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, help="how often to measure, serve and simulate")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, help="number of rounds")
 def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int) -> None:
-    """Serve SCENARIO for real and print measured beside simulated."""
+    """Serve SCENARIO for real and print measured and simulated figures side by side."""
     clock = time.process_time if cpu_seconds else time.perf_counter
     loaded, begin, busy = load_scenario(scenario), time.perf_counter(), machine_busy_s() - time.process_time()
     every = [compare(loaded, lambda text: print(text, flush=True), clock) for _ in range(rounds)]
@@ -239,7 +241,7 @@ def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int) -> No
         print(f"{name:24} {pair[0]:12.5g} {pair[1]:12.5g} {pair[1] / pair[0] - 1:+8.1%}")
     print(
         f"throughput's error in {rounds} rounds: {', '.join(f'{c.error:+.1%}' for c in every)}; measured "
-        f"{min(rates):.5g} to {max(rates):.5g} tokens/s; others kept {others:.1f} cores busy"
+        f"{min(rates):.5g} to {max(rates):.5g} tokens/s; other processes used {others:.1f} cores"
     )
     if out is not None:
         data = {"measured": found.measured, "simulated": found.simulated, "profile": found.profile.to_json()}

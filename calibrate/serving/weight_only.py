@@ -1,7 +1,8 @@
-"""8-bit weights in the served model: kept as integers with a scale for each output, turned back in every product.
+"""8-bit weights in the served model: integers with a scale for each output, converted back in every product.
 
-Weight-only absmax quantization (`calibrate.quantization.int8_weight_only`), as `inference.quantization:
-int8_weight_only` simulates it: linear layers of the layers; embedding, output, router and norms stay.
+This is weight-only absmax quantization (`calibrate.quantization.int8_weight_only`), which `inference.quantization:
+int8_weight_only` simulates. It applies to the linear layers of transformer layers, not to embedding, output layer,
+router and norms.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Int8Linear(nn.Module):
 
 
 def quantize(blocks: list[nn.Module]) -> None:
-    """Replace every linear layer of the layers among `blocks`."""
+    """Replace every linear layer of the transformer layers among `blocks`."""
     for layer in (b for b in blocks if isinstance(b, Layer)):
         for owner in list(layer.modules()):
             for name, child in list(owner.named_children()):
@@ -39,5 +40,5 @@ def quantize(blocks: list[nn.Module]) -> None:
 
 
 def weight_bytes(blocks: list[nn.Module]) -> int:
-    """What all blocks hold."""
+    """Return the bytes of all parameters and buffers of `blocks`."""
     return sum(x.nbytes for b in blocks for x in (*b.parameters(), *b.buffers()))
