@@ -1,1 +1,1 @@
-"""One readable file per parallelism scheme, run on real ranks."""
+"""Parallelism schemes on real ranks, one file for each scheme."""

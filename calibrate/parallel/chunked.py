@@ -1,12 +1,13 @@
-"""Asynchronous tensor parallelism: each matmul in chunks of tokens, whose messages run beside the next chunk's matmul.
+"""Asynchronous tensor parallelism: each matmul runs in chunks of tokens, and a chunk's communication runs beside the
+next chunk's matmul.
 
-A column layer's gather arrives chunk by chunk, a row layer's sum leaves chunk by chunk, and so their backwards
-(Transformer Engine's userbuffers; Wang et al. 2023, "Overlap Communication with Dependent Computation via
-Decomposition"). Only what a chunk sends waits for that chunk alone. Order and sizes are those of the simulator's
-`sim.models.linear` with `tp_overlap: full`.
+A column layer gathers its input chunk by chunk, a row layer sums its output chunk by chunk, and their backwards do the
+same (Transformer Engine's userbuffers; Wang et al. 2023, "Overlap Communication with Dependent Computation via
+Decomposition"). Order and sizes of communications are those of the simulator's `sim.models.linear` with `tp_overlap:
+full`.
 
-Under sequence parallelism a chunk has a share of every rank's own tokens, [ranks, own tokens, …][:, part], so that each
-rank gathers and keeps consecutive tokens of its own.
+Under sequence parallelism a chunk has a share of every rank's own tokens, [ranks, own tokens, …][:, part]. So each rank
+gathers and keeps consecutive tokens of its own.
 
 Documentation: docs/tensor_parallel.md.
 """
@@ -27,7 +28,7 @@ from sim.models.linear import CHUNKS
 
 
 def parts(rows: int) -> list[slice]:
-    """`CHUNKS` runs of rows, as even as possible.
+    """Split rows into `CHUNKS` consecutive parts, as even as possible.
 
     >>> parts(10)
     [slice(0, 2, None), slice(2, 5, None), slice(5, 7, None), slice(7, 10, None)]
@@ -37,14 +38,14 @@ def parts(rows: int) -> list[slice]:
 
 
 def _by_rank(x: Tensor, ranks: int) -> Tensor:
-    """[ranks, tokens of each, …]"""
+    """Reshape [ranks · tokens, …] → [ranks, tokens, …]."""
     return x.reshape(ranks, -1, x.shape[-1])
 
 
 def _gathered_chunks(x: Tensor, group: Group) -> Iterator[tuple[slice, Tensor]]:
-    """All ranks' tokens, chunk after chunk: which of a rank's own tokens [rows, h] they are, and [ranks · rows, h].
+    """Yield all ranks' tokens chunk by chunk: the slice of a rank's own tokens, and the chunk [ranks · rows, h].
 
-    All chunks are on their way from the first on, so that later ones arrive while the caller works on earlier ones.
+    All gathers start at once, so that later chunks arrive while the caller works on earlier ones.
     """
     each = parts(len(x))
     coming = [group.start_all_gather(x[part]) for part in each]
@@ -53,7 +54,7 @@ def _gathered_chunks(x: Tensor, group: Group) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _start_sums(x: Tensor, product: Callable[[Tensor], Tensor], cut: Cut) -> list[Pending]:
-    """`product` of each chunk of `x`, summed over the ranks while the next chunk is multiplied."""
+    """Compute `product` of each chunk of `x` and start its sum over the ranks, which runs beside the next product."""
     if not cut.sequence:
         rows = as_rows(x)
         return [cut.group.start_all_reduce(product(rows[part])) for part in parts(len(rows))]
@@ -62,12 +63,12 @@ def _start_sums(x: Tensor, product: Callable[[Tensor], Tensor], cut: Cut) -> lis
 
 
 def _summed(chunks: Sequence[Pending], shape: Sequence[int]) -> Tensor:
-    """Wait for the chunks' sums and put them one behind the other."""
+    """Wait for the chunks' sums and concatenate them."""
     return torch.cat([chunk.wait() for chunk in chunks]).view(*shape)
 
 
 class ChunkedColumn(torch.autograd.Function):
-    """`y = x Wᵀ + b` of some outputs; x is gathered in chunks, its gradient summed in chunks."""
+    """`y = x Wᵀ + b` for this rank's outputs; x is gathered in chunks, its gradient is summed in chunks."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, layer):  # type: ignore[no-untyped-def]
@@ -92,7 +93,7 @@ class ChunkedColumn(torch.autograd.Function):
 
 
 class ChunkedRow(torch.autograd.Function):
-    """`y = x Wᵀ`, of some inputs, summed over the ranks in chunks; its gradient is gathered in chunks."""
+    """`y = x Wᵀ` for this rank's inputs, summed over the ranks in chunks; y's gradient is gathered in chunks."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, layer):  # type: ignore[no-untyped-def]

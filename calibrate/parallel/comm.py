@@ -1,9 +1,9 @@
-"""Groups of ranks that compute one block together, and the tape of what they told each other.
+"""Groups of ranks that compute one block together, and the record of their communications.
 
-Every communication inside a block goes through a `Group`, which writes on the rank's `Tape` when it began and
-ended. That cuts a step's forwards and backwards into computations and communications, as the simulator's
-programs (`sim.core.program`) are cut: a blocking collective is one entry, an asynchronous one two, its post and
-its wait.
+Every communication inside a block goes through a `Group`, which writes its start and end to the rank's `Tape`. The tape
+splits a step's forwards and backwards into computations and communications, as the simulator's programs
+(`sim.core.program`) are split. A blocking collective is one entry. An asynchronous one has two: its start ("posted")
+and its wait.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tenso
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 WAIT = "wait"
-COUNTS = "counts"  # what is asked before an exchange of uneven parts, and belongs to it
+COUNTS = "counts"  # the exchange of counts before an all-to-all of uneven parts, of which it is a part
 
 
 class Clock(NamedTuple):
-    """A moment: nanoseconds on the clock that all ranks share, and of this thread's CPU time."""
+    """A moment: nanoseconds on the clock that all ranks of a machine share, and of this thread's CPU time."""
 
     wall: int
     cpu: int
 
 
 class Entry(NamedTuple):
-    """One communication, or one end of an asynchronous one: `posted` at the first, `kind` is `WAIT` at the second,
-    both with one `number`.
+    """A blocking communication, or the start or the wait of an asynchronous one.
 
-    `backward`: it was met while autograd ran, which on a rank with paired actions may be beside a forward. `members`:
-    name and first rank of the group, of `ranks` ranks. `bytes` as nccl-tests counts them (see
-    `sim.core.program.Comm`).
+    The start has `posted`, the wait has the kind `WAIT`, and both have the same `number`. `backward`: it happened while
+    autograd ran, which may be beside a forward if actions are paired. `members`: name and first rank of the group,
+    which has `ranks` ranks. `bytes` as nccl-tests counts them (see `sim.core.program.Comm`).
     """
 
     kind: str
@@ -57,11 +56,11 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Tape:
-    """What this rank communicated, in order.
+    """This rank's communications, in order.
 
-    A GPU runs behind its host, and to wait for it at every mark would empty its queue. So there a moment is an event
-    among the queued kernels, written only while a calibration asks for it (`rehearsing`); `moments` tells when the
-    events came.
+    A GPU runs behind its host, and waiting for it at every entry would empty its queue. So on a GPU a moment is an
+    event among the queued kernels. Events are recorded only during a calibration (`rehearsing`); `moments` tells their
+    times.
     """
 
     device: str = "cpu"
@@ -75,7 +74,7 @@ class Tape:
         return self.device == "cpu" or self.rehearsing
 
     def now(self) -> Clock:
-        """This moment; on a GPU the number of an event, for `moments` to look up, or 0 where nothing is written."""
+        """Return this moment; on a GPU the number of an event for `moments`, or 0 if nothing is recorded."""
         if self.device == "cpu":
             return Clock(time.perf_counter_ns(), time.thread_time_ns())
         if not self.on:
@@ -85,7 +84,10 @@ class Tape:
         return Clock(len(self.events) - 1, 0)
 
     def moments(self) -> Callable[[Clock], Clock]:
-        """What turns a `Clock` of `now` into nanoseconds; on a GPU from the first event on, all of them done with."""
+        """Return a function that turns a `Clock` of `now` into nanoseconds, and forget all events.
+
+        On a GPU nanoseconds count from the first event.
+        """
         if self.device == "cpu":
             return lambda clock: clock
         events, self.events = self.events, []
@@ -94,23 +96,23 @@ class Tape:
         return lambda clock: Clock(at[clock.wall], at[clock.wall])
 
     def take(self) -> list[Entry]:
-        """The entries so far, which are forgotten."""
+        """Return the entries so far and forget them."""
         taken, self.entries = self.entries, []
         return taken
 
 
 class Pending(NamedTuple):
-    """An asynchronous communication under way. `wait` returns what it brings."""
+    """An asynchronous communication under way. `wait` returns its result."""
 
     wait: Callable[[], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """This rank's group along one dimension. Alone (`size` 1) its communications do nothing.
+    """This rank's group along one dimension of the mesh. If it has only this rank, communications do nothing.
 
-    `second`: another process group of the same ranks, for what backwards send beside forwards (`ep_overlap`). `name` as
-    in `sim.ranks.plan`; `ranks` are global, ascending; `index` is this rank's place among them.
+    `second`: another process group of the same ranks, for backwards beside forwards (`ep_overlap`). `name` as in
+    `sim.ranks.plan`. `ranks` are global ranks in ascending order; `index` is this rank's position among them.
     """
 
     name: str
@@ -125,23 +127,23 @@ class Group:
         return len(self.ranks)
 
     def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-        """Sum of all members' `x`, in its place."""
+        """Sum `x` over all members, in place."""
         return self.start_all_reduce(x, op, blocking=True).wait()
 
     def start_all_reduce(
         self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, blocking: bool = False
     ) -> Pending:
-        """As `all_reduce`, asynchronous."""
+        """Start an `all_reduce`."""
         return self._run(
             "all_reduce", x, x, blocking, lambda: dist.all_reduce(x, op, group=self.process_group, async_op=True)
         )
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """[rows, …] → [size · rows, …], in the members' order."""
+        """Gather [rows, …] → [size · rows, …] in the members' order."""
         return self.start_all_gather(x, blocking=True).wait()
 
     def start_all_gather(self, x: Tensor, blocking: bool = False) -> Pending:
-        """As `all_gather`, asynchronous."""
+        """Start an `all_gather`."""
         x = x.contiguous()
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if self.size > 1 else x
         return self._run(
@@ -149,11 +151,11 @@ class Group:
         )
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """[size · rows, …] → [rows, …]: this rank's part of the sum."""
+        """Sum over all members and return this rank's part: [size · rows, …] → [rows, …]."""
         return self.start_reduce_scatter(x, blocking=True).wait()
 
     def start_reduce_scatter(self, x: Tensor, blocking: bool = False) -> Pending:
-        """As `reduce_scatter`, asynchronous."""
+        """Start a `reduce_scatter`."""
         x = x.contiguous()
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:])) if self.size > 1 else x
         return self._run(
@@ -161,7 +163,7 @@ class Group:
         )
 
     def all_to_all(self, x: Tensor, received: Sequence[int], sent: Sequence[int], backward: bool = False) -> Tensor:
-        """`sent[i]` rows of `x` go to member i, `received[i]` come from it; rows in the members' order."""
+        """Send `sent[i]` rows of `x` to member i and receive `received[i]` rows from it, in the members' order."""
         group = self.second if backward and self.second is not None else self.process_group
         x = x.contiguous()
         out = x.new_empty((sum(received), *x.shape[1:])) if self.size > 1 else x
@@ -174,7 +176,7 @@ class Group:
         ).wait()
 
     def exchange_counts(self, sent: Tensor) -> Tensor:
-        """Row i of `sent` goes to member i; the rows that came, in the members' order. Small, before the data."""
+        """Send row i of `sent` to member i; return the received rows in the members' order."""
         came = torch.empty_like(sent) if self.size > 1 else sent
         return self._run(
             COUNTS,
@@ -185,8 +187,9 @@ class Group:
         ).wait()
 
     def start_shift(self, x: Tensor, tag: int) -> Pending:
-        """Send `x` to the next member and receive the previous one's. `tag` tells messages apart that are under way
-        together.
+        """Start sending `x` to the next member and receiving from the previous one.
+
+        `tag` tells messages apart that are under way at the same time.
         """
         came = torch.empty_like(x)
         after, before = (self.ranks[(self.index + i) % self.size] for i in (1, -1))
@@ -204,7 +207,7 @@ class Group:
         blocking: bool,
         begin: Callable[[], Any],
     ) -> Pending:
-        """Begin a communication that counts as the bytes of `counted`, and note both its ends."""
+        """Begin a communication of the bytes of `counted`, and record its start and its wait."""
         if self.size == 1:
             return Pending(lambda: result)
         number = next(self.tape.numbers)
@@ -233,10 +236,10 @@ class Group:
 
 
 def cut_records(records: Sequence[Record], entries: list[Entry]) -> list[Record]:
-    """A rank's actions cut into what they computed, posts of asynchronous communications among it, and what they
-    communicated.
+    """Split a rank's actions into computations and communications.
 
-    A backward and a forward may run side by side, so each takes its own of the entries.
+    The start of an asynchronous communication counts as computation. A backward and a forward may run side by side, so
+    each takes only its own entries.
     """
     backward = deque(e for e in entries if e.backward)
     others = deque(e for e in entries if not e.backward)

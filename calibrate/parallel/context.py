@@ -1,14 +1,15 @@
-"""Context parallelism: one sequence's attention over several ranks, each with its own tokens.
+"""Context parallelism: attention over a sequence whose tokens are split over several ranks.
 
-Ring attention (Liu et al. 2023, arXiv 2310.01889): keys and values go round, and every rank adds what its
-queries see of each block, by online softmax: two partial results with their log-sum-exps make one. Backward
-they go round again, and their gradients behind them, collecting every rank's share until they are home. Each
-transfer is posted before the computation that it overlaps with. All-gather (Llama 3, arXiv 2407.21783, sec.
-3.3.2): the same blocks, with all keys and values there at once. All-to-all (DeepSpeed-Ulysses, arXiv
-2309.14509): heads for tokens, so that each rank has whole sequences of some heads.
+- Ring attention (Liu et al. 2023, arXiv 2310.01889): keys and values circulate, and every rank attends to each block
+  as it arrives. Two partial results are combined by their log-sum-exps. In the backward keys and values circulate
+  again, followed by their gradients, to which every rank adds its share. Each transfer starts before the computation
+  that hides it.
+- All-gather (Llama 3, arXiv 2407.21783, sec. 3.3.2): the same blocks, after all keys and values are gathered.
+- All-to-all (DeepSpeed-Ulysses, arXiv 2309.14509): exchanges heads for tokens, so that each rank has whole sequences
+  of some heads.
 
-Three splits: contiguous; zigzag, 2 · ranks pieces of which rank r holds r and 2 · ranks − 1 − r, so that all
-ranks compute as much; striped (Brandon et al. 2023, arXiv 2311.09431), token i on rank i mod ranks.
+Three splits: contiguous; zigzag, 2 · ranks pieces of which rank r holds r and 2 · ranks − 1 − r, so that all ranks
+compute equally much; striped (Brandon et al. 2023, arXiv 2311.09431), token i on rank i mod ranks.
 
 Documentation: docs/context_parallel.md.
 """
@@ -30,7 +31,7 @@ KV, DKV = 1, 2  # tags of keys and values, and of their gradients
 
 
 def own_positions(seq_len: int, ranks: int, rank: int, split: str) -> Tensor:
-    """Positions in the sequence of a rank's tokens, in its order.
+    """Return the positions in the sequence of a rank's tokens, in the rank's order.
 
     >>> [own_positions(8, 2, r, "zigzag").tolist() for r in (0, 1)]
     [[0, 1, 6, 7], [2, 3, 4, 5]]
@@ -43,7 +44,7 @@ def own_positions(seq_len: int, ranks: int, rank: int, split: str) -> Tensor:
 
 
 class View(NamedTuple):
-    """What a rank's queries see of a block of keys: which of its queries, which keys, and whether causally."""
+    """What a rank's queries see of a block of keys: which queries, which keys, and whether with a causal mask."""
 
     queries: slice
     keys: slice
@@ -51,10 +52,11 @@ class View(NamedTuple):
 
 
 def view(rank: int, source: int, n: int, split: str) -> View | None:
-    """What the n queries of `rank` see of the n keys of `source`; None if nothing.
+    """Return what the n queries of `rank` see of the n keys of `source`; None if nothing.
 
-    All three are squares, triangles or halves, so no other mask is needed: rank r's striped query i, at
-    i · ranks + r, sees key j of an earlier rank up to j = i, of a later one up to j = i − 1.
+    In all three splits this is a whole block, half a block or a causal triangle, so no other mask is needed. With
+    striped tokens, query i of rank r is at i · ranks + r. It sees key j of an earlier rank up to j = i, of a later rank
+    up to j = i − 1.
     """
     whole, half = slice(0, n), n // 2
     if source == rank:
@@ -68,7 +70,7 @@ def view(rank: int, source: int, n: int, split: str) -> View | None:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Fused attention [b, heads, n, d] and its log-sum-exp [b, heads, n]; grouped queries share keys."""
+    """Compute fused attention [b, heads, n, d] and its log-sum-exp [b, heads, n]; grouped queries share keys."""
     if q.device.type == "cpu":
         found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
         return found
@@ -80,7 +82,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Ten
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of one block. With the whole row's output and log-sum-exp they are the block's share of it."""
+    """Return a block's gradients; with output and log-sum-exp of whole rows they are the block's share of the sum."""
     if q.device.type == "cpu":
         found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, causal
@@ -111,10 +113,10 @@ class _Sum:
     """
 
     def __init__(self) -> None:
-        self.parts: tuple[Tensor, Tensor] | None = None  # what was added up, and its log-sum-exp
+        self.parts: tuple[Tensor, Tensor] | None = None  # the sum so far, and its log-sum-exp
 
     def total(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """The attention of queries `q`, in their type, and its log-sum-exp."""
+        """Return the attention of queries `q` in their dtype, and its log-sum-exp."""
         assert self.parts is not None
         return self.parts[0].to(q.dtype), self.parts[1]
 
@@ -131,9 +133,7 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """One attention's queries on this rank, and the arithmetic of each block of keys and values [2, b, heads,
-    n, d].
-    """
+    """The computation of one attention's queries on this rank for each block of keys and values [2, b, heads, n, d]."""
 
     group: Group
     split: str
@@ -150,7 +150,7 @@ class _Blocks:
             total.add(seen.queries, *forward(q[:, :, seen.queries], k, v, seen.causal))
 
     def _piece(self, seen: View, source: int, n: int) -> Piece | None:
-        """What of a block of scores is dropped, which hangs on its queries' and keys' places in the whole sequence."""
+        """Return the block's dropout, which depends on its queries' and keys' positions in the whole sequence."""
         if self.dropped is None:
             return None
         mine, theirs = (
@@ -159,7 +159,7 @@ class _Blocks:
         return Piece(self.dropped, mine[seen.queries], theirs[seen.keys])
 
     def backward(self, saved: Sequence[Tensor], grad: Tensor, kv: Tensor, source: int, dq: Tensor) -> Tensor | None:
-        """Adds to dq; returns this rank's share of the gradients of keys and values."""
+        """Add to `dq` and return this rank's share of the gradients of keys and values."""
         q, out, lse = saved
         seen = self.see(source, q.shape[2])
         if seen is None:
@@ -202,7 +202,7 @@ class _Ring(torch.autograd.Function):
                 share += collected
             kv = coming.wait() if coming is not None else kv
             dkv = group.start_shift(share, DKV)
-        assert dkv is not None  # a group has a rank
+        assert dkv is not None  # a group has at least one rank
         dk, dv = dkv.wait()
         return dq, dk, dv, None
 
@@ -248,7 +248,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchanged(x: Tensor, group: Group, to_heads: bool) -> Tensor:
-    """Cut one dimension in as many pieces as there are ranks, send each its piece, join along the other."""
+    """Split one dimension into a piece for each rank, exchange the pieces, concatenate along the other dimension."""
     cut, join = (1, 2) if to_heads else (2, 1)
     pieces = torch.stack(x.chunk(group.size, cut))
     one = [1] * group.size
@@ -257,7 +257,7 @@ def _exchanged(x: Tensor, group: Group, to_heads: bool) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ContextAttention:
-    """Causal attention of own queries, keys and values over all ranks' tokens. [b, heads, n, d] each."""
+    """Causal attention of this rank's queries over all ranks' keys and values. [b, heads, n, d] each."""
 
     group: Group
     method: str  # ring | all_gather | all_to_all
@@ -270,14 +270,14 @@ class ContextAttention:
             dropped = None if self.dropped is None else self.dropped.draw()
             joined: Tensor = attention.apply(q, k, v, _Blocks(self.group, self.split, dropped))
             return joined
-        least = max(k.shape[1], self.group.size)  # fewer KV heads than ranks: repeated, one each
+        least = max(k.shape[1], self.group.size)  # fewer KV heads than ranks are repeated
         k, v = (_repeat(x, least) if x.shape[1] < least else x for x in (k, v))
         q, k, v = (_Exchange.apply(x, self.group, True) for x in (q, k, v))
         out: Tensor = _Exchange.apply(self._core(q.shape[1])(q, k, v), self.group, False)
         return out
 
     def _core(self, heads: int) -> Core:
-        """Attention of the `heads` that the exchange gives a rank, all tokens of which are there."""
+        """Return the attention of the `heads` whole heads that this rank has after the exchange."""
         if self.dropped is None:
             return causal_attention
         first = self.dropped.first_head + self.group.index * heads

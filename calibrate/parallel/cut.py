@@ -1,4 +1,4 @@
-"""How tensor parallelism cuts a layer over ranks, and what brings the parts together again.
+"""How tensor parallelism splits a layer over ranks, and the communication that combines the parts.
 
 Documentation: docs/tensor_parallel.md.
 """
@@ -16,9 +16,10 @@ from calibrate.parallel.comm import Group
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a layer is cut: over which ranks, with sequence parallelism or not, for a micro-batch of `batch`
-    sequences, whether a backward's communication runs beside the weight gradient (`overlap`), and whether all of it
-    runs beside matmuls in chunks of tokens (`chunked`).
+    """How a layer is split over the ranks of `group`, for a micro-batch of `batch` sequences.
+
+    `sequence`: with sequence parallelism. `overlap`: a backward's communication runs beside the weight gradient.
+    `chunked`: all communication runs beside matmuls, in chunks of tokens.
     """
 
     group: Group
@@ -28,22 +29,25 @@ class Cut:
     chunked: bool = False
 
     def gather(self, x: Tensor) -> Tensor:
-        """This rank's tokens [rows, h] → all [b, s, h]; without sequence parallelism they are all here."""
+        """Gather this rank's tokens [rows, h] → all tokens [b, s, h]; nothing to do without sequence parallelism."""
         return self._tokens(self.group.all_gather(x)) if self.sequence else x
 
     def start_gather(self, x: Tensor) -> Callable[[], Tensor]:
-        """As `gather`, asynchronous: call what it returns."""
+        """Start a `gather`; call the result to wait for it."""
         if not self.sequence:
             return lambda: x
         pending = self.group.start_all_gather(x)
         return lambda: self._tokens(pending.wait())
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over the ranks of [b, s, h]: all of it, or this rank's tokens [rows, h]. `x` may be overwritten."""
+        """Sum `x` [b, s, h] over the ranks; `x` may be overwritten.
+
+        Returns all of it, or with sequence parallelism this rank's tokens [rows, h].
+        """
         return self.start_sum(x, blocking=True)()
 
     def start_sum(self, x: Tensor, blocking: bool = False) -> Callable[[], Tensor]:
-        """As `sum`, asynchronous: call what it returns."""
+        """Start a `sum`; call the result to wait for it."""
         if self.sequence:
             return self.group.start_reduce_scatter(as_rows(x), blocking).wait
         return self.group.start_all_reduce(x.contiguous(), blocking=blocking).wait
@@ -52,6 +56,6 @@ class Cut:
         return rows.view(self.batch, -1, rows.shape[-1])
 
     def share(self, n: int) -> slice:
-        """This rank's share of n things."""
+        """Return this rank's share of n items."""
         each = n // self.group.size
         return slice(self.group.index * each, (self.group.index + 1) * each)

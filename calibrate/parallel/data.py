@@ -1,11 +1,13 @@
 """Data parallelism: every rank computes on its own sequences, and gradients are summed over the ranks.
 
-`after_backward`: one all-reduce when all is computed. `reduce_broadcast`: then, too, one reduction to the group's first
-rank and a broadcast of the sum. `per_parameter`: one for each parameter as soon as
-its gradient is complete. `bucketed`: one for each bucket of consecutive parameters, last layer first
-(PyTorch DDP, Li et al. 2020, arXiv 2006.15704). The gradients live in one flat buffer, so a bucket is a
-slice and nothing is copied. With accumulation a gradient is complete when every micro-batch has added to
-it.
+- `after_backward`: one all-reduce of all gradients after the last backward;
+- `reduce_broadcast`: at the same time, a reduction to the group's first rank and a broadcast of the sum;
+- `per_parameter`: an all-reduce for each parameter as soon as its gradient is complete;
+- `bucketed`: an all-reduce for each bucket of consecutive parameters, last layer first (PyTorch DDP, Li et al. 2020,
+  arXiv 2006.15704).
+
+All gradients are slices of one flat buffer, so a bucket is a slice too and nothing is copied. With gradient
+accumulation a gradient is complete once every micro-batch has added to it.
 
 Documentation: docs/data_parallel.md.
 """
@@ -28,7 +30,7 @@ from calibrate.parallel.pipeline import Record
 
 
 def flat_gradients(params: Sequence[nn.Parameter]) -> Tensor:
-    """One zeroed buffer whose slices are the `.grad` of `params`, in this order."""
+    """Make a zeroed buffer whose slices are the `.grad` of `params`, in this order."""
     flat = torch.zeros(sum(p.numel() for p in params), dtype=params[0].dtype, device=params[0].device)
     at = 0
     for p in params:
@@ -38,10 +40,10 @@ def flat_gradients(params: Sequence[nn.Parameter]) -> Tensor:
 
 
 def make_buckets(sizes: Sequence[int], limit: float) -> list[list[int]]:
-    """Consecutive items in buckets of at least `limit` bytes each (the last may be smaller).
+    """Put consecutive items into buckets of at least `limit` bytes each (the last may be smaller).
 
-    A bucket is closed as soon as it reaches the limit, as DDP does; so a parameter larger than the limit
-    does not stand alone if smaller ones came before it.
+    A bucket is closed as soon as it reaches the limit, as in DDP. So a parameter larger than the limit shares its
+    bucket with smaller ones before it.
 
     >>> make_buckets([3, 3, 3, 3, 3], 6)
     [[0, 1], [2, 3], [4]]
@@ -57,7 +59,7 @@ def make_buckets(sizes: Sequence[int], limit: float) -> list[list[int]]:
 
 
 class Sent(NamedTuple):
-    """A collective that was started: its name, its group, and bytes as nccl-tests counts them."""
+    """A started collective: its name, its group, and its bytes as nccl-tests counts them."""
 
     op: str
     group: dist.ProcessGroup | None
@@ -65,7 +67,7 @@ class Sent(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """When a collective was started, and from when to when this rank waited for it."""
+    """When a collective started, and from when to when this rank waited for it, in nanoseconds."""
 
     sent: Sent
     start_ns: int
@@ -75,13 +77,13 @@ class Wait(NamedTuple):
 
 @dataclass(slots=True)
 class Traffic:
-    """What data parallelism sends, and this rank's waits for it. For a calibration to look at."""
+    """The collectives of data parallelism and this rank's waits for them, for calibrations."""
 
     sent: list[Sent] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
 
     def wait(self, work: dist.Work, sent: Sent, start_ns: int) -> None:
-        """Wait for a collective that was started then."""
+        """Wait for a collective that started at `start_ns`, and record the wait."""
         begin = time.perf_counter_ns()
         work.wait()
         self.waits.append(Wait(sent, start_ns, begin, time.perf_counter_ns()))
@@ -89,8 +91,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """When gradients are sent: `how` is after_backward, reduce_broadcast, per_parameter or bucketed (of
-    `bucket_bytes`)."""
+    """When gradients are sent: `how` is after_backward, reduce_broadcast, per_parameter or bucketed."""
 
     how: str
     bucket_bytes: int
@@ -98,29 +99,29 @@ class Sync:
 
     @property
     def after_backward(self) -> bool:
-        """Whether nothing is sent before the last backward has ended."""
+        """Whether gradients are sent only after the last backward."""
         return self.how in ("after_backward", "reduce_broadcast")
 
     @property
     def limit_bytes(self) -> float:
-        """At which a bucket is full."""
+        """The bytes at which a bucket is full."""
         if self.after_backward:
             return float("inf")
         return 0 if self.how == "per_parameter" else self.bucket_bytes
 
 
 def distinct_parameters(blocks: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The parameters of all blocks, first to last; shared ones once."""
+    """Return the parameters of all blocks, first to last, shared ones once."""
     return list({id(p): p for block in blocks for p in block.parameters()}.values())
 
 
 def hook_gradients(
     blocks: Sequence[nn.Module], store: WeightGrads | None, added: Callable[[nn.Parameter], None]
 ) -> dict[int, int]:
-    """Call `added(p)` whenever a micro-batch has added to the gradient of p; returns how often one does, by id.
+    """Call `added(p)` whenever a micro-batch has added to p's gradient; return by id how often each does.
 
-    Autograd tells it; split linear layers tell through their store. A matrix that two blocks share is added
-    to twice.
+    Autograd's hooks call it, and `store` for linear layers with deferred weight gradients. A micro-batch adds twice to
+    a matrix that two blocks share.
     """
     split = {
         id(p)
@@ -142,9 +143,9 @@ def hook_gradients(
 
 
 class DataParallel:
-    """Sums the gradients of one stage's blocks over the ranks of `group`; the loss is scaled beforehand.
+    """Sums the gradients of one stage's blocks over the ranks of `group`; the caller scales the loss.
 
-    `silent`: everything but the communication, for timing blocks by themselves.
+    `silent`: communicate nothing, so that blocks can be timed by themselves.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class DataParallel:
         self.flat = flat_gradients(params)
         self.silent = False
         self.traffic = Traffic()
-        self.works: list[tuple[dist.Work, Sent, int]] = []  # and when it was started
+        self.works: list[tuple[dist.Work, Sent, int]] = []  # started collectives, and when they started (ns)
         self.records: list[Record] = []
         self.slices: list[Tensor] = [self.flat]
         self.bucket_of: dict[int, int] = {}
@@ -185,31 +186,31 @@ class DataParallel:
             self.bucket_of.update({id(self.params[i]): b for i in members})
 
     def owned(self) -> list[nn.Parameter]:
-        """What this rank's optimizer updates: everything."""
+        """Return the parameters that this rank's optimizer updates: all."""
         return self.params
 
     def owned_gradients(self) -> list[Tensor]:
-        """All of them, flat."""
+        """Return all gradients, flat."""
         return [self.flat]
 
     def own_gradient(self, p: nn.Parameter, row: int = 0) -> Tensor:
-        """The gradient of `p` from a row on, flat."""
+        """Return the gradient of `p` from a row on, flat."""
         return gradient(p)[row:].view(-1)
 
     def reduced(self) -> list[tuple[dist.ProcessGroup | None, int]]:
-        """Who sums gradients by all-reduce, and how many elements."""
+        """Return the groups that sum gradients by all-reduce, and how many elements each sums."""
         return [(self.group, self.flat.numel())]
 
     def copied_gradient(self, p: nn.Parameter) -> Tensor:
-        """What ranks that hold `p` too have to sum: its gradient."""
+        """Return the gradient of `p`, which all ranks with a copy of `p` have to sum."""
         return gradient(p)
 
     def state(self) -> list[Tensor]:
-        """Where all parameters lie, to be saved and put back."""
+        """Return the tensors that hold all parameters, to save and restore them."""
         return [p.detach() for p in self.params]
 
     def silence(self) -> None:
-        """Communicate no more."""
+        """Stop communicating."""
         self.silent = True
 
     def speak(self) -> None:
@@ -217,26 +218,26 @@ class DataParallel:
         self.silent = False
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
 
     def last(self) -> None:
-        """The next micro-batch is the step's last."""
+        """Note that the next micro-batch is the step's last."""
         self.missing = [n // self.micro_batches for n in self.due]
 
     def before_block(self, block: nn.Module) -> None:
-        """A block is about to compute."""
+        """Prepare for a block's forward."""
 
     def updated(self) -> None:
-        """The optimizer has run."""
+        """Note that the optimizer has run."""
 
     def zero(self) -> None:
-        """Gradients to zero, for the next step."""
+        """Zero the gradients for the next step."""
         self.flat.zero_()
         self.records, self.traffic = [], Traffic()
         self.missing = list(self.due)
 
     def added(self, p: nn.Parameter) -> None:
-        """One micro-batch's gradient of `p` was added; reduce its bucket if that was the last one missing."""
+        """Count one micro-batch's gradient of `p`, and reduce its bucket if it was the last one missing."""
         bucket = self.bucket_of.get(id(p))
         if bucket is None:
             return
@@ -251,7 +252,7 @@ class DataParallel:
         assert self.group is not None
         root = dist.get_global_rank(self.group, 0)
         self._send("reduce", x, partial(dist.reduce, x, root))
-        self._wait()  # gloo runs what is started together in any order
+        self._wait()  # gloo runs collectives that are under way together in any order
         self._send("broadcast", x, partial(dist.broadcast, x, root))
 
     def _send(self, op: str, x: Tensor, call: Callable[..., Any]) -> None:
@@ -265,12 +266,12 @@ class DataParallel:
         def done(_: object) -> None:
             records[index] = records[index]._replace(end_ns=time.perf_counter_ns())
 
-        if x.device.type == "cpu":  # on a GPU it would be told when the work is queued, not when it is done
+        if x.device.type == "cpu":  # on a GPU the callback runs when the work is queued, not when it is done
             work.get_future().add_done_callback(done)
         self.works.append((work, sent, start))
 
     def finish(self) -> None:
-        """Reduce what has not been, and wait for all."""
+        """Reduce the remaining gradients and wait for all."""
         if self.group is not None and not self.bucket_of and not self.silent:
             self._reduce(self.flat)
         waited = self._wait()
@@ -287,9 +288,9 @@ class DataParallel:
         return waited
 
     def whole_gradients(self) -> dict[int, Tensor]:
-        """All gradients by id of their parameter: what a proof compares."""
+        """Return all gradients by id of their parameter, for the proof."""
         return {id(p): gradient(p) for p in self.params}
 
     def whole_parameters(self) -> dict[int, Tensor]:
-        """All parameters by their id."""
+        """Return all parameters by their id."""
         return {id(p): p.detach() for p in self.params}

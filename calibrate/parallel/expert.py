@@ -1,11 +1,11 @@
-"""Expert parallelism: each rank holds some of the experts, and tokens travel to theirs and back.
+"""Expert parallelism: each rank holds some of the experts, and tokens are sent to their experts and back.
 
-A token's copies, one for each of its top-k experts, are sorted by expert, so that what goes to one rank is
-consecutive; one all-to-all dispatches them, another brings the results home, where they are weighted and
-summed (Lepikhin et al. 2020, GShard, arXiv 2006.16668; dropless as in MegaBlocks, arXiv 2211.15841). How many
-copies come from where is asked first. Backward is the same in reverse.
+A token has one copy for each of its top-k experts. Copies are sorted by expert, so that those of one rank are
+consecutive. Ranks first exchange how many copies they send. One all-to-all then dispatches the copies, and another
+returns the results, which are weighted and summed (Lepikhin et al. 2020, GShard, arXiv 2006.16668; dropless as in
+MegaBlocks, arXiv 2211.15841). The backward does the same in reverse.
 
-Where experts are split over ranks too (`expert_tensor.py`), the copies that came to any of these go to all of them.
+If experts themselves are split over ranks (`expert_tensor.py`), each of these ranks gets all of their copies.
 
 Documentation: docs/expert_parallel.md.
 """
@@ -23,7 +23,7 @@ from calibrate.parallel.expert_tensor import cut_expert, gather_rows, scatter_su
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all of rows; backward sends them back."""
+    """All-to-all of rows; the backward sends gradients back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, received: list[int], sent: list[int]) -> Tensor:
@@ -36,7 +36,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Permute(torch.autograd.Function):
-    """Rows in another order; backward in the order they had (a gather, not the sum of rows that autograd makes)."""
+    """Rows in another order; the backward restores the order by a gather, where autograd would sum rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor) -> Tensor:
@@ -56,9 +56,10 @@ def _inverse(order: Tensor) -> Tensor:
 
 
 class ExpertParallel(nn.Module):
-    """This rank's experts, and the router that all ranks have. `numbers` of this rank's tokens, for the router.
+    """This rank's experts, and the router that all ranks have.
 
-    `group` shares the experts out, `split` each expert's inner width.
+    `group`: ranks with different experts. `split`: ranks with different parts of each expert's inner width. `numbers`:
+    this rank's token numbers in the micro-batch, for the router.
     """
 
     def __init__(self, whole: Experts, group: Group, split: Group, numbers: Tensor) -> None:
@@ -85,7 +86,7 @@ class ExpertParallel(nn.Module):
         return out
 
     def _everywhere(self, copies: Tensor, sent: Tensor) -> Tensor:
-        """Each copy through its expert, wherever that is. `sent[rank, expert]` counts them."""
+        """Compute each copy by its expert on any rank; `sent[rank, expert]` counts this rank's copies."""
         came = self.group.exchange_counts(sent)
         out_rows, in_rows = came.sum(1).tolist(), sent.sum(1).tolist()
         x = _Exchange.apply(copies, self.group, out_rows, in_rows) if self.group.size > 1 else copies
@@ -94,9 +95,9 @@ class ExpertParallel(nn.Module):
         return out
 
     def _on_all_parts(self, x: Tensor, came: Tensor) -> Tensor:
-        """Rows of all ranks that share experts with this one, through all parts. `came[sender, expert]` counts its own.
+        """Compute rows of all ranks that share experts with this one, by all parts of the experts.
 
-        Each rank's rows are filled up to as many as the one with most has.
+        `came[sender, expert]` counts this rank's rows. Each rank's rows are padded to the number of the largest rank.
         """
         every = self.split.exchange_counts(came.expand(self.split.size, *came.shape).contiguous())
         most = int(every.sum((1, 2)).max())
@@ -105,7 +106,7 @@ class ExpertParallel(nn.Module):
         return _first(out, len(x))
 
     def _by_expert(self, x: Tensor, came: Tensor) -> Tensor:
-        """Rows in the order in which they came, through this rank's experts. `came[part, sender, expert]` counts."""
+        """Compute rows by this rank's experts, in the order of arrival; `came[part, sender, expert]` counts them."""
         counts, kept = came.sum((0, 1)), int(came.sum())
         if kept == len(x) and (len(counts) == 1 or came.shape[:2].numel() == 1):
             return self._own(x, counts)
@@ -115,13 +116,13 @@ class ExpertParallel(nn.Module):
         return out
 
     def _own(self, x: Tensor, counts: Tensor) -> Tensor:
-        """This rank's experts, one after the other."""
+        """Compute this rank's experts one after the other."""
         pieces = x.split(counts.tolist())
         return torch.cat([e(piece) for e, piece in zip(self.experts.values(), pieces, strict=True)])
 
 
 def _expert_of(came: Tensor, rows: int) -> Tensor:
-    """The expert of each of `rows` rows: in order of parts, senders and experts; what fills a part comes after all."""
+    """Return the expert of each of `rows` rows, in order of parts, senders and experts; padding is sorted last."""
     parts, senders, experts = came.shape
     own = came.reshape(parts, -1)
     counts = torch.cat((own, rows // parts - own.sum(1, keepdim=True)), 1)
@@ -131,10 +132,10 @@ def _expert_of(came: Tensor, rows: int) -> Tensor:
 
 
 def _filled(x: Tensor, rows: int) -> Tensor:
-    """With rows of zeros after it, `rows` in all."""
+    """Pad `x` with rows of zeros to `rows` rows."""
     return x if len(x) == rows else torch.cat((x, x.new_zeros(rows - len(x), x.shape[1])))
 
 
 def _first(x: Tensor, rows: int) -> Tensor:
-    """The first `rows` rows; all of them without a node of autograd's."""
+    """Return the first `rows` rows; if these are all, without a node of autograd."""
     return x if len(x) == rows else x[:rows]

@@ -1,4 +1,4 @@
-"""Data parallelism of a stage with experts: these are summed over other ranks than the dense parameters.
+"""Data parallelism of a stage with experts, whose gradients are summed over other ranks than dense parameters'.
 
 Documentation: docs/data_parallel.md.
 """
@@ -17,7 +17,7 @@ from calibrate.parallel.pipeline import Record
 
 
 class ExpertDataParallel:
-    """What `DataParallel` does, for the dense parameters over one group and for the experts over another."""
+    """`DataParallel` with one group for the dense parameters and another for the experts."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class ExpertDataParallel:
             part.silent = value
 
     def state(self) -> list[Tensor]:
-        """Where all parameters lie, to be saved and put back."""
+        """Return the tensors that hold all parameters, to save and restore them."""
         return [x for part in self.parts for x in part.state()]
 
     def silence(self) -> None:
-        """Communicate no more."""
+        """Stop communicating."""
         self.silent = True
 
     def speak(self) -> None:
@@ -57,49 +57,49 @@ class ExpertDataParallel:
         self.silent = False
 
     def owned(self) -> list[nn.Parameter]:
-        """What this rank's optimizer updates."""
+        """Return the parameters that this rank's optimizer updates."""
         return [p for part in self.parts for p in part.owned()]
 
     def owned_gradients(self) -> list[Tensor]:
-        """The flat buffers of all gradients."""
+        """Return the flat buffers of all gradients."""
         return [g for part in self.parts for g in part.owned_gradients()]
 
     def own_gradient(self, p: nn.Parameter, row: int = 0) -> Tensor:
-        """The gradient of `p` from a row on, flat."""
+        """Return the gradient of `p` from a row on, flat."""
         return self.parts[0].own_gradient(p, row)
 
     def copied_gradient(self, p: nn.Parameter) -> Tensor:
-        """What ranks that hold `p` too have to sum."""
+        """Return the gradient of `p`, which all ranks with a copy of `p` have to sum."""
         return self.parts[0].copied_gradient(p)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
 
     def last(self) -> None:
-        """The next micro-batch is the step's last."""
+        """Note that the next micro-batch is the step's last."""
         for part in self.parts:
             part.last()
 
     def before_block(self, block: nn.Module) -> None:
-        """A block is about to compute."""
+        """Prepare for a block's forward."""
 
     def updated(self) -> None:
-        """The optimizer has run."""
+        """Note that the optimizer has run."""
 
     def finish(self) -> None:
-        """Reduce what has not been, and wait for all."""
+        """Reduce the remaining gradients and wait for all."""
         for part in self.parts:
             part.finish()
 
     def zero(self) -> None:
-        """Gradients to zero, for the next step."""
+        """Zero the gradients for the next step."""
         for part in self.parts:
             part.zero()
 
     def whole_gradients(self) -> dict[int, Tensor]:
-        """All gradients by id of their parameter."""
+        """Return all gradients by id of their parameter."""
         return self.parts[0].whole_gradients() | self.parts[1].whole_gradients()
 
     def whole_parameters(self) -> dict[int, Tensor]:
-        """All parameters by their id."""
+        """Return all parameters by their id."""
         return self.parts[0].whole_parameters() | self.parts[1].whole_parameters()

@@ -1,9 +1,9 @@
-"""Tensor parallelism within experts: each of a group's ranks holds a part of the inner width of every expert.
+"""Tensor parallelism within experts: each rank of a group holds a part of the inner width of every expert.
 
-The ranks of a group have tokens of their own. An all-gather brings all of them to every rank, each computes its part of
-the result for all, and a reduce-scatter sums the parts where the tokens came from; backward is the same in reverse
-(Megatron-Core's `MoEAlltoAllTokenDispatcher`, core/transformer/moe/token_dispatcher.py). Inside an expert nothing
-travels.
+The ranks of a group have different tokens. An all-gather gives every rank all of them. Each rank computes its part of
+the result for all tokens, and a reduce-scatter sums the parts on the tokens' own ranks. The backward does the same in
+reverse (Megatron-Core's `MoEAlltoAllTokenDispatcher`, core/transformer/moe/token_dispatcher.py). There is no
+communication inside an expert.
 
 Documentation: docs/expert_parallel.md.
 """
@@ -22,7 +22,7 @@ from calibrate.parallel.comm import Group
 
 
 class _Rows(torch.autograd.Function):
-    """Rows gathered from all ranks, or summed over them and scattered; backward does the other to the gradients."""
+    """Rows gathered from all ranks, or summed over them and scattered; the backward does the opposite."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, gathers: bool) -> Tensor:
@@ -36,19 +36,19 @@ class _Rows(torch.autograd.Function):
 
 
 def gather_rows(x: Tensor, group: Group) -> Tensor:
-    """Rows of all ranks, [rows, h] → [ranks · rows, h]."""
+    """Gather the rows of all ranks: [rows, h] → [ranks · rows, h]."""
     out: Tensor = _Rows.apply(x, group, True)
     return out
 
 
 def scatter_sum(x: Tensor, group: Group) -> Tensor:
-    """Sum of all ranks' results, to each rank its own rows, [ranks · rows, h] → [rows, h]."""
+    """Sum all ranks' results and return this rank's rows: [ranks · rows, h] → [rows, h]."""
     out: Tensor = _Rows.apply(x, group, False)
     return out
 
 
 class _Shared(torch.autograd.Function):
-    """A bias divided by the ranks that add it. Each of them has every row's gradient, so its own is the whole one."""
+    """A bias ÷ the number of ranks that add it. Each rank sees every row's gradient, so the gradient is not divided."""
 
     @staticmethod
     def forward(ctx: Any, bias: Tensor, ranks: int) -> Tensor:
@@ -60,7 +60,7 @@ class _Shared(torch.autograd.Function):
 
 
 class _Up(Linear):
-    """Some of an expert's first matrix's outputs: those numbered `rows`. [tokens, h] → [tokens, own outputs]"""
+    """The outputs `rows` of an expert's first matrix. [tokens, h] → [tokens, own outputs]"""
 
     def __init__(self, whole: Linear, rows: Tensor) -> None:
         nn.Module.__init__(self)
@@ -69,13 +69,14 @@ class _Up(Linear):
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[rows])
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of a tensor of a parameter's whole shape."""
+        """Return this rank's part of a tensor of the whole parameter's shape."""
         return whole[self.rows]
 
 
 class DownPart(Linear):
-    """Some of an expert's second matrix's inputs, and the bias whole. [tokens, own inputs] → [tokens, h], a part of a
-    sum over `ranks`.
+    """The inputs `columns` of an expert's second matrix, with the whole bias. [tokens, own inputs] → [tokens, h]
+
+    The result is one term of a sum over `ranks` ranks.
     """
 
     def __init__(self, whole: Linear, columns: slice, ranks: int) -> None:
@@ -89,16 +90,16 @@ class DownPart(Linear):
         return y if self.bias is None else y + _Shared.apply(self.bias, self.ranks)
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of a tensor of a parameter's whole shape; the bias is whole on every rank."""
+        """Return this rank's part of a tensor of the whole parameter's shape; every rank has the whole bias."""
         return whole[:, self.columns] if name == "weight" else whole
 
     def deferred_parameters(self) -> list[nn.Parameter]:
-        """The bias is added outside of the matmul, and its gradient is autograd's."""
+        """Return the weight alone: the bias is added outside the matmul, so autograd computes its gradient."""
         return [self.weight]
 
 
 def cut_expert(expert: nn.Module, group: Group) -> None:
-    """Replace an expert's matrices by this rank's parts of them; a gate's outputs and those it multiplies alike."""
+    """Replace an expert's matrices by this rank's parts; a gate is split like the outputs that it multiplies."""
     assert isinstance(expert, Expert)
     inner = expert.down.weight.shape[1]
     each = inner // group.size
@@ -109,7 +110,7 @@ def cut_expert(expert: nn.Module, group: Group) -> None:
 
 
 def biases_counted_before(experts: Iterable[nn.Module], group: Group) -> list[nn.Parameter]:
-    """The second matrices' biases on all ranks of a group but its first, which counts them."""
+    """Return the second matrices' biases, except on the group's first rank, which counts them in the norm."""
     if group.index == 0:
         return []
     downs = (x for e in experts for x in e.modules() if isinstance(x, DownPart))

@@ -1,9 +1,9 @@
-"""ZeRO-3, as PyTorch's FSDP: parameters are sharded too, and a block's are gathered just while it computes.
+"""ZeRO-3 as in PyTorch's FSDP: parameters are sharded too, and a block's parameters are gathered while it computes.
 
-A stage gathers the parameters of a block while the block before it computes, and frees them after it, in the forward
-and again in the backward (unless `reshard_after_forward` is false: then they stay until the step's end). Gradients
-are reduced block by block, last block first, while the one before it computes. (Rajbhandari et al. 2020, arXiv
-1910.02054, section 5.3; Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277.) Units, gathers and reductions: `zero.py`.
+A stage gathers a block's parameters while the block before it computes, and frees them afterwards, in the forward and
+again in the backward. If `reshard_after_forward` is false, they stay until the step's end. Gradients are reduced block
+by block, last block first, while the next block's backward runs. (Rajbhandari et al. 2020, arXiv 1910.02054, section
+5.3; Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277.) Units, gathers and reductions are in `zero.py`.
 
 Documentation: docs/data_parallel.md.
 """
@@ -26,10 +26,10 @@ from calibrate.parallel.zero import Sharded, Shared, Unit
 class ShardedParameters(Sharded):
     """ZeRO-3: a block's parameters are gathered before each forward and backward, and freed after it.
 
-    A block has one unit and one more of its experts. A matrix that two blocks share is a unit of both, and reduced when
-    the first of them, the last in backward, has added to it.
+    A block has one unit for its dense parameters and one for its experts. A matrix that two blocks share is a unit of
+    both. It is reduced once the first block, whose backward comes last, has added to it.
 
-    Without `reshard` they stay from the first forward until the step's end. `each`: gradients are reduced after
+    Without `reshard` parameters stay from the first forward until the step's end. `each`: gradients are reduced after
     every micro-batch, else after the last.
     """
 
@@ -37,9 +37,9 @@ class ShardedParameters(Sharded):
         self, blocks: Sequence[nn.Module], shared: Shared, sync: Sync, each: bool, reshard: bool, stage: int
     ) -> None:
         units: list[Unit] = []
-        at: dict[int, int] = {}  # the unit that begins with a parameter
-        self.units_of: list[list[int]] = []  # by block
-        self.completes: list[list[int]] = []  # units whose gradients a block's backward is the last to add to
+        at: dict[int, int] = {}  # id of a unit's first parameter: the unit
+        self.units_of: list[list[int]] = []  # units of each block
+        self.completes: list[list[int]] = []  # for each block the units to which its backward adds last
         for b in blocks:
             first = len(units)
             groups = shared.groups(list(b.parameters())[::-1])
@@ -57,11 +57,11 @@ class ShardedParameters(Sharded):
             u.keep_only_shard()
 
     def state(self) -> list[Tensor]:
-        """The shards."""
+        """Return the shards, to save and restore them."""
         return [u.shard.detach() for u in self.units]
 
     def silence(self) -> None:
-        """Gather everything once, and communicate no more."""
+        """Gather all parameters, then stop communicating."""
         for i in range(len(self.units_of)):
             self.fetch(i)
             self.ready(i)
@@ -69,13 +69,13 @@ class ShardedParameters(Sharded):
         self.silent = True
 
     def speak(self) -> None:
-        """Communicate again; nothing stays gathered."""
+        """Free the gathered parameters and communicate again."""
         self.settle()
         self.silent = False
         self._release_all()
 
     def fetch(self, i: int) -> None:
-        """Start gathering block i, if there is such a block and it is not here."""
+        """Start gathering block i, if it exists and is not gathered."""
         for u in self.units_of[i] if 0 <= i < len(self.units_of) else ():
             self.gather(u)
 
@@ -85,7 +85,7 @@ class ShardedParameters(Sharded):
             self.arrived(u)
 
     def done(self, i: int) -> None:
-        """Block i has computed: free its parameters."""
+        """Free block i's parameters after its computation, unless they stay."""
         if self.reshard:
             self.release(i)
 
@@ -102,40 +102,40 @@ class ShardedParameters(Sharded):
             self.release(i)
 
     def graded(self, i: int) -> None:
-        """Block i's gradients of one micro-batch are there: reduce them, every time or the last."""
+        """Reduce block i's gradients after a micro-batch's backward: after each, or after the last."""
         self.missing[i] -= 1
         if self.each or self.missing[i] == 0:
             for u in self.completes[i]:
                 self.reduce(self.units[u])
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.missing = [self.sync.micro_batches] * len(self.units_of)
 
     def last(self) -> None:
-        """The next micro-batch is the step's last."""
+        """Note that the next micro-batch is the step's last."""
         self.missing = [1] * len(self.units_of)
 
     def before_block(self, block: nn.Module) -> None:
-        """The stage itself fetches blocks."""
+        """Do nothing, as `ShardedStage` gathers its blocks itself."""
 
     def finish(self) -> None:
-        """Wait for the last reductions; nothing stays gathered."""
+        """Wait for the last reductions and free the gathered parameters."""
         self.settle()
         self._release_all()
 
     def updated(self) -> None:
-        """The optimizer has run: the next forward gathers what it updated."""
+        """Do nothing, as the next forward gathers the updated parameters."""
 
 
 @dataclass(slots=True)
 class ShardedStage(Stage):
-    """A stage under ZeRO-3. Its graph is cut between blocks, so that each block's parameters can come and go."""
+    """A stage under ZeRO-3, with an autograd graph for each block, so that parameters can be gathered and freed."""
 
     sharded: ShardedParameters = field(kw_only=True)
 
     def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor:
-        """Block after block; the next one's parameters are gathered meanwhile."""
+        """Run the blocks one after the other, gathering the next block's parameters meanwhile."""
         inputs, edges = [], []
         self.sharded.fetch(0)
         for i, block in enumerate(self.blocks):
@@ -153,7 +153,7 @@ class ShardedStage(Stage):
         return x.detach()
 
     def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
-        """Last block first; each one's gradients are reduced while the one before it computes."""
+        """Run the backward, last block first, reducing each block's gradients during the next block's backward."""
         inputs, edges = self.flight.pop(micro_batch)
         self.sharded.fetch(len(edges) - 1)
         while edges:
@@ -167,7 +167,7 @@ class ShardedStage(Stage):
         return grad
 
     def backward_input(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
-        """The input's gradient alone: each block leaves its linear layers' jobs for `backward_weight`."""
+        """Compute only the input's gradient; each block leaves its linear layers' jobs for `backward_weight`."""
         inputs, edges = self.flight.pop(micro_batch)
         jobs: list[list[WeightJob]] = [[] for _ in edges]
         embedded = None
@@ -188,7 +188,7 @@ class ShardedStage(Stage):
         return grad
 
     def backward_weight(self, micro_batch: int) -> None:
-        """What `backward_input` left, last block first."""
+        """Compute the weight gradients that `backward_input` left, last block first."""
         jobs, embedded, grad = self.deferred.pop(micro_batch)
         while jobs:
             i = len(jobs) - 1

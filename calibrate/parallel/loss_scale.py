@@ -1,9 +1,9 @@
-"""Loss scaling: what keeps small gradients above the smallest numbers of 16-bit floating point.
+"""Loss scaling: keeps small gradients above the smallest numbers of 16-bit floating point.
 
-The loss is multiplied by a factor, so all gradients are; they are divided by it once they are fp32. Where one has
-overflowed, the step is left out and the factor halved; after 2,000 good steps in a row it is doubled (Micikevicius et
-al. 2018, arXiv 1710.03740, sec. 3.2; the numbers are torch.amp.GradScaler's). All ranks must decide alike: the norm,
-which is summed over all who hold other parts of the gradients, is finite nowhere once one of them overflowed.
+The loss is multiplied by a factor, and with it all gradients. They are divided by it once they are fp32. If a gradient
+has overflowed, the step is skipped and the factor halved. After 2,000 good steps in a row it is doubled (Micikevicius
+et al. 2018, arXiv 1710.03740, sec. 3.2; the numbers are those of torch.amp.GradScaler). All ranks decide alike, because
+the norm sums over all ranks' gradients and is not finite on any rank if one gradient overflowed.
 
 Documentation: docs/measuring.md.
 """
@@ -20,7 +20,7 @@ GROWTH_STEPS = 2000
 
 @dataclass(slots=True)
 class LossScale:
-    """The factor, and what is to be multiplied with the fp32 gradients of this step (`apply`; None: leave it out)."""
+    """The loss's factor, and the factor `apply` for this step's fp32 gradients (None: skip the step)."""
 
     value: float = 65536.0
     good_steps: int = 0
@@ -28,12 +28,12 @@ class LossScale:
     apply: float | None = 1.0
 
     def found(self, norm: Tensor, largest_norm: float) -> None:
-        """Decide about a step from the norm of its scaled gradients; they are clipped to `largest_norm`."""
+        """Set `apply` from the norm of this step's scaled gradients, which are clipped to `largest_norm`."""
         unscaled = float(norm) / self.value
         self.apply = min(1.0, largest_norm / (unscaled + 1e-6)) / self.value if math.isfinite(unscaled) else None
 
     def stepped(self) -> None:
-        """The step was made, or left out: adjust the factor."""
+        """Adjust the factor after a step that was made or skipped."""
         if self.apply is None:
             self.value, self.good_steps, self.skipped = self.value / 2, 0, self.skipped + 1
             return
@@ -43,6 +43,6 @@ class LossScale:
 
 
 def square_sum(gradient: Tensor) -> Tensor:
-    """Sum of squares; of fp16 in fp32, as 256² is beyond fp16."""
+    """Return the sum of squares, of fp16 gradients in fp32, as 256² is beyond fp16."""
     wide = gradient.float() if gradient.dtype.itemsize == 2 else gradient
     return wide.square().sum()

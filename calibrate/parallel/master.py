@@ -1,7 +1,7 @@
-"""AdamW over 16-bit parameters by way of fp32 copies of them, as mixed-precision training does.
+"""AdamW for 16-bit parameters with fp32 master copies, as in mixed-precision training.
 
-Micikevicius et al. 2018 (arXiv 1710.03740, sec. 3.1). Apex and Transformer Engine do it in one pass over memory; in
-plain torch the gradients are widened first and the parameters written back after, in passes of their own.
+Micikevicius et al. 2018 (arXiv 1710.03740, sec. 3.1). Apex and Transformer Engine need one pass over memory. Plain
+torch needs two more: one casts the gradients to fp32, another writes the parameters back.
 
 Documentation: docs/memory.md.
 """
@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 26  # parameters whose gradients are fp32 at once
+CHUNK = 1 << 26  # parameters whose gradients are in fp32 at the same time
 
 
 class MasterAdamW:
-    """Offers of torch's optimizers what the real runs use: `step` and `state` by the 16-bit parameter."""
+    """AdamW with the parts of torch's interface that real runs use: `step`, and `state` by 16-bit parameter."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], lr: float) -> None:
         self.chunks = [_Chunk(low, lr) for low in _chunks(parameters)]
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:
-        """Of each 16-bit parameter: the moments, and the fp32 copy."""
+        """The moments and the fp32 copy of each 16-bit parameter."""
         return {
             p: {**c.adamw.state.get(m, {}), "master": m}
             for c in self.chunks
@@ -33,13 +33,13 @@ class MasterAdamW:
         }
 
     def step(self, scale: float = 1.0) -> None:
-        """An update by the gradients times `scale` (of loss scaling: a division that fp16 would lose them to)."""
+        """Update by the gradients times `scale`, which undoes loss scaling; dividing in fp16 would lose gradients."""
         for chunk in self.chunks:
             chunk.step(scale)
 
 
 def _chunks(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
-    """Parameters in a row, of at most `CHUNK` elements where one alone is not more."""
+    """Split parameters into consecutive chunks of at most `CHUNK` elements, unless one parameter is larger."""
     out: list[list[torch.nn.Parameter]] = []
     size = 0
     for p in parameters:
@@ -52,7 +52,7 @@ def _chunks(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Para
 
 
 class _Chunk:
-    """Parameters that are updated together."""
+    """Parameters that are updated at once."""
 
     def __init__(self, low: list[torch.nn.Parameter], lr: float) -> None:
         self.low: list[Tensor] = [*low]

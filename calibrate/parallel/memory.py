@@ -1,4 +1,4 @@
-"""What a step holds in memory: bytes saved for backward, and the peak of everything allocated.
+"""Measures a step's memory: bytes saved for the backward, and the peak of all allocated bytes.
 
 Documentation: docs/memory.md.
 """
@@ -25,7 +25,7 @@ _RUN = "run whose allocations count"  # the name of a run among the profiler's e
 
 @contextmanager
 def saved_storages(ignore: dict[int, int]) -> Iterator[dict[int, int]]:
-    """Storages that forwards within save for their backward, `ignore` left out; yields identity → bytes."""
+    """Yield the storages that forwards within the block save for their backward, without `ignore`: identity → bytes."""
     found: dict[int, int] = {}
 
     def pack(t: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def saved_storages(ignore: dict[int, int]) -> Iterator[dict[int, int]]:
 
 @dataclass(slots=True)
 class SavedBytes:
-    """Follows a pipeline step's actions and keeps the largest number of bytes saved for backward."""
+    """Follows a step's actions and keeps the peak of bytes saved for the backward."""
 
     runner: Runner
     ignore: dict[int, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class SavedBytes:
     peak: int = 0
 
     def step(self, run: Callable[[], object]) -> int:
-        """Run a step with every forward watched; returns the peak."""
+        """Run a step, watch every forward, and return the peak in bytes."""
         runner = self.runner
         self.ignore = resident(b for s in runner.stages.values() for b in s.blocks)
         originals = {s: stage.forward for s, stage in runner.stages.items()}
@@ -80,14 +80,14 @@ class SavedBytes:
         return watched
 
     def total(self) -> int:
-        """Bytes held now."""
+        """Return the bytes saved now."""
         return sum(sum(found.values()) for found in (*self.held.values(), self._offloaded()))
 
     def _note(self) -> None:
         self.peak = max(self.peak, self.total())
 
     def _offloaded(self) -> dict[int, int]:
-        """Of blocks that offload: what is on the device, and in a split backward what its weight half will want."""
+        """Return what offloading blocks hold on the device, with what a split backward's weight half still needs."""
         found: dict[int, int] = {}
         for s, offload in self.runner.offloads.items():
             jobs = self.runner.stages[s].store.deferred or []
@@ -108,11 +108,10 @@ class SavedBytes:
 
 
 def allocated_peak(runner: Runner, run: Callable[[], object]) -> int:
-    """Peak of allocated bytes over a step: parameters, gradients and optimizer state, and all the step
-    allocates.
+    """Return the peak of allocated bytes over a step: parameters, gradients, optimizer state and all allocations.
 
-    From the allocator itself: torch's memory statistics on a GPU, the profiler's allocation events on a CPU, there
-    without the copies that gloo makes within a collective (NCCL makes none, and its buffers do not count either).
+    The figures are the allocator's: torch's memory statistics on a GPU, the profiler's allocation events on a CPU.
+    Gloo's copies within a collective are left out, as NCCL makes none and its buffers do not count either.
     """
     if runner.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
@@ -126,9 +125,9 @@ def allocated_peak(runner: Runner, run: Callable[[], object]) -> int:
 def profiled_allocations(
     runner: Runner, runs: Sequence[Callable[[], object]]
 ) -> tuple[list[tuple[int, int]], list[Allocation]]:
-    """Run one after the other on a CPU: nanoseconds of each one's begin and end, and all allocations and releases.
+    """Run `runs` on a CPU and return each one's begin and end in nanoseconds, and all allocations and releases.
 
-    Paired actions run one after the other meanwhile, since what another thread allocates counts as transport.
+    Paired actions run one after the other meanwhile, since allocations of other threads count as the collectives' own.
     """
     pipeline, together = runner.pipeline, runner.pipeline.together
     pipeline.together = False
@@ -149,14 +148,15 @@ def profiled_allocations(
 
 
 def peak_bytes(allocations: Sequence[Allocation]) -> int:
-    """The most that was held at once, transport left out."""
+    """Return the most bytes held at once, without the collectives' own."""
     return max((held for _, held in held_over_time(allocations)), default=0)
 
 
 def held_over_time(allocations: Sequence[Allocation]) -> list[tuple[int, int]]:
-    """(nanoseconds, bytes held) after each allocation and release, transport left out.
+    """Return (nanoseconds, bytes held) after each allocation and release, without the collectives' own.
 
-    A tensor that a collective's own thread frees last may vanish unseen: then its address comes up again.
+    If a collective's thread frees a tensor last, the release may be missing. A new allocation at the same address shows
+    it.
     """
     held: dict[int, int] = {}
     out, now = [], 0
@@ -170,7 +170,7 @@ def held_over_time(allocations: Sequence[Allocation]) -> list[tuple[int, int]]:
 
 
 class Allocation(NamedTuple):
-    """One of the profiler's events. `bytes` is negative where memory is freed; `transport`: a collective's own."""
+    """An allocation event of the profiler. `bytes` is negative for a release; `transport`: a collective's own."""
 
     start_ns: int
     pointer: int
@@ -179,7 +179,7 @@ class Allocation(NamedTuple):
 
 
 def _collect(event: Any, transport: bool, out: list[Allocation]) -> None:
-    """All allocations under an event of the profiler's tree."""
+    """Add to `out` all allocations under an event of the profiler's tree."""
     if event.tag == _EventType.Allocation:
         fields = event.extra_fields
         out.append(Allocation(event.start_time_ns, fields.ptr, fields.alloc_size, transport))
@@ -189,7 +189,7 @@ def _collect(event: Any, transport: bool, out: list[Allocation]) -> None:
 
 
 def held_before(runner: Runner) -> int:
-    """Bytes of parameters, gradients, optimizer state and constants."""
+    """Return the bytes of parameters, gradients, optimizer state and constants."""
     found = resident(b for s in runner.stages.values() for b in s.blocks)
     found |= storages(x for p in runner.owned() for x in (p, p.grad) if x is not None)
     states = (v for p in runner.owned() for v in runner.optimizer.state.get(p, {}).values())

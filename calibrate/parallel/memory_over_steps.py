@@ -1,9 +1,9 @@
-"""What a rank has allocated over the first steps of a training, from its allocator.
+"""Measures a rank's allocated bytes over the first steps of a training.
 
-The optimizer's states appear in the first step, what is saved for backward rises and falls in each.
+The optimizer's states appear in the first step. Activations saved for the backward rise and fall in each step.
 
-On a CPU every allocation and release counts (the profiler's events, copies that gloo makes within a collective left
-out), on a GPU the most that each action of the step had allocated.
+On a CPU every allocation and release counts (the profiler's events, without gloo's copies within a collective). On a
+GPU the peak of each action counts.
 
 Documentation: docs/memory.md.
 """
@@ -21,12 +21,12 @@ from calibrate.parallel.memory import held_before, held_over_time, profiled_allo
 from calibrate.parallel.runner import Runner
 
 STEPS = 4
-MOST_POINTS = 120  # that are kept of a step: those with the most bytes among their neighbours
+MOST_POINTS = 120  # kept for each step: those with the most bytes among their neighbours
 Points = list[tuple[float, int]]  # (steps done, with their fractions; bytes)
 
 
 def first_steps(runner: Runner, steps: int = STEPS) -> Points:
-    """Run the first steps of a training and record them. Collective."""
+    """Run the first steps of a training and return (steps done, bytes) over them. Collective."""
     batches = [runner.batch(i) for i in range(steps)]
     found = _on_cpu(runner, batches) if runner.device == "cpu" else _on_gpu(runner, batches)
     return [(round(at, 5), held) for at, held in found]
@@ -44,7 +44,7 @@ def _on_cpu(runner: Runner, batches: Sequence[Tensor]) -> Points:
 
 
 def thinned(points: Points, most: int) -> Points:
-    """At most about so many points: of each run of neighbours the first and the highest.
+    """Thin out points to about `most`: the first and the highest of each group of neighbours.
 
     >>> thinned([(0.0, 1), (0.1, 5), (0.2, 2), (0.3, 3)], 2)
     [(0.0, 1), (0.1, 5)]
@@ -60,7 +60,7 @@ def thinned(points: Points, most: int) -> Points:
 
 
 def _on_gpu(runner: Runner, batches: Sequence[Tensor]) -> Points:
-    """The peak of every action, as its end is reached on the host; the step's end has one more."""
+    """Record the peak of every action when the host reaches its end, and one more at the step's end."""
     out: Points = []
     for i, batch in enumerate(batches):
         seen: list[tuple[int, int]] = []

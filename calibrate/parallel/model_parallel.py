@@ -1,8 +1,7 @@
-"""Tensor, context and expert parallelism put together: whole blocks in, this rank's parts of them out.
+"""Tensor, context and expert parallelism together: turns whole blocks into this rank's parts of them.
 
-What the three have to tell the rest of a rank: which tokens are its own, the shape of what travels between
-stages, which of its gradients are only a part of a sum, which parameters others hold as well, and where its
-parameters stand in the whole model's.
+It also knows which tokens are this rank's, the shape of messages between stages, which gradients are only a part of a
+sum, which parameters other ranks hold too, and where this rank's parameters lie in the whole model's.
 """
 
 from __future__ import annotations
@@ -32,17 +31,18 @@ from calibrate.rotation import Constants
 from sim.inputs.scenario import ModelConfig, Scenario
 from sim.ranks.plan import Plan
 
-OwnGradient = Callable[[nn.Parameter, int], Tensor]  # what a rank keeps of a gradient from a row on, flat
+OwnGradient = Callable[[nn.Parameter, int], Tensor]  # a rank's part of a gradient from a row on, flat
 
 
 def whole_model(scenario: Scenario) -> ModelConfig:
-    """The model that all ranks together hold: its vocabulary padded so that tp ranks share it evenly."""
+    """Return the model that all ranks together hold, with a vocabulary padded so that tp divides it."""
     return scenario.model.model_copy(update={"vocab": scenario.model.padded_vocab(scenario.parallelism.tp)})
 
 
 class ModelParallel:
-    """This rank's place among those that compute a micro-batch together. Every rank must make one, as it makes
-    process groups.
+    """This rank's place among those that compute a micro-batch together.
+
+    Its creation is collective, as it makes process groups.
     """
 
     def __init__(self, plan: Plan, rank: int, device: str) -> None:
@@ -63,12 +63,12 @@ class ModelParallel:
         self.split = "contiguous" if p.cp_method == "all_to_all" else p.cp_split
         self.positions = own_positions(t.seq_len, p.cp, self.cp.index, self.split).to(device)
         starts = torch.arange(t.micro_batch_size, device=device)[:, None] * t.seq_len
-        numbers = (starts + self.positions).view(-1)  # of this rank's tokens in the micro-batch
+        numbers = (starts + self.positions).view(-1)  # this rank's token numbers in the micro-batch
         self.numbers = numbers.chunk(p.tp)[self.tp.index] if self.sequence else numbers
         self.tokens = self._tokens(s) if self.sequence or p.cp > 1 else None
 
     def _tokens(self, s: Scenario) -> Share:
-        """Of a micro-batch's activations [b, s, h], those of this rank's tokens."""
+        """Return this rank's tokens as a part of a micro-batch's activations [b, s, h]."""
         t, h = s.for_training, s.model.hidden
         return Share((t.micro_batch_size, t.seq_len, h), lambda whole: whole.view(-1, h)[self.numbers])
 
@@ -90,19 +90,19 @@ class ModelParallel:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what travels between stages: [b, own tokens, h], or [own rows, h] under sequence parallelism."""
+        """The shape of messages between stages: [b, own tokens, h], or [own rows, h] under sequence parallelism."""
         m, t = self.scenario.model, self.scenario.for_training
         if self.sequence:
             return (len(self.numbers), m.hidden)
         return (t.micro_batch_size, len(self.positions), m.hidden)
 
     def own_tokens(self, x: Tensor) -> Tensor:
-        """[…, s] → this rank's positions of it."""
+        """Take this rank's positions: [..., s] → [..., own tokens]."""
         return x if self.cp.size == 1 else x[..., self.positions].contiguous()
 
     def cut(self, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-        """This rank's parts of whole blocks, which are used up."""
-        shared: dict[int, Constants] = {}  # layers have their constants together, before and after
+        """Return this rank's parts of whole blocks, which must not be used afterwards."""
+        shared: dict[int, Constants] = {}  # layers that share constants still share them afterwards
         out = [self._cut(b, shared) for b in blocks]
         if self.scenario.model.tied_embeddings and self.tp.size > 1:
             for head in (b for b in out if isinstance(b, Head)):
@@ -130,17 +130,17 @@ class ModelParallel:
         return block
 
     def expected(self, block: nn.Module, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of a whole tensor of the shape of parameter `name`."""
+        """Return this rank's part of a whole tensor of the shape of parameter `name`."""
         owner, _, leaf = name.rpartition(".")
         part = getattr(block.get_submodule(owner), "part", None)
         return whole if part is None else part(leaf, whole)
 
     def sum_partial(self, blocks: Sequence[nn.Module], own: OwnGradient) -> None:
-        """Complete the gradients that each tp rank has only its tokens' or heads' share of.
+        """Sum the gradients of which each tp rank has only its tokens' or heads' share.
 
-        Under sequence parallelism that is all that the ranks hold whole; in one message (as Megatron-LM's
-        finalize_model_grads). Key heads that several ranks hold are summed over these. Under ZeRO a rank does so
-        for its shard, which tp ranks cut alike.
+        Under sequence parallelism these are all parameters that every tp rank holds whole; they are summed in one
+        message, as in Megatron-LM's finalize_model_grads. KV heads that several ranks hold are summed over these ranks.
+        Under ZeRO a rank sums its shard, which is the same part on all tp ranks.
         """
         shares = [own(p, 0) for p in self._whole(blocks)] if self.sequence else []
         if sum(g.numel() for g in shares):
@@ -153,9 +153,10 @@ class ModelParallel:
                 dist.all_reduce(g, group=self.copies_group)
 
     def square_correction(self, blocks: Sequence[nn.Module], own: OwnGradient, shards: int) -> Tensor:
-        """What to add to the sum of squares of this rank's gradients, so that the sum over the ranks along tp, pp and
-        the `shards` of ZeRO counts each parameter once: less what an earlier tp rank counts too, plus other ranks'
-        experts.
+        """Return what to add to this rank's sum of squares of gradients, so that each parameter counts once.
+
+        The sum runs over the ranks along tp, pp and the `shards` of ZeRO. Parameters that an earlier tp rank counts are
+        subtracted, and experts of other ranks are added.
         """
         twice = [own(p, 0) for p in self._whole(blocks)] if self.tp.index else []
         twice += self._copied(blocks, own) if self.tp.index % self.copies else []
@@ -172,7 +173,7 @@ class ModelParallel:
         return out
 
     def _whole(self, blocks: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-        """Parameters that every tp rank holds whole."""
+        """Yield the parameters that every tp rank holds whole."""
         if self.tp.size == 1:
             return
         for module in (x for b in blocks for x in b.modules()):
@@ -184,17 +185,17 @@ class ModelParallel:
                 yield module.positions
 
     def _copied(self, blocks: Iterable[nn.Module], own: OwnGradient) -> list[Tensor]:
-        """Gradients of key and value heads that other tp ranks hold too."""
+        """Return the gradients of key and value heads that other tp ranks hold too."""
         layers = (x for b in blocks for x in b.modules() if isinstance(x, ColumnLinear) and x.copies > 1)
         return [own(p, x.copied) for x in layers for p in x.parameters()]
 
 
 def _make(groups: Sequence[Sequence[int]], rank: int) -> dist.ProcessGroup | None:
-    """The process group that `rank` is in, of groups that all ranks make in this order; None where it is alone."""
+    """Make process groups and return the one of `rank`; None if `rank` is alone. Collective."""
     own: dist.ProcessGroup | None = None
     for members in groups:
         if len(members) > 1:
-            made: Any = dist.new_group(list(members))  # torch types a group that this rank is not in as a number
+            made: Any = dist.new_group(list(members))  # torch returns a number for groups without this rank
             own = made if rank in members else own
     return own
 
@@ -210,13 +211,13 @@ def _squares(gradients: Sequence[Tensor], device: str) -> Tensor:
 
 
 def expert_modules(blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    """The experts among the modules of `blocks`: their gradients are summed over other ranks than all else's."""
+    """Return the experts in `blocks`, whose gradients are summed over other ranks than all others."""
     mixtures = [b.moe for b in blocks if isinstance(b, Layer)]
     return [e for moe in mixtures if isinstance(moe, Experts | ExpertParallel) for e in moe.experts.values()]
 
 
 def dense_modules(blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    """All of `blocks` but the experts."""
+    """Return the modules of `blocks` without the experts."""
     out: list[nn.Module] = []
     for b in blocks:
         if isinstance(b, Layer) and isinstance(b.moe, Experts | ExpertParallel):

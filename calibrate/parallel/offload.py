@@ -1,13 +1,13 @@
-"""Activation offload: what a block saves for its backward goes to host memory, and comes back for it.
+"""Activation offload: moves a block's saved activations to host memory, and back for its backward.
 
-Saved tensors are met by torch's own hooks (`torch.autograd.graph.saved_tensors_hooks`, as in its `save_on_cpu`), and
-double-buffered as Transformer Engine's `cpu_offload` does: the copy of a block starts after its forward, on a stream of
-its own, and the block after the next one waits for it; a block's backward starts the fetch of the block before. So two
-blocks' activations are on the device at a time. On a GPU host memory is pinned and the stream a CUDA stream; on a CPU
-another buffer stands for host memory and a thread for the stream.
+Torch's hooks give the saved tensors (`torch.autograd.graph.saved_tensors_hooks`, as in its `save_on_cpu`). Copies are
+double-buffered as in Transformer Engine's `cpu_offload`. A block's copy starts after its forward, on a stream of its
+own, and the block after the next one waits for it. A block's backward starts the copy back of the block before it. So
+the activations of two blocks are on the device at a time. On a GPU host memory is pinned and the stream is a CUDA
+stream. On a CPU another buffer stands for host memory and a thread for the stream.
 
 A storage is copied once, however many saved tensors are views of it. Parameters, the model's constants and the batch's
-token numbers stay.
+tokens are not copied.
 
 Documentation: docs/offload.md.
 """
@@ -28,7 +28,7 @@ from calibrate.parallel.storages import resident, storages
 
 
 class Copy(NamedTuple):
-    """One block's activations on their way. `kind`: offload or reload, as in the simulator's programs."""
+    """A copy of one block's activations. `kind`: offload or reload, as in the simulator's programs."""
 
     kind: str
     stage: int
@@ -36,12 +36,13 @@ class Copy(NamedTuple):
     bytes: int
 
 
-Wait = Callable[[], list[Tensor]]  # for copies under way: what was copied to
+Wait = Callable[[], list[Tensor]]  # waits for copies and returns their targets
 
 
 class HostStream:
-    """Copies between a rank's device and host, one after the other, beside the computation. `copies`: of the last step,
-    in the order of their start.
+    """Copies between a rank's device and host, one after the other, beside the computation.
+
+    `copies`: those of the last step, in the order of their start.
     """
 
     def __init__(self, device: str) -> None:
@@ -57,7 +58,7 @@ class HostStream:
         return torch.cuda.Stream()
 
     def copy(self, sources: Sequence[Tensor], to: Sequence[Tensor] | None) -> Wait:
-        """Start copying tensors into those of `to`, or into new host memory; call what it returns to wait for it."""
+        """Start copying tensors to those of `to` (None: to new host memory); call the result to wait for it."""
         if self.device == "cpu":
             pending: Future[list[Tensor]] = self._thread.submit(self._copied, sources, to)
             return pending.result
@@ -80,7 +81,7 @@ class HostStream:
 
 
 class _Place(NamedTuple):
-    """Where a saved tensor lies within its block's storages."""
+    """The position of a saved tensor in its block's storages."""
 
     held: _Held
     slot: int
@@ -90,28 +91,28 @@ class _Place(NamedTuple):
     offset: int
 
     def tensor(self) -> Tensor:
-        """The tensor, of what has come back."""
+        """Return the tensor from the storages that were copied back."""
         storage = self.held.device[self.slot].untyped_storage()
         out = torch.empty(0, dtype=self.dtype, device=storage.device)
         return out.set_(storage, self.offset, self.size, self.stride)
 
 
 class _Held:
-    """What one forward of a block saved: on the device, in host memory, or on its way."""
+    """What one forward of a block saved: on the device, in host memory, or being copied."""
 
     def __init__(self, offload: Offload, block: int, before: _Held | None, inputs: Sequence[Tensor]) -> None:
         self.offload, self.block, self.before = offload, block, before
-        self.after: weakref.ref[_Held] | None = None  # whose backward runs before this one's
+        self.after: weakref.ref[_Held] | None = None  # the block whose backward runs before this one's
         numbers = [x for x in inputs if not x.is_floating_point()]
         self.stays = resident([offload.blocks[block]]) | storages(numbers)
         self.input = inputs[0]
-        self.slots: dict[int, int] = {}  # by identity of a storage
-        self.device: list[Tensor] = []  # storages as bytes
+        self.slots: dict[int, int] = {}  # identity of a storage: its index in `device`
+        self.device: list[Tensor] = []  # storages as tensors of bytes
         self.wait: Wait | None = None
         self.begun = False
 
     def pack(self, t: Tensor) -> Tensor | _Place:
-        """Take a tensor that the block's forward saves."""
+        """Take a tensor that the block's forward saves; torch's hook."""
         storage = t.untyped_storage()
         if storage._cdata in self.stays:
             return t
@@ -126,10 +127,11 @@ class _Held:
         self.wait = self.offload.stream.copy(self.device, None)
 
     def sent(self) -> None:
-        """Wait for the copy, and free the device's memory. The input goes too, though a stage's is held by others:
-        they want no more of it than its gradient.
+        """Wait for the copy and free the device's memory, that of a stage's input included.
+
+        Others refer to a stage's input, but need only its gradient.
         """
-        assert self.wait is not None  # it was sent
+        assert self.wait is not None  # `send` was called
         self.host = self.wait()
         if self.input.untyped_storage()._cdata in self.slots:
             self.input.untyped_storage().resize_(0)
@@ -144,12 +146,12 @@ class _Held:
         self.wait = self.offload.stream.copy(self.host, self.device)
 
     def begin(self) -> None:
-        """The backward of this block begins."""
+        """Begin the block's backward: wait for its copy, and start that of the block before it."""
         self.begun = True
         after = self.after() if self.after is not None else None
         if after is not None:
             after.drop()
-        if self.wait is None:  # nobody has fetched a stage's last block
+        if self.wait is None:  # a stage's last block, for which no other block has started the copy
             self.fetch()
         if self.before is not None:
             self.before.after = weakref.ref(self)
@@ -158,7 +160,7 @@ class _Held:
         self.wait()
 
     def drop(self) -> None:
-        """Leave the device's memory."""
+        """Free the device's memory."""
         for x in self.device:
             self.offload.on_device.pop(x.untyped_storage()._cdata, None)
         self.device = []
@@ -177,8 +179,10 @@ class _Held:
 
 
 class Offload:
-    """Has the blocks of a stage offload what they save. `on_device`: storages of saved tensors there now, identity →
-    bytes; `grown` is called when they become more. `silent`: everything stays on the device meanwhile.
+    """Lets the blocks of a stage offload what they save.
+
+    `on_device`: storages of saved tensors that are on the device now, identity → bytes; `grown` is called when storages
+    are added. `silent`: everything stays on the device.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], stream: HostStream, stage: int) -> None:
@@ -186,7 +190,7 @@ class Offload:
         self.on_device: dict[int, int] = {}
         self.grown: Callable[[], None] = lambda: None
         self.silent = False
-        self._forward: list[_Held] = []  # of the blocks so far
+        self._forward: list[_Held] = []  # the blocks of this forward so far
         for i, block in enumerate(blocks):
             block.forward = partial(self._run, i, block.forward)
 
@@ -216,5 +220,5 @@ def _unpack(saved: Tensor | _Place) -> Tensor:
 
 
 def _as_bytes(t: Tensor) -> Tensor:
-    """All of a tensor's storage."""
+    """Return a tensor's whole storage as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())

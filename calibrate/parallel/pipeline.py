@@ -1,11 +1,10 @@
 """Pipeline parallelism: executes the schedules of `sim.schedules` on real ranks, message by message.
 
-Every rank walks its own list of actions; results travel between neighbouring stages point to point.
-Blocking messages (`p2p_overlap: false`): after each action a rank posts as one batch the send of its result
-and the receive of what its next action needs, and waits for both (Megatron-LM's
-send_forward_recv_backward). Overlapped: a send is posted right after its producer and awaited at the step's
-end, receives are posted ahead and awaited by the action that needs them (as torch.distributed.pipelining
-does).
+Every rank runs its own list of actions and sends results to neighbouring stages point to point. With blocking messages
+(`p2p_overlap: false`), after each action a rank posts in one batch the send of its result and the receive of the next
+action's input, and waits for both (Megatron-LM's send_forward_recv_backward). With overlapped messages, a send is
+posted right after its action and awaited at the step's end; receives are posted ahead and awaited by the action that
+needs them (as in torch.distributed.pipelining).
 
 Documentation: docs/pipeline.md.
 """
@@ -27,11 +26,11 @@ from calibrate.linear import WeightGrads, WeightJob, gradient
 from calibrate.model import Embedding, Head
 from sim.core.actions import Action, Entry, Kind, Schedule, parts
 
-LOOKAHEAD = 4  # entries for which overlapped receives are posted
+LOOKAHEAD = 4  # schedule entries for which overlapped receives are posted ahead
 
 
 class Record(NamedTuple):
-    """What a rank did when, on the clock that all ranks of a machine share (CLOCK_MONOTONIC)."""
+    """What a rank did and when: nanoseconds of the clock that all ranks of a machine share (CLOCK_MONOTONIC)."""
 
     kind: str
     stage: int
@@ -41,7 +40,7 @@ class Record(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The result of an action on its way to the next stage."""
+    """The result of an action, sent to another stage."""
 
     stage: int
     kind: str  # F or B
@@ -49,13 +48,13 @@ class Message(NamedTuple):
 
 
 def started(work: dist.Work | None) -> dist.Work:
-    """What an asynchronous call of torch.distributed gives a member of its group."""
+    """Return the work of an asynchronous call of torch.distributed, which members of the group always get."""
     assert work is not None
     return work
 
 
 class Links:
-    """Who hands what to whom: neighbours of every stage along the schedule's chains."""
+    """Which pipeline rank sends which message to which: the neighbours of every stage along the schedule's chains."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -64,48 +63,48 @@ class Links:
         for chain in schedule.chains:
             for a, b in pairwise(chain):
                 self.after[a], self.before[b] = b, a
-        self.made: dict[Message, int] = {}  # by which action of its giver
-        self.needed: dict[Message, int] = {}  # by which action of its taker
+        self.made: dict[Message, int] = {}  # index of the sender's action that makes it
+        self.needed: dict[Message, int] = {}  # index of the receiver's action that needs it
         for entries in schedule.ranks:
             for i, action in enumerate(a for entry in entries for a in parts(entry)):
                 self.made |= {m: i for m in [self.gives(action)] if m is not None}
                 self.needed |= {m: i for m in [self.takes(action)] if m is not None}
 
     def takes(self, a: Action) -> Message | None:
-        """The message that an action needs, or None."""
+        """Return the message that an action needs, or None."""
         source = self.before[a.stage] if a.kind is Kind.F else self.after[a.stage]
         if a.kind is Kind.W or source < 0:
             return None
         return Message(source, "F" if a.kind is Kind.F else "B", a.micro_batch)
 
     def gives(self, a: Action) -> Message | None:
-        """The message that an action makes, or None."""
+        """Return the message that an action makes, or None."""
         target = self.after[a.stage] if a.kind is Kind.F else self.before[a.stage]
         if a.kind is Kind.W or target < 0:
             return None
         return Message(a.stage, "F" if a.kind is Kind.F else "B", a.micro_batch)
 
     def giver(self, message: Message) -> int:
-        """The pipeline rank that makes a message."""
+        """Return the pipeline rank that sends a message."""
         return self.schedule.rank_of_stage[message.stage]
 
     def taker(self, message: Message) -> int:
-        """The pipeline rank that needs a message."""
+        """Return the pipeline rank that receives a message."""
         after = self.after if message.kind == "F" else self.before
         return self.schedule.rank_of_stage[after[message.stage]]
 
     def tag(self, message: Message) -> int:
-        """A number for a message: unique within a step."""
+        """Return a message's number, unique within a step."""
         return 2 * (message.stage * self.schedule.micro_batches + message.micro_batch) + (message.kind == "B")
 
     def received(self, rank: int, giver: int) -> list[Message]:
-        """What `rank` gets from `giver` in the order in which it is sent."""
+        """Return the messages from `giver` to `rank` in the order of their sends."""
         sent = (self.gives(a) for entry in self.schedule.ranks[giver] for a in parts(entry))
         return [m for m in sent if m is not None and self.taker(m) == rank]
 
 
 class Acts(Protocol):
-    """What a pipeline asks of a stage."""
+    """The methods that a pipeline needs of a stage."""
 
     def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor: ...
     def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor | None: ...
@@ -117,21 +116,21 @@ class Acts(Protocol):
 class Stage:
     """Consecutive blocks of the model and their micro-batches in flight.
 
-    The embedding's output is cut off from its graph, so that "the input gradient" means the same on every
-    stage and the embedding's own gradient is weight gradient.
+    The embedding's output is detached, so that the input gradient means the same on every stage; the embedding's own
+    gradient is a weight gradient.
     """
 
     blocks: Sequence[nn.Module]
-    scale: float  # of the loss: 1 / (micro-batches of the whole global batch)
+    scale: float  # factor of the loss: 1 ÷ (micro-batches of the global batch)
     store: WeightGrads = field(default_factory=WeightGrads)
     flight: dict[int, Any] = field(default_factory=dict)
     deferred: dict[int, Any] = field(default_factory=dict)
     before_block: Callable[[nn.Module, int], None] = lambda block, micro_batch: None
-    after_block: Callable[[int], None] = lambda block: None  # a block's gradients are there (ZeRO-3)
+    after_block: Callable[[int], None] = lambda block: None  # called when a block's gradients are complete (ZeRO-3)
     losses: dict[int, Tensor] = field(default_factory=dict)
 
     def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor:
-        """Run the blocks; returns the output (detached), or the scaled loss on the last stage."""
+        """Run the blocks and return the detached output, or on the last stage the scaled loss."""
         embedded, blocks = None, self.blocks
         if blocks and isinstance(blocks[0], Embedding):
             self.before_block(blocks[0], micro_batch)
@@ -147,7 +146,7 @@ class Stage:
         return y.detach()
 
     def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
-        """Full backward; returns the input's gradient."""
+        """Run the full backward (B) and return the input's gradient; None on the first stage."""
         embedded, x, edge = self.flight.pop(micro_batch)
         torch.autograd.backward(edge, grad)
         if embedded is not None:
@@ -155,7 +154,7 @@ class Stage:
         return gradient(x)
 
     def backward_input(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
-        """The input's gradient alone; linear layers leave their weight gradients for `backward_weight`."""
+        """Compute only the input's gradient (I); linear layers leave their weight gradients for `backward_weight`."""
         embedded, x, edge = self.flight.pop(micro_batch)
         jobs: list[WeightJob] = []
         self.store.deferred = jobs
@@ -165,7 +164,7 @@ class Stage:
         return gradient(x)
 
     def backward_weight(self, micro_batch: int) -> None:
-        """What `backward_input` left."""
+        """Compute the weight gradients (W) that `backward_input` left."""
         jobs, embedded, grad = self.deferred.pop(micro_batch)
         self.store.run(jobs)
         if embedded is not None:
@@ -174,14 +173,13 @@ class Stage:
 
 @dataclass(slots=True)
 class Pipeline:
-    """One rank of a pipeline: its stages, its peers, and the shape of what travels.
+    """One rank of a pipeline: its stages, its peers, and the shape of messages.
 
-    `after_action` and `forward_of` (in place of a stage's own forward) are for watching.
-
-    `peers[i]` is the global rank of pipeline rank i; `tokens` and `targets` are [micro-batches, b, s]. `ways`: groups
-    for messages to higher and to lower pipeline ranks. NCCL runs a group's messages between two ranks one after the
-    other, so a receive posted ahead would hold up the send that it waits for. `together`: the forward and the backward
-    of a pair run side by side, in a thread each, so that one computes while the other waits for its messages.
+    `peers[i]` is the global rank of pipeline rank i. `ways`: groups for messages to higher and to lower pipeline ranks.
+    With a single group NCCL would run messages between two ranks one after the other, and a receive posted ahead would
+    block the send on which it depends. `together`: the forward and the backward of a pair run at once, in a thread
+    each, so that one computes while the other waits for messages. `after_action` and `forward_of`, which replaces a
+    stage's own forward, are for measurements.
     """
 
     schedule: Schedule
@@ -204,13 +202,13 @@ class Pipeline:
         self.links = Links(self.schedule)
 
     def now(self) -> int:
-        """Nanoseconds; on a GPU after all computation queued has run (a receive posted ahead may be waiting yet)."""
+        """Return nanoseconds, after a GPU has finished its queued computation; receives posted ahead may still wait."""
         if self.device != "cpu":
             torch.cuda.current_stream().synchronize()
         return time.perf_counter_ns()
 
     def step(self, tokens: Tensor, targets: Tensor) -> list[Record]:
-        """Forward and backward of all micro-batches; gradients add up in the parameters."""
+        """Run forward and backward of all micro-batches [micro-batches, b, s]; gradients accumulate in `.grad`."""
         self.records = []
         (self._overlapped if self.overlap else self._blocking)(tokens, targets)
         return self.records
@@ -242,29 +240,29 @@ class Pipeline:
             work.wait()
 
     def _free_sent(self, sends: dict[Message, tuple[dist.Work, Tensor]], answer: Message) -> None:
-        """Free what the sender of `answer` had used before it made it (gloo's sends tell their end to a wait alone)."""
+        """Free sent tensors that the sender of `answer` has received; gloo shows a send's end only in a wait."""
         links = self.links
         for m in [m for m in sends if links.taker(m) == links.giver(answer)]:
             if links.needed[m] <= links.made[answer]:
                 sends.pop(m)[0].wait()
 
     def _needs(self, entry: Entry) -> list[Message]:
-        """Messages that an entry gets from other ranks."""
+        """Return the messages that an entry needs from other ranks."""
         taken = [self.links.takes(a) for a in parts(entry)]
         return [m for m in taken if m is not None and self.links.giver(m) != self.rank]
 
     def _act(self, acts: Sequence[Action], tokens: Tensor, targets: Tensor) -> list[tuple[Message, Tensor]]:
-        """Compute actions one after the other, or a pair's side by side; what other ranks must get."""
+        """Run actions one after the other, or a pair's at once; return what to send to other ranks."""
         if not self.together or len(acts) == 1:
             return [r for a in acts if (r := self._run(a, tokens, targets)) is not None]
         forward, backward = sorted(acts, key=lambda a: a.kind is not Kind.F)
-        with ThreadPoolExecutor(1) as beside:  # the backward: what watches a forward is bound to its thread
+        with ThreadPoolExecutor(1) as beside:  # the backward, as hooks on forwards are bound to this thread
             pending = beside.submit(self._run, backward, tokens, targets)
             results = [self._run(forward, tokens, targets), pending.result()]
         return [r for r in results if r is not None]
 
     def _run(self, a: Action, tokens: Tensor, targets: Tensor) -> tuple[Message, Tensor] | None:
-        """Compute one action; returns what another rank must get."""
+        """Run one action and return what to send to another rank, or None."""
         stage, m = self.stages[a.stage], a.micro_batch
         taken = self.links.takes(a)
         x = self.inbox.pop(taken) if taken is not None else None
@@ -291,7 +289,7 @@ class Pipeline:
         return given, result
 
     def _exchange(self, results: Sequence[tuple[Message, Tensor]], needs: Sequence[Message]) -> None:
-        """One batch of sends and receives, all awaited."""
+        """Send and receive in one batch, and wait for all."""
         if not results and not needs:
             return
         start = self.now()
@@ -320,7 +318,7 @@ class Pipeline:
         return work, x
 
     def way(self, message: Message) -> dist.ProcessGroup | None:
-        """The group that a message travels in."""
+        """Return the process group of a message."""
         return self.ways[self.links.giver(message) > self.links.taker(message)]
 
     def _record(self, kind: str, message: Message, start: int) -> None:
@@ -328,7 +326,7 @@ class Pipeline:
 
 
 class _Receives:
-    """Receives posted ahead, from each peer in the order in which it sends (NCCL matches by order alone)."""
+    """Receives posted ahead, in the order of each peer's sends, as NCCL matches messages by order alone."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.p = pipeline
@@ -338,7 +336,7 @@ class _Receives:
         self.seen: set[Message] = set()
 
     def post(self, message: Message) -> None:
-        """Post everything from this message's sender up to this message."""
+        """Post the receives of all messages from this message's sender up to this one."""
         p, giver = self.p, self.p.links.giver(message)
         while message not in self.seen:
             first = self.coming[giver].pop(0)
@@ -348,7 +346,7 @@ class _Receives:
             self.seen.add(first)
 
     def wait(self, message: Message) -> Tensor:
-        """The message, arrived."""
+        """Wait for a message and return its tensor."""
         work, x = self.posted.pop(message)
         work.wait()
         return x

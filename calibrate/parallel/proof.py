@@ -1,6 +1,4 @@
-"""Proof before timing: the parallel run's loss and gradients are those of one device on the same global
-batch.
-"""
+"""Proves before timing that the parallel run's loss and gradients equal one device's on the same global batch."""
 
 from __future__ import annotations
 
@@ -19,13 +17,14 @@ from calibrate.parallel.samples import make_batch
 from sim.inputs.scenario import Scenario
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-LONGEST = 1024  # tokens of a sequence on a GPU: in fp32 attention with shared keys keeps its probabilities
+LONGEST = 1024  # tokens of a sequence on a GPU, as fp32 attention with grouped queries keeps all probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What one device and the ranks computed. `difference`: of gradients, relative to each tensor's
-    largest.
+    """What one device and the ranks computed.
+
+    `difference`: the largest difference of gradients, relative to each tensor's largest element.
     """
 
     single_loss: float
@@ -36,7 +35,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether loss and gradients agree within the tolerance (False for NaN)."""
+        """Whether loss and gradients agree within the tolerance; false for NaN."""
         loss = abs(self.parallel_loss - self.single_loss) <= self.tolerance * abs(self.single_loss)
         return loss and self.difference <= self.tolerance
 
@@ -44,10 +43,9 @@ class Proof:
 def single_device(
     scenario: Scenario, batch: Tensor, dtype: torch.dtype, device: str, blocks: Sequence[nn.Module] = ()
 ) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of the whole model (new, unless `blocks` are given) by plain autograd, micro-batch after
-    micro-batch.
+    """Compute loss and gradients of the whole model by plain autograd, micro-batch after micro-batch.
 
-    Gradients are named `block number.parameter`.
+    The model is new unless `blocks` are given. Gradients are named `block number.parameter`.
     """
     m, t = whole_model(scenario), scenario.for_training
     blocks = blocks or make_blocks(m, t, range(m.layers + 2), Build(device, dtype))
@@ -71,10 +69,10 @@ def single_device(
 
 
 def prove(runner: Runner, sabotage: bool = False) -> Proof:
-    """Compare one step's loss and all gradients of all ranks with one device's.
+    """Compare one step's loss and all gradients of all ranks with one device's. Collective.
 
-    `sabotage` spoils one gradient of this rank first, to show that the comparison can fail. Collective: every
-    rank must call it; gradients are zero afterwards.
+    `sabotage` first changes one gradient of this rank, to show that the comparison can fail. Gradients are zero
+    afterwards.
     """
     scenario = runner.scenario
     runner.zero_gradients()
@@ -95,7 +93,7 @@ def prove(runner: Runner, sabotage: bool = False) -> Proof:
 
 
 def to_prove(scenario: Scenario, device: str) -> Scenario:
-    """The scenario that is proven: on a GPU with sequences of no more than `LONGEST` tokens."""
+    """Return the scenario for the proof: on a GPU sequences have at most `LONGEST` tokens."""
     t = scenario.training
     assert t is not None
     if device == "cpu" or t.seq_len <= LONGEST:
@@ -104,7 +102,7 @@ def to_prove(scenario: Scenario, device: str) -> Scenario:
 
 
 def _worst(runner: Runner, expected: dict[str, Tensor]) -> tuple[float, str]:
-    """The largest relative difference of this rank's gradients, and where; NaN wins."""
+    """Return the largest relative difference of this rank's gradients, and where; NaN counts as the largest."""
     found = []
     for s, stage in runner.stages.items():
         grads = runner.data[s].whole_gradients()

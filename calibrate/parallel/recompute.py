@@ -1,13 +1,13 @@
-"""Activation recomputation: what a layer does not keep for its backward is computed again just before.
+"""Activation recomputation: activations that a layer does not keep are computed again right before its backward.
 
-- full: of a layer only its input is kept, the whole forward runs again (Chen et al. 2016, arXiv 1604.06174);
-- selective_op: every second matmul and all that is no matmul run again; outputs of the other matmuls (the first, third,
-  …) and of fused attention are kept (torchtitan's selective "op" policy; torch's own
-  `create_selective_checkpoint_contexts` does the same, without telling what it keeps);
-- selective: query, key and value are kept and the attention core runs again, whose inner tensors grow with
-  the square of the sequence (Korthikanti et al. 2022, arXiv 2205.05198, section 5).
+- full: only a layer's input is kept, and the whole forward runs again (Chen et al. 2016, arXiv 1604.06174);
+- selective_op: outputs of every other matmul (the first, third, …) and of fused attention are kept, and all other
+  operators run again (torchtitan's selective "op" policy; torch's own `create_selective_checkpoint_contexts` does the
+  same, but does not tell what it keeps);
+- selective: queries, keys and values are kept, and the attention core runs again, whose inner tensors grow with the
+  square of the sequence (Korthikanti et al. 2022, arXiv 2205.05198, section 5).
 
-Dropout draws the same masks again: torch's checkpoint restores the state of the random generator.
+Dropout draws the same masks again, as torch's checkpoint restores the state of the random generator.
 
 Documentation: docs/recompute.md.
 """
@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from calibrate.model import Layer
 
-ENTRY = {"full": ("forward",), "selective_op": ("forward",), "selective": ("core", "unfused")}  # what runs again
+ENTRY = {"full": ("forward",), "selective_op": ("forward",), "selective": ("core", "unfused")}  # methods that run again
 MATMULS = ("aten::mm", "aten::addmm")
 ATTENTION = (
     "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -35,13 +35,13 @@ ATTENTION = (
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
 )
-kept_watchers: list[Callable[[Tensor], object]] = []  # are shown each output that selective_op keeps
+kept_watchers: list[Callable[[Tensor], object]] = []  # called with each output that selective_op keeps
 _keeping = [False]
 
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """Keep everything meanwhile: to time a backward without its recomputation."""
+    """Recompute nothing within the block, so that a backward can be timed without recomputation."""
     _keeping[0] = True
     try:
         yield
@@ -50,7 +50,7 @@ def keeping() -> Iterator[None]:
 
 
 def recompute(blocks: Sequence[nn.Module], modes: Sequence[str]) -> None:
-    """Have the layers among `blocks` recompute, each in its mode (none, selective or full)."""
+    """Let the layers among `blocks` recompute, each in its mode (none, selective, selective_op or full)."""
     for block, mode in zip(blocks, modes, strict=True):
         if isinstance(block, Layer) and mode != "none":
             for name in ENTRY[mode]:
@@ -58,7 +58,7 @@ def recompute(blocks: Sequence[nn.Module], modes: Sequence[str]) -> None:
 
 
 def _again(function: Callable[..., Tensor], by_operator: bool, *inputs: Tensor) -> Tensor:
-    """Call `function`; its inner tensors are made again in backward, `by_operator` all but some outputs."""
+    """Call `function` and compute its inner tensors again in the backward; `by_operator` keeps some outputs."""
     if _keeping[0]:
         return function(*inputs)
     if by_operator:
@@ -67,13 +67,13 @@ def _again(function: Callable[..., Tensor], by_operator: bool, *inputs: Tensor) 
 
 
 def _kept_and_given_back() -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """What surrounds a forward, and its second run."""
+    """Return the mode around a forward, which keeps outputs, and the mode around its second run, which returns them."""
     kept: list[Any] = []
     return _Operators(kept, again=False), _Operators(kept, again=True)
 
 
 class _Operators(TorchDispatchMode):
-    """Keeps outputs of a forward's operators by the policy; in the second run gives them back instead of computing."""
+    """Keeps outputs of a forward's operators by the policy, and in the second run returns them without computing."""
 
     def __init__(self, kept: list[Any], again: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One rank of a scenario, for real: its stages, its data-parallel groups, its optimizer and its data."""
+"""Runs one rank of a scenario for real: its stages, its data-parallel groups, its optimizer and its data."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ CLIP_NORM = 1.0
 
 
 def make_schedule(scenario: Scenario) -> Schedule:
-    """The very lists that the simulator expands for this scenario."""
+    """Return the same schedule that the simulator uses for this scenario."""
     p, t = scenario.parallelism, scenario.for_training
     m = t.global_batch_size // (t.micro_batch_size * p.dp)
     if p.form.follows_times:
-        return simulate(scenario).schedule  # made for the times of the scenario's calibration
+        return simulate(scenario).schedule  # it depends on the times of the scenario's calibration
     return p.form.build(p.pp, m, p.virtual_stages)
 
 
 def block_numbers(scenario: Scenario, part: int) -> list[int]:
-    """The blocks (0 embedding, 1 … layers, then the head) of one part of the model."""
+    """Return the numbers of one part's blocks (0 embedding, 1 to `layers` layers, then the head)."""
     p = make_parts(scenario)[part]
     numbers = [0] if p.embedding else []
     numbers += [layer + 1 for layer in p.layers]
@@ -54,29 +54,29 @@ def block_numbers(scenario: Scenario, part: int) -> list[int]:
 
 
 def seed_dropout(block_number: int, micro_batch: int) -> None:
-    """Fix the dropout masks of one block and micro-batch (global numbers), however the model is split."""
+    """Seed the dropout masks of one block and micro-batch (global numbers), so that they are equal in all layouts."""
     torch.manual_seed(block_number * 1_000_003 + micro_batch)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank stands, and the process groups it is in."""
+    """A rank's coordinates and its process groups."""
 
     rank: int
     pipeline_rank: int
     data_rank: int
     peers: tuple[int, ...]
-    data_group: dist.ProcessGroup | None  # who holds the same parameters
-    model_group: dist.ProcessGroup | None  # who holds the rest of them
+    data_group: dist.ProcessGroup | None  # ranks with the same parameters
+    model_group: dist.ProcessGroup | None  # ranks with the rest of the model
     sharding: Sharding
     model: ModelParallel  # tensor, context and expert parallelism
-    copies: dist.ProcessGroup | None = None  # DualPipe: who holds the same two parts of the model
-    tied: dist.ProcessGroup | None = None  # the pipeline's ends, where they share the embedding matrix
+    copies: dist.ProcessGroup | None = None  # DualPipe: ranks with the same two parts of the model
+    tied: dist.ProcessGroup | None = None  # first and last pipeline rank, if they share the embedding matrix
     ways: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (None, None)  # up and down the pipeline
 
 
 def make_place(scenario: Scenario, rank: int, device: str = "cpu") -> Place:
-    """Coordinates of a rank on the scenario's mesh. Every rank must call this, as it makes process groups."""
+    """Return a rank's coordinates on the scenario's mesh. Collective, as it makes process groups."""
     plan, mesh = make_plan(scenario), make_mesh(scenario.parallelism)
     names = ["dp_cp", "model", "shard", "replica", "copies"]
     names += ["embedding"] if scenario.model.tied_embeddings else []
@@ -100,7 +100,7 @@ def make_place(scenario: Scenario, rank: int, device: str = "cpu") -> Place:
 
 
 def _ways(plan: Plan, mesh: Mesh, rank: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """Two groups of this rank's pipeline, for messages up and down."""
+    """Make two groups of this rank's pipeline, for messages up and down. Collective."""
     own: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (None, None)
     for first in range(plan.scenario.parallelism.ranks):
         members = list(mesh.along(["pp"], first))
@@ -111,7 +111,7 @@ def _ways(plan: Plan, mesh: Mesh, rank: int) -> tuple[dist.ProcessGroup | None, 
 
 
 def _own_group(plan: Plan, name: str, rank: int) -> dist.ProcessGroup | None:
-    """This rank's process group of one of `sim.ranks.plan.GROUPS`; None where it would be alone."""
+    """Make this rank's process group of one of `sim.ranks.plan.GROUPS`; None if it would be alone. Collective."""
     own: dist.ProcessGroup | None = None
     if plan.group_size(name) > 1:
         for first in range(plan.scenario.parallelism.ranks):
@@ -130,11 +130,11 @@ class Runner:
         self.schedule = make_schedule(scenario)
         p = scenario.parallelism
         self.micro_batches = self.schedule.micro_batches
-        self.mean = 1.0 / (self.micro_batches * p.dp * p.cp)  # of a rank's micro-batches in the global batch's loss
+        self.mean = 1.0 / (self.micro_batches * p.dp * p.cp)  # weight of a micro-batch in the global batch's loss
         self.store = WeightGrads() if self._splits() else None
         self.numbers: dict[int, list[int]] = {}
         self.stages: dict[int, Stage] = {}
-        self.modes: dict[int, str] = {}  # of recomputation, by id of the layer
+        self.modes: dict[int, str] = {}  # id of a layer: its mode of recomputation
         self.host_stream = HostStream(device)
         self.offloads: dict[int, Offload] = {}
         self.data: dict[int, DataParallel | ExpertDataParallel | ShardedOptimizer | ShardedParameters] = {}
@@ -155,7 +155,7 @@ class Runner:
         )
         self.tied = self._tied()
         self.loss_scale = LossScale() if dtype == torch.float16 else None
-        self.scaled_by = 1.0  # the losses and gradients of the last step
+        self.scaled_by = 1.0  # loss scale of the last step
         self.optimizer = self._make_optimizer()
 
     def _splits(self) -> bool:
@@ -212,7 +212,7 @@ class Runner:
         return ShardedOptimizer(blocks, shared, sync, each, p.param_gather_overlap, s, self.store)
 
     def _tied(self) -> list[nn.Parameter]:
-        """The embedding matrix, where another pipeline rank holds it too."""
+        """Return the embedding matrix if another pipeline rank holds it too."""
         if self.place.tied is None:
             return []
         return _ends(self.blocks())
@@ -225,15 +225,15 @@ class Runner:
         return torch.optim.AdamW(self.owned(), lr=LEARNING_RATE, fused=True)
 
     def owned(self) -> list[nn.Parameter]:
-        """What this rank's optimizer updates: its parameters, or with ZeRO its shards of them."""
+        """Return what this rank's optimizer updates: its parameters, or with ZeRO its shards."""
         return [p for data in self.data.values() for p in data.owned()]
 
     def own_gradient(self, p: nn.Parameter, row: int) -> Tensor:
-        """What this rank keeps of the reduced gradient of `p` from a row on, flat: all of it, or ZeRO's shard."""
+        """Return this rank's part of the reduced gradient of `p` from a row on, flat: all of it, or ZeRO's shard."""
         return self._data_of(p).own_gradient(p, row)
 
     def copied_gradients(self) -> list[Tensor]:
-        """Of `tied`: what the pipeline's ends sum."""
+        """Return the gradients of `tied`, which first and last pipeline rank sum."""
         return [self._data_of(p).copied_gradient(p) for p in self.tied]
 
     def _data_of(self, p: nn.Parameter) -> DataParallel | ExpertDataParallel | ShardedOptimizer | ShardedParameters:
@@ -241,41 +241,41 @@ class Runner:
         return self.data[stage]
 
     def blocks(self) -> list[nn.Module]:
-        """Blocks of all stages of this rank."""
+        """Return the blocks of all stages of this rank."""
         return [b for s in self.stages.values() for b in s.blocks]
 
     def recomputes(self, block: nn.Module) -> bool:
-        """Whether a block computes again in its backward."""
+        """Return whether a block recomputes in its backward."""
         return self.modes.get(id(block), "none") != "none"
 
     def parameters(self) -> list[nn.Parameter]:
-        """Distinct parameters of this rank's stages."""
+        """Return the distinct parameters of this rank's stages."""
         found = {id(p): p for s in self.stages.values() for b in s.blocks for p in b.parameters()}
         return list(found.values())
 
     @property
     def frozen_bytes(self) -> int:
-        """Of parameters that no optimizer updates."""
+        """Return the bytes of parameters that no optimizer updates."""
         return 0
 
     def free(self) -> None:
-        """Give the memory back; nothing works any more. (Autograd's hooks keep parameters alive whoever drops them.)"""
+        """Free all memory; the runner cannot be used afterwards. Autograd's hooks would keep the parameters alive."""
         held = [x for data in self.data.values() for x in data.state()]
         for x in (*self.parameters(), *self.owned(), *(p.grad for p in (*self.parameters(), *self.owned())), *held):
             if x is not None:
                 x.untyped_storage().resize_(0)
 
     def batch(self, number: int) -> Tensor:
-        """The sequences [m · b, s + 1] that this rank takes in a step."""
+        """Return the sequences [m · b, s + 1] that this rank takes in a step."""
         return draw(self.scenario, number, self.place.data_rank, self.device)
 
     def micro_batch_tokens(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """This rank's tokens and targets, each [micro-batches, b, s / cp], of what `batch` drew."""
+        """Return this rank's tokens and targets of a batch, each [micro-batches, b, s / cp]."""
         rows = batch.view(self.micro_batches, self.scenario.for_training.micro_batch_size, -1)
         return self.place.model.own_tokens(rows[:, :, :-1]), self.place.model.own_tokens(rows[:, :, 1:])
 
     def gradients(self, batch: Tensor) -> list[Record]:
-        """Forward, backward and gradient synchronization; gradients stand in the parameters' `.grad`."""
+        """Run forward, backward and gradient synchronization; gradients are in the parameters' `.grad`."""
         self.host_stream.copies.clear()
         for data in self.data.values():
             data.begin()
@@ -292,7 +292,7 @@ class Runner:
         return records + self._reduce_copies()
 
     def _reduce_copies(self) -> list[Record]:
-        """Sum the gradients of what two pipeline ranks hold copies of: DualPipe's parts, a tied matrix."""
+        """Sum gradients over pipeline ranks with copies of the same parameters: DualPipe's parts, a tied matrix."""
         spans = []
         same: list[tuple[Tensor, dist.ProcessGroup | None]] = [(g, self.place.tied) for g in self.copied_gradients()]
         if self.place.copies is not None:
@@ -318,7 +318,7 @@ class Runner:
         return records
 
     def _update(self) -> None:
-        """The optimizer's step; under loss scaling with its factor, or not at all."""
+        """Run the optimizer; with loss scaling undo the factor, or skip the step after an overflow."""
         if self.loss_scale is None:
             self.optimizer.step()
             return
@@ -328,9 +328,9 @@ class Runner:
         self.loss_scale.stepped()
 
     def _clip(self) -> list[Record]:
-        """Scale the gradients to a norm of at most `CLIP_NORM` over everyone who holds other parts of them.
+        """Scale the gradients to a norm of at most `CLIP_NORM`, taken over all ranks' parts of them.
 
-        Records of norm, sums, and scaling.
+        Returns the records of norm, all-reduces and scaling.
         """
         gradients = [g for data in self.data.values() for g in data.owned_gradients()]
         groups = [self.place.model_group]
@@ -360,7 +360,7 @@ class Runner:
         return [Record(k, -1, -1, a, b) for k, (a, b) in zip(kinds, pairwise(times), strict=True)]
 
     def step(self, batch: Tensor) -> list[Record]:
-        """A whole training step."""
+        """Run a whole training step."""
         self.zero_losses()
         return [*self.gradients(batch), *self.optimize()]
 
@@ -375,8 +375,9 @@ class Runner:
             data.zero()
 
     def loss(self) -> float:
-        """This rank's share of the global batch's mean loss: zero where it has no last stage, or where the first of
-        its tensor-parallel ranks counts it.
+        """Return this rank's share of the global batch's mean loss.
+
+        It is zero without the last stage, and on all tensor-parallel ranks but the first.
         """
         counts = self.place.model.tp.index == 0
         losses = [float(x) / self.scaled_by for s in self.stages.values() for x in s.losses.values()]
@@ -384,13 +385,13 @@ class Runner:
 
 
 def _ends(blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """The matrices over the vocabulary."""
+    """Return the matrices over the vocabulary."""
     found = [b.weight for b in blocks if isinstance(b, Embedding)]
     return found + [b.output.weight for b in blocks if isinstance(b, Head)]
 
 
 def sum_over_ranks(values: Sequence[float]) -> list[float]:
-    """Element-wise sum over all ranks."""
+    """Sum each value over all ranks. Collective."""
     x = torch.tensor(values, dtype=torch.float64)
     if dist.is_initialized():
         dist.all_reduce(x)

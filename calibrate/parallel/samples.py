@@ -1,7 +1,7 @@
-"""The data set of real runs: random sequences, of which every rank draws its own through a distributed sampler.
+"""The data set of real runs: random sequences, which a distributed sampler splits over the ranks.
 
-A run's data set has `EPOCH_STEPS` global batches; after as many steps an epoch ends and the next has another order.
-All ranks together draw what one device would, so losses can be compared.
+The data set has `EPOCH_STEPS` global batches. After as many steps an epoch ends, and the next has another order. All
+ranks together draw what one device would draw, so losses can be compared.
 
 Documentation: docs/data_parallel.md.
 """
@@ -17,10 +17,10 @@ EPOCH_STEPS = 16
 
 
 class DistributedSampler:
-    """Which samples a rank sees in an epoch: each once over all ranks, in an order all agree on.
+    """Chooses a rank's samples of an epoch; over all ranks each sample comes once.
 
-    The permutation depends on seed and epoch alone; rank r takes every ranks-th sample from the r-th (torch's
-    DistributedSampler with `drop_last`: what does not divide is left for another epoch).
+    The permutation depends only on seed and epoch. Rank r takes every ranks-th sample from the r-th on, as torch's
+    DistributedSampler with `drop_last`, so a remainder is left out of the epoch.
     """
 
     def __init__(self, samples: int, ranks: int, rank: int, seed: int = 0) -> None:
@@ -29,14 +29,14 @@ class DistributedSampler:
         self.samples, self.ranks, self.rank, self.seed = samples, ranks, rank, seed
 
     def epoch(self, number: int) -> list[int]:
-        """This rank's samples of an epoch, in order."""
+        """Return this rank's samples of an epoch, in order."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         order = torch.randperm(self.samples, generator=generator).tolist()
         return order[: self.samples // self.ranks * self.ranks][self.rank :: self.ranks]
 
 
 def draw(scenario: Scenario, step: int, data_rank: int, device: str = "cpu") -> Tensor:
-    """The sequences [m · b, s + 1] that one data-parallel rank takes in a step."""
+    """Return the sequences [m · b, s + 1] that one data-parallel rank takes in a step."""
     t, dp = scenario.for_training, scenario.parallelism.dp
     own = t.global_batch_size // dp
     epoch, at = divmod(step, EPOCH_STEPS)
@@ -46,7 +46,7 @@ def draw(scenario: Scenario, step: int, data_rank: int, device: str = "cpu") -> 
 
 
 def make_batch(scenario: Scenario, step: int, device: str = "cpu") -> Tensor:
-    """What all data-parallel ranks take in a step, one after the other: the global batch [sequences, s + 1]."""
+    """Return the global batch [sequences, s + 1]: the sequences of all data-parallel ranks, one after the other."""
     return torch.cat([draw(scenario, step, rank, device) for rank in range(scenario.parallelism.dp)])
 
 

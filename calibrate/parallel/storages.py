@@ -1,4 +1,4 @@
-"""Distinct storages of tensors: what memory is counted by."""
+"""Distinct storages of tensors, by which memory is counted."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from calibrate.model import Layer
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Distinct storages: identity → bytes (an address would not do: ZeRO-3's are freed and come back elsewhere)."""
+    """Return distinct storages: identity → bytes. Addresses would not do, as ZeRO-3 frees and reallocates storages."""
     return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
 
 
 def resident(blocks: Iterable[nn.Module]) -> dict[int, int]:
-    """Storages that are there anyway: parameters, gradients, and constants shared by layers."""
+    """Return the storages that are always allocated: parameters, gradients, and constants shared by layers."""
     found: list[Tensor] = []
     for block in blocks:
         for p in block.parameters():

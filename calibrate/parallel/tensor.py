@@ -1,13 +1,13 @@
-"""Tensor parallelism: the matrices of a layer, the embedding and the loss cut over the ranks of a group.
+"""Tensor parallelism: splits the matrices of a layer, the embedding and the loss over the ranks of a group.
 
-Column-parallel matrices hold some of the outputs, row-parallel ones some of the inputs, so that a column and
-a row one after another need one sum over the ranks forward and one backward (Shoeybi et al. 2019, Megatron-LM,
-arXiv 1909.08053, sec. 3). With sequence parallelism what stands between such pairs (norms, dropout, residual
-sums) is cut over the tokens: the sums become reduce-scatters, and all-gathers bring the tokens together again,
-once more for the weight gradient, as only a rank's own tokens are kept (Korthikanti et al. 2022, arXiv
+A column-parallel matrix holds some of the outputs, a row-parallel matrix some of the inputs. So a column-parallel
+matrix followed by a row-parallel one needs one sum over the ranks forward and one backward (Shoeybi et al. 2019,
+Megatron-LM, arXiv 1909.08053, sec. 3). With sequence parallelism, norms, dropout and residual sums between such pairs
+are split over the tokens. The sums become reduce-scatters, and all-gathers collect the tokens again. The backward
+gathers them once more for the weight gradient, as each rank keeps only its own tokens (Korthikanti et al. 2022, arXiv
 2205.05198, sec. 4.2.2).
 
-Tokens are cut as consecutive rows of [b · s, h].
+Tokens are split as consecutive rows of [b · s, h].
 
 Documentation: docs/tensor_parallel.md.
 """
@@ -77,10 +77,10 @@ class _Row(torch.autograd.Function):
 
 
 class ColumnLinear(Linear):
-    """Some of the outputs. [b, s, h] or this rank's tokens [rows, h] → [b, s, own outputs]
+    """A column-parallel matrix. [b, s, h] or this rank's tokens [rows, h] → [b, s, own outputs]
 
-    `rows` are the numbers of the whole matrix's rows that this rank holds. `copies` ranks hold the same rows
-    from the `copied`-th on (key and value heads of which there are fewer than ranks).
+    `rows` are the numbers of this rank's rows of the whole matrix. From the `copied`-th on, `copies` ranks hold the
+    same rows: key and value heads, if there are fewer than ranks.
     """
 
     def __init__(self, whole: Linear, cut: Cut, rows: Tensor, copies: int = 1, copied: int = 0) -> None:
@@ -95,12 +95,12 @@ class ColumnLinear(Linear):
         return out
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of a tensor of a parameter's whole shape."""
+        """Return this rank's part of a tensor of the whole parameter's shape."""
         return whole[self.rows]
 
 
 class RowLinear(Linear):
-    """Some of the inputs. [b, s, own inputs] → [b, s, h] or this rank's tokens [rows, h]"""
+    """A row-parallel matrix. [b, s, own inputs] → [b, s, h] or this rank's tokens [rows, h]"""
 
     def __init__(self, whole: Linear, cut: Cut) -> None:
         nn.Module.__init__(self)
@@ -114,18 +114,16 @@ class RowLinear(Linear):
         return out
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of a tensor of a parameter's whole shape; the bias is whole on every rank."""
+        """Return this rank's part of a tensor of the whole parameter's shape; every rank has the whole bias."""
         return whole[:, self.columns] if name == "weight" else whole
 
     def deferred_parameters(self) -> list[nn.Parameter]:
-        """The bias is added after the sum over the ranks, and its gradient is autograd's."""
+        """Return the weight alone: the bias is added after the sum, so autograd computes its gradient."""
         return [self.weight]
 
 
 def cut_layer(layer: Layer, m: ModelConfig, cut: Cut) -> None:
-    """Replace a layer's matrices by this rank's parts of them. Each rank has heads / tp heads, and at least one
-    of keys and values.
-    """
+    """Replace a layer's matrices by this rank's parts: heads / tp query heads, and at least one KV head."""
     q, kv, copies = _heads(m, cut)
     if layer.latent is not None:
         _cut_latent(layer.latent, cut, q)
@@ -149,8 +147,10 @@ def cut_layer(layer: Layer, m: ModelConfig, cut: Cut) -> None:
 
 
 def _cut_latent(latent: LatentHeads, cut: Cut, own: slice) -> None:
-    """Some of the heads, of latents that are whole on every rank: of its own tokens with sequence parallelism, which
-    gathers latents and the shared key instead of the hidden state.
+    """Replace the matrices from latents to heads by this rank's parts; those to latents stay whole.
+
+    With sequence parallelism each rank computes its own tokens' latents, and latents and the shared key are gathered
+    instead of the hidden state.
     """
     for name in ("query", "kv_up"):
         whole = getattr(latent, name)
@@ -161,7 +161,7 @@ def _cut_latent(latent: LatentHeads, cut: Cut, own: slice) -> None:
 
 
 class _SharedKey(torch.autograd.Function):
-    """The keys' part that all heads share, of all tokens; its gradient is the sum of those of all ranks' heads."""
+    """The keys' part that all heads share, gathered over tokens; its gradient is summed over all ranks' heads."""
 
     @staticmethod
     def forward(ctx, key, cut):  # type: ignore[no-untyped-def]
@@ -170,11 +170,11 @@ class _SharedKey(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        return ctx.cut.sum(grad if ctx.cut.sequence else grad.clone()), None  # summed in place
+        return ctx.cut.sum(grad if ctx.cut.sequence else grad.clone()), None  # `sum` overwrites its input
 
 
 def _scores(m: ModelConfig, cut: Cut, s: int, heads: slice) -> Share:
-    """Of the attention scores, stacked by KV head as `Layer.unfused` does, those of this rank's query heads."""
+    """Return this rank's query heads as a part of the attention scores, which `Layer.unfused` stacks by KV head."""
     group = m.heads // m.kv_heads
 
     def own(whole: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ def _scores(m: ModelConfig, cut: Cut, s: int, heads: slice) -> Share:
 
 
 def _heads(m: ModelConfig, cut: Cut) -> tuple[slice, slice, int]:
-    """This rank's query heads and KV heads, and how many ranks share these KV heads."""
+    """Return this rank's query heads and KV heads, and how many ranks share these KV heads."""
     tp = cut.group.size
     if m.kv_heads >= tp:
         return cut.share(m.heads), cut.share(m.kv_heads), 1
@@ -194,7 +194,7 @@ def _heads(m: ModelConfig, cut: Cut) -> tuple[slice, slice, int]:
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over the ranks forward; its gradient is every rank's own."""
+    """Sum over the ranks; each rank's term has the sum's gradient, which sequence parallelism gathers."""
 
     @staticmethod
     def forward(ctx, x, cut):  # type: ignore[no-untyped-def]
@@ -209,9 +209,9 @@ class _Sum(torch.autograd.Function):
 
 
 class VocabularyEmbedding(Embedding):
-    """Every rank looks up the tokens of its part of the vocabulary, zeros for all others, and they sum.
+    """Every rank looks up the tokens of its part of the vocabulary, with zeros for all others; then ranks sum.
 
-    `at`: positions of the tokens that this rank has after the sum; `tokens`: which of the micro-batch's they are.
+    `at`: positions of the tokens that this rank has after the sum. `tokens`: their part of the micro-batch's.
     """
 
     def __init__(self, whole: Embedding, cut: Cut, at: Tensor, tokens: Share | None = None) -> None:
@@ -237,12 +237,12 @@ class VocabularyEmbedding(Embedding):
         return out
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of a tensor of a parameter's whole shape; positions are whole on every rank."""
+        """Return this rank's part of a tensor of the whole parameter's shape; every rank has all positions."""
         return whole[self.own] if name == "weight" else whole
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy over logits [tokens, vocabulary / ranks]; only one number a token travels."""
+    """Mean cross-entropy over logits [tokens, vocabulary / ranks]; ranks exchange three numbers for each token."""
 
     @staticmethod
     def forward(ctx, logits, targets, group):  # type: ignore[no-untyped-def]

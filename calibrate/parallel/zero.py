@@ -1,16 +1,14 @@
-"""ZeRO: data-parallel ranks share out what they would otherwise all keep.
+"""ZeRO: data-parallel ranks shard states that they would otherwise all keep.
 
-- ZeRO-1: each rank keeps the optimizer's states of its shard and updates that shard; then the updated
-  parameters are gathered;
-- ZeRO-2: the gradients too: they are reduced every micro-batch, each rank keeps the sum of its shard, and
-  what was sent is freed (unless `accumulate_unsharded`: reduced once a step, kept whole until then);
-- ZeRO-3 (FSDP, `fsdp.py`): the parameters too: a block's are gathered just before it computes, while the
-  block before it still does, and freed just after.
+- ZeRO-1 shards optimizer states: each rank updates its shard, then the updated parameters are gathered;
+- ZeRO-2 also shards gradients: they are reduced after every micro-batch, each rank keeps the sum of its shard, and the
+  rest is freed. With `accumulate_unsharded` they are kept whole and reduced once a step;
+- ZeRO-3 (FSDP, `fsdp.py`) also shards parameters: a block's parameters are gathered while the block before it
+  computes, and freed after the block.
 
-(Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277.) What one rank
-of n keeps is 1/n of a flat, padded buffer: a reduce-scatter gives it the sum of its part of the gradients,
-an all-gather puts the parts of the parameters together again. With fewer shards than ranks (hybrid
-sharding) an all-reduce adds the shards of the replicas.
+(Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277.) One rank of n keeps 1/n
+of a flat, padded buffer. A reduce-scatter gives it the sum of its part of the gradients, and an all-gather collects the
+parts of the parameters. With fewer shards than ranks (hybrid sharding) an all-reduce sums the shards of the replicas.
 
 Documentation: docs/data_parallel.md.
 """
@@ -36,20 +34,20 @@ reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Who shards together, and who holds the same shard. A group is None where a rank would be alone in it."""
+    """The ranks that shard together, and the ranks with the same shard. A group of one rank is None."""
 
     group: dist.ProcessGroup | None = None
     shards: int = 1
-    rank: int = 0  # among the shards
+    rank: int = 0  # number of this rank's shard
     replicas: dist.ProcessGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """How a stage's parameters are shared out: experts (ids in `experts`) over other ranks than all else.
+    """How a stage's parameters are sharded: experts (ids in `experts`) over other ranks than all others.
 
-    Parameters whose ids are in `alone` stand in a unit of their own: a matrix that blocks or pipeline ranks have
-    together. So its shards lie alike wherever it is held (Megatron-Core, `_does_param_require_new_bucket`).
+    Parameters with ids in `alone` have a unit of their own: matrices that blocks or pipeline ranks share. So their
+    shards are the same wherever they are held (Megatron-Core, `_does_param_require_new_bucket`).
     """
 
     sharding: Sharding
@@ -58,7 +56,7 @@ class Shared:
     alone: frozenset[int] = frozenset()
 
     def groups(self, params: Sequence[nn.Parameter]) -> list[tuple[list[nn.Parameter], Sharding]]:
-        """`params`, in their order, by who shares them out; empty groups left out."""
+        """Group `params`, in their order, by the ranks that shard them; empty groups are left out."""
         routed = [p for p in params if id(p) in self.experts]
         alone = [([p], self.sharding) for p in params if id(p) in self.alone]
         dense = [p for p in params if id(p) not in self.experts | self.alone]
@@ -68,9 +66,9 @@ class Shared:
 class Unit:
     """Parameters that are gathered and reduced together: a bucket, or (ZeRO-3) a block.
 
-    `weights` is the flat, padded buffer in which the parameters lie; `shard` this rank's part of it, which
-    the optimizer updates, and `shard.grad` the reduced gradients of that part. `kept` is the same for
-    gradients, where they stay whole.
+    `weights` is the flat, padded buffer of the parameters. `shard` is this rank's part of it, which the optimizer
+    updates, and `shard.grad` the reduced gradients of that part. `kept` is the flat buffer of gradients that are kept
+    whole.
     """
 
     def __init__(self, params: Sequence[nn.Parameter], sharding: Sharding) -> None:
@@ -87,16 +85,16 @@ class Unit:
         self.bytes = self.weights.untyped_storage().nbytes()
 
     def pieces(self, flat: Tensor) -> list[Tensor]:
-        """Views of a flat buffer, shaped as the parameters; the padding is left out."""
+        """Return views of a flat buffer, shaped as the parameters, without the padding."""
         parts = flat[: self.elements].split([p.numel() for p in self.params])
         return [x.view(p.shape) for x, p in zip(parts, self.params, strict=True)]
 
     def own(self, flat: Tensor) -> Tensor:
-        """This rank's part of a flat buffer."""
+        """Return this rank's part of a flat buffer."""
         return flat[self.sharding.rank * self.share :][: self.share]
 
     def own_gradient(self, p: nn.Parameter, row: int = 0) -> Tensor:
-        """What this rank's shard has of the reduced gradient of `p` from a row on, flat; empty where it has nothing."""
+        """Return the shard's part of the reduced gradient of `p` from a row on, flat; it may be empty."""
         at, begin = 0, self.sharding.rank * self.share
         for q in self.params:
             if q is p:
@@ -113,19 +111,19 @@ class Unit:
         self.shard.grad = self.own(self.kept)
 
     def keep_only_shard(self) -> None:
-        """Hold the shard in memory of its own, so that the rest can be freed."""
+        """Move the shard to memory of its own, so that the rest can be freed."""
         grad = self.shard.grad
         self.shard = nn.Parameter(self.shard.detach().clone())
         self.shard.grad = grad
         self.free()
 
     def free(self) -> None:
-        """Give the gathered parameters' memory back; views of it (also autograd's) wait for the next `gather`."""
+        """Free the gathered parameters' memory; views of it, also autograd's, are valid again after a `gather`."""
         self.weights.untyped_storage().resize_(0)
 
     @torch.no_grad()
     def gather(self) -> dist.Work | None:
-        """Start to put the shards of all ranks together in `weights`."""
+        """Start gathering the shards of all ranks into `weights`."""
         if self.weights.untyped_storage().nbytes() == 0:
             self.weights.untyped_storage().resize_(self.bytes)
         if self.sharding.group is None:
@@ -135,7 +133,7 @@ class Unit:
         return work
 
     def take_gradients(self) -> Tensor:
-        """The parameters' gradients in one padded buffer; unless they are kept whole, the parameters lose them."""
+        """Return the gradients in one padded buffer; unless they are kept whole, the parameters' `.grad` is cleared."""
         if self.kept is not None:
             return self.kept
         flat = torch.zeros_like(self.weights)
@@ -148,7 +146,7 @@ class Unit:
 
 @dataclass(slots=True)
 class Running:
-    """A communication under way, and its place among the records."""
+    """A communication under way, and its index among the records."""
 
     records: list[Record]
     index: int
@@ -158,7 +156,7 @@ class Running:
     tells: bool = False
 
     def watched(self) -> Running:
-        """Have its end recorded when it happens; gloo's reduce-scatter cannot tell, so there it is the wait's end."""
+        """Record the end when it happens; gloo's reduce-scatter does not tell, so there the wait's end counts."""
         try:
             self.work.get_future().add_done_callback(lambda _: self.ended())
             self.tells = True
@@ -167,20 +165,20 @@ class Running:
         return self
 
     def ended(self) -> None:
-        """Record the end: now."""
+        """Record now as the end."""
         self.records[self.index] = self.records[self.index]._replace(end_ns=time.perf_counter_ns())
 
     def wait(self) -> None:
-        """Wait for it."""
+        """Wait for the communication."""
         self.traffic.wait(self.work, self.sent, self.records[self.index].start_ns)
         if not self.tells:
             self.ended()
 
 
 class Sharded:
-    """What ZeRO-1, -2 and -3 have in common, on one stage: units, their gathers and their reductions.
+    """The common part of ZeRO-1, -2 and -3 on one stage: units, their gathers and their reductions.
 
-    `silent`: everything but the communication, for timing blocks by themselves.
+    `silent`: communicate nothing, so that blocks can be timed by themselves.
     """
 
     def __init__(self, units: Sequence[Unit], stage: int) -> None:
@@ -192,34 +190,35 @@ class Sharded:
         self.reducing: tuple[Unit, Tensor, Running | None] | None = None
 
     def owned(self) -> list[nn.Parameter]:
-        """What this rank's optimizer updates."""
+        """Return the parameters that this rank's optimizer updates."""
         return [u.shard for u in self.units]
 
     def owned_gradients(self) -> list[Tensor]:
-        """The reduced gradients of `owned`, flat."""
+        """Return the reduced gradients of `owned`, flat."""
         return [gradient(u.shard) for u in self.units]
 
     def reduced(self) -> list[tuple[dist.ProcessGroup | None, int]]:
-        """Who sums gradients by all-reduce after they were scattered, and how many elements."""
+        """Return the groups that sum reduce-scattered gradients by all-reduce, and how many elements each sums."""
         return [(u.sharding.replicas, u.share) for u in self.units]
 
     def copied_gradient(self, p: nn.Parameter) -> Tensor:
-        """What ranks that hold `p` too have to sum, `p` standing alone: its whole gradient (of which this rank's part
-        is reduced) where gradients stay whole, else this rank's part.
+        """Return the gradient of `p`, a unit of its own, which all ranks with a copy of `p` have to sum.
+
+        If gradients are kept whole, it is the whole one, of which this rank's part is reduced; else this rank's part.
         """
         (unit,) = (u for u in self.units if any(q is p for q in u.params))
         return gradient(unit.shard) if unit.kept is None else unit.kept
 
     def own_gradient(self, p: nn.Parameter, row: int = 0) -> Tensor:
-        """This rank's part of the reduced gradient of `p` from a row on, flat."""
+        """Return this rank's part of the reduced gradient of `p` from a row on, flat."""
         return next(u for u in self.units if any(q is p for q in u.params)).own_gradient(p, row)
 
     def state(self) -> list[Tensor]:
-        """Where all parameters lie that this rank keeps, to be saved and put back."""
+        """Return the tensors that hold this rank's parameters, to save and restore them."""
         return [u.weights for u in self.units]
 
     def silence(self) -> None:
-        """Communicate no more."""
+        """Stop communicating."""
         self.silent = True
 
     def speak(self) -> None:
@@ -234,15 +233,15 @@ class Sharded:
             self.gathers[i] = self._start(Sent("all_gather", unit.sharding.group, unit.bytes), unit.gather)
 
     def arrived(self, i: int) -> None:
-        """Wait for a unit's parameters, if they are on their way."""
+        """Wait for a unit's parameters, if they are being gathered."""
         work, self.gathers[i] = self.gathers.get(i), None
         if work is not None:
             work.wait()
 
     def reduce(self, unit: Unit) -> None:
-        """Send a unit's gradients off; the sum of this rank's part will be added to its shard's.
+        """Start reducing a unit's gradients; the sum of this rank's part is added to its shard's gradient.
 
-        One reduction at a time, so that no more than two units' gradients are held.
+        Only one reduction runs at a time, so that at most two units' gradients are in memory.
         """
         self.settle()
         flat, sharding = unit.take_gradients(), unit.sharding
@@ -274,7 +273,7 @@ class Sharded:
             gradient(unit.shard).add_(mine)
 
     def zero(self) -> None:
-        """Gradients to zero, for the next step."""
+        """Zero the gradients for the next step."""
         self.records, self.traffic = [], Traffic()
         for u in self.units:
             gradient(u.shard).zero_()
@@ -282,11 +281,11 @@ class Sharded:
                 u.kept.zero_()
 
     def whole_gradients(self) -> dict[int, Tensor]:
-        """All gradients, gathered, by id of their parameter: what a proof compares. Collective."""
+        """Gather all gradients, by id of their parameter, for the proof. Collective."""
         return self._whole([gradient(u.shard) for u in self.units])
 
     def whole_parameters(self) -> dict[int, Tensor]:
-        """All parameters, gathered, by their id. Collective."""
+        """Gather all parameters, by their id. Collective."""
         return self._whole([u.shard.detach() for u in self.units])
 
     def _whole(self, shards: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -300,7 +299,7 @@ class Sharded:
         return found
 
     def _start(self, sent: Sent, start: Callable[[], dist.Work | None]) -> Running | None:
-        """Start a communication, and record it until it is done."""
+        """Start a communication and record its start and end."""
         index, begin = len(self.records), time.perf_counter_ns()
         self.records.append(Record(sent.op.upper(), self.stage, -1, begin, begin))
         work = start()
@@ -308,15 +307,15 @@ class Sharded:
             return None
         running = Running(self.records, index, self.traffic, sent, work)
         self.traffic.sent.append(sent)
-        on_cpu = self.units[0].weights.device.type == "cpu"  # a GPU's work counts as done once it is queued
+        on_cpu = self.units[0].weights.device.type == "cpu"  # on a GPU work counts as done once it is queued
         return running.watched() if on_cpu else running
 
 
 class ShardedOptimizer(Sharded):
-    """ZeRO-1 and -2: units are buckets, reduced as soon as all of a bucket's gradients are there.
+    """ZeRO-1 and -2: units are buckets, which are reduced as soon as all of their gradients are complete.
 
-    `each`: after every micro-batch (ZeRO-2), else once a step. With `gather_ahead` the updated parameters are
-    gathered under the next step's first forward, else right after the optimizer.
+    `each`: reduce after every micro-batch (ZeRO-2), else once a step. `gather_ahead`: gather the updated parameters
+    during the next step's first forward, else right after the optimizer.
     """
 
     def __init__(
@@ -329,7 +328,7 @@ class ShardedOptimizer(Sharded):
         stage: int,
         store: WeightGrads | None,
     ) -> None:
-        params = distinct_parameters(blocks)[::-1]  # as backward reaches them
+        params = distinct_parameters(blocks)[::-1]  # in the order of the backward
         buckets, units = [], []
         for group, sharding in shared.groups(params):
             sizes = [p.numel() * p.element_size() for p in group]
@@ -350,7 +349,7 @@ class ShardedOptimizer(Sharded):
                 u.keep_gradients()
 
     def added(self, p: nn.Parameter) -> None:
-        """One micro-batch's gradient of `p` was added; reduce its bucket if that was the last one missing."""
+        """Count one micro-batch's gradient of `p`, and reduce its bucket if it was the last one missing."""
         i = self.bucket_of.get(id(p))
         if i is None:
             return
@@ -360,14 +359,14 @@ class ShardedOptimizer(Sharded):
             self.reduce(self.units[i])
 
     def begin(self) -> None:
-        """A step begins: gather the parameters that the last one updated, first block first."""
+        """Begin a step: start gathering the parameters that the last step updated, first block first."""
         if self.gather_ahead:
             self.gathers = {}
             for i in reversed(range(len(self.units))):
                 self.gather(i)
 
     def last(self) -> None:
-        """The next micro-batch is the step's last."""
+        """Note that the next micro-batch is the step's last."""
         self.missing = [n // self.micro_batches for n in self.due]
 
     def before_block(self, block: nn.Module) -> None:
@@ -377,14 +376,14 @@ class ShardedOptimizer(Sharded):
                 self.arrived(i)
 
     def finish(self) -> None:
-        """Reduce what has not been, and wait for all."""
+        """Reduce the remaining gradients and wait for all."""
         if not self.hooked:
             for u in self.units:
                 self.reduce(u)
         self.settle()
 
     def updated(self) -> None:
-        """The optimizer has run: gather what it updated, unless the next step does."""
+        """Gather the parameters that the optimizer has updated, unless the next step does."""
         if self.gather_ahead:
             return
         self.gathers = {}

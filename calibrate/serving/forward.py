@@ -56,7 +56,7 @@ class Model:
 
 
 def make_model(m: ModelConfig, positions: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
-    """Make the whole model for sequences of up to `positions` tokens; experts are chosen by the router's probabilities."""
+    """Make the model for sequences of up to `positions` tokens; the router's probabilities choose the experts."""
     training = Training(seq_len=positions, global_batch_size=1, precision="fp32")
     blocks = make_blocks(m, training, range(m.layers + 2), Build(dtype=dtype, seed=seed))
     for router in (x for block in blocks for x in block.modules() if isinstance(x, Router)):
