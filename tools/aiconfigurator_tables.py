@@ -1,14 +1,15 @@
-"""Write the tables that `build_profiles.py` reads out of NVIDIA AIConfigurator's database.
+"""Writes the tables that `build_profiles.py` reads, from NVIDIA AIConfigurator's database.
 
-`python tools/aiconfigurator_tables.py SYSTEMS OUT [--only GPU …]`; needs pandas and pyarrow, which nothing else does.
+    python tools/aiconfigurator_tables.py SYSTEMS OUT [--only GPU …]
 
-SYSTEMS is the folder `systems` of the package aiconfigurator_core (PyPI, Apache-2.0). Of the engines there one is
-taken for all GPUs: TensorRT-LLM 1.3.0rc20, the newest of its versions with all kinds of kernels, for it is the engine
-of the tables of H100, H200, B200 and GB200, so that GPUs compare. Collectives are those of the newest NCCL of a GPU.
+It needs pandas and pyarrow. SYSTEMS is the folder `systems` of the package aiconfigurator_core (PyPI, Apache-2.0). All
+GPUs take the same engine, so that they can be compared: TensorRT-LLM 1.3.0rc20, the engine of the tables of H100, H200,
+B200 and GB200, and the newest of its versions with all kinds of kernels. Collectives are those of the newest NCCL of a
+GPU.
 
-Kept: matmuls in 16 bits, fp8 and nvfp4, of every n and k and the `ROWS` that the other GPUs' tables have; causal
-attention in 16 bits over the whole context; whole layers of experts in 16 bits and fp8, whose tokens are balanced;
-all collectives. `bytes` of a collective are those of the whole buffer. Of a shape measured twice the median counts.
+The tables have matmuls in 16 bits, fp8 and nvfp4, with every n and k and the `ROWS` of the other GPUs' tables; causal
+attention in 16 bits over the whole context; whole layers of experts in 16 bits and fp8 with balanced tokens; and all
+collectives. `bytes` of a collective are those of the whole buffer. If a shape was measured twice, the median counts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ENGINE = "trtllm/1.3.0rc20"
-SYSTEMS = {  # by the names of the files: the folder, and its newest NCCL
+SYSTEMS = {  # for each GPU's file name the folder, and its newest NCCL
     "l40s": ("l40s", "2.27.3"),
     "rtx_pro_6000_server": ("rtx_pro_6000_server", "2.29.2"),
     "b300": ("b300_sxm", "2.29.2"),
@@ -31,7 +32,7 @@ Table = Any  # pandas.DataFrame
 
 
 def read(path: Path) -> Table:
-    """A table of the database, sizes as numbers and `seconds` for its milliseconds."""
+    """Read a table of the database, with sizes as numbers and `seconds` instead of its milliseconds."""
     import pandas as pd  # type: ignore[import-untyped]
 
     found = pd.read_parquet(path)
@@ -49,7 +50,7 @@ def gemm(found: Table) -> Table:
 
 
 def attention(found: Table, length: str) -> Table:
-    """Without a window, queries and cache in 16 bits; `length`: what the sum of `isl` and `step` is called."""
+    """Select attention without a window, with queries and cache in 16 bits; `length` names `isl` + `step`."""
     wanted = (found.window_size == 0) & (found.attn_dtype == "bfloat16") & (found.kv_cache_dtype == "bfloat16")
     names = {"attn_dtype": "dtype", "batch_size": "batch", "num_heads": "heads", "num_key_value_heads": "kv_heads"}
     kept = found[wanted].assign(**{length: found.isl + found.step}).rename(columns=names)
@@ -71,7 +72,7 @@ def nccl(found: Table) -> Table:
 
 
 def write(table: Table, path: Path) -> None:
-    """Medians of equal shapes, in order, six digits."""
+    """Write the medians of equal shapes, sorted, with six digits."""
     shape = [name for name in table.columns if name != "seconds"]
     medians = table.groupby(shape, sort=True)["seconds"].median().reset_index()
     medians["seconds"] = medians["seconds"].map("{:.6g}".format)

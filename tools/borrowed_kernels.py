@@ -1,8 +1,10 @@
-"""How far off are kernels of GPUs that nobody measured? `python tools/borrowed_kernels.py`: a table for docs/gpus.md.
+"""Prints how wrong predicted kernels are for GPUs without measured kernels, as a table for docs/gpus.md.
 
-Measured kernels of four GPUs are predicted as if they were not there: by the bare roofline, by an H100's profile (which
-the warning about a GPU without a profile names), and by a relative's, each scaled by the data sheets. Of up to 250
-kernels a kind that take 50 us or more, the median error; negative is too fast.
+    python tools/borrowed_kernels.py
+
+Measured kernels of four GPUs are predicted without their measurements: by the roofline alone, by an H100's profile
+(which the warning about a GPU without a profile names), and by the nearest relative's profile, both scaled by the data
+sheets. The table has the median error of up to 250 kernels of each kind that take 50 us or more; negative is too fast.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from sim.prices.profiles import load_profile
 from sim.prices.roofline import shape_bytes, shape_flops
 from topology.presets import GPUS
 
-BURSTS = PriceOptions(power=False, host=False)  # as the kernels were timed
+BURSTS = PriceOptions(power=False, host=False)  # the kernels were timed in short bursts
 RELATIVES = {"b300-sxm": "b200-sxm", "gb300": "gb200", "l40s": "a100-sxm", "rtx-pro-6000-server": "b200-sxm"}
 KINDS = (("gemm", "bf16"), ("gemm", "fp8"), ("attention_forward", "bf16"), ("attention_decode", "bf16"))
 LEAST_S, MOST = 50e-6, 250
 
 
 def error(gpu: str, profile: str, op: str, dtype: str) -> float:
-    """Median of predicted by measured, less one."""
+    """Return the median of predicted ÷ measured − 1."""
     points, _ = kernel_file(load_profile(gpu).kernels).table(op, dtype)
     long = np.random.default_rng(3).permutation(np.flatnonzero(points.seconds > LEAST_S))[:MOST]
     costs, found = Costs(load_profile(profile), GPUS[gpu], BURSTS), []

@@ -1,9 +1,9 @@
-"""Make the shipped profiles out of measured kernels: `python tools/build_profiles.py FOLDER_OF_CSV --date DATE`.
+"""Makes the shipped profiles from measured kernels: `python tools/build_profiles.py FOLDER_OF_CSV --date DATE`.
 
-FOLDER holds GPU_gemm.csv.gz, GPU_attention_prefill.csv.gz, GPU_attention_decode.csv.gz, GPU_moe.csv.gz and
-GPU_nccl.csv.gz, as columns with `seconds` last (NVIDIA AIConfigurator's performance database, of which
-`aiconfigurator_tables.py` writes such files). Writes sim/presets/kernels/GPU.safetensors and
-sim/presets/profiles/NAME.json. `profile_coefficients.py` holds the figures that no table has.
+The folder holds GPU_gemm.csv.gz, GPU_attention_prefill.csv.gz, GPU_attention_decode.csv.gz, GPU_moe.csv.gz and
+GPU_nccl.csv.gz, with `seconds` as the last column. `aiconfigurator_tables.py` writes such files from NVIDIA
+AIConfigurator's performance database. The outputs are sim/presets/kernels/GPU.safetensors and
+sim/presets/profiles/NAME.json. `profile_coefficients.py` holds the figures that are in no table.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from topology.spec import GpuSpec  # noqa: E402
 MEASURED = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
 MEASURED |= {"b300": "b300-sxm", "gb300": "gb300", "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000-server"}
 DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16"}
-QUANTIZED = ("fp8", "nvfp4")  # measured from a 16-bit input on: sim.prices.kernel_file
+QUANTIZED = ("fp8", "nvfp4")  # measured with the quantization of a 16-bit input: sim.prices.kernel_file
 SUSTAINED = ("all_reduce", "all_gather", "reduce_scatter")
-SUSTAINED_BYTES = 32 << 20  # the published lines' latency is none of a small message
-HOST_SHARE = 0.25  # of a GPU's PCIe bandwidth, that groups with a direct way to each other pass
+SUSTAINED_BYTES = 32 << 20  # from here on; the published lines' latency does not fit small messages
+HOST_SHARE = 0.25  # of a GPU's PCIe bandwidth: what groups with a direct path reach at least
 COLLECTIVES = {"alltoall": "all_to_all"}
 Columns = dict[str, np.ndarray]
 
@@ -88,15 +88,15 @@ SHAPES = {
 
 
 def columns(folder: Path, short: str) -> Columns:
-    """All measured kernels of a GPU as columns of a file."""
+    """Return all measured kernels of a GPU as columns of a file."""
     gpu = GPUS[MEASURED[short]]
     device = Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s, gpu.sm_count)
     out: Columns = {}
     for file, (op, shape) in SHAPES.items():
         for dtype, rows in by_dtype(read(folder / f"{short}_{file}.csv.gz")).items():
-            if file == "moe":  # the flattest distribution of tokens over experts that was measured
+            if file == "moe":  # the most even measured distribution of tokens over experts
                 flattest = min({r["distribution"] for r in rows})
-                even = flattest == "balanced"  # else a rank of several was timed with more than its share of the tokens
+                even = flattest == "balanced"  # else the timed rank of several had more tokens than its share
                 rows = [r for r in rows if r["distribution"] == flattest and (even or r["ep"] == "1")]
             shapes = shape(rows)
             seconds = np.array([float(r["seconds"]) for r in rows], dtype=np.float32)
@@ -109,11 +109,11 @@ def columns(folder: Path, short: str) -> Columns:
 
 
 def quantizing(shapes: np.ndarray, seconds: np.ndarray, plain: np.ndarray) -> np.ndarray:
-    """What the serving framework's layer takes to quantize its [m, k] input: seconds, and seconds an element.
+    """Estimate the quantization of a layer's [m, k] input: fixed seconds, and seconds for each element.
 
-    The first is what the least of these matmuls takes longer than the least in 16 bits. The second: where many products
-    differ in n alone, a line through their seconds has a matmul's speed for its slope, and at n = 0 what does not
-    depend on n; the median of these, by m k, of the large ones.
+    The fixed part is the difference between the shortest of these matmuls and the shortest in 16 bits. For the other
+    part, a line is fitted through the seconds of matmuls that differ only in n. Its value at n = 0 does not depend on
+    the matmul. The result is the median of these values ÷ (m k) over large inputs.
     """
     start_s = float(seconds.min() - plain.min())
     _, m, n, k = shapes.T.astype(np.float64)
@@ -129,7 +129,7 @@ def quantizing(shapes: np.ndarray, seconds: np.ndarray, plain: np.ndarray) -> np
 def left_out_error(
     op: str, dtype: str, shapes: np.ndarray, seconds: np.ndarray, device: Device, input_s: np.ndarray
 ) -> float:
-    """What `Surface.leave_one_out_error` says, so that no run needs to find it again."""
+    """Compute `Surface.leave_one_out_error`, so that no simulation needs to compute it again."""
     if op not in ("gemm", "attention_forward") or dtype not in device.peak_flops_per_s:
         return 0.1
     count = len(seconds)
@@ -142,7 +142,7 @@ def left_out_error(
 
 
 def save(path: Path, data: Columns) -> None:
-    """A file as `sim.prices.kernel_file` reads it."""
+    """Write a file that `sim.prices.kernel_file` reads."""
     columns: Columns = {}
     for key, array in data.items():
         if key.endswith("|shapes"):
@@ -158,13 +158,13 @@ def save(path: Path, data: Columns) -> None:
         start, end = end, end + array.nbytes
         header[key] = {"dtype": names[array.dtype], "shape": array.shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that columns lie at multiples of 8 as far as their sizes let them
+    text += b" " * (-len(text) % 8)  # aligns the columns to 8 bytes where their sizes allow it
     parts = [np.ascontiguousarray(array).tobytes() for _, array in sorted(columns.items())]
     path.write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *parts]))
 
 
 def collectives(folder: Path, short: str) -> list[dict[str, object]]:
-    """NCCL within a node, 16-bit, by operation and ranks; over PCIe only what a host's links explain (`_direct`)."""
+    """Return 16-bit NCCL collectives within a node by operation and ranks; over PCIe only direct groups."""
     groups: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for row in read(folder / f"{short}_nccl.csv.gz"):
         if row["dtype"] == "half":
@@ -178,8 +178,11 @@ def collectives(folder: Path, short: str) -> list[dict[str, object]]:
 
 
 def _direct(tables: list[dict[str, object]], ranks: int, gpu: GpuSpec) -> bool:
-    """Whether groups of `ranks` had a direct way to each other: with the largest message every operation passed a
-    quarter of a GPU's PCIe bandwidth. Else the table is one host's, on which nobody else's groups should be priced."""
+    """Return whether groups of `ranks` had a direct path on the measured host.
+
+    They had if every operation reached a quarter of a GPU's PCIe bandwidth with the largest message. Otherwise the
+    figures are special to that host, and no other host should be priced by them.
+    """
     if gpu.nvlink:
         return True
     of_size = [t for t in tables if t["ranks"] == ranks]
@@ -188,7 +191,7 @@ def _direct(tables: list[dict[str, object]], ranks: int, gpu: GpuSpec) -> bool:
 
 
 def published_lines(table: Path) -> dict[str, tuple[float, float, float, float, float]]:
-    """Fitted collectives of a table by operation: bytes/s, latency a hop, fixed latency, scale, offset."""
+    """Return a table's fitted collectives by operation: bytes/s, hop latency (s), fixed latency (s), scale, offset."""
     keys = ("bytes_per_s", "latency_per_hop_s", "fixed_latency_s", "scale", "offset")
     return {
         r.data["op"]: tuple(float(r.data[k]) for k in keys)
@@ -200,7 +203,7 @@ def published_lines(table: Path) -> dict[str, tuple[float, float, float, float, 
 def sustained(
     measured: list[dict[str, object]], lines: dict[str, tuple[float, float, float, float, float]]
 ) -> list[dict[str, object]]:
-    """Collectives with large messages, to 16 GiB, by the published lines instead:
+    """Replace large messages of collectives, up to 16 GiB, by the published lines:
 
     seconds = bytes x scale x (1 + offset / ranks) / (bytes/s) + latency x scale x (ranks + offset) + fixed latency.
     """
@@ -219,7 +222,7 @@ def sustained(
 
 
 def fused_points(table: Path, gpu: str) -> list[dict[str, object]]:
-    """Every second row of Liger-Kernel's own measurements, as points of the operators of `validation.fused_rows`."""
+    """Return every second row of Liger-Kernel's measurements as points of the operators in `validation.fused_rows`."""
     groups: dict[tuple[str, str], list[tuple[int, float]]] = {}
     rows = [r for r in read_table(table).rows if r.measured.get("seconds") and r.scenario["calibration"] == gpu]
     for row in rows[::2]:
@@ -239,7 +242,7 @@ def fused_points(table: Path, gpu: str) -> list[dict[str, object]]:
 def profile(
     name: str, date: str, points: list[dict[str, object]], measured: list[dict[str, object]]
 ) -> dict[str, object]:
-    """A profile's file; a GPU that nobody measured borrows its nearest relative's kernels, scaled by the roofline."""
+    """Return a profile's file; a GPU without measurements takes a relative's kernels, scaled by the roofline."""
     relative = RELATIVES.get(name, name)
     kernels = next((short for short, gpu in MEASURED.items() if gpu == relative), "")
     source = f"{GPUS[name].source}; "
@@ -271,11 +274,11 @@ def profile(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--date", required=True, help="of the profiles, YYYY-MM-DD")
+    parser.add_argument("--date", required=True, help="date of the profiles, YYYY-MM-DD")
     parser.add_argument("--fused", type=Path, default=ROOT / "scenarios" / "published" / "liger_kernels.json")
     parser.add_argument("--lines", type=Path, default=ROOT / "scenarios" / "published" / "b200_kernels.json")
     parser.add_argument("--only", nargs="+", choices=COEFFICIENTS, default=list(COEFFICIENTS), metavar="PROFILE")
-    parser.add_argument("--coefficients-only", action="store_true", help="leave the kernel files as they are")
+    parser.add_argument("--coefficients-only", action="store_true", help="do not write kernel files")
     args = parser.parse_args()
     for short, gpu in MEASURED.items():
         if gpu in args.only and not args.coefficients_only:

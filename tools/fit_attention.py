@@ -1,5 +1,8 @@
-"""Print the coefficients of fused attention, fitted to every second row of published tables, with the error on the
-others: `python tools/fit_attention.py flash_attention.json b200_kernels.json`. They go into profile_coefficients.py.
+"""Fits coefficients of fused attention to every second row of published tables, and prints the error on the others.
+
+    python tools/fit_attention.py flash_attention.json b200_kernels.json
+
+The coefficients go into profile_coefficients.py.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from sim.validation.kernel_rows import IMPLEMENTATIONS, OPERATORS, UNFUSED
 from sim.validation.tables import Row, read_table
 from topology.presets import GPUS
 
-FORWARD_SHARE = 0.85  # backward by forward: what FlashAttention-2's H100 rows of both kinds say together
+FORWARD_SHARE = 0.85  # backward's efficiency ÷ forward's, from FlashAttention-2's H100 rows with both
 NAMES = ("efficiency_64", "efficiency_128", "efficiency_256", "ramp_tokens", "backward_share")
 START = np.log([0.5, 0.6, 0.6, 100.0, FORWARD_SHARE])
 
 
 def errors(rows: list[Row], gpu: str, name: str, p: np.ndarray) -> np.ndarray:
-    """log(predicted / measured), priced as the product does (power limit included); `p`: logs of `NAMES`."""
+    """Return log(predicted ÷ measured), with the simulator's prices (power limit included); `p`: logs of `NAMES`."""
     base = load_profile(gpu)
     fitted = {f"{name}_{n}": Coefficient(float(v), "") for n, v in zip(NAMES, np.exp(p), strict=True)}
     costs = Costs(replace(base, coefficients=base.coefficients.changed(fitted)), GPUS[gpu])
@@ -36,7 +39,7 @@ def errors(rows: list[Row], gpu: str, name: str, p: np.ndarray) -> np.ndarray:
 
 
 def by_implementation(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Rows of fused attention by GPU and implementation; the first of every two is fitted."""
+    """Group rows of fused attention by GPU and implementation; the first of every two is fitted."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if "attention" in str(row.data.get("op")) and row.data.get("impl") not in UNFUSED:

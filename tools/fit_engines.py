@@ -1,11 +1,11 @@
-"""Print host seconds of serving engines, fitted to every second row of published tables, with the errors on the others:
+"""Fits host seconds of serving engines to every second row of published tables, and prints the errors on the others.
 
-    python tools/fit_engines.py            # all; minutes, most of them for trtllm
+    python tools/fit_engines.py            # all engines; takes minutes, most of them for trtllm
     python tools/fit_engines.py vllm-0.2
 
-They go into sim/serve/engines.py. The rule, for all alike: rows in order of their id, the first of every two is fitted;
-least squares of log(predicted / measured) over all measured quantities, errors beyond 10 % counted linearly; constants
-named in `Fit.start` are free, all others as the record has them.
+The constants go into sim/serve/engines.py. The rule is the same for all engines. Rows are sorted by id, and the first
+of every two is fitted. The fit minimizes squares of log(predicted ÷ measured) over all measured quantities; errors
+beyond 10 % count linearly. Constants named in `Fit.start` are free, and all others keep the record's values.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Fit:
-    """Which constants of which record are fitted to which rows. `whole`: requests come all at once, so that no price
-    decides what an iteration computes: each row is scheduled once, and its iterations are priced anew."""
+    """Which constants of which record are fitted to which rows.
+
+    `whole`: all requests arrive at once, so prices do not change what an iteration computes. Then each row is scheduled
+    once, and only its iterations are priced again.
+    """
 
     engine: str
     table: str
@@ -70,7 +73,7 @@ FITS = (
 
 
 def changed(engine: Engine, architecture: str, names: list[str], values: Values) -> Engine:
-    """The record with fitted constants, by their names."""
+    """Return the record with the named constants replaced."""
     given = dict(zip(names, values.tolist(), strict=True))
     speed = given.pop("experts_speed", engine.experts_speed)
     times = engine.host_on(architecture)._replace(**given)
@@ -78,7 +81,7 @@ def changed(engine: Engine, architecture: str, names: list[str], values: Values)
 
 
 def errors(fit: Fit, rows: list[Row], values: Values) -> Values:
-    """log(predicted / measured) of all measured quantities of `rows` under these constants."""
+    """Return log(predicted ÷ measured) of all measured quantities of `rows` with these constants."""
     before = ENGINES[fit.engine]
     ENGINES[fit.engine] = changed(before, fit.architecture, list(fit.start), values)
     try:
@@ -98,14 +101,14 @@ def _scenario(row: Row) -> Scenario:
 
 @cache
 def _iterations(table: str, row_id: str) -> tuple[Any, ...]:
-    """What every iteration of a row computes, and how often."""
+    """Return what every iteration of a row computes, and how often."""
     row = next(r for r in read_table(PUBLISHED / f"{table}.json").rows if r.id == row_id)
     served = simulate_serving(_scenario(row))
     return tuple((i.load, i.steps) for r in served.replicas for i in r.iterations)
 
 
 def _rate(row: Row) -> float:
-    """Output tokens a second and GPU, the iterations of the row's schedule priced by the records as they stand."""
+    """Return output tokens/s of each GPU, pricing the iterations of the row's schedule with the present records."""
     s = _scenario(row)
     costs = iteration_costs(s, load_profile(s.calibration))
     seconds = 0.0
@@ -117,7 +120,7 @@ def _rate(row: Row) -> float:
 
 
 def solve(fit: Fit, rows: list[Row]) -> Values:
-    """The constants that meet `rows` best."""
+    """Return the constants that fit `rows` best."""
     start = np.log(list(fit.start.values()))
     found = least_squares(
         lambda p: errors(fit, rows, np.exp(p)),

@@ -1,19 +1,19 @@
-"""All that is measured on a GPU, by one command, into one folder.
+"""Runs all measurements of a GPU and writes them to one folder.
 
     python tools/gpu_all.py FOLDER [--list] [--dry-run] [--only NAME …]
 
-Needs one CUDA GPU (torch with CUDA, nvidia-ml-py for the power loops). In order: `calibrate.run` of the node, fused and
-unfused kernels among it; the loops of one kernel and their power and clocks; every scenario of scenarios/cuda as a real
-run, two ranks on one GPU by NCCL's multi-rank mode; torch's own DDP, FSDP2, tensor parallelism and pipelining beside
-the bundled ones; a Transformers model, full and with adapters; the node's topology. What is in FOLDER already is not
-measured again, so a lost machine costs one measurement. At the end each real run is compared with its simulation, from
-the calibration taken beside it and from `calibrate.run`'s.
+It needs one CUDA GPU (torch with CUDA, nvidia-ml-py for the power loops). The measurements, in this order:
+`calibrate.run` of the node, with fused and unfused kernels; loops of single kernels with power and clocks; every
+scenario of scenarios/cuda as a real run, with two ranks on one GPU by NCCL's multi-rank mode; torch's own DDP, FSDP2,
+tensor parallelism and pipelining beside the bundled ones; a Transformers model, full and with adapters; the node's
+topology. Files that FOLDER already has are not measured again. At the end each real run is compared with two
+simulations, by the calibration between its steps and by that of `calibrate.run`.
 
-`--dry-run` runs the same commands and comparisons on CPU ranks, with two layers of each model and one step (minutes, no
-GPU), so that what would fail at once fails before a GPU is rented; power loops need one and are left out. What it
-writes says nothing of any machine: take a folder of its own.
+`--dry-run` runs the same commands and comparisons on CPU ranks, with two layers of each model and one step. It takes
+minutes and finds mistakes before a GPU is rented. Power loops need a GPU and are left out. Its results say nothing
+about any machine, so give it another folder.
 
-Exit codes: 0 all done, 1 something failed (the rest went on), 2 no GPU, a missing package or a wrong option.
+Exit codes: 0 all done, 1 something failed (the rest still ran), 2 no GPU, a missing package or a wrong option.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 1800.0
 SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # ranks that share a GPU; NCCL 2.30.7 or later
-PACKAGES = {"pynvml": "nvidia-ml-py", "transformers": "transformers", "peft": "peft"}  # by the module imported
-SMALL = {  # of each scenario in a dry run
+PACKAGES = {"pynvml": "nvidia-ml-py", "transformers": "transformers", "peft": "peft"}  # by module
+SMALL = {  # overrides of each scenario in a dry run
     "cluster": "cpu-host",
     "model.layers": "2",
     "model.vocab": "512",
@@ -44,7 +44,7 @@ TORCH_BESIDE = ("dp2_bucketed", "1f1b_pp2", "tp2_sp", "zero3_dp2")  # of scenari
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One measurement: its file in the folder, the command (OUT stands for the file), and its environment."""
+    """One measurement: its file in the folder, its command (OUT stands for the file), and its environment."""
 
     name: str
     command: tuple[str, ...]
@@ -52,14 +52,14 @@ class Work:
     packages: tuple[str, ...] = ()  # keys of PACKAGES
 
     def dry(self) -> Work | None:
-        """The same on a CPU, quickly; None where there is nothing without a GPU."""
+        """Return a quick version on a CPU; None if the measurement needs a GPU."""
         if self.name == "power":
             return None
         command = tuple("cpu" if word == "cuda" else word for word in self.command)
         if "calibrate.run" in command:
             command += ("--quick", "--only", "launch", "--only", "sharing")
         if "calibrate.measure" in command:
-            # The Transformers model is small, and its file says what it is.
+            # The Transformers model is small, and its size is in its own file.
             of_file = "--huggingface" in command
             keys = {k: v for k, v in SMALL.items() if not (of_file and k.startswith("model."))}
             command += (*overrides(keys), "--steps", "1", "--budget", "2")
@@ -67,17 +67,17 @@ class Work:
 
     @property
     def missing(self) -> list[str]:
-        """Packages to install before it can run."""
+        """Return the packages that must be installed before it can run."""
         return [PACKAGES[p] for p in self.packages if find_spec(p) is None]
 
 
 def overrides(keys: dict[str, str]) -> tuple[str, ...]:
-    """The options that set them."""
+    """Return the options that set these keys."""
     return tuple(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))
 
 
 def works() -> list[Work]:
-    """Everything, in the order in which it is worth having."""
+    """Return all measurements, the most useful first."""
     out = [
         Work("node", ("-m", "calibrate.run", "--device", "cuda", "--out", "OUT")),
         Work("power", ("tools/gpu_power.py", "measure", "OUT"), packages=("pynvml",)),
@@ -98,10 +98,10 @@ def works() -> list[Work]:
 
 
 def gpu_name() -> str:
-    """The GPU's name.
+    """Return the GPU's name.
 
     Raises:
-        SystemExit: 2, in one line, where there is none.
+        SystemExit: 2, after one line, if there is no GPU.
     """
     try:
         import torch
@@ -115,10 +115,10 @@ def gpu_name() -> str:
 
 
 def measured(work: Work, folder: Path) -> bool:
-    """Whether it is in the folder, now or already."""
+    """Run the measurement unless its file exists; return whether the file exists now."""
     out = folder / f"{work.name}.json"
     if out.exists():
-        print(f"{work.name}: is there", flush=True)
+        print(f"{work.name}: exists", flush=True)
         return True
     words = [str(out) if word == "OUT" else word for word in work.command]
     print(f"{work.name}: {' '.join(words)}", flush=True)
@@ -131,7 +131,7 @@ def measured(work: Work, folder: Path) -> bool:
 
 
 def compared(folder: Path, changed: tuple[str, ...] = ()) -> None:
-    """Every real run against its simulation, by both calibrations; `changed`: options of the runs' scenarios."""
+    """Compare every real run with its simulation by both calibrations; `changed`: overrides of the runs' scenarios."""
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text())
         scenario = ROOT / "scenarios" / "cuda" / f"{path.stem}.yaml"
@@ -143,7 +143,7 @@ def compared(folder: Path, changed: tuple[str, ...] = ()) -> None:
 
 
 def main() -> None:
-    """Look for a GPU, measure what is missing, compare."""
+    """Find the GPU, measure what is missing, and compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--list", action="store_true", help="print what would be measured, without a GPU")

@@ -1,10 +1,10 @@
-"""What a loop of one kernel loses to a GPU's power limit: measure it, or print what was measured.
+"""Measures or prints how much a loop of one kernel loses to a GPU's power limit.
 
     python tools/gpu_power.py measure FILE.json [--seconds S]     (a CUDA GPU, torch, nvidia-ml-py)
     python tools/gpu_power.py show [FILE.json]                    (scenarios/cuda/h200_power.json)
 
-Every loop starts from rest. `first_s`: a call within the first 50 ms; `settled_s`: the 25th percentile of the second
-half; power and clock: means of the second half.
+Every loop starts on an idle GPU. `first_s`: a call within the first 50 ms. `settled_s`: the 25th percentile of the
+second half. Power and clock are means of the second half.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SQUARES = (2048, 4096, 8192, 16384)
 
 
 def loops() -> dict[str, tuple[Callable[[], object], float]]:
-    """What is repeated, and its flops."""
+    """Return the call that each loop repeats, and its FLOPs."""
     import torch
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -56,7 +56,7 @@ def loops() -> dict[str, tuple[Callable[[], object], float]]:
 
 
 def measure(seconds: float) -> dict[str, Any]:
-    """All loops, `seconds` each."""
+    """Run all loops, `seconds` each."""
     try:
         import pynvml
         import torch
@@ -120,7 +120,7 @@ def _timed(call: Callable[[], object], calls: int) -> float:
 
 
 def show(data: dict[str, Any]) -> list[str]:
-    """A Markdown table; beside matmuls what the shipped profile says, without its power limit and with it."""
+    """Return a Markdown table; matmuls also have the shipped profile's times without and with its power limit."""
     lines = [
         f"| {data['gpu']}, limit {data['limit_w']:.0f} W | first | settled | power | clock "
         "| shipped, burst | shipped, in a step |",
@@ -160,7 +160,7 @@ def _shipped(x: dict[str, Any]) -> list[float]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("measure", "show"))
     parser.add_argument("file", nargs="?", type=Path, default=STORED)

@@ -1,11 +1,10 @@
-"""Compare what was measured on a GPU with its simulation, and write the tables of docs/real_runs.md.
+"""Compares measurements on a GPU with their simulations, and writes the tables of docs/real_runs.md.
 
     python tools/gpu_table.py
 
-Steps: each stored real run simulated three times, from the calibration taken between its steps, from what
-`calibrate.run` measured on that machine beforehand (`scenarios/cuda/h200.json`), and from the shipped profile (of ranks
-that shared one GPU the first alone has a meaning). Kernels: the shipped profile against the points of that file. Power:
-`tools/gpu_power.py show`.
+Steps: each stored real run is simulated with three profiles: the calibration between its steps, that of `calibrate.run`
+on the same machine (`scenarios/cuda/h200.json`), and the shipped one. For ranks that shared one GPU only the first has
+a meaning. Kernels: the shipped profile is compared with the points of that file. Power: `tools/gpu_power.py show`.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ STEPS = """| scenario | ranks | step | own calibration | micro-benchmarks | ship
 |---|---|---|---|---|---|---|---|"""
 KERNELS = """| kernels of h200.json, 0.2 ms and longer | points | shipped ÷ measured, median | error, median | 95 % |
 |---|---|---|---|---|"""
-LEAST_S = 2e-4  # shorter ones were bound by their launches
+LEAST_S = 2e-4  # shorter kernels were limited by their launches
 NAMED = {"flash": "flash2", "cudnn": "cudnn"}
 
 
 def compared(name: str, *options: str) -> dict[str, Any]:
-    """What `sim.compare` finds."""
+    """Return the JSON of `sim.compare`."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "compare.json"
         command = ["sim.compare", f"scenarios/cuda/{name}.yaml", f"{RUNS}/{name}.json", "--json", str(report), *options]
@@ -54,7 +53,7 @@ def compared(name: str, *options: str) -> dict[str, Any]:
 
 
 def step(name: str) -> str:
-    """One line of the steps' table."""
+    """Return one line of the steps' table."""
     ranks = len(json.loads((ROOT / RUNS / f"{name}.json").read_text())["memory"])
     own = compared(name)
     errors = [own["step_time_s"]["error"]]
@@ -68,13 +67,13 @@ def step(name: str) -> str:
 
 
 def steps() -> list[str]:
-    """Of one rank first."""
+    """Return the steps' table, with runs of one rank first."""
     names = sorted(p.stem for p in (ROOT / RUNS).glob("*.json") if p.stem != "expected")
     return [STEPS, *sorted((step(name) for name in names), key=lambda line: line.split("|")[2])]
 
 
 def kernels() -> list[str]:
-    """Matmuls by dtype, attention by direction and the kernel that torch ran."""
+    """Return the kernels' table: matmuls by dtype, attention by direction and kernel."""
     costs, ratios = Costs(load_profile(SHIPPED), GPUS[SHIPPED]), defaultdict(list)
     for table in load_profile(ROOT / OWN).points:
         op, _, backend = table.op.partition(":")
@@ -102,7 +101,7 @@ def _line(name: str, ratio: Any) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Write the tables."""
     text = PAGE.read_text()
     tables = {"gpu": steps(), "gpu kernels": kernels(), "gpu power": show(json.loads(STORED.read_text()))}
     for name, lines in tables.items():

@@ -1,4 +1,4 @@
-"""Print how far the shipped profiles are off on published rows that no fit saw (docs/accuracy.md, "What was fitted").
+"""Prints the shipped profiles' errors on published rows that were not fitted (docs/accuracy.md, "What was fitted").
 
 python -m sim.validate scenarios/published/*.json --json errors.json
 python tools/held_out.py errors.json
@@ -21,11 +21,11 @@ from fit_attention import by_implementation
 from sim.validation.tables import Row, read_table
 
 PUBLISHED = Path(__file__).parents[1] / "scenarios" / "published"
-LARGE_FLOPS = 1e12  # matmuls from here on last long enough for the power limit
+LARGE_FLOPS = 1e12  # larger matmuls last long enough for the power limit
 
 
 class Split(NamedTuple):
-    """Rows of a table that were not fitted, in a line of the output."""
+    """A line of the output: rows of a table that were not fitted."""
 
     title: str
     table: str
@@ -34,35 +34,35 @@ class Split(NamedTuple):
 
 
 def others(rows: Sequence[Row], every: int) -> list[Row]:
-    """All rows but the first of each `every`."""
+    """Return all rows but the first of each `every`."""
     return [row for i, row in enumerate(rows) if i % every]
 
 
 def configurations(rows: list[Row]) -> list[Row]:
-    """All but every fifth configuration, by name."""
+    """Return the rows of all but every fifth configuration, sorted by name."""
     names = others(sorted({row.group for row in rows}), 5)  # type: ignore[type-var]
     return [row for row in rows if row.group in names]
 
 
 def fused(rows: list[Row]) -> list[Row]:
-    """Every second row of each implementation on each GPU."""
+    """Return every second row of each implementation on each GPU."""
     return [row for group in by_implementation(rows).values() for row in others(group, 2)]
 
 
 def of_each_gpu(rows: list[Row]) -> list[Row]:
-    """Every second row of the GPUs whose profiles have the others as points, all rows of other GPUs."""
+    """Return every second row of GPUs whose profiles have the other rows as points, and all rows of other GPUs."""
     gpus = {str(row.scenario["calibration"]): [r for r in rows if r.measured.get("seconds")] for row in rows}
     split = {gpu: [r for r in each if r.scenario["calibration"] == gpu] for gpu, each in gpus.items()}
     return [r for gpu, each in split.items() for r in (others(each, 2) if gpu in ("a100-sxm", "h100-sxm") else each)]
 
 
 def flops(row: Row) -> float:
-    """Of a matmul's row."""
+    """Return the FLOPs of a matmul's row."""
     return 2.0 * np.prod([float(row.data.get(key) or 1) for key in ("batch", "m", "n", "k")])
 
 
 def matmuls(op: str, least_flops: float) -> Callable[[list[Row]], list[Row]]:
-    """Rows of an operator, without every second of those that were fitted: the large ones."""
+    """Return a function that selects an operator's rows, without every second large one, which were fitted."""
 
     def left(rows: list[Row]) -> list[Row]:
         mine = [row for row in rows if row.data.get("op") == op]
@@ -74,7 +74,7 @@ def matmuls(op: str, least_flops: float) -> Callable[[list[Row]], list[Row]]:
 
 
 def grouped(rows: list[Row]) -> list[Row]:
-    """Every second grouped matmul."""
+    """Return every second grouped matmul."""
     return others([row for row in rows if row.data.get("op") == "grouped_gemm"], 2)
 
 
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def inside_interval(e: dict[str, Any]) -> bool:
-    """Whether a measured value lies in its interval."""
+    """Return whether a measured value lies in its interval."""
     low, high = e["interval"]
     return bool(low <= e["measured"] <= high)
 

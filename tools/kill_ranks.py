@@ -1,11 +1,11 @@
-"""Kill real runs at random moments, and look for what is left: no process, and no file but whole ones.
+"""Kills real runs at random moments and checks that no process and no incomplete file is left.
 
     python tools/kill_ranks.py [--kills 50] [--seed 0]
 
-Measurements and calibrations on two ranks are started in turns, each is ended by a signal (terminate, interrupt or
-kill) after a random time between nothing and `--longest` seconds, while Python starts, ranks import, join or work.
-Exit code 1 where a process outlived its command by 30 s, a file was half written, or, where the command could still
-clean up, its temporary folder stayed.
+It starts measurements and calibrations on two ranks in turns. A signal (terminate, interrupt or kill) ends each after a
+random time of up to `--longest` seconds, while Python starts or ranks import, join or work. The exit code is 1 if a
+process lived 30 s longer than its command, a file was incomplete, or a command that could clean up left its temporary
+folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMMANDS = (
 
 
 def kill_once(command: tuple[str, ...], number: signal.Signals, wait_s: float) -> list[str]:
-    """Start, wait, kill; what was wrong afterwards."""
+    """Start a command, wait, kill it, and return what was wrong afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "temporary"
         own.mkdir()
@@ -45,30 +45,30 @@ def kill_once(command: tuple[str, ...], number: signal.Signals, wait_s: float) -
         try:
             running.check_gone(OUTLIVES_S)
         except AssertionError:
-            wrong.append("a process stayed")
+            wrong.append("a process is left")
         python_s_own = code == -number or (number == signal.SIGINT and "KeyboardInterrupt" in errors)
-        if ended is None and code != CODES[number] and not python_s_own:  # Python's own: the command was not up yet
+        if ended is None and code != CODES[number] and not python_s_own:  # else the command had not started yet
             wrong.append(f"exit code {code}: {errors[-300:]}")
         for path in Path(folder).glob("out.json*"):
             try:
                 json.loads(path.read_text())
             except ValueError:
-                wrong.append(f"{path.name} is half a file")
+                wrong.append(f"{path.name} is incomplete")
         if code == CODES[number] and number != signal.SIGKILL and list(own.iterdir()):
             wrong.append(f"left in the temporary folder: {[p.name for p in own.iterdir()]}")
         return wrong
 
 
 def main() -> None:
-    """Kill, count, and say what stayed."""
+    """Kill runs, count, and print what was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--longest", type=float, default=8.0, metavar="SECONDS")
     args = parser.parse_args()
     if sys.platform != "linux":
-        parser.error("looks into /proc, which Linux alone has")
-    # A shell starts what it puts into the background with interrupts ignored, and children would inherit that.
+        parser.error("needs /proc, which only Linux has")
+    # A shell starts background processes with interrupts ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     dice, found = random.Random(args.seed), Counter[str]()
     for i in range(args.kills):
@@ -78,7 +78,7 @@ def main() -> None:
         for line in wrong:
             name = COMMANDS[i % len(COMMANDS)][0]
             print(f"kill {i} ({name}, {number.name} after {wait_s:.2f} s): {line}", flush=True)
-    print(f"{args.kills} kills, {sum(found.values())} things wrong")
+    print(f"{args.kills} kills, {sum(found.values())} errors")
     raise SystemExit(1 if found else 0)
 
 

@@ -1,10 +1,10 @@
-"""Predict each table of steps with every constant that was chosen with it in view chosen again without it.
+"""Predicts each table of steps without the constants that were fitted to it.
 
-python tools/leave_one_out.py [TABLE …]
+    python tools/leave_one_out.py [TABLE …]
 
-A constant that one table alone was fitted to falls back to what its rule starts from without that table: the prior of
-the fit, what was measured on a GPU of our own, or the relative by architecture. docs/accuracy.md ("What was fitted")
-lists these; the others are chosen with no table of steps in view: such a table is predicted as shipped.
+A constant that was fitted to one table only is replaced by its value without that table: the prior of the fit, a
+measurement on another machine, or the nearest relative's by architecture. docs/accuracy.md ("What was fitted") lists
+these constants. A table to which no constant was fitted is predicted with the shipped profiles.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sim.simulation import simulate
 from sim.validation.prediction import profile_named
 from sim.validation.tables import read_table
 
-H200 = {"host_operator_s": 3e-5, "host_step_s": 5e-4}  # plain torch, measured on two machines: the only other hosts
+H200 = {"host_operator_s": 3e-5, "host_step_s": 5e-4}  # plain torch on two machines, the only other hosts
 VTRAIN = {**H200, "host_collective_s": 3e-5, "host_message_s": 1e-4}  # priors of calibrate.fit
 MPT = {
     "attention_efficiency_64": 0.364,
@@ -35,7 +35,7 @@ MPT = {
     "attention_ramp_tokens": 81.0,
     "attention_backward_share": 0.85,
 }  # flash1 as published, the prior
-# By table: what each profile's coefficients are without it. A Hopper host is an A100's times Liger's ratio, 0.96.
+# For each table the profiles' coefficients without it. A Hopper host's is an A100 host's times Liger's ratio, 0.96.
 WITHOUT: Mapping[str, Mapping[str, Mapping[str, float]]] = {
     "vtrain_single_node": {"a100-sxm": VTRAIN},
     "megatron_sc21_table1": {"a100-sxm": {"power_at_peak": 1.17}},  # the prior
@@ -44,14 +44,14 @@ WITHOUT: Mapping[str, Mapping[str, Mapping[str, float]]] = {
 
 
 def without(table: str, profile: Profile) -> Profile:
-    """The profile without what it has from a table."""
+    """Return the profile without the coefficients that it has from a table."""
     changes = WITHOUT.get(table, {}).get(profile.name, {})
     new = {name: Coefficient(value, f"without {table}") for name, value in changes.items()}
     return replace(profile, coefficients=profile.coefficients.changed(new)) if new else profile
 
 
 def errors(path: Path) -> tuple[list[float], list[float]]:
-    """Relative errors of a table's rows: with its constants chosen without it, and as shipped."""
+    """Return relative errors of a table's rows: with constants chosen without it, and with the shipped profiles."""
     left, shipped = [], []
     for row in chosen(read_table(path).rows):
         scenario = parse_scenario({**row.scenario, "name": row.id}, row.id)
@@ -65,7 +65,7 @@ def errors(path: Path) -> tuple[list[float], list[float]]:
 
 def main() -> None:
     asked = sys.argv[1:]
-    print("| table | left out | bias | in view |\n|---|---:|---:|---:|")
+    print("| table | left out | bias | shipped |\n|---|---:|---:|---:|")
     for path in tables():
         if asked and path.stem not in asked:
             continue

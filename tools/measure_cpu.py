@@ -1,11 +1,10 @@
-"""Measure the scenarios of scenarios/cpu on this machine, compare each with its simulation, and write the table of
-docs/real_runs.md.
+"""Measures the scenarios of scenarios/cpu, compares each with its simulation, and writes docs/real_runs.md's table.
 
     python tools/measure_cpu.py [NAME …] [--keep FOLDER | --stored FOLDER] [--budget SECONDS] [--attempts N]
 
-Each is measured until a run was quiet, at most `--attempts` times; of noisy ones the least noisy counts and is marked.
-Rows of scenarios that are not named stay as they are. `--keep` keeps the measured runs; `--stored` takes those that
-were kept and compares them anew.
+Each scenario is measured until a run was quiet, at most `--attempts` times. If all runs were noisy, the least noisy one
+counts and is marked. Rows of other scenarios do not change. `--keep` keeps the measured runs, and `--stored` compares
+kept runs again.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ HEAD = """| scenario | step, measured | simulated | error | noise | pairs | byte
 
 
 def run(command: list[str], allowed: tuple[int, ...]) -> None:
-    """One of the project's commands; ends this one if it fails."""
+    """Run one of the project's commands; if it fails, end this one."""
     done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
     if done.returncode not in allowed:
         raise SystemExit(f"{' '.join(command)}: {done.stderr}")
 
 
 def compared(name: str, run_file: Path) -> dict[str, Any]:
-    """The comparison of a measured run, with `foreign` for what others used."""
+    """Return the comparison of a measured run; `foreign` has the cores that other processes used."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "compare.json"
         run(["sim.compare", f"scenarios/cpu/{name}.yaml", str(run_file), "--json", str(report)], (0, 1))
@@ -45,7 +44,7 @@ def compared(name: str, run_file: Path) -> dict[str, Any]:
 
 
 def measured(name: str, folder: Path, budget: float, attempts: int) -> dict[str, Any]:
-    """The comparison of the least noisy run."""
+    """Measure a scenario and return the comparison of the least noisy run."""
     best: dict[str, Any] = {}
     for i in range(attempts):
         out = folder / f"{name}.try.json"
@@ -62,7 +61,7 @@ def measured(name: str, folder: Path, budget: float, attempts: int) -> dict[str,
 
 
 def row(name: str, r: dict[str, Any]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     step, memory = r["step_time_s"], r["memory"]
     saved, peak = (
         max((m[k]["error"] for m in memory if k in m), key=abs) for k in ("saved_for_backward_bytes", "peak_bytes")
@@ -75,7 +74,7 @@ def row(name: str, r: dict[str, Any]) -> str:
 
 
 def rewrite(rows: dict[str, str]) -> None:
-    """Put rows into the page, in order of their names."""
+    """Write rows into the page, in order of their names."""
     text = PAGE.read_text()
     start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     old = {m[1]: m[0] for m in re.finditer(r"^\| (\w+) \| [\d.]+ ms .*$", text[start:end], re.MULTILINE)}
@@ -84,7 +83,7 @@ def rewrite(rows: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Measure, compare, and write after each."""
+    """Measure and compare scenarios, and write the page after each."""
     every = sorted(p.stem for p in (ROOT / "scenarios" / "cpu").glob("*.yaml"))
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", default=every, metavar="NAME")

@@ -1,15 +1,16 @@
-"""All timed runs that want a quiet machine, by one command: measured, judged and stored.
+"""Runs and stores all timed measurements that need a quiet machine.
 
     python tools/measure_quiet.py [--list] [--only NAME …] [--again] [--attempts 3] [--quick] [--budget 35]
                                   [--folder FOLDER]
 
-In order: `calibrate.run` of this machine (machine.json), every scenario of scenarios/cpu and scenarios/cpu4 as a real
-run, the sleeping stages at four and eight ranks, and the bundled serving engine; into scenarios/measured. Runs and
-machine.json are kept only if others left the machine alone; what was never quiet is named at the end. What is stored
-already is left, unless `--again`. Then each step is predicted from the calibration taken beside it and from
-machine.json, and `sim.regress --update` accepts the errors, which it prints: look at them before you commit.
+The measurements, in this order: `calibrate.run` of this machine (machine.json), every scenario of scenarios/cpu and
+scenarios/cpu4 as a real run, the sleeping stages on four and eight ranks, and the bundled serving engine. Runs and
+machine.json are stored in scenarios/measured only if other processes used almost no cores; those that were never quiet
+are listed at the end. Stored files are measured again only with `--again`. Then each step is predicted by the
+calibration between its steps and by machine.json. `sim.regress --update` accepts the errors and prints them: check them
+before you commit.
 
-Exit codes: 0 all stored, 1 something was never quiet or failed, 2 a wrong option.
+Exit codes: 0 all stored, 1 a measurement was never quiet or failed, 2 a wrong option.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from sim.commands.regress import MACHINE  # noqa: E402
 from sim.inputs.measured_run import QUIET_CORES, load_measured  # noqa: E402
 from sim.prices.profiles import load_profile  # noqa: E402
 
-MOST_BYTES = 200_000  # of a stored run
-APART = {  # by what is written: not runs of a training step, so beside the folder of those
+MOST_BYTES = 200_000  # limit for a stored run
+APART = {  # by output: no runs of a training step, so they are stored beside the folder of those
     "schedules/sleeping": ("-m", "calibrate.schedule_replay", "--ranks", "4", "--ranks", "8", "--json", "OUT"),
     "serving/serve_cpu": ("-m", "calibrate.serving.measure", "scenarios/serve_cpu.yaml", "--out", "OUT"),
 }
 
 
 def scenarios() -> dict[str, Path]:
-    """Name and file of each that is run for real."""
+    """Return name and file of each scenario that is run for real."""
     folders = (ROOT / "scenarios" / "cpu", ROOT / "scenarios" / "cpu4")
     return {p.stem: p for folder in folders for p in sorted(folder.glob("*.yaml"))}
 
 
 def python(*words: str) -> int:
-    """Run this Python in the project's folder; its exit code."""
+    """Run this Python in the project's folder and return its exit code."""
     return subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
 
 
 def measure(scenario: Path, out: Path, attempts: int, budget: float) -> str | None:
-    """Measure until a run was quiet; why none is stored, or None."""
+    """Measure until a run was quiet; return why none is stored, or None."""
     trial, why = out.with_suffix(".try"), ""
     try:
         for _ in range(attempts):
@@ -56,7 +57,7 @@ def measure(scenario: Path, out: Path, attempts: int, budget: float) -> str | No
                 return "calibrate.measure failed"
             run = load_measured(trial)
             if not run.quiet:
-                why = f"never quiet: others kept {run.others_cores:.2g} cores busy"
+                why = f"never quiet: other processes used {run.others_cores:.2g} cores"
                 continue
             if trial.stat().st_size > MOST_BYTES:
                 return f"is larger than {MOST_BYTES} bytes"
@@ -68,7 +69,7 @@ def measure(scenario: Path, out: Path, attempts: int, budget: float) -> str | No
 
 
 def calibrate(out: Path, attempts: int, quick: bool) -> str | None:
-    """Measure this machine until it was quiet; why nothing is stored, or None."""
+    """Calibrate this machine until it was quiet; return why nothing is stored, or None."""
     trial, others = out.with_suffix(".try"), 0.0
     try:
         for _ in range(attempts):
@@ -80,7 +81,7 @@ def calibrate(out: Path, attempts: int, quick: bool) -> str | None:
                 return None
     finally:
         trial.unlink(missing_ok=True)
-    return f"never quiet: others kept {others:.2g} cores busy"
+    return f"never quiet: other processes used {others:.2g} cores"
 
 
 def main() -> None:
@@ -88,9 +89,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--list", action="store_true", help="print what would be measured")
     parser.add_argument("--only", nargs="+", metavar="NAME")
-    parser.add_argument("--again", action="store_true", help="measure what is stored too")
+    parser.add_argument("--again", action="store_true", help="also measure what is stored")
     parser.add_argument("--attempts", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="fewer micro-benchmarks: a minute in place of several")
+    parser.add_argument(
+        "--quick", action="store_true", help="run fewer micro-benchmarks: one minute instead of several"
+    )
     parser.add_argument("--budget", type=float, default=35.0, metavar="SECONDS")
     parser.add_argument("--folder", type=Path, default=ROOT / "scenarios" / "measured")
     args = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Write sim/presets/evidence.json: what the simulator says about published training steps (sim/results/evidence.py).
+"""Writes sim/presets/evidence.json: predictions of published training steps (sim/results/evidence.py).
 
-python tools/predict_published.py [--check]
+    python tools/predict_published.py [--check]
 
-With `--check` nothing is written: the intervals are judged on tables left out. `tests/sim/test_evidence.py` compares a
-sample of the file with the simulator; run this again where it says so.
+`--check` writes nothing and judges the intervals on tables left out. `tests/sim/test_evidence.py` compares a sample of
+the file with the simulator; if it fails, run this command again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from sim.validation.tables import Row as TableRow  # noqa: E402
 from sim.validation.tables import read_table  # noqa: E402
 
 PER_TABLE = 60  # rows at most, spread evenly over a table
-UNLIKE = (", stalled", ", pp and tp")  # groups of ultrascale_h100 that are of other code (its assumptions)
+UNLIKE = (", stalled", ", pp and tp")  # groups of ultrascale_h100 with other code (see the table's assumptions)
 
 
 def chosen(rows: Sequence[TableRow]) -> list[TableRow]:
-    """A table's rows with a step time, at most `PER_TABLE`, without those of other code.
+    """Return a table's rows with a step time, at most `PER_TABLE`, without rows of other code.
 
-    Such are groups that a table itself sets apart, and ZeRO-3 of 2021's DeepSpeed
-    (docs/accuracy_causes.md, "Worst rows").
+    These are groups that a table itself marks, and ZeRO-3 of DeepSpeed in 2021 (docs/accuracy_causes.md, "Worst rows").
     """
     mine = [r for r in rows if "step_time_s" in r.measured and not any(u in r.group for u in UNLIKE)]
     mine = [r for r in mine if r.table != "megatron_sc21_table2" or r.scenario["parallelism"].get("zero") != 3]
@@ -47,20 +46,20 @@ def chosen(rows: Sequence[TableRow]) -> list[TableRow]:
 
 
 def predicted(row: TableRow) -> Row:
-    """A row with what the simulator says."""
+    """Simulate a row and return it with the prediction."""
     scenario = parse_scenario({**row.scenario, "name": row.id}, row.id)
     step_s = simulate(scenario, profile_named(scenario.calibration)).step_time_s
     return Row(row.table, row.id, row.measured["step_time_s"], float(f"{step_s:.9g}"), features_of(scenario))
 
 
 def tables() -> list[Path]:
-    """The shipped tables of training steps."""
+    """Return the shipped tables of training steps."""
     found = sorted((ROOT / "scenarios" / "published").glob("*.json"))
     return [p for p in found if json.loads(p.read_text(encoding="utf-8")).get("kind") == "training_step"]
 
 
 def judge(rows: Sequence[Row]) -> None:
-    """Print for each table how many of its rows lie in intervals made of the other tables' errors, and their width."""
+    """Print for each table how many rows lie in intervals from the other tables' errors, and the intervals' width."""
     by_table: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_table[row.table].append(row)

@@ -1,4 +1,4 @@
-"""The figures of shipped profiles that no table of kernels has, each with where it comes from."""
+"""The figures of shipped profiles that are in no table of kernels, each with its source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NEWER = ("package aiconfigurator_core 0.12.0", ", TensorRT-LLM 1.3.0rc20, the e
 _PCIE_NCCL = (
     ", NCCL 2.27.3 for pairs; groups of 4 and 8 had no direct way on that host, 1 to 5 GB/s each, and are left out"
 )
-# What a profile's source says beside the usual: where its kernels are from, and which engine ran them.
+# Parts of a profile's source that differ: where its kernels are from, and which engine ran them.
 _FROM = {
     "b300-sxm": (_NEWER[0], f"{_NEWER[1]}, NCCL 2.29.2"),
     "gb300": (_NEWER[0], f"{_NEWER[1]}, NCCL 2.29.2"),
@@ -22,11 +22,11 @@ _FROM = {
 
 
 def source_of(gpu: str) -> str:
-    """Where a GPU's measured kernels come from."""
+    """Return the source of a GPU's measured kernels."""
     return _SOURCE.format(*_FROM.get(gpu, ("commit 095f58a", "")))
 
 
-# Whose kernels stand in for a GPU that nobody measured: the nearest relative by architecture.
+# For each GPU without measured kernels the GPU whose kernels it takes: the nearest relative by architecture.
 RELATIVES = {"v100": "a100-sxm", "a100-pcie": "a100-sxm"}
 
 Coefficients = dict[str, tuple[float, str]]
@@ -55,7 +55,7 @@ _LAUNCH = "assumption: an eager framework issues about 200,000 kernels a second 
 
 
 def _flash(name: str, sizes: tuple[float, float, float], ramp: float, share: float, source: str) -> Coefficients:
-    """Efficiency at head sizes 64, 128, 256; ramp in tokens; backward's share: see sim.flash."""
+    """Return efficiencies at head sizes 64, 128 and 256, ramp in tokens, and backward's share of forward's speed."""
     out = {f"{name}_efficiency_{d}": (e, source) for d, e in zip((64, 128, 256), sizes, strict=True) if e}
     return out | {f"{name}_ramp_tokens": (ramp, source), f"{name}_backward_share": (share, source)}
 
@@ -183,7 +183,7 @@ _BACKWARD = "assumption: as FlashAttention's"
 
 
 def _sparse(gpu: str, calls: tuple[int, int], attention: float, scores: float) -> Coefficients:
-    """Efficiency of DeepSeek's sparse attention, where a token is a thread block, and of its indexer's scores."""
+    """Return efficiencies of DeepSeek's sparse attention (one thread block for each token) and of its indexer."""
     heads = ("64 heads, 2,048 keys a token", "32 index heads of 128, causal pairs")
     kernel = _SPARSE.format(gpu, "dsa_attn", heads[0], calls[0], "flash_mla_sparse_fwd", "4,096 tokens")
     index = _SPARSE.format(gpu, "mqa_logits", heads[1], calls[1], "deep_gemm.fp8_mqa_logits", "3e11 flops")
@@ -197,18 +197,18 @@ def _sparse(gpu: str, calls: tuple[int, int], attention: float, scores: float) -
 
 
 def _blackwell(gpu: str, calls: tuple[int, int], attention: float, scores: float) -> Coefficients:
-    """Attention and memory as on a B200; sparse attention of its own."""
+    """Return coefficients of attention and memory as on a B200, and sparse attention of this GPU."""
     return B200_FLASH | BLACKWELL_MEMORY | _sparse(gpu, calls, attention, scores)
 
 
 _SHARE = "a collective's channels by the GPU's SMs: NCCL runs 24 channels, one SM each, within a node"
-_OLDER = ("volta", "ampere")  # their hosts are those of 2022-23
+_OLDER = ("volta", "ampere")  # architectures whose hosts are those of 2022-23
 
 
 def _gpu(name: str, power: str, power_at_peak: float, attention: Coefficients) -> Coefficients:
-    """Coefficients of a shipped GPU; `power`: whose measurement tells its draw, "" where none does.
+    """Return the coefficients of a shipped GPU; `power`: the GPU whose measurement gives its power, "" for none.
 
-    Of such a one nothing is known of what collectives take from its kernels either, for they run over PCIe.
+    A GPU without one has no share of collectives either, as its collectives run over PCIe.
     """
     gpu = GPUS[name]
     older = gpu.architecture in _OLDER
@@ -233,7 +233,7 @@ def _gpu(name: str, power: str, power_at_peak: float, attention: Coefficients) -
 
 
 def _quantizing(name: str, architecture: str) -> Coefficients:
-    """Casts, and matmuls with a scale for 128 numbers by those with one for a tensor; Blackwell's others as a B200."""
+    """Return coefficients of casts, and of matmuls with block scales ÷ those with one scale for each tensor."""
     if architecture not in ("hopper", "blackwell"):
         return {}
     of = name if name in BLOCKWISE else "b200-sxm"

@@ -1,11 +1,11 @@
-"""Are all results of two versions of the project equal to the last digit?
+"""Checks whether all results of two versions of the project are equal to the last digit.
 
-    python tools/same_results.py record FILE            in the one checkout (at its root)
-    python tools/same_results.py compare FILE [NAME …]  in the other: prints what differs
+    python tools/same_results.py record FILE            in the first checkout (at its root)
+    python tools/same_results.py compare FILE [NAME …]  in the second: prints differences
 
-Runs every shipped scenario, variants of some, a search, sweeps, a replay, comparisons and all published tables through
-the commands, and keeps their JSON. `NAME`: only cases whose name contains one of these. Left out are wall times and
-dates. A key that was renamed on purpose stands in `RENAMED`.
+It runs every shipped scenario, variants of some, a search, sweeps, a replay, comparisons and all published tables
+through the commands, and keeps their JSON without wall times and dates. `NAME`: only cases whose name contains one of
+these. Keys that were renamed on purpose are in `RENAMED`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ COMMANDS = {
 
 
 def cases(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Every case: its name, and the command whose JSON is kept. `folder`: for files between commands."""
+    """Yield every case's name and the command whose JSON is kept; `folder` holds files between commands."""
     for path in sorted(Path("scenarios").rglob("*.yaml")):
         if "published" not in path.parts and "measured" not in path.parts:
             yield f"run {path}", ["sim.run", str(path)]
@@ -149,7 +149,7 @@ def cases(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _split(variant: str) -> list[str]:
-    """`a=1 b={c: 2}` as its assignments."""
+    """Split `a=1 b={c: 2}` into its assignments."""
     out: list[str] = []
     for word in variant.split(" "):
         if "=" in word.split(":")[0]:
@@ -160,7 +160,7 @@ def _split(variant: str) -> list[str]:
 
 
 def run(command: list[str]) -> Any:
-    """The JSON that a command prints, or its message and exit code."""
+    """Run a command and return the JSON that it prints, or its exit code."""
     out, err = io.StringIO(), io.StringIO()
     before, hook = sys.argv, sys.excepthook
     sys.argv = [*command, "--json", "-"]
@@ -183,7 +183,7 @@ def run(command: list[str]) -> Any:
 
 
 def plain(data: Any) -> Any:
-    """Without times of the simulator itself, keys as they are called now."""
+    """Remove the simulator's own times, and rename keys to their present names."""
     if isinstance(data, dict):
         return {RENAMED.get(k, k): plain(v) for k, v in data.items() if k not in TIMES}
     if isinstance(data, list):
@@ -192,7 +192,7 @@ def plain(data: Any) -> Any:
 
 
 def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """What differs, key by key. A key that only `now` has is no difference: results may say more."""
+    """Yield the differences key by key. Keys that only `now` has do not count, as results may have new keys."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key, value in before.items():
             if key not in now:
@@ -207,7 +207,7 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
 
 
 def main() -> int:
-    """Record or compare."""
+    """Record or compare; return the exit code."""
     sys.path.insert(0, str(Path.cwd()))
     verb, file, *names = sys.argv[1:]
     recorded = json.loads(gzip.decompress(Path(file).read_bytes())) if verb == "compare" else {}
