@@ -33,11 +33,10 @@ RULE = "|---|---|---|---|---|---|---|"
 INTRO = """# The courses, row by row
 
 Five lecture decks are what this project set out to show: tensor, sequence and context parallelism (000), data
-parallelism and ZeRO (001), pipelines, kernels and inference (002), one GPU (003), model efficiency (004). Each row is
+parallelism and ZeRO (001), pipelines, kernels and inference (002), one GPU (003), model efficiency (004). Each row has
 an item of theirs with its place (deck:lines; "card" is the project's own description), a scenario, a command that shows
-it and a test that holds it. Where a course states a number, ours stands beside it, out of that command's result. Of
-{rows} rows {full} are full; what the other {partial} lack stands under their table, as does the reason where ours
-differs (*).
+the item, and a test that checks it. Where a course states a number, ours stands beside it, from the result of that
+command. {full} of {rows} rows are full. A note (*) under the table says what a partial row lacks, or why ours differs.
 
 `python -m docs.courses` writes this page from `docs/courses.yaml`. Tests run every command, look up every scenario and
 test, and compare every number.
@@ -146,7 +145,7 @@ def page(results: Mapping[str, Any]) -> str:
     """The whole page; `results`: the JSON of the commands of rows with figures."""
     every = list(rows())
     full = sum(row.status == "full" for row in every)
-    out = [INTRO.format(rows=len(every), full=full, partial=len(every) - full)]
+    out = [INTRO.format(rows=len(every), full=full)]
     for letter, title, mine in sections():
         out += [f"## {letter}. {title}\n", HEAD, RULE]
         out += [line(row, results) for row in mine]
