@@ -1,1 +1,1 @@
-"""The space of layouts, bounds of their time and memory, and the best-first search over them."""
+"""Search for the best layouts: the space of layouts, lower bounds of time and memory, best-first search."""

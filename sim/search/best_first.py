@@ -1,10 +1,9 @@
-"""Best-first branch and bound: the part of the space with the least bound is divided next, until every bound is above
-the K-th best time.
+"""Search for the best layouts by best-first branch and bound.
 
-A part is a mesh, a way to run its layers, or a layout. The part of the least bound is divided into smaller ones with
-sharper bounds; a layout is simulated. A part is left out only if its bound is above the `top`-th best simulated time
-(ties are simulated), so with true bounds the best `top` are those of exhaustive search, whatever the order in which
-workers answer. With one worker no part is divided whose bound is above that time.
+A part of the space is a mesh, a way to run its layers, or a layout. The search always takes the part with the least
+lower bound on the step time: it divides a mesh or a way into smaller parts with sharper bounds, and simulates a layout.
+It leaves out a part only if the part's bound is above the `top`-th best simulated time. With true lower bounds the
+best `top` layouts are therefore those of an exhaustive search, in whatever order workers answer.
 """
 
 from __future__ import annotations
@@ -28,10 +27,12 @@ COUNTED = ("enumerated", "legal", "pruned_by_memory", "pruned_by_bound", "evalua
 
 
 class Found(Struct, frozen=True, dict=True):
-    """The best layouts, best first; the Pareto line of time against memory; everything simulated that fits.
+    """Hold the result of a search.
 
-    `counts` by COUNTED: legal = pruned by memory + by bound + evaluated; evaluated = the sum over FATES. `refusals` by
-    reason. `cpu_s`, over all workers: what it took to bound all layouts, and to evaluate those of each fate.
+    `best`: the best layouts, best first. `pareto`: the Pareto front of time and memory. `fitting`: all simulated
+    layouts that fit in memory, best first. `counts`: number of layouts by COUNTED; legal = pruned by memory + pruned by
+    bound + evaluated; evaluated = the sum over FATES. `refusals`: their number by reason. `cpu_s`: CPU seconds of all
+    workers, for bounds and for the evaluations of each fate. `wall_s`: seconds of the search. `cores`: workers' cores.
     """
 
     best: list[Outcome]
@@ -45,10 +46,10 @@ class Found(Struct, frozen=True, dict=True):
 
 
 class BestFirst(Struct, dict=True):
-    """The state of a search: parts by bound, times so far.
+    """Hold the state of a search: the parts by their bounds, and the times so far.
 
-    With `whole_front` a layout is left out only if a simulated one is both faster than its bound and within its least
-    memory, so the Pareto line is that of the whole space.
+    With `whole_front` a layout is left out only if a simulated layout is faster than its bound and needs no more than
+    its least memory. The Pareto front is then that of the whole space.
     """
 
     space: Space
@@ -62,33 +63,33 @@ class BestFirst(Struct, dict=True):
     cpu_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("bounding", *FATES), 0.0))
     _refusals: Counter[str] = field(default_factory=Counter)
     _heap: list[Bounded] = field(default_factory=list)
-    _best_s: list[float] = field(default_factory=list)  # the `top` least times, negated heap
+    _best_s: list[float] = field(default_factory=list)  # a heap of the `top` least times, negated
     _front: list[tuple[float, float]] = field(default_factory=list)
-    _put_back: set[Layout] = field(default_factory=set)  # in the heap again, with their least time
+    _put_back: set[Layout] = field(default_factory=set)  # layouts that are in the heap again, with their least time
 
     def run(self) -> Found:
-        """Search."""
+        """Run the search to its end."""
         begin = time.perf_counter()
-        # Packed once: every task carries the same bytes, and a worker unpacks them once by their hash.
+        # Every task carries the same bytes, so that a worker finds them unpacked already.
         packed = pack(self.space)
-        # No mesh has a bound yet, so all are bounded before anything else.
+        # A bound of 0 puts all meshes first: each must be bounded before any part is divided.
         self._heap = [Bounded(0.0, 0.0, 0, grid, 0) for grid in self._legal_meshes()]
         heapq.heapify(self._heap)
         running: set[Future[Any]] = set()
         while True:
-            # Asked anew each time: workers of a Dask cluster come and go.
+            # The number may change: workers of a Dask cluster come and go.
             slots = self.workers.slots
-            # Tasks go out only when a slot is free. A queued layout would run though a new result has ruled it out.
+            # Tasks are sent only when a slot is free: a new result may rule out a layout that waits in a queue.
             while len(running) < slots and (task := self._next(packed)) is not None:
                 running.add(self.workers.executor.submit(*task))
-            # Nothing runs and nothing was to be started: every part left has a bound above the ceiling.
+            # Nothing runs and nothing can start: every part that is left has a bound above the ceiling.
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 self._take(future.result())
             self.report(self)
-        # What is left was never simulated. It is counted here, so that the counts add up to the legal layouts.
+        # Parts that are left are counted too, so that the counts add up to the legal layouts.
         for left in self._heap:
             self._leave_out(left)
         ranked = sorted(self.fitting, key=_rank)
@@ -105,12 +106,12 @@ class BestFirst(Struct, dict=True):
 
     @property
     def ceiling_s(self) -> float:
-        """The time that the `top`-th best layout takes so far."""
+        """Return the time of the `top`-th best layout so far, in seconds; infinite with fewer than `top` layouts."""
         # With fewer than `top` times the slowest layout may still be among the best, so nothing may be ruled out.
         return -self._best_s[0] if len(self._best_s) == self.top else float("inf")
 
     def _legal_meshes(self) -> list[Grid]:
-        """An illegal mesh counts as one layout."""
+        """Return the legal meshes, and count each illegal one as one layout."""
         found = list(grids(self.space))
         legal = [grid for grid in found if grid_is_legal(self.space, grid)]
         self.counts["enumerated"] += len(found) - len(legal)
@@ -118,46 +119,46 @@ class BestFirst(Struct, dict=True):
 
     @property
     def progress(self) -> float:
-        """How near the least bound has come to the time that it must reach, from 0 to 1."""
+        """Return least bound ÷ ceiling, from 0 to 1; the search ends at 1."""
         if not self._heap:
             return 1.0
         return min(1.0, self._heap[0].bound_s / self.ceiling_s)
 
     def _next(self, packed: bytes) -> tuple[Any, ...] | None:
-        """The next task: divide the part of the least bound, or simulate it."""
+        """Return the next task, a function and its arguments: divide the part with the least bound, or simulate it."""
         if (found := self._pop()) is None:
             return None
-        # A slow layout of little memory may be on the Pareto line, so time alone must not prune it there.
+        # A slow layout that needs little memory may lie on the whole Pareto front, so time alone must not rule it out.
         ceiling_s = math.inf if self.whole_front else self.ceiling_s
-        # The next bound in the heap. Beyond it another part has the better chance to hold something quick. It is never
-        # below this part's own, so a part that is put off with a sharper bound is divided when it comes again.
+        # A part whose sharper bound exceeds the heap's next bound goes back into the heap: the next part is then the
+        # one with the least bound. The heap's next bound is never below this part's, so each part makes progress.
         next_s = min(ceiling_s, self._heap[0].bound_s if self._heap else math.inf)
         part = found.part
         if isinstance(part, Grid):
             return bound_grid, packed, part, self.limit_bytes
         if isinstance(part, Way):
             return bound_way, packed, part, self.limit_bytes, next_s, ceiling_s
-        # Its least time is its place in the heap already. Asking for that again would put it off for ever.
+        # A layout that was put back has its least time as its bound. Testing that again would put it back for ever.
         at_once = self.whole_front or part in self._put_back
         return evaluate, packed, part, self.limit_bytes, math.inf if at_once else next_s
 
     def _pop(self) -> Bounded | None:
-        """The part with the lowest bound, if that is not above the ceiling."""
-        # A tie counts: it may need less memory, and rank before.
+        """Take the part with the least bound from the heap, if that bound is not above the ceiling."""
+        # A layout of equal time may need less memory and so rank before.
         if self._heap and self._heap[0].bound_s <= self.ceiling_s:
             return heapq.heappop(self._heap)
-        # The rest is above the ceiling and of interest for its memory alone.
+        # Parts above the ceiling matter only for the whole Pareto front, by their memory.
         while self.whole_front and self._heap:
             found = heapq.heappop(self._heap)
-            # Both numbers are lower bounds. A point that beats them beats the layout, whatever it really takes.
+            # Both numbers are lower bounds, so a point that beats them beats the layout.
             if not any(t < found.bound_s and m <= found.memory_bytes for t, m in self._front):
                 return found
             self._leave_out(found)
         return None
 
     def _leave_out(self, left: Bounded) -> None:
-        """Count a part whose layouts are too slow by its bound, or a layout that is by its least time."""
-        # Its compiled programs were priced, so it counts as evaluated though no engine ran it in full.
+        """Count a part that is ruled out by its bound, or a layout that is ruled out by its least time."""
+        # A layout with a least time was priced and compiled, so it counts as evaluated though it was not simulated.
         if left.part in self._put_back:
             self._settle("beaten")
         else:
@@ -179,8 +180,8 @@ class BestFirst(Struct, dict=True):
     def _judge(self, result: Outcome) -> None:
         self.cpu_s[result.fate] += result.cpu_s
         point = (result.step_time_s, result.peak_memory_bytes)
-        # A least time is a sharper bound than the mesh's. The layout returns to the heap with it.
-        if result.fate == "beaten":  # so far: its turn may come
+        # A least time is a sharper bound than the layout had. The layout returns to the heap with it.
+        if result.fate == "beaten":  # for now; it is simulated if its least time becomes the least bound
             self._put_back.add(result.layout)
             heapq.heappush(self._heap, Bounded(*point, 2, result.layout))
             return
@@ -190,19 +191,19 @@ class BestFirst(Struct, dict=True):
         if result.fate != "simulated":
             return
         self.fitting.append(result)
-        # heapq pops the least, and here the slowest of the best must go: times are negated.
+        # heapq pops the least number, and the slowest of the best layouts must go: times are negated.
         heapq.heappush(self._best_s, -result.step_time_s)
         if len(self._best_s) > self.top:
             heapq.heappop(self._best_s)
-        # Only undominated points are kept, since each layout that is popped is compared with all of them.
+        # Only undominated points are kept, because each part that is popped is compared with all of them.
         if not any(t <= point[0] and m <= point[1] for t, m in self._front):
             self._front = [f for f in self._front if not (point[0] <= f[0] and point[1] <= f[1])] + [point]
 
 
 def pareto(outcomes: list[Outcome]) -> list[Outcome]:
-    """Those that no other beats in time or memory without losing in the other, fastest first."""
+    """Return the outcomes for which no other needs less memory without being slower, fastest first."""
     line: list[Outcome] = []
-    # In the order of time a point is on the line if it needs less memory than the last one on it.
+    # In the order of time an outcome is on the front if it needs less memory than the last one on it.
     for outcome in sorted(outcomes, key=_rank):
         if not line or outcome.peak_memory_bytes < line[-1].peak_memory_bytes:
             line.append(outcome)

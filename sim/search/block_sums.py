@@ -1,4 +1,4 @@
-"""The blocks of one way to run a model's layers, and sums over those of a stage: seconds, and gradients by bucket."""
+"""Build and price the blocks of one way to run a model's layers, and sum their times by stage."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Signature = tuple[int, ...]  # the sorts of a stage's blocks, first to last
 
 
 class Blocks:
-    """The blocks of one way to run a layer (sp, micro-batch size, recomputation) on a rank, with sums by stage."""
+    """Hold the blocks of a rank for one way to run layers (sp, micro-batch size, recomputation), with sums by stage."""
 
     def __init__(self, scenario: Scenario, prices: GridPrices, rank: int) -> None:
         plan, p = prices.plan, scenario.parallelism
         self.prices, self.scenario = prices, scenario
         shard = _shard(prices, rank)
-        # DualPipe runs one micro-batch's computing beside another's messages, so only computing surely takes time.
+        # With ep_overlap a paired action computes beside another's messages, so only computation surely takes time.
         paired = p.ep_overlap and p.form.pairs
         self.sorts: dict[int, BlockSort] = {}
         numbers: dict[tuple[object, ...], int] = {}
         order, source = [], source_of(scenario)
         for layer in range(scenario.model.layers):
-            # A model has a few sorts of layers (dense, with experts, linear attention). Each is built and priced once.
+            # A model has few sorts of layers (dense, with experts, linear attention). Each is built and priced once.
             sort = numbers.setdefault(source.layer_sort(layer), len(numbers))
             if sort not in self.sorts:
                 self.sorts[sort] = BlockSort(source.layer(layer, shard), prices, paired)
@@ -50,41 +50,42 @@ class Blocks:
         self.sorts[HEAD] = BlockSort(head, prices, paired)
         if modules:
             self.sorts[MTP] = BlockSort(modules[0], prices, paired)
-        # The plan is of the mesh and has a micro-batch of one sequence; the message has this layout's size.
+        # The plan belongs to the mesh and has micro-batches of one sequence; the message needs this scenario's size.
         self.message_bytes = stage_input_bytes(replace(plan, scenario=scenario))
 
     @cached
     def work_s(self, gathered: bool) -> float:
-        """Forward and backward of all blocks at the least, whichever way backward runs."""
-        # By sort and not by layer: a sum over 126 layers for each of thousands of layouts would dominate.
+        """Return the least seconds of one micro-batch's forward and backward of all blocks, whole or split backward."""
+        # Summing by sort is faster than summing 126 layers for each of thousands of layouts.
         counts = Counter({EMBEDDING: 1, HEAD: 1, MTP: self.scenario.model.mtp_layers, **Counter(self.order)})
         return sum(n * self.sorts[sort].work_s(gathered) for sort, n in counts.items() if n)
 
     @cached
     def action_s(self, kind: Kind, stage: Signature, gathered: bool) -> float:
-        """Seconds of an action of a stage: its blocks one after the other."""
-        # A lower bound: in a row a block starts when the one before is done, with streams no freer than for it alone.
+        """Return the seconds of an action of a stage: its blocks one after the other."""
+        # The sum is a lower bound: in a stage each block starts when the one before ends, with no stream freer.
         return sum([self.sorts[s].action_s(kind, gathered) for s in stage])
 
     def zero3_s(self, kind: Kind, stage: Signature, dp: DataParallel) -> tuple[float, float]:
-        """`action_s` with each block's parameters gathered one block ahead, and its gradients reduced behind.
+        """Return `action_s` with ZeRO-3's gathers and reductions, and how much later their stream ends, in seconds.
 
-        Both queue on one stream in the order of the program: a gather, then the reduction of the block before.
-        Second: how much later the stream is done, which holds up the next action's first gather.
+        Each block's parameters are gathered one block ahead, and its gradients are reduced after it. Both queue on one
+        stream in the order of the program: a gather, then the reduction of the block before. The second number delays
+        the first gather of the next action.
         """
         # Backward gathers the last block first.
         blocks = [self.sorts[s] for s in (stage if kind is Kind.F else stage[::-1])]
         gathers = [b.gathers_s for b in blocks]
-        # An input gradient of a split backward completes no weights' gradients, so it has nothing to reduce.
+        # The input-gradient half of a split backward completes no weights' gradients, so it has nothing to reduce.
         reduces = dp.each_micro_batch and kind is Kind.B
-        # The first gather is exposed: nothing of this action runs before it. `stream`: when the data-parallel stream is
-        # free; `arrived`: when the parameters of the block at hand are there; `done`: when computing is.
+        # The first gather is exposed, because nothing of this action runs before it. `stream`: when the data-parallel
+        # stream is free; `arrived`: when the current block's parameters are gathered; `done`: when computation ends.
         stream = arrived = gathers[0] if gathers else 0.0
         done = 0.0
         for i, block in enumerate(blocks):
             here = arrived
             if i + 1 < len(blocks):
-                # FSDP issues the next gather when a block starts, and that is when the block before it is done.
+                # FSDP issues the next gather when a block starts, which is when the block before it ends.
                 stream = max(stream, done) + gathers[i + 1]
             done = max(done, here) + block.action_s(kind, True)
             arrived = stream
@@ -94,7 +95,7 @@ class Blocks:
 
 
 def _shard(prices: GridPrices, rank: int) -> Shard:
-    """The context- and expert-parallel place of a rank of the first stage."""
+    """Return the context- and expert-parallel position of a rank of the first stage."""
     plan = prices.plan
     p = plan.scenario.parallelism
     # Experts are numbered over the ranks of one stage, wherever the mesh puts them.
@@ -103,19 +104,19 @@ def _shard(prices: GridPrices, rank: int) -> Shard:
 
 
 class Cut(Struct, frozen=True, eq=False, dict=True):
-    """A model cut into stages: the sorts of its layers, and of each stage's blocks."""
+    """Hold a model cut into stages: the sorts of its layers, and the sorts of each stage's blocks."""
 
     order: Signature
     stages: tuple[Signature, ...]
 
     def each(self, of_stage: Callable[[Signature], Sequence[float]]) -> Floats:
-        """Numbers of each stage, [stages, numbers]; equal stages are asked for once."""
-        # Middle stages mostly hold the same blocks, so two or three answers serve a pipeline of any length.
+        """Return `of_stage` of each stage, [stages, numbers]; it is called once for equal stages."""
+        # Middle stages mostly hold equal blocks, so two or three calls serve a pipeline of any length.
         known = {stage: of_stage(stage) for stage in dict.fromkeys(self.stages)}
         return np.array([known[stage] for stage in self.stages])
 
     def by_rank(self, form: Form) -> list[Signature]:
-        """The blocks of every pipeline rank."""
+        """Return the sorts of the blocks on each pipeline rank."""
         held: list[Signature] = [()] * form.ranks
         for rank, stage in zip(form.rank_of_stage.tolist(), self.stages, strict=True):
             held[rank] += stage

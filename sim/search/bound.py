@@ -1,12 +1,12 @@
-"""Bounds of every layout of one mesh: a step time it cannot beat, and memory it cannot do with less of.
+"""Bound the step time and the memory of every layout of one mesh from below.
 
-Both come from the very blocks, prices and states that the simulation uses, and are kept by what they depend on: a
-layer is built and priced once per (sp, micro-batch size, recomputation), its gradients' reductions once per ZeRO stage.
+Both bounds use the blocks, prices and states of the simulation. Results are cached by what they depend on: a layer
+once for each (sp, micro-batch size, recomputation), its gradients' reductions once for each ZeRO stage.
 
-Time: an action takes at least the makespan of its blocks, one after the other, with ZeRO-3's gathers and reductions
-on their stream; `sim.search.pipeline_bound` puts actions together. Messages are priced at the cheapest place that the
-mesh gives them. Left out, so the bound stays below: waiting for the data-parallel stream's earlier
-traffic, copies to the host, gathered stage inputs.
+Time: an action takes at least as long as its blocks one after the other, with ZeRO-3's gathers and reductions on their
+stream; `sim.search.pipeline_bound` combines the actions. A message has the price of the cheapest place that the mesh
+gives it. The bound leaves out waits for earlier traffic of the data-parallel stream, copies to the host, and gathers of
+stage inputs.
 
 Memory: exact states, and the activations of the forwards that a schedule runs before its first backward.
 """
@@ -46,13 +46,13 @@ from sim.search.space import (
     ways_of,
 )
 
-ROUNDING = 1 - 1e-9  # sums here run in another order than the engine's
+ROUNDING = 1 - 1e-9  # keeps a bound below the simulated time though the engine adds in another order
 
 
 class Bounded(NamedTuple):
-    """A part of the space with its bounds. Parts sort by these; equal ones by `depth` in one fixed order.
+    """Hold a part of the space with its bounds in seconds and bytes. Parts sort by bounds, then by `depth` and part.
 
-    `depth`: 0 for a mesh, 1 for a way to run its layers, 2 for a layout. `legal`: so many legal layouts are in it.
+    `depth`: 0 for a mesh, 1 for a way to run its layers, 2 for a layout. `legal`: the number of its legal layouts.
     """
 
     bound_s: float
@@ -63,41 +63,41 @@ class Bounded(NamedTuple):
 
 
 class Bounds(Struct, frozen=True):
-    """What a mesh or a way was divided into, without what the bounds rule out; `counts`: layouts by their outcome."""
+    """Hold the parts of a mesh or a way that the bounds do not rule out; `counts`: number of layouts by outcome."""
 
     bounded: list[Bounded]
     counts: Counter[str]
-    cpu_s: float = 0.0  # that it took
+    cpu_s: float = 0.0  # of computing the bounds
 
 
 class GridSearch:
-    """Bounds the ways and layouts of one mesh; what layouts share is computed once."""
+    """Bound the ways and layouts of one mesh; results that layouts share are computed once."""
 
     def __init__(self, space: Space, grid: Grid, prices: GridPrices, limit_bytes: float) -> None:
         self.space, self.grid, self.prices, self.limit_bytes = space, grid, prices, limit_bytes
         self.scale = _fault_scale(space.base)
         self._blocks: dict[tuple[object, ...], list[Blocks]] = {}
-        self._of_order: dict[Signature, Blocks] = {}  # an example: those of one order have the same parameters
+        self._of_order: dict[Signature, Blocks] = {}  # one example each: blocks of one order have equal parameters
 
     def ways(self) -> Bounds:
-        """The ways to run layers on the mesh, a legal one, each with the least work of its layouts."""
+        """Return the ways to run layers on the mesh, which is legal, each with the least work of its layouts."""
         bounded, counts = [], Counter[str]()
         for way in ways_of(self.space, self.grid):
             found = list(layouts_of(self.space, way))
             legal = [x for x, fine in found if fine]
             counts.update(enumerated=len(found), legal=len(legal))
             if legal:
-                # Of all that decides the least work, layouts of a way differ in this alone (see `blocks`).
+                # The least work of a way's layouts differs only by whether their schedule pairs (see `blocks`).
                 examples = {schedule_form(self.space, x).pairs: x for x in legal}.values()
                 bounded.append(Bounded(min(map(self.least_work_s, examples)), 0.0, 1, way, len(legal)))
         return Bounds(bounded, counts)
 
     def layouts(self, way: Way, patience_s: float, ceiling_s: float) -> Bounds:
-        """The layouts of a way that may fit in memory and take no longer than `ceiling_s`; or the way itself, where
-        its work alone takes longer than `patience_s`."""
+        """Return the layouts of a way that may fit in memory and take at most `ceiling_s` seconds; or the way itself,
+        with a sharper bound, if its work alone takes longer than `patience_s` seconds."""
         legal = [x for x, fine in layouts_of(self.space, way) if fine]
-        # Sums of whole gradients only add work, so the blocks of ZeRO-0 and 1 are not built for a way that is put off.
-        # ZeRO-3 gathers, but may stop computing again earlier.
+        # Additions of unsharded gradients (ZeRO-0 and 1) only add work, so their blocks are built only for ways that
+        # are not put off. ZeRO-3 adds gathers, but its recomputation may stop earlier, so it is bounded by itself.
         if (work_s := min(map(self.work_bound_s, {x if x.zero == 3 else _least_zero(x) for x in legal}))) > patience_s:
             return Bounds([Bounded(work_s, 0.0, 1, way, len(legal))], Counter())
         bounded, counts = [], Counter[str]()
@@ -110,9 +110,9 @@ class GridSearch:
         return Bounds(bounded, counts)
 
     def _bounded(self, x: Layout, ceiling_s: float) -> Bounded | Literal["pruned_by_memory", "pruned_by_bound"]:
-        """A layout with its bounds, the cheap ones first, or which of them rules it out."""
-        # From the cheapest test to the dearest, as each spares those after it: states, for which no blocks of its own
-        # are built, work, all memory, the pipeline's bound.
+        """Return a layout with its bounds, or the name of the bound that rules it out."""
+        # From the cheapest test to the most expensive: states (no blocks of the layout's own), work, all memory, the
+        # pipeline's bound.
         if self._states_alone(x) > self.limit_bytes:
             return "pruned_by_memory"
         if self.work_bound_s(x) > ceiling_s:
@@ -121,7 +121,7 @@ class GridSearch:
             return "pruned_by_memory"
         if (bound := self.bound_s(x)) > ceiling_s:
             return "pruned_by_bound"
-        # Only a searched schedule decides its forwards by seconds, which takes prices that others need not.
+        # Only a searched schedule chooses its forwards by seconds, so only it needs prices for its memory.
         if FORMS[x.schedule].follows_times and (memory := self.memory_bytes(x, True)) > self.limit_bytes:
             return "pruned_by_memory"
         return Bounded(bound, memory, 2, x)
@@ -129,7 +129,7 @@ class GridSearch:
     # --- memory
 
     def _states_alone(self, x: Layout) -> float:
-        """Bytes of parameters, gradients and optimizer on the worst rank, the same for every recomputation."""
+        """Return bytes of parameters, gradients and optimizer on the worst rank; recomputation does not change them."""
         form = form_of(x.schedule, x.pp, x.virtual_stages)
         return self._most_state_bytes(x.zero, form, self.cut(self.blocks(_least_work(x))[0].order, form))
 
@@ -138,59 +138,59 @@ class GridSearch:
         return float(self._state_bytes(zero, form, cut).max()) * ROUNDING
 
     def memory_bytes(self, x: Layout, timed: bool = False) -> float:
-        """Bytes that the worst rank needs at the least; `timed`: by the seconds of actions, where they decide it."""
+        """Return the least bytes of the worst rank; `timed`: use the actions' seconds if the schedule follows them."""
         blocks, form = self.blocks(x)[0], form_of(x.schedule, x.pp, x.virtual_stages)
         cut = self.cut(blocks.order, form)
-        # By pipeline rank; the fullest one decides.
+        # By pipeline rank; the fullest rank decides.
         kept = self._state_bytes(x.zero, form, cut) + self._activation_bytes(blocks, form, cut, self._micro_batches(x))
         if timed and (count := self._searched_forwards(x, blocks, cut)) > 1:
-            # Its other ranks are not known to begin with more forwards than one.
+            # Only rank 0 is known to run more than one forward first.
             saved, _, backward = self._stage_bytes(blocks, cut)
-            # The arrays are cached, and changing one in place would change the bound of the next layout.
+            # Arrays are cached: a change in place would change the bound of the next layout.
             kept = kept.copy()
-            # Rank 0 keeps `count` micro-batches when its first backward starts, and running that takes `backward` more.
+            # Rank 0 keeps `count` micro-batches when its first backward starts, which needs `backward` bytes more.
             first = self._state_bytes(x.zero, form, cut)[0] + count * saved[0] + backward[0]
             kept[0] = max(kept[0], first)
         return float(kept.max()) * ROUNDING
 
     @cached
     def _state_bytes(self, zero: int, form: Form, cut: Cut) -> Floats:
-        """Exact states and what gathering them takes, by pipeline rank."""
+        """Return the exact bytes of states and of gathered parameters, by pipeline rank."""
         found: dict[Signature, float] = {}
         for held in cut.by_rank(form):
             if held not in found:
-                # The very function that the simulation's memory uses, so states are exact and no bound.
+                # The function of the simulation's memory: states are exact.
                 s = states(self.prices.plan, [self._stage(zero, cut.order, held)])
                 found[held] = s.parameters + s.gradients + s.optimizer + s.gathered
         return np.array([found[held] for held in cut.by_rank(form)])
 
     @cached
     def _activation_bytes(self, blocks: Blocks, form: Form, cut: Cut, m: int) -> Floats:
-        """What the forwards before a rank's first backward keep, or one micro-batch of any of its stages."""
+        """Return the larger of what the forwards before a rank's first backward keep and one micro-batch, in bytes."""
         saved, forward, backward = self._stage_bytes(blocks, cut)
-        # Any schedule runs each of its stages once, with at least that micro-batch's activations there.
+        # Any schedule runs each stage, and then at least that micro-batch's activations are present.
         single = form.most(saved + np.maximum(forward, backward))
         if self.space.training.activation_offload:
             return single
-        # When the first backward starts, all forwards before it are kept. Which stage it is of is the schedule's
-        # choice, so the least backward counts.
+        # When the first backward starts, all forwards before it are kept. The schedule chooses the stage of this
+        # backward, so the least one counts.
         many = np.bincount(form.rank_of_stage, form.forwards_first(m) * saved, form.ranks)
         return np.maximum(single, many + form.least(backward))
 
     def _searched_forwards(self, x: Layout, blocks: Blocks, cut: Cut) -> float:
-        """Of rank 0, before its first backward; 1 where its forward's longest time is not known."""
+        """Return rank 0's number of forwards before its first backward; 1 if a forward's longest time is unknown."""
         p, prices = self.space.base.parallelism, self.prices
         first_forwards = FORMS[x.schedule].first_forwards
-        # Scattered messages are gathered on arrival, for a time that is no part of the forward's program here.
+        # Scattered messages are gathered on arrival, which is no part of the forward's program here.
         scattered = p.p2p_scatter and x.tp > 1 and not x.sp
-        # The list is chosen by exact seconds. Where ranks or places differ, only least times are known here.
+        # The schedule is searched with exact seconds. If ranks or places differ, only least times are known here.
         if first_forwards is None or self.space.training.activation_offload or not prices.alike or scattered:
             return 1.0
         gathered = self._gathered(x)
         gathers = [blocks.sorts[s].gathers_s for s in cut.stages[0]] if gathered else []
-        slowed = prices.costs.coefficients.collective_sm_share  # what computing beside them takes longer
+        slowed = prices.costs.coefficients.collective_sm_share  # by which computation beside a collective is slowed
         t = self._alone(blocks, cut, gathered)
-        # An upper bound here, unlike everywhere else: the longer the forward may take, the fewer forwards are sure.
+        # Here an upper bound is needed: the longer a forward may take, the fewer forwards are sure.
         waits_s = sum(gathers) * (1.0 + slowed)
         return first_forwards(p.schedule_memory, self._micro_batches(x), t.forward, t.input_grad, waits_s)
 
@@ -200,7 +200,7 @@ class GridSearch:
 
     @cached
     def _stage_bytes(self, blocks: Blocks, cut: Cut) -> tuple[Floats, Floats, Floats]:
-        """See `memory_bound.stage_bytes`; by stage."""
+        """Return `memory_bound.stage_bytes` of each stage."""
         offload = self.space.training.activation_offload
         each = cut.each(lambda stage: stage_bytes([blocks.sorts[s] for s in stage], offload))
         saved, forward, backward = each.T
@@ -209,21 +209,21 @@ class GridSearch:
     # --- time
 
     def work_bound_s(self, x: Layout) -> float:
-        """The work of all stages shared evenly by the ranks: a bound for every schedule and ZeRO stage at once."""
+        """Return the work of all stages divided by the pipeline ranks, in seconds: a bound for every schedule."""
         work_s = self.blocks(x)[0].work_s(self._gathered(x))
-        # The slowest rank has at least the mean work. Bubbles, messages and the optimizer are left out.
+        # The slowest rank has at least the mean work.
         return self._micro_batches(x) * work_s / x.pp * self.scale * ROUNDING
 
     def least_work_s(self, x: Layout) -> float:
-        """The same for all recomputations and ZeRO stages at once: what does without either is in all of them."""
-        # One answer for dozens of layouts. Full recomputation and ZeRO-3's gathers only add work.
+        """Return the work bound without recomputation and ZeRO: a bound for all recomputations and ZeRO stages."""
+        # Recomputation and ZeRO-3's gathers only add work.
         return self.work_bound_s(_least_work(x))
 
     def bound_s(self, x: Layout) -> float:
-        """Seconds that a step of the layout takes at the least."""
+        """Return the lower bound of the layout's step time in seconds."""
         form, m = form_of(x.schedule, x.pp, x.virtual_stages), self._micro_batches(x)
         bound = 0.0
-        # A step ends with its last rank, so the largest of the ranks' bounds is a bound.
+        # A step ends when its last rank ends, so the largest bound of a rank bounds the step.
         for blocks in self.blocks(x):
             cut = self.cut(blocks.order, form)
             t, end = self.stage_seconds(x, blocks, form, cut), self._epilogue_s(x.zero, form, cut)
@@ -235,31 +235,31 @@ class GridSearch:
         return self.space.training.global_batch_size // (x.micro_batch_size * x.dp)
 
     def _gathered(self, x: Layout) -> bool:
-        """Whether every action gathers its parameters."""
+        """Tell whether every action gathers its parameters."""
         return x.zero == 3 and self.prices.dp(3).reshard
 
     def stage_seconds(self, x: Layout, blocks: Blocks, form: Form, cut: Cut) -> StageSeconds:
-        """Seconds by stage, with what of data parallelism cannot be hidden."""
+        """Return the seconds of each stage's actions, with the data-parallel communication that nothing hides."""
         dp, none = self.prices.dp(x.zero), np.zeros(len(cut.stages))
         alone = self._alone(blocks, cut, self._gathered(x))
         queued, lag = self._queued(blocks, cut) if self._gathered(x) else (alone, none)
-        # with ZeRO-3 the last backward waits for its gathers too, and its reductions hide under all of that
+        # With ZeRO-3 the last backward includes its gathers, and reductions may hide under all of it.
         last = queued.weight_grad if form.backward == "split" else queued.backward
         total, final = self._reductions_s(x.zero, cut)
-        # Beside the forward, ZeRO-1 and 2 gather updated parameters. The first forward cannot end before the last of
-        # them.
+        # ZeRO-1 and 2 gather updated parameters during the forward. The first forward cannot end before the last
+        # gather.
         gathered = self._gathers_s(x.zero, cut) if dp.zero in (1, 2) and dp.gather_overlap else none
         # Reductions of the last backward may hide under it, but no longer than it takes.
         return StageSeconds(alone, queued, lag, *self._sends(blocks, form), np.maximum(final, total - last), gathered)
 
     @cached
     def _alone(self, blocks: Blocks, cut: Cut, gathered: bool) -> Actions:
-        """Actions of all stages, block after block."""
+        """Return the seconds of all stages' actions, block after block."""
         return Actions(*cut.each(lambda stage: [blocks.action_s(kind, stage, gathered) for kind in KINDS]).T)
 
     @cached
     def _queued(self, blocks: Blocks, cut: Cut) -> tuple[Actions, Floats]:
-        """With ZeRO-3's gathers; a weight gradient has none. Second: the lag of `StageSeconds`."""
+        """Return the seconds of actions with ZeRO-3's gathers (weight gradients have none), and `StageSeconds.lag`."""
         dp, kinds = self.prices.dp(3), (Kind.F, Kind.B, Kind.I)
         each = cut.each(lambda stage: [seconds for k in kinds for seconds in blocks.zero3_s(k, stage, dp)])
         f, _, b, lag, i, _ = each.T
@@ -267,12 +267,12 @@ class GridSearch:
 
     def _sends(self, blocks: Blocks, form: Form) -> tuple[Floats, Floats]:
         p = blocks.scenario.parallelism
-        # Without sequence parallelism Megatron can send 1 / tp of a tensor that all tp ranks hold.
+        # Without sequence parallelism all tp ranks hold the same tensor, so each may send 1 / tp of it.
         return self._sends_of(form, blocks.message_bytes / (p.tp if p.p2p_scatter and not p.sp else 1))
 
     @cached
     def _sends_of(self, form: Form, size: float) -> tuple[Floats, Floats]:
-        """Messages of each stage's result, forward and back; none from a chain's ends or to the same rank."""
+        """Return the seconds of each stage's message forward and back; 0 at a chain's ends and to the same rank."""
         forward, backward = np.zeros(len(form.rank_of_stage)), np.zeros(len(form.rank_of_stage))
         rank = form.rank_of_stage.tolist()
         for chain in form.chains:
@@ -283,9 +283,9 @@ class GridSearch:
 
     @cached
     def _reductions_s(self, zero: int, cut: Cut) -> tuple[Floats, Floats]:
-        """Seconds of each stage's gradient reductions of one micro-batch, and of those after its last computation."""
+        """Return, by stage, the seconds of a micro-batch's gradient reductions, and of those after all computation."""
         dp, sort_of = self.prices.dp(zero), self._of_order[cut.order].sorts
-        # Then the epilogue holds the reductions. Counting them here too would count them twice.
+        # Here the epilogue contains the reductions; they must not count twice.
         if dp.at_the_end and not dp.each_micro_batch and dp.zero < 3:
             return np.zeros(len(cut.stages)), np.zeros(len(cut.stages))
         total, final = cut.each(lambda stage: self.prices.reductions_s([sort_of[s].gradients for s in stage], dp)).T
@@ -293,7 +293,7 @@ class GridSearch:
 
     @cached
     def _gathers_s(self, zero: int, cut: Cut) -> Floats:
-        """Seconds in which each stage's parameters are gathered once."""
+        """Return the seconds of gathering each stage's parameters once."""
         dp, sort_of = self.prices.dp(zero), self._of_order[cut.order].sorts
 
         def seconds(stage: Signature) -> list[float]:
@@ -304,8 +304,8 @@ class GridSearch:
 
     @cached
     def _epilogue_s(self, zero: int, form: Form, cut: Cut) -> Floats:
-        """Clipping, optimizer and exposed gathers, by pipeline rank."""
-        # The first and the last rank all-reduce the gradient of tied embeddings; with one rank there is nothing to add.
+        """Return the seconds of clipping, optimizer and exposed gathers, by pipeline rank."""
+        # The first and the last rank all-reduce the gradient of tied embeddings.
         tied_model = self.space.base.model.tied_embeddings and form.ranks > 1
         found: dict[tuple[Signature, bool], float] = {}
         out = []
@@ -319,13 +319,12 @@ class GridSearch:
 
     @cached
     def _stream_bound_s(self, zero: int, form: Form, cut: Cut, m: int) -> float:
-        """The data-parallel stream of the busiest rank: all that it carries, one after the other, then the epilogue."""
+        """Return the seconds of the busiest rank's data-parallel collectives, one after the other, and its epilogue."""
         dp, runs = self.prices.dp(zero), m // form.copies
-        # NCCL runs the collectives of a communicator one after the other, so the stream's sum is a bound by itself.
+        # NCCL runs the collectives of a communicator one after the other, so their sum is a bound.
         seconds = self._reductions_s(zero, cut)[0] * (runs if dp.each_micro_batch else 1)
         if zero == 3:
-            # Forward and backward gather the parameters anew where these are freed after each
-            # (`reshard_after_forward`).
+            # With `reshard_after_forward` the forward and the backward both gather the parameters.
             seconds = seconds + self._gathers_s(zero, cut) * (2 * runs if dp.reshard else 1)
         elif dp.zero and dp.gather_overlap:
             seconds = seconds + self._gathers_s(zero, cut)
@@ -335,13 +334,13 @@ class GridSearch:
     # --- what layouts share
 
     def blocks(self, x: Layout) -> list[Blocks]:
-        """The blocks of a layout, for each rank that is bounded."""
+        """Return the blocks of a layout, for each rank that is bounded."""
         s = self.space
-        # The key holds all that changes a block or its price. A missing part would hand out wrong blocks.
+        # The key must hold everything that changes a block or its price.
         paired = bool(s.fixed.get("ep_overlap")) and schedule_form(s, x).pairs
-        # Recomputing the first n layers of each stage makes blocks depend on the cut; all else does not.
+        # Blocks depend on the cut into stages only if the first n layers of each stage are recomputed.
         by_stage = s.recomputes[x.recompute].layers is not None
-        # Sums of whole gradients (`accumulated` of `sim.models.dims`) change the weights' part of a backward.
+        # Additions of unsharded gradients (`accumulated` of `sim.models.dims`) change the weight-gradient half.
         whole = x.zero < 2 or s.accumulates(x.pp, x.zero)
         stops_early = x.zero == 3 and s.recomputes[x.recompute].mode == "full"  # see `models.recompute`
         cut_of = (x.schedule, x.virtual_stages) if by_stage else None
@@ -354,13 +353,13 @@ class GridSearch:
         return self._blocks[key]
 
     def cut(self, order: Signature, form: Form) -> Cut:
-        """The sorts of blocks of every schedule stage."""
+        """Return the model's cut into the stages of a schedule."""
         whole = self._cut(order, len(form.chains[0]))
         return whole if form.copies == 1 else self._copied(whole, form)
 
     @cached
     def _cut(self, order: Signature, count: int) -> Cut:
-        """Into so many stages; schedules of equal numbers of stages share it, and all that follows from it."""
+        """Cut the model into `count` stages; schedules with equally many stages share the cut and its results."""
         m = self.space.base.model
         layers = stage_layers(self.space, count)
         first, out = 0, []
@@ -372,23 +371,23 @@ class GridSearch:
 
     @cached
     def _copied(self, cut: Cut, form: Form) -> Cut:
-        """Of a schedule whose ranks hold the model several times."""
+        """Repeat the stages for a schedule whose ranks hold the model several times."""
         return Cut(cut.order, tuple([cut.stages[i] for i in form.part_of_stage.tolist()]))
 
 
 def _least_zero(x: Layout) -> Layout:
-    """The layout with the ZeRO stage that has the least work: no sums of whole gradients, nothing gathered."""
+    """Return the layout with the ZeRO stage of the least work: no unsharded gradients to add, no gathers."""
     return x._replace(zero=2 if x.dp * x.cp > 1 else 0)
 
 
 def _least_work(x: Layout) -> Layout:
-    """The same, with nothing computed again."""
+    """Return the layout with the ZeRO stage of the least work, without recomputation."""
     return _least_zero(x)._replace(recompute="none")
 
 
 def _fault_scale(scenario: Scenario) -> float:
-    """How much faster than priced faults can make a step: links scaled the other way; jitter without end."""
+    """Return the factor, at most 1, by which faults may make a step faster than priced; 0 with jitter."""
     if has_jitter(scenario):
         return 0.0
-    # Prices here know no faults. What is slower only adds time; a link that is quicker lowers the bound.
+    # Prices here have no faults. A slower link only adds time; a faster link lowers the bound.
     return min([1.0, *(1 / scale for scale in link_scales(scenario).values())])

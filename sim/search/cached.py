@@ -1,4 +1,4 @@
-"""A method whose results are kept in its object."""
+"""Cache a method's results in its object."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Result = TypeVar("Result")
 def cached(
     method: Callable[Concatenate[Owner, Arguments], Result],
 ) -> Callable[Concatenate[Owner, Arguments], Result]:
-    """Keep a method's results by its arguments, for as long as its object lives.
+    """Cache a method's results by its arguments, for as long as its object lives.
 
-    `functools.cache` on a method would keep every object for as long as the class lives. Arguments that compare by
-    identity stay alive in the keys, so none is taken for another. Pass them by position.
+    `functools.cache` on a method would keep every object alive for as long as the class. The keys keep arguments alive,
+    so two arguments that compare by identity are never confused. Pass arguments by position.
     """
     name = f"{method.__name__} by arguments"
 
     @wraps(method)
     def kept(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        # In the object's own `__dict__`: a cache goes when its object does, and frozen Structs with a dict allow it.
+        # The object's own `__dict__` goes when the object does, and frozen Structs with `dict=True` have one.
         results: dict[Hashable, Result] = vars(self).setdefault(name, {})
-        # Not `get`: None may be a result.
+        # `get` cannot tell a missing result from None, which may be a result.
         if args not in results:
             results[args] = method(self, *args, **kwargs)
         return results[args]

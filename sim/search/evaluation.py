@@ -1,6 +1,6 @@
-"""What a search's workers do: bound the parts of a mesh, simulate one layout.
+"""Run a search's tasks in its workers: bound the parts of a mesh, simulate one layout.
 
-Plain functions of pickled data, so that they run in this process, in others and on a Dask cluster alike.
+The tasks are plain functions of pickled data, so they run in this process, in others and on a Dask cluster.
 """
 
 from __future__ import annotations
@@ -33,67 +33,70 @@ from topology.network import Network
 
 Fate = Literal["too_large", "beaten", "refused", "simulated"]
 FATES: tuple[Fate, ...] = get_args(Fate)
-KEPT_PROGRAMS = 32  # ways to run layers whose compiled programs a worker keeps
-KEPT_MESHES = 256  # whose blocks and prices a worker keeps: without them each of their ways would build and price anew
+KEPT_PROGRAMS = 32  # layouts that differ in more than the schedule, whose compiled programs a worker keeps
+KEPT_MESHES = 256  # meshes whose blocks and prices a worker keeps for all ways to run layers on them
 
 
 class Outcome(NamedTuple):
-    """One evaluated layout, and what became of it: it does not fit; it is too slow even as if links carried everything
-    at once, `step_time_s` being a least time; the simulator refuses it; it was simulated in full."""
+    """Hold what became of one evaluated layout.
+
+    `fate`: "too_large" (it does not fit in memory), "beaten" (its least time is too long; `step_time_s` is that least
+    time), "refused" (by the simulator or the trainer) or "simulated" (in full). Unknown times and memory are infinite.
+    """
 
     layout: Layout
     fate: Fate
     step_time_s: float
     peak_memory_bytes: float
-    cpu_s: float  # that evaluating it took
-    reason: str = ""  # of a refusal
+    cpu_s: float  # of the evaluation
+    reason: str = ""  # why it was refused
 
 
 class _Tools(NamedTuple):
-    """What all tasks of one search share in a process."""
+    """Hold what all tasks of one search share in a process."""
 
     space: Space
     profile: Profile
     costs: Costs
     network: Network
-    programs: dict[Program, Program]  # of blocks, each once for all meshes
+    programs: dict[Program, Program]  # programs of blocks, one copy of each for all meshes
 
 
 def pack(space: Space) -> bytes:
-    """The search's data for its workers, its profile included, so that they need no files."""
-    # Pickled here once. Executors would otherwise pickle the space anew for each of thousands of tasks.
+    """Return the search's data for its workers as bytes, with its profile, so that workers need no files."""
+    # Executors would pickle the space anew for each of thousands of tasks. Bytes are pickled faster.
     return pickle.dumps((space, load_profile(space.base.calibration)))
 
 
-# By the packed bytes, so that tasks of one search share prices in a worker that outlives several searches.
+# The key is the packed bytes: tasks of one search share prices, also in a worker that outlives the search.
 @lru_cache(maxsize=4)
 def _tools(packed: bytes) -> _Tools:
-    space, profile = pickle.loads(packed)  # what `pack` made, in this program
+    space, profile = pickle.loads(packed)  # safe: `pack` of this program made the bytes
     cluster = space.base.cluster
-    costs = costs_on(cluster.gpu, profile, ranks_on_node(cluster, space.gpus))  # every layout has all the ranks
+    costs = costs_on(cluster.gpu, profile, ranks_on_node(cluster, space.gpus))  # every layout uses all GPUs
     return _Tools(space, profile, costs, Network(cluster), {})
 
 
 def bound_grid(packed: bytes, grid: Grid, limit_bytes: float) -> Bounds:
-    """Bounds of the ways to run layers on a mesh; see `GridSearch.ways`."""
+    """Bound the ways to run layers on a mesh; see `GridSearch.ways`."""
     return _timed(lambda: _grid_search(packed, grid, limit_bytes).ways())
 
 
 def bound_way(packed: bytes, way: Way, limit_bytes: float, patience_s: float, ceiling_s: float) -> Bounds:
-    """Bounds of the layouts of a way; see `GridSearch.layouts`."""
+    """Bound the layouts of a way; see `GridSearch.layouts`."""
     return _timed(lambda: _grid_search(packed, way.grid, limit_bytes).layouts(way, patience_s, ceiling_s))
 
 
 def _timed(bound: Callable[[], Bounds]) -> Bounds:
-    # Thread time: a worker that shares its core must not count the time of others.
+    # Thread time leaves out other processes on the worker's core.
     begin = time.thread_time()
-    # Layouts make and drop objects by the million, and few of these form cycles.
+    # Millions of objects are made and dropped, few of them in cycles, so frequent collections waste time.
     with rare_collection():
         found = bound()
     return replace(found, cpu_s=time.thread_time() - begin)
 
 
-# By all that decides a mesh's bounds. Its ways are looked at one by one, those of other meshes between them.
+# The ways of a mesh come one by one, between those of other meshes, so a worker keeps several meshes.
 @lru_cache(maxsize=KEPT_MESHES)
 def _grid_search(packed: bytes, grid: Grid, limit_bytes: float) -> GridSearch:
     tools = _tools(packed)
@@ -102,9 +105,11 @@ def _grid_search(packed: bytes, grid: Grid, limit_bytes: float) -> GridSearch:
 
 
 def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, patience_s: float = math.inf) -> Outcome:
-    """Simulate one layout, if it fits in memory and takes no longer than `patience_s` as if links carried everything at
-    once. The time of one that does not fit is not known: infinite."""
-    # A schedule orders a stage's actions and does not change them, so its name is left out of the key.
+    """Simulate one layout, if it fits in memory and its least time is not above `patience_s` seconds.
+
+    The outcome's step time is infinite if the layout does not fit or is refused.
+    """
+    # A schedule orders a stage's actions but does not change them, so the key leaves it out.
     tools, cache = _tools(packed), _program_cache(packed, layout._replace(schedule="", virtual_stages=0))
     begin = time.thread_time()
     with rare_collection():
@@ -114,15 +119,15 @@ def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, patie
 
 @lru_cache(maxsize=KEPT_PROGRAMS)
 def _program_cache(packed: bytes, way: Layout) -> ProgramCache:
-    """Compiled programs shared by all layouts that differ only in schedule; neighbours in the search usually do."""
-    # The arguments are the key alone.
+    """Return the cache of compiled programs for all layouts that differ only in schedule and virtual stages."""
+    # The arguments are only the key of `lru_cache`.
     return ProgramCache()
 
 
 def detail(packed: bytes, layout: Layout) -> dict[str, float]:
-    """What a list of layouts says of each besides its time and memory; they are means over the ranks."""
+    """Return a layout's MFU, exposed communication in seconds and bubble fraction, as means over the ranks."""
     tools = _tools(packed)
-    # A cache of its own: details are of a few best layouts, and must not push the search's programs out.
+    # A separate cache: the few layouts with details must not push the search's programs out.
     step = prepare(scenario_of(tools.space, layout), tools.costs, cache=ProgramCache()).run().outcome
     mean = step.mean_rank
     return {"mfu": step.utilization.mfu, "exposed_comm_s": mean.exposed_comm_s, "bubble_fraction": mean.bubble_fraction}
@@ -131,23 +136,23 @@ def detail(packed: bytes, layout: Layout) -> dict[str, float]:
 def _evaluate(
     tools: _Tools, cache: ProgramCache, layout: Layout, limit_bytes: float, patience_s: float
 ) -> tuple[Fate, float, float, str]:
-    """What becomes of it, seconds, bytes, and why it was refused."""
+    """Return the layout's fate, step time in seconds, peak in bytes, and the reason of a refusal."""
     try:
         scenario = scenario_of(tools.space, layout)
-        # The cheapest test first. A trainer's refusal needs no prices at all.
+        # The cheapest test comes first: a trainer's refusal needs no prices.
         if tools.space.trainer and (reasons := reasons_against(scenario, tools.space.trainer)):
             return "refused", math.inf, math.inf, f"{tools.space.trainer}: {reasons[0]}"
         step = prepare(scenario, tools.costs, cache=cache)
-        # Exact memory follows from lists and sizes. No engine has to run for a layout that does not fit.
+        # Exact memory follows from the order of actions and from sizes, so no engine has to run.
         peak = step.peak_bytes
         gpu = scenario.cluster.gpu
-        # A limit of one's own stands as it is.
+        # The GPU's own memory is reduced by what the allocator cannot use. A user's limit is taken as it is.
         if peak > (allocator_bytes(scenario, gpu) if limit_bytes == gpu.memory_bytes else limit_bytes):
             return "too_large", math.inf, peak, ""
-        # The least time has one task an action, where the full graph has collectives and links: it is far cheaper.
+        # The least time has one task for each action and is far cheaper than the full graph with collectives and links.
         if patience_s < math.inf and (least_s := least_time_s(step) * ROUNDING) > patience_s:
             return "beaten", least_s, peak, ""
         return "simulated", step.run().step_time_s, peak, ""
-    # A search over thousands of layouts meets some that the simulator has a rule against. One refusal must not end it.
+    # The simulator refuses some of thousands of layouts. A refusal must not end the search.
     except InputError as error:
         return "refused", math.inf, math.inf, str(error)

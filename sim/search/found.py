@@ -1,4 +1,4 @@
-"""A search's result as plain data."""
+"""Turn a search's result into plain data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ TRILLION, HOUR_S = 1e12, 3600.0
 def make_result(
     space: Space, found: Found, limit_bytes: float, objective: str, details: Sequence[dict[str, float]]
 ) -> dict[str, Any]:
-    """The result as plain data: format sim-search/1. `details`: what `evaluation.detail` says of each of the best."""
-    # Worker time, so that rates of searches on different machines compare.
+    """Return the result in format sim-search/1. `details`: `evaluation.detail` of each of the best layouts."""
+    # Rates are per second of a worker, so that searches on different numbers of cores compare.
     c, cpu_s, per_core = found.counts, found.cpu_s, found.wall_s * found.cores
     evaluating_s = sum(cpu_s.values()) - cpu_s["bounding"]
     return {
@@ -29,7 +29,7 @@ def make_result(
         "only": {k: list(v) for k, v in space.only.items()},
         "linked": [{"keys": list(link.keys), "rows": [list(row) for row in link.rows]} for link in space.linked],
         "trainer": space.trainer or None,
-        # Each with the whole scenario: a best layout must run by itself, without the search's options.
+        # The whole scenario is included, so that a best layout runs without the search's options.
         "best": [
             _row(space, o) | more | {"scenario": _scenario(space, o.layout)}
             for o, more in zip(found.best, details, strict=True)
@@ -37,7 +37,7 @@ def make_result(
         "pareto": [_row(space, o) for o in found.pareto],
         "evaluated": [_row(space, o) for o in found.fitting],
         "counts": c,
-        # Asked only then, as it goes through the whole space again.
+        # This goes through the whole space again, so only if no layout is legal.
         "why_none_legal": "" if c["legal"] else why_none_legal(space),
         "refusals": [{"reason": reason, "count": n} for reason, n in found.refusals.items()],
         "wall_s": found.wall_s,
@@ -53,7 +53,7 @@ def make_result(
 
 
 def cost_per_trillion_tokens(row: dict[str, Any], price_per_gpu_hour: float) -> float | None:
-    """What a layout's GPU hours for a trillion tokens cost."""
+    """Return the cost of a trillion tokens, in the currency of the price; None if the throughput is 0."""
     rate = row["tokens_per_s_per_gpu"]
     return TRILLION / rate / HOUR_S * price_per_gpu_hour if rate else None
 
@@ -63,7 +63,7 @@ def _row(space: Space, outcome: Outcome) -> dict[str, Any]:
     tokens = t.global_batch_size * t.seq_len
     return {
         "step_time_s": outcome.step_time_s,
-        # Per GPU of the space, so that layouts compare with those of a search over another number of GPUs.
+        # Divided by all GPUs of the space, so that layouts compare with those of a search over other numbers of GPUs.
         "tokens_per_s_per_gpu": tokens / outcome.step_time_s / space.gpus if outcome.step_time_s else 0.0,
         "peak_memory_bytes": outcome.peak_memory_bytes,
         "layout": outcome.layout._asdict(),

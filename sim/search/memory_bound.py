@@ -1,4 +1,4 @@
-"""Memory that no order of actions avoids: what a stage holds of a micro-batch."""
+"""Bound a stage's memory from below: the bytes of a micro-batch that no order of actions avoids."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from sim.search.mesh_prices import BlockSort
 
 
 def stage_bytes(blocks: list[BlockSort], offload: bool) -> tuple[float, float, float]:
-    """What a stage keeps of a micro-batch, and what running its forward and its backward takes beyond that at the most.
+    """Return the bytes that a stage keeps of a micro-batch, and the bytes of its forward and backward beyond these.
 
-    Block by block: those after it are not there yet, or not any more. Offloaded activations are not kept, and of them
-    its own and those of the block before it are there.
+    A block runs while the blocks after it hold nothing of the micro-batch: their forward has not run, or their backward
+    has. Offloaded activations are not kept; while a block runs, only its own and those of the block before are present.
     """
     saved = [b.saved_bytes for b in blocks]
     # A block's activations leave for the host while the next block runs, so a micro-batch keeps nothing on the device.
@@ -22,8 +22,8 @@ def stage_bytes(blocks: list[BlockSort], offload: bool) -> tuple[float, float, f
             max((size + b.backward_peak_bytes for size, b in present), default=0.0),
         )
     total = sum(saved)
-    # The caller adds the whole of `saved`, so what is beyond it counts from there. A block's peak in the middle of a
-    # stage comes with less saved, and is smaller by the blocks that have not run yet.
+    # The caller adds all saved bytes, so a peak counts from that sum. A block in the middle of a stage runs while the
+    # blocks after it have saved nothing, so its peak is smaller by their bytes.
     now = -total
     forward = backward = 0.0
     for block, size in zip(blocks, saved, strict=True):

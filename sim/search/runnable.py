@@ -1,4 +1,4 @@
-"""What runs a layout that a search found: the keys to set, the command, a scenario file, a trainer's flags."""
+"""Write a layout that a search found as a command, a scenario file and a trainer's flags."""
 
 from __future__ import annotations
 
@@ -23,43 +23,42 @@ TRAINING = {"micro_batch_size": 1, "recompute": "none"}  # a layout's keys of th
 
 
 def runnable(space: Space, layout: Layout, source: Source, path: Path, overrides: Sequence[str]) -> dict[str, str]:
-    """A found layout as a command, as a file's text and, where the search is for a trainer, as its flags.
+    """Return a found layout as a command, as a scenario's text and, if the search is for a trainer, as its flags.
 
-    `source`: what the scenario's file says with `overrides` (KEY=VALUE) applied; `path` names it.
+    `source`: the scenario's data with `overrides` (KEY=VALUE) applied; `path`: its file.
     """
     sets = sets_of(space, layout, source.data)
     changes = [word for option in (*overrides, *sets) for word in ("--set", option)]
     words = ["stepsim", "run", shipped_name(path) or str(path), *changes]
-    # The file may be saved anywhere, so its paths must not depend on the folder of the scenario.
+    # The file may be saved in another folder than the scenario's, so its paths become absolute.
     data = with_overrides(replace(source, data=anchored(source.data, source.folder)), sets).data
     out = {"command": shlex.join(words), "yaml": yaml.safe_dump(data, sort_keys=False, width=120)}
     return out | ({"flags": emit(scenario_of(space, layout), space.trainer)} if space.trainer else {})
 
 
 def sets_of(space: Space, layout: Layout, written: Mapping[str, Any]) -> list[str]:
-    """KEY=VALUE of the keys in which a layout differs from what was written."""
-    # Only what differs is set. A command of twenty keys would hide the three that matter.
+    """Return KEY=VALUE for each key in which a layout differs from the written scenario."""
+    # A command with all twenty keys would hide the three that matter.
     found: dict[tuple[str, str], Any] = {("parallelism", key): getattr(layout, key) for key in SEARCHED}
     found |= {("training", key): getattr(layout, key) for key in TRAINING}
-    # The key follows the layout here, while the scenario's default does not. Without it the command would run another
-    # step.
+    # Here the key follows from the layout. The scenario's default would run another step.
     if space.sums_in_pipelines:
         found["parallelism", "accumulate_unsharded"] = space.accumulates(layout.pp, layout.zero)
-    if layout.pp == 1:  # the schedule, of which there is none, keeps its name
+    if layout.pp == 1:  # without a pipeline the written schedule has no effect
         del found["parallelism", "schedule"], found["parallelism", "virtual_stages"]
-        # A number written for the scenario's own schedule would be refused with one rank.
+        # A written number of virtual stages would be refused with pp 1.
         if (written.get("parallelism") or {}).get("virtual_stages") is not None:
             found["parallelism", "virtual_stages"] = None
     sets = []
     for (section, key), value in found.items():
-        # A key that is written as null means its default as well.
+        # A key that is written as null means its default, too.
         own = (written.get(section) or {}).get(key)
         if own is None:
             own = _default(key, layout)
         if isinstance(own, dict):
-            own = None  # layers or modules of the scenario's own: no mode equals them
+            own = None  # a mapping of layers or modules, which no searched mode equals
         if key == "recompute" and value not in RECOMPUTE:
-            continue  # the scenario's own choice of layers or modules, as it was written
+            continue  # the layout has the scenario's own choice of layers or modules
         if own != value:
             sets.append(f"{section}.{key}={value if isinstance(value, str) else json.dumps(value)}")
     return sets
@@ -68,18 +67,18 @@ def sets_of(space: Space, layout: Layout, written: Mapping[str, Any]) -> list[st
 def _default(key: str, layout: Layout) -> Any:
     if key in TRAINING:
         return TRAINING[key]
-    # The default of virtual stages belongs to the schedule that was found, and not to the one that was written.
+    # The default of virtual stages is that of the found schedule, not of the written one.
     return FORMS[layout.schedule].stages_per_rank if key == "virtual_stages" else Parallelism.model_fields[key].default
 
 
 def anchored(value: Any, folder: str) -> Any:
-    """Data with the paths of files that lie beside the scenario made whole, so that it can be run from elsewhere."""
+    """Return data in which relative paths of existing files are absolute, so that it runs from any folder."""
     if isinstance(value, dict):
         return {key: anchored(item, folder) for key, item in value.items()}
     if isinstance(value, list):
         return [anchored(item, folder) for item in value]
-    # Any text may be a path, and no list of keys is kept here. A point and an existing file tell the paths from the
-    # rest; long texts and line ends would make the system's call fail.
+    # Any text may be a path. A point in it and an existing file tell paths from other texts. Long texts and line ends
+    # would make the system's call fail.
     if isinstance(value, str) and "." in value and len(value) < 4096 and "\n" not in value and "\0" not in value:
         path = Path(folder, value)
         return str(path.resolve()) if path.is_file() else value

@@ -1,8 +1,8 @@
-"""The highest rate of requests that layouts of a serving scenario carry within promised latencies.
+"""Find the highest rate of requests that each layout of a serving scenario carries within promised latencies.
 
-A layout is a replica of tp x pp GPUs; a service of more GPUs has several, each with its part of the requests. A replica
-is simulated at one rate after another, by bisection; every rate that was tried is a point of the curve of throughput
-against interactivity.
+A layout is a replica of tp x pp GPUs; a service of more GPUs has several replicas, each with its part of the requests.
+Bisection simulates a replica at one rate after another. Every simulated rate is a point of the curve of throughput and
+interactivity.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from sim.search.space import divisors
 from sim.serve.requests import Request, make_requests
 from sim.serve.simulation import simulate_serving
 
-CLOSE = 1.02  # rates that differ by less are one
-# One request may be shorter or longer than the pattern's mean; a few even that out.
-ALONE = 4  # equal requests that show what one takes by itself
-SLOWEST_PER_S = 1e-3  # requests that never meet
-# Doublings: a factor of 16 million either way from the first guess.
-MOST_STEPS = 24
+CLOSE = 1.02  # bisection ends when two rates differ by less than this factor
+# A single request may be shorter or longer than the pattern's mean.
+ALONE = 4  # requests that show the latencies of a lone request
+SLOWEST_PER_S = 1e-3  # so slow that requests never overlap
+MOST_STEPS = 24  # doublings or halvings from the first guess: a factor of 16 million
 
 
 class Point(Struct, frozen=True, dict=True):
-    """One replica at one rate of requests."""
+    """Hold the result of one replica at one rate of requests. `kept`: whether it keeps all promises."""
 
     rate_per_s: float
     kept: bool
@@ -44,15 +43,15 @@ class Point(Struct, frozen=True, dict=True):
 
 
 class ReplicaSearch:
-    """Rates of one layout's replica; answers are kept."""
+    """Simulate one layout's replica at different rates, each rate once."""
 
     def __init__(self, scenario: Scenario, profile: Profile, slo: tuple[Promise, ...]) -> None:
         self.scenario, self.profile, self.slo = scenario, profile, slo
         self.points: dict[float, Point] = {}
 
     def at(self, rate_per_s: float) -> Point:
-        """Simulate requests that come at this rate."""
-        # The curve of all layouts is made of these points, so each rate is simulated once and kept.
+        """Simulate requests that arrive at this rate."""
+        # Points are kept: the curve of all layouts consists of them.
         if rate_per_s not in self.points:
             requests = requests_at(self.scenario, rate_per_s)
             served = simulate_serving(self.scenario, self.profile, requests, engine="static")
@@ -62,9 +61,9 @@ class ReplicaSearch:
         return self.points[rate_per_s]
 
     def _alone(self) -> bool:
-        """Whether requests that never meet keep all promises."""
+        """Tell whether requests that never overlap keep all promises."""
         requests = requests_at(self.scenario, SLOWEST_PER_S)
-        # A pattern's requests are drawn alike. Those of a trace differ, and all of them must keep the promise.
+        # A pattern's requests have one distribution, so a few suffice. All requests of a trace are simulated.
         if isinstance(self.scenario.for_serving.requests, RequestPattern):
             requests = requests[:ALONE]
         result = simulate_serving(self.scenario, self.profile, requests, engine="static").result
@@ -73,16 +72,16 @@ class ReplicaSearch:
         return all(p.kept(result) for p in self.slo)
 
     def highest(self, start_per_s: float) -> Point | None:
-        """The highest rate that keeps all promises, to 2 %; None where requests one at a time do not.
+        """Return the highest rate that keeps all promises, within 2 %; None if requests one at a time break one.
 
         Raises:
-            InputError: where the replica does not fit in memory.
+            InputError: if the replica does not fit in memory.
         """
-        # A promise that a lone request breaks is broken at every rate. No bisection is needed to tell.
+        # A promise that a lone request breaks is broken at every rate.
         if not self._alone():
             return None
         point = self.at(start_per_s)
-        # Away from the first guess by doubling or halving, until one rate keeps the promises and the next does not.
+        # The rate is doubled or halved until one rate keeps the promises and the next does not.
         step = 2.0 if point.kept else 0.5
         for _ in range(MOST_STEPS):
             following = self.at(point.rate_per_s * step)
@@ -90,34 +89,34 @@ class ReplicaSearch:
                 break
             point = following
         else:
-            return point if point.kept else None  # kept even where all come at once: `limit_found` tells
-        # Latency grows with the rate, as queues do, so bisection is right up to noise, which CLOSE covers.
+            return point if point.kept else None  # kept even if all arrive at once: `limit_found` tells
+        # Latency grows with the rate, except for noise, so bisection finds the limit.
         low, high = (point, following) if point.kept else (following, point)
         while high.rate_per_s > CLOSE * low.rate_per_s:
-            # The geometric mean, since rates span orders of magnitude and CLOSE is a ratio.
+            # The geometric mean: rates span orders of magnitude, and CLOSE is a ratio.
             middle = self.at(math.sqrt(low.rate_per_s * high.rate_per_s))
             low, high = (middle, high) if middle.kept else (low, middle)
         return low
 
     def limit_found(self, highest: Point | None) -> bool:
-        """Whether a rate above the highest breaks a promise. Otherwise requests are too few to find the limit."""
+        """Tell whether a rate above the highest breaks a promise; if none does, requests are too few for the limit."""
         return highest is None or any(not p.kept for p in self.points.values() if p.rate_per_s > highest.rate_per_s)
 
 
 def requests_at(scenario: Scenario, rate_per_s: float) -> tuple[Request, ...]:
-    """The scenario's requests at another rate: a pattern's Poisson process, or a trace drawn out or together."""
+    """Return the scenario's requests at another rate: a pattern's Poisson process, or a stretched trace."""
     given = scenario.for_serving.requests
     if isinstance(given, RequestPattern):
         return make_requests(given.model_copy(update={"rate_per_s": rate_per_s}))
     found = make_requests(given)
     first, last = found[0].arrival_s, found[-1].arrival_s
-    # A trace keeps its bursts and lulls; only the distances between its arrivals change.
+    # All gaps between a trace's arrivals change by one factor, so bursts remain.
     stretch = len(found) / rate_per_s / (last - first) if last > first else 0.0
     return tuple([r._replace(arrival_s=(r.arrival_s - first) * stretch) for r in found])
 
 
 def own_rate(scenario: Scenario) -> float | None:
-    """The rate at which the scenario's own requests come; None where all come at once."""
+    """Return the rate at which the scenario's own requests arrive; None if all arrive at once."""
     given = scenario.for_serving.requests
     if isinstance(given, RequestPattern):
         return given.rate_per_s
@@ -127,7 +126,7 @@ def own_rate(scenario: Scenario) -> float | None:
 
 
 def replicas_of(gpus: int) -> Iterator[tuple[int, int]]:
-    """tp and pp of replicas that fill a number of GPUs evenly."""
+    """Yield tp and pp of replicas that fill a number of GPUs evenly."""
     for size in divisors(gpus):
         for tp in divisors(size):
             yield tp, size // tp
@@ -140,10 +139,10 @@ def search_serving(
     gpus: int | None = None,
     price_per_gpu_hour: float | None = None,
 ) -> dict[str, Any]:
-    """Search, and return the result in the form of `--json`: format sim-serving-search/1.
+    """Search all replicas, and return the result in format sim-serving-search/1.
 
     Raises:
-        InputError: for a scenario that is no serving workload or wrong, or a static batch.
+        InputError: for a scenario that is wrong, no serving workload, or has a section that `--slo` does not support.
     """
     base = resolve(source, name)
     if base.for_serving.batching == "static":
@@ -151,13 +150,13 @@ def search_serving(
             f"{source.label}: inference.batching: a static batch has no rate of requests; write continuous"
         )
     if base.for_serving.disaggregated is not None:
-        raise InputError(f"{source.label}: inference.disaggregated: --slo lays out replicas that do all of a request")
+        raise InputError(f"{source.label}: inference.disaggregated: --slo searches replicas that do prefill and decode")
     if base.for_serving.autoscaling is not None:
-        raise InputError(f"{source.label}: inference.autoscaling: --slo lays out replicas that are always on")
+        raise InputError(f"{source.label}: inference.autoscaling: --slo searches replicas that are always on")
     if base.parallelism.cp > 1:
-        raise InputError(f"{source.label}: parallelism.cp: found {base.parallelism.cp}; --slo lays out tp, pp and dp")
+        raise InputError(f"{source.label}: parallelism.cp: found {base.parallelism.cp}; --slo searches tp, pp and dp")
     if base.parallelism.ep > 1:
-        raise InputError(f"{source.label}: parallelism.ep: found {base.parallelism.ep}; --slo lays out tp, pp and dp")
+        raise InputError(f"{source.label}: parallelism.ep: found {base.parallelism.ep}; --slo searches tp, pp and dp")
     gpus = gpus or base.parallelism.ranks
     wanted, profile = own_rate(base), load_profile(base.calibration)
     layouts: list[dict[str, Any]] = []
@@ -166,17 +165,17 @@ def search_serving(
     for tp, pp in replicas_of(gpus):
         replicas, layout = gpus // (tp * pp), {"tp": tp, "pp": pp}
         try:
-            # One replica is simulated: replicas share no queue, so a service of n has n times its rate.
+            # Replicas share no queue, so a service of n replicas has n times the rate of one.
             parallelism = merge(dict(source.data.get("parallelism") or {}), {**layout, "dp": 1})
             if base.model.moe is not None:
                 # Without expert parallelism the ranks of a replica split every expert, as vLLM does by default.
                 parallelism["expert_tp"] = tp
             scenario = resolve(replace(source, data={**source.data, "parallelism": parallelism}), name)
             search = ReplicaSearch(scenario, profile, slo)
-            # The rate that is wanted of one replica: the answer mostly lies within a few doublings of it.
+            # The limit mostly lies within a few doublings of the rate that the scenario wants of one replica.
             highest = search.highest((wanted or 1.0) / replicas)
         except InputError as error:
-            # A layout may break a rule of the model (heads by tp) or not fit. The others are still worth an answer.
+            # A layout may break a rule of the model (tp must divide heads) or not fit. The others remain.
             refusals.append({"parallelism": layout, "reason": str(error)})
             continue
         row: dict[str, Any] = {"parallelism": {**layout, "dp": replicas}, "gpus": gpus, "replica_gpus": tp * pp}
@@ -186,17 +185,17 @@ def search_serving(
         if wanted is not None:
             own = search.at(wanted / replicas)
             row["own_rate"] = _figures(own, *sizes)
-            # A replica that is found to carry 2 % less than wanted may carry it: the search is no finer than that.
+            # CLOSE is the search's resolution: a replica whose limit is 2 % below the wanted rate may carry it.
             known = highest if row["limit_found"] else None
             needed = math.ceil(wanted / known.rate_per_s / CLOSE) if known else None
             row["fewest_gpus"] = None if needed is None else max(1, needed) * tp * pp
         layouts.append(row)
         curve += [_on_curve(p, layout, tp * pp) for p in search.points.values()]
-    # All fill the same GPUs, so the rate alone ranks them.
+    # All layouts fill the same GPUs, so the rate alone ranks them.
     layouts.sort(key=lambda row: -row["rate_per_s"])
     enough = [row for row in layouts if row.get("fewest_gpus")]
     fewest = min(enough, key=lambda row: (row["fewest_gpus"], -row["rate_per_s"]), default=None)
-    # A layout whose limit is not known may need one replica alone.
+    # A layout whose limit is not known may need only one replica.
     unknown = [row["replica_gpus"] for row in layouts if not row["limit_found"]]
     if fewest is not None and any(n < fewest["fewest_gpus"] for n in unknown):
         fewest = None
@@ -219,7 +218,7 @@ def search_serving(
 
 
 def _figures(point: Point, replicas: int, gpus: int, price: float | None, power_limit_w: float) -> dict[str, Any]:
-    """What a service of equal replicas does at a rate; replicas serve their requests by themselves."""
+    """Return the figures of a service of equal replicas, each at the point's rate."""
     result = point.result
     tokens_per_s = replicas * result["output_tokens_per_s"]
     out = {
@@ -233,7 +232,7 @@ def _figures(point: Point, replicas: int, gpus: int, price: float | None, power_
     for key in ("time_to_first_token_s", "time_per_output_token_s", "inter_token_latency_s", "request_latency_s"):
         out[key] = result[key]
     if tokens_per_s > 0:
-        # At the power limit, as `sim.run --price` counts it: a bound, since decoding draws less.
+        # Energy at the power limit, as `sim.run --price` counts it: an upper bound.
         hours = gpus / 3600.0 / tokens_per_s * 1e6
         out["energy_kwh_per_million_output_tokens"] = hours * power_limit_w / 1e3
         if price is not None:
@@ -242,7 +241,7 @@ def _figures(point: Point, replicas: int, gpus: int, price: float | None, power_
 
 
 def _on_curve(point: Point, layout: dict[str, int], gpus: int) -> dict[str, Any]:
-    # The median user: interactivity is a user's experience, where a mean would follow the longest answers.
+    # The median user, because a mean would follow the slowest answers.
     per_token_s = point.result["time_per_output_token_s"]["p50"]
     return {
         "parallelism": layout,
@@ -254,8 +253,8 @@ def _on_curve(point: Point, layout: dict[str, int], gpus: int) -> dict[str, Any]
 
 
 def _front(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Points that no other beats in both tokens a second for a user and for a GPU, from the most for a user on."""
-    # From the quickest user on, a point is on the line if it gives a GPU more than all before it.
+    """Return the Pareto front of tokens per second per user and per GPU, the fastest user first."""
+    # From the fastest user on, a point is on the front if it gives a GPU more than all points before it.
     best, out = -1.0, []
     ordered = sorted(curve, key=lambda p: (-p["tokens_per_s_per_user"], -p["output_tokens_per_s_per_gpu"]))
     for point in ordered:

@@ -1,4 +1,4 @@
-"""Latencies that a service has promised, and which requests kept them."""
+"""Read promised latencies (`--slo`), and tell which requests keep them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATISTICS = ("p50", "p90", "p99", "mean")
 
 
 class Promise(Struct, frozen=True):
-    """No more than `seconds`, of one quantity in one statistic."""
+    """Hold one promised latency: a quantity, a statistic, and the most seconds that it may be."""
 
     quantity: str
     statistic: str
@@ -31,27 +31,27 @@ class Promise(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """As an option of the command line says it."""
+        """Return the promise as the command line writes it."""
         return f"{self.quantity}_{self.statistic}={self.seconds:g}"
 
     @property
     def key(self) -> str:
-        """The result's key of its quantity."""
+        """Return the result's key of the quantity."""
         return QUANTITIES[self.quantity]
 
     def kept(self, result: Mapping[str, Any]) -> bool:
-        """Whether a workload as a whole kept it."""
+        """Tell whether a workload's result keeps the promise."""
         return bool(result[self.key][self.statistic] <= self.seconds)
 
 
 def parse_slo(text: str) -> tuple[Promise, ...]:
-    """`ttft_p99=0.25,tpot_p99=35ms` as promises.
+    """Parse promises such as `ttft_p99=0.25,tpot_p99=35ms`.
 
     >>> [p.text for p in parse_slo("ttft_p99=0.25, itl_mean=30ms")]
     ['ttft_p99=0.25', 'itl_mean=0.03']
 
     Raises:
-        InputError: for another quantity or statistic, or what is no number of seconds.
+        InputError: for an unknown quantity or statistic, for a value that is no positive time, for one given twice.
     """
     out = list[Promise]()
     for part in text.split(","):
@@ -64,7 +64,7 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
             seconds = float(parse_time(value))
         except ValueError:
             seconds = -1.0
-        # NaN fails the comparison, so it is refused with the rest.
+        # NaN fails the comparison and is refused, too.
         if not 0.0 < seconds < 1e9:
             raise InputError(f"--slo {part.strip()}: found {value!r}; must be a time above 0, such as 0.25 or 250ms")
         if any((p.quantity, p.statistic) == (quantity, statistic) for p in out):
@@ -74,10 +74,10 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
 
 
 def share_within(served: ServingSimulation, slo: tuple[Promise, ...]) -> float:
-    """The part of requests whose own first token, time a token and latency keep every promised number of seconds;
-    of inter-token latencies a request's mean, which is its time a token."""
+    """Return the share of requests that keep every promise, each by its own time to first token, time per output token
+    and latency. The inter-token latency of a request is the mean, which is its time per output token."""
     times = request_times(served.sequences, served.costs.host.times.request_s)
-    per_token_s = np.zeros(len(served.sequences))  # of answers of one token: they have no step of decoding
+    per_token_s = np.zeros(len(served.sequences))  # 0 for answers of one token, which have no decode iteration
     per_token_s[[s.request.output_tokens > 1 for s in served.sequences]] = times.per_output_token_s
     own = {"ttft": times.first_token_s, "latency": times.latency_s, "tpot": per_token_s, "itl": per_token_s}
     # Goodput (DistServe): a request counts only if it keeps every promise at once.

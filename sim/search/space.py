@@ -1,12 +1,12 @@
-"""The layouts that a search goes through: which there are, which are legal, and the scenario of each.
+"""Enumerate the layouts that a search goes through, tell which are legal, and make the scenario of each.
 
-A layout is legal where `parse_scenario` accepts its scenario. Its sizes are asked here by the reader's own rules
-(`sim.inputs.layout_rules`), without parsing anything.
+A layout is legal if `parse_scenario` accepts its scenario. The reader's own rules (`sim.inputs.layout_rules`) decide
+this from the layout's sizes, without parsing.
 
-The space of N GPUs: tp·cp·pp·dp = N; sp only beside tp; ep over the experts' divisors; zero above 0 only where
-dp·cp > 1, a schedule only where pp > 1 (else they are the same layout under other names); at most two stages more
-than layers (embedding and output alone); micro-batch sizes that divide the batch. Every other key is the
-scenario's own, and those with defaults that follow from searched ones take these unless the scenario says otherwise.
+The space of N GPUs: tp·cp·pp·dp = N; sp only with tp above 1; ep over the divisors of the experts; zero above 0 only if
+dp·cp > 1, a schedule only if pp > 1 (otherwise equal layouts would have several names); at most two stages more than
+layers (embedding and output alone); micro-batch sizes that divide the batch. All other keys stay as in the scenario.
+Keys whose defaults follow from searched keys get the defaults of each layout, unless the scenario sets them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 from sim.search.cached import cached
 
 SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_stages")
-# Keys whose defaults follow from searched ones. Unless they were written, each layout has its own value.
+# Keys whose defaults follow from searched keys. Each layout has its own value, unless the scenario sets the key.
 DERIVED = ("shard_size", "expert_tp", "layers_per_stage", "p2p_overlap", "ep_overlap")
 RECOMPUTE = ("none", "selective", "selective_op", "full")
 EXTRA_STAGES = 2
-# Keeps a list of ranks in memory, and refuses what is surely a slip.
+# A search holds a list of ranks in memory, and more GPUs are surely a mistake.
 MOST_GPUS = 1_000_000
 
 
 class Layout(NamedTuple):
-    """One point of the space. `recompute` is a mode, or text such as `full, layers 8` for the scenario's own."""
+    """Hold one point of the space. `recompute`: a mode, or text such as `full, layers 8` for the scenario's own."""
 
     tp: int
     sp: bool
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The sizes of a layout's mesh of ranks."""
+    """Hold the sizes of a layout's mesh of ranks."""
 
     tp: int
     cp: int
@@ -64,7 +64,7 @@ class Grid(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How layers run on a mesh. Layouts of one way differ in ZeRO stage and schedule alone."""
+    """Hold how layers run on a mesh. Layouts of one way differ only in ZeRO stage, schedule and virtual stages."""
 
     grid: Grid
     sp: bool
@@ -73,22 +73,25 @@ class Way(NamedTuple):
 
 
 class Linked(NamedTuple):
-    """Fields of Layout that have one of these rows of values, together."""
+    """Hold fields of Layout whose values must together be one of these rows."""
 
     keys: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
     def allows(self, found: Layout | Grid) -> bool:
-        """Whether a row agrees with the fields that are known."""
-        # A mesh knows some of the keys only. It passes if any row may still fit once the rest is known.
+        """Tell whether a row agrees with the fields that are known."""
+        # A mesh knows only some of the keys. It passes if a row may fit once the other keys are known.
         known = [(i, getattr(found, key)) for i, key in enumerate(self.keys) if key in found._fields]
         return any(all(row[i] == value for i, value in known) for row in self.rows)
 
 
 class Space(Struct, frozen=True, dict=True):
-    """Where a search looks. `base` has the searched keys at any legal values; `fixed` holds what the scenario says
-    of the keys that otherwise follow from searched ones; `only` narrows fields of Layout to some values, `linked` some
-    of them together. `trainer`: the name of one (`sim.emit.TRAINERS`) that must be able to run the layouts, or nothing.
+    """Hold the space of layouts that a search covers.
+
+    `base`: the scenario, with searched keys at any legal values. `fixed`: the scenario's values of keys that otherwise
+    follow from searched keys. `only`: the allowed values of fields of Layout. `linked`: allowed rows of several fields.
+    `trainer`: the trainer (`sim.emit.TRAINERS`) that must be able to run the layouts, or "". `sums_in_pipelines`:
+    `accumulate_unsharded` follows from the layout, as in the trainer.
     """
 
     base: Scenario
@@ -101,35 +104,35 @@ class Space(Struct, frozen=True, dict=True):
 
     @property
     def training(self) -> Training:
-        """The training section, which a search needs."""
+        """Return the training section."""
         return self.base.for_training
 
     def allows(self, field: str, value: object) -> bool:
-        """Whether the caller's own restriction of `field` lets `value` through."""
+        """Tell whether `only` allows this value of the field."""
         return field not in self.only or value in self.only[field]
 
     def allows_together(self, found: Layout | Grid) -> bool:
-        """Whether linked fields let a mesh or a layout through."""
+        """Tell whether the linked fields allow a mesh or a layout."""
         return all(link.allows(found) for link in self.linked)
 
     def accumulates(self, pp: int, zero: int) -> bool:
-        """`accumulate_unsharded`: what the scenario says, or what its trainer does."""
+        """Return `accumulate_unsharded`: the scenario's value, or the trainer's for this pp and ZeRO stage."""
         if not self.sums_in_pipelines:
             return self.base.parallelism.accumulate_unsharded
         return pp > 1 and zero >= 2
 
     @cached
     def schedule_forms(self, pp: int) -> list[tuple[str, int]]:
-        """Schedules with their stages per rank; a space's own restrictions of them are part of it, so pp is all."""
+        """Return the allowed schedules of pp ranks, each with its stages per rank."""
         if pp == 1:
             forms = [(ONE_RANK.name, 1)]
         else:
-            # Stages without a layer may hold the embedding or the output, and no more.
+            # Only the stages of the embedding and of the output may be without a layer.
             most = (self.base.model.layers + EXTRA_STAGES) // pp
             forms = []
             for name, form in FORMS.items():
                 least = form.stages_per_rank
-                # Interleaved schedules take any number of virtual stages from their least on; others have one.
+                # Interleaved schedules allow any number of virtual stages from their least on; others have one number.
                 if form.least_stages is not None:
                     forms += [(name, v) for v in range(least, most + 1)]
                 elif form.model_stages(1, least) <= most:
@@ -138,15 +141,15 @@ class Space(Struct, frozen=True, dict=True):
 
     @cached_property
     def cost_of_last(self) -> float:
-        """See `sim.models.balance`."""
+        """Return `sim.models.balance.cost_of_last` of the base scenario."""
         return cost_of_last(self.base)
 
     @cached_property
     def recomputes(self) -> dict[str, Recompute]:
-        """Recomputations by their name in a Layout: all modes, and the scenario's own if it is none of them."""
+        """Return recomputations by their name in a Layout: all modes, and the scenario's own if it is no plain mode."""
         found = {mode: Recompute.model_validate({"mode": mode}) for mode in RECOMPUTE}
         own = self.training.recompute
-        # A list of modules or of layers is no mode, but the user's own choice must be in the space.
+        # A list of modules or of layers is no plain mode, but the user's own choice must be in the space.
         found.setdefault(_recompute_name(own), own)
         return found
 
@@ -160,48 +163,48 @@ def make_space(
     trainer: str = "",
     sums_in_pipelines: bool = False,
 ) -> Space:
-    """The space of a scenario as it stands in its file (`sim.inputs.scenario.read_source`); `name`: as in `resolve`.
+    """Return the space of a scenario as its file says it (`sim.inputs.scenario.read_source`); `name`: see `resolve`.
 
-    `gpus`: null for the scenario's ranks or, where it has no section `parallelism`, its cluster's GPUs.
+    `gpus`: None for the scenario's ranks or, if it has no section `parallelism`, its cluster's GPUs.
 
     Raises:
-        InputError: if the scenario is no training step, or wrong in a key that no layout changes; for too many GPUs.
+        InputError: if the scenario is no training step or has a wrong or unsupported key; for too many GPUs.
     """
     data = source.data
     if gpus is None:
         as_written = resolve(source, name)
         cluster = as_written.cluster
-        # Ranks that were written say what the user wants to run on; the cluster may be larger.
+        # Written ranks say how many GPUs the user wants; the cluster may be larger.
         gpus = as_written.parallelism.ranks if data.get("parallelism") else cluster.nodes * cluster.gpus_per_node
     if gpus > MOST_GPUS:
-        raise InputError(f"{source.label}: a search lays out at most {MOST_GPUS:,} GPUs; found {gpus:,}")
+        raise InputError(f"{source.label}: a search covers at most {MOST_GPUS:,} GPUs; found {gpus:,}")
     section = {} if data.get("parallelism") is None else data["parallelism"]
     given = validate(Parallelism, section, source, ("parallelism",))
-    # The bounds read forwards off the schedule's own lists, which other groups would change.
+    # The bounds know the forwards before the first backward only for groups of pp micro-batches.
     if given.micro_batch_group is not None:
         said = "a search runs interleaved_1f1b in groups of pp micro-batches (null)"
         raise source.error(("parallelism", "micro_batch_group"), f"found {given.micro_batch_group}; {said}")
     if data.get("rl") is not None:
-        why = "a search lays out training steps, and serving; sim.sweep varies keys of an rl step"
+        why = "a search covers training steps and serving; sim.sweep varies keys of an rl step"
         raise source.error(("rl",), why)
     kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}
-    # A written layout need not fit the GPUs that are searched. All ranks in one pipeline stand in for it.
+    # The written layout need not match the searched GPUs, so one pipeline of all ranks replaces it.
     neutral = {**data, "parallelism": {**kept, "pp": gpus}}
     if isinstance(data.get("training"), dict) and not _is_captured(data.get("model")):
-        # A written micro-batch size may not divide the batch of another number of replicas. One sequence always does.
+        # The written micro-batch size may not divide the batch of other numbers of replicas. One sequence does.
         neutral["training"] = merge(data["training"], {"micro_batch_size": 1})
     base = resolve(replace(source, data=neutral), name)
-    # Messages take a task each on every rank, which is too slow for a search, and bounds know closed forms alone.
+    # With messages every hop is a task, which is too slow for a search, and bounds know only closed forms.
     if base.engine.collectives != "closed_form":
         raise source.error(("engine", "collectives"), "found messages; a search compares closed forms (closed_form)")
-    # Which kind of GPU a stage gets would be one more dimension of the space.
+    # The kind of GPU that a stage gets would be one more dimension of the space.
     if base.cluster.others:
-        raise source.error(("cluster",), "has GPUs of several kinds; a search lays out GPUs of one kind")
+        raise source.error(("cluster",), "has GPUs of several kinds; a search needs GPUs of one kind")
     if base.processes is not None:
-        raise source.error(("processes",), "a search compares steps that nothing disturbs; leave it out")
+        raise source.error(("processes",), "a search compares steps without processes; leave it out")
     if base.training is None:
-        raise InputError(f"{source.label}: training: is missing; a search lays out training steps, with --slo serving")
-    # What was set on purpose, even to its default, and nothing else.
+        raise InputError(f"{source.label}: training: is missing; a search needs a training step (with --slo, serving)")
+    # Keys that the scenario sets, even to their default.
     fixed = {k: getattr(given, k) for k in DERIVED if k in given.model_fields_set}
     narrowed = {k: tuple(v) for k, v in (only or {}).items()}
     derives = sums_in_pipelines and "accumulate_unsharded" not in given.model_fields_set
@@ -213,18 +216,18 @@ def _is_captured(model: Any) -> bool:
 
 
 def grids(space: Space) -> Iterator[Grid]:
-    """All meshes of the space's GPUs: tp, cp, pp, dp and ep; legal ones have a layout or more."""
+    """Yield all meshes (tp, cp, pp, dp, ep) of the space's GPUs, legal or not."""
     moe = space.base.model.moe
     n = space.gpus
-    # Divisors of what is left: every product is N, and nothing has to be thrown away.
+    # Each degree divides what the degrees before leave, so every product is N.
     for tp in divisors(n):
         for cp in divisors(n // tp):
             for pp in divisors(n // tp // cp):
                 dp = n // (tp * cp * pp)
-                # Before ep: such a pipeline would be refused as often as there are divisors of the experts.
+                # Tested before the loop over ep, which would repeat the test.
                 if pp > space.base.model.layers + EXTRA_STAGES:
                     continue
-                # Expert parallelism reuses the ranks of dp, cp and tp, so it does not enter the product.
+                # Expert parallelism uses the ranks of dp, cp and tp again, so it is not in the product.
                 for ep in divisors(moe.experts) if moe else (1,):
                     grid = Grid(tp, cp, pp, dp, ep)
                     if all(space.allows(k, v) for k, v in grid._asdict().items()) and space.allows_together(grid):
@@ -232,7 +235,7 @@ def grids(space: Space) -> Iterator[Grid]:
 
 
 def ways_of(space: Space, grid: Grid) -> Iterator[Way]:
-    """All ways to run layers on one legal mesh; some have no legal layout."""
+    """Yield all ways to run layers on one legal mesh; some have no legal layout."""
     sizes = [b for b in divisors(space.training.global_batch_size // grid.dp) if space.allows("micro_batch_size", b)]
     modes = [r for r in space.recomputes if space.allows("recompute", r)]
     for sp in (False, True) if grid.tp > 1 else (False,):
@@ -241,13 +244,13 @@ def ways_of(space: Space, grid: Grid) -> Iterator[Way]:
 
 
 def layouts_of(space: Space, way: Way) -> Iterator[tuple[Layout, bool]]:
-    """The layouts of one way, each with whether it is legal. No rule between sizes reads `zero`."""
+    """Yield the layouts of one way, each with whether it is legal."""
     (tp, cp, pp, dp, ep), sp, size, mode = way
-    # With one replica there is nothing to shard. `reduce_broadcast` needs whole gradients on every rank.
-    whole = dp * cp == 1 or space.base.parallelism.dp_sync == "reduce_broadcast"  # of whole gradients alone
+    # With one replica there is nothing to shard. `reduce_broadcast` needs unsharded gradients on every rank.
+    whole = dp * cp == 1 or space.base.parallelism.dp_sync == "reduce_broadcast"
     zeros = [z for z in ((0,) if whole else (0, 1, 2, 3)) if space.allows("zero", z)]
     for schedule, v in space.schedule_forms(pp):
-        # Once for all ZeRO stages, as no rule reads them.
+        # One check serves all ZeRO stages, because no rule about sizes reads `zero`.
         legal = is_legal(space, Layout(tp, sp, cp, pp, dp, ep, 0, schedule, v, size, mode))
         for zero in zeros:
             layout = Layout(tp, sp, cp, pp, dp, ep, zero, schedule, v, size, mode)
@@ -256,27 +259,27 @@ def layouts_of(space: Space, way: Way) -> Iterator[tuple[Layout, bool]]:
 
 
 def grid_problem(space: Space, grid: Grid) -> Problem | None:
-    """The first rule that the mesh alone breaks, with micro-batches of one sequence; None for a legal mesh."""
+    """Return the first rule that the mesh alone breaks, with micro-batches of one sequence; None for a legal mesh."""
     tp, cp, pp, dp, ep = grid
-    # A mesh that fails with one sequence and no options fails with all of them, since rules only forbid more.
+    # A mesh that is illegal with one sequence and no options is illegal with any.
     smallest = Layout(tp, False, cp, pp, dp, ep, 0, ONE_RANK.name, 1, 1, "none")
     return first_problem(MESH_RULES, sizes_of(space, smallest))
 
 
 def grid_is_legal(space: Space, grid: Grid) -> bool:
-    """Whether the mesh alone breaks no rule."""
+    """Tell whether the mesh alone breaks no rule."""
     return grid_problem(space, grid) is None
 
 
 def is_legal(space: Space, layout: Layout) -> bool:
-    """The rest of the rules, for a layout of a legal mesh."""
+    """Tell whether a layout of a legal mesh breaks none of the other rules."""
     return first_problem(LAYOUT_RULES, sizes_of(space, layout)) is None
 
 
 def sizes_of(space: Space, x: Layout) -> Sizes:
-    """The sizes that decide whether a layout is legal."""
+    """Return the sizes that decide whether a layout is legal."""
     fixed, p = space.fixed, space.base.parallelism
-    # In the order of `Sizes`. Positional arguments are quicker, and a search makes these for every layout.
+    # Positional arguments, in the order of `Sizes`, are faster, and a search makes a record for every layout.
     return Sizes(
         space.base.model,
         space.training,
@@ -300,14 +303,14 @@ def sizes_of(space: Space, x: Layout) -> Sizes:
 
 
 def schedule_form(space: Space, x: Layout) -> ScheduleForm:
-    """The schedule's record, as `Parallelism.form` gives it."""
+    """Return the schedule's record, as `Parallelism.form` does."""
     if x.pp == 1:
         return ONE_RANK
     return FORMS[x.schedule].paired if x.ep > 1 and space.fixed.get("ep_overlap", False) else FORMS[x.schedule]
 
 
 def stage_layers(space: Space, stages: int) -> tuple[int, ...]:
-    """Layers of each of so many stages: as the scenario says, else evenly dealt out."""
+    """Return the number of layers of each stage: the scenario's, else as even as possible."""
     fixed = space.fixed.get("layers_per_stage")
     if fixed == "balanced":
         return deal(space.base.model.layers, stages, space.cost_of_last)
@@ -315,14 +318,14 @@ def stage_layers(space: Space, stages: int) -> tuple[int, ...]:
 
 
 def stages_of(layout: Layout) -> int:
-    """Parts that the model's layers are dealt out to."""
+    """Return the number of stages that share the model's layers."""
     return FORMS[layout.schedule].model_stages(layout.pp, layout.virtual_stages) if layout.pp > 1 else 1
 
 
 def scenario_of(space: Space, layout: Layout) -> Scenario:
-    """The layout's scenario, as parsing it would give, without parsing."""
+    """Return the layout's scenario, the same as parsing would give."""
     x, base = layout, space.base
-    # `model_copy` checks nothing. Validating anew what the rules have passed would take longer than a bound.
+    # `model_copy` does not validate. Validation would take longer than a bound, and the rules have passed already.
     changes: dict[str, Any] = {k: getattr(x, k) for k in SEARCHED}
     changes["shard_size"] = space.fixed.get("shard_size", x.dp * x.cp)
     changes["expert_tp"] = space.fixed.get("expert_tp", 1)
@@ -337,24 +340,24 @@ def scenario_of(space: Space, layout: Layout) -> Scenario:
 
 
 def divisors(n: int) -> list[int]:
-    """In ascending order.
+    """Return all divisors of n in ascending order.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
     """
-    # Divisors come in pairs around the root, so numbers up to the root find both.
+    # Divisors come in pairs around the square root, so numbers up to the root suffice.
     small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]
 
 
 def overlaps(space: Space, layout: Layout) -> bool:
-    """`p2p_overlap`: what the scenario says, else what the schedule has by default."""
+    """Return `p2p_overlap`: the scenario's value, else the schedule's default."""
     return bool(space.fixed.get("p2p_overlap", not FORMS[layout.schedule].blocking_sends))
 
 
 def _recompute_name(recompute: Recompute) -> str:
     extra = [f"{k} {v}" for k, v in (("layers", recompute.layers), ("every", recompute.every)) if v is not None]
-    # Usual modules need no mention, so that the name equals the mode's and is no entry of its own.
+    # The default modules are left out of the name, so that it equals the plain mode's.
     if recompute.mode == "selective" and recompute.modules != ("core_attn",):
         extra = list(recompute.modules)
     return ", ".join([recompute.mode, *extra])

@@ -1,4 +1,4 @@
-"""Why no layout is legal: the rule that the values of `--only` break."""
+"""Say why no layout is legal: name the rule that the values of `--only` break."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NEEDS = {
 
 
 def why_none_legal(space: Space) -> str:
-    """The rule that most of the layouts break, in words; for a space without a legal layout."""
+    """Return the rule that most layouts break, in words. `space` has no legal layout."""
     values = [(key, space.only[key]) for key in MESH if key in space.only]
-    # Plain mistakes first. They leave no mesh at all, so no rule about layouts would ever be asked.
+    # These mistakes leave no mesh at all, so the rules about layouts below would never be checked.
     for key, given in values:
         if not any(isinstance(v, int) and v > 0 and space.gpus % v == 0 for v in given):
             return f"{key} {_listed(given)}: must divide the GPUs ({space.gpus:,})"
@@ -42,9 +42,9 @@ def why_none_legal(space: Space) -> str:
             for layout, _ in (found for way in ways_of(space, grid) for found in layouts_of(space, way)):
                 _count(broken, first_problem(LAYOUT_RULES, sizes_of(space, layout)))
     if broken:
-        # The most frequent rule is the likeliest mistake. A rare one may be broken by odd layouts alone.
+        # The rule that most layouts break is the most likely mistake.
         return broken.most_common(1)[0][0]
-    # Nothing was enumerated beyond the meshes, so one of the restrictions of layouts excludes all values.
+    # No layout was enumerated, so a restriction of the other keys excludes all their values.
     left = [f"{key} {_listed(v)}{NEEDS.get(key, '')}" for key, v in space.only.items() if key not in (*MESH, "ep")]
     return f"no mesh of these GPUs goes with {' and '.join(left)}" if left else "the rules leave none"
 

@@ -147,5 +147,5 @@ def test_what_takes_one_kind_says_so() -> None:
         scenario(cluster, {"tp": 8, "dp": 2}, calibrations={"v100": "v100"})
     training = {"seq_len": 2048, "global_batch_size": 16}
     data = {"model": "llama3.2-1b", "training": training, "cluster": cluster}
-    with pytest.raises(InputError, match="a search lays out GPUs of one kind"):
+    with pytest.raises(InputError, match="a search needs GPUs of one kind"):
         make_space(Source("s", data), 16, "s")

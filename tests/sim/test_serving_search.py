@@ -78,10 +78,10 @@ def test_the_curve_trades_one_for_the_other(file: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"parallelism": {"cp": 2}}, "parallelism.cp: found 2; --slo lays out tp, pp and dp"),
+        ({"parallelism": {"cp": 2}}, "parallelism.cp: found 2; --slo searches tp, pp and dp"),
         (
             {"inference": {**SMALL["inference"], "autoscaling": {}}},
-            "inference.autoscaling: --slo lays out replicas that are always on",
+            "inference.autoscaling: --slo searches replicas that are always on",
         ),
     ],
 )
