@@ -1,4 +1,4 @@
-"""`python -m sim.diagnose`: which recorded rank is slow, who waits for it, and what its repair would gain."""
+"""`python -m sim.diagnose`: find the slow rank in recorded traces, who waits for it, and the gain of its repair."""
 
 from sim.commands.command import run_command
 

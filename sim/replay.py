@@ -1,4 +1,4 @@
-"""`python -m sim.replay`: recorded traces, as they are and with something changed."""
+"""`python -m sim.replay`: replay recorded traces, unchanged or with a change."""
 
 from sim.commands.command import run_command
 

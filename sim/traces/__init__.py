@@ -1,1 +1,1 @@
-"""Recorded traces: PyTorch profiler (Kineto), Nsight Systems and Chakra in, Chakra out, replayed as tasks."""
+"""Read recorded traces (PyTorch profiler, Nsight Systems, Chakra), replay them as tasks, and write Chakra traces."""

@@ -1,9 +1,9 @@
-"""Chakra execution traces: files of one `GlobalMetadata` and many `Node` messages, each after its length as a varint.
+"""Read and write Chakra execution traces: one `GlobalMetadata` and many `Node` messages, each after its length.
 
-Schema: `ChakraProtoMsg` in schema/protobuf/et_def.proto of https://github.com/mlcommons/chakra; framing: its
-src/third_party/utils/protolib.py. Attributes that ASTRA-sim reads (src/feeder/et_feeder_node.cpp): is_cpu_op,
-comm_type, comm_size, comm_src, comm_dst, comm_tag, pg_name, num_ops, tensor_size. What this module does not
-know of a node, storage details for one, it keeps as bytes and writes back.
+Schema: `ChakraProtoMsg` in schema/protobuf/et_def.proto of https://github.com/mlcommons/chakra; framing (lengths as
+varints): its src/third_party/utils/protolib.py. Attributes that ASTRA-sim reads (src/feeder/et_feeder_node.cpp):
+is_cpu_op, comm_type, comm_size, comm_src, comm_dst, comm_tag, pg_name, num_ops, tensor_size. Unknown fields of a node,
+such as storage details, are kept as bytes and written back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEMA_VERSION = "0.0.4"  # what ASTRA-sim's own generators write
 
 
 class NodeType(IntEnum):
-    """`NodeType` of the schema."""
+    """Number the types of nodes as the schema's `NodeType` does."""
 
     INVALID = 0
     METADATA = 1
@@ -56,9 +56,9 @@ AttributeValue = bool | int | float | str | bytes
 
 
 class Attribute(NamedTuple):
-    """An attribute. `number` is the field of the schema's oneof that holds it: 3 double_val … 32 bytes_list.
+    """Hold an attribute. `number`: the field of the schema's oneof that holds the value, 3 double_val … 32 bytes_list.
 
-    A value of a list type or of float_val is kept as the bytes or bits that the file has.
+    A value of a list type or of float_val stays as the file's bytes or bits.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Attribute(NamedTuple):
 
 
 class IOInfo(NamedTuple):
-    """Values, shapes and types of inputs or outputs, as text."""
+    """Hold values, shapes and types of inputs or outputs, as text."""
 
     values: str = ""
     shapes: str = ""
@@ -76,7 +76,7 @@ class IOInfo(NamedTuple):
 
 
 class ChakraNode(Struct, frozen=True):
-    """A node. `type` is a `NodeType`, or a newer schema's number."""
+    """Hold a node. `type`: a `NodeType`, or a number of a newer schema."""
 
     id: int
     name: str = ""
@@ -91,40 +91,40 @@ class ChakraNode(Struct, frozen=True):
     unknown: bytes = b""
 
     def get(self, name: str) -> AttributeValue | None:
-        """The value of an attribute; None where the node has none of that name."""
+        """Return the value of an attribute; None if the node does not have it."""
         return next((a.value for a in self.attributes if a.name == name), None)
 
     def whole(self, name: str, default: int = -1) -> int:
-        """An attribute that is a whole number."""
+        """Return the value of an attribute if it is a whole number, else the default."""
         value = self.get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
 class ChakraFile(NamedTuple):
-    """A whole file: version and attributes of the metadata, nodes in order."""
+    """Hold a whole file: version and attributes of the metadata, nodes in order."""
 
     version: str
     attributes: tuple[Attribute, ...]
     nodes: tuple[ChakraNode, ...]
 
 
-# Fields of AttributeProto's oneof, by how their value is kept here.
+# Field numbers of AttributeProto's oneof.
 DOUBLE, INT32, INT64, UINT32, UINT64, BOOL, STRING, BYTES = 3, 7, 9, 11, 13, 27, 29, 31
 _ZIGZAG = (15, 17)
 
 
 def boolean(name: str, value: bool) -> Attribute:
-    """A bool_val attribute."""
+    """Make a bool_val attribute."""
     return Attribute(name, BOOL, value)
 
 
 def int64(name: str, value: int) -> Attribute:
-    """An int64_val attribute."""
+    """Make an int64_val attribute."""
     return Attribute(name, INT64, value)
 
 
 def string(name: str, value: str) -> Attribute:
-    """A string_val attribute."""
+    """Make a string_val attribute."""
     return Attribute(name, STRING, value)
 
 
@@ -132,10 +132,10 @@ def string(name: str, value: str) -> Attribute:
 
 
 def read_chakra(path: str | Path, data: bytes | None = None) -> ChakraFile:
-    """A file's nodes, gzip or not.
+    """Read a file, compressed with gzip or not.
 
     Raises:
-        InputError: if the file is no Chakra trace, with the message where it ends to be one.
+        InputError: if the file is no Chakra trace; the text names the message that is wrong.
     """
     content = read_bytes(path) if data is None else data
     messages: list[bytes] = []
@@ -176,10 +176,10 @@ def _metadata(message: bytes) -> tuple[str, tuple[Attribute, ...]]:
 
 
 def decode_node(message: bytes) -> ChakraNode:
-    """A Node message.
+    """Decode a Node message.
 
     Raises:
-        WireError: if it is none.
+        WireError: if the bytes are no such message.
     """
     numbers = {1: 0, 3: 0, 6: 0, 7: 0}
     deps: dict[int, list[int]] = {4: [], 5: []}
@@ -265,14 +265,14 @@ def _text(value: pb.Value) -> str:
 def encode_file(
     nodes: Iterable[ChakraNode], version: str = SCHEMA_VERSION, attributes: tuple[Attribute, ...] = ()
 ) -> bytes:
-    """The bytes of a whole file."""
+    """Return the bytes of a whole file."""
     metadata = pb.text(1, version) + b"".join(pb.field(2, pb.BYTES, _encode_attribute(a)) for a in attributes)
     messages = [metadata, *(encode_node(n) for n in nodes)]
     return b"".join(pb.varint(len(m)) + m for m in messages)
 
 
 def encode_node(node: ChakraNode) -> bytes:
-    """A Node message, fields in the order of their numbers."""
+    """Encode a Node message, with fields in the order of their numbers."""
     out = [
         pb.whole(1, node.id),
         pb.text(2, node.name),

@@ -1,8 +1,9 @@
-"""Chakra execution traces of a job's ranks as a recording.
+"""Turn Chakra execution traces of a job's ranks into a recording.
 
-A trace says what waits for what and how long nodes take, not when they ran; times come from running it: per rank
-one host operation, one computation and one communication at a time (ASTRA-sim's default of one hardware resource
-of each sort), the lowest number first among those that are ready, or one per stream where nodes name theirs.
+A trace says what waits for what and how long nodes take, but not when they ran. The times come from running the trace:
+each rank runs one host operation, one computation and one communication at a time (ASTRA-sim's default of one hardware
+resource of each sort), or one node on each stream if nodes name their streams. Of the nodes that are ready, the lowest
+number runs first.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from sim.traces.files import parse_trace, read_bytes
 from sim.traces.recording import HOST, START, Message, Node, Recording
 
 _COMM = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
-NANOS = "duration_nanos"  # an attribute of ours: the schema's whole microseconds are too coarse for kernels
-# Collectives whose `comm_size` is what each rank puts in, not what comes out: in ASTRA-sim an all-gather's
-# `final_data_size` is `data_size` times the ranks (system/collective/Ring.cc); torch's converter sums the inputs too.
+NANOS = "duration_nanos"  # our own attribute, because the schema's whole microseconds are too coarse for kernels
+# Collectives whose `comm_size` is each rank's input, not the output: in ASTRA-sim an all-gather's `final_data_size` is
+# `data_size` times the ranks (system/collective/Ring.cc), and torch's converter sums the inputs.
 PUT_IN = ("all_gather", "gather")
 Groups = dict[str, tuple[int, ...]]
 
 
 def rank_of(path: str | Path, position: int) -> int:
-    """The rank in a file's name, as ASTRA-sim names them: PREFIX.RANK.et.
+    """Return the rank in a file's name, PREFIX.RANK.et as ASTRA-sim names it; else the file's position.
 
     >>> rank_of("llama.12.et", 0), rank_of("other.et", 3)
     (12, 3)
@@ -38,10 +39,10 @@ def rank_of(path: str | Path, position: int) -> int:
 
 
 def load(paths: Sequence[str | Path], contents: Sequence[bytes], groups: Groups | None = None) -> Recording:
-    """Files of a job, one a rank, as a recording.
+    """Return a job's files, one for each rank, as a recording.
 
     Raises:
-        InputError: for a file that is no trace, two of one rank, or waits that cannot end.
+        InputError: for a file that is no trace, two files of one rank, or nodes that never end.
     """
     parts: dict[int, ChakraFile] = {}
     for position, (path, data) in enumerate(zip(paths, contents, strict=True)):
@@ -55,10 +56,10 @@ def load(paths: Sequence[str | Path], contents: Sequence[bytes], groups: Groups 
 
 
 def read_groups(path: str | Path) -> Groups:
-    """ASTRA-sim's communicator groups: JSON of group name to list of ranks.
+    """Read ASTRA-sim's communicator groups: a JSON mapping of group names to lists of ranks.
 
     Raises:
-        InputError: if the file says anything else.
+        InputError: if the file is something else.
     """
     data = parse_trace(read_bytes(path, 1 << 26), path)
     good = isinstance(data, dict) and all(
@@ -70,14 +71,14 @@ def read_groups(path: str | Path) -> Groups:
 
 
 class _Build:
-    """Nodes of all ranks, then their times."""
+    """Build the nodes of all ranks, then compute their times."""
 
     def __init__(self, name: str, files: dict[int, ChakraFile], groups: Groups) -> None:
         self.name, self.files, self.groups = name, files, dict(groups)
         self.ranks = tuple(files)
         self.nodes: list[Node] = []
         self.resource: list[tuple[int, str]] = []
-        self.source: list[int] = []  # the node's own number
+        self.source: list[int] = []  # the node's number in its file
         self.seen: Counter[tuple[object, ...]] = Counter()
         self.unpriced = 0
 
@@ -97,7 +98,7 @@ class _Build:
         return out
 
     def _process_groups(self, node: ChakraNode) -> None:
-        """PyTorch's converter lists groups in a metadata node's inputs: "['[{"pg_name": …, "ranks": […]}]']"."""
+        """Read the groups that PyTorch's converter writes in a metadata node: "['[{"pg_name": …, "ranks": […]}]']"."""
         text = node.inputs.values if node.inputs else ""
         try:
             listed = json.loads(text[2:-2].replace("\\", "")) if len(text) > 4 else []
@@ -171,10 +172,10 @@ class _Build:
 
 
 class _Clock:
-    """Sets start and end of each node, and makes it wait for the one before it on its resource.
+    """Set start and end of each node, and make each wait for the node before it on its resource.
 
-    Beforehand `end_ns` is a node's duration. A collective begins on a rank when the rank's resource is free and its
-    waits are over; it takes its duration from the moment when all its members have begun.
+    Before the run, `end_ns` is a node's duration. A collective begins on a rank when the rank's resource is free and
+    its waits are over. Its duration counts from the moment at which all its members have begun.
     """
 
     def __init__(self, name: str, nodes: list[Node], resource: list[tuple[int, str]], source: list[int]) -> None:
@@ -192,7 +193,7 @@ class _Clock:
         self.events: list[tuple[int, int]] = []
 
     def run(self) -> None:
-        """All nodes."""
+        """Run all nodes."""
         done = 0
         self._take([i for i, n in enumerate(self.missing) if n == 0], 0)
         while self.events:
@@ -223,7 +224,7 @@ class _Clock:
         return freed
 
     def _take(self, ready: list[int], now: int) -> None:
-        """Begin what is ready and has its resource, the lowest numbers first."""
+        """Begin the nodes that are ready and whose resource is free, the lowest numbers first."""
         for i in ready:
             heapq.heappush(self.ready.setdefault(self.resource[i], []), (self.source[i], i))
         for place, queue in self.ready.items():

@@ -1,7 +1,7 @@
-"""A simulated step as Chakra execution traces: one file a rank, PREFIX.RANK.et, and PREFIX.groups.json.
+"""Write a simulated step as Chakra execution traces: PREFIX.RANK.et for each rank, and PREFIX.groups.json.
 
-Equal ranks were simulated once and are all written out. ASTRA-sim takes the prefix as its workload and the groups
-file as its communicator groups. Chakra has whole microseconds; the exact time stands in an attribute of ours.
+Every rank has a file, even if equal ranks were simulated once. ASTRA-sim takes the prefix as its workload and the
+groups file as its communicator groups. Chakra has whole microseconds; our own attribute has the exact duration.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Slot = tuple[str, str]  # stream, kind
 
 
 def write_chakra(simulation: Simulation, prefix: str | Path) -> list[Path]:
-    """Write the files of a step that was simulated with `expand=True`; returns their paths.
+    """Write the files of a step that was simulated with `expand=True`, and return their paths.
 
     Raises:
-        InputError: where a collective's members cannot be told (expert parallel data parallelism), or the files
-            would hold more than five million nodes.
+        InputError: if a collective's members are ambiguous (gradients of experts and others on one stream), or the
+            files would hold more than five million nodes.
     """
     export = Export(simulation)
     out = []
@@ -53,13 +53,13 @@ def write_chakra(simulation: Simulation, prefix: str | Path) -> list[Path]:
 
 
 class Export(Struct):
-    """The nodes of each rank; groups are numbered as they come up, from 1."""
+    """Make the nodes of each rank. Groups are numbered from 1, in the order of their first use."""
 
     simulation: Simulation
     groups: dict[tuple[int, ...], int] = field(default_factory=dict)
-    rows: list[list[tuple[int, Slot]]] = field(default_factory=list)  # by class: task, slot
+    rows: list[list[tuple[int, Slot]]] = field(default_factory=list)  # by class of ranks: task, slot
     details: list[Detail] = field(default_factory=list)  # of every task
-    ends: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a message: class that sends, that receives
+    ends: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a message: sending and receiving class
 
     def __post_init__(self) -> None:
         graph = self.simulation.built.graph
@@ -80,7 +80,7 @@ class Export(Struct):
             )
 
     def nodes(self, rank: int) -> Iterator[ChakraNode]:
-        """The nodes of one rank, in the order of the graph; a task's number is its own plus one, times two."""
+        """Yield the nodes of one rank, in the order of the graph; task n has node 2n + 2, and 2n + 3 for a second."""
         plan, waits = self.simulation.plan, self.simulation.built.graph.waits_of
         index = plan.class_of(rank)
         own = {task for task, _ in self.rows[index]}
@@ -92,13 +92,13 @@ class Export(Struct):
 
     def _node(self, rank: int, index: int, task: int, slot: Slot, deps: tuple[int, ...]) -> Iterator[ChakraNode]:
         times = self.simulation.times
-        nanos = round((times.end_s[task] - times.start_s[task]) * 1e9)  # on links that it shares, not alone
+        nanos = round((times.end_s[task] - times.start_s[task]) * 1e9)  # includes the slowdown by shared links
         detail, (stream, kind) = self.details[task], slot
         shared = [int64(NANOS, nanos), string("kind", kind), boolean("is_cpu_op", False)]
         start, duration = round(times.start_s[task] * 1e6), round(nanos / 1000)
 
         def node(type_: NodeType, extra: list[Attribute], second: int = 0) -> ChakraNode:
-            # A ring's receive stands beside its send: one after the other, all would wait to send.
+            # A ring's receive has a stream of its own: if sends came first on one stream, all ranks would wait.
             attributes = (*shared, string("stream", stream + "_recv" * second), *extra)
             number = 2 * task + 2 + second
             return ChakraNode(number, detail.name, type_, (), deps, start, duration, None, None, attributes)
@@ -126,14 +126,14 @@ class Export(Struct):
             yield node(NodeType.COMP, [int64("num_ops", 0), Attribute("tensor_size", UINT64, 0)])
 
     def _ends(self, rank: int, index: int, task: int) -> list[Attribute]:
-        """Sender and receiver: the ranks that sit alike in their classes."""
+        """Return the attributes of sender and receiver: the ranks at the same position in their classes."""
         classes = self.simulation.built.graph.classes
         place = list(classes[index].ranks).index(rank)
         sender, receiver = (classes[c].ranks[place] for c in self.ends[task])
         return _ends(sender, receiver, task)
 
     def _members(self, stream: str, kind: str, rank: int) -> tuple[int, ...]:
-        """The ranks of a collective. Reductions of gradients share a stream, and their kind tells their group."""
+        """Return the ranks of a collective. Gradient reductions share a stream; their kind tells their group."""
         plan = self.simulation.plan
         p = plan.scenario.parallelism
         name = stream

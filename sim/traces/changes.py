@@ -1,4 +1,4 @@
-"""What a replay changes: device, network, data-parallel degree, single kernels, single ranks."""
+"""Describe what a replay changes: device, network, data-parallel degree, single kernels, single ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from topology.network import Network
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import GpuSpec
 
-# Kernels that arithmetic limits; all others are taken to be limited by memory. Inductor's generated ones, named after
-# the operators fused into them (triton_poi_…, _red_, _per_), hold no matmul: its templates do (triton_tem_fused_mm).
+# Names of kernels that arithmetic limits; memory is assumed to limit all others. Inductor's generated kernels
+# (triton_poi_…, _red_, _per_) are named after the operators fused into them and contain no matmul; its templates
+# (triton_tem_fused_mm) do.
 MATMUL = re.compile(
     r"^(?!triton_(?:poi|red|per)_).*(?:gemm|cutlass|xmma|nvjet|flash|fmha|attention|matmul|conv(?!ert)|addmm"
     r"|triton_tem_|aten::(?:b?mm|linear))",
@@ -26,20 +27,20 @@ MAX_PATTERN = 200
 
 
 class Change(Struct, frozen=True):
-    """A what-if. The default changes nothing."""
+    """Hold the changes of a replay. The default changes nothing."""
 
-    kernels: tuple[tuple[re.Pattern[str], float], ...] = ()  # seconds of matching names times this
-    gpu_ratio: float = 1.0  # a device so many times as fast
-    gpus: tuple[GpuSpec, GpuSpec] | None = None  # recorded on, replayed on
-    network_scale: float = 1.0  # links so many times as fast
-    network: Network | None = None  # prices every transfer anew
-    dp: tuple[frozenset[str], int, int] | None = None  # process groups, their recorded size, their new one
-    stragglers: dict[int, float] = field(default_factory=dict)  # compute seconds of a rank times this
-    single: dict[tuple[int, str], float] = field(default_factory=dict)  # of a rank's kernels of one name times this
-    groups: dict[tuple[int, ...], float] = field(default_factory=dict)  # transfers among just these ranks times this
+    kernels: tuple[tuple[re.Pattern[str], float], ...] = ()  # factor on the seconds of nodes whose name matches
+    gpu_ratio: float = 1.0  # speed of the new device ÷ the recorded one's
+    gpus: tuple[GpuSpec, GpuSpec] | None = None  # the recorded GPU and the new one
+    network_scale: float = 1.0  # speed of the new links ÷ the recorded ones'
+    network: Network | None = None  # if given, prices every transfer whose ranks and bytes are known
+    dp: tuple[frozenset[str], int, int] | None = None  # process groups, their recorded size, their new size
+    stragglers: dict[int, float] = field(default_factory=dict)  # factor on the compute seconds of a rank
+    single: dict[tuple[int, str], float] = field(default_factory=dict)  # factor on a rank's kernels of one name
+    groups: dict[tuple[int, ...], float] = field(default_factory=dict)  # factor on the transfers of these ranks
 
     def compute(self, node: Node) -> float:
-        """What a node's own seconds are multiplied by."""
+        """Return the factor on a node's own seconds."""
         scale = 1.0
         if node.compute:
             scale = self.stragglers.get(node.rank, 1.0) / self.gpu_ratio
@@ -49,7 +50,7 @@ class Change(Struct, frozen=True):
         return self._named(node, scale)
 
     def transfer_s(self, node: Node, seconds: float) -> float:
-        """Seconds of a transfer that took `seconds` from its last member's arrival on."""
+        """Return the seconds of a transfer that took `seconds` from its last member's arrival on."""
         message = node.message
         assert message is not None
         ranks, size = message.ranks, message.bytes
@@ -71,7 +72,7 @@ class Change(Struct, frozen=True):
 
 
 def bus_factor_ratio(kind: str, old: int, new: int) -> float:
-    """How a bandwidth-bound collective of equal size grows with its ranks: 2(n-1)/n and its like (nccl-tests).
+    """Return the factor by which a bandwidth-bound collective grows with its ranks: nccl-tests' 2(n-1)/n and others.
 
     >>> bus_factor_ratio("all_reduce", 2, 4)
     1.5
@@ -97,10 +98,10 @@ def _device_ratio(name: str, old: GpuSpec, new: GpuSpec) -> float:
 
 
 def parse_scales(texts: Sequence[str], option: str) -> list[tuple[str, float]]:
-    """`NAME=FACTOR` options.
+    """Parse `NAME=FACTOR` options.
 
     Raises:
-        InputError: where the factor is missing, no number, not finite or not above 0.
+        InputError: if the factor is missing, no number, not finite or not above 0.
     """
     out = []
     for text in texts:
@@ -118,7 +119,7 @@ def parse_scales(texts: Sequence[str], option: str) -> list[tuple[str, float]]:
 
 
 def kernel_scales(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], float], ...]:
-    """`--scale-kernels 'REGEX=FACTOR'`.
+    """Parse `--scale-kernels 'REGEX=FACTOR'`.
 
     Raises:
         InputError: for a bad factor or a pattern that is no regular expression.
@@ -135,7 +136,7 @@ def kernel_scales(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], float], 
 
 
 def straggler_scales(texts: Sequence[str], ranks: Sequence[int]) -> dict[int, float]:
-    """`--straggler RANK=FACTOR`.
+    """Parse `--straggler RANK=FACTOR`.
 
     Raises:
         InputError: for a bad factor or a rank that has no trace.
@@ -150,10 +151,10 @@ def straggler_scales(texts: Sequence[str], ranks: Sequence[int]) -> dict[int, fl
 
 
 def gpu_pair(text: str, recorded: str) -> tuple[GpuSpec, GpuSpec]:
-    """`--gpu NAME` or `--gpu FROM=TO`: presets of the recorded device and of the one to replay on.
+    """Parse `--gpu NAME` or `--gpu FROM=TO`: the presets of the recorded device and of the new one.
 
     Raises:
-        InputError: for an unknown name, or where the trace's own device is none of the presets.
+        InputError: for an unknown name, or if the recorded device is no preset.
     """
     before, equals, after = text.rpartition("=")
     before = before if equals else _known_gpu(recorded)
@@ -169,7 +170,7 @@ def gpu_pair(text: str, recorded: str) -> tuple[GpuSpec, GpuSpec]:
 
 
 def _known_gpu(name: str) -> str:
-    """The preset of a device's name as CUDA gives it; "" where there is none (a PCIe card is no SXM module).
+    """Return the preset of a device by CUDA's name for it; "" if there is none (a PCIe card is no SXM module).
 
     >>> _known_gpu("NVIDIA H100 80GB HBM3"), _known_gpu("NVIDIA A100-SXM4-40GB"), _known_gpu("NVIDIA H100 PCIe")
     ('h100-sxm', 'a100-sxm-40g', 'h100-pcie')
@@ -188,7 +189,7 @@ def _known_gpu(name: str) -> str:
 
 
 def network_of(preset: str, ranks: int) -> Network:
-    """The network of a cluster preset with nodes enough for the ranks.
+    """Return the network of a cluster preset with enough nodes for the ranks.
 
     Raises:
         InputError: for an unknown preset.
@@ -217,7 +218,7 @@ def dp_change(recording: Recording, dp: int, group: str | None) -> tuple[frozens
 
 
 def _reducing(recording: Recording) -> tuple[dict[str, float], dict[str, tuple[int, ...]]]:
-    """Bytes that each process group reduces, of all traced ranks, and the group's ranks."""
+    """Return the bytes that each process group reduces, summed over traced ranks, and the group's ranks."""
     sizes: dict[str, float] = {}
     members: dict[str, tuple[int, ...]] = {}
     for node in recording.nodes:
@@ -229,7 +230,7 @@ def _reducing(recording: Recording) -> tuple[dict[str, float], dict[str, tuple[i
 
 
 def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether two groups lie side by side, as those of one dimension of a layout: no rank in both, equal distances.
+    """Tell whether two groups may be of one dimension of a layout: no common rank, equal distances between ranks.
 
     >>> _alike((0, 2), (1, 3)), _alike((0, 2), (0, 1)), _alike((0, 1), (2, 3))
     (True, False, True)
@@ -240,7 +241,7 @@ def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def doubts(recording: Recording, change: Change) -> list[str]:
-    """What a user should know of a what-if: which groups `--dp` took, computations that `--gpu` cannot tell apart."""
+    """Return notes on a change: groups that `--dp` leaves out, transfers without bytes, kernels that stand for many."""
     out = []
     if change.dp is not None:
         sizes, members = _reducing(recording)

@@ -1,4 +1,4 @@
-"""Kernels and copies of one rank as nodes: stream order, launches, events between streams, synchronization."""
+"""Turn one rank's kernels and copies into nodes: stream order, launches, events between streams, synchronization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STREAM_WAIT = ("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"
 
 
 def add_device(graph: RankGraph) -> None:
-    """Add what a rank's step launched to its graph, after the host's nodes."""
+    """Add the kernels that a rank's step launched to its graph, after the host's nodes."""
     launches = _runtime(graph)
     kernels = _kernels(graph, launches)
     if kernels:
@@ -23,7 +23,7 @@ def add_device(graph: RankGraph) -> None:
 
 
 def _runtime(graph: RankGraph) -> dict[int, tuple[Event, Thread]]:
-    """Runtime calls by correlation."""
+    """Return the step's runtime calls by correlation, each with its thread."""
     out: dict[int, tuple[Event, Thread]] = {}
     for thread in graph.threads:
         for event in thread.events:
@@ -34,7 +34,7 @@ def _runtime(graph: RankGraph) -> dict[int, tuple[Event, Thread]]:
 
 
 def _kernels(graph: RankGraph, launches: dict[int, tuple[Event, Thread]]) -> list[Event]:
-    """What the step launched; a kernel without a launch in the file belongs to the step it started in."""
+    """Return the kernels that the step launched; one without a launch in the file belongs to the step it starts in."""
     known = {whole(e.args, "correlation") for t in graph.trace.threads.values() for e in t if is_runtime(e)}
     out = []
     for kernel in graph.trace.device:
@@ -45,14 +45,14 @@ def _kernels(graph: RankGraph, launches: dict[int, tuple[Event, Thread]]) -> lis
 
 
 class DeviceGraph:
-    """Adds a rank's device nodes to its graph, and the host's waits for them."""
+    """Add a rank's device nodes to its graph, and the host's waits for them."""
 
     def __init__(self, graph: RankGraph, kernels: list[Event], launches: dict[int, tuple[Event, Thread]]) -> None:
         self.graph, self.kernels, self.launches = graph, kernels, launches
         self.latency_ns = self._latency()
         self.compute_stream = self._busiest()
         self.node_of: dict[int, int] = {}  # by position among the kernels
-        self.last: dict[tuple[str, str], int] = {}  # on each stream so far
+        self.last: dict[tuple[str, str], int] = {}  # the last kernel so far on each stream
         order = {number: (e.start_ns, number) for number, (e, _) in launches.items()}
         self.launched = [order.get(whole(k.args, "correlation") or -1, (k.start_ns, -1)) for k in kernels]
         self.by_launch: dict[tuple[str, str], list[tuple[tuple[int, int], int]]] = {}
@@ -100,7 +100,7 @@ class DeviceGraph:
         self.last[kernel.thread] = position
 
     def _message_of(self, kernel: Event, operators: dict[int, Event]) -> Message | None:
-        """The collective of an NCCL kernel."""
+        """Return the collective of an NCCL kernel; None for other kernels."""
         number = whole(kernel.args, "External id")
         operator = operators.get(number) if number is not None else None
         if "Collective name" not in kernel.args and (operator is None or "nccl" not in kernel.name.lower()):
@@ -112,12 +112,12 @@ class DeviceGraph:
         return self.launches.get(number) if number is not None else None
 
     def _latency(self) -> int:
-        """The shortest time from a launch call's start to its kernel's."""
+        """Return the shortest time from a launch call's start to its kernel's start, in nanoseconds."""
         seen = [k.start_ns - issued[0].start_ns for k in self.kernels if (issued := self._launch(k)) is not None]
         return max(0, min(seen, default=0))
 
     def _busiest(self) -> tuple[str, str]:
-        """The stream with most seconds of kernels that are no collectives."""
+        """Return the stream with the most time in kernels other than NCCL's."""
         seconds: dict[tuple[str, str], int] = {}
         for k in self.kernels:
             nccl = "nccl" in k.name.lower() or k.category != "kernel"
@@ -127,13 +127,13 @@ class DeviceGraph:
     # --- between streams
 
     def _stream_waits(self) -> dict[int, list[int]]:
-        """Per kernel the kernels on other streams that it waits for."""
+        """Return for each kernel the kernels on other streams that it waits for, by position."""
         recorded = [e for e in self.graph.trace.syncs if "Wait Event" in e.name]
         return self._recorded_waits(recorded) if recorded else self._likely_waits()
 
     def _recorded_waits(self, syncs: list[Event]) -> dict[int, list[int]]:
-        """From `cuda_sync`: the first kernel launched on the stream after the call waits for the last one launched
-        on the other stream before the event was recorded."""
+        """Read the waits from `cuda_sync`: the first kernel launched on the stream after the call waits for the last
+        kernel launched on the other stream before the event was recorded."""
         out: dict[int, list[int]] = {}
         for sync in syncs:
             number, source = whole(sync.args, "correlation"), whole(sync.args, "wait_on_stream")
@@ -151,7 +151,7 @@ class DeviceGraph:
         return out
 
     def _launched_before(self, stream: tuple[str, str], time: tuple[int, int], ended_ns: int = 1 << 63) -> int | None:
-        """The last kernel launched on a stream before that moment, of those that had ended by `ended_ns`."""
+        """Return the last kernel launched on a stream before `time`, of those that had ended by `ended_ns`."""
         listed = self.by_launch.get(stream, [])
         for i in range(bisect_left(listed, (time, -1)) - 1, -1, -1):
             if self.kernels[listed[i][1]].end_ns <= ended_ns:
@@ -159,8 +159,8 @@ class DeviceGraph:
         return None
 
     def _likely_waits(self) -> dict[int, list[int]]:
-        """Where cudaStreamWaitEvent was called since the thread's last launch: the last kernel launched on each other
-        stream of the device, if it had ended when this one began."""
+        """Guess the waits: if cudaStreamWaitEvent was called since the thread's last launch, the kernel waits for the
+        last kernel launched on each other stream of the device, if that one had ended when this one began."""
         out: dict[int, list[int]] = {}
         position_of = {
             number: p for p, k in enumerate(self.kernels) if (number := whole(k.args, "correlation")) is not None
@@ -185,7 +185,7 @@ class DeviceGraph:
     # --- the host
 
     def _host_waits(self) -> None:
-        """Synchronizing calls wait for what was launched before and ends within them."""
+        """Make synchronizing calls wait for kernels that were launched before them and end within them."""
         streams = {
             whole(e.args, "correlation"): str(whole(e.args, "stream"))
             for e in self.graph.trace.syncs
@@ -200,7 +200,7 @@ class DeviceGraph:
                 self.graph.blocks(thread, i, self._ended_in(owner, stream))
 
     def _ended_in(self, call: Event, stream: str | None) -> list[int]:
-        """The last kernel of each stream (or of one) launched before a call and ended by its end."""
+        """Return the last kernel of each stream (or of one) that was launched before a call and ended by its end."""
         streams = [s for s in self.by_launch if stream is None or s[1] == stream]
         found = (self._launched_before(s, (call.start_ns, -1), call.end_ns) for s in streams)
         return [self.node_of[p] for p in found if p is not None]

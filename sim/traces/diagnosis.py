@@ -1,12 +1,11 @@
-"""Which recorded rank is slow, who waits for it, what its repair would gain, and the operators behind it.
+"""Find the slow rank of a recording: its slow operators, who waits for it, and the gain of its repair.
 
-Peers of a rank are compared kernel by kernel: the ranks that ran a kernel of that name as often in the step. A rank's
-repair gives each of its kernels the seconds that the median of its peers took, and replays the step
-(`sim.traces.replay`); the gain is the difference of the two steps, so what is hidden, or waits for another slow rank,
-gains nothing.
-A group's repair does the same with its transfers, where other groups of as many ranks moved as many bytes.
+The peers of a rank's kernel are the ranks that ran a kernel of the same name as often in the step. To repair a rank,
+its kernels get the median seconds of their peers, and the step is replayed (`sim.traces.replay`). The gain is the
+difference of the two steps, so time that was hidden, or that waits for another slow rank, is no gain. A group is
+repaired in the same way: its transfers are compared with those of groups of as many ranks that moved as many bytes.
 
-Waiting is seen in the recording itself: a member of a collective that arrived early waited for the last one.
+The recording itself shows who waits: a member of a collective that arrived early waited for the last one.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from sim.traces.changes import Change
 from sim.traces.recording import Recording
 from sim.traces.replay import Replay, rank_times, replay
 
-TRIED = 8  # ranks, and groups, that are repaired: those that are slowest
-OPERATORS = 12  # listed for a rank
-SHOWS = 0.002  # of the step: a smaller gain is noise
-HOST_SHOWS = 0.02  # of the step: hosts differ by more than kernels do, with nothing wrong
+TRIED = 8  # the slowest ranks, and groups, whose repair is simulated
+OPERATORS = 12  # slow operators listed for a rank
+SHOWS = 0.002  # part of the step; a smaller gain is noise
+HOST_SHOWS = 0.02  # part of the step; healthy hosts differ more than healthy kernels
 Key = tuple[int, str]  # rank and kernel
 
 
 class SlowOperator(Record, frozen=True):
-    """Kernels of one name on a rank, and the median of its peers."""
+    """Hold the seconds of a rank's kernels of one name, and the median of the peers."""
 
     operator: str
     count: int
@@ -39,36 +38,36 @@ class SlowOperator(Record, frozen=True):
 
     @property
     def lost_s(self) -> float:
-        """Seconds more than the peers."""
+        """Return the seconds above the peers' median."""
         return self.seconds - self.peers_s
 
 
 class SlowRank(Record, frozen=True):
-    """A rank that computes longer than its peers, and the step with it repaired."""
+    """Hold a rank that computes longer than its peers, and the step time after its repair."""
 
     rank: int
     compute_s: float
     peers_s: float
     repaired_step_s: float
     gain_s: float
-    waited_for_s: float  # by all other ranks together, in the recording
+    waited_for_s: float  # sum over all other ranks, in the recording
     operators: tuple[SlowOperator, ...]
 
 
 class SlowGroup(Record, frozen=True):
-    """Ranks whose transfers take longer than those of groups like theirs."""
+    """Hold a group whose transfers take longer than those of similar groups."""
 
     ranks: tuple[int, ...]
     kind: str
     bytes: float
-    seconds: float  # of one transfer, in the mean
+    seconds: float  # mean of one transfer
     peers_s: float
     repaired_step_s: float
     gain_s: float
 
 
 class Waiting(Record, frozen=True):
-    """Seconds that a rank waited for another, which was the last to arrive."""
+    """Hold the seconds that a rank waited for another rank, the last to arrive."""
 
     rank: int
     for_rank: int
@@ -76,7 +75,7 @@ class Waiting(Record, frozen=True):
 
 
 class Busy(Record, frozen=True):
-    """A rank whose host alone holds up the step for longer than the others' do."""
+    """Hold a rank whose host works alone, with an idle GPU, for longer than other ranks' hosts."""
 
     rank: int
     host_s: float
@@ -84,7 +83,7 @@ class Busy(Record, frozen=True):
 
 
 class Diagnosis(Record, frozen=True):
-    """What slows a recorded step, the largest gain first; `replayed_step_s`: as it was, all gains are against it."""
+    """Hold what slows a recorded step, the largest gain first. Gains are relative to `replayed_step_s`, unchanged."""
 
     step_s: float
     replayed_step_s: float
@@ -95,10 +94,10 @@ class Diagnosis(Record, frozen=True):
 
 
 def diagnose(recording: Recording) -> Diagnosis:
-    """Compare the ranks of a recording, and repair the slowest one by one.
+    """Compare the ranks of a recording, and simulate the repair of each of the slowest.
 
     Raises:
-        InputError: for a recording of one rank, which has no peers.
+        InputError: for a recording of a single rank.
     """
     if len(recording.ranks) < 2:
         raise InputError(f"{recording.name}: holds only rank {recording.ranks[0]}; give the traces of several ranks")
@@ -140,7 +139,7 @@ def _slow_ranks(as_it_was: Replay, waits: Sequence[Waiting]) -> tuple[SlowRank, 
 
 
 def _kernels(recording: Recording) -> tuple[dict[Key, float], dict[Key, int]]:
-    """Seconds and number of each rank's kernels (operators, where a trace has no device), by name."""
+    """Return seconds and number of each rank's kernels by name (of operators, if a trace has no device)."""
     seconds: dict[Key, float] = defaultdict(float)
     count: dict[Key, int] = defaultdict(int)
     for node in recording.nodes:
@@ -151,7 +150,7 @@ def _kernels(recording: Recording) -> tuple[dict[Key, float], dict[Key, int]]:
 
 
 def _peers(own: Mapping[Key, float], count: Mapping[Key, int]) -> dict[Key, float]:
-    """Median seconds of the other ranks that ran a kernel as often; kernels that no other rank ran are left out."""
+    """Return the median seconds of the other ranks that ran a kernel as often; omit kernels without such ranks."""
     alike: dict[tuple[str, int], list[Key]] = defaultdict(list)
     for key in own:
         alike[key[1], count[key]].append(key)
@@ -165,7 +164,7 @@ def _peers(own: Mapping[Key, float], count: Mapping[Key, int]) -> dict[Key, floa
 
 
 def _waits(as_it_was: Replay) -> tuple[Waiting, ...]:
-    """Who waited for whom, most seconds first."""
+    """Return who waited for whom, the most seconds first."""
     recording = as_it_was.recording
     total: dict[tuple[int, int], float] = defaultdict(float)
     for members in recording.members().values():
@@ -179,7 +178,7 @@ def _waits(as_it_was: Replay) -> tuple[Waiting, ...]:
 
 
 def _slow_groups(as_it_was: Replay) -> tuple[SlowGroup, ...]:
-    """Groups whose transfers take longer than the median of groups of as many ranks, kind and bytes."""
+    """Return groups whose transfers take longer than the median of groups with equal size, kind and bytes."""
     recording, step_s = as_it_was.recording, as_it_was.step_time_s
     times: dict[tuple[str, float, tuple[int, ...]], list[float]] = defaultdict(list)
     for members in recording.members().values():
@@ -207,7 +206,7 @@ def _slow_groups(as_it_was: Replay) -> tuple[SlowGroup, ...]:
 
 
 def _busy_hosts(as_it_was: Replay) -> tuple[Busy, ...]:
-    """Ranks whose host works alone for longer than the median of the others, where that shows."""
+    """Return ranks whose host works alone for longer than the median of the others, by at least HOST_SHOWS."""
     hosts = {row.rank: row.host_s for row in rank_times(as_it_was)}
     rows = []
     for rank, seconds in hosts.items():
@@ -218,7 +217,7 @@ def _busy_hosts(as_it_was: Replay) -> tuple[Busy, ...]:
 
 
 def verdict(found: Diagnosis) -> str:
-    """The diagnosis in a sentence."""
+    """Return the diagnosis as a sentence."""
     least_s = SHOWS * found.replayed_step_s
     rank = found.slow_ranks[0] if found.slow_ranks else None
     group = found.slow_groups[0] if found.slow_groups else None
@@ -230,7 +229,7 @@ def verdict(found: Diagnosis) -> str:
 
 
 def as_json(found: Diagnosis, recording: Recording) -> dict[str, Any]:
-    """Format sim-diagnosis/1."""
+    """Return the diagnosis in format sim-diagnosis/1."""
     return {
         "format": "sim-diagnosis/1",
         "traces": recording.name,

@@ -1,4 +1,4 @@
-"""Reading trace files that may be anything: limits on size and depth, gzip, JSON, one message for what is wrong."""
+"""Read trace files, which may contain anything: limits on size and depth, gzip, JSON, one message for an error."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sim.core.json_text import parse_json
 from sim.core.outputs import refuse_output
 
 MAX_BYTES = 1 << 30  # unpacked; a minute of a real rank is some hundred MB
-GROWTH, GROWS_TO = 100, 1 << 24  # what gzip may unpack to: traces are 10 to 40 times as large, bombs 1000 times
+GROWTH, GROWS_TO = 100, 1 << 24  # limit of unpacking: traces grow 10 to 40 times, gzip bombs 1000 times
 PIECE = 1 << 20
 GZIP = b"\x1f\x8b"
 
 
 def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
-    """A file's content, unpacked where it is gzip.
+    """Return a file's content, unpacked if it is gzip.
 
     Raises:
-        InputError: if it cannot be read, is no whole gzip file, holds more than `limit` bytes, or is to be overwritten.
+        InputError: if it cannot be read, is no whole gzip file, holds over `limit` bytes, or is also an output.
     """
     refuse_output(path)
     try:
@@ -51,7 +51,7 @@ def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def _read(file: IO[bytes] | gzip.GzipFile, limit: int) -> bytes:
-    """At most `limit` bytes and one piece more; memory is taken as they come."""
+    """Read at most `limit` bytes and one piece more; memory is allocated piece by piece."""
     pieces, held = [], 0
     while held <= limit and (piece := file.read(PIECE)):
         pieces.append(piece)
@@ -60,9 +60,10 @@ def _read(file: IO[bytes] | gzip.GzipFile, limit: int) -> bytes:
 
 
 def parse_trace(data: bytes, path: str | Path) -> Any:
-    """A trace's JSON, in whose names any bytes may stand. NaN is refused by who reads the value, with its event.
+    """Parse a trace's JSON.
 
-    Tools that record add what users attach to an event, sometimes under a key that it has: the last one counts.
+    Names may hold any bytes. NaN is allowed here; the reader of a value refuses it and names the event. Recorders may
+    write a key twice, because users attach values to events; the last one counts.
 
     Raises:
         InputError: as `parse_json`.

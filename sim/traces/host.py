@@ -1,4 +1,4 @@
-"""A host thread as a chain of segments: at each moment the innermost operator, or host time that none covers."""
+"""Cut a host thread into a chain of segments: the innermost operator, or host time that no operator covers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BACKWARD = ("autograd::engine", "torch::autograd")
 
 
 class Segment(NamedTuple):
-    """A stretch of a thread. `owner`: the innermost operator, None where none runs. `kind`: F, B or OPTIMIZER."""
+    """Hold a segment of a thread. `owner`: the innermost operator, None if none runs. `kind`: F, B or OPTIMIZER."""
 
     start_ns: int
     end_ns: int
@@ -23,7 +23,7 @@ class Segment(NamedTuple):
 
 
 class Thread(Struct):
-    """One thread within the step; `nodes[i]` is the node of `segments[i]`."""
+    """Hold one thread within the step; `nodes[i]` is the node of `segments[i]`."""
 
     name: tuple[str, str]
     events: list[Event]
@@ -33,27 +33,29 @@ class Thread(Struct):
 
     @property
     def autograd(self) -> bool:
-        """Whether this is a thread of autograd's own, which runs nothing but backward."""
+        """Tell whether this is autograd's own thread, which runs only backward."""
         return all(s.kind == "B" for s in self.segments if s.owner is not None)
 
     def before(self, time_ns: int) -> int:
-        """The node of the last segment that ended by then; -1 where none has."""
+        """Return the node of the last segment that ended by this time; -1 if there is none."""
         return self.nodes[i] if (i := bisect_right(self.ends, time_ns) - 1) >= 0 else -1
 
     def kind_at(self, time_ns: int) -> str:
-        """F, B or OPTIMIZER: what the thread was at, at that moment."""
+        """Return the thread's kind of work at this time: F, B or OPTIMIZER."""
         i = bisect_left(self.ends, time_ns + 1)
         return self.segments[i].kind if i < len(self.segments) else "F"
 
 
 def segments(events: Sequence[Event], begin_ns: int, end_ns: int) -> list[Segment]:
-    """Cut a thread's time into segments that follow each other without a hole.
+    """Cut a thread's time into segments that follow each other without gaps.
 
-    Each event's start is a border. Annotations set the kind of what is inside and own nothing. An event that
-    outlasts the one around it is cut off there.
+    Each event's start begins a segment. Annotations set the kind of the segments inside and own none. An event that
+    ends after the event around it is cut at that event's end.
 
     Args:
-        events: of one thread, in order of start, the longer first where starts are equal.
+        events: the events of one thread, in order of start; of equal starts the longer event first.
+        begin_ns: start of the first segment.
+        end_ns: end of the last segment.
     """
     out: list[Segment] = []
     open_: list[tuple[int, Event | None, str]] = []
@@ -94,5 +96,5 @@ def _kind(event: Event, around: str) -> str:
 
 
 def is_runtime(event: Event | None) -> bool:
-    """Whether an event is a call of CUDA's or HIP's runtime or driver."""
+    """Tell whether an event is a call of CUDA's or HIP's runtime or driver."""
     return event is not None and event.category in RUNTIME

@@ -1,4 +1,4 @@
-"""Events of a PyTorch profiler trace (Kineto's Chrome trace JSON) of one rank, sorted by what they are.
+"""Read the events of one rank's PyTorch profiler trace (Kineto's Chrome trace JSON), sorted by category.
 
 Formats: libkineto/src/output_json.cpp (events, args of collectives, baseTimeNanoseconds, distributedInfo),
 CuptiActivity.cpp (kernels, cuda_sync) of https://github.com/pytorch/kineto; gloo's events and `Input Dims` as
@@ -28,7 +28,7 @@ Args = dict[str, Any]
 
 
 class Event(NamedTuple):
-    """A complete event. `thread`: (pid, tid) for the host, (device, stream) for a device."""
+    """Hold a complete event. `thread`: (pid, tid) for the host, (device, stream) for a device."""
 
     name: str
     category: str
@@ -39,7 +39,7 @@ class Event(NamedTuple):
 
 
 class RankTrace(Struct):
-    """One file: events of the host by thread, of the device in order of start, annotations, and who wrote it."""
+    """Hold one rank's trace: host events by thread, device events in order of start, annotations, rank and device."""
 
     path: str
     rank: int
@@ -52,19 +52,19 @@ class RankTrace(Struct):
     syncs: list[Event] = field(default_factory=list)
     gloo: list[Event] = field(default_factory=list)
     steps: dict[int, Event] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # what whoever reads the replay should know of this file
+    notes: list[str] = field(default_factory=list)  # limits of this file, for the replay's warnings
 
 
 def looks_like_kineto(data: bytes) -> bool:
-    """Whether a file's first bytes can be JSON."""
+    """Tell whether a file's first bytes can be JSON."""
     return data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
 
 
 def read_kineto(path: str | Path, position: int = 0, data: bytes | None = None) -> RankTrace:
-    """One rank's trace; `position` is its rank where neither the file nor its name says one.
+    """Read one rank's trace; `position` is its rank if neither the file nor its name gives one.
 
     Raises:
-        InputError: if the file is none, with what is wrong.
+        InputError: if the file is no such trace.
     """
     content = parse_trace(read_bytes(path) if data is None else data, path)
     if isinstance(content, list):
@@ -118,7 +118,7 @@ def _header(content: dict[str, Any], path: str | Path, position: int) -> RankTra
 
 
 def rank_in_name(path: str | Path) -> int | None:
-    """The rank that a file's name says.
+    """Return the rank in a file's name; None if there is none.
 
     >>> rank_in_name("run/rank_3.json.gz"), rank_in_name("trace.json")
     (3, None)
@@ -128,7 +128,7 @@ def rank_in_name(path: str | Path) -> int | None:
 
 
 def _event(raw: Any, number: int, base: int, path: str | Path) -> Event | None:
-    """A complete event ("ph": "X") of a sort that takes part in a replay; None for all others."""
+    """Return a complete event ("ph": "X") of a category that a replay uses; None for all others."""
     if not isinstance(raw, dict):
         raise InputError(f"{path}: traceEvents[{number}]: must be a mapping")
     category = raw.get("cat")
@@ -177,7 +177,7 @@ def _sort_in(trace: RankTrace, event: Event) -> None:
 
 
 def whole(args: Args, key: str) -> int | None:
-    """An argument that is a whole number, or a text that is one."""
+    """Return an argument that is a whole number or its text; None otherwise."""
     value = _whole(args.get(key), None)
     return value if value is not None and abs(value) < 2**63 else None
 
@@ -191,5 +191,5 @@ def _whole(value: Any, default: Any) -> Any:
 
 
 def within(events: Iterable[Event], begin_ns: int, end_ns: int) -> list[Event]:
-    """Events that start in a window."""
+    """Return the events that start in a window."""
     return [e for e in events if begin_ns <= e.start_ns < end_ns]

@@ -1,4 +1,4 @@
-"""Traces of several ranks as one recording: the step, one clock, collectives that are one across ranks."""
+"""Join the traces of several ranks to one recording: choose the step, align clocks, match collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sim.traces.recording import Recording, merge
 
 
 def join(traces: Sequence[RankTrace], step: int | None = None) -> Recording:
-    """One recorded step of all traced ranks; without `step` the one of median length, where steps are marked.
+    """Return one recorded step of all traced ranks; without `step` the step of median length, if steps are marked.
 
     Raises:
         InputError: for two files of one rank, or a step that not every rank has.
@@ -37,7 +37,7 @@ def join(traces: Sequence[RankTrace], step: int | None = None) -> Recording:
 
 
 def _recorded(trace: RankTrace, step: int | None, world: tuple[int, ...]) -> Recording:
-    """One rank's nodes; `world`: ranks of the default group."""
+    """Return one rank's nodes; `world`: ranks of the default group."""
     graph = RankGraph(trace, *_window(trace, step))
     graph.add_host(world)
     add_device(graph)
@@ -64,7 +64,7 @@ def _window(trace: RankTrace, step: int | None) -> tuple[int, int]:
 
 
 def _count_keys(part: Recording) -> None:
-    """Number equal collectives of a rank in order of their start."""
+    """Number a rank's collectives of equal key in order of their start."""
     seen: Counter[tuple[object, ...]] = Counter()
     for node in sorted((n for n in part.nodes if n.message), key=lambda n: n.start_ns):
         message = node.message
@@ -74,7 +74,7 @@ def _count_keys(part: Recording) -> None:
 
 
 def _one_clock(parts: list[Recording], traces: Sequence[RankTrace]) -> None:
-    """Hosts' clocks differ: move each later rank so that common collectives end together in the median."""
+    """Shift ranks of other hosts, whose clocks differ, so that common collectives end together in the median."""
     reference = {n.message.key: n.end_ns for n in parts[0].nodes if n.message}
     for part, trace in zip(parts[1:], traces[1:], strict=True):
         if trace.host_name and trace.host_name == traces[0].host_name:
@@ -89,7 +89,7 @@ def _one_clock(parts: list[Recording], traces: Sequence[RankTrace]) -> None:
 
 
 def _check_members(recording: Recording) -> None:
-    """Operations whose other members are not traced keep their recorded seconds, waiting included."""
+    """Warn of operations with untraced members; they keep their recorded seconds, including waits."""
     alone = 0
     for members in recording.members().values():
         message = recording.nodes[members[0]].message

@@ -1,4 +1,4 @@
-"""What a traced collective or message was: kind, process group, ranks, bytes, and its name across ranks."""
+"""Find what a traced collective or message was: kind, process group, ranks, bytes, and its key across ranks."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _ITEM_BYTES = {
 
 
 def item_bytes(dtype: Any) -> int:
-    """Bytes of an element by torch's or C++'s name of its type; 0 where the name is unknown."""
+    """Return the bytes of an element by torch's or C++'s name of its type; 0 if the name is unknown."""
     text = re.sub(r"^c10::|[^a-z0-9]", "", str(dtype).lower()[:60])
     text = text.removeprefix("c10")
     return 1 if text.startswith("float8") else _ITEM_BYTES.get(text, 0)
 
 
 def nccl_message(kernel: Event, operator: Event | None, rank: int) -> Message | None:
-    """The collective that a kernel carries out, from its own args and those of its record_param_comms.
+    """Return the collective that a kernel executes, from its own args and those of its record_param_comms.
 
-    The key lacks what counts equal operations; see `sim.traces.matching`.
+    `sim.traces.matching` adds a number to the key that tells equal operations apart.
     """
     args = {**(operator.args if operator is not None else {}), **kernel.args}
     name = args.get("Collective name")
@@ -63,13 +63,13 @@ def nccl_message(kernel: Event, operator: Event | None, rank: int) -> Message | 
 
 
 def _ends(kind: str, rank: int, source: int | None, target: int | None) -> tuple[int, ...]:
-    """(sender, receiver); this rank is one of them."""
+    """Return (sender, receiver), of which this rank is one; () if the other is unknown."""
     source, target = (rank, target) if kind == "send" else (source, rank)
     return () if source is None or target is None else (source, target)
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
-    """Ranks of a group, given as a list or as text such as "[0, 1]"; () where they are cut short or missing."""
+    """Return a group's ranks, given as a list or as text such as "[0, 1]"; () if they are cut short or missing."""
     if isinstance(value, str) and len(value) < 10 * MAX_RANKS:
         try:
             value = json.loads(value)
@@ -83,7 +83,7 @@ def _ranks(value: Any) -> tuple[int, ...]:
 
 
 def gloo_message(event: Event, operator: Event | None, rank: int, world: tuple[int, ...]) -> Message | None:
-    """The collective of a gloo event; sizes from its `Input Dims`, the peer from its c10d operator."""
+    """Return the collective of a gloo event; sizes come from its `Input Dims`, the peer from its c10d operator."""
     kind = collective_kind(event.name.removeprefix("gloo:"))
     if kind is None:
         return None
@@ -104,7 +104,7 @@ def _first(value: Any) -> Any:
 
 
 def _elements(args: dict[str, Any]) -> int:
-    """Elements of all inputs, by `Input Dims`: lists of lists of whole numbers."""
+    """Return the elements of all inputs, by `Input Dims`: lists of lists of whole numbers."""
     total = 0
     stack = [args.get("Input Dims")]
     for _ in range(10_000):
@@ -122,7 +122,7 @@ def _elements(args: dict[str, Any]) -> int:
 
 
 def _peer(operator: Event | None) -> int | None:
-    """The other rank of a c10d::send or c10d::recv_, its third argument."""
+    """Return the other rank of a c10d::send or c10d::recv_, its third argument."""
     if operator is None:
         return None
     inputs = operator.args.get("Concrete Inputs")

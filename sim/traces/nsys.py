@@ -1,14 +1,14 @@
-"""Ranks of an Nsight Systems export (`nsys export --type sqlite`) as a profiler's trace would give them.
+"""Turn an Nsight Systems export (`nsys export --type sqlite`) into ranks' traces like those of PyTorch's profiler.
 
-What each table becomes (its columns: `sim.traces.nsys_tables`):
-- CUPTI_ACTIVITY_KIND_KERNEL, _MEMCPY, _MEMSET: what ran on the device, by device and stream;
+The use of each table (`sim.traces.nsys_tables` reads the columns):
+- CUPTI_ACTIVITY_KIND_KERNEL, _MEMCPY, _MEMSET: work on the device, by device and stream;
 - CUPTI_ACTIVITY_KIND_RUNTIME: calls of host threads; `correlationId` joins a launch and its kernel, in one process;
 - CUPTI_ACTIVITY_KIND_SYNCHRONIZATION: streams that the host waits for, and, with CUPTI_ACTIVITY_KIND_CUDA_EVENT
   (`--cuda-event-trace=true`), streams that wait for one another;
 - NVTX_EVENTS: steps, and ranges of host threads (operators, where torch's emit_nvtx wrote them).
 Identifiers of processes and threads are `globalTid / 0x1000000 % 0x1000000` and `globalTid % 0x1000000`.
 
-An export does not say which rank a process is, nor of which process group and how large a collective was.
+An export does not say which rank a process is, nor the process group and the bytes of a collective.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ KERNEL, MEMCPY, MEMSET, RUNTIME, SYNC, EVENT = (
 )
 NVTX, STRINGS, GPU, GRAPH = "NVTX_EVENTS", "StringIds", "TARGET_INFO_GPU", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _SPAN, _ON_DEVICE = ("start", "end"), ("deviceId", "streamId")
-NESTED, FREE = (59, 70), (60, 71)  # ENUM_NSYS_EVENT_TYPE: push/pop ranges of a thread, start/end ranges
+NESTED, FREE = (59, 70), (60, 71)  # ENUM_NSYS_EVENT_TYPE: push/pop ranges of a thread; start/end ranges
 WAIT_EVENT, STREAM_SYNC = 2, 3  # CUpti_ActivitySynchronizationType
 COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}  # ENUM_CUDA_MEMCPY_OPER
 MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}  # ENUM_CUDA_MEM_KIND
-# Names of ranges that are steps, in this order: the first sort that a process has counts alone. Ranges without a
-# number are counted from 0.
+# Names of ranges that are steps. Only the first pattern that matches any range of a process counts. Ranges without a
+# number are numbered from 0.
 STEPS = (
     re.compile(r"ProfilerStep#(\d{1,15})\Z"),
     re.compile(r"(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)[ _#:=-]{0,3}(\d{1,15})\Z", re.I),
@@ -49,7 +49,7 @@ _BOUND = 0xFFFFFF
 
 
 class _Process(Struct):
-    """What one process did; `ranges`: NVTX, and whether each is nested in its thread's."""
+    """Hold the events of one process; `ranges`: NVTX ranges, and whether each is nested in its thread's."""
 
     device: list[Event] = field(default_factory=list)
     calls: list[Event] = field(default_factory=list)
@@ -58,11 +58,13 @@ class _Process(Struct):
 
 
 def read_nsys(paths: Sequence[str | Path]) -> list[RankTrace]:
-    """Ranks of one or more exports. A file of one process is the rank in its name, else its position; where a file
-    has several, ranks are counted over files, devices and processes in that order.
+    """Read the ranks of one or more exports.
+
+    The rank of a file of one process is in its name, else it is the file's position. If a file has several processes,
+    ranks are numbered by file, device and process.
 
     Raises:
-        InputError: naming file, table and column that are missing or hold something else.
+        InputError: if a table or column is missing or holds something else; the text names file, table and column.
     """
     files = [_read(path) for path in paths]
     traces = [trace for file in files for trace in file]
@@ -82,7 +84,7 @@ def read_nsys(paths: Sequence[str | Path]) -> list[RankTrace]:
 
 
 def _read(path: str | Path) -> list[RankTrace]:
-    """The ranks of one file, in order of their first device and their process; ranks are not numbered yet."""
+    """Read the processes of one file, in order of first device and process, without rank numbers."""
     with Tables(path) as tables:
         strings = {key: text or "" for key, text in tables.rows(STRINGS, ["id"], texts=["value"])}
         processes: dict[int, _Process] = {}
@@ -90,7 +92,7 @@ def _read(path: str | Path) -> list[RankTrace]:
             processes.setdefault(pid, _Process()).device.append(event)
         if not processes:
             raise InputError(f"{path}: {KERNEL}: holds no kernels; {HOW}")
-        one = next(iter(processes)) if set(processes) == {-1} else None  # the file does not tell processes apart
+        one = next(iter(processes)) if set(processes) == {-1} else None  # the file does not distinguish processes
         for pid, event in _calls(tables, strings, one):
             if pid in processes:
                 processes[pid].calls.append(event)
@@ -114,7 +116,7 @@ def _notes(tables: Tables) -> list[str]:
 
 
 def _trace(path: str, process: _Process, gpu_names: dict[int, str], notes: list[str]) -> RankTrace:
-    """One process as a rank's trace. Times of a file are of one clock, which another file need not share."""
+    """Return one process as a rank's trace; `host_name` is the file, because a file's times have one clock."""
     device = min(int(e.thread[0]) for e in process.device)
     gpu = gpu_names.get(device, next(iter(gpu_names.values()), ""))
     trace = RankTrace(path, 0, 1, 0, host_name=path, gpu_name=gpu, notes=list(notes))
@@ -131,7 +133,7 @@ def _trace(path: str, process: _Process, gpu_names: dict[int, str], notes: list[
 
 
 def _number_steps(trace: RankTrace, ranges: list[Event]) -> None:
-    """Number the trace's steps; of two ranges of one number the longer is the step."""
+    """Number the trace's steps; of two ranges with one number the longer is the step."""
     for pattern in STEPS:
         found = [(match[1], e) for e in ranges if (match := pattern.match(e.name))]
         for position, (number, event) in enumerate(sorted(found, key=lambda item: item[1].start_ns)):
@@ -147,7 +149,7 @@ def _number_steps(trace: RankTrace, ranges: list[Event]) -> None:
 
 
 def _pid(serialized: int | None) -> int:
-    """The process of a serialized globalTid or globalPid; -1 where the file has none."""
+    """Return the process of a serialized globalTid or globalPid; -1 if the file has none."""
     return -1 if serialized is None else (serialized >> 24) & _BOUND
 
 
@@ -165,7 +167,7 @@ def _event(
 
 
 def _device(tables: Tables, strings: dict[int, str]) -> Iterator[tuple[int, Event]]:
-    """Kernels, copies and fills, each with its process."""
+    """Yield kernels, copies and memsets, each with its process."""
     numbers = (*_SPAN, *_ON_DEVICE)
     for table, more, maybe in (
         (KERNEL, ["demangledName"], ["shortName"]),
@@ -173,7 +175,7 @@ def _device(tables: Tables, strings: dict[int, str]) -> Iterator[tuple[int, Even
         (MEMSET, [], ["memKind"]),
     ):
         if table != KERNEL and not tables.has(table):
-            continue  # nothing of the sort was recorded
+            continue  # the export has a table only if there is something to put in it
         for row in tables.rows(table, (*numbers, *more), ("correlationId", "globalPid", *maybe)):
             start, end, device, stream = row[:4]
             number, process, *kinds = row[4 + len(more) :]
@@ -192,7 +194,7 @@ def _device(tables: Tables, strings: dict[int, str]) -> Iterator[tuple[int, Even
 
 
 def _calls(tables: Tables, strings: dict[int, str], one: int | None) -> Iterator[tuple[int, Event]]:
-    """Calls of CUDA's runtime and driver; names lose their version, as in cudaLaunchKernel_v7000."""
+    """Yield calls of CUDA's runtime and driver, with names without the version, as in cudaLaunchKernel_v7000."""
     for start, end, name_id, number, thread in tables.rows(RUNTIME, (*_SPAN, "nameId"), ("correlationId", "globalTid")):
         name = _VERSION.sub("", strings.get(name_id, "cuda"))
         category = "cuda_runtime" if name.startswith("cuda") else "cuda_driver"
@@ -202,7 +204,7 @@ def _calls(tables: Tables, strings: dict[int, str], one: int | None) -> Iterator
 
 
 def _ranges(tables: Tables, strings: dict[int, str], one: int | None) -> Iterator[tuple[int, Event, bool]]:
-    """NVTX ranges that have ended, and whether each is nested in its thread's."""
+    """Yield NVTX ranges that have ended, each with whether it is nested in its thread's."""
     if not tables.has(NVTX):
         return
     for start, sort, end, thread, text_id, text in tables.rows(
@@ -218,7 +220,7 @@ def _ranges(tables: Tables, strings: dict[int, str], one: int | None) -> Iterato
 
 
 def _synchronization(tables: Tables, processes: dict[int, _Process]) -> None:
-    """Add the host's waits for a stream, and streams' waits for an event of which the record is known."""
+    """Add the host's waits for streams, and streams' waits for events whose record is known."""
     if not tables.has(SYNC):
         return
     called = {pid: {whole(e.args, "correlation"): e.start_ns for e in p.calls} for pid, p in processes.items()}
@@ -246,7 +248,7 @@ _Records = dict[tuple[int, str, int], list[tuple[int, int, int]]]
 
 
 def _records(tables: Tables, called: dict[int, dict[int | None, int]]) -> _Records:
-    """(call's start, stream, correlation) of cudaEventRecord by process and event, in order of start."""
+    """Return (call's start, stream, correlation) of cudaEventRecord by process and event, in order of start."""
     out: _Records = {}
     if not tables.has(EVENT):
         return out
@@ -268,7 +270,7 @@ def _records(tables: Tables, called: dict[int, dict[int | None, int]]) -> _Recor
 def _record_before(
     records: _Records, pid: int, event_id: int | None, sync_id: int | None, until_ns: int
 ) -> tuple[int, int] | None:
-    """(stream, correlation) of the record that a wait is for: the last one of its event before the wait was called."""
+    """Return (stream, correlation) of the record that a wait is for: its event's last record before the wait's call."""
     listed = records.get((pid, "sync", sync_id)) if sync_id else None
     if listed is None and event_id is not None:
         listed = records.get((pid, "event", event_id))
@@ -286,14 +288,14 @@ def _gpu_names(tables: Tables) -> dict[int, str]:
 # --- collectives
 
 
-_Collective = tuple[Event, str]  # a kernel of NCCL's and what it carries out
+_Collective = tuple[Event, str]  # a kernel of NCCL's and the kind of its collective
 
 
 def _name_collectives(traces: list[RankTrace]) -> None:
-    """Say of NCCL's kernels what they carry out, from their names, and of which ranks.
+    """Add kind and ranks of their collectives to NCCL's kernels, from the kernels' names.
 
-    Ranks that run the same collectives in the same order on one stream each are one process group; others' stay
-    alone and as recorded, since nothing tells which belong together.
+    Ranks that run the same collectives in the same order on one stream each are taken as one process group. Other
+    collectives keep their recorded times, because the export does not say which belong together.
     """
     listed = [_collectives(trace) for trace in traces]
     if not any(listed):
@@ -314,7 +316,7 @@ def _name_collectives(traces: list[RankTrace]) -> None:
 
 
 def _collectives(trace: RankTrace) -> list[_Collective]:
-    """Kernels of collectives in order of start; those of sends and receives do not say which they are, with whom."""
+    """Return the kernels of collectives in order of start; names of sends and receives do not name the peer."""
     out = []
     for event in trace.device:
         found = _NCCL.search(event.name[:200]) if event.category == "kernel" else None
@@ -325,7 +327,7 @@ def _collectives(trace: RankTrace) -> list[_Collective]:
 
 
 def _orders(trace: RankTrace, kernels: list[_Collective], steps: set[int]) -> dict[int | None, list[str]]:
-    """Kinds of the collectives that each step launched, in order; of all, by None, where there are no steps."""
+    """Return the kinds of the collectives that each step launched, in order; without steps all of them, by None."""
     if not steps:
         return {None: [kind for _, kind in kernels]}
     windows = sorted((trace.steps[s].start_ns, trace.steps[s].end_ns, s) for s in steps)

@@ -1,8 +1,8 @@
-"""The tables of an SQLite export of Nsight Systems, read as data: nothing that the file says is carried out.
+"""Read the tables of an Nsight Systems SQLite export as data, without executing anything in the file.
 
-Columns: "SQLite Schema Reference" of the Nsight Systems Analysis Guide (schema 3.28, release 2026.4). Tables are
-created where there is something to put in them, and columns come and go between releases; so all but the ones
-named here may be missing.
+Columns: "SQLite Schema Reference" of the Nsight Systems Analysis Guide (schema 3.28, release 2026.4). An export has a
+table only if there is something to put in it, and columns differ between releases. Therefore all tables and columns may
+be missing, except those that the callers require.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from sim.core.outputs import refuse_output
 MAX_ROWS = 5_000_000  # of one table
 MAX_TEXT, MAX_VALUE_BYTES = 4000, 1 << 26
 HOW = "record with `nsys profile --trace=cuda,nvtx`, export with `nsys export --type sqlite`"
-HINTS = {  # what fills a table, where it is not HOW
+HINTS = {  # how to record the tables that HOW does not fill
     "CUPTI_ACTIVITY_KIND_CUDA_EVENT": "record with `nsys profile --cuda-event-trace=true`",
 }
 
 
 class Tables:
-    """An export, open for reading alone; a context manager.
+    """Open an export for reading; a context manager.
 
-    Views, virtual tables and generated columns are taken for missing: reading them runs expressions of the file's.
+    Views, virtual tables and generated columns count as missing, because reading them executes expressions of the file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -54,16 +54,19 @@ class Tables:
         self._db.close()
 
     def has(self, table: str) -> bool:
-        """Whether there is such a table."""
+        """Tell whether the export has this table."""
         return table in self._names
 
     def rows(
         self, table: str, numbers: Sequence[str], maybe: Sequence[str] = (), texts: Sequence[str] = ()
     ) -> Iterator[tuple[Any, ...]]:
-        """A table's rows: whole numbers, then numbers and then texts that may be None or have no column.
+        """Yield a table's rows: the columns `numbers`, `maybe` and `texts`.
+
+        `numbers`: whole numbers that must be there. `maybe`: whole numbers that may be None or have no column. `texts`:
+        texts that may be None or have no column.
 
         Raises:
-            InputError: where the table, one of `numbers` or a whole number is missing, or the file is damaged.
+            InputError: if the table, a column of `numbers` or one of its values is missing, or the file is damaged.
         """
         if table not in self._names:
             raise InputError(f"{self.path}: {table}: the table is missing; {HINTS.get(table, HOW)}")

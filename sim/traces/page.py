@@ -1,4 +1,4 @@
-"""The standalone page of a replay: replayed rows above recorded ones on one axis, and what each rank spent."""
+"""Write the standalone page of a replay: replayed rows above recorded ones on one axis, and each rank's seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = dict[str, Any]
 
 
 def replay_page(result: Result, replayed: Timeline, recorded: Timeline) -> str:
-    """HTML of a page that opens without network: `sim-replay/1` and both timelines."""
+    """Return the HTML of a page that opens without network. `result`: `sim-replay/1`."""
     from sim.views.figures import NEAR_MOST, timeline_figure
 
     timelines = [replayed, recorded]
@@ -37,7 +37,7 @@ def replay_page(result: Result, replayed: Timeline, recorded: Timeline) -> str:
 
 
 def _tracks(replayed: Timeline) -> list[Track]:
-    """For each rank the replayed rows, then the recorded ones."""
+    """Return the tracks: for each rank the replayed rows, then the recorded ones."""
     names = [(f"rank {c.rank}", i) for i, c in enumerate(replayed.classes)]
     return [Track(f"{name} {side}", t, i) for name, i in names for t, side in enumerate(("replayed", "recorded"))]
 
@@ -64,7 +64,7 @@ def _headline(result: Result) -> list[Number]:
 
 
 def asked(value: Any) -> str:
-    """What an option was given, lists without brackets."""
+    """Return the text of an option's value; lists have no brackets."""
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

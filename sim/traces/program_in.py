@@ -1,9 +1,9 @@
-"""Captured programs of ranks as a recording: priced on a cluster, and laid out in time.
+"""Turn captured programs of ranks into a recording: price them on a cluster, and compute their times.
 
-On a GPU the host issues one operator or collective after the other. A kernel starts when it was issued, the one before
-it on its stream has ended, and so has whatever its stream was told to wait for. A collective runs on its group's own
-stream after what its issuing stream held (NCCL's way). On a CPU the host computes itself, so that all streams are one;
-only collectives run beside it, until they are waited for.
+On a GPU the host issues one operator or collective after the other. A kernel starts when it was issued, when the kernel
+before it on its stream has ended, and when everything that its stream was told to wait for has ended. A collective runs
+on its group's own stream, after the work that its issuing stream held (as with NCCL). On a CPU the host computes, so
+all streams are one; only collectives run beside it, until they are waited for.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ KINDS = {"forward": "F", "recomputed": "B", "backward": "B", "clip": "OPTIMIZER"
 
 
 def program_recording(ranks: Sequence[RankProgram], prices: ProgramPrices) -> Recording:
-    """One step of the captured ranks.
+    """Return one step of the captured ranks.
 
     Raises:
-        InputError: for two files of one rank, or collectives that never meet.
+        InputError: for two files of one rank, programs of different world sizes, or collectives that never meet.
     """
     ranks = sorted(ranks, key=lambda r: r.rank)
     paths = {r.rank: r.program.path for r in ranks}
@@ -54,19 +54,19 @@ def program_recording(ranks: Sequence[RankProgram], prices: ProgramPrices) -> Re
 
 
 class _Rank:
-    """Nodes of one rank, whose length alone is set: from 0 to their seconds."""
+    """Build the nodes of one rank; each starts at 0 and ends at its duration until `_lay_out`."""
 
     def __init__(self, rank: RankProgram, prices: ProgramPrices, nodes: list[Node]) -> None:
         self.rank, self.prices, self.nodes = rank, prices, nodes
-        self.host: list[int] = []  # what the host's next work waits for
-        self.last: dict[int, list[int]] = {}  # what a stream's next work waits for
+        self.host: list[int] = []  # nodes that the host's next work waits for
+        self.last: dict[int, list[int]] = {}  # nodes that a stream's next work waits for
         self.groups: dict[tuple[object, ...], int] = {}  # the last collective of each group
         self.events: list[list[int]] = []
         self.collectives: dict[int, int] = {}
         self.count: Counter[tuple[object, ...]] = Counter()
 
     def run(self) -> None:
-        """All operators and entries in the order of their issue."""
+        """Add all operators and entries in the order of their issue."""
         entries = iter(self.rank.entries)
         entry = next(entries, None)
         for i, op in enumerate(self.rank.program.operators):
@@ -90,7 +90,7 @@ class _Rank:
         self.last[stream] = [self._add(name, KINDS[op.phase], label, seconds, waits, compute=True)]
 
     def _issued(self, host_s: float) -> list[int]:
-        """The host's work on the next operator or collective."""
+        """Add the host's work of issuing an operator or collective, and return what the device waits for."""
         if self.prices.on_host:
             return []
         self.host = [self._add("host", HOST, "issues", host_s, self.host)]
@@ -124,7 +124,7 @@ class _Rank:
         self.groups[queue] = self.collectives[number] = node
 
     def _message(self, found: Collective) -> Message:
-        """Both ends of a message count what went between them; a collective's members count theirs by kind."""
+        """Return the message with its key: members number their operations by ranks and kind, in order."""
         sends = found.kind in ("send", "recv")
         key: tuple[object, ...] = ("message", found.ranks) if sends else ("collective", found.ranks, found.kind)
         self.count[found.kind, key] += 1
@@ -141,10 +141,10 @@ class _Rank:
 
 
 def _lay_out(recording: Recording) -> None:
-    """Set the times of nodes from their lengths, what they wait for, and when all members of a collective are there.
+    """Set the nodes' times from their durations, their waits, and the arrival of all members of a collective.
 
     Raises:
-        InputError: where ranks wait for each other in a circle.
+        InputError: if ranks wait for each other in a circle.
     """
     draft = GraphBuilder(tuple(RankClass(r, (r,), i) for i, r in enumerate(recording.ranks)))
     sort = draft.table.new_kind(Detail("captured"))
@@ -164,7 +164,7 @@ def _lay_out(recording: Recording) -> None:
 
 
 def _stand_ins(recording: Recording) -> list[str]:
-    """Who is not captured: ranks for which others stand, and the other ends of messages."""
+    """Return notes on ranks that were not captured: those that others represent, and peers of messages."""
     said = []
     missing = recording.world_size - len(recording.ranks)
     if missing > 0:

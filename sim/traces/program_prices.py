@@ -1,4 +1,4 @@
-"""Prices of what a captured rank runs: operators by the profile, collectives by measured tables or the network."""
+"""Price a captured rank's work: operators by the profile, collectives by measured tables or the network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topology.spec import ClusterSpec
 
 
 class ProgramPrices:
-    """Seconds on one cluster; answers are kept. `unknown`: launches of operators priced by their bytes alone."""
+    """Price work on one cluster in seconds. `unknown`: number of launches of operators priced by their bytes alone."""
 
     def __init__(self, cluster: ClusterSpec, calibration: str | None = None) -> None:
         name = cluster.gpu.name if cluster.gpu.name in shipped_profiles() else "roofline"
@@ -27,16 +27,16 @@ class ProgramPrices:
 
     @property
     def name(self) -> str:
-        """GPU and profile in words."""
+        """Return GPU and profile in words."""
         return f"{self.cluster.gpu.name}, profile {self.calibration}"
 
     @property
     def on_host(self) -> bool:
-        """Whether the device is the host itself: nothing is issued ahead."""
+        """Tell whether the host computes itself, so that nothing is issued ahead."""
         return self.cluster.gpu.architecture == "cpu"
 
     def operator(self, op: CapturedOperator) -> tuple[float, float]:
-        """Seconds of the device and of the host that issues it."""
+        """Return the seconds of an operator on the device, and of the host that issues it."""
         found = self._operators.get(op)
         if not known(op.name):
             self.unknown[op.name] += 1
@@ -48,13 +48,13 @@ class ProgramPrices:
 
     @property
     def collective_host_s(self) -> float:
-        """Seconds in which the host issues a collective."""
+        """Return the seconds in which the host issues a collective."""
         return 0.0 if self.on_host else self.costs.coefficients.host_collective_s
 
     def collective(self, found: Collective) -> float:
-        """Seconds of a collective or message from its last member's arrival on.
+        """Return the seconds of a collective or message, from its last member's arrival on.
 
-        As measured where the profile has it for as many ranks and these share a node, else from the links.
+        They are the profile's measured ones, if it has them for as many ranks of one node, else follow from the links.
         """
         kind, ranks, size = found.kind, found.ranks, float(found.bytes)
         if kind == "barrier":

@@ -1,7 +1,7 @@
-"""The little of protobuf's wire format that Chakra's files need: varints, tags, fields.
+"""Read and write the part of protobuf's wire format that Chakra's files need: varints, tags, fields.
 
-Format: https://protobuf.dev/programming-guides/encoding. Written out because the schema is small and fixed, and
-a dependency on the protobuf package would bring its generated code and version rules along.
+Format: https://protobuf.dev/programming-guides/encoding. The protobuf package is not used: the schema is small and
+fixed, and the package would bring generated code and version rules.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterator
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _MASK64 = (1 << 64) - 1
 
-Value = int | bytes  # of a field: varints and fixed numbers as unsigned integers, the rest as bytes
+Value = int | bytes  # a field's value: varints and fixed numbers as unsigned integers, others as bytes
 
 
 class WireError(ValueError):
-    """Bytes that are no protobuf message."""
+    """Report bytes that are no protobuf message."""
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned varint and the position after it."""
+    """Read an unsigned varint, and return it with the position after it."""
     result = shift = 0
     while True:
         if at >= len(data):
@@ -36,7 +36,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, Value]]:
-    """Field number, wire type and value of each field of a message, in the order of the file.
+    """Yield field number, wire type and value of each field of a message, in the order of the file.
 
     Raises:
         WireError: if the bytes are no message.
@@ -65,7 +65,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int, Value]]:
 
 
 def varint(value: int) -> bytes:
-    """An integer of 64 bits as a varint; negative ones in two's complement.
+    """Encode an integer of 64 bits as a varint; negative ones in two's complement.
 
     >>> varint(300).hex(), varint(0).hex()
     ('ac02', '00')
@@ -80,7 +80,7 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, wire: int, value: Value) -> bytes:
-    """One field of a message."""
+    """Encode one field of a message."""
     tag = varint(number << 3 | wire)
     if isinstance(value, bytes):
         return tag + varint(len(value)) + value
@@ -90,22 +90,22 @@ def field(number: int, wire: int, value: Value) -> bytes:
 
 
 def text(number: int, value: str) -> bytes:
-    """A string field; nothing where the string is empty, as proto3 writes it."""
+    """Encode a string field; an empty string gives no bytes, as in proto3."""
     return field(number, BYTES, value.encode()) if value else b""
 
 
 def whole(number: int, value: int) -> bytes:
-    """An integer field; nothing where it is 0."""
+    """Encode an integer field; 0 gives no bytes, as in proto3."""
     return field(number, VARINT, value) if value else b""
 
 
 def packed(number: int, values: tuple[int, ...]) -> bytes:
-    """A repeated integer field in packed form."""
+    """Encode a repeated integer field in packed form."""
     return field(number, BYTES, b"".join(map(varint, values))) if values else b""
 
 
 def unpacked(value: Value) -> Iterator[int]:
-    """The integers of a repeated field's entry: one, or many in packed form."""
+    """Yield the integers of a repeated field's entry: one, or many in packed form."""
     if isinstance(value, int):
         yield value
         return
@@ -116,15 +116,15 @@ def unpacked(value: Value) -> Iterator[int]:
 
 
 def signed(value: int) -> int:
-    """An unsigned 64-bit number as two's complement."""
+    """Return an unsigned 64-bit number read as two's complement."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def double_bits(value: float) -> int:
-    """The bits of a double, as an unsigned integer."""
+    """Return the bits of a double as an unsigned integer."""
     return int.from_bytes(struct.pack("<d", value), "little")
 
 
 def bits_double(value: int) -> float:
-    """The double with these bits."""
+    """Return the double with these bits."""
     return float(struct.unpack("<d", value.to_bytes(8, "little"))[0])

@@ -1,12 +1,12 @@
-"""One rank's events → nodes and what each waits for.
+"""Turn one rank's events into nodes, and find what each node waited for.
 
-Evidence, in the order it is used:
-- a host thread runs its operators one after the other; gaps are host work that nothing traced;
-- a kernel starts after the one before it on its stream, and after its launch (same `correlation`) by at least
-  the launch latency, the smallest seen in the trace;
-- a stream waits for another's kernel where a "Stream Wait Event" says so (`cuda_sync`); in traces without those,
-  where the host called cudaStreamWaitEvent just before a launch, for the last kernels launched on other streams;
-- the host waits for kernels in cuda*Synchronize, for autograd's threads in the gap that they fill, and for gloo's
+Evidence, in the order in which it is used:
+- A host thread runs its operators one after the other; gaps are host work that was not traced.
+- A kernel starts after the kernel before it on its stream, and after its launch (same `correlation`) by at least the
+  launch latency, the shortest in the trace.
+- A stream waits for a kernel of another stream if a "Stream Wait Event" says so (`cuda_sync`). In traces without these
+  it waits for the last kernels launched on other streams, if the host called cudaStreamWaitEvent before the launch.
+- The host waits for kernels in cuda*Synchronize, for autograd's threads in the gap that they fill, and for gloo's
   collectives in a gap in which one ends.
 """
 
@@ -22,14 +22,14 @@ from sim.traces.kineto import Event, RankTrace, within
 from sim.traces.messages import gloo_message
 from sim.traces.recording import HOST, START, Message, Node, Recording
 
-MIN_WAIT_NS = 20_000  # a shorter gap between operators is the interpreter's, not a wait
-LATE = 0.1
+MIN_WAIT_NS = 20_000  # a shorter gap between operators is Python's own time and no wait
+LATE = 0.1  # part of a gloo event's length by which it may end after the gap that waited for it
 _WAITING_OPERATORS = ("wait_tensor", "Work::wait", "_wait")
 _GLOO = "gloo:"
 
 
 class RankGraph(Struct):
-    """Builds one rank's recording within a window of time; see the module's text."""
+    """Build one rank's recording within a window of time, by the evidence in the module's docstring."""
 
     trace: RankTrace
     begin_ns: int
@@ -40,13 +40,13 @@ class RankGraph(Struct):
     warnings: list[str] = field(default_factory=list)
 
     def add_host(self, world: tuple[int, ...]) -> None:
-        """The step's start, host threads and gloo's collectives; `world`: ranks of the default group."""
+        """Add the step's start, host threads and gloo's collectives; `world`: ranks of the default group."""
         self.add("host", START, "step", self.begin_ns, self.begin_ns, [])
         self._host()
         self._gloo(world)
 
     def recording(self, step: int | None) -> Recording:
-        """The rank's nodes, once all are added."""
+        """Return the rank's recording, after all nodes were added."""
         self._hand_over()
         return Recording(
             self.trace.path,
@@ -69,7 +69,7 @@ class RankGraph(Struct):
         message: Message | None = None,
         compute: bool = False,
     ) -> int:
-        """A node; returns its number. `waits`: (node, nanoseconds after its end)."""
+        """Add a node and return its number. `waits`: (node, nanoseconds after its end)."""
         self.nodes.append(Node(self.trace.rank, stream, kind, name, start, end, waits, message, compute))
         return len(self.nodes) - 1
 
@@ -83,7 +83,7 @@ class RankGraph(Struct):
         workers = {e.thread for e in self.trace.gloo}
         for name, events in listed:
             if name != first and name in workers and not any(e.name.startswith("c10d::") for e in events):
-                continue  # one of gloo's own threads: its copies are part of the collective around them
+                continue  # one of gloo's own threads, whose copies are part of a collective
             inside = [e for e in events if e.end_ns > self.begin_ns and e.start_ns < self.end_ns]
             if not inside:
                 continue
@@ -100,14 +100,14 @@ class RankGraph(Struct):
             self.main = thread if is_main else self.main
 
     def _main_name(self, threads: dict[tuple[str, str], list[Event]]) -> tuple[str, str] | None:
-        """The thread that the steps are annotated on, else the one with most events."""
+        """Return the thread on which the steps are annotated, else the one with most events."""
         for step in self.trace.steps.values():
             if step.thread in threads:
                 return step.thread
         return next(iter(threads), None)
 
     def _chain(self, thread: Thread, stream: str, computes: bool, is_main: bool) -> None:
-        """The thread's nodes. A gap of the main thread is host work; another thread idles, which is not shown."""
+        """Add a thread's nodes. A gap of the main thread is host work; a gap of another thread is not shown."""
         before, gap = 0, HOST if is_main else START
         for s in thread.segments:
             if s.owner is None:
@@ -120,7 +120,7 @@ class RankGraph(Struct):
             before = node
 
     def _hand_over(self) -> None:
-        """Autograd's threads start when another thread begins a gap, and end it."""
+        """Make autograd's threads start when the main thread begins a gap, and make them end the gap."""
         busy = [t for t in self.threads if t.autograd and t is not self.main]
         if self.main is None or not busy:
             return
@@ -141,13 +141,13 @@ class RankGraph(Struct):
         before = waiter.nodes[i - 1] if i else 0
         first, last = inside[0], inside[-1]
         if first and thread.segments[first - 1].owner is None:
-            idle = self.nodes[thread.nodes[first - 1]]  # the thread slept: its host time begins with the hand-over
+            idle = self.nodes[thread.nodes[first - 1]]  # the thread slept; its host time begins with the gap
             idle.start_ns = min(max(idle.start_ns, gap.start_ns), idle.end_ns)
             idle.waits.append((before, 0))
         self.blocks(waiter, i, [thread.nodes[last]])
 
     def blocks(self, thread: Thread, i: int, awaited: list[int]) -> None:
-        """Segment i of a thread waits for nodes that end within it: its own time begins when the last one is done."""
+        """Make segment i of a thread wait for nodes that end within it; its own time begins when the last one ends."""
         node, segment = self.nodes[thread.nodes[i]], thread.segments[i]
         for w in awaited:
             if self.nodes[w].end_ns <= segment.end_ns:
@@ -186,7 +186,7 @@ class RankGraph(Struct):
             self._joined(thread, [(n, e) for n, e, t in pending if t is thread])
 
     def _c10d(self) -> dict[str, list[tuple[Event, Thread]]]:
-        """c10d's operators by kind, in order of start."""
+        """Return c10d's operators by kind, in order of start."""
         out: dict[str, list[tuple[Event, Thread]]] = {}
         for thread in self.threads:
             for event in thread.events:
@@ -198,10 +198,10 @@ class RankGraph(Struct):
         return out
 
     def _joined(self, thread: Thread, pending: list[tuple[int, Event]]) -> None:
-        """A gap in which a collective ends is a wait, for it and for all others issued before and done by then.
+        """Make a gap in which a collective ends wait for it and for all collectives issued before that ended by then.
 
-        gloo tells the waiter before its own event ends; where the event ends a little after the gap (LATE of its
-        length: its thread was not on a core), the collective was done with the gap.
+        gloo wakes the waiter before its own event ends. If the event ends after the gap by at most LATE of its length,
+        because its thread was not on a core, the collective is taken to end with the gap.
         """
         open_ = sorted((issued.start_ns, n) for n, issued in pending)
         for i, s in enumerate(thread.segments):
@@ -222,10 +222,10 @@ class RankGraph(Struct):
             self.nodes[thread.nodes[-1]].waits += [(n, 0) for _, n in open_ if self.nodes[n].end_ns <= last]
 
     def _outlasts(self, thread: Thread, issued_ns: int, n: int) -> bool:
-        """Whether a collective's event ends after the step: its thread was not on a core to write the end.
+        """Tell whether a collective's event ends after the step, and if so move its end into the step.
 
-        The step's own thread can have waited for it in the longest gap since it was issued alone; where there is no
-        gap it is part of this step until the step's end.
+        Its thread was not on a core to write the end. The step's own thread may have waited for it only in the longest
+        gap since its issue; without a gap the collective ends with the step.
         """
         node = self.nodes[n]
         if not thread.segments or node.end_ns <= thread.segments[-1].end_ns:
@@ -252,7 +252,7 @@ class RankGraph(Struct):
     def after_launch(
         self, issued: tuple[Event, Thread] | None, start_ns: int, latency_ns: int
     ) -> list[tuple[int, int]]:
-        """Wait for the moment at which an operator began."""
+        """Return the wait for the moment at which the operator that issued a kernel or collective began."""
         if issued is None:
             before = self.main.before(start_ns) if self.main is not None else -1
             return [(max(before, 0), 0)]

@@ -1,6 +1,6 @@
-"""What a recorded step consists of, whatever file it came from: nodes that took time and what each waited for.
+"""Hold a recorded step, from any format: nodes that took time, and what each waited for.
 
-Times are whole nanoseconds on one clock for all ranks, zero at the step's first start.
+Times are whole nanoseconds on one clock for all ranks; zero is the step's first start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HOST = "HOST"  # kind of host time that no operator covers
 
 
 class Message(NamedTuple):
-    """A collective or one end of a message. `bytes` as nccl-tests counts them; ranks () where the file names none.
+    """Hold a collective or one end of a message. `bytes`: as nccl-tests counts them; `ranks`: () if unknown.
 
     Nodes of different ranks with the same `key` are one operation.
     """
@@ -28,9 +28,9 @@ class Message(NamedTuple):
 
 
 class Node(Struct):
-    """Something that took time on one stream of one rank.
+    """Hold work that took time on one stream of one rank.
 
-    `waits`: (node, ns) pairs; this one started no earlier than that many ns after the other had ended.
+    `waits`: (node, ns) pairs; this node starts no earlier than so many nanoseconds after the other node's end.
     """
 
     rank: int
@@ -41,28 +41,28 @@ class Node(Struct):
     end_ns: int
     waits: list[tuple[int, int]] = field(default_factory=list)
     message: Message | None = None
-    compute: bool = False  # an operator's or kernel's own work: what a faster device shortens
+    compute: bool = False  # an operator's or kernel's own work, which a faster device shortens
 
 
 class Recording(Struct):
-    """One recorded step of some ranks of a job."""
+    """Hold one recorded step of some ranks of a job."""
 
     name: str
     ranks: tuple[int, ...]
     nodes: list[Node]
     world_size: int
-    step: int | None = None  # ProfilerStep#, where the file numbers its steps
+    step: int | None = None  # number of ProfilerStep#, if the file numbers its steps
     gpu_name: str = ""
     warnings: list[str] = field(default_factory=list)
-    priced_on: str = ""  # of captured programs, whose times are no recorded ones: GPU and profile
+    priced_on: str = ""  # GPU and profile of captured programs, whose times are prices
 
     @property
     def step_ns(self) -> int:
-        """From the first start to the last end of all ranks, as recorded."""
+        """Return the time from the first start to the last end of all ranks, as recorded."""
         return max((n.end_ns for n in self.nodes), default=0) - min((n.start_ns for n in self.nodes), default=0)
 
     def members(self) -> dict[tuple[object, ...], list[int]]:
-        """Nodes of each collective or message, by key."""
+        """Return the nodes of each collective or message, by key."""
         out: dict[tuple[object, ...], list[int]] = {}
         for i, node in enumerate(self.nodes):
             if node.message is not None:
@@ -71,7 +71,7 @@ class Recording(Struct):
 
 
 def merge(parts: list[Recording], name: str) -> Recording:
-    """Recordings of single ranks as one; node numbers move up, and the earliest start becomes zero."""
+    """Merge recordings of single ranks; node numbers are shifted, and the earliest start becomes zero."""
     nodes: list[Node] = []
     zero = min((n.start_ns for p in parts for n in p.nodes), default=0)
     for part in parts:

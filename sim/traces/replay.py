@@ -1,9 +1,9 @@
-"""A recording → task graph → times, as recorded or under a what-if.
+"""Replay a recording: build its task graph and compute the times of its nodes, unchanged or with a change.
 
-A member of a collective arrives when its own waits are over, waits for the others that had begun before it was
-done, and then takes as long as it took from the last one's arrival on. Where a node started later than all it
-is known to have waited for, the rest is kept as a delay after the one that came last; so an unchanged replay
-gives the recorded times, and a what-if moves what depends on what changed.
+A member of a collective arrives when its own waits are over. It waits for the members that began before it ended; after
+the last arrival it takes as long as recorded. If a node started later than the ends of all nodes that it is known to
+wait for, the difference is kept as a delay after the last of them. Therefore an unchanged replay gives the recorded
+times, and a change moves only what depends on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ WAIT = "WAIT"
 
 
 class Replay(Struct, frozen=True):
-    """Seconds of every node of a recording: begun, all others there (messages), done; `path`: which engine ran."""
+    """Hold the times of a recording's nodes in seconds.
+
+    `arrive_s`: when a node's own waits are over. `begin_s`: for a message, when its last member arrived, else as
+    `arrive_s`. `end_s`: when the node ends. `path`: the engine that ran, or "recorded".
+    """
 
     recording: Recording
     arrive_s: list[float]
@@ -34,7 +38,7 @@ class Replay(Struct, frozen=True):
 
     @property
     def step_time_s(self) -> float:
-        """End of the last node."""
+        """Return the end of the last node."""
         return max(self.end_s, default=0.0)
 
 
@@ -74,7 +78,7 @@ class _Builder:
         return self.draft.add(seconds, [], sort)
 
     def _begun(self, node: Node) -> list[int]:
-        """Members that this one can have waited for: itself, and those that began before it was done."""
+        """Return the members that this one may have waited for: itself, and those that began before it ended."""
         assert node.message is not None
         everyone = self.members[node.message.key]
         return [m for m in everyone if self.nodes[m] is node or self.nodes[m].start_ns <= node.end_ns]
@@ -99,12 +103,12 @@ class _Builder:
 
 
 def replay(recording: Recording, change: Change | None = None, engine: Engine = "auto") -> Replay:
-    """Times of a recording's nodes; without a change those recorded, but for edges that contradict the clock.
+    """Return the times of a recording's nodes; without a change the recorded ones, unless waits contradict the clock.
 
-    `engine`: as of a step, simpy, static or auto (SimPy for what is small); the times are equal.
+    `engine`: simpy, static or auto (SimPy for small recordings); all give the same times.
 
     Raises:
-        InputError: where nodes wait for each other in a circle.
+        InputError: if nodes wait for each other in a circle.
     """
     builder = _Builder(recording, change or Change())
     graph = builder.build()
@@ -118,7 +122,7 @@ def replay(recording: Recording, change: Change | None = None, engine: Engine = 
 
 
 def recorded_times(recording: Recording) -> Replay:
-    """The recorded times themselves, in the same form."""
+    """Return the recorded times as a `Replay`."""
     members = recording.members()
     begin = []
     for node in recording.nodes:
@@ -136,7 +140,7 @@ def recorded_times(recording: Recording) -> Replay:
 
 
 def timeline(times: Replay) -> Timeline:
-    """Spans of a replay; of a message, waiting for the other members and the transfer stand apart."""
+    """Return a replay's spans; a message has one for the wait for other members and one for the transfer."""
     recording = times.recording
     classes = [RankClass(r, (r,), i) for i, r in enumerate(recording.ranks)]
     spans = []
@@ -164,7 +168,7 @@ def timeline(times: Replay) -> Timeline:
 
 
 class RankTimes(Struct, frozen=True):
-    """Seconds of one rank: device working, transfers that nothing covers, waiting for others uncovered, host alone."""
+    """Hold one rank's seconds: end of the step, computation, exposed transfers, exposed waits, host working alone."""
 
     rank: int
     end_s: float
@@ -175,7 +179,7 @@ class RankTimes(Struct, frozen=True):
 
 
 def rank_times(times: Replay) -> list[RankTimes]:
-    """Where the step of each rank goes; a later column counts only what no earlier one covers."""
+    """Return each rank's seconds by kind; a later field counts only time that no earlier one covers."""
     sorts: dict[int, list[list[tuple[float, float]]]] = {r: [[], [], [], []] for r in times.recording.ranks}
     ends = dict.fromkeys(times.recording.ranks, 0.0)
     for node, arrive, begin, end in zip(times.recording.nodes, times.arrive_s, times.begin_s, times.end_s, strict=True):
