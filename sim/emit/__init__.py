@@ -1,7 +1,7 @@
-"""The flags that start a scenario's layout in another trainer: torchtitan's configs or Megatron-LM's arguments.
+"""Write the flags that start a scenario's layout in another trainer: torchtitan's configs, Megatron-LM's arguments.
 
-What a trainer cannot do like the scenario is refused, every reason at once; what it does a little differently stands
-in a comment.
+A scenario that the trainer cannot run in the same way is refused, with all reasons at once. Small differences are named
+in a comment of the output.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sim.models.balance import with_balanced_stages
 
 
 class Trainer(Struct, frozen=True, dict=True):
-    """A trainer that flags are written for, and what a search for it keeps to.
+    """Hold a trainer that flags are written for, and the limits of a search for it.
 
-    `unsaid`: what it does where a scenario leaves a key out. `only`: values of a layout's fields that it has.
+    `unsaid`: the trainer's values of keys that a scenario leaves out. `only`: values of a layout's fields that it has.
     `sums_in_pipelines`: its pipelines reduce sharded gradients once a step, its other layouts once a micro-batch
     (`accumulate_unsharded`).
     """
@@ -56,7 +56,7 @@ TRAINERS = {
 
 
 def emit(scenario: Scenario, trainer: str) -> str:
-    """The text of the flags.
+    """Return the text of the flags.
 
     Raises:
         InputError: for an unknown trainer, a workload that is no training, or a layout that the trainer lacks.
@@ -78,10 +78,10 @@ def emit(scenario: Scenario, trainer: str) -> str:
 
 
 def check_every_layout(scenario: Scenario, trainer: str) -> None:
-    """Before layouts of a training scenario are searched for a trainer: whether it can run any.
+    """Check, before a search, that the trainer can run the training scenario in any layout.
 
     Raises:
-        InputError: where the model, or how it is trained, is what the trainer lacks.
+        InputError: if the trainer lacks something of the model or of its training.
     """
     reasons = [r for r in _written(scenario, trainer)[1] if r.of_every_layout]
     if reasons:
@@ -91,7 +91,7 @@ def check_every_layout(scenario: Scenario, trainer: str) -> None:
 
 
 def reasons_against(scenario: Scenario, trainer: str) -> list[str]:
-    """What of a training scenario the trainer cannot do; empty where `emit` writes its flags."""
+    """Return why the trainer cannot run a training scenario; empty if `emit` writes its flags."""
     return [reason.text for reason in _written(scenario, trainer)[1]]
 
 

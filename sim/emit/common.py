@@ -1,4 +1,4 @@
-"""What the writers of flags share: notes, reasons against, and what neither trainer has."""
+"""Hold what the writers of flags share: notes, reasons of refusal, and features that no trainer has."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from sim.inputs.training_config import Training
 from sim.models.framework_facts import Framework
 from sim.models.frameworks import FRAMEWORKS, framework_of
 
-LAID_OUT = ("training.micro_batch_size", "training.recompute")  # what belongs to a layout outside of `parallelism`
+LAID_OUT = ("training.micro_batch_size", "training.recompute")  # keys of a layout outside of `parallelism`
 
 
 class Reason(NamedTuple):
-    """Why a scenario's key cannot be written for a trainer; `text` says it in full."""
+    """Hold why a scenario's key cannot be written for a trainer; `text`: the whole message."""
 
     key: str
     text: str
 
     @property
     def of_every_layout(self) -> bool:
-        """Whether the key is the model's or the training's own, so that no other layout can help."""
+        """Tell whether the key belongs to the model or the training, so that no other layout helps."""
         return self.key.startswith(("model", "training", "distillation")) and not self.key.startswith(LAID_OUT)
 
 
 class Emission(Struct, dict=True):
-    """What is written and what cannot be. `TRAINER`: the trainer's name, the subject of every reason."""
+    """Write a scenario's flags, and collect reasons and notes. `TRAINER`: the trainer's name, used in every reason."""
 
     TRAINER: ClassVar[str]
 
@@ -37,23 +37,23 @@ class Emission(Struct, dict=True):
     notes: list[str] = field(default_factory=list)
 
     def build(self) -> str:
-        """The text of the flags."""
+        """Return the text of the flags."""
         raise NotImplementedError
 
     def refuse(self, key: str, value: Any, does: str, when: bool = True) -> None:
-        """Note, `when` it holds, why the key's value cannot be written: what the trainer does instead."""
+        """Add a reason against the key's value, if `when` holds; `does`: what the trainer does instead."""
         if when:
             self.reasons.append(Reason(key, f"{key}: found {value}; {self.TRAINER} {does}"))
 
     def framework(self, trainer: str) -> Framework:
-        """The framework's record; noted as a reason where the trainer's flags do not express it."""
+        """Return the framework's record; add a reason if the trainer's flags do not express it."""
         found = framework_of(self.training)
         able = " or ".join(f.name for f in FRAMEWORKS.values() if trainer in f.emitted_for)
         self.refuse("training.framework", found.name, f"runs {able} kernels", trainer not in found.emitted_for)
         return found
 
     def common(self) -> None:
-        """What neither trainer has."""
+        """Add reasons against features that no trainer has."""
         t, p = self.training, self.scenario.parallelism
         self.refuse("distillation", "a teacher", "trains one model", self.scenario.distillation is not None)
         self.refuse("training.activation_offload", "true", "does not offload activations", t.activation_offload)
@@ -90,11 +90,11 @@ class Emission(Struct, dict=True):
 
     @property
     def nodes(self) -> tuple[int, int]:
-        """Nodes, and processes on each."""
+        """Return the number of nodes, and of processes on each."""
         ranks, per_node = self.scenario.parallelism.ranks, self.scenario.cluster.gpus_per_node
         return -(-ranks // per_node), min(ranks, per_node)
 
     @property
     def even(self) -> bool:
-        """Whether all stages hold as many layers."""
+        """Tell whether all stages have equally many layers."""
         return len(set(self.scenario.parallelism.stage_layers)) == 1

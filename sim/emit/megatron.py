@@ -1,5 +1,7 @@
-"""Megatron-LM's arguments. Names, and what they may be combined with: megatron/training/arguments.py of
-NVIDIA/Megatron-LM at 000c4ac (November 2025); megatron-core 0.19.2 (September 2026) takes them too.
+"""Write Megatron-LM's arguments.
+
+Source of names and of legal combinations: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c4ac (November
+2025); megatron-core 0.19.2 (September 2026) accepts them too.
 """
 
 from __future__ import annotations
@@ -11,22 +13,22 @@ from sim.emit.common import Emission
 from sim.models.recipes import RECIPES, recipe_of
 
 VERSION = "# Megatron-LM as of November 2025 (000c4ac) to megatron-core 0.19.2 (September 2026)"
-_SCHEDULES = {"1f1b": False, "interleaved_1f1b": True}  # those it has; True: interleaved ("virtual") stages
+_SCHEDULES = {"1f1b": False, "interleaved_1f1b": True}  # Megatron-LM's schedules; True: with virtual stages
 
 
 class Megatron(Emission):
-    """A command that trains twenty steps on made-up data and reports each."""
+    """Write a command that trains twenty steps on mock data and logs each step."""
 
     TRAINER: ClassVar = "Megatron-LM"
 
     def build(self) -> str:
-        """The command, one flag a line."""
+        """Return the command, one flag on each line."""
         self.common()
         groups = [self._model(), self._experts(), self._batch(), self._layout(), self._replicas(), self._numbers()]
         flags = [(name, value) for group in groups for name, value in group]
         nodes, each = self.nodes
         p = self.scenario.parallelism
-        # It asserts this before Blackwell, where it merely does no harm; its FSDP refuses it.
+        # Megatron-LM requires this before Blackwell; on Blackwell it does no harm. Its FSDP refuses it.
         ordered = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if (p.tp > 1 or p.cp > 1) and p.zero < 2 else ""
         lines = [f"{ordered}torchrun --nnodes {nodes} --nproc-per-node {each} pretrain_gpt.py"]
         flags += [

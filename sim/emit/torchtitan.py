@@ -30,14 +30,14 @@ _TITAN_SCHEDULES = {
 
 
 class Titan(Emission):
-    """A file that trains twenty steps."""
+    """Write a TOML file that trains twenty steps."""
 
     TRAINER: ClassVar = "torchtitan"
     SEQUENCE_PARALLEL_IS_A_FLAG: ClassVar = False
     HEAD: ClassVar = "output"  # the module of the output matrix
 
     def build(self) -> str:
-        """The file, with the command that takes it in a comment."""
+        """Return the file, with the command that runs it in a comment."""
         tables = self.tables()
         nodes, each = self.nodes
         start = (
@@ -48,7 +48,7 @@ class Titan(Emission):
         return f"{comment}\n{tomli_w.dumps(tables)}".rstrip()  # print ends the last line
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """Sections of the configuration, by name; what cannot be expressed is noted."""
+        """Return the sections of the configuration by name; add a reason for each value that cannot be expressed."""
         self.common()
         s, p, t = self.scenario, self.scenario.parallelism, self.training
         flavor = self._flavor()
@@ -177,7 +177,7 @@ class Titan(Emission):
         self.refuse("training.attention", t.attention, "uses fused attention", t.attention != "fused")
 
     def _data_parallel(self) -> tuple[int, int]:
-        """Replicas and shards; its FSDP shards over dp_shard · cp ranks."""
+        """Return the numbers of replicas and of shards; torchtitan's FSDP shards over dp_shard · cp ranks."""
         p = self.scenario.parallelism
         alone = p.dp * p.cp == 1
         self.refuse(
@@ -195,8 +195,8 @@ class Titan(Emission):
                 more and p.dp * p.cp > 1,
             )
             return p.dp, 1
-        # Its pipeline stages reduce FSDP's gradients after the last micro-batch (`backward_maybe_with_nosync` of
-        # torch.distributed.pipelining.stage); what it accumulates by itself it reduces in each (`train_step`).
+        # With a pipeline, gradients are reduced after the last micro-batch (`backward_maybe_with_nosync` of
+        # torch.distributed.pipelining.stage); without one, in each micro-batch (torchtitan's `train_step`).
         once, differs = p.pp > 1, self.scenario.micro_batches > 1 and p.accumulate_unsharded != (p.pp > 1)
         self.refuse(
             "parallelism.accumulate_unsharded",
@@ -214,7 +214,7 @@ class Titan(Emission):
         return {"fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}.get(self.training.precision, [])
 
     def _float8(self) -> dict[str, dict[str, Any]]:
-        """The recipe, where it is not torchao's default; with that, whether FSDP gathers 8 bits."""
+        """Return the fp8 recipe, if it is not torchao's default, or the flag that makes FSDP gather 8 bits."""
         recipe = recipe_of(self.training)
         if gathers_quantized_shards(self.scenario):
             return {"quantize": {"linear": {"float8": {GATHERS_8_BITS: True}}}}

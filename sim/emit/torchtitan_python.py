@@ -1,5 +1,7 @@
-"""torchtitan's Python config, as of its release 0.3.0 (September 2026): config/configs.py, `Trainer.Config` of
-trainer.py, distributed/activation_checkpoint.py, and models/llama3/config_registry.py, whose configs are functions.
+"""Write torchtitan's Python config.
+
+Source: its release 0.3.0 (September 2026): config/configs.py, `Trainer.Config` of trainer.py,
+distributed/activation_checkpoint.py, and models/llama3/config_registry.py, whose configs are functions.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ POLICIES = {"selective": "SelectiveAC", "full": "FullAC"}  # of recomputation
 
 
 class TitanPython(Titan):
-    """A module with a function `train`, which trains twenty steps."""
+    """Write a module with a function `train` that trains twenty steps."""
 
     SEQUENCE_PARALLEL_IS_A_FLAG: ClassVar = True
     HEAD: ClassVar = "lm_head"
 
     def build(self) -> str:
-        """The module, with the command that takes it in a comment."""
+        """Return the module, with the command that runs it in a comment."""
         tables = self._fields()
         flavor, policy = tables.pop("model")["flavor"], POLICIES.get(tables.pop("activation_checkpoint")["mode"], "")
         nodes, each = self.nodes
@@ -58,7 +60,7 @@ class TitanPython(Titan):
         return "\n".join([*lines, "    )"])
 
     def _fields(self) -> dict[str, dict[str, Any]]:
-        """The TOML's tables with today's fields, some of which are elsewhere now; what is gone is refused."""
+        """Return the TOML's tables with the names of release 0.3.0; refuse what that release no longer has."""
         tables, p = self.tables(), self.scenario.parallelism
         training, layout = tables["training"], tables["parallelism"]
         self.refuse(
@@ -74,7 +76,7 @@ class TitanPython(Titan):
             "gathers keys and values (cp_method: all_gather)",
             p.cp > 1 and p.cp_method == "ring",
         )
-        training["disable_cuda_graphs"] = True  # else it captures the whole step
+        training["disable_cuda_graphs"] = True  # otherwise torchtitan captures the whole step as a CUDA graph
         del layout["context_parallel_rotate_method"]
         layout["enable_sequence_parallel"] = p.sp or p.tp == 1
         tables["compile"]["enable_async_tensor_parallel"] = layout.pop("enable_async_tensor_parallel")
@@ -83,7 +85,7 @@ class TitanPython(Titan):
         return tables
 
     def _recompute(self) -> dict[str, Any]:
-        """Selective is by operator here; every n-th layer it no longer has."""
+        """Refuse recomputation of every n-th layer, which release 0.3.0 does not have."""
         every = self.training.recompute.every
         self.refuse(
             "training.recompute.every",

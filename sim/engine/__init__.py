@@ -1,1 +1,1 @@
-"""When it runs: a task graph's times, with links shared where that matters."""
+"""Compute when each task of a graph runs, with shared links where they matter."""

@@ -1,8 +1,8 @@
-"""A step that is changed while it runs: clocks, links, ranks that stand still, transfers and work of others.
+"""Run a step that processes change while it runs: clocks, links, paused ranks, other transfers and computations.
 
-A computation whose clock changes goes on with what is left of it at the new speed; flows whose links change are settled
-anew (`link_rates`). Nothing here happens by itself: processes on the same SimPy clock ask for it
-(`sim.processes.cluster`). A step that nothing acts on has the times of `on_simpy.run_simpy`.
+Processes on the same SimPy clock make the changes (`sim.processes.cluster`). After a change of clock, the rest of a
+running computation takes place at the new speed. After a change of links, the rates of flows are computed anew
+(`link_rates`). Without changes the times are those of `on_simpy.run_simpy`.
 """
 
 from __future__ import annotations
@@ -25,39 +25,38 @@ if TYPE_CHECKING:
 
 
 class LiveLinks(Sharing):
-    """Links whose capacity changes, and flows that are no tasks of the step."""
+    """Share links whose capacity changes, also among flows that are no tasks of the step."""
 
     def __init__(self, flows: Flows, task_kind: list[int]) -> None:
-        # A copy of the capacities: processes change them, and the prices' own serve other runs too.
+        # The capacities are copied, because processes change them and other runs use the original.
         super().__init__(Flows(dict(flows.capacity_bytes_per_s), flows.by_task_kind), task_kind)
         self._alone = dict(self.capacity)
         self._alike: dict[tuple[tuple[int, float], ...], int] = {}
 
     def scale(self, link: int, factor: float) -> None:
-        """Let a link carry that many times what the cluster's description says."""
+        """Set a link's capacity to `factor` times that of the cluster's description."""
         self.capacity[link] = self._alone[link] * factor
         self.limit[link] = self.capacity[link] * FULL
         self.scaled.add(link)
-        # Flows that were fine before may ask too much now, though none of them came or went.
+        # The link may be overloaded now though no flow came or went.
         self.changed[link] = None
-        # What was worked out for this set of flows held for the old capacity.
+        # Cached fractions hold for the old capacity.
         self._known.clear()
 
     def add(self, path: dict[int, float]) -> int:
-        """Number of a new flow, which loads links as `path` says, bytes/s."""
+        """Add a flow with these loads on links in bytes/s, and return its number."""
         self.rate.append(1.0)
         self.since_s.append(0.0)
         self.left_s.append(0.0)
         self.paths.append(path)
         self.places.append([(link, self.users[link]) for link in path])
-        # Tasks of a step have numbers from -1 on. Numbers below serve transfers, so no pattern that is known is taken
-        # for another.
+        # Paths of the step's tasks are numbered from -1 on, so lower numbers cannot be confused with them.
         self.like.append(-2 - self._alike.setdefault(tuple(path.items()), len(self._alike)))
         return len(self.paths) - 1
 
 
 class Turn:
-    """A wait for the compute streams of some classes of ranks; `granted` once all of them stand free for it."""
+    """Hold a wait for the compute streams of some classes of ranks; `granted` happens when it has all of them."""
 
     def __init__(self, classes: Iterable[int], granted: Event) -> None:
         self.classes, self.granted = tuple(dict.fromkeys(classes)), granted
@@ -65,83 +64,82 @@ class Turn:
 
 
 class LiveStep(OnSimpy):
-    """A run of a graph that can be changed. `stretch`: by task, how many times as long its computation took."""
+    """Run a graph that can be changed. `stretch`: by task, actual ÷ priced seconds of its computation."""
 
     def __init__(self, graph: TaskGraph, flows: Flows) -> None:
         self.links = LiveLinks(flows, graph.task_kind.tolist())
         super().__init__(graph, flows, self.links)
         compute = graph.streams.get(COMPUTE, -1)
         rows = [kind.rows for kind in graph.task_kinds]
-        # By kind and not by task: a step has a few dozen kinds and thousands of tasks.
+        # Stored by kind: a step has a few dozen kinds and thousands of tasks.
         self._classes = [tuple(dict.fromkeys(row[0] for row in of_kind)) for of_kind in rows]
         self._computes = [any(row[1] == compute for row in of_kind) for of_kind in rows]
         count = len(graph.classes)
         self.clock, self.paused = [1.0] * count, [0] * count
-        self._under_way: list[int | None] = [None] * count  # the computation of each class
+        self._under_way: list[int | None] = [None] * count  # the running computation of each class
         self._since_s, self._left_s = [0.0] * count, [0.0] * count
         self._turns: list[deque[Turn]] = [deque() for _ in range(count)]
-        self._queued: list[dict[int, None]] = [{} for _ in range(count)]  # ready, and not let go
+        self._queued: list[dict[int, None]] = [{} for _ in range(count)]  # ready tasks that may not start yet
         self.stretch = [1.0] * len(graph)
         self.begin_watched: dict[int, list[Event]] = {}
         self.end_watched: dict[int, list[Event]] = {}
         self._transfers: dict[int, Event] = {}
-        # Transfers are numbered behind the tasks, so a number from `tasks` on is a transfer.
+        # Transfers are numbered after the tasks.
         self.tasks = self.left = len(graph)
         self.done = self.env.event()
 
     # What can be changed.
 
     def set_clock(self, class_index: int, speed: float) -> None:
-        """Compute at that many times the step's own speed from now on."""
-        # What was done so far was done at the old speed, so it is taken off before the speed changes. The same order
-        # holds in `pause` and `resume`.
+        """Compute at `speed` times the step's own speed from now on."""
+        # Progress so far was at the old speed, so it is subtracted first; also in `pause` and `resume`.
         self._note_progress(class_index)
         self.clock[class_index] = speed
         self._go_on(class_index)
 
     def pause(self, class_index: int) -> None:
-        """Let computation stand still, and nothing start."""
+        """Stop a class's computation, and let none of its tasks start."""
         self._note_progress(class_index)
-        # Counted, since several processes may hold one rank, and each takes back its own.
+        # A count, because several processes may pause one rank, and each resumes once.
         self.paused[class_index] += 1
         self._go_on(class_index)
 
     def resume(self, class_index: int) -> None:
-        """Take back one `pause`."""
+        """Undo one `pause`."""
         self._note_progress(class_index)
         self.paused[class_index] -= 1
         self._go_on(class_index)
         self._let_go(class_index)
 
     def scale_link(self, link: int, factor: float) -> None:
-        """Let a link carry that many times what it does."""
+        """Set a link's capacity to `factor` times that of the cluster's description."""
         self.links.scale(link, factor)
         self.settle_soon()
 
     def take_turn(self, classes: Iterable[int]) -> Turn:
-        """Queue for compute streams; until `end_turn` nothing else computes there."""
+        """Queue for compute streams; from `granted` until `end_turn` nothing else computes on them."""
         turn = Turn(classes, self.env.event())
-        # A turn enters all queues at once. Two turns then stand in one order everywhere, and never wait in a circle.
+        # A turn enters all its queues at once, so two turns have one order everywhere and never wait in a circle.
         for c in turn.classes:
             self._turns[c].append(turn)
             self._grant(c)
         return turn
 
     def end_turn(self, turn: Turn) -> None:
-        """Give compute streams back, or leave their queues."""
+        """Release a turn's compute streams, or leave their queues."""
         for c in turn.classes:
             self._turns[c].remove(turn)
             self._grant(c)
             self._let_go(c)
 
     def is_held(self, class_index: int) -> bool:
-        """Whether somebody has, or waits for, the compute stream of a class."""
+        """Tell whether a turn has, or waits for, the compute stream of a class."""
         return bool(self._turns[class_index])
 
     def transfer(self, flow: Flow, seconds: float) -> Event:
-        """A flow that is no task, and takes that long alone; the event: its last byte is there."""
+        """Start a flow that is no task and takes `seconds` alone; return the event of its end."""
         number = self.links.add(flow.path)
-        # No task of the step has kind -1, so nothing that is looked up by kind concerns a transfer.
+        # No task of the step has kind -1.
         self.task_kind.append(-1)
         self.seconds.append(seconds)
         self.start.append(self.env.now)
@@ -154,11 +152,11 @@ class LiveStep(OnSimpy):
     # The run.
 
     def start_task(self, task: int) -> None:
-        """Start a task, or queue it where its ranks may not begin it."""
+        """Start a task, or queue it if one of its ranks may not start it."""
         kind = self.task_kind[task]
         classes, computes = self._classes[kind], self._computes[kind]
-        # A collective needs all of its ranks: NCCL's kernels wait for each other, so one rank that stands still holds
-        # up the whole. Only computation queues for a turn, since a copy engine or a NIC needs no compute stream.
+        # NCCL's kernels wait for each other, so one paused rank delays a whole collective. Only computation queues for
+        # a turn, because a copy engine or a NIC needs no compute stream.
         if any(self.paused[c] or (computes and self._turns[c]) for c in classes):
             for c in classes:
                 self._queued[c][task] = None
@@ -166,11 +164,11 @@ class LiveStep(OnSimpy):
         if not computes:
             super().start_task(task)
         else:
-            # Only communication has rows on several classes. If a computation ever had, this says so at once.
+            # A computation has rows on a single class; only communication has rows on several.
             (c,) = classes
             self.start[task] = self._since_s[c] = self.env.now
             self._under_way[c], self._left_s[c] = task, self.seconds[task]
-            # A speed that never changes keeps its exact ratio here. Start and end would give it rounded.
+            # If the speed does not change later, this is the exact ratio. Start and end would give a rounded one.
             if self.clock[c] != 1.0:
                 self.stretch[task] = 1.0 / self.clock[c] if self.clock[c] else inf
             self._end_in(task, self.seconds[task], self.clock[c])
@@ -179,7 +177,7 @@ class LiveStep(OnSimpy):
         self._tell(self.begin_watched.pop(task, ()))
 
     def finish(self, event: Any) -> None:
-        """A task or a transfer ends, unless the event is stale."""
+        """End a task or a transfer, unless the event is stale."""
         task = event.value
         if event is not self.ends[task]:
             return
@@ -188,21 +186,20 @@ class LiveStep(OnSimpy):
             self.sharing.leave(task)
             self.settle_soon()
         self.end[task] = self.env.now
-        # A transfer has no successors and no part in whether the step is done.
+        # A transfer has no successors, and the step does not wait for it.
         if task >= self.tasks:
             self._transfers.pop(task).succeed()
             return
         if self._computes[kind]:
             for c in self._classes[kind]:
-                # The stream is free before successors start, so whoever queues for it comes before the rank's next
-                # computation.
+                # The stream is granted before successors start, so a queued turn precedes the rank's next computation.
                 self._under_way[c] = None
                 self._grant(c)
         self.left -= 1
         if not self.left:
             self.done.succeed()
         watchers = self.end_watched.pop(task, ())
-        if watchers:  # who waits for this end wakes before anything follows it
+        if watchers:  # they wake before any successor starts
             self._tell(watchers)
             self.at(0.0, task, self._release_now)
         else:
@@ -223,34 +220,33 @@ class LiveStep(OnSimpy):
     def _tell(self, watchers: Iterable[Event]) -> None:
         for event in watchers:
             if not event.triggered:
-                # `succeed` would queue behind what happens at this instant. A watcher must act before the task that it
-                # watches goes on.
+                # `succeed` would queue the event after other events of this instant. A watcher must act before the task
+                # goes on.
                 event._ok, event._value = True, None
                 self.env.schedule(event, priority=URGENT)
 
     def _note_progress(self, c: int) -> None:
-        """Take off what the class's computation has done since its speed last changed."""
+        """Subtract what the class's computation has done since its speed last changed."""
         now_s = self.env.now
         if self._under_way[c] is not None:
             done = (now_s - self._since_s[c]) * (0.0 if self.paused[c] else self.clock[c])
             self._left_s[c], self._since_s[c] = max(0.0, self._left_s[c] - done), now_s
 
     def _go_on(self, c: int) -> None:
-        """Let the class's computation end when what is left of it is done."""
+        """Set the end of the class's computation anew, by its remaining seconds and its speed."""
         task = self._under_way[c]
         if task is not None:
-            self.stretch[task] = -1.0  # several speeds have one ratio only once the end is known, in `stretches`
+            self.stretch[task] = -1.0  # `stretches` computes the ratio of several speeds from the end
             self._end_in(task, self._left_s[c], 0.0 if self.paused[c] else self.clock[c])
 
     def _end_in(self, task: int, left_s: float, speed: float) -> None:
-        # No event at speed zero: the computation ends only after somebody lets it go on, and the event queued before is
-        # stale.
+        # At speed zero there is no end. An event that was queued before becomes stale.
         self.ends[task] = self.at(left_s / speed, task, self.finish) if speed else None
 
     def _grant(self, c: int) -> None:
-        """Let the next in the queue for a compute stream have it, if nothing computes there."""
-        # Turns are granted in the order of asking. Whoever needs several ranks keeps those that are free and waits for
-        # the rest, as a job does that has to stop all its ranks at one point.
+        """Give a compute stream to the first turn in its queue, if nothing computes there."""
+        # Turns are granted in the order of asking. A turn for several ranks holds those that are free while it waits
+        # for the others, like a job that stops all its ranks at one point.
         if self._turns[c] and self._under_way[c] is None:
             turn = self._turns[c][0]
             turn.missing.discard(c)
@@ -258,9 +254,9 @@ class LiveStep(OnSimpy):
                 turn.granted.succeed()
 
     def _let_go(self, c: int) -> None:
-        """Start what was queued, if it still may not, it queues again."""
-        # A task queues with each of its classes. It leaves all of these queues before it starts, or another class would
-        # start it again.
+        """Try to start the queued tasks of a class; those that still may not start are queued again."""
+        # A task is in the queue of each of its classes. It leaves all of them first, or another class would start it
+        # again.
         queued = list(self._queued[c])
         for task in queued:
             for other in self._classes[self.task_kind[task]]:
@@ -269,11 +265,11 @@ class LiveStep(OnSimpy):
             self.start_task(task)
 
     def stretches(self) -> Floats:
-        """By task, how many times as long its computation took."""
+        """Return, by task, actual ÷ priced seconds of its computation."""
         out = np.array(self.stretch)
         start, end = np.array(self.start[: self.tasks]), np.array(self.end[: self.tasks])
         seconds = np.array(self.seconds[: self.tasks])
-        # A computation without seconds has no ratio, so it counts as not stretched.
+        # A computation of zero seconds has no ratio and counts as 1.
         moved = np.flatnonzero((out < 0) | np.isinf(out))
         lasted = end[moved] - start[moved]
         out[moved] = np.where(seconds[moved] > 0, lasted / np.where(seconds[moved] > 0, seconds[moved], 1.0), 1.0)

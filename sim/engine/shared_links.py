@@ -1,9 +1,9 @@
-"""Which communications of a step share links, and the step run so that these slow each other.
+"""Find out which communications of a step share links, and run the step so that they slow each other.
 
-A link that only one stream of a rank uses is never shared. Of the others, the static pass tells whether they are ever
-asked for more than they carry; if not, its times stand, to the last bit. If so, the graph runs again with rates that
-change on every arrival and departure. Actions that stand as one task hide their communications: those that overlap
-with others on a full link are placed task by task first, and no others.
+A link that only one stream of a rank uses is never shared. For the other links a first run shows whether they are ever
+overloaded. If none is, its times are the result. Otherwise the graph runs again with rates that change on every arrival
+and departure. An action that is one task hides its communications; the actions that overlap with others on an
+overloaded link are placed task by task before that run.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from sim.prices.rank_prices import Pricing
 from sim.programs.data_parallel import DP, REPLICA
 from topology.shares import LINKS, links_between, links_of
 
-Use = tuple[str, int, str]  # of a link: its name, direction, and the stream that uses it
-FlowOnLink = tuple[int, float, int, float]  # a flow's number, when its bytes flow, a link, the part that they take
+Use = tuple[str, int, str]  # use of a link: its name, the direction, and the stream that uses it
+FlowOnLink = tuple[int, float, int, float]  # a flow's number, its quiet time, a link, load ÷ capacity
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-BLIP = 1e-12  # of a step: overlaps as short are the rounding of sums
-PART = 4  # times as many ranks as so far are looked at next
-SIMPY_TASKS = 5000  # so many run on SimPy unless told otherwise: they take 0.02 s longer there, as does loading SimPy
-SHARING_TASKS = 1250  # the same where links are shared, which costs four times as much a task
-ROUNDS = 6  # of placing more actions task by task; then all that use shared links
+BLIP = 1e-12  # part of a step; shorter overlaps come from the rounding of sums
+PART = 4  # factor by which the number of examined ranks grows
+SIMPY_TASKS = 5000  # the most tasks that run on SimPy by default: 0.02 s longer, and as long for loading SimPy
+SHARING_TASKS = 1250  # the same with shared links, where a task takes four times as long
+ROUNDS = 6  # rounds of placing more actions task by task; the last one places all that use shared links
 
 
 class OverloadedLinks(Struct, frozen=True):
-    """The sorts of links that are somewhere asked for more than they carry, and the actions that hide part of it."""
+    """Hold the sorts of links that are overloaded on some rank, and the actions that hide part of the load."""
 
     links: frozenset[str]
     hiding: frozenset[ClassAction]
@@ -50,10 +50,11 @@ class OverloadedLinks(Struct, frozen=True):
 def overloaded(
     shared: frozenset[str], flows: Flows, hidden: dict[int, Flow], built: Built, times: Times
 ) -> OverloadedLinks:
-    """Where the links `shared` are asked for more than they carry, were all flows as fast as alone; actions that stand
-    as one task put on links the most that they can, which is `hidden`."""
-    # Many kinds share one `Flow`, so each is laid out once. Identity tells them apart: comparing paths would cost more
-    # than it spares.
+    """Return which of the links `shared` are overloaded if all flows are as fast as alone.
+
+    `hidden`: peak loads of actions that are one task; they are assumed from the action's start to its end.
+    """
+    # Many kinds share one `Flow`, which is expanded once. Identity tells flows apart, because comparing is slower.
     flow_of_kind = {**flows.by_task_kind, **hidden}
     kinds = list({id(flow): flow for flow in flow_of_kind.values()}.values())
     numbers = {id(flow): i for i, flow in enumerate(kinds)}
@@ -68,26 +69,28 @@ def overloaded(
     hides[list(hidden)] = True
     for rows in _parts(kinds, flows.capacity_bytes_per_s, bool(hidden)):
         number, quiet_s, link, load = map(np.array, zip(*rows, strict=True))
-        # The added count is that of kinds without a flow: zero rows.
+        # The last count is that of kinds without a flow: zero rows.
         counts = np.bincount(number, minlength=len(kinds) + 1)
         task = np.flatnonzero(counts[of_task])
         pick, entry = ragged(counts, of_task[task])
         task = task[pick]
         begin_s, until_s = start[task] + quiet_s[entry], end[task]
         over = _over_seconds(link[entry], begin_s, until_s, load[entry], BLIP * end.max()) > 0
-        # Numbers of links hold class, name and direction. Halved and taken by the names, only the name is left.
+        # Halved and taken modulo the number of names, a link's number gives its name.
         crowds = np.bincount(link[entry[over]] // 2 % len(LINKS), minlength=len(LINKS))
         names |= {name for name, count in zip(LINKS, crowds.tolist(), strict=True) if count}
         hiding[task[over]] = hides[task_kind[task[over]]]
-        # All that can be overloaded is. More ranks would add nothing, and no action has to be found.
+        # All sorts of shared links are overloaded and nothing is hidden, so other ranks add nothing.
         if not hidden and names == shared:
             break
     return OverloadedLinks(frozenset(names), _places(built, set(np.flatnonzero(hiding).tolist())))
 
 
 def _parts(flows: list[Flow], capacity_bytes_per_s: dict[int, float], whole: bool) -> Iterator[list[FlowOnLink]]:
-    """What flows put on links, in parts of more and more ranks, all rows of a link in one; or all at once.
-    Where nothing hides, the first few ranks mostly tell already which sorts of links are overloaded."""
+    """Yield the loads of flows on links in growing parts of the ranks, or all at once (`whole`).
+
+    If nothing is hidden, the first few ranks mostly show which sorts of links are overloaded.
+    """
     begin, end, links = 0, OF_CLASS, len(capacity_bytes_per_s)
     while begin < links:
         rows = [
@@ -102,7 +105,7 @@ def _parts(flows: list[Flow], capacity_bytes_per_s: dict[int, float], whole: boo
 
 
 def _places(built: Built, tasks: set[int]) -> frozenset[ClassAction]:
-    """The actions that these tasks stand for."""
+    """Return the actions of these tasks."""
     return frozenset(
         (i, action)
         for i, acted in enumerate(built.actions if tasks else ())
@@ -112,35 +115,35 @@ def _places(built: Built, tasks: set[int]) -> frozenset[ClassAction]:
 
 
 def _whole_on_shared(loads: LinkLoads, built: Built) -> frozenset[ClassAction]:
-    """All actions that stand as one task and wait for communication on shared links."""
+    """Return all actions that are one task and wait for communication on shared links."""
     graph = built.graph
     on_shared = [isinstance(kind.work, WholeAction) and bool(loads.peak(kind.work).path) for kind in graph.task_kinds]
     return _places(built, set(np.flatnonzero(np.array(on_shared)[graph.task_kind]).tolist()))
 
 
 def _over_seconds(link: Ints, begin_s: Floats, until_s: Floats, load: Floats, blip_s: float) -> Floats:
-    """For how much of each interval its link is asked for more than it carries (a load of 1)."""
+    """Return for how many seconds of each interval its link is overloaded (a load above 1)."""
     n = len(link)
-    # A flow without time to flow would go up after it went down, as ends sort first.
+    # Ends sort before starts, so the load of a flow of no duration would stay; it is left out.
     load = np.where(until_s > begin_s, load, 0.0)
     links, times = np.concatenate([link, link]), np.concatenate([until_s, begin_s])
     order = np.argsort(times, kind="stable")  # at one instant ends come first
-    links = links.astype(np.min_scalar_type(links.max()))[order]  # numbers of 16 bits sort several times faster
+    links = links.astype(np.min_scalar_type(links.max()))[order]  # 16-bit integers sort several times faster
     by_link = np.argsort(links, kind="stable")
     links, order = links[by_link], order[by_link]
-    # One running sum serves all links: on each, what went up has come down again before the next link begins.
+    # One running sum serves all links, because each link's loads sum to zero at its end.
     level = np.cumsum(np.concatenate([-load, load])[order])
-    # The last change of a link lasts no time: what follows is another link's first change.
+    # The last change of a link lasts no time, because the next row belongs to another link.
     lasts = np.diff(times[order], append=0.0) * np.append(links[1:] == links[:-1], False)
     reached = np.cumsum(np.where((level > FULL) & (lasts > blip_s), lasts, 0.0))
     before = np.empty(2 * n)
-    # Back in the order of the flows, overloaded seconds at a flow's end less those at its begin are those of its own.
+    # In the order of flows again: a flow's seconds are the overloaded seconds at its end minus those at its start.
     before[order] = np.concatenate([[0.0], reached[:-1]])
     return np.where(load > 0, before[:n] - before[n:], 0.0)
 
 
 def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
-    """The links of `topology.shares.LINKS` that more than one stream of some rank uses in one direction."""
+    """Return the links of `topology.shares.LINKS` that several streams of some rank use in one direction."""
     plan, network = pricing.plan, pricing.network
     training, lanes = plan.scenario.training, plan.lanes
     offload = training is not None and training.activation_offload
@@ -151,12 +154,12 @@ def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
             alike[context] = _group_uses(pricing, c.rank)
     uses = [set(alike[pricing.context(c.rank)]) for c in plan.classes]
     of_stage = schedule.rank_of_stage  # virtual stages repeat the same pairs of ranks
-    # A hop on one rank uses no link.
+    # A hop within one rank uses no link.
     pairs = {pair for chain in schedule.chains for pair in pairwise([of_stage[s] for s in chain]) if len({*pair}) > 1}
     for before, after in pairs:
         for a, b in ((before * lanes + lane, after * lanes + lane) for lane in range(lanes)):
             links = links_between(network, plan.classes[a].rank, plan.classes[b].rank)
-            # Both directions on both ends: a forward goes from a to b, and its gradient comes back.
+            # Both directions at both ends: activations go from a to b, gradients come back.
             uses[a].update([u for n in links for u in ((n, OUT, f"to {b}"), (n, IN, f"from {b}"))])
             uses[b].update([u for n in links for u in ((n, IN, f"from {a}"), (n, OUT, f"to {a}"))])
     for each in uses if offload else ():
@@ -167,10 +170,10 @@ def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
 
 
 def _group_uses(pricing: Pricing, rank: int) -> set[Use]:
-    """Those of a rank's collectives; after the last backward each has the links to itself."""
+    """Return the uses of links by a rank's collectives during forwards and backwards."""
     plan = pricing.plan
-    # Without ZeRO, gradients are all-reduced over dp and cp at once. With it they are scattered over the shards, and
-    # then all-reduced over the replicas of these (Megatron's num_distributed_optimizer_instances, FSDP's HSDP).
+    # Without ZeRO, gradients are all-reduced over dp and cp at once. With ZeRO they are scattered over the shards, then
+    # all-reduced over the replicas of the shards (Megatron's num_distributed_optimizer_instances, FSDP's HSDP).
     data = {"dp_cp": DP} if plan.scenario.parallelism.zero == 0 else {"shard": DP, "replica": REPLICA}
     streams = {"tp": "tp", "cp": "cp", **data}
     if plan.scenario.model.moe is not None:
@@ -186,8 +189,11 @@ def _group_uses(pricing: Pricing, rank: int) -> set[Use]:
 
 
 class RunOutcome(Struct, frozen=True):
-    """A step that was built and run. `alone_s`: how long it takes if links carry everything at once; `links`: the sorts
-    of links that do not, and `flows` what uses them, None where there are none."""
+    """Hold a step that was built and run.
+
+    `alone_s`: its seconds without overloaded links. `links`: the sorts of links that are overloaded. `flows`: the flows
+    on shared links; None if no link is overloaded.
+    """
 
     built: Built
     times: Times
@@ -201,11 +207,13 @@ Engine = Literal["auto", "simpy", "static"]
 
 
 def run_graph(graph: TaskGraph, flows: Flows, engine: Engine) -> Times:
-    """Run a graph on SimPy's clock or in passes without one, which give the same times; `auto`: on SimPy where nobody
-    would notice how much longer that takes."""
+    """Run a graph on SimPy's clock or without an event queue; both give the same times.
+
+    `engine`: "auto" takes SimPy for graphs that are small enough for the difference in time not to matter.
+    """
     most = SHARING_TASKS if flows.by_task_kind else SIMPY_TASKS
     if engine == "simpy" or (engine == "auto" and len(graph) <= most):
-        # Imported here, as loading SimPy takes time that larger steps do not need.
+        # Imported here, because loading SimPy takes time and larger steps do not use it.
         from sim.engine.on_simpy import run_simpy
 
         return run_simpy(graph, flows)
@@ -213,14 +221,14 @@ def run_graph(graph: TaskGraph, flows: Flows, engine: Engine) -> Times:
 
 
 def run_alone(make: Make, fineness: Fineness, engine: Engine) -> RunOutcome:
-    """Build a step and run it as if links carried everything at once: never slower than `run_step`."""
+    """Build a step and run it as if no link were overloaded; its time is never above that of `run_step`."""
     built = make(fineness)
     times = run_graph(built.graph, Flows(), engine)
     return RunOutcome(built, times, times.step_s, frozenset(), None)
 
 
 def run_messages(built: Built, pricing: Pricing, engine: Engine) -> RunOutcome:
-    """Run a step whose collectives are messages (`sim.graph.collective_steps`), which meet each other on all links."""
+    """Run a step whose collectives are messages (`sim.graph.collective_steps`), which may share any link."""
     shared = frozenset(LINKS)
     flows, times = LinkLoads(pricing, shared).flows(built.graph), run_graph(built.graph, Flows(), engine)
     links = overloaded(shared, flows, {}, built, times).links if flows.by_task_kind else frozenset()
@@ -230,7 +238,7 @@ def run_messages(built: Built, pricing: Pricing, engine: Engine) -> RunOutcome:
 
 
 def run_step(make: Make, fineness: Fineness, pricing: Pricing, schedule: Schedule, engine: Engine) -> RunOutcome:
-    """Build a step and run it, with links shared where that matters."""
+    """Build a step and run it; communications on overloaded links slow each other."""
     shared = shared_links(pricing, schedule)
     if not shared:
         return run_alone(make, fineness, engine)
@@ -238,7 +246,7 @@ def run_step(make: Make, fineness: Fineness, pricing: Pricing, schedule: Schedul
     fineness = replace(fineness, apart=loads.shares)
     built = make(fineness)
     times = run_graph(built.graph, Flows(), engine)
-    # Where no link is overloaded this run is the answer. Elsewhere it tells what sharing costs.
+    # If no link is overloaded, this run is the result. Otherwise it shows what sharing costs.
     alone_s = times.step_s
     flows, hidden = loads.flows(built.graph), loads.hidden(built.graph)
     overload = overloaded(shared, flows, hidden, built, times)
@@ -246,13 +254,13 @@ def run_step(make: Make, fineness: Fineness, pricing: Pricing, schedule: Schedul
         return RunOutcome(built, times, alone_s, frozenset(), None)
     for left in reversed(range(ROUNDS)):
         if overload.hiding:
-            # Slowed communications may come to overlap with others, so a few rounds find no end: the last expands all.
+            # Slowed communications may overlap with further ones, so the last round expands all actions.
             more = overload.hiding if left else _whole_on_shared(loads, built)
             fineness = replace(fineness, expanded=fineness.expanded | more)
             built = make(fineness)
             flows, hidden = loads.flows(built.graph), loads.hidden(built.graph)
         times = run_graph(built.graph, flows, engine)
-        # Nothing stands whole any more that could hide an overload.
+        # No action that is one task can hide an overload any more.
         if not hidden:
             break
         overload = overloaded(shared, flows, hidden, built, times)
