@@ -1,1 +1,1 @@
-"""From schedules and programs to a graph of tasks and its times."""
+"""Build a graph of tasks from schedules and programs."""

@@ -1,7 +1,7 @@
-"""Placements of programs → task graph: numbers tasks by placement, then messages, and says who waits for whom.
+"""Assemble placements of programs to a task graph: number the tasks, and find which task waits for which.
 
-All at once, column by column: what a placement waits for follows from its rank's earlier placements and from the
-messages of its micro-batch, so no list has to be walked from message to message. A step of a large cluster has ten
+The waits of a placement follow from its rank's earlier placements and from the messages of its micro-batch. Therefore
+the graph is built as whole columns, without following messages from rank to rank. A step of a large cluster has ten
 thousands of placements, and NumPy handles a column of them in the time in which Python handles a few.
 """
 
@@ -23,8 +23,8 @@ PAIRS_AT_ONCE = 1 << 17  # a few columns of so many stay in a core's cache
 
 
 class _Ends(Struct, frozen=True):
-    """One end of all messages: the placement that sends or takes each, the message's key, and which action of that
-    placement's step it belongs to (0 or 1)."""
+    """Hold one end of all messages: the placement that sends or receives each, the message's key, and the action (0 or
+    1) of the placement's step."""
 
     placement: Ints
     key: Ints
@@ -32,20 +32,20 @@ class _Ends(Struct, frozen=True):
 
 
 class AssembledGraph:
-    """The placements, laid out and joined: `columns` of all tasks, `first_task` and `class_of` of each placement.
+    """Lay out and join placements: `columns` of all tasks, `first_task` and `class_of` of each placement.
 
-    Tasks have three origins, which number them: task i of a placement is `first_task + i`; messages follow all of
-    these. Placements of one class of ranks follow each other in the order in which the class runs them.
+    Task i of a placement has the number `first_task + i`; messages follow after all placements. Placements of one class
+    of ranks follow each other in the order in which the class runs them.
 
     Raises:
-        Deadlock: if an action waits for a message that nobody sends; names some. Ranks that wait for each other in a
-            circle are found when the graph runs.
+        Deadlock: if an action waits for a message that nobody sends; the text names some. Ranks that wait for each
+            other in a circle are found when the graph runs.
     """
 
     def __init__(self, placements: Placements, messages: Messages, blocking: bool) -> None:
         self.placements, self.patterns, self.steps = placements, placements.patterns, placements.steps
         self.pattern, self.kinds_at, self.step, self.is_action = np.concatenate(placements.parts, axis=1)
-        # Placements stand class by class, so the counts of each class give back the class of every row.
+        # Placements are listed class by class, so the counts of each class give the class of every row.
         in_class = np.diff([*placements.begin, placements.count])
         self.class_of = np.repeat(np.arange(len(placements.begin)), in_class)
         self.tasks_in = ints([len(p.seconds) for p in self.patterns])
@@ -55,9 +55,9 @@ class AssembledGraph:
         self.follows = np.append(False, self.class_of[1:] == self.class_of[:-1])  # another placement of its class
         self.pairs: list[tuple[Ints, Ints]] = []
         launches = self._launches()
-        # Streams come before all that asks for a placement's result, since they note its last computation. Their pairs
-        # are added last: of waits that end together the critical path takes the first, and a dependency explains more
-        # than the order on a stream.
+        # `_along_streams` runs first, because it notes each placement's last computation. Its pairs are added last: of
+        # waits that end together the critical path takes the first, and a dependency explains more than the order on a
+        # stream.
         along_streams = self._along_streams()
         self._after_earlier_placements()
         own = self._tasks()
@@ -70,50 +70,47 @@ class AssembledGraph:
         self.columns = Columns(seconds, task_kind, step, self.steps, waits, launches)
 
     def spans(self, moved: Ints | None) -> list[tuple[Ints, Ints]]:
-        """By class the first and the last task of each of its actions' steps; `moved`: new numbers of tasks."""
+        """Return, by class, the first and the last task of each action's step; `moved`: new numbers of tasks."""
         at = np.flatnonzero(self.is_action)
         sides = [self.first_task[at] + ints([p.acts[i] for p in self.patterns])[self.pattern[at]] for i in (0, 1)]
         first, last = sides if moved is None else (moved[side] for side in sides)
-        # Classes ascend along the placements. One search therefore finds where the actions of each class begin and end.
+        # Classes ascend along the placements, so one search finds the range of each class.
         ends = np.searchsorted(self.class_of[at], np.arange(len(self.placements.begin) + 1))
         return [(first[a:b], last[a:b]) for a, b in pairwise(ends.tolist())]
 
-    # Relations: each adds pairs of tasks, column against column.
+    # Each of these functions adds pairs of tasks as two columns.
 
     def _waits(self, *, waiter: Ints, until: Ints) -> None:
-        """waiter[i] starts after until[i] has ended."""
+        """Make task waiter[i] wait for the end of task until[i]."""
         self.pairs.append((until, waiter))
 
     def _waits_for_tail(self, *, waiter: Ints, placement: Ints) -> None:
-        """waiter[i] waits for the communications that the result of placement[i] needs."""
+        """Make waiter[i] wait for the communications that the result of placement[i] needs."""
         pick, tail = self._named([p.tail for p in self.patterns], placement)
         self._waits(waiter=waiter[pick], until=tail)
 
     def _waits_for_result(self, *, waiter: Ints, placement: Ints) -> None:
-        """waiter[i] waits for the last computation of a rank up to placement[i] (they run one after another),
-        and for the communications that the placement's result waits for.
-        """
+        """Make waiter[i] wait for the rank's last computation up to placement[i], and for the communications that the
+        placement's result needs."""
         last = self.last_computation[placement]
         ran = last != NO_TASK
         self._waits(waiter=waiter[ran], until=last[ran])
         self._waits_for_tail(waiter=waiter, placement=placement)
 
     def _input_waits(self, *, placement: Ints, until: Ints) -> None:
-        """Every task that needs the input of placement[i] waits for until[i]; gathers of parameters may start before
-        it.
-        """
+        """Make every task that needs the input of placement[i] wait for until[i]; parameter gathers need no input."""
         pick, takes = self._named([p.takes for p in self.patterns], placement)
         self._waits(waiter=takes, until=until[pick])
 
     def _named(self, numbers: Sequence[Sequence[int]], placement: Ints) -> tuple[Ints, Ints]:
-        """Tasks that `numbers` names for each pattern: which of `placement` each belongs to, and its number."""
+        """Return the tasks that `numbers` lists for each pattern: their index in `placement`, and their number."""
         pick, row = ragged(ints([len(of_pattern) for of_pattern in numbers]), self.pattern[placement])
         return pick, self.first_task[placement[pick]] + ints(list(chain.from_iterable(numbers)))[row]
 
-    # Tasks of placements, and what holds within a class of ranks.
+    # Tasks of placements, and waits within a class of ranks.
 
     def _tasks(self) -> tuple[Floats, Ints, Ints]:
-        """Seconds, kind and step of all tasks but messages."""
+        """Return seconds, kind and step of all tasks except messages."""
         row, many = ragged_rows(self.tasks_in, self.pattern), self.tasks_in[self.pattern]
         seconds = np.array(list(chain.from_iterable(p.seconds for p in self.patterns)))[row]
         # `row` counts through the tasks of all patterns, `kinds_at` from the first task of the placement.
@@ -121,14 +118,14 @@ class AssembledGraph:
         return seconds, ints(self.placements.task_kinds)[row], np.repeat(self.step, many)
 
     def _launches(self) -> Launches:
-        """The launches inside each placement."""
+        """Return the launches inside each placement."""
         launched = list(chain.from_iterable(p.launches for p in self.patterns))
         placement, row = ragged(ints([len(p.launches) for p in self.patterns]), self.pattern)
         task, lag_s = ints([i for i, _ in launched]), np.array([lag_s for _, lag_s in launched], dtype=np.float64)
         return Launches(self.first_task[placement], self.first_task[placement] + task[row], lag_s[row])
 
     def _all_waits(self) -> Waits:
-        """The waits inside placements (nine tenths of all), followed by `pairs`."""
+        """Return the waits inside placements (nine tenths of all), followed by `pairs`."""
         inside = ints(list(chain.from_iterable(chain.from_iterable(p.waits for p in self.patterns)))).reshape(-1, 2).T
         counts = ints([len(p.waits) for p in self.patterns])
         after = np.cumsum(counts[self.pattern])
@@ -136,13 +133,13 @@ class AssembledGraph:
         waits = Waits(
             *(np.empty(count + sum(map(len, side)), dtype=np.int64) for side in zip(*self.pairs, strict=True))
         )
-        # Ten million pairs go in straight where they stay, part by part: memory costs more to get than to fill.
+        # Ten million pairs are written in place, part by part, because allocating memory costs more than filling it.
         parts = np.searchsorted(after, np.arange(0, count, PAIRS_AT_ONCE)).tolist()
         end = 0
         for part in map(slice, parts, [*parts[1:], len(after)]):
             row = ragged_rows(counts, self.pattern[part])
             begin, end = end, end + len(row)
-            # Pairs are numbers within a pattern. Adding the placement's first task turns them into tasks of the step.
+            # Pairs are numbers within a pattern. The placement's first task is added to each.
             first = np.repeat(self.first_task[part], counts[self.pattern[part]])
             for column, side in zip(waits, inside, strict=True):
                 np.add(side[row], first, out=column[begin:end])
@@ -151,60 +148,63 @@ class AssembledGraph:
         return waits
 
     def _along_streams(self) -> list[tuple[Ints, Ints]]:
-        """Pairs of tasks that follow each other on a stream of a rank, from one placement that uses it to the next.
+        """Return the pairs of tasks that follow each other on a rank's stream, from one placement to the next.
 
-        Notes in `last_computation` the last task on the compute stream up to the end of each placement.
+        `last_computation` gets the last task on the compute stream up to the end of each placement.
         """
         self.last_computation, out = np.full(len(self.pattern), NO_TASK), list[tuple[Ints, Ints]]()
-        # A dict keeps the order of first appearance. A set of names has another order in every process, and the pairs
-        # with it.
+        # A dict keeps the order of first appearance. A set of names would have another order in every process.
         for stream in dict.fromkeys(chain.from_iterable(p.first for p in self.patterns)):
             first_in = ints([p.first.get(stream, NO_TASK) for p in self.patterns])
             last_in = ints([p.last.get(stream, NO_TASK) for p in self.patterns])
             at = np.flatnonzero(first_in[self.pattern] != NO_TASK)
             first, last = (self.first_task[at] + x[self.pattern[at]] for x in (first_in, last_in))
-            # Neighbours in this column may belong to different ranks, whose streams know nothing of each other.
+            # Neighbours in this column may belong to different ranks.
             same_class = self.class_of[at[1:]] == self.class_of[at[:-1]]
             out.append((last[:-1][same_class], first[1:][same_class]))
             if stream == COMPUTE:
-                # A placement may compute nothing; then the last one before it that did counts, if of the same class.
+                # If a placement computes nothing, the last one before it in its class that does counts.
                 latest = np.searchsorted(at, np.arange(len(self.pattern)), "right") - 1
-                # Before the first computation `latest` is -1, which indexes the last one. The first condition drops
-                # that.
+                # Before the first computation `latest` is -1, which would index the last one.
                 computed = (latest >= 0) & (self.class_of[at[latest]] == self.class_of)
                 self.last_computation = np.where(computed, last[latest], NO_TASK)
         return out
 
     def _after_earlier_placements(self) -> None:
-        """Order of a rank's own program: a task that waits for nothing in its placement follows the result of the one
-        before; one that needs input, but waits for something inside already, only its tail."""
+        """Make a placement's tasks wait for the placement before on the same rank.
+
+        A task that waits for nothing inside its placement waits for the earlier placement's result. A task that needs
+        input, but waits for something inside already, waits only for the earlier placement's tail.
+        """
         at = np.flatnonzero(self.follows)
-        # The placement before is at - 1, as a class's placements stand in the order in which it runs them.
+        # The placement before is at - 1, because a class's placements are listed in the order in which it runs them.
         pick, begins = self._named([p.begins for p in self.patterns], at)
         self._waits_for_result(waiter=begins, placement=at[pick] - 1)
-        # A task that waits inside its placement already comes after what began there. Only communications of the tail
-        # can still be missing for it.
+        # A task that waits inside its placement starts after the tasks that begin it, so only the tail may be missing.
         later = [[i for i in p.takes if i not in p.begins] for p in self.patterns]
         pick, takes = self._named(later, at)
         self._waits_for_tail(waiter=takes, placement=at[pick] - 1)
 
     def _before_the_epilogue(self) -> None:
-        """The end of a rank's step waits for the last communication that actions left running on each stream."""
+        """Make the epilogue of a rank wait for the last communication that actions left running on each stream."""
         epilogue = ints(self.placements.epilogue)
         placements = np.arange(len(self.pattern))
         for stream in dict.fromkeys(chain.from_iterable(p.open for p in self.patterns)):
             open_in = ints([p.open.get(stream, NO_TASK) for p in self.patterns])
-            # A class without an epilogue has -1 there, which is below every placement: none of its rows is taken.
+            # A class without an epilogue has -1, which is below every placement, so none of its rows is taken.
             at = np.flatnonzero((open_in[self.pattern] != NO_TASK) & (epilogue[self.class_of] > placements))
-            # The cut at the end matters only for an empty column, to which `append` adds an entry as well.
+            # The slice matters only for an empty column, to which `append` adds an entry, too.
             is_last = np.append(self.class_of[at[1:]] != self.class_of[at[:-1]], True)[: len(at)]
             at = at[is_last]
             left_running = self.first_task[at] + open_in[self.pattern[at]]
             self._input_waits(placement=epilogue[self.class_of[at]], until=left_running)
 
     def _for_gathered_parameters(self) -> None:
-        """The first action that uses a parameter waits for its gather in the prologue of its rank; later ones need not,
-        as they follow it on the compute stream. The only relation that is looked up one by one: few tasks have it."""
+        """Make the first action that uses a parameter wait for the parameter's gather in the prologue of its rank.
+
+        Later actions follow the first one on the compute stream. Few tasks are concerned, so they are looked up one by
+        one.
+        """
         gathers: dict[tuple[int, int, str], int] = {}  # by class of ranks, stage and handle
         waiters, until = list[int](), list[int]()
         concerned = [bool(p.external or p.handles) for p in self.patterns]
@@ -214,7 +214,7 @@ class AssembledGraph:
             pattern, stage = self.patterns[pattern_number], self.steps[step][0].stage
             for i, handles in pattern.external:
                 for handle in handles:
-                    # `pop` leaves the handle to the first user alone.
+                    # `pop` gives the handle to the first user only.
                     gather = gathers.pop((class_index, stage, handle), NO_TASK)
                     if gather != NO_TASK:
                         waiters.append(first + i)
@@ -226,18 +226,18 @@ class AssembledGraph:
     # Messages between ranks.
 
     def _messages(self, messages: Messages, blocking: bool, first_message: int) -> tuple[Floats, Ints, Ints]:
-        """Joins placements by messages, one task each; returns seconds, kind and step of these tasks."""
+        """Join placements by messages, one task for each; return seconds, kind and step of these tasks."""
         sent, taken = self._ends(messages, messages.gives), self._ends(messages, messages.needs)
         routes, many = messages.all_routes(), messages.schedule.micro_batches
-        # A key is (lane * hops + hop) * micro-batches + micro-batch. Divided by the micro-batches it is a place in
-        # `all_routes`, which lists lanes and hops in the same order.
+        # A key is (lane * hops + hop) * micro-batches + micro-batch. Divided by the micro-batches it is an index of
+        # `all_routes`.
         route = ints([r.number for r in routes])[sent.key // many]
         message = first_message + np.arange(len(sent.key))
         taken_message = self._matched(messages, sent.key, message, taken.key, len(routes) * many)
         self._waits_for_result(waiter=message, placement=sent.placement)
         self._queue(messages, sent, route, message)
         if blocking:
-            # A receive is posted when the action before it is over, and the next action waits for the posted sends.
+            # A receive is posted when the action before it has ended, and the next action waits for the posted sends.
             posted = self.follows[taken.placement]
             self._waits_for_result(waiter=taken_message[posted], placement=taken.placement[posted] - 1)
             goes_on = np.append(self.follows[1:], False)[sent.placement]
@@ -247,11 +247,11 @@ class AssembledGraph:
         return seconds[route], ints([r.task_kind for r in messages.routes])[route], self._steps_of(sent)
 
     def _ends(self, messages: Messages, hops: Ints) -> _Ends:
-        """Messages over these hops, given by stage and direction. Equal keys on both ends are one message."""
+        """Return one end of the messages over these hops, given by stage and direction; equal keys are one message."""
         lists, acting = self.placements.lists, np.flatnonzero(self.is_action)
         step = self.step[acting]
         hop = hops[lists.stage[step], lists.direction[step]]
-        # `nonzero` goes through rows in order, so messages come out in the order in which each rank sends them.
+        # `nonzero` keeps the order of rows, so messages are in the order in which each rank sends them.
         row, action = np.nonzero(hop != NO_HOP)
         placement, step = acting[row], step[row]
         lane = self.class_of[placement] % messages.plan.lanes
@@ -259,8 +259,8 @@ class AssembledGraph:
         return _Ends(placement, key, action)
 
     def _matched(self, messages: Messages, sent_key: Ints, message: Ints, taken_key: Ints, keys: int) -> Ints:
-        """The message that each taker waits for."""
-        # A table over all keys joins both ends without a search. Of two chains (DualPipe) it is half empty.
+        """Return the message that each receiver waits for."""
+        # A table over all keys joins both ends without a search. With two chains (DualPipe) it is half empty.
         of_key = np.full(keys, NO_TASK)
         of_key[sent_key] = message
         taken = of_key[taken_key]
@@ -270,11 +270,10 @@ class AssembledGraph:
         return taken
 
     def _queue(self, messages: Messages, sent: _Ends, route: Ints, message: Ints) -> None:
-        """Messages of a class on one stream go one after the other, in the order in which it sends them."""
+        """Make a class's messages on one stream wait for each other, in the order in which the class sends them."""
         numbers: dict[str, int] = {}
         queue = ints([numbers.setdefault(r.queue, len(numbers)) for r in messages.routes])[route]
-        # NCCL runs what one communicator is given on a stream in that order. Other senders and other channels do not
-        # wait.
+        # NCCL runs the work of one communicator in order. Other senders and other channels do not wait.
         queue += self.class_of[sent.placement] * len(numbers)
         # Only a stable sort keeps each queue in the order of sending.
         order = np.argsort(queue, kind="stable")
@@ -282,7 +281,7 @@ class AssembledGraph:
         self._waits(waiter=message[order[1:]][same], until=message[order[:-1]][same])
 
     def _steps_of(self, sent: _Ends) -> Ints:
-        """The steps of messages: of a step of two overlapping actions, the one action that sends."""
+        """Return the steps of messages; of a step of two overlapping actions, a step of the action that sends."""
         out: Ints = self.step[sent.placement]
         # Only schedules that overlap a forward and a backward (as DualPipe) have steps of two actions.
         if self.placements.lists.stage.shape[1] > 1:

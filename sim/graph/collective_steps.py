@@ -1,18 +1,18 @@
-"""Collectives as messages: a ring's, a tree's or an exchange's steps in place of the one task of a collective.
+"""Replace the one task of a collective by its messages: the steps of a ring, a tree, an exchange or a mesh.
 
-Each member has a task that begins its part and one that ends it, which take no time: a member begins when its own work
-is ready, and sends to another once both have begun. Between them stand the messages, each a task on its sender's
-stream that loads the sender's links out and the receiver's in.
+Each member has a task that begins its part and a task that ends it; both take no time. A member begins when its own
+work is ready, and sends to another member when both have begun. Each message is a task on its sender's stream; it loads
+the sender's outgoing and the receiver's incoming links.
 
 - Ring: in step k each member sends on the block that it received in step k - 1.
-- Tree: every piece goes up from the leaves to the root and down again, a hop at a time, one piece behind the other;
-  two trees take half of the pieces each (Sanders, Speck, Träff 2009; NCCL 2.4), built as NCCL builds them.
-- Exchange: in round k each member sends to the k-th after it.
-- Mesh: each member sends to all others at once, in an all-reduce twice.
+- Tree: every piece goes up from the leaves to the root and down again, hop by hop, one piece behind the other. Two
+  trees take half of the pieces each (Sanders, Speck, Träff 2009; NCCL 2.4), built as NCCL builds them.
+- Exchange: in round k each member sends to the k-th member after it.
+- Mesh: each member sends to all others at once; an all-reduce does this twice.
 
-All messages of a collective take the same time alone, its closed form's seconds over the steps on its longest chain; so
-alone it takes the closed form, and a link that others use, or a member that comes late, holds up those messages that
-need it.
+All messages of a collective take the same time alone: the closed form's seconds ÷ the messages on the longest chain.
+Therefore a collective alone takes its closed form's time, and a shared link or a late member delays only the messages
+that need it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from sim.graph.taskgraph import Collective, CollectiveStep, Launches, Waits, int
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import LocalTask
 
-MAX_MESSAGES = 1_000_000  # half a minute
-PIECES = 8  # of a tree's message, on each of two trees
+MAX_MESSAGES = 1_000_000  # half a minute of simulation
+PIECES = 8  # pieces into which each of the two trees divides its half
 
 
 class Hop(NamedTuple):
-    """A message of a collective between two members, by their places in the group; `after`: the hops, by index, that it
-    waits for besides the beginning of both."""
+    """Hold a message of a collective: sender and receiver by their index in the group.
+
+    `after`: the hops, by index, that the message waits for, besides the beginning of both members.
+    """
 
     sender: int
     receiver: int
@@ -46,8 +48,11 @@ class Hop(NamedTuple):
 
 
 class Pattern(Struct, frozen=True):
-    """All messages of a collective. `chain`: the number of messages in the longest chain of waits; `piece`: the part
-    of the collective's bytes in one message; `at_once`: true if a member sends to several others at a time."""
+    """Hold all messages of a collective.
+
+    `chain`: number of messages in the longest chain of waits. `piece`: part of the collective's bytes in one message.
+    `at_once`: whether a member sends to several others at a time.
+    """
 
     hops: tuple[Hop, ...]
     chain: int
@@ -74,7 +79,7 @@ def ring(members: int, passes: int) -> Pattern:
 
 
 def exchange(members: int) -> Pattern:
-    """Everyone to everyone, in rounds."""
+    """Return an exchange: in each round every member sends to one other."""
     # Round k begins at hop (k - 1) * members, so (k - 2) * members + i is one's own message of the round before. A
     # member sends to one other at a time, as NCCL's all-to-all of sends and receives goes through its peers by
     # distance.
@@ -87,7 +92,7 @@ def exchange(members: int) -> Pattern:
 
 
 def mesh(members: int, passes: int) -> Pattern:
-    """Everyone straight to everyone, all at once; of an all-reduce's second pass each sends what all have sent it.
+    """Return a mesh: every member sends to all others at once; in a second pass it sends what it received.
 
     >>> mesh(3, 2).hops[6]
     Hop(sender=0, receiver=1, after=(2, 4))
@@ -101,29 +106,28 @@ def mesh(members: int, passes: int) -> Pattern:
 
 
 def tree(members: int, pieces: int = PIECES) -> Pattern:
-    """An all-reduce up and down two trees."""
+    """Return an all-reduce up and down two trees."""
     hops, chain = list[Hop](), 0
     for parent in parents(members):
         depth = [_depth(parent, i) for i in range(members)]
-        # The first piece passes every level up and down again. Each further piece comes one hop behind the one before.
+        # The first piece passes every level up and down. Each further piece is one hop behind the one before.
         chain = max(chain, 2 * max(depth) + pieces - 1)
         edges = [(i, above) for i, above in enumerate(parent) if above is not None]
-        # Sorted from the root to the leaves: down in this order, up in the reverse. What a hop waits for is then
-        # numbered before it.
+        # Edges are sorted from the root to the leaves: pieces go down in this order, up in the reverse order. The hops
+        # that a hop waits for then have lower numbers.
         edges.sort(key=lambda edge: depth[edge[0]])
         children = [[i for i, above in edges if above == v] for v in range(members)]
-        # By member its last hop to its parent, and its parent's last to it: each edge carries a piece at a time.
+        # By member: its last hop to its parent, and its parent's last hop to it. An edge carries one piece at a time.
         up, down = dict[int, int](), dict[int, int]()
         for _ in range(pieces):
             for i, above in reversed(edges):
-                # `up[c]` is already that of this piece, as children lie deeper. `up[i]` is still that of the piece
-                # before.
+                # `up[c]` is of this piece already, because children are deeper. `up[i]` is still of the piece before.
                 after = (*[up[c] for c in children[i]], *([up[i]] if i in up else []))
                 up[i] = len(hops)
                 hops.append(Hop(i, above, after))
             for i, above in edges:
-                # At the root a piece turns round when every child's part of the sum has come. Others pass on what came
-                # down.
+                # The root sends a piece down when every child's part of the sum has arrived. Other members pass on the
+                # piece that came down.
                 came = [up[c] for c in children[above]] if parent[above] is None else [down[above]]
                 after = (*came, *([down[i]] if i in down else []))
                 down[i] = len(hops)
@@ -132,9 +136,9 @@ def tree(members: int, pieces: int = PIECES) -> Pattern:
 
 
 def parents(members: int) -> tuple[list[int | None], list[int | None]]:
-    """Each member's parent in NCCL's two trees (src/graph/trees.cc, `ncclGetDtree`), where no member is a leaf twice.
+    """Return each member's parent in NCCL's two trees (src/graph/trees.cc, `ncclGetDtree`); none is a leaf in both.
 
-    The second is the first one mirrored for an even number of members, and shifted by one for an odd number.
+    The second tree is the first one mirrored for an even number of members, and shifted by one for an odd number.
     """
     first = [_parent(members, i) for i in range(members)]
     if members % 2:
@@ -145,15 +149,16 @@ def parents(members: int) -> tuple[list[int | None], list[int | None]]:
 
 
 def _parent(members: int, i: int) -> int | None:
-    """The parent in NCCL's binary tree, whose root is member 0 (src/graph/trees.cc, `ncclGetBtree`): odd members are
-    leaves, those of 2 times an odd number stand above them, and so on.
+    """Return a member's parent in NCCL's binary tree with root 0 (src/graph/trees.cc, `ncclGetBtree`).
+
+    Odd members are leaves, members that are 2 times an odd number are above them, and so on.
 
     >>> [_parent(8, i) for i in range(8)]
     [None, 2, 4, 2, 0, 6, 4, 6]
     """
     if i == 0:
         return None
-    bit = i & -i  # the lowest that is set
+    bit = i & -i  # the lowest set bit
     up = (i ^ bit) | (bit << 1)
     return up if up < members else i ^ bit
 
@@ -164,10 +169,10 @@ def _depth(parent: list[int | None], i: int) -> int:
 
 
 def pattern_of(kind: str, algorithm: str, members: int) -> Pattern | None:
-    """The messages of a collective; None where it stays one task (reduction in the switch, broadcasts)."""
+    """Return the messages of a collective; None if it stays one task (reduction in the switch, broadcasts)."""
     if algorithm == "ring" and kind in ("all_reduce", "all_gather", "reduce_scatter"):
         return ring(members, 2 if kind == "all_reduce" else 1)
-    # Ring attention passes its keys and values on by one place, all members at once.
+    # Ring attention sends keys and values to the next member, all members at once.
     if kind == "send_recv":
         return Pattern(tuple(Hop(i, (i + 1) % members, ()) for i in range(members)), 1, 1.0)
     if algorithm == "tree":
@@ -180,14 +185,14 @@ def pattern_of(kind: str, algorithm: str, members: int) -> Pattern | None:
 
 
 def as_messages(built: Built, pricing: Pricing) -> Built:
-    """The graph with messages in place of collectives of several simulated ranks.
+    """Return the graph with messages in place of collectives of several simulated ranks.
 
     Raises:
-        InputError: if that makes too many.
+        InputError: if there are more than MAX_MESSAGES.
     """
 
     def algorithm_of(c: int, local: LocalTask) -> str:
-        """The algorithm that NCCL chooses for a class's part of a collective."""
+        """Return the algorithm that NCCL chooses for a class's part of a collective."""
         ranks = pricing.group(local.group, pricing.plan.classes[c].rank)
         return (local.choice or pricing.network.chosen(local.kind, ranks, local.detail.bytes)).algorithm
 
@@ -203,15 +208,15 @@ def as_messages(built: Built, pricing: Pricing) -> Built:
 
 
 class _Rewriting:
-    """New tasks follow the old ones; the old task of a collective begins its first member's part."""
+    """Rewrite a graph: new tasks follow the old ones; a collective's old task begins its first member's part."""
 
     def __init__(self, built: Built, algorithm_of: Callable[[int, LocalTask], str]) -> None:
         self.built, self.graph = built, built.graph
         self.kinds = self.graph.table
-        self.members: dict[int, tuple[int, ...]] = {}  # of each kind of collectives that become messages, their classes
+        self.members: dict[int, tuple[int, ...]] = {}  # classes of each kind of collectives that become messages
         self.patterns: dict[int, Pattern] = {}
         for number, kind in enumerate(self.graph.task_kinds):
-            # With one simulated class, its folded peers have no tasks between which messages could go.
+            # With one simulated class the other members are folded into it and have no tasks to send messages to.
             if isinstance(kind.work, Collective) and len(kind.work.parts) > 1:
                 c, local = kind.work.parts[0]
                 pattern = pattern_of(local.kind, algorithm_of(c, local), len(kind.work.parts))
@@ -225,11 +230,11 @@ class _Rewriting:
         self.count = len(self.graph)
         self.begins: dict[tuple[int, int], int] = {}  # by collective and class
         self.ends: dict[tuple[int, int], int] = {}
-        # Begins and ends take no time and have no row, so no page shows them.
+        # Begins and ends take no time and have no row in the timeline.
         self.silent = -1 if not self.members else self.kinds.new_kind(Detail(""))
 
     def run(self) -> Built:
-        """All of it."""
+        """Replace all collectives that become messages."""
         for kind in self.members:
             tasks = np.flatnonzero(self.graph.task_kind == kind)
             if len(tasks):
@@ -242,7 +247,7 @@ class _Rewriting:
             waits=waits,
             launches=launches,
         )
-        # An action that begins or ends with a collective does so with its own class's part of it.
+        # An action that begins or ends with a collective begins or ends with its own class's part.
         actions = [
             ActionTasks(acted.listed, self._moved(acted.first, c, self.begins), self._moved(acted.last, c, self.ends))
             for c, acted in enumerate(self.built.actions)
@@ -250,14 +255,14 @@ class _Rewriting:
         return replace(self.built, graph=replace(self.graph, columns=columns), actions=actions)
 
     def _replace(self, kind: int, tasks: NDArray[np.int64]) -> None:
-        """Put messages in place of all collectives of a kind."""
+        """Replace all collectives of a kind by messages."""
         members, pattern, many = self.members[kind], self.patterns[kind], len(tasks)
         seconds = float(self.graph.seconds[tasks[0]])
         hop_kinds = self._hop_kinds(kind, seconds)
         hops, n = len(pattern.hops), len(members)
         own = 2 * n - 1 + hops  # new tasks of each: begins but for the first, ends, hops
         base = self.count + own * np.arange(many)
-        # The old task becomes the first begin. Its number stays valid, and no other task moves.
+        # The old task becomes the first member's begin, so no other task gets a new number.
         begin = np.column_stack([tasks, base[:, None] + np.arange(n - 1)])
         end = base[:, None] + n - 1 + np.arange(n)
         hop = base[:, None] + 2 * n - 1 + np.arange(hops)
@@ -268,7 +273,7 @@ class _Rewriting:
         self.count += own * many
         pairs = [(hop[:, a], hop[:, i]) for i, x in enumerate(pattern.hops) for a in x.after]
         pairs += [(begin[:, m], hop[:, i]) for i, x in enumerate(pattern.hops) for m in (x.sender, x.receiver)]
-        # Messages between two members follow each other, so a part that ends after the last one ends after all.
+        # Messages between two members follow each other, so the end of a part waits only for the last of each edge.
         last = {(x.sender, x.receiver): i for i, x in enumerate(pattern.hops)}
         pairs += [(hop[:, i], end[:, m]) for edge, i in last.items() for m in edge]
         for first, second in pairs:
@@ -280,17 +285,17 @@ class _Rewriting:
                 self.ends[task, c] = int(end[row, place])
 
     def _hop_kinds(self, kind: int, seconds: float) -> list[int]:
-        """A kind of task for each message of a kind of collectives."""
+        """Return a new kind of task for each message of a kind of collectives."""
         whole, pattern = self.graph.task_kinds[kind], self.patterns[kind]
         assert isinstance(whole.work, Collective)
         parts, edges = whole.work.parts, {(x.sender, x.receiver) for x in pattern.hops}
-        # In a tree a member may send to its parent and to both children at a time. Each message then has a share of
-        # what the closed form says of the member's links.
+        # In a tree a member may send to its parent and to both children at a time. Each message then has a share of the
+        # closed form's load on the member's links.
         out = [sum(a == i for a, _ in edges) if pattern.at_once else 1 for i in range(len(parts))]
         into = [sum(b == i for _, b in edges) if pattern.at_once else 1 for i in range(len(parts))]
         rank = [self.graph.classes[c].rank for c, _ in parts]
         rows = {row[0]: row for row in whole.rows}
-        works = {  # one for all messages between two members
+        works = {  # one record for all messages between two members
             (i, j): CollectiveStep(parts[i], parts[j], seconds, pattern.chain, 1 / out[i], 1 / into[j])
             for i, j in edges
         }
@@ -304,10 +309,10 @@ class _Rewriting:
         return made
 
     def _waits(self) -> Waits:
-        """The graph's waits, with those of collectives replaced by waits of each member."""
+        """Return the graph's waits, with those of collectives replaced by waits of each member."""
         waits = self.graph.columns.waits
         replaced = np.isin(self.graph.task_kind, list(self.members))
-        # Waits that concern no collective stay as columns, and the loop below is spared them.
+        # Waits that concern no replaced collective stay as columns.
         touched = replaced[waits.first] | replaced[waits.second]
         first, second = list[int](), list[int]()
         for a, b in zip(waits.first[touched].tolist(), waits.second[touched].tolist(), strict=True):
@@ -319,9 +324,9 @@ class _Rewriting:
         return Waits(np.concatenate(firsts), np.concatenate(seconds))
 
     def _launches(self) -> Launches:
-        """The graph's launches; a launch of a collective becomes one for each of the launcher's ranks."""
+        """Return the graph's launches; a launch of a collective becomes one for each of the launcher's ranks."""
         rows = [
-            # A launch counts from a start, so both sides take begins.
+            # A launch counts from a start, so both sides are begins.
             (self.begins.get((a, c), a), self.begins.get((b, d), b), lag_s)
             for a, b, lag_s in zip(*(column.tolist() for column in self.graph.columns.launches), strict=True)
             for c, d in self._common(a, b)
@@ -330,12 +335,11 @@ class _Rewriting:
         return Launches(ints(first), ints(second), np.array(lag_s, dtype=np.float64))
 
     def _common(self, a: int, b: int) -> list[tuple[int, int]]:
-        """The classes by which the second of two tasks waits for the first: those of both, or each with each."""
+        """Return pairs of classes by which task b waits for task a: the common classes, or else each with each."""
         of_a, of_b = (
             dict.fromkeys(row[0] for row in self.graph.task_kinds[self.graph.task_kind[task]].rows) for task in (a, b)
         )
-        # A member's part waits for what its own rank did, not for what other members did. Only tasks of unlike ranks
-        # wait across.
+        # A member's part waits for its own rank's tasks, not for those of other members.
         both = [(c, c) for c in of_a if c in of_b]
         return both or [(c, d) for c in of_a for d in of_b]
 

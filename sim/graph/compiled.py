@@ -1,4 +1,4 @@
-"""The compiled programs of a step, as each class of ranks uses them: once for all that run the same."""
+"""Compile the programs of a step, once for all classes of ranks that run the same, and fit them to each class."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ClassAction = tuple[int, Action]  # an action of a class of ranks
 
 
 class Fineness(Struct, frozen=True):
-    """How finely a step becomes tasks; finer ones tell what happens inside an action.
+    """Hold how finely actions are divided into tasks.
 
-    `expand`: no task stands for a whole action; `expanded`: none does for these actions. `apart(class_index, group)`:
-    whether communications of this group that an action leaves running must have tasks of their own; all those of a
-    stream are one task elsewhere.
+    `expand`: every action is placed operator by operator. `expanded`: these actions are. `apart(class_index, group)`:
+    whether the communications of this group that an action leaves running are separate tasks; otherwise those of a
+    stream are one task.
     """
 
     expand: bool = False
@@ -42,17 +42,17 @@ WHOLE_ACTIONS = Fineness()
 
 
 class Launched(NamedTuple):
-    """Tasks that start no earlier than so many seconds each (`lags_s`) after another has started; the first of them
-    stands `offset` behind that one."""
+    """Hold tasks that start no earlier than `lags_s` seconds after the start of the whole action.
+
+    `offset`: the number of the first of them minus that of the whole action.
+    """
 
     offset: int
     lags_s: list[float]
 
 
 class SingleTaskForm(Struct, frozen=True, eq=False):
-    """One task for a whole action and the communications that it starts, as columns; a stream's communications are
-    consecutive.
-    """
+    """Hold, as columns, one task for a whole action and the communications that it leaves running, stream by stream."""
 
     seconds: list[float]
     task_kinds: list[int]
@@ -61,12 +61,11 @@ class SingleTaskForm(Struct, frozen=True, eq=False):
 
 
 class PlacedProgram(Struct, frozen=True, eq=False):
-    """A compiled program as a class of ranks runs it, worked out once for all its stages and micro-batches.
+    """Hold a compiled program as a class of ranks runs it, for all its stages and micro-batches.
 
-    `single`: the form in which one task may stand for the program, None where none may; it then waits for the gathers
-    in `external`. `early`: part of
-    the program needs no input and starts before it arrives, so one task stands for it only where no input is waited
-    for. `name`: its spans' kind.
+    `single`: the form with one task for the program, which waits for the gathers in `external`; None if one task is not
+    exact. `early`: part of the program needs no input and may start before it arrives, so one task is exact only if the
+    program waits for no input. `name`: the kind of its spans.
     """
 
     program: CompiledProgram
@@ -77,17 +76,17 @@ class PlacedProgram(Struct, frozen=True, eq=False):
 
     @property
     def alone(self) -> bool:
-        """True if one task can replace the program's tasks."""
+        """Tell whether one task can replace the program's tasks."""
         return self.single is not None
 
 
-# Two levels of keys. A search asks for the same action of the same stage again and again, and `by_action` answers that
-# without building a program. Different actions often have equal programs, and `by_content` spares pricing them twice.
+# A search needs the same action of the same stage many times; `by_action` has it without building a program. Different
+# actions often have equal programs; `by_content` avoids compiling them twice.
 class ProgramCache(Struct, frozen=True, eq=False):
-    """Stages and compiled programs of steps that differ in their schedule alone.
+    """Cache stages and compiled programs of steps that differ only in their schedule.
 
-    `stages` by what a stage holds; `by_action` by the prices' context, the stage and the action; `by_content`: programs
-    and what they were compiled to, in lists of candidates.
+    `stages`: by their content. `by_action`: by the prices' context, the stage and the action. `by_content`: lists of
+    programs with their compiled form.
     """
 
     stages: dict[tuple[object, ...], Stage] = field(default_factory=dict)
@@ -102,8 +101,7 @@ class ProgramCache(Struct, frozen=True, eq=False):
         The key leaves out whether an action is the first or last of its stage, as that often changes nothing.
         """
         compiled = self.by_content.setdefault(candidates, [])
-        # A key has a handful of candidates, first or last of a stage, fed from afar or not. Comparing these costs less
-        # than hashing programs of thousands of items.
+        # A key has few candidates, and comparing them costs less than hashing programs of thousands of items.
         for before, program in compiled:
             if before == programs:
                 return program
@@ -112,7 +110,7 @@ class ProgramCache(Struct, frozen=True, eq=False):
 
 
 class ActionPrograms:
-    """Compiles the programs of actions and fits them to classes of ranks; what is compiled stays in `cache`."""
+    """Compile the programs of actions, keep them in `cache`, and fit them to classes of ranks."""
 
     def __init__(
         self,
@@ -133,22 +131,22 @@ class ActionPrograms:
         self._cache = cache
 
     def prologue(self, class_index: int, stage: int) -> CompiledProgram:
-        """The program that a class runs for one of its stages before all actions."""
+        """Return the program that a class runs for one of its stages before all actions."""
         own = self.stages[class_index][stage]
         return self._once(class_index, ("prologue", id(own)), own.prologue)
 
     def epilogue(self, class_index: int) -> CompiledProgram:
-        """The program at the end of a class's step."""
+        """Return the program at the end of a class's step."""
         stages, p = tuple(self.stages[class_index].values()), self.plan.scenario.parallelism
         is_end = self.plan.classes[class_index].pipeline_rank in (0, p.pp - 1)
-        # Megatron keeps a copy of a tied embedding on the first and the last stage, and all-reduces its gradient
-        # between them. At pp 1 there is one tensor, and nothing to sum.
+        # Megatron has a copy of a tied embedding on the first and the last stage and all-reduces its gradient between
+        # them. With pp 1 there is only one copy.
         tied = source_of(self.plan.scenario).copied_elements() > 0 and p.pp > 1 and is_end
         key = ("epilogue", tied, self.plan.group_size("copies"), *map(id, stages))
         return self._once(class_index, key, lambda: epilogue(stages, self.plan, tied))
 
     def _once(self, class_index: int, key: tuple[object, ...], program: Callable[[], Program]) -> CompiledProgram:
-        """A program that runs once a step; equal keys, equal programs."""
+        """Return a compiled program that runs once a step; equal keys mean equal programs."""
         key = (self._context(class_index), *key)
         compiled = self._cache.by_action
         if key not in compiled:
@@ -156,52 +154,51 @@ class ActionPrograms:
         return compiled[key]
 
     def members(self, class_index: int, group: str) -> tuple[int, ...]:
-        """Classes that take part in this group's collectives with a class; () if no other does."""
+        """Return the classes that take part in a group's collectives with this class; () if no other class does."""
         if group == "host" or (self.lanes == 1 and group not in ACROSS_STAGES):
             return ()
-        # The first two cases are settled without asking for a group's ranks. A copy to the host concerns one GPU. With
-        # one lane, every rank of a pipeline rank is in one class, so a group within it meets no other class.
+        # The two cases above need no look-up of the group's ranks: a copy to the host concerns one GPU, and with one
+        # lane all ranks of a pipeline rank are in one class.
         return self.pricing.member_classes(group, self.plan.classes[class_index].rank)
 
     def of(self, class_index: int, step: Step) -> PlacedProgram:
-        """The program of a step of the schedule, as a class of ranks runs it."""
+        """Return the program of a step of the schedule, as a class of ranks runs it."""
         program = self.compiled(class_index, step)
         return self._placed.get((class_index, program)) or self._new_placed(class_index, program, step)
 
     def _new_placed(self, class_index: int, program: CompiledProgram, step: Step) -> PlacedProgram:
         name = "+".join([SHOWN[a.kind] for a in step])
-        # A collective of several simulated classes starts when the last member arrives. What follows it in the program
-        # then stands at no fixed offset, so one task of fixed seconds cannot stand for the whole.
+        # A collective of several simulated classes starts when the last member arrives. The tasks after it then have no
+        # fixed offsets, so one task with fixed seconds would not be exact.
         alone = program.alone and not self._meets_others(class_index, program)
         alone = alone and (not self.fineness.expand or not program.tasks)  # an empty stage still has its action
         placed = self._placed[class_index, program] = PlacedProgram(
             program,
             name,
-            # FSDP gathers parameters before the activations arrive. Such a gather needs no input, so it may start
-            # early.
+            # FSDP's gathers of parameters need no activations and may start before these arrive.
             DP in program.first_streams,
             program.external,
             self._single_task(class_index, program, name) if alone else None,
         )
         if not alone:
-            # Names are numbered as they first come up, and results list equal kinds in that order. It must not depend
-            # on how finely a step is cut, so what a single task would show is numbered here as well.
+            # Names are numbered by first use, and results list kinds in that order. The order must not depend on
+            # fineness, so the names of the single-task form are numbered here, too.
             for launch, _ in self._launches(class_index, program):
                 self.table.row(class_index, launch.stream, launch.kind.upper())
             self.table.row(class_index, COMPUTE, name)
         return placed
 
     def _single_task(self, class_index: int, program: CompiledProgram, name: str) -> SingleTaskForm:
-        """One task for a whole program, then the communications that it leaves running."""
+        """Return the form with one task for a whole program, then the communications that it leaves running."""
         table = self.table
-        # The whole comes first, since launches count from the start of task 0. Its kind is filled in below.
+        # The whole program is task 0, because launches count from the start of task 0. Its kind is set below.
         seconds, task_kinds, streams = [program.makespan_s], [-1], dict[str, Launched]()
         for (stream, kind, lag_s, launch_s, detail), local in self._launches(class_index, program):
             if stream not in streams:
                 streams[stream] = Launched(len(task_kinds), [])
             streams[stream].lags_s.append(lag_s)
             seconds.append(launch_s)
-            # Only communications with tasks of their own can be loads on links; one task for several has none.
+            # Only communications that are separate tasks are loads on links.
             work = Collective(((class_index, local),)) if local is not None else None
             task_kinds.append(table.new_kind(detail, (table.row(class_index, stream, kind.upper()),), work=work))
         row, detail = table.row(class_index, COMPUTE, name), Detail("", source=program.source, note=program.detail)
@@ -210,22 +207,19 @@ class ActionPrograms:
         return SingleTaskForm(seconds, task_kinds, list(streams), list(streams.values()))
 
     def _launches(self, class_index: int, program: CompiledProgram) -> Sequence[tuple[Launch, LocalTask | None]]:
-        """The communications that a program leaves running, by stream; one by one if some of them must have tasks of
-        their own.
-        """
+        """Return the communications that a program leaves running, by stream; separately if `apart` says so."""
         apart = self.fineness.apart
         if apart is None or not any(apart(class_index, local.group) for _, local in program.launches_apart):
             return [(launch, None) for launch in program.launches]
-        # `SingleTaskForm` wants the tasks of a stream to stand together. The sort is stable, so each stream keeps its
-        # order.
+        # `SingleTaskForm` needs the tasks of a stream together. The sort is stable, so each stream keeps its order.
         return sorted(program.launches_apart, key=lambda x: x[0].stream)
 
     def compiled(self, class_index: int, step: Step) -> CompiledProgram:
-        """The compiled program of a step."""
-        # All lanes of a pipeline rank must order an overlapped pair's communications alike: the first lane leads.
+        """Return the compiled program of a step."""
+        # All lanes of a pipeline rank must order an overlapped pair's communications alike: by the first lane.
         stages, leading = self.stages[class_index], self.stages[class_index // self.lanes * self.lanes]
         remote = [bool(self.messages.needs[a.stage, DIRECTION[a.kind]] != NO_HOP) for a in step]
-        # Stages live as long as the cache does, so their identity stands for what they hold.
+        # Stages live as long as the cache, so their identity can replace their content in the key.
         actions = [
             (id(stages[a.stage]), id(leading[a.stage]), a.kind, a in self.ends, from_afar)
             for a, from_afar in zip(step, remote, strict=True)
@@ -240,8 +234,8 @@ class ActionPrograms:
                 leaders = [self._program(leading[a.stage], a, far) for a, far in zip(step, remote, strict=True)]
                 return self._compile(class_index, programs, leaders)
 
-            # Only prices, stages and kinds are in this key. Whether the action is an end of its stage or fed from afar
-            # shows in the programs, where it matters, and these are compared.
+            # The key leaves out whether the action is an end of its stage or has a remote input: if that matters, the
+            # programs differ, and these are compared.
             candidates = (key[0], *[action[:3] for action in actions])
             self._cache.by_action[key] = self._cache.compiled(candidates, programs, make)
         return self._cache.by_action[key]
@@ -253,7 +247,7 @@ class ActionPrograms:
         return compile_program(programs[0], price)
 
     def _context(self, class_index: int) -> tuple[object, ...]:
-        """A key for the prices of a class: equal keys, equal prices."""
+        """Return a key for the prices of a class; equal keys mean equal prices."""
         if class_index not in self._contexts:
             self._contexts[class_index] = self.pricing.context(self.plan.classes[class_index].rank)
         return self._contexts[class_index]
@@ -265,14 +259,14 @@ class ActionPrograms:
         return stage.backward(action.kind, end, remote)
 
     def _meets_others(self, class_index: int, program: CompiledProgram) -> bool:
-        """True if another class of ranks takes part in the program's collectives."""
-        # The common case is decided by names alone: this runs for every program of every class.
+        """Tell whether another class of ranks takes part in the program's collectives."""
+        # The common case is decided by names alone, because this runs for every program of every class.
         if self.lanes == 1 and program.groups.isdisjoint(ACROSS_STAGES):
             return False
         return any(self.members(class_index, g) for g in program.groups)
 
     def _planned(self, class_index: int) -> Price:
-        """The prices by which overlapping actions are interleaved, the same for all lanes and with all faults off."""
-        # NCCL runs a communicator's collectives in the order of their launch. If each lane ordered them by its own
-        # speed, members could launch them in different orders and wait for each other for ever.
+        """Return the prices by which overlapping actions are interleaved: the first lane's, without faults."""
+        # NCCL runs a communicator's collectives in the order of launch. If each lane ordered them by its own speed,
+        # members could launch them in different orders and deadlock.
         return self.pricing.healthy.on(self.plan.classes[class_index // self.lanes * self.lanes].rank)

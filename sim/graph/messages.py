@@ -1,4 +1,4 @@
-"""Point-to-point messages between pipeline ranks: who needs which, and their tasks, shared by both ends."""
+"""Describe point-to-point messages between pipeline ranks: which action needs or sends which, and their tasks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sim.programs.stages import stage_input_bytes
 from sim.ranks.plan import Plan
 
 Hop = tuple[int, int, bool]  # source stage, target stage, forward
-BACKWARD, FORWARD, NEITHER = 0, 1, 2  # of an action's messages along the chain of stages
+BACKWARD, FORWARD, NEITHER = 0, 1, 2  # direction of an action's messages along the chain of stages
 DIRECTION = {Kind.F: FORWARD, Kind.B: BACKWARD, Kind.I: BACKWARD, Kind.W: NEITHER}
 NO_HOP = -1
 
 
 class Route(Struct, frozen=True):
-    """From a pipeline rank to another, in one lane, direction and size: all messages on it take the same seconds.
+    """Hold a route from one pipeline rank to another, in one lane, direction and size; all its messages take `seconds`.
 
-    `share`: kind, source and uncertainty of `total_s`, the seconds of all messages of a hop on it; `queue`: the stream
-    on which they go one after the other.
+    `total_s`: the seconds of all messages of a hop on it. `share`: kind, source and uncertainty of these seconds.
+    `queue`: the stream on which messages follow each other.
     """
 
     number: int
@@ -36,14 +36,17 @@ class Route(Struct, frozen=True):
 
 
 class Messages:
-    """All messages of a step. `needs`, `gives`: numbers of the hops that bring what actions need and take what they
-    give, by stage and direction, NO_HOP where that stays on a rank."""
+    """Hold all messages of a step.
+
+    `needs`, `gives`: by stage and direction the hop that brings an action's input, and the hop that takes its result;
+    NO_HOP if no message is needed.
+    """
 
     def __init__(self, plan: Plan, schedule: Schedule, pricing: Pricing, table: KindTable) -> None:
         self.plan, self.schedule, self.pricing, self.table = plan, schedule, pricing, table
         p = plan.scenario.parallelism
-        # Every tensor-parallel rank holds the same activations. Megatron's scatter_gather_tensors_in_pipeline sends
-        # 1/tp of them from each. With sequence parallelism each rank holds no more than its part anyway.
+        # All tensor-parallel ranks hold the same activations, so with Megatron's scatter_gather_tensors_in_pipeline
+        # each sends 1/tp of them. With sequence parallelism each rank holds only its part.
         pieces = p.tp if p.p2p_scatter and not p.sp else 1
         self._bytes = [stage_input_bytes(plan, part) / pieces for part in range(len(plan.parts))]
         self.hops, self.needs, self.gives = _hops(schedule)
@@ -51,30 +54,29 @@ class Messages:
 
     @property
     def routes(self) -> list[Route]:
-        """Routes that were asked for, by number."""
+        """Return the routes that were used so far, by number."""
         return list(self._routes.values())
 
     def route(self, lane: int, hop: int) -> Route:
-        """The route that the messages of a hop take in a lane."""
+        """Return the route that the messages of a hop take in a lane."""
         source, target, forward = self.hops[hop]
         rank_of = self.schedule.rank_of_stage
-        # A gradient has the size of the activation that it belongs to. Both are the input of the later stage, which a
-        # forward goes to and a backward comes from.
+        # An activation and its gradient have one size: that of the later stage's input.
         size = self._bytes[self.schedule.part_of_stage[target if forward else source]]
         key = (lane, rank_of[source], rank_of[target], forward, size)
         return self._routes.get(key) or self._new_route(*key)
 
     def all_routes(self) -> list[Route]:
-        """The routes of all hops in all lanes, lane by lane."""
-        # The order is that of `first_key`: whoever divides a key by the micro-batches indexes this list.
+        """Return the routes of all hops in all lanes, lane by lane."""
+        # The order is that of `first_key`: a key divided by the micro-batches is an index of this list.
         return [self.route(lane, hop) for lane in range(self.plan.lanes) for hop in range(len(self.hops))]
 
     def first_key(self, lane: Ints, hop: Ints) -> Ints:
-        """Messages of a hop in a lane are numbered from here on by their micro-batches."""
+        """Return the key of micro-batch 0 on a hop in a lane; the keys of other micro-batches follow."""
         return (lane * len(self.hops) + hop) * self.schedule.micro_batches
 
     def describe(self, key: int) -> str:
-        """A message in words, for error messages."""
+        """Describe a message in words, for error messages."""
         number, micro_batch = divmod(key, self.schedule.micro_batches)
         source, target, _ = self.hops[number % len(self.hops)]
         return f"message stage {source} to {target} of micro-batch {micro_batch}"
@@ -93,12 +95,11 @@ class Messages:
         )
         queue = _channel(source, target, forward, len(schedule.ranks))
         sent, received = row(a, "send" + queue, "SEND_" + kind), row(b, "recv" + queue, "RECV_" + kind)
-        # Rows stand by class, as those of collectives do, so spans come out rank by rank.
+        # Rows are ordered by class, so that spans are listed rank by rank.
         rows = (sent, received) if sent < received else (received, sent)
         detail, work = Detail("", size, bus_bandwidth, origin), Message(a, b, size, seconds)
         task_kind = self.table.new_kind(detail, rows, named=self._name, work=work)
-        # DualPipe's two chains carry half of the micro-batches each. Every rank that was folded into the class sends
-        # too.
+        # DualPipe's two chains carry half of the micro-batches each. Every rank of the class sends.
         total_s = seconds * (schedule.micro_batches // len(schedule.chains) * len(sender.ranks))
         found = Route(len(self._routes), seconds, ("send_recv", origin, uncertainty), total_s, queue, task_kind)
         self._routes[lane, source, target, forward, size] = found
@@ -106,23 +107,22 @@ class Messages:
 
 
 def _channel(source: int, target: int, forward: bool, p: int) -> str:
-    """The stream that a message between two pipeline ranks queues on; V-shaped schedules send both ways."""
-    # One queue for each direction and side. With one queue for all of a rank's messages, a schedule that sends both
-    # ways would let a message wait behind one whose receiver waits for the first, in a circle.
+    """Return the suffix of the stream on which a message between two pipeline ranks queues."""
+    # There is one queue for each direction and side. With one queue for all, a V-shaped schedule, which sends both
+    # ways, could let a message wait behind one whose receiver waits for the first: a deadlock.
     usual = target == (source + 1) % p if forward else target == (source - 1) % p
     return ("_f" if forward else "_b") + ("" if usual else "_back")
 
 
 def _hops(schedule: Schedule) -> tuple[list[Hop], Ints, Ints]:
-    """The hops between stages on different ranks in both directions; and by stage and direction the number of the hop
-    whose message it needs, and of the hop whose message it gives.
-    """
+    """Return the hops between stages on different ranks, and by stage and direction the hop that brings its input, and
+    the hop that takes its result."""
     hops, rank_of = list[Hop](), schedule.rank_of_stage
-    # The column of NEITHER stays empty. A weight gradient needs no message and gives none, and no case asks for it.
+    # The column of NEITHER stays empty, because a weight gradient needs and sends no message.
     needs, gives = np.full((2, len(rank_of), len((BACKWARD, FORWARD, NEITHER))), NO_HOP)
     for chain in schedule.chains:
         for a, b in pairwise(chain):
-            # Neighbouring stages on one rank (the turn of a V) hand tensors over in memory.
+            # Neighbouring stages on one rank (the turn of a V) pass tensors in memory.
             if rank_of[a] != rank_of[b]:
                 needs[b, FORWARD] = gives[a, FORWARD] = len(hops)
                 needs[a, BACKWARD] = gives[b, BACKWARD] = len(hops) + 1

@@ -1,4 +1,4 @@
-"""Programs that every class of ranks runs, placed one after another: a prologue, its actions, an epilogue.
+"""Place the programs of every class of ranks one after another: a prologue, its actions, an epilogue.
 
 A placement is a program placed once: a pattern of tasks, which many placements share, and the kinds of these tasks,
 which belong to its class of ranks.
@@ -18,13 +18,13 @@ from sim.ranks.faults import Jitter
 
 
 class Placements:
-    """All placements, class by class: those of class c begin at `begin[c]`, and `epilogue[c]` is the one that ends its
-    step, -1 if nothing does.
+    """Collect all placements, class by class.
 
-    `parts` are stretches of columns [4, placements]: index of the pattern (in `patterns`), where the kinds of its tasks
-    begin (in `task_kinds`), the step (in `steps`, those of the schedule first), and 1 for the schedule's actions, 0 for
-    what runs once. A kind below zero is a shared collective: ~kind indexes `collective_parts`. `jitter` is that of the
-    class being listed.
+    `begin[c]`: the first placement of class c. `epilogue[c]`: the placement that ends its step, -1 if there is none.
+    `parts`: columns [4, placements], in pieces: index of the pattern (in `patterns`), begin of the kinds of its tasks
+    (in `task_kinds`), the step (in `steps`, those of the schedule first), and 1 for the schedule's actions, 0 for
+    programs that run once. A kind below zero is a shared collective: ~kind is an index of `collective_parts`. `jitter`:
+    that of the current class.
     """
 
     def __init__(self, lists: ScheduleColumns, programs: ActionPrograms) -> None:
@@ -39,11 +39,11 @@ class Placements:
         self.jitter: Jitter | None = None
         self._class_index = -1
         self._programs = programs
-        self._placed: dict[object, tuple[int, int]] = {}  # pattern and begin of the kinds, by what decides them
+        self._placed: dict[object, tuple[int, int]] = {}  # pattern and begin of the kinds
         self._pattern_numbers: dict[object, int] = {}
 
     def begin_class(self, class_index: int, jitter: Jitter | None) -> None:
-        """All that follows belongs to this class."""
+        """Begin a class: the placements added next belong to it."""
         self._class_index, self.jitter = class_index, jitter
         self.begin.append(self.count)
 
@@ -57,26 +57,25 @@ class Placements:
         self.epilogue.append(self.count - 1 if has_epilogue else -1)
 
     def step(self, placed: PlacedProgram, alone: bool) -> tuple[int, int]:
-        """Pattern and begin of the kinds of an action, as one task (`alone`) or task by task."""
+        """Return pattern and begin of the kinds of an action, as one task (`alone`) or task by task."""
         if not alone:
             return self.one_by_one(placed.program, placed.name)
-        # A `PlacedProgram` is compared by identity and belongs to one class, so it is a key by itself.
+        # A `PlacedProgram` belongs to one class and is compared by identity, so it suffices as the key.
         if placed not in self._placed:
             single = placed.single
-            assert single is not None  # what may stand alone has it
+            assert single is not None  # `alone` implies it
             pattern = self._pattern(placed, lambda: whole(single, placed.external))
             return self._place(placed, pattern, single.task_kinds)
         return self._placed[placed]
 
     def one_by_one(self, program: CompiledProgram, name: str) -> tuple[int, int]:
-        """Pattern and begin of the kinds of a program task by task; computations are shown as `name`."""
-        # Drawn before the look-up, so that every placement takes a draw of its own: a program that repeats must not
-        # repeat its factor.
+        """Return pattern and begin of the kinds of a program task by task; computations are shown as `name`."""
+        # The factor is drawn before the look-up, so that every placement of a program has its own.
         factor = self.jitter.draw() if self.jitter is not None else 1.0
         key = (self._class_index, program, name, factor)
         if key not in self._placed:
-            # The class is left out of this key: how tasks hang together is the same on all ranks that run a program.
-            # A factor without jitter is 1.0, so all micro-batches share one pattern.
+            # This key leaves out the class, because a program's pattern is the same on all ranks. Without jitter the
+            # factor is 1.0, so all micro-batches share one pattern.
             pattern = self._pattern((program, factor), lambda: _scaled(one_by_one(program), program, factor))
             return self._place(key, pattern, self._new_kinds(program, name, factor))
         return self._placed[key]
@@ -93,16 +92,16 @@ class Placements:
         return self._pattern_numbers[key]
 
     def _new_kinds(self, program: CompiledProgram, name: str, factor: float) -> list[int]:
-        """The kind of each of a program's tasks; layers repeat their tasks, which are then of one kind."""
+        """Return the kind of each of a program's tasks."""
         class_index = self._class_index
         members = {group: self._programs.members(class_index, group) for group in program.groups}
-        # Layers repeat their tasks. A hundred layers make a kind once, not a hundred times.
+        # Layers repeat their tasks, so a kind is made once for all layers.
         distinct, number_of_task = program.distinct
         kinds = list[int]()
         for local in distinct:
             if members.get(local.group):
                 self.collective_parts.append(CollectivePart(class_index, members[local.group], local))
-                # The part is in the list by now, so minus its length is ~ of its index: below zero even for the first.
+                # After the append, minus the length is ~ of the part's index: below zero even for index 0.
                 kinds.append(-len(self.collective_parts))
             else:
                 kinds.append(self._new_kind(local, name, factor))
@@ -112,15 +111,14 @@ class Placements:
         computes, table = local.stream == COMPUTE, self._programs.table
         row = table.row(self._class_index, local.stream, name if computes else local.kind.upper())
         compute_s = local.seconds * factor if computes else 0.0
-        # Other simulated ranks take no part here, else it had become a `CollectivePart`. It still loads this class's
-        # links.
+        # No other simulated class takes part (it would be a `CollectivePart`), but it loads this class's links.
         work = Collective(((self._class_index, local),)) if local.group else None
         return table.new_kind(local.detail, (row,), compute_s, work=work)
 
 
 def _scaled(pattern: TaskPattern, program: CompiledProgram, factor: float) -> TaskPattern:
-    """The pattern with computations that take `factor` times as long."""
+    """Return the pattern with computations that take `factor` times as long."""
     if factor == 1.0:
         return pattern
-    # Messages keep their seconds: what disturbs a network is a fault of its own (`sim.ranks.faults.nic_scales`).
+    # Messages keep their seconds: disturbances of the network are other faults (`sim.ranks.faults.nic_scales`).
     return pattern._replace(seconds=[t.seconds * factor if t.stream == COMPUTE else t.seconds for t in program.tasks])

@@ -1,4 +1,4 @@
-"""The schedule that a scenario names, and the stage times that a searched one is made for."""
+"""Make the schedule of a scenario, and the stage times for schedules that are searched."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sim.programs.stages import class_stages, stage_input_bytes
 from sim.ranks.plan import Plan
 from sim.schedules.unit_time import UnitTimes
 
-MOST_ACTIONS = 5_000_000  # of a pipeline: some 15 seconds and 5 GB
+MOST_ACTIONS = 5_000_000  # actions of a pipeline: some 15 seconds and 5 GB
 
 
 def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataParallel, cache: ProgramCache) -> Schedule:
-    """The action lists of the scenario's schedule; at pp 1 that of a single stage. `cache` as in `simulation.prepare`.
+    """Return the action lists of the scenario's schedule. `cache`: see `simulation.prepare`.
 
     Raises:
         InputError: if the schedule cannot run this many micro-batches.
@@ -45,13 +45,12 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
 
 
 def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel, cache: ProgramCache) -> UnitTimes:
-    """Seconds of F, I and W of every stage, and of a message from stage 0 to stage 1, for the schedule that is searched
-    for them.
+    """Return the seconds of F, I and W of every stage, and of a message from stage 0 to stage 1, to search a schedule.
 
-    `cache` as in `simulation.prepare`: the step runs the same programs.
+    `cache`: see `simulation.prepare`; the step runs the same programs.
     """
     healthy, rows = pricing.healthy, []
-    if healthy is not pricing:  # with faults, what is compiled takes other seconds
+    if healthy is not pricing:  # programs that were compiled with faults have other seconds
         cache = ProgramCache(cache.stages)
     held = class_stages(plan, layout, pricing.costs_of, dp, False, cache.stages)
     stages = [stage for of_class in held for stage in of_class.values()]
@@ -62,20 +61,18 @@ def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel,
         if key not in known:
             known[key] = []
             for kind in (Kind.F, Kind.I, Kind.W):
-                # An action in the middle of its stage stands for all: a schedule repeats it, while the two ends come up
-                # once.
+                # An action between the first and the last of its stage, because a schedule repeats it most often.
                 program = stage.forward(False, True) if kind is Kind.F else stage.backward(kind, False, True)
                 make = partial(compile_program, program, price)
-                # The key of `ActionPrograms.compiled`, so that the step finds these programs compiled.
+                # The key is that of `ActionPrograms.compiled`, so that the step finds these programs compiled.
                 template = cache.compiled((context, (id(stage), id(leader), kind)), [program], make)
                 known[key].append(template.makespan_s)
         rows.append(known[key])
-    # A pipeline rank is as fast as its slowest lane, since its lanes meet in their collectives.
-    slowest = np.array(rows).reshape(-1, plan.lanes, 3).max(axis=1)  # of a pipeline rank's lanes
+    # A pipeline rank is as fast as its slowest lane, because its lanes meet in collectives.
+    slowest = np.array(rows).reshape(-1, plan.lanes, 3).max(axis=1)
     forward, inputs, weights = (tuple(column) for column in slowest.T.tolist())
     first, second = (plan.classes[i * plan.lanes : (i + 1) * plan.lanes] for i in (0, 1))
-    # One figure stands for all messages: that of the first hop, stage 0 to stage 1, in its slowest lane. Other hops may
-    # cross other links and take longer or shorter; the search of a schedule knows no difference between hops.
+    # The search of a schedule takes all messages as equal: as the first hop, stage 0 to stage 1, in its slowest lane.
     size = stage_input_bytes(plan, 1)
     message_s = max(pricing.healthy.send(a.rank, b.rank, size).seconds for a, b in zip(first, second, strict=True))
     return UnitTimes(forward, inputs, weights, message_s)

@@ -1,7 +1,7 @@
-"""Collectives whose members are several simulated ranks: each has a task of every member, which become one.
+"""Merge the tasks of a collective's simulated members to one task.
 
-The n-th collective of a group on one member is the n-th on all others. It starts when what all members wait for has
-ended, and takes as long as for the slowest.
+The n-th collective of a group on one member is the n-th on all others. It starts when the waits of all members have
+ended, and takes as long as for the slowest member.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sim.programs.compile import LocalTask
 
 
 class CollectivePart(Struct, frozen=True):
-    """A class's part in the collectives of a group."""
+    """Hold a class's part in the collectives of a group."""
 
     class_index: int
     members: tuple[int, ...]
@@ -22,8 +22,9 @@ class CollectivePart(Struct, frozen=True):
 
 
 def merge_collectives(columns: Columns, all_parts: list[CollectivePart], table: KindTable) -> tuple[Columns, Ints]:
-    """Put one task in place of each collective's parts, which are the tasks whose kind is below zero: ~kind of
-    `all_parts`. Returns the new columns (the old ones are used up) and the new number of every task.
+    """Replace each collective's parts by one task; return the new columns and the new number of every task.
+
+    Parts are the tasks whose kind is below zero: ~kind is an index of `all_parts`. The old columns are overwritten.
 
     Raises:
         Deadlock: if members of a group run different numbers of its collectives.
@@ -31,22 +32,22 @@ def merge_collectives(columns: Columns, all_parts: list[CollectivePart], table: 
     task, part, begin = _by_collective(columns.task_kind, all_parts)
     seconds, task_kind, first = columns.seconds, columns.task_kind, task[begin]
     stays = np.ones(len(task_kind), dtype=bool)
-    # The part of the lowest class stays and becomes the whole. The others go, so nothing is counted twice.
+    # The part of the lowest class stays and becomes the collective; the other parts are removed.
     stays[task], stays[first] = False, True
-    # NCCL's members go in step, so the slowest member's seconds are everyone's.
+    # NCCL's members run in step, so all take as long as the slowest.
     seconds[first] = np.maximum.reduceat(seconds[task], begin)
-    # Micro-batches and layers repeat collectives of the same parts, so there are few kinds. They are numbered as they
-    # first appear, since sums over flows follow their numbers.
+    # Micro-batches and layers repeat collectives of equal parts, so there are few kinds. They are numbered by first
+    # appearance, because sums over flows follow these numbers.
     number, examples = _equal_runs(part, begin)
     new_kinds = [_new_kind([all_parts[i] for i in part[a:b].tolist()], table) for a, b in examples]
     task_kind[first] = ints(new_kinds)[number]
-    # Counting those that stay gives them numbers without gaps. Parts that go take the number of the one that stays, so
-    # waits for any part become waits for the whole without being looked up.
+    # Tasks that stay are numbered without gaps. Removed parts get the number of their collective, so waits for any part
+    # become waits for the collective.
     moved = np.cumsum(stays)
     moved -= 1
     moved[task] = np.repeat(moved[first], np.diff(np.append(begin, len(task))))
     waits, (launcher, launched, lag_s) = columns.waits, columns.launches
-    for side in waits:  # where they stand: they are the longest columns of a step ("clip" spares a copy)
+    for side in waits:  # in place, because they are the longest columns of a step ("clip" avoids a copy)
         np.take(moved, side, out=side, mode="clip")
     return columns._replace(
         seconds=seconds[stays],
@@ -57,24 +58,24 @@ def merge_collectives(columns: Columns, all_parts: list[CollectivePart], table: 
 
 
 def _by_collective(task_kind: Ints, all_parts: list[CollectivePart]) -> tuple[Ints, Ints, Ints]:
-    """Tasks and their parts, collective by collective and in each by class; where each collective begins."""
+    """Return tasks and their parts, sorted by collective, then by class, and the begin of each collective."""
     groups: dict[tuple[str, tuple[int, ...]], int] = {}
     group_of = ints([groups.setdefault((p.local.group, p.members), len(groups)) for p in all_parts])
     at = np.flatnonzero(task_kind < 0)
-    # `placements` marks a part by ~ of its index, which is below zero for every index.
+    # `placements` marks a part by ~ of its index.
     part = ~task_kind[at]
     group, class_index = group_of[part], ints([p.class_index for p in all_parts])[part]
-    # First by member, to count the group's collectives on each: sorting is stable, a rank's tasks stay in its order.
+    # Sorted by member first, to count the group's collectives on each. The stable sort keeps a rank's order.
     order = np.lexsort((class_index, group))
     runs = _starts(group[order], class_index[order])
     number = np.arange(len(at)) - np.repeat(runs, np.diff(np.append(runs, len(at))))
-    # Then by that count, which brings the members' n-th collectives together.
+    # Sorted by that count, the members' n-th collectives are together.
     again = np.lexsort((number, group[order]))
     order = order[again]
     begin = _starts(group[order], number[again])
     came = np.diff(np.append(begin, len(at)))
-    # Ranks that call different numbers of collectives hang in NCCL. It is said here, with the group's name, where the
-    # engine would only see tasks that never start.
+    # Ranks that call different numbers of collectives hang in NCCL. The error names the group, which the engine could
+    # not do.
     wanted = ints([len(members) for _, members in groups])[group[order[begin]]]
     if (came != wanted).any():
         i = int(np.flatnonzero(came != wanted)[0])
@@ -87,14 +88,14 @@ def _by_collective(task_kind: Ints, all_parts: list[CollectivePart]) -> tuple[In
 
 
 def _starts(*columns: Ints) -> Ints:
-    """The rows that differ from the row before, as indices."""
+    """Return the indices of rows that differ from the row before."""
     changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return np.flatnonzero(np.append(True, changes))
 
 
 def _equal_runs(values: Ints, begin: Ints) -> tuple[Ints, list[tuple[int, int]]]:
-    """For each run of `values` the number of its content among the different ones, in order of appearance; and where
-    each content first stands.
+    """Number the runs of `values` by content, in order of appearance; return the numbers, and begin and end of the
+    first run of each content.
 
     >>> number, examples = _equal_runs(ints([1, 2, 3, 1, 2]), ints([0, 2, 3]))
     >>> number.tolist(), examples
@@ -105,12 +106,12 @@ def _equal_runs(values: Ints, begin: Ints) -> tuple[Ints, list[tuple[int, int]]]
     number, firsts = np.empty(len(begin), dtype=np.int64), list[int]()
     for size in dict.fromkeys(length.tolist()):  # runs of one size are rows of a table, compared as bytes
         at = np.flatnonzero(length == size)
-        # `unique` compares single items, so each row becomes one item of raw bytes.
+        # `unique` compares single items, so each row is viewed as one item of raw bytes.
         rows = np.ascontiguousarray(values[begin[at][:, None] + np.arange(size)])
         _, example, pick = np.unique(rows.view(f"V{rows.itemsize * size}"), return_index=True, return_inverse=True)
         number[at] = len(firsts) + pick.reshape(-1)
         firsts += at[example].tolist()
-    # `unique` numbers by bytes, which mean nothing. Numbers by appearance keep the order of kinds from run to run.
+    # `unique` numbers by bytes. Numbering by appearance keeps the order of kinds from run to run.
     order = np.argsort(firsts)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -118,7 +119,7 @@ def _equal_runs(values: Ints, begin: Ints) -> tuple[Ints, list[tuple[int, int]]]
 
 
 def _new_kind(parts: list[CollectivePart], table: KindTable) -> int:
-    """The kind of a collective of these parts, which are in the order of their classes."""
+    """Make the kind of a collective of these parts, which are in the order of their classes."""
     rows = tuple([table.row(p.class_index, p.local.stream, p.local.kind.upper()) for p in parts])
     work = Collective(tuple([(p.class_index, p.local) for p in parts]))
     return table.new_kind(parts[0].local.detail, rows, work=work)

@@ -1,9 +1,8 @@
-"""Tasks, what they wait for and the streams they are shown on: a static program of the whole step.
+"""Hold the task graph of a step: tasks, their waits, and the rows of the timeline on which they are shown.
 
-A task starts when everything it waits for has ended; a stream's order and a collective's rendezvous are waits
-like any other (the previous task on the stream; one task shared by all members), so a program without contention
-is a graph and any engine that honours it gives the same times. Columns, not objects: a step of a large cluster
-has ten thousands of tasks and evaluating them takes less than making objects of them would.
+A task starts when all tasks that it waits for have ended. The order of a stream is a wait for the previous task on it,
+and a collective is one task that all members wait for; so without shared links every engine gives the same times. Tasks
+are columns, because a step of a large cluster has ten thousands, and making objects takes longer than running them.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ NO_FLOATS: Floats = np.zeros(0)
 
 
 class Deadlock(ValueError):
-    """Tasks wait for each other in a circle, or for what never comes."""
+    """Report tasks that wait for each other in a circle, or for a message or member that never comes."""
 
 
 class Message(NamedTuple):
-    """The work of a task that sends bytes from one class of ranks to another; `seconds` without other traffic."""
+    """Hold the work of a task that sends bytes from one class of ranks to another; `seconds`: without other traffic."""
 
     sender: int
     receiver: int
@@ -45,26 +44,24 @@ class Message(NamedTuple):
 
 
 class Collective(Struct, frozen=True):
-    """The work of a task that is a collective, or a copy to or from the host: the part of each simulated class."""
+    """Hold the work of a task that is a collective, or a copy to or from the host: each simulated class's part."""
 
     parts: tuple[tuple[int, LocalTask], ...]
 
 
 class WholeAction(NamedTuple):
-    """The work of a task that is a whole action of one class of ranks, without the communications that it leaves
-    running.
-    """
+    """Hold the work of a task that is a whole action of a class of ranks, without communications left running."""
 
     class_index: int
     program: CompiledProgram
 
 
 class CollectiveStep(Struct, frozen=True):
-    """What a task does that is one message of a collective (`collective_steps`).
+    """Hold the work of a task that is one message of a collective (`collective_steps`).
 
-    `sender`, `receiver`: both classes' parts in the whole, which alone takes `seconds`; the message is one of `chain`
-    that follow each other. `out`, `into`: its share of what the whole puts on the sender's links out and on the
-    receiver's in while bytes flow.
+    `sender`, `receiver`: both classes' parts in the collective. `seconds`: of the collective alone. `chain`: the number
+    of messages on its longest chain. `out`, `into`: the message's share of the collective's load on the sender's
+    outgoing and on the receiver's incoming links.
     """
 
     sender: tuple[int, LocalTask]
@@ -78,10 +75,9 @@ class CollectiveStep(Struct, frozen=True):
 Work = Message | Collective | CollectiveStep | WholeAction
 
 
-# Repeated micro-batches make thousands of tasks of a few dozen kinds. What a task shows, and what it puts on links,
-# therefore stands with its kind and is worked out once for all of them.
+# Repeated micro-batches make thousands of tasks of a few dozen kinds, so names and loads on links belong to the kind.
 class TaskKind(Struct, frozen=True):
-    """The properties that all tasks of one kind share: they are the same work of the same ranks, for each micro-batch.
+    """Hold what all tasks of one kind share: they are the same work of the same ranks, for each micro-batch.
 
     `rows`: rows of the timeline, on each of which a task has a span; a message, and a collective of several simulated
     ranks, have more than one. `compute_s`, `exposed_s`: for a task that is a whole action. `named`: gives a task's name
@@ -98,24 +94,23 @@ class TaskKind(Struct, frozen=True):
 
 
 def named_actions(step: Step) -> str:
-    """The actions of a step in words."""
+    """Return the actions of a step in words."""
     return " and ".join(f"{SHOWN[action.kind]} of stage {action.stage}" for action in step)
 
 
 class KindTable(Struct, frozen=True, eq=False):
-    """The kinds of a step's tasks, and the names of the streams and spans as which they are shown, each with its
-    index."""
+    """Hold the kinds of a step's tasks, and the names of their streams and spans, each with its index."""
 
     task_kinds: list[TaskKind] = field(default_factory=list)
     streams: dict[str, int] = field(default_factory=dict)
     span_kinds: dict[str, int] = field(default_factory=dict)
 
     def row(self, class_index: int, stream: str, kind: str) -> TimelineRow:
-        """A row of the timeline: a class of ranks, a stream, and the kind shown there."""
+        """Return a row of the timeline: a class of ranks, a stream, and the kind shown there."""
         return (
             class_index,
-            # Names are numbered as they first come up. Sorting or a set would renumber the rows of the timeline when a
-            # scenario gains a stream, and pages could no longer be compared.
+            # Names are numbered by first use. Sorting would renumber the timeline's rows when a scenario gains a
+            # stream, and pages could not be compared.
             self.streams.setdefault(stream, len(self.streams)),
             self.span_kinds.setdefault(kind, len(self.span_kinds)),
         )
@@ -129,13 +124,13 @@ class KindTable(Struct, frozen=True, eq=False):
         named: Callable[[Step], str] | None = None,
         work: Work | None = None,
     ) -> int:
-        """Index of a new kind of tasks."""
+        """Add a kind of tasks, and return its index."""
         self.task_kinds.append(TaskKind(detail, rows, compute_s, exposed_s, named, work))
         return len(self.task_kinds) - 1
 
 
 class Waits(NamedTuple):
-    """Pairs of tasks, by column: the second waits for the end of the first. A pair may stand twice.
+    """Hold pairs of tasks, by column: the second waits for the end of the first. A pair may occur twice.
 
     Times do not depend on the order of pairs. The critical path does: of waits that end together it takes the first.
     """
@@ -144,10 +139,10 @@ class Waits(NamedTuple):
     second: Ints
 
 
-# A launch counts from a start, a wait from an end. Gradient buckets that go out while a backward still runs need the
-# former where that backward is one task, whose end comes too late for them.
+# Gradient buckets are sent while a backward still runs. If that backward is one task, they cannot wait for its end, so
+# a launch counts from its start.
 class Launches(NamedTuple):
-    """Pairs of tasks, by column: the second starts no earlier than `lag_s` after the first has started."""
+    """Hold pairs of tasks, by column: the second starts no earlier than `lag_s` after the start of the first."""
 
     first: Ints = NO_INTS
     second: Ints = NO_INTS
@@ -155,8 +150,11 @@ class Launches(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """By task its seconds, its kind (an index of `KindTable.task_kinds`) and the step that it is part of, an index of
-    `steps` (-1: none), of which a message and what runs once a step have stage and micro-batch alone (-1: none)."""
+    """Hold all tasks by column.
+
+    `seconds`. `task_kind`: an index of `KindTable.task_kinds`. `step`: an index of `steps`, -1 if there is none; for a
+    message, and for tasks that run once a step, it gives only stage and micro-batch (-1 if there is none).
+    """
 
     seconds: Floats
     task_kind: Ints
@@ -167,17 +165,17 @@ class Columns(NamedTuple):
 
 
 class TimelineSlots(NamedTuple):
-    """What tasks occupy of the timeline: `task` and `row` of each place, by task; `rows` [rows, 3]: class of ranks,
-    stream, kind of each row."""
+    """Hold the places of tasks in the timeline: `task` and `row` of each place, ordered by task; `rows`, [rows, 3]:
+    class of ranks, stream and kind of each row."""
 
     task: Ints
     row: Ints
     rows: Ints
 
 
-# `eq` is off because arrays have no single truth value. `dict` is on because cached properties need a place to live.
+# `eq` is off because comparing arrays gives an array. `dict` is on because cached properties need it.
 class TaskGraph(Struct, frozen=True, eq=False, dict=True):
-    """The tasks of these classes of ranks, and what is shown of them."""
+    """Hold the tasks of these classes of ranks, and how they are shown."""
 
     classes: tuple[RankClass, ...]
     table: KindTable
@@ -213,24 +211,23 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def waits_of(self) -> list[list[int]]:
-        """For each task the tasks that it waits for."""
+        """Return for each task the tasks that it waits for."""
         return grouped(self.columns.waits.second, self.columns.waits.first, len(self))
 
     @property
     def stages(self) -> Ints:
-        """The stage of every task; -1: none."""
-        # A step of -1 picks the last entry, so the -1 appended there answers for tasks without a step. An overlapped
-        # pair counts as its forward, which stands first.
+        """Return the stage of every task; -1 if there is none."""
+        # A step of -1 picks the last entry, the appended -1. An overlapped pair counts as its forward, which is first.
         return ints([*(step[0].stage for step in self.columns.steps), -1])[self.columns.step]
 
     @property
     def micro_batches(self) -> Ints:
-        """The micro-batch of every task; -1: none."""
+        """Return the micro-batch of every task; -1 if there is none."""
         return ints([*(step[0].micro_batch for step in self.columns.steps), -1])[self.columns.step]
 
     def details(self) -> list[Detail]:
-        """The detail of every task."""
-        # Names speak of stages and never of micro-batches. One record therefore serves all micro-batches.
+        """Return the detail of every task."""
+        # Names contain the stage but not the micro-batch, so one record serves all micro-batches.
         named: dict[tuple[int, ...], Detail] = {}
         out = []
         for task_kind, step in zip(self.task_kind.tolist(), self.columns.step.tolist(), strict=True):
@@ -246,23 +243,22 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def slots(self) -> TimelineSlots:
-        """The rows of the timeline that tasks occupy."""
+        """Return the rows of the timeline that tasks occupy."""
         rows = [s.rows for s in self.task_kinds]
         counts = np.fromiter(map(len, rows), np.int64)
-        # The triples are flattened first: NumPy reads a flat stream of numbers faster than nested tuples. `reshape`
-        # gives an empty table its three columns too.
+        # The triples are flattened, because NumPy reads a flat stream of numbers faster than nested tuples. `reshape`
+        # gives three columns even to an empty table.
         table = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int64).reshape(-1, 3)
         return TimelineSlots(*ragged(counts, self.task_kind), table)
 
     def slot_table(self) -> Ints:
-        """`slots` as [places, 4]: task, class, stream, kind; ordered by task."""
+        """Return `slots` as [places, 4]: task, class, stream, kind; ordered by task."""
         task, row, rows = self.slots
         return np.column_stack([task, rows[row]])
 
     def describe(self, task: int) -> str:
-        """A task in words, for error messages."""
-        # Both dicts number their names in the order of insertion, so their keys as a tuple lead back from number to
-        # name.
+        """Describe a task in words, for error messages."""
+        # Both dicts number names in the order of insertion, so a tuple of their keys maps numbers to names.
         streams, kinds, rows = tuple(self.streams), tuple(self.span_kinds), self.task_kinds[self.task_kind[task]].rows
         where = ", ".join(f"rank {self.classes[c].rank} {streams[s]} {kinds[k]}" for c, s, k in rows)
         name = self.details()[task].name
@@ -270,7 +266,7 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
 
 
 class GraphBuilder:
-    """A graph task by task, for what is not made of actions."""
+    """Build a graph task by task, for recordings and other steps that have no schedule."""
 
     def __init__(self, classes: tuple[RankClass, ...]) -> None:
         self.classes, self.table = classes, KindTable()
@@ -279,15 +275,15 @@ class GraphBuilder:
         self.waits: list[list[int]] = []
 
     def add(self, seconds: float, waits: list[int], task_kind: int) -> int:
-        """Append a task that starts when those of `waits`, which may still grow, have ended; returns its index."""
+        """Add a task that waits for `waits`, a list that may still grow; return its index."""
         self.seconds.append(seconds)
         self.waits.append(waits)
         self.task_kind.append(task_kind)
         return len(self.seconds) - 1
 
     def graph(self) -> TaskGraph:
-        """The finished graph."""
-        # The lists are read here and not in `add`, since a task may learn of further waits after it was added.
+        """Return the finished graph."""
+        # The lists are read here, because a task may get further waits after `add`.
         counts = [len(waits) for waits in self.waits]
         first = np.fromiter(chain.from_iterable(self.waits), np.int64, sum(counts))
         waits = Waits(first, np.repeat(np.arange(len(counts)), counts))
@@ -298,12 +294,12 @@ class GraphBuilder:
 
 
 def grouped(keys: Ints, values: Ints, count: int) -> list[list[int]]:
-    """For each key from 0 to below `count` its values, in their order.
+    """Return for each key from 0 to below `count` its values, in their order.
 
     >>> grouped(np.array([1, 0, 1]), np.array([7, 8, 9]), 3)
     [[8], [7, 9], []]
     """
-    # Lists and not arrays: the engines walk these one task at a time, and Python reads numbers from lists much faster.
+    # Lists are much faster than arrays here, because the engines read them one number at a time.
     out: list[list[int]] = [[] for _ in range(count)]
     for key, value in zip(keys.tolist(), values.tolist(), strict=True):
         out[key].append(value)
@@ -311,8 +307,7 @@ def grouped(keys: Ints, values: Ints, count: int) -> list[list[int]]:
 
 
 def ragged(counts: Ints, picks: Ints) -> tuple[Ints, Ints]:
-    """Rows of a table that consists of parts of `counts` rows each, part after part as picked: which pick a row belongs
-    to, and where it stands in the table.
+    """Expand picked parts of a table, whose parts have `counts` rows: return for each row its pick and its index.
 
     >>> [x.tolist() for x in ragged(np.array([1, 2]), np.array([1, 0, 1]))]
     [[0, 0, 1, 2, 2], [1, 2, 0, 1, 2]]
@@ -321,16 +316,15 @@ def ragged(counts: Ints, picks: Ints) -> tuple[Ints, Ints]:
 
 
 def ragged_rows(counts: Ints, picks: Ints) -> Ints:
-    """The index in the table of each row of `ragged`."""
+    """Return the index in the table of each row of `ragged`."""
     many = counts[picks]
-    # Three terms give that place: where the picked part begins there, less where its copy begins in the output, plus
-    # the running place in the output. No loop over parts is left. Ten million rows make every column cost more to
-    # allocate than to fill, so there is one beside the result.
+    # A row's index is the begin of its part in the table, minus the begin of the copy in the output, plus the row's
+    # position in the output. With ten million rows, allocating a column costs more than filling it, so few are made.
     rows: Ints = np.repeat((np.cumsum(counts) - counts)[picks] - (np.cumsum(many) - many), many)
     rows += np.arange(len(rows))
     return rows
 
 
 def ints(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Ints:
-    """Numbers as a column, or as rows."""
+    """Return numbers as a column, or as rows."""
     return np.array(values, dtype=np.int64)
