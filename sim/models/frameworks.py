@@ -205,8 +205,8 @@ def attention_picks() -> frozenset[str]:
 
 
 def framework_table() -> str:
-    """The records as a Markdown table: a fact a row, a framework a column."""
-    rows = [["fact", *(f"`{name}`" for name in FRAMEWORKS), "meaning", "where it is to be seen"]]
+    """Return the records as a Markdown table: a row for each fact, a column for each framework."""
+    rows = [["fact", *(f"`{name}`" for name in FRAMEWORKS), "meaning", "source"]]
     rows.append(["---"] * len(rows[0]))
     for each in fields(Framework)[1:-1]:
         values = [_shown(getattr(record, each.name)) for record in FRAMEWORKS.values()]
