@@ -39,6 +39,7 @@ LOOK_ALIKES = {  # one character each, so that columns stay where they are
     "–": "-",
     "−": "-",
     "—": "-",
+    "─": "-",
     "…": "~",
     "×": "x",
     "÷": "/",

@@ -92,16 +92,15 @@ def _show(simulation: Simulation, asked: _Asked, advice: Sequence[Tried] | None,
         write_json(options.json, simulation.result | written, indent=1)
     if options.json == "-":
         return
-    from rich.console import Console
-
     from sim.views.asked_numbers import anchor_numbers, spending_numbers
     from sim.views.summary import print_summary
+    from sim.views.terminal import standard_output
 
     numbers = [
         *([] if asked.measured is None else anchor_numbers(asked.measured)),
         *([] if asked.spending is None else spending_numbers(asked.spending)),
     ]
-    print_summary(simulation.outcome, Console(), asked.goodput, numbers, advice or ())
+    print_summary(simulation.outcome, standard_output(), asked.goodput, numbers, advice or ())
     if options.operators:
         _print_operators(simulation)
 

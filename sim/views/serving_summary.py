@@ -7,39 +7,30 @@ from typing import TYPE_CHECKING
 
 from sim.views.headline import Number
 from sim.views.serving_plots import promise_words
-from sim.views.summary import print_summary
+from sim.views.summary import print_summary, words_table
+from sim.views.terminal import Terminal
 from sim.views.units import count, n_bytes, percent, seconds
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from sim.search.slo import Promise
     from sim.serve.records import ServingResult
 
 
 def print_serving(
     result: ServingResult,
-    console: Console,
+    terminal: Terminal,
     more: Sequence[Number] = (),
     promises: Sequence[Promise] = (),
     within: float | None = None,
 ) -> None:
     """Print a serving result for a person; `more` follows the headline. `within`: the part of requests that keep all
     `promises` by themselves."""
-    print_summary(result, console, more=more)
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
+    print_summary(result, terminal, more=more)
     limits = [(f"limit {p.text}", promise_words(p, result)) for p in promises]
     if within is not None:
         limits.append(("within", f"{percent(within)} of requests keep every limit by themselves"))
-    for name, value in (*cache_lines(result), *limits):
-        table.add_row(name, Text(value))
-    console.print()
-    console.print(table, highlight=False)
+    terminal.print()
+    terminal.print_table(words_table([*cache_lines(result), *limits]))
 
 
 def cache_lines(result: ServingResult) -> list[tuple[str, str]]:

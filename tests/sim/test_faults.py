@@ -321,27 +321,25 @@ def test_many_faults_are_blamed_together_after_the_first_ones() -> None:
 
 
 def test_the_summary_shows_the_blame_and_who_waits() -> None:
-    from rich.console import Console
-
     from sim.views.summary import print_summary
+    from sim.views.terminal import Terminal
 
-    console = Console(width=120, record=True, file=io.StringIO())
-    print_summary(simulate(with_faults(case({"tp": 2}), slow(1, 1.3))).outcome, console)
-    text = console.export_text()
+    out = io.StringIO()
+    print_summary(simulate(with_faults(case({"tp": 2}), slow(1, 1.3))).outcome, Terminal(120, file=out))
+    text = out.getvalue()
     assert "rank 1, computing 1.3 times as long" in text
     assert "wait for" in text
 
 
 def test_no_number_of_a_rank_is_cut_in_80_columns() -> None:
     """Classes that a straggler tells apart have long names."""
-    from rich.console import Console
-
     from sim.views.summary import print_summary
+    from sim.views.terminal import Terminal
 
-    console = Console(width=80, record=True, file=io.StringIO())
+    out = io.StringIO()
     scenario = case({"tp": 8, "pp": 4, "dp": 2}, {"global_batch_size": 8})
-    print_summary(simulate(with_faults(scenario, slow(11, 1.3))).outcome, console)
-    (line,) = [x for x in console.export_text().splitlines() if x.startswith("ranks 8–10, 12–15 ") and "█" in x]
+    print_summary(simulate(with_faults(scenario, slow(11, 1.3))).outcome, Terminal(80, file=out))
+    (line,) = [x for x in out.getvalue().splitlines() if x.startswith("ranks 8–10, 12–15 ") and "█" in x]
     assert "…" not in line
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from sim.commands.explore import make_server
 from sim.commands.run import main as run
@@ -32,6 +31,7 @@ from sim.validation.predict import predict
 from sim.validation.tables import Row
 from sim.views.rl_page import rl_page
 from sim.views.rl_summary import print_rl
+from sim.views.terminal import Terminal
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 SMALL: dict[str, Any] = {
@@ -334,7 +334,7 @@ def test_every_row_has_a_case() -> None:
 
 def test_a_page_and_a_summary_name_every_phase() -> None:
     sim, out = ran("apart", "off"), StringIO()
-    print_rl(sim.outcome, Console(file=out, width=120))
+    print_rl(sim.outcome, Terminal(120, file=out))
     page = rl_page(sim)
     assert len(sim.phases) == 6
     for phase in sim.phases:

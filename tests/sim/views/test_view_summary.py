@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import pytest
 import synthetic
 from msgspec.structs import replace
-from rich.console import Console
 
 from sim.inputs.scenario import load_scenario
 from sim.results.result import StepResult
 from sim.serve.records import Percentiles, ServingResult
 from sim.serve.simulation import simulate_serving
 from sim.views.summary import print_summary
+from sim.views.terminal import Column, Row, Span, Terminal, TextTable, standard_output
 
 
-def printed(result: StepResult | ServingResult, width: int = 100, **options: Any) -> str:
+def printed(result: StepResult | ServingResult, width: int = 100, styled: bool = False) -> str:
     out = io.StringIO()
-    print_summary(result, Console(file=out, width=width, **options))
+    print_summary(result, Terminal(width, styled, out))
     return out.getvalue()
+
+
+def table(width: int, columns: tuple[Column, ...], *rows: tuple[str | tuple[Span, ...], ...]) -> list[str]:
+    out = io.StringIO()
+    Terminal(width, file=out).print_table(TextTable(columns, [Row(row) for row in rows]))
+    return out.getvalue().splitlines()
 
 
 @pytest.fixture
@@ -52,12 +57,50 @@ def test_lines_keep_to_the_width(result: StepResult) -> None:
         assert max(map(len, printed(result, width).splitlines())) <= width
 
 
-def test_no_escape_codes_when_piped_and_none_with_no_color(result: StepResult, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_escape_codes_when_piped(result: StepResult) -> None:
     assert "\x1b[" not in printed(result)
-    assert "\x1b[" in printed(result, force_terminal=True, color_system="standard")
-    monkeypatch.setenv("NO_COLOR", "1")
-    text = printed(result, force_terminal=True)
-    assert not any(f"\x1b[{code}m" in text for code in (31, 33, 34, 36, 90))
+    assert "\x1b[1m" in printed(result, styled=True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "styled"),
+    [
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": ""}, True),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, False),
+    ],
+)
+def test_styles_are_for_those_who_want_them(
+    environment: dict[str, str], styled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm", "COLUMNS": "57", **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert standard_output() == Terminal(57, styled)
+
+
+def test_columns_are_as_wide_as_their_cells_and_no_space_ends_a_line() -> None:
+    columns = Column("name"), Column("time", right=True), Column("bar")
+    bar = Span("##", "blue"), Span("..")
+    assert table(80, columns, ("first", "1 s", bar), ("b", "10.5 s", "")) == [
+        "name      time   bar",
+        "─────────────────────",
+        "first      1 s   ##..",
+        "b       10.5 s",
+    ]
+
+
+def test_where_there_is_no_room_columns_that_wrap_go_first_and_others_are_cut() -> None:
+    columns = Column(wraps=True), Column(right=True)
+    assert table(20, columns, ("two words here", "12.345 s")) == ["two         12.345 s", "words", "here"]
+    columns = Column(most=5), Column()
+    assert table(80, columns, ("long name", "x")) == ["long…   x"]
+    narrow = table(17, (Column(), Column()), ("0123456789", (Span("#" * 12),)))
+    assert narrow == ["012345…   #######"]
 
 
 def test_names_are_not_markup(result: StepResult) -> None:
