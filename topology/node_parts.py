@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from topology.presets import GPU_CAPABILITIES, GPU_PRODUCTS, GPUS, NVLINK_EFFICIENCY
+from topology.presets import GPUS, NVLINK_EFFICIENCY, gpu_capabilities, gpu_products
 from topology.protocols import SIMPLE_NETWORK_S, SIMPLE_NVLINK_S
 from topology.wiring import Ends, Link, Part, Wiring
 
@@ -30,13 +30,13 @@ def gpu_by_name(product: str) -> str | None:
     ('h100-sxm', None)
     """
     said = product.upper()
-    fits = [word for word in GPU_PRODUCTS if re.search(rf"(?<![A-Z0-9]){re.escape(word)}(?![0-9])", said)]
-    return GPU_PRODUCTS[max(fits, key=len)] if fits else None  # `H100 PCIE` is more than `H100`
+    fits = [word for word in gpu_products() if re.search(rf"(?<![A-Z0-9]){re.escape(word)}(?![0-9])", said)]
+    return gpu_products()[max(fits, key=len)] if fits else None  # `H100 PCIE` is more than `H100`
 
 
 def gpu_by_capability(capability: int) -> str | None:
     """The shipped GPU for a CUDA compute capability, 90 for 9.0."""
-    return GPU_CAPABILITIES.get(capability)
+    return gpu_capabilities().get(capability)
 
 
 def pcie_bytes_per_s(speed: str, width: str | int) -> float | None:

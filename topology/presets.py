@@ -12,40 +12,76 @@ floors of a kernel are the quickest matmuls of NVIDIA AIConfigurator's database.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
-from topology.preset_files import NVLINK_EFFICIENCY, NVLS_EFFICIENCY, read_gpu, read_machine
+from topology.preset_files import NVLINK_EFFICIENCY, NVLS_EFFICIENCY, GpuFile, read_gpu, read_machine
 from topology.spec import ClusterSpec, GpuSpec
 
 __all__ = [
     "CLUSTERS",
     "CLUSTER_SOURCES",
     "GPUS",
-    "GPU_CAPABILITIES",
-    "GPU_PRODUCTS",
     "GPU_SOURCES",
     "NVLINK_EFFICIENCY",
     "NVLS_EFFICIENCY",
+    "gpu_capabilities",
+    "gpu_products",
 ]
 
-_HERE = Path(__file__).parent
+T = TypeVar("T")
 
 
-def _files(folder: str) -> Iterable[Path]:
-    return sorted((_HERE / folder).glob("*.json"), key=lambda path: path.stem)
+class Shipped(MutableMapping[str, T]):
+    """What `read` makes of the files of a folder, by their names. A file is read when its record is first asked for:
+    most commands need one GPU and one machine of fifty. Names are known without reading."""
+
+    def __init__(self, folder: str, read: Callable[[Path], T]) -> None:
+        self._folder, self._read = Path(__file__).parent / folder, read
+        self._records: dict[str, T | None] = dict.fromkeys(sorted(p.stem for p in self._folder.glob("*.json")))
+
+    def __getitem__(self, name: str) -> T:
+        record = self._records[name]
+        if record is None:
+            record = self._records[name] = self._read(self._folder / f"{name}.json")
+        return record
+
+    def __setitem__(self, name: str, record: T) -> None:
+        self._records[name] = record
+
+    def __delitem__(self, name: str) -> None:
+        del self._records[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._records  # a mapping's own would read the file
 
 
-_GPU_FILES = [read_gpu(path) for path in _files("gpus")]
-GPUS: dict[str, GpuSpec] = {file.gpu.name: file.gpu for file in _GPU_FILES}
-GPU_SOURCES: dict[str, dict[str, str]] = {file.gpu.name: file.sources for file in _GPU_FILES}
+_GPU_FILES: Shipped[GpuFile] = Shipped("gpus", read_gpu)
+GPUS: Shipped[GpuSpec] = Shipped("gpus", lambda path: _GPU_FILES[path.stem].gpu)
+GPU_SOURCES: Shipped[dict[str, str]] = Shipped("gpus", lambda path: _GPU_FILES[path.stem].sources)
 """By GPU and figure, the document that it is from."""
-GPU_PRODUCTS: dict[str, str] = {file.product: file.gpu.name for file in _GPU_FILES if file.product}
-"""GPUs by a word in their maker's name for them, in capitals."""
-GPU_CAPABILITIES: dict[int, str] = {file.cuda_capability: file.gpu.name for file in _GPU_FILES if file.cuda_capability}
-"""The GPU that stands for a CUDA compute capability, 90 for 9.0."""
 
-_MACHINE_FILES = [read_machine(path, GPUS) for path in _files("machines")]
-CLUSTERS: dict[str, ClusterSpec] = {cluster.name: cluster for cluster, _ in _MACHINE_FILES}
-CLUSTER_SOURCES: dict[str, dict[str, str]] = {cluster.name: sources for cluster, sources in _MACHINE_FILES}
+_MACHINE_FILES: Shipped[tuple[ClusterSpec, dict[str, str]]] = Shipped("machines", lambda path: read_machine(path, GPUS))
+CLUSTERS: Shipped[ClusterSpec] = Shipped("machines", lambda path: _MACHINE_FILES[path.stem][0])
+CLUSTER_SOURCES: Shipped[dict[str, str]] = Shipped("machines", lambda path: _MACHINE_FILES[path.stem][1])
 """By machine and figure, the document that it is from."""
+
+
+@cache
+def gpu_products() -> dict[str, str]:
+    """GPUs by a word in their maker's name for them, in capitals."""
+    return {file.product: file.gpu.name for file in _GPU_FILES.values() if file.product}
+
+
+@cache
+def gpu_capabilities() -> dict[int, str]:
+    """The GPU that stands for a CUDA compute capability, 90 for 9.0."""
+    return {file.cuda_capability: file.gpu.name for file in _GPU_FILES.values() if file.cuda_capability}

@@ -116,7 +116,7 @@ def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
     if not isinstance(stated, dict):
         return stated
     preset, chip = given.get("preset"), gpu.get("variant_of") or gpu["name"]
-    machines = [c for c in CLUSTERS.values() if (c.name == preset if preset else c.gpu.name == chip)]
+    machines = [CLUSTERS[preset]] if preset else [c for c in CLUSTERS.values() if c.gpu.name == chip]
     homes = [c.intra_node for c in machines]
     kind = stated.get("kind", homes[0].kind if homes else "nvswitch" if gpu.get("nvlink", True) else "pcie")
     if homes and (kind == homes[0].kind or (preset and kind != "pcie")):

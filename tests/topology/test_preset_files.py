@@ -13,7 +13,7 @@ from sim.commands.command import bad_input_exits
 from topology.errors import PresetError
 from topology.node_parts import gpu_by_capability, gpu_by_name
 from topology.preset_files import read_gpu, read_machine
-from topology.presets import CLUSTER_SOURCES, CLUSTERS, GPU_PRODUCTS, GPU_SOURCES, GPUS
+from topology.presets import CLUSTER_SOURCES, CLUSTERS, GPU_SOURCES, GPUS, Shipped, gpu_products
 
 ROOT = Path(__file__).parents[2]
 GPU: dict[str, Any] = {
@@ -92,8 +92,23 @@ def test_a_wrong_file_ends_a_command_with_one_message(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.startswith(f"error: {path}: memory_bytes: ")
 
 
+def test_a_file_is_read_when_its_record_is_asked_for_and_once(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.json").touch()
+    read: list[str] = []
+
+    def record(path: Path) -> str:
+        read.append(path.stem)
+        return path.stem.upper()
+
+    records = Shipped(str(tmp_path), record)
+    assert (list(records), len(records), "a" in records, "x" in records, read) == (["a", "b"], 2, True, False, [])
+    assert (records["b"], records.get("b"), records.get("x"), read) == ("B", "B", None, ["b"])
+    assert list(records.values()) == ["A", "B"]
+
+
 def test_a_products_name_is_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(GPU_PRODUCTS, "A10(", "a10")
+    monkeypatch.setitem(gpu_products(), "A10(", "a10")
     assert gpu_by_name("NVIDIA A10(") == "a10"
 
 
