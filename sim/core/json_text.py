@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],]')
+_TOKEN = r'"(?:[^"\\]|\\.)*"|[{}\[\],]'
 _SHOWN = 60  # characters of a key
 
 
@@ -65,7 +65,7 @@ class _Level(Struct, frozen=True):
 def _where(text: str, key: str, line: int) -> str:
     """Where a text of valid JSON first says a key twice. The parser tells the key alone."""
     levels, place, key_next = list[_Level](), 0, False
-    for token in _TOKEN.finditer(text):
+    for token in re.finditer(_TOKEN, text):
         line, place = line + text.count("\n", place, token.start()), token.start()
         mark = token[0]
         if mark in "{[":

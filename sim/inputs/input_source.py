@@ -16,7 +16,7 @@ from sim.inputs.synonyms import synonym
 from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 
 MOST_BEGINNINGS = 4  # of known words that a message names; of more the first
-_THOUSANDS = re.compile(r"([0-9]{1,9})\s*([kKmM])")
+_THOUSANDS = r"([0-9]{1,9})\s*([kKmM])"
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 # Tags of unions told apart by form; pydantic puts them into an error's location.
@@ -213,7 +213,7 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
 
 def _in_full(kind: str, value: Any) -> str:
     """`8k` as the number that was meant: of tokens and sequences 1,024."""
-    short = _THOUSANDS.fullmatch(value) if kind.startswith("int") and isinstance(value, str) else None
+    short = re.fullmatch(_THOUSANDS, value) if kind.startswith("int") and isinstance(value, str) else None
     if short is None:
         return ""
     number = int(short[1]) * 1024 ** (1 + "km".index(short[2].lower()))

@@ -14,8 +14,8 @@ from sim.inputs.model_rules import check_model
 from sim.inputs.overrides import merge
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_SUFFIX = re.compile(r"-(instruct|base|chat|hf|it|fp8)\b.*")
+_HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+_SUFFIX = r"-(instruct|base|chat|hf|it|fp8)\b.*"
 _FOLDER = Path(__file__).parents[1] / "presets" / "models"
 
 
@@ -76,7 +76,7 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
         from sim.inputs.huggingface import model_from_config
 
         return model_from_config(found)
-    if _HUB_ID.fullmatch(preset) and not preset.endswith((".json", ".yaml", ".yml")):
+    if re.fullmatch(_HUB_ID, preset) and not preset.endswith((".json", ".yaml", ".yml")):
         raise source.error(path, f"found {show(preset)}; {_hub_words(preset)}")
     if preset.endswith(".json") or "/" in preset or "\\" in preset:
         raise source.error(path, f"found {show(preset)}; no such file (a Hugging Face config.json was expected)")
@@ -90,7 +90,7 @@ def _hub_words(hub_id: str) -> str:
     import difflib
 
     shipped = {name.replace("-", "").replace(".", ""): name for name in model_presets()}
-    word = _SUFFIX.sub("", hub_id.partition("/")[2].lower().removeprefix("meta-"))
+    word = re.sub(_SUFFIX, "", hub_id.partition("/")[2].lower().removeprefix("meta-"))
     found = difflib.get_close_matches(re.sub(r"[-_.]", "", word), shipped, n=1, cutoff=0.75)
     folder = hub_id.partition("/")[2]
     hint = f"the nearest shipped model is '{shipped[found[0]]}', or " if found else ""

@@ -11,8 +11,9 @@ from msgspec import Struct
 from sim.inputs.input_source import Source, show
 from sim.inputs.yaml_input import KeyPath
 
+# Patterns are compiled when a number with a unit is read, which few scenarios have.
 _NUMBER = r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,3})?)\s*"
-_SIZE = re.compile(_NUMBER + r"([A-Za-z]*)\s*")
+_SIZE = _NUMBER + r"([A-Za-z]*)\s*"
 _SIZES = {
     "": 1,
     "B": 1,
@@ -29,12 +30,12 @@ _SIZES = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
-_RATE = re.compile(_NUMBER + r"([KMGTkmgt])(bps|bit/s|b/s|B/s|Bps)\s*")
-_TIME = re.compile(_NUMBER + r"(ns|us|µs|μs|ms|s|min|h|d)?\s*")
+_RATE = _NUMBER + r"([KMGTkmgt])(bps|bit/s|b/s|B/s|Bps)\s*"
+_TIME = _NUMBER + r"(ns|us|µs|μs|ms|s|min|h|d)?\s*"
 _SECONDS = {None: 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PARTS = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3}  # of a second: divided by, 5us is 5e-6 to the bit
-_POWER = re.compile(_NUMBER + r"(k?W)?\s*")
-_FLOPS = re.compile(_NUMBER + r"([GTPgtp])?(?:FLOPS|FLOP/s|flops|flop/s|Flop/s|Flops)?\s*")
+_POWER = _NUMBER + r"(k?W)?\s*"
+_FLOPS = _NUMBER + r"([GTPgtp])?(?:FLOPS|FLOP/s|flops|flop/s|Flop/s|Flops)?\s*"
 
 
 def parse_size(value: Any) -> Any:
@@ -45,7 +46,7 @@ def parse_size(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    match = _SIZE.fullmatch(value[:60])
+    match = re.fullmatch(_SIZE, value[:60])
     if match is None or match[2].upper() not in _SIZES:
         raise ValueError("must be a number of bytes, or one with a unit: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB")
     return round(float(match[1]) * _SIZES[match[2].upper()])
@@ -59,7 +60,7 @@ def parse_rate(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    match = _RATE.fullmatch(value[:60])
+    match = re.fullmatch(_RATE, value[:60])
     if match is None:
         raise ValueError("must be a number of bytes a second, or one with a unit, such as 50GB/s or 400Gbps")
     bits = match[3] in ("bps", "bit/s", "b/s")
@@ -74,7 +75,7 @@ def parse_time(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    match = _TIME.fullmatch(value[:60])
+    match = re.fullmatch(_TIME, value[:60])
     if match is None:
         raise ValueError("must be a number of seconds, or one with a unit: ns, us, ms, s, min, h, d")
     number, unit = float(match[1]), match[2]
@@ -89,7 +90,7 @@ def parse_power(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    match = _POWER.fullmatch(value[:60])
+    match = re.fullmatch(_POWER, value[:60])
     if match is None:
         raise ValueError("must be a number of watts, or one with a unit: W, kW")
     return float(match[1]) * (1000.0 if match[2] == "kW" else 1.0)
@@ -103,7 +104,7 @@ def parse_flops(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    match = _FLOPS.fullmatch(value[:60])
+    match = re.fullmatch(_FLOPS, value[:60])
     if match is None:
         raise ValueError("must be a number of flops a second, or one with a unit: GFLOPS, TFLOPS, PFLOPS")
     return float(match[1]) * (1000.0 ** ("GTP".index(match[2].upper()) + 3) if match[2] else 1.0)
