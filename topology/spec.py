@@ -1,7 +1,5 @@
 """The description of a cluster: what a user may write under `cluster`, with every default filled in."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -20,6 +18,7 @@ from pydantic import (
 from topology.wiring import Wiring, node_link
 
 
+# No `from __future__ import annotations` here: pydantic would compile each annotation from its text.
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
@@ -148,8 +147,8 @@ class ClusterSpec(_Spec):
     gpus_per_node: int = Field(default=8, ge=1, le=1024)
     nodes: int = Field(default=1, ge=1, le=10_000_000)
     nvlink_domain: int = Field(default=8, ge=1, le=1024)
-    intra_node: IntraNode = IntraNode()
-    inter_node: InterNode = InterNode()
+    intra_node: IntraNode = IntraNode.model_construct()
+    inter_node: InterNode = InterNode.model_construct()
     source: str = ""
     others: tuple[GpuKind, ...] = ()
     topology: Annotated[SkipValidation[Wiring | None], WithJsonSchema({"type": ["string", "object", "null"]})] = None
@@ -171,7 +170,7 @@ class ClusterSpec(_Spec):
         return data
 
     @model_validator(mode="after")
-    def _whole_nodes(self) -> ClusterSpec:
+    def _whole_nodes(self) -> "ClusterSpec":
         if self.nvlink_domain > self.gpus_per_node and self.nvlink_domain % self.gpus_per_node:
             raise ValueError(
                 f"nvlink_domain is {self.nvlink_domain}; it must be gpus_per_node ({self.gpus_per_node}) "
@@ -205,7 +204,7 @@ class ClusterSpec(_Spec):
         counts = Counter(self.kind_of(rank) for rank in range(ranks))
         return sum(counts[gpu.name] * figure(gpu) for gpu in self.gpus) / ranks
 
-    def of_kind(self, name: str) -> ClusterSpec:
+    def of_kind(self, name: str) -> "ClusterSpec":
         """The cluster as if all its GPUs were of one of its kinds."""
         own: dict[str, Any] = {"others": ()}
         for other in self.others:

@@ -1,7 +1,5 @@
 """What a scenario's `engine` section may say."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from sim.inputs.input_source import UserInput

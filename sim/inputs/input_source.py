@@ -27,7 +27,8 @@ class UserInput(BaseModel):
     """Base of what users write: unknown keys, wrong types, NaN and infinity are errors; values are fixed.
 
     A section's checks are made when it is first read, half a millisecond each. Defaults that are sections are therefore
-    `model_construct`ed: they take each key's default unchecked.
+    `model_construct`ed: they take each key's default unchecked. Files of sections do without `from __future__ import
+    annotations`, with which pydantic would compile each annotation from its text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, defer_build=True)

@@ -1,7 +1,5 @@
 """The shape of a transformer, as a scenario's `model` says it."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag

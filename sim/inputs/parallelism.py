@@ -1,7 +1,5 @@
 """What a scenario's `parallelism` section may say, and how layers are dealt out to pipeline stages."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema

@@ -325,7 +325,9 @@ def _engine(data: dict[str, Any], source: Source) -> EngineOptions:
     Raises:
         InputError: beside `inference`, whose collectives are no messages.
     """
-    engine = validate(EngineOptions, data.get("engine", {}), source, ("engine",))
+    if "engine" not in data:
+        return EngineOptions.model_construct()
+    engine = validate(EngineOptions, data["engine"], source, ("engine",))
     if engine.collectives == "messages" and "inference" in data:
         raise source.error(("engine", "collectives"), "found messages; must be closed_form where requests are served")
     return engine

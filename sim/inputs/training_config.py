@@ -1,7 +1,5 @@
 """What a scenario's `training` section may say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import date
 from typing import Annotated, Any, Literal, get_args
