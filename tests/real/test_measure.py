@@ -105,7 +105,7 @@ def test_wrong_gradients_are_refused(scenario: Path, tmp_path: Path) -> None:
         ),
         (
             {"model": {"mlp": "swiglu"}, "training": {"recompute": "selective_op"}},
-            "training.recompute: found selective_op with swiglu and projections apart",
+            "training.recompute: found selective_op with swiglu and separate projections",
         ),
         ({"model": {"positions": "rope", "head_dim": 5}}, "model.head_dim: found 5 with rope"),
         ({"cluster": "dgx-h100"}, "cluster: found 1 GPUs"),

@@ -187,5 +187,5 @@ def test_counts_belong_to_what_follows_them_and_waits_at_once() -> None:
     tape = [asked, entry("all_to_all", 14, 20)]
     assert [(e.kind, e.start.wall, e.end.wall) for e in merged(tape)] == [("all_to_all", 10, 20)]
     assert [x.wall for x in pieces_between(tape, Clock(0, 0), Clock(30, 30))] == [10, 10]
-    with pytest.raises(RuntimeError, match="all_to_all is only posted"):
+    with pytest.raises(RuntimeError, match="must precede a blocking communication; found all_to_all"):
         merged([asked, entry("all_to_all", 14, 16, posted=True)])
