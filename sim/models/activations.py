@@ -104,15 +104,18 @@ def activation(d: Dims, mlp: str, elements: float, part: str = "mlp") -> Operato
     inputs, back = 2 if is_gated(mlp) else 1, f"{mlp}_backward"
     forward, backward = t.forward_bytes * elements, t.backward_bytes * elements
     if is_gated(mlp) and d.framework.reads_strided:
-        # Gate and up are read where they lie: forward throughout, backward by two of the kernels, three accesses each.
-        halves = 6 * d.act_bytes * elements
-        rest = t.backward_kernels - 2
+        # Gate and up are read where they lie: forward throughout; backward by whatever is fused, or by two of the eager
+        # kernels, three accesses each.
+        whole = d.framework.fuses_activation
+        halves, kernels = (backward, t.backward_kernels) if whole else (6 * d.act_bytes * elements, 2)
+        rest = t.backward_kernels - kernels
+        others = memory_op(f"{back}_rest", I, "elementwise", elements, backward - halves, d.act, rest, back)
         return Operator(
             mlp,
             (memory_op(mlp, F, "elementwise", elements, forward, d.act, t.forward_kernels, mlp, strided=True),),
             (
-                memory_op(back, I, "elementwise", elements, halves, d.act, 2, back, strided=True),
-                memory_op(f"{back}_rest", I, "elementwise", elements, backward - halves, d.act, rest, back),
+                memory_op(back, I, "elementwise", elements, halves, d.act, kernels, back, strided=True),
+                *((others,) if rest else ()),
             ),
             activation_saved(d, mlp, elements, part),
             backward_bytes=(1 + inputs) * elements * d.act_bytes,

@@ -35,6 +35,7 @@ MEMORY_UNCERTAINTY = 0.15  # published efficiencies of one GPU's streaming kerne
 POWER_UNCERTAINTY = 0.25  # of what the power limit adds: temperature, data and the part itself decide
 POWER_AT_REST = 0.5  # of the power limit: a GPU streaming from memory
 GROUPED_UNCERTAINTY = 0.1  # of taking a grouped matmul for one and its weights' traffic (b200_kernels)
+STRIDED_UNCERTAINTY = 0.3  # a cast took 1.28 times as long before it was vectorized (pytorch pull request 137053)
 UNALIGNED_UNCERTAINTY = 0.25  # fits to parts of vtrain_single_node find a slowdown of 1.5 to 2.6
 
 
@@ -121,14 +122,17 @@ class Costs:
         return None if table is None else collective_cost(table, bytes_)
 
     def _price(self, op: Compute, pace: float) -> Cost:
-        """Ask in this order who can price the operator; the roofline prices what nobody else can."""
+        return self._in_model(op, self._alone(op, pace))
+
+    def _alone(self, op: Compute, pace: float) -> Cost:
+        """Ask in this order who can price the kernels by themselves; the roofline prices what nobody else can."""
         # A block first: it is a run of kernels as they were timed. Points come last, because those of grouped matmuls
         # and of attention are mostly of serving libraries' kernels.
         for price in (self._measured_block, self._grouped, self._attention, self._from_points):
             cost = price(op, pace)
             if cost is not None:
-                return self._in_model(op, cost)
-        return self._in_model(op, self._throttled(op, self._roofline(op), pace))
+                return cost
+        return self._throttled(op, self._roofline(op), pace)
 
     def _in_model(self, op: Compute, cost: Cost) -> Cost:
         """Add what a step's modules and autograd take on a CPU, whose core cannot compute meanwhile: for each kernel,
@@ -165,7 +169,7 @@ class Costs:
         once = measured_bytes(shape, op.dtype)
         # FORWARD, since the shape has been put into the order of a forward's product.
         one = replace(op, kind="gemm", shape=shape, bytes=once, phase=Phase.FORWARD, kernels=1)
-        whole = self.compute(one, pace)
+        whole = self._alone(one, pace)
         bandwidth = self._device.bandwidth_bytes_per_s * self.coefficients.streaming_efficiency
         seconds = whole.seconds + max(0.0, op.bytes - once) / bandwidth
         # Dozens of small groups are bound by launches, however little each computes.
@@ -191,7 +195,9 @@ class Costs:
         # The table holds single kernels, but an optimizer is one sweep over all its bytes.
         repeats = max(op.kernels, 1) if op.kind in MEMORY_BOUND and op.kind != "optimizer" else 1
         shape = (round(op.bytes / repeats),) if op.kind in MEMORY_BOUND else op.shape
-        found = [self._at_speed(op, self._unaligned(op, cost)) for cost in self._points.costs(op, shape)]
+        found = [
+            self._at_speed(op, self._strided(op, self._unaligned(op, cost))) for cost in self._points.costs(op, shape)
+        ]
         if not found:
             return None
         # A measured point beats any interpolation, though its spread may be larger: it is this very kernel.
@@ -223,6 +229,17 @@ class Costs:
         # cuBLAS has fast kernels for leading dimensions of 16 bytes' multiples only; the points are all aligned.
         slower = self.coefficients.unaligned_matmul_slowdown
         return Cost(cost.seconds * slower, cost.source, math.hypot(cost.uncertainty, UNALIGNED_UNCERTAINTY))
+
+    def _strided(self, op: Compute, cost: Cost) -> Cost:
+        """Lengthen a streaming kernel that torch does not vectorize: the points are of kernels that it does."""
+        if not op.strided:
+            return cost
+        c = self.coefficients
+        usual, own = c.memory_efficiency_of.get(op.kind, c.memory_efficiency), c.memory_efficiency_of.get(STRIDED)
+        if usual is None or own is None:
+            # Nobody says how much slower: the time stands, in doubt by what one GPU lost.
+            return Cost(cost.seconds, "interpolated", math.hypot(cost.uncertainty, STRIDED_UNCERTAINTY))
+        return Cost(cost.seconds * usual / own, "interpolated", math.hypot(cost.uncertainty, MEMORY_UNCERTAINTY))
 
     def _at_speed(self, op: Compute, cost: Cost) -> Cost:
         """Scale a matmul from the speed of the points to that of this machine; gradients in fp8 are slower."""

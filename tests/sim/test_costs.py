@@ -389,6 +389,15 @@ def test_a_loop_in_a_library_is_one_call_of_a_module() -> None:
     assert added == pytest.approx([8e-3, 1e-3])
 
 
+def test_a_grouped_matmul_pays_for_its_module_once() -> None:
+    """It is priced as one matmul of all rows and the traffic of the other weights; what is added is added to both."""
+    experts = Compute("experts", "grouped_gemm", (4, 64, 128, 256), "bf16", 2.0**23, 1e6, Phase.FORWARD)
+    looped, bare = replace(experts, kernels=4, looped=True), Costs(Profile("x", ""), H100)
+    costs = Costs(Profile("x", "", coefficients=Coefficients(operator_in_model_s=1e-3)), H100)
+    added = [costs.compute(op).seconds - bare.compute(op).seconds for op in (experts, looped)]
+    assert added == pytest.approx([1e-3, 1e-3])
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 8, 512, 16384, 10_000_000])
 def test_the_slowest_of_many_gpus_by_bloms_approximation(ranks: int) -> None:
     costs = Costs(load_profile("h100-sxm"), H100)
