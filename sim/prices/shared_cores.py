@@ -27,7 +27,7 @@ def costs_of(scenario: Scenario, profile: Profile, options: PriceOptions = AS_ST
 
 def costs_on(gpu: GpuSpec, profile: Profile, ranks: int, options: PriceOptions = AS_STATED) -> Costs:
     """Prices on a device of a node that holds so many `ranks`."""
-    return Costs(on_shared_cores(profile, ranks), gpu, options)
+    return Costs(on_shared_cores(profile, ranks, gpu), gpu, options)
 
 
 def ranks_on_node(cluster: ClusterSpec, ranks: int) -> int:
@@ -35,25 +35,36 @@ def ranks_on_node(cluster: ClusterSpec, ranks: int) -> int:
     return min(ranks, cluster.gpus_per_node)
 
 
-def on_shared_cores(profile: Profile, ranks: int) -> Profile:
+def ranks_per_core(profile: Profile, ranks: int) -> float:
+    """How many of `ranks` ranks share each core; 1 where a profile does not say what that costs, or they share none."""
+    cores = profile.hardware.get("cores", 0)
+    said = profile.coefficients.core_sharing_slowdown is not None and not profile.blocks and not profile.reference
+    return ranks / cores if said and isinstance(cores, int) and 0 < cores < ranks else 1.0
+
+
+def on_shared_cores(profile: Profile, ranks: int, gpu: GpuSpec) -> Profile:
     """The profile for `ranks` ranks on its machine: itself unless they share cores and it says what that costs.
 
-    A calibration taken beside a run's steps (`blocks`) has the sharing in it. The profile that comes out says no more
-    what sharing costs, so that it is not applied twice.
+    `gpu`: the machine's data sheet, for what the profile did not measure and ranks share as well. A calibration taken
+    beside a run's steps (`blocks`) has the sharing in it. The profile that comes out says no more what sharing costs,
+    so that it is not applied twice.
     """
-    slowdown, cores = profile.coefficients.core_sharing_slowdown, profile.hardware.get("cores", 0)
-    if slowdown is None or profile.blocks or profile.reference or not isinstance(cores, int) or not 0 < cores < ranks:
+    sharing, c = ranks_per_core(profile, ranks), profile.coefficients
+    slowdown = c.core_sharing_slowdown
+    if sharing <= 1.0 or slowdown is None:
         return profile
-    sharing, c = ranks / cores, profile.coefficients
     stretch = sharing * max(1.0, slowdown)  # below 1 it was measured beside other work: no rank beats its share
-    bandwidth = c.memory_bandwidth_bytes_per_s
+    bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
+    peaks = {**gpu.peak_flops_per_s, **c.peak_flops_per_s}
+    launch_s = gpu.launch_overhead_s if c.launch_overhead_s is None else c.launch_overhead_s
     coefficients = dataclasses.replace(
         c,
         core_sharing_slowdown=None,
+        launch_overhead_s=launch_s * stretch,
         kernel_gap_s=c.kernel_gap_s * stretch,
         operator_in_model_s=c.operator_in_model_s * stretch,
-        memory_bandwidth_bytes_per_s=None if bandwidth is None else bandwidth / stretch,
-        peak_flops_per_s={dtype: rate / stretch for dtype, rate in c.peak_flops_per_s.items()},
+        memory_bandwidth_bytes_per_s=bandwidth / stretch,
+        peak_flops_per_s={dtype: rate / stretch for dtype, rate in peaks.items()},
     )
     return replace(
         profile,

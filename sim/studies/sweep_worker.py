@@ -22,7 +22,7 @@ from sim.inputs.scenario import Scenario, parse_scenario, resolve
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.prices.shared_cores import costs_on, ranks_on_node
+from sim.prices.shared_cores import costs_on, ranks_on_node, ranks_per_core
 from sim.ranks.faults import disturbs
 from sim.rl.simulation import simulate_rl
 from sim.search.slo import QUANTITIES
@@ -93,8 +93,13 @@ def _given(packed: bytes) -> tuple[Source, str, Profile | None]:
 
 
 @lru_cache(maxsize=4)
-def _costs(packed: bytes, calibration: str, gpu_json: str, ranks: int) -> Costs:
-    return costs_on(GpuSpec.model_validate_json(gpu_json), _given(packed)[2] or load_profile(calibration), ranks)
+def _profile(packed: bytes, calibration: str) -> Profile:
+    return _given(packed)[2] or load_profile(calibration)
+
+
+@lru_cache(maxsize=4)
+def _costs(packed: bytes, calibration: str, gpu_json: str, sharing_ranks: int) -> Costs:
+    return costs_on(GpuSpec.model_validate_json(gpu_json), _profile(packed, calibration), sharing_ranks)
 
 
 @lru_cache(maxsize=HEALTHY_KEPT)
@@ -105,7 +110,9 @@ def _healthy_s(packed: bytes, scenario_json: str) -> float:
 def _step(packed: bytes, scenario: Scenario) -> Simulation:
     cluster = scenario.cluster
     ranks = ranks_on_node(cluster, scenario.ranks)
-    costs = _costs(packed, scenario.calibration, cluster.gpu.model_dump_json(), ranks)
+    # Prices depend on the number of ranks only where these share cores. Any other step uses what was priced before.
+    sharing_ranks = ranks if ranks_per_core(_profile(packed, scenario.calibration), ranks) > 1 else 1
+    costs = _costs(packed, scenario.calibration, cluster.gpu.model_dump_json(), sharing_ranks)
     return simulate(scenario, engine="static", costs=costs)
 
 
@@ -156,8 +163,7 @@ def _rl_step(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
 
 
 def _served(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
-    profile = _given(packed)[2] or load_profile(scenario.calibration)
-    result = simulate_serving(scenario, profile).result
+    result = simulate_serving(scenario, _profile(packed, scenario.calibration)).result
     figures = {"output_tokens_per_s_per_gpu": result["output_tokens_per_s_per_gpu"], MEMORY.key: result[MEMORY.key]}
     for name, quantity in QUANTITIES.items():
         figures |= {f"{name}_{statistic}_s": result[quantity][statistic] for statistic in ("p50", "p99")}

@@ -12,15 +12,17 @@ import pytest
 from msgspec.structs import replace
 
 from sim.commands.sweep import run_sweep
+from sim.core.program import Compute, Phase
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.prices.coefficients import Coefficients
-from sim.prices.operator_prices import Costs
 from sim.prices.profile import CollectiveTable, Profile
 from sim.prices.profile_input import profile_from
-from sim.prices.shared_cores import on_shared_cores, ranks_on_node
+from sim.prices.shared_cores import costs_on, on_shared_cores, ranks_on_node
 from sim.simulation import simulate
 from tests.sim.search_spaces import run_search
+from topology.presets import GPUS
 
+HOST = GPUS["cpu"]
 SIZES = np.array([1e3, 1e6])
 
 
@@ -58,7 +60,7 @@ def scenario(dp: int, cluster: object = "cpu-host") -> Scenario:
 
 
 def test_a_rank_for_each_core_changes_nothing() -> None:
-    assert on_shared_cores(PROFILE, 2) is PROFILE
+    assert on_shared_cores(PROFILE, 2, HOST) is PROFILE
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_a_rank_for_each_core_changes_nothing() -> None:
 )
 def test_a_profile_that_does_not_say_is_left_alone(change: dict[str, object]) -> None:
     other = replace(PROFILE, **change)
-    assert on_shared_cores(other, 4) is other
+    assert on_shared_cores(other, 4, HOST) is other
 
 
 def test_computing_takes_turns_and_messages_have_their_own_tables() -> None:
@@ -99,8 +101,8 @@ def test_searches_and_sweeps_find_the_same_step(tmp_path: Path) -> None:
     assert best["step_time_s"] == pytest.approx(step_s, rel=1e-9)
     rows = run_sweep(file, [], ["parallelism.dp=2,4"], 1)["rows"]
     assert [row["step_time_s"] for row in rows][1] == pytest.approx(step_s, rel=1e-9)
-    shared_twice = on_shared_cores(on_shared_cores(PROFILE, 4), 4)
-    assert shared_twice.coefficients == on_shared_cores(PROFILE, 4).coefficients
+    once = on_shared_cores(PROFILE, 4, HOST)
+    assert on_shared_cores(once, 4, HOST).coefficients == once.coefficients
 
 
 def test_sharing_makes_no_rank_faster_than_its_share() -> None:
@@ -109,13 +111,22 @@ def test_sharing_makes_no_rank_faster_than_its_share() -> None:
         replace(PROFILE, coefficients=dataclasses.replace(PROFILE.coefficients, core_sharing_slowdown=x))
         for x in (0.9, 1.0)
     )
-    assert on_shared_cores(quick, 4).coefficients == on_shared_cores(even, 4).coefficients
+    assert on_shared_cores(quick, 4, HOST).coefficients == on_shared_cores(even, 4, HOST).coefficients
+
+
+@pytest.mark.parametrize(("kind", "size"), [("gemm", 512), ("copy", 4096), ("copy", 1)])
+def test_what_the_data_sheet_says_is_shared_too(kind: str, size: int) -> None:
+    """A profile that measured no rate: a matmul, a long copy and a short one, which is a launch, take as many turns."""
+    bare = replace(PROFILE, coefficients=Coefficients(core_sharing_slowdown=1.1))
+    op = Compute("x", kind, (1, size, size, size), "bf16", 2.0 * size**3, 4.0 * size**2, Phase.FORWARD)
+    alone, shared = (costs_on(HOST, bare, ranks).compute(op).seconds for ranks in (2, 4))
+    assert shared == pytest.approx(2.2 * alone, rel=1e-9)
 
 
 def test_two_ranks_do_not_read_what_was_measured_with_shared_cores() -> None:
     alone, two = (simulate(scenario(dp), PROFILE).step_time_s for dp in (1, 2))
     assert two == pytest.approx(alone + 1e-3, rel=1e-9)
-    cost = Costs(on_shared_cores(PROFILE, 4), scenario(4).cluster.gpu).collective("all_reduce", 2, 1e4)
+    cost = costs_on(HOST, PROFILE, 4).collective("all_reduce", 2, 1e4)
     assert cost is not None
     assert cost.seconds == pytest.approx(4e-3)
 

@@ -17,6 +17,7 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario, read_source
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from sim.studies import sweep_worker
 from sim.studies.executors import dask_workers, local_workers, results
 from sim.studies.sweep_worker import attempt, pack
 from sim.views.sweep_page import sweep_page
@@ -50,6 +51,15 @@ def test_other_keys_have_their_own_healthy_step_and_what_is_illegal_is_a_row_tha
     refused = [r for r in found["rows"] if r["refused"]]
     assert len(refused) == 4
     assert all(r["step_time_s"] is None for r in refused)
+
+
+def test_steps_of_other_sizes_share_what_was_priced() -> None:
+    """A GPU's prices do not depend on how many ranks its node holds; those of ranks that share cores do."""
+    source, changes = read_source(FILE, ()), [(("parallelism.pp", pp),) for pp in (2, 4, 8)]
+    packed = pack(source, "x", changes)
+    before = sweep_worker._costs.cache_info().misses
+    assert not any(attempt(packed, change).refused for change in changes)
+    assert sweep_worker._costs.cache_info().misses == before + 1
 
 
 def test_a_varied_key_may_be_what_makes_the_scenario_legal() -> None:
