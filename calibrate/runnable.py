@@ -224,9 +224,14 @@ def _experts(s: Scenario) -> Iterator[Problem]:
     p, t, moe = s.parallelism, s.training, s.model.moe
     if moe is None or t is None:
         return
-    for name, even in (("max_nodes_per_token", None), ("imbalance", "balanced")):
-        if getattr(moe, name) != even:
-            yield f"model.moe.{name}", getattr(moe, name), "null" if even is None else even
+    for name in ("groups", "top_groups", "max_nodes_per_token"):
+        if getattr(moe, name) is not None:
+            yield f"model.moe.{name}", getattr(moe, name), "null (each token chooses among all experts)"
+    if moe.imbalance != "balanced":
+        yield "model.moe.imbalance", moe.imbalance, "balanced"
+    if moe.router_fp32 and t.precision != "fp32":
+        found = f"true with precision {t.precision}"
+        yield "model.moe.router_fp32", found, "false (the router multiplies in the activations' dtype)"
     copies = t.micro_batch_size * t.seq_len * moe.top_k
     if moe.capacity_factor is not None and (p.tp * p.cp > 1 or moe.capacity_factor * copies % moe.experts):
         found = f"{moe.capacity_factor:g} with {copies} token copies for {moe.experts} experts, tp {p.tp}, cp {p.cp}"

@@ -108,6 +108,17 @@ def test_wrong_gradients_are_refused(scenario: Path, tmp_path: Path) -> None:
             "training.recompute: found selective_op with swiglu and separate projections",
         ),
         ({"model": {"positions": "rope", "head_dim": 5}}, "model.head_dim: found 5 with rope"),
+        (
+            {"model": {"moe": {"experts": 4, "top_k": 2, "ffn": 48, "groups": 2, "top_groups": 1}}},
+            "model.moe.groups: found 2",
+        ),
+        (
+            {
+                "model": {"moe": {"experts": 4, "top_k": 2, "ffn": 48, "router_fp32": True}},
+                "training": {"precision": "bf16", "grad_dtype": "bf16"},
+            },
+            "model.moe.router_fp32: found true with precision bf16",
+        ),
         ({"cluster": "dgx-h100"}, "cluster: found 1 GPUs"),
     ],
 )
