@@ -17,7 +17,7 @@ _LOO_POINTS = 64
 SAMPLED_POINTS = 1000  # of a large table; their distances bound from above those of its nearest points
 
 
-MOST_KEPT = 32  # distances that are kept in each steady dimension
+MOST_DISTANCES_KEPT = 32  # in each steady dimension
 
 
 class OfPoints(Protocol):
@@ -103,7 +103,7 @@ class Surface:
         apart: NDArray[np.float64] = self._columns[dimension] - q
         apart *= apart
         if known is not None:
-            if len(known) >= MOST_KEPT:
+            if len(known) >= MOST_DISTANCES_KEPT:
                 known.clear()
             known[q] = apart
         return apart

@@ -98,7 +98,7 @@ class Table(Struct, frozen=True, eq=False, dict=True):
 
 
 KEEP_ALL_FROM = 64  # queries of a table, from which on all its logarithms are kept
-MOST_KEPT = 40_000  # points of a table whose logarithms may be
+MOST_LOGARITHMS_KEPT = 40_000  # of a table with as many points
 
 
 class _LogEfficiency:
@@ -115,7 +115,7 @@ class _LogEfficiency:
             return found
         self._asked += 1
         # For a few queries of a dozen points this is quicker than the logarithm of a hundred thousand.
-        if self._asked > KEEP_ALL_FROM and len(self._table.seconds) <= MOST_KEPT:
+        if self._asked > KEEP_ALL_FROM and len(self._table.seconds) <= MOST_LOGARITHMS_KEPT:
             self._all = self._of(slice(None))
         return self._of(points)
 
