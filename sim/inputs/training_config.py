@@ -71,6 +71,7 @@ def _list_frameworks(schema: dict[str, Any]) -> None:
     schema["enum"] = list(FRAMEWORKS)
 
 
+USUAL_FRAMEWORK = "eager"  # the published defaults of keys that a framework decides are this one's
 FrameworkName = Annotated[str, AfterValidator(_known_framework), Field(json_schema_extra=_list_frameworks)]
 SoftwareDate = Annotated[
     str,
@@ -127,12 +128,14 @@ class Training(UserInput):
         default=None, description="how 8- and 4-bit matmuls are scaled; null: the framework's own"
     )
     param_dtype: StorageDtype = Field(default_factory=_param_dtype, description="null: precision's 16-bit dtype")
-    framework: FrameworkName = "eager"
+    framework: FrameworkName = USUAL_FRAMEWORK
     software_date: SoftwareDate | None = Field(
         default=None, description="month of the framework's release; null: as frameworks are today"
     )
     grad_dtype: StorageDtype = Field(
-        default_factory=_of_framework("grad_dtype"), description="null: the framework's own"
+        default_factory=_of_framework("grad_dtype"),
+        description="null: the framework's own",
+        json_schema_extra={"default": FRAMEWORKS[USUAL_FRAMEWORK].grad_dtype},
     )
     grad_reduce_dtype: StorageDtype = Field(
         default_factory=lambda data: data["grad_dtype"], description="null: grad_dtype"
@@ -159,7 +162,9 @@ class Training(UserInput):
     )
     packing: Packing | None = Field(default=None, description="null: a sequence is one document")
     cross_entropy: Literal["unfused", "fused", "chunked"] = Field(
-        default_factory=_of_framework("cross_entropy"), description="null: the framework's own"
+        default_factory=_of_framework("cross_entropy"),
+        description="null: the framework's own",
+        json_schema_extra={"default": FRAMEWORKS[USUAL_FRAMEWORK].cross_entropy},
     )
     cuda_graphs: Literal["none", "layers", "step"] = Field(
         default="none", description="what is captured: its kernels cost the host nothing"

@@ -369,7 +369,8 @@ def test_schema_has_every_key_and_its_default() -> None:
     assert training["required"] == ["seq_len", "global_batch_size"]
     defaults = {key: value.get("default") for key, value in training["properties"].items()}
     assert defaults["recompute"] == "none"
-    assert (defaults["precision"], defaults["param_dtype"], defaults["grad_dtype"]) == ("bf16", None, None)
+    assert (defaults["precision"], defaults["param_dtype"], defaults["grad_dtype"]) == ("bf16", None, "fp32")
+    assert (defaults["framework"], defaults["cross_entropy"]) == ("eager", "unfused")
     parallelism = schema["$defs"]["Parallelism"]["properties"]
     assert parallelism["bucket_bytes"]["default"] == "25MiB"
     assert parallelism["virtual_stages"]["default"] is parallelism["layers_per_stage"]["default"] is None
