@@ -11,6 +11,7 @@ from sim.core.files import read_json
 from sim.inputs import families, hybrid_families
 from sim.inputs.families import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
+from sim.inputs.model_config import MAX_POSITIONS
 from sim.inputs.yaml_input import MAX_BYTES, one_line
 
 FAMILIES = families.FAMILIES | hybrid_families.FAMILIES
@@ -50,6 +51,10 @@ def model_from_config(file: Path) -> Config:
         raise InputError(f"{file}: {problem}") from None
     longest = config.get("max_position_embeddings")
     if mapping.get("positions") != "learned" and isinstance(longest, int) and longest > 0:
+        # Said here by the config's own key, which the model's key would hide.
+        if longest > MAX_POSITIONS:
+            found = f"found {show(longest)}; must be at most {MAX_POSITIONS:,}"
+            raise InputError(f"{file}: max_position_embeddings: {found}")
         mapping = {"trained_positions": longest} | mapping
     return {key: value for key, value in mapping.items() if value is not None}
 

@@ -7,6 +7,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from sim.core.dtypes import StorageDtype
 from sim.inputs.input_source import UserInput, as_tuple
 
+MAX_POSITIONS = 100_000_000
+
 
 class Imbalance(UserInput):
     """Uneven routing: expert popularity falls as rank^-zipf, drawn with `seed`."""
@@ -161,7 +163,8 @@ class ModelConfig(UserInput):
     key and value are one matrix, gate and up another, in the model's own code (Phi 3). `rope_share`: of a head's width,
     if it is turned apart and joined to the rest (GLM-4.5, Phi 3).
     `max_positions` 0 stands for the workload's sequence length until a scenario fills it in. `trained_positions` is
-    `max_position_embeddings` of the model's config.json, which no workload changes: serving engines go by it.
+    `max_position_embeddings` of the model's config.json, which no workload changes: serving engines go by it. Where it
+    is left out, a table of learned positions whose size is stated says it.
     """
 
     layers: int = Field(ge=1, le=10_000)
@@ -193,10 +196,10 @@ class ModelConfig(UserInput):
     rope_share: float | None = Field(default=None, gt=0, le=1)
     no_rope_every: int | None = Field(default=None, ge=1, le=10_000)
     max_positions: int = Field(
-        default=0, ge=1, le=100_000_000, description="null: seq_len", json_schema_extra={"default": None}
+        default=0, ge=1, le=MAX_POSITIONS, description="null: seq_len", json_schema_extra={"default": None}
     )
     trained_positions: int | None = Field(
-        default=None, ge=1, le=100_000_000, description="of the model's config.json; null: unknown"
+        default=None, ge=1, le=MAX_POSITIONS, description="of the model's config.json; null: unknown"
     )
     window: int | None = Field(default=None, ge=1, le=100_000_000)
     state_space: StateSpaceConfig | None = None
@@ -228,7 +231,7 @@ class ModelConfig(UserInput):
     @property
     def longest(self) -> int:
         """Positions that the model was made for, whatever it is used with; 0 where that is unknown."""
-        return self.trained_positions or (self.max_positions if self.positions == "learned" else 0)
+        return self.trained_positions or 0
 
     def padded_vocab(self, tp: int) -> int:
         """Vocabulary entries after padding to a multiple of 128·tp, as Megatron-LM does."""

@@ -63,6 +63,9 @@ def resolve_model(value: Any, source: Source, path: KeyPath) -> ModelConfig:
         data = merge(_base(preset, source, path), data)
     model = validate(ModelConfig, data, source, path)
     check_model(model, source, path)
+    # Before a workload fills in `max_positions`: what is stated here is the model's own table.
+    if model.positions == "learned" and model.max_positions and "trained_positions" not in data:
+        model = model.model_copy(update={"trained_positions": model.max_positions})
     return model
 
 
@@ -107,7 +110,7 @@ def _preset(name: str) -> dict[str, Any]:
     data, _ = parse_yaml(read_text(path, MAX_BYTES), str(path))
     assert isinstance(data, dict), path
     other = data.pop("preset", None)
-    return data if other is None else _preset(other) | data
+    return data if other is None else merge(_preset(other), data)
 
 
 def _find(name: str, source: Source) -> Path | None:

@@ -66,13 +66,13 @@ def notes(sections: Sections) -> tuple[str, ...]:
     if i is not None and i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
         found.append("inference.router: of no effect with dp 1, which is one replica")
     if i is not None:
-        found += _unknown_length_note(i, model)
+        found += unknown_length_note(i, model)
     if p.ep_overlap and p.ep == 1:
         found.append("parallelism.ep_overlap: of no effect with ep 1")
     return tuple(found)
 
 
-def _unknown_length_note(inference: Inference, model: ModelConfig) -> list[str]:
+def unknown_length_note(inference: Inference, model: ModelConfig) -> list[str]:
     """An engine that goes by the model's length, and a model of which nobody said it."""
     from sim.serve.engines import ENGINES  # most scenarios are training steps
 

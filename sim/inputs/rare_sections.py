@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.core.dtypes import sixteen_bit
 from sim.inputs.input_source import Source, found_file, show, validate, without_nulls
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model
@@ -24,16 +23,13 @@ if TYPE_CHECKING:
 
 
 def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
-    """The section, with a dtype of the cache, files found and the draft model's positions."""
+    """The section, with files found and the draft model's positions."""
     if "inference" not in data:
         return None
     from sim.inputs.workloads import Inference, RequestTrace
 
     inference = validate(Inference, _with_draft(data["inference"], source), source, ("inference",))
     changes: dict[str, Any] = {}
-    if inference.kv_cache.dtype is None:
-        dtype = sixteen_bit(inference.precision)
-        changes["kv_cache"] = inference.kv_cache.model_copy(update={"dtype": dtype})
     if isinstance(inference.requests, RequestTrace):
         path = ("inference", "requests", "trace")
         changes["requests"] = RequestTrace(trace=found_file(inference.requests.trace, source, path))
@@ -45,8 +41,8 @@ def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
 
 def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: Parallelism, gpu: GpuSpec) -> Inference:
     """The section with what its engine sets by itself on these GPUs where a key was left out."""
-    from sim.inputs.workloads import HASHED_SUFFIX, RequestTrace
     from sim.serve.engines import ENGINES
+    from sim.serve.formats import cache_dtype
 
     pools = inference.disaggregated
     tp = parallelism.tp if pools is None else pools.decode.tp
@@ -56,10 +52,8 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
         prefill = engine.defaults_on(architecture, gpu.memory_bytes, pools.prefill.tp, model.longest)
         size = pools.prefill.model_copy(update={"memory_fraction": prefill.memory_fraction})
         inference = inference.model_copy(update={"disaggregated": pools.model_copy(update={"prefill": size})})
-    requests, block = inference.requests, inference.kv_cache.block_tokens
-    hashed = isinstance(requests, RequestTrace) and requests.trace.endswith(HASHED_SUFFIX) and 512 % block
-    prefixes = model.state_space is None and inference.kv_cache.layout == "paged" and not hashed
-    return inference.with_defaults(own, prefixes)
+    prefixes = model.state_space is None and inference.kv_cache.layout == "paged" and inference.fills_hashes
+    return inference.with_defaults(own, prefixes, cache_dtype(inference, gpu.peak_flops_per_s))
 
 
 def _says_memory(inference: Inference) -> bool:
@@ -114,13 +108,13 @@ def check_rl_engine(rl: Rl, sections: Sections, source: Source) -> None:
     check_engine(rl, sections.model, sections.training, sections.cluster, source)
 
 
-def notes_on_rl(rl: Rl | None) -> tuple[str, ...]:
+def notes_on_rl(rl: Rl | None, model: ModelConfig, gpu: GpuSpec) -> tuple[str, ...]:
     """Warnings of the section."""
     if rl is None:
         return ()
     from sim.inputs.rl_rules import rl_notes
 
-    return rl_notes(rl)
+    return rl_notes(rl, model, gpu)
 
 
 def read_faults(data: dict[str, Any], source: Source) -> Faults | None:

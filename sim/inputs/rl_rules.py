@@ -9,6 +9,7 @@ from sim.core.errors import InputError
 from sim.inputs.input_source import Source, show, validate, without_nulls
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model
+from sim.inputs.notes import unknown_length_note
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.rl_config import MAX_ANSWERS, Generation, Lengths, RewardModel, Rl
 from sim.inputs.rules import check_rules
@@ -17,6 +18,7 @@ from sim.inputs.training_config import Training
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.inputs.yaml_input import KeyPath
 from sim.serve.engines import ENGINES
+from sim.serve.formats import cache_dtype
 from topology.spec import ClusterSpec, GpuSpec
 
 PATH = ("rl",)
@@ -112,11 +114,7 @@ def inference_of(generation: Generation, requests: RequestPattern, model: ModelC
     engine = ENGINES[generation.engine]
     own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, generation.tp, model.longest)
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
-    inference = inference.with_defaults(own, prefixes=False)
-    if inference.kv_cache.dtype is not None:
-        return inference
-    cache = inference.kv_cache.model_copy(update={"dtype": sixteen_bit(inference.precision)})
-    return inference.model_copy(update={"kv_cache": cache})
+    return inference.with_defaults(own, False, cache_dtype(inference, gpu.peak_flops_per_s))
 
 
 def layout_of(generation: Generation, model: ModelConfig) -> Parallelism:
@@ -178,15 +176,20 @@ def _check_turns(rl: Rl, parallelism: Parallelism, source: Source) -> None:
             raise source.error((*PATH, "reward", "tp"), f"found {tp}; {why}")
 
 
-def rl_notes(rl: Rl) -> tuple[str, ...]:
-    """Warnings for keys that have no effect with this section."""
+def rl_notes(rl: Rl, model: ModelConfig, gpu: GpuSpec) -> tuple[str, ...]:
+    """Warnings for keys that have no effect with this section, and of an engine that goes by an unknown length."""
+    engine = inference_of(rl.generation, RequestPattern(prompt_len=1, output_len=1), model, gpu)
+    found = unknown_length_note(engine, model)
     if rl.colocated:
-        return ()
+        return tuple(found)
     usual = Rl.model_fields
     changed = [key for key in ("sleep_level", "offload_training") if getattr(rl, key) != usual[key].default]
-    return tuple(
-        f"rl.{key}: has no effect with colocated false, where engine and trainer have GPUs of their own"
-        for key in changed
+    return (
+        *found,
+        *(
+            f"rl.{key}: has no effect with colocated false, where engine and trainer have GPUs of their own"
+            for key in changed
+        ),
     )
 
 

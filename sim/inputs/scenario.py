@@ -260,7 +260,10 @@ def resolve(source: Source, name: str) -> Scenario:
         faults=faults,
         processes=read_processes(data, parallelism, source),
         engine=_engine(data, source),
-        warnings=(*unknown, *more_unknown, *unknown_architecture(cluster, ranks), *notes(sections), *notes_on_rl(rl)),
+        warnings=(
+            *(*unknown, *more_unknown, *unknown_architecture(cluster, ranks)),
+            *(*notes(sections), *notes_on_rl(rl, model, cluster.gpu)),
+        ),
     )
 
 

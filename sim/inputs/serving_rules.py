@@ -7,7 +7,8 @@ from sim.inputs.input_source import Source
 from sim.inputs.layout_rules import ALL_RULES, first_problem
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.sections import Sections, sizes_of
-from sim.inputs.workloads import HASHED_SUFFIX, Inference, RequestPattern, RequestTrace
+from sim.inputs.workloads import Inference, RequestPattern
+from sim.serve.hashed_prefixes import HASHED_TOKENS
 
 
 def check_serving(sections: Sections, inference: Inference, source: Source) -> None:
@@ -38,12 +39,10 @@ def _check_inference(inference: Inference, model: ModelConfig, source: Source) -
     if inference.attention == "unfused" and kept != computed:
         why = f"unfused attention reads the cache without converting it; allowed: {computed} (null)"
         raise source.error((*path, "kv_cache", "dtype"), f"found '{kept}'; {why}")
-    block, cached = inference.kv_cache.block_tokens, inference.prefix_cache != "none"
-    if cached and isinstance(requests, RequestTrace) and requests.trace.endswith(HASHED_SUFFIX) and 512 % block:
-        raise source.error(
-            (*path, "kv_cache", "block_tokens"),
-            f"found {block}; must divide 512, the tokens for each hash of the trace",
-        )
+    cached = inference.prefix_cache != "none"
+    if cached and not inference.fills_hashes:
+        why = f"must divide {HASHED_TOKENS}, the tokens for each hash of the trace"
+        raise source.error((*path, "kv_cache", "block_tokens"), f"found {inference.kv_cache.block_tokens}; {why}")
     if cached and model.state_space is not None:
         why = "a state-space layer (model.state_space) keeps no state for each prefix; allowed: none"
         raise source.error((*path, "prefix_cache"), f"found '{inference.prefix_cache}'; {why}")

@@ -13,6 +13,7 @@ from sim.inputs.input_source import UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.serving_keys import Autoscaling, ServedLora, Tiers, WeightOffload
 from sim.serve.engines import ENGINES, DecodeAttention, Defaults
+from sim.serve.hashed_prefixes import HASHED_TOKENS
 
 MAX_TOKENS = 100_000_000
 MAX_REQUESTS = 10_000_000
@@ -37,6 +38,11 @@ class RequestTrace(UserInput):
 
     trace: str = Field(min_length=1, max_length=4096)
 
+    @property
+    def hashed(self) -> bool:
+        """Whether each prompt comes with hashes of its blocks, as the file's name says."""
+        return self.trace.endswith(HASHED_SUFFIX)
+
 
 def _requests_form(value: Any) -> str:
     traced = isinstance(value, RequestTrace) or (isinstance(value, dict) and "trace" in value)
@@ -44,7 +50,8 @@ def _requests_form(value: Any) -> str:
 
 
 class KvCache(UserInput):
-    """Where keys and values of running requests live. `dtype` null: the inference precision."""
+    """Where keys and values of running requests live. `dtype` null: 16 bits, or what the engine keeps beside fp8
+    weights."""
 
     layout: Literal["paged", "contiguous"] = "paged"
     block_tokens: int = Field(default=16, ge=1, le=1_000_000)
@@ -138,13 +145,21 @@ class Inference(UserInput):
         default=None, description="pools of replicas for prompts and for the tokens after them, in place of parallelism"
     )
 
-    def with_defaults(self, d: Defaults, prefixes: bool) -> Inference:
+    @property
+    def fills_hashes(self) -> bool:
+        """Whether whole blocks of the cache hold what each hash of the trace stands for; so without hashes, too."""
+        hashed = isinstance(self.requests, RequestTrace) and self.requests.hashed
+        return not hashed or HASHED_TOKENS % self.kv_cache.block_tokens == 0
+
+    def with_defaults(self, d: Defaults, prefixes: bool, cache_dtype: str) -> Inference:
         """The section with what an engine sets by itself where a key was left out; `prefixes`: the cache can keep
-        them."""
+        them; `cache_dtype`: what it is kept in."""
         keys = ["max_running_requests", "max_batch_tokens", "chunked_prefill", *["prefix_cache"] * prefixes]
         own = {key: getattr(d, key) for key in keys}
         kept = {"block_tokens": d.block_tokens, "memory_fraction": d.memory_fraction}
-        missing = {key: value for key, value in kept.items() if key not in self.kv_cache.model_fields_set}
+        missing: dict[str, object] = {k: v for k, v in kept.items() if k not in self.kv_cache.model_fields_set}
+        if self.kv_cache.dtype is None:
+            missing["dtype"] = cache_dtype
         changes = {key: value for key, value in own.items() if key not in self.model_fields_set}
         return self.model_copy(update=changes | {"kv_cache": self.kv_cache.model_copy(update=missing)})
 

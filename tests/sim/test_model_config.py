@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import astuple
 
 from sim.core.errors import InputError
+from sim.inputs import model_input
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import load_model, model_presets
 from sim.inputs.scenario import parse_scenario
@@ -261,6 +262,7 @@ def test_pythia_parameter_count(tmp_path: Path) -> None:
         ({"hidden_size": "big"}, "hidden: found 'big'; must be an integer"),
         ({"num_hidden_layers": 0}, "layers: found 0; must be at least 1"),
         ({"num_key_value_heads": 5}, "kv_heads: found 5; must divide heads (32)"),
+        ({"max_position_embeddings": 10**9}, "config.json: max_position_embeddings: found 1000000000; must be at most"),
     ],
 )
 def test_hugging_face_config_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -297,3 +299,10 @@ def test_blocks_that_are_simulated_have_the_counted_parameters(name: str) -> Non
     if s.model.mtp_layers:
         module = mtp_block(s)
         assert (module.params + module.expert_params) * s.model.mtp_layers == count.mtp
+
+
+def test_a_preset_of_another_changes_single_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "whole-of-two.yaml").write_text("layers: 2\nmoe: {experts: 8, top_k: 2, ffn: 4}\n")
+    (tmp_path / "part-of-two.yaml").write_text("preset: whole-of-two\nmoe: {top_k: 1}\n")
+    monkeypatch.setattr(model_input, "_FOLDER", tmp_path)
+    assert model_input._preset("part-of-two") == {"layers": 2, "moe": {"experts": 8, "top_k": 1, "ffn": 4}}

@@ -271,6 +271,13 @@ def test_a_reward_model_reads_every_answer() -> None:
     assert sim.outcome.pools[0].peak_by_turn["reward"] > weights
 
 
+def test_an_engine_that_goes_by_an_unknown_length_says_so() -> None:
+    engine = {"rl": {"generation": {"engine": "vllm-0.6"}}}
+    unknown = {"model": {"preset": "llama3.2-1b", "trained_positions": None}}
+    warned = [parse_scenario(merge(SMALL, merge(engine, more)), "small").warnings for more in ({}, unknown)]
+    assert [sum("trained_positions: unknown" in text for text in own) for own in warned] == [0, 1]
+
+
 def test_the_engines_warnings_name_its_own_keys() -> None:
     a100 = {"cluster": "dgx-a100", "rl": {"generation": {"quantization": "fp8"}}}
     warnings = simulate_rl(parse_scenario(merge(SMALL, a100), "small")).outcome.warnings

@@ -15,10 +15,11 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.costs import IterationCosts, Load, iteration_costs
+from sim.serve.dims import serving_dims
 from sim.serve.engines import ENGINES, Defaults, Engine, HostTimes, engine_named, engine_table
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
-from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, requests_of, serving, settings_of
+from tests.sim.serving_cases import SMALL, WEIGHTS_AND_BUFFERS, every_way, requests_of, serving, settings_of
 
 ONE = {"prompt_len": 128, "output_len": 33, "count": 4}
 
@@ -112,6 +113,27 @@ def test_keys_left_out_are_the_engines_and_keys_given_stay(made: Any) -> None:
     assert (left_out.kv_cache.block_tokens, left_out.kv_cache.memory_fraction) == (5, 0.5)
     given = scenario("own", max_running_requests=9, kv_cache={"block_tokens": 3}).for_serving
     assert (given.max_running_requests, given.kv_cache.block_tokens, given.kv_cache.memory_fraction) == (9, 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("engine", "cluster", "inference", "dtype"),
+    [
+        ("trtllm", "dgx-h100", {"quantization": "fp8"}, "fp8"),
+        ("trtllm", "dgx-h100", {"quantization": "fp8", "kv_cache": {"dtype": "bf16"}}, "bf16"),
+        ("trtllm", "dgx-h100", {}, "bf16"),
+        ("trtllm", "dgx-a100", {"quantization": "fp8"}, "bf16"),  # its matmuls are in 16 bits
+        ("trtllm", "dgx-h100", {"quantization": "fp8", "attention": "unfused"}, "bf16"),
+        ("vllm-v1", "dgx-h100", {"quantization": "fp8"}, "bf16"),
+    ],
+)
+def test_an_engine_that_keeps_the_cache_in_fp8_beside_fp8_weights(
+    engine: str, cluster: str, inference: dict[str, Any], dtype: str
+) -> None:
+    section = {"engine": engine, "requests": ONE, **inference}
+    s = parse_scenario({"model": "llama3-8b", "cluster": cluster, "inference": section})
+    assert s.for_serving.kv_cache.dtype == dtype
+    assert serving_dims(s).kv_bytes == {"fp8": 1.0, "bf16": 2.0}[dtype]
+    assert parse_scenario(s.model_dump(mode="json")).for_serving == s.for_serving
 
 
 def test_requests_wait_for_the_front_end_before_they_reach_the_engine(made: Any) -> None:
@@ -263,6 +285,8 @@ def test_each_pool_has_the_memory_fraction_of_its_own_ranks() -> None:
         ("llama2-7b", 40_000, (False, 4096)),
         ("gpt2", 128, (False, 2048)),
         ({"preset": "llama2-7b", "trained_positions": None}, 40_000, (False, 8192)),
+        ({**SMALL, "positions": "learned"}, 40_000, (False, 8192)),
+        ({**SMALL, "positions": "learned", "max_positions": 65_536}, 40_000, (True, 512)),
     ],
 )
 def test_chunks_and_budget_go_by_the_models_length_not_by_the_prompts(
@@ -272,6 +296,7 @@ def test_chunks_and_budget_go_by_the_models_length_not_by_the_prompts(
     s = scenario("vllm-0.6", model=model, batching="continuous", requests=requests)
     assert (s.for_serving.chunked_prefill, s.for_serving.max_batch_tokens) == found
     assert any("trained_positions: unknown" in w for w in s.warnings) == (s.model.longest == 0)
+    assert parse_scenario(s.model_dump(mode="json")).model == s.model
 
 
 def test_what_a_scenario_resolves_to_parses_to_itself() -> None:
