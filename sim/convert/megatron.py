@@ -215,9 +215,17 @@ def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
             "dense_layers": int(dense[1]) if dense else None,
             "every": int(frequency) if frequency.isdigit() and frequency != "1" else None,
             "capacity_factor": None if capacity is None else float(capacity),
+            "router_fp32": _fp32_router(s),
             **_groups(s),
         }
     )
+
+
+def _fp32_router(s: Settings) -> bool | None:
+    """Whether the router multiplies in fp32. Any other dtype is left, and so named as not expressed."""
+    if str(s.values.get("moe-router-dtype")).strip("\"' ") != "fp32":
+        return None
+    return bool(s.take("moe-router-dtype"))
 
 
 def _groups(s: Settings) -> dict[str, Any]:

@@ -11,19 +11,20 @@ from sim.inputs.training_config import Training
 from sim.models.framework_facts import Framework
 from sim.models.frameworks import FRAMEWORKS, framework_of
 
-LAID_OUT = ("training.micro_batch_size", "training.recompute")  # keys of a layout outside of `parallelism`
+OF_EVERY_LAYOUT = ("model", "training", "distillation")  # sections that no layout changes
+LAID_OUT = (("training", "micro_batch_size"), ("training", "recompute"))  # except these keys of them
 
 
 class Reason(NamedTuple):
     """Hold why a scenario's key cannot be written for a trainer; `text`: the whole message."""
 
-    key: str
+    path: tuple[str, ...]
     text: str
 
     @property
     def of_every_layout(self) -> bool:
         """Tell whether the key belongs to the model or the training, so that no other layout helps."""
-        return self.key.startswith(("model", "training", "distillation")) and not self.key.startswith(LAID_OUT)
+        return self.path[0] in OF_EVERY_LAYOUT and self.path[:2] not in LAID_OUT
 
 
 class Emission(Struct, dict=True):
@@ -43,7 +44,7 @@ class Emission(Struct, dict=True):
     def refuse(self, key: str, value: Any, does: str, when: bool = True) -> None:
         """Add a reason against the key's value, if `when` holds; `does`: what the trainer does instead."""
         if when:
-            self.reasons.append(Reason(key, f"{key}: found {value}; {self.TRAINER} {does}"))
+            self.reasons.append(Reason(tuple(key.split(".")), f"{key}: found {value}; {self.TRAINER} {does}"))
 
     def framework(self, trainer: str) -> Framework:
         """Return the framework's record; add a reason if the trainer's flags do not express it."""

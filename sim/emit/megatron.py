@@ -123,13 +123,17 @@ class Megatron(Emission):
             p.ep_overlap
             and (p.ep == 1 or (p.pp > 1 and p.virtual_stages == 1) or self.training.recompute.mode == "full"),
         )
+        # Its flex dispatcher needs ranks to send to.
+        flex = moe.max_nodes_per_token is not None and p.ep * p.expert_tp > 1
+        if flex:
+            self.notes.append("moe-token-dispatcher-type flex: DeepEP; releases before 0.15 need moe-enable-deepep too")
         dense, layers = moe.dense_layers, self.scenario.model.layers
         out: list[tuple[str, Any]] = [
             ("num-experts", moe.experts),
             ("moe-router-topk", moe.top_k),
             ("moe-ffn-hidden-size", moe.ffn),
             ("moe-grouped-gemm", ""),
-            ("moe-token-dispatcher-type", "alltoall"),
+            ("moe-token-dispatcher-type", "flex" if flex else "alltoall"),
             ("moe-router-force-load-balancing", ""),
             ("expert-model-parallel-size", p.ep),
             ("expert-tensor-parallel-size", p.expert_tp),
@@ -137,6 +141,7 @@ class Megatron(Emission):
         out += [("moe-shared-expert-intermediate-size", moe.shared_experts * moe.ffn)] if moe.shared_experts else []
         out += [("moe-layer-freq", f'"([0]*{dense}+[1]*{layers - dense})"')] if dense else []
         out += [("moe-expert-capacity-factor", moe.capacity_factor)] if moe.capacity_factor else []
+        out += [("moe-router-dtype", "fp32")] if moe.router_fp32 else []
         if moe.groups is not None:
             out += [("moe-router-num-groups", moe.groups), ("moe-router-group-topk", moe.top_groups)]
         elif moe.max_nodes_per_token is not None:

@@ -179,6 +179,29 @@ def test_what_emit_writes_is_read_back(tmp_path: Path, name: str, trainer: str, 
     assert not differing
 
 
+@pytest.mark.parametrize(
+    ("moe", "ep", "expected"),
+    [
+        ({"max_nodes_per_token": 2}, 32, {"max_nodes_per_token": 2}),
+        ({"groups": 8, "top_groups": 4}, 32, {"groups": 8, "top_groups": 4}),
+        ({"router_fp32": True}, 32, {"router_fp32": True}),
+        ({"max_nodes_per_token": 1}, 1, {"groups": 1, "top_groups": 1}),  # nothing is sent, so no dispatcher is named
+    ],
+)
+def test_how_tokens_choose_and_find_their_experts_is_read_back(
+    tmp_path: Path, moe: dict[str, Any], ep: int, expected: dict[str, Any]
+) -> None:
+    experts = {"experts": 64, "top_k": 4, "ffn": 512, **moe}
+    model = {"layers": 4, "hidden": 1024, "heads": 8, "vocab": 32000, "moe": experts}
+    training = {"seq_len": 1024, "global_batch_size": 32, "framework": "megatron"}
+    layout = {"dp": 32, "ep": ep}
+    before = {"model": model, "training": training, "parallelism": layout, "cluster": "dgx-h100"}
+    text = emit(parse_scenario(before), "megatron")
+    after, _ = converted(tmp_path, "x.sh", text, "--cluster", "dgx-h100", "--gpus", "32")
+    keys = ("groups", "top_groups", "max_nodes_per_token", "router_fp32")
+    assert {key: after["model"]["moe"][key] for key in keys if key in after["model"]["moe"]} == expected
+
+
 def sizes(scenario: Scenario) -> dict[str, Any]:
     return scenario.model.model_dump(exclude={"max_positions", "trained_positions", "moe"})
 

@@ -14,6 +14,7 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.emit import emit
+from sim.emit.common import Reason
 from sim.inputs.explain import all_keys, explain
 from sim.inputs.scenario import Scenario, parse_scenario
 from tests.modules import run_module
@@ -42,7 +43,7 @@ disable-bias-linear eval-iters expert-model-parallel-size expert-tensor-parallel
 fp8-format fp8-recipe global-batch-size grad-reduce-in-bf16 group-query-attention hidden-dropout hidden-size
 kv-channels kv-lora-rank log-interval lr make-vocab-size-divisible-by max-position-embeddings micro-batch-size mock-data
 moe-expert-capacity-factor moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-router-force-load-balancing
-moe-router-group-topk moe-router-num-groups moe-router-topk moe-shared-expert-intermediate-size
+moe-router-dtype moe-router-group-topk moe-router-num-groups moe-router-topk moe-shared-expert-intermediate-size
 moe-token-dispatcher-type mtp-num-layers multi-latent-attention no-bias-dropout-fusion no-bias-gelu-fusion
 no-bias-swiglu-fusion no-gradient-accumulation-fusion no-masked-softmax-fusion no-overlap-p2p-communication
 no-rope-fusion normalization num-attention-heads num-distributed-optimizer-instances num-experts num-layers
@@ -358,3 +359,11 @@ def test_chakra_files_are_written_beside_each_other(tmp_path: Path) -> None:
     assert names == ["step.0.et", "step.1.et", "step.2.et", "step.3.et", "step.groups.json"]
     assert "Step time" in done.stdout
     assert run(str(file), "--chakra", str(tmp_path / "none" / "step")).returncode == 2
+
+
+def test_a_reason_holds_for_every_layout_if_no_layout_changes_its_key() -> None:
+    keys = ("model", "model.moe.imbalance", "training.precision", "training.recomputed", "distillation")
+    of_layouts = ("training.recompute", "training.recompute.every", "training.micro_batch_size", "parallelism", "ranks")
+    for group, expected in ((keys, True), (of_layouts, False)):
+        found = {key: Reason(tuple(key.split(".")), "").of_every_layout for key in group}
+        assert found == dict.fromkeys(group, expected)
