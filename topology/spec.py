@@ -38,8 +38,8 @@ class GpuSpec(_Spec):
     the GPU whose measured collectives stand for this one's, where its architecture has several. `variant_of`: the
     shipped GPU that differs in its memory alone, so that machine and profile are its. `sm_sram_bytes`: scratch memory
     of a multiprocessor, the most that kernels can have. `sm_flops_per_clock`: dense 16-bit flops of a multiprocessor.
-    Both are 0 where they are not known. `memory_shown`: the part of its memory that CUDA shows; 1 where nobody has
-    printed it. `link_bandwidth_bytes_per_s`: a direction, of its own links within a node,
+    Both are 0 where they are not known. `memory_shown`: the part of its memory that CUDA shows; 1 where no
+    print of it is known here. `link_bandwidth_bytes_per_s`: a direction, of its own links within a node,
     where no shipped cluster has it.
     """
 
