@@ -12,7 +12,7 @@ import math
 
 from sim.serve.costs import Load
 from sim.serve.prices import Prices
-from sim.serve.replica import Iteration, Replica, Work, Worker
+from sim.serve.replica import Replica, Work, Worker
 from sim.serve.scheduler import Sequence
 
 
@@ -57,7 +57,7 @@ class Server:
         if work is not None:
             spans = self._pass_stages(work.ready_s, work.load)
             heapq.heappush(self.in_flight, (spans[-1][1], len(self.replica.iterations), work))
-            self.replica.iterations.append(Iteration(spans, work.load, 1, work.since_s))
+            self.replica.iterations.append(work.iteration(spans))
             if len(self.in_flight) < len(self.free_s):
                 return self._until(self.free_s[0])
         return self._until(self._next_event(now, work is not None))

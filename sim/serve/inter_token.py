@@ -28,7 +28,8 @@ def token_gaps(replicas: tuple[Replica, ...], pp: int) -> TokenGaps | None:
     A sequence that adds a token in an iteration added its last one in the iteration before, with a pipeline in the
     pp-th before, so the gap is the time between their ends; the steps of a run of alike iterations share its time.
     Where nobody could compute before, its last one is older than that iteration, and the gap begins as this one is put
-    together: what a preempted sequence waits for, or one whose prompt another replica computed, is not among them.
+    together: what a preempted sequence waits for is not among them. A sequence whose prompt another replica computed
+    has its first token from there, so the gap before its second one holds its waits and the transfer of its cache.
     """
     gaps: list[float] = []
     tokens: list[int] = []
@@ -39,8 +40,12 @@ def token_gaps(replicas: tuple[Replica, ...], pp: int) -> TokenGaps | None:
             if iteration.load.decodes:
                 since = ends[number % pp] if iteration.steps == 1 else start
                 since = since if iteration.since_s is None else iteration.since_s
-                gaps.append((end - since) / iteration.steps)
-                tokens.append(iteration.load.decodes * iteration.steps)
+                handed_over_s = iteration.handed_over_s
+                if more := iteration.load.decodes * iteration.steps - len(handed_over_s):
+                    gaps.append((end - since) / iteration.steps)
+                    tokens.append(more)
+                gaps += [end - first_s for first_s in handed_over_s]
+                tokens += [1] * len(handed_over_s)
             ends[number % pp] = end
     if not gaps:
         return None

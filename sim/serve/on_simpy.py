@@ -19,7 +19,7 @@ from simpy.events import NORMAL, EventPriority
 
 from sim.serve.pools import Pool, experts_span
 from sim.serve.prices import Prices
-from sim.serve.replica import Iteration, Replica, Work, Worker
+from sim.serve.replica import Replica, Work, Worker
 from sim.serve.scheduler import Sequence
 
 Process = Generator[simpy.Event, Any, None]
@@ -103,7 +103,7 @@ class ReplicaProcess:
         clock, stages, iterations = self.clock, self.stages, self.replica.iterations
         self.in_flight += 1
         number, spans = len(iterations), []
-        iterations.append(Iteration((), work.load, 1, work.since_s))
+        iterations.append(work.iteration(()))
         if work.ready_s > clock.now:
             yield clock.at(work.ready_s)
         turn = stages[0].request()
@@ -120,7 +120,7 @@ class ReplicaProcess:
                 if i == 0:
                     passed.succeed()
                 yield clock.timeout(self.costs.send_s(i, work.load.tokens))
-        iterations[number] = Iteration(tuple(spans), work.load, 1, work.since_s)
+        iterations[number] = work.iteration(tuple(spans))
         self.in_flight -= 1
         self.end(work)
         if len(stages) == 1:
@@ -151,7 +151,7 @@ class SharedExperts:
             for m, work in works:
                 load = work.load._replace(pooled=pooled)
                 own = start + m.costs.stage_seconds(load)[0]
-                m.replica.iterations.append(Iteration(((start, own),), load, 1, work.since_s))
+                m.replica.iterations.append(work.iteration(((start, own),), load))
                 end = max(end, own)
             yield clock.at(end)
             for m, work in works:

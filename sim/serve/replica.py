@@ -19,12 +19,14 @@ LONGEST_RUN = 1 << 16  # iterations priced at once
 
 class Iteration(NamedTuple):
     """One iteration, or `steps` alike, on every stage: (start, end) each. `since_s`: when it was put together, where
-    nobody could compute before."""
+    nobody could compute before. `handed_over_s`: for each sequence that another replica handed over and that adds its
+    first token here, when that replica made the token before."""
 
     spans: tuple[tuple[float, float], ...]
     load: Load
     steps: int
     since_s: float | None = None
+    handed_over_s: tuple[float, ...] = ()
 
 
 class CacheState(NamedTuple):
@@ -54,13 +56,18 @@ class Replica(Struct):
 
 class Work(NamedTuple):
     """An iteration under way. `together`: its sequences in lockstep are no pieces; `ready_s`: when it may start;
-    `since_s`: as an iteration's."""
+    `since_s` and `handed_over_s`: as an iteration's."""
 
     batch: Batch
     load: Load
     together: bool
     ready_s: float
     since_s: float | None = None
+    handed_over_s: tuple[float, ...] = ()
+
+    def iteration(self, spans: tuple[tuple[float, float], ...], load: Load | None = None) -> Iteration:
+        """What it is once it has passed the stages."""
+        return Iteration(spans, load or self.load, 1, self.since_s, self.handed_over_s)
 
 
 class Worker:
@@ -88,9 +95,21 @@ class Worker:
             self.costs.note(work.load)
             if self.idle:
                 work = work._replace(since_s=now)
+            if self.scheduler.handed_over:
+                work = work._replace(handed_over_s=self._first_here(work.batch))
         self.idle = work is None and len(self.costs.stages) == 1
         self._note_state(now)
         return work
+
+    def _first_here(self, batch: Batch) -> tuple[float, ...]:
+        """When others made the last tokens of the sequences that add their first ones here in this iteration."""
+        adding = {piece.sequence for piece in batch.pieces if piece.samples}
+        if self.lockstep is not None and not batch.prompts_alone:
+            adding |= self.lockstep.members.keys()
+        s = self.scheduler
+        found = [x for x in s.handed_over if x in adding]
+        s.handed_over = [x for x in s.handed_over if x not in adding]
+        return tuple([x.first_token_s for x in found])
 
     def _looking_at_all(self, now: float) -> Work | None:
         if self.lockstep is not None:
@@ -115,8 +134,8 @@ class Worker:
         return left
 
     def steady_steps(self, now: float) -> int:
-        """As `Lockstep.steady_steps`."""
-        return 0 if self.lockstep is None else self.lockstep.steady_steps(now)
+        """As `Lockstep.steady_steps`. An iteration with a sequence's first token here stands alone: its gap is."""
+        return 0 if self.lockstep is None or self.scheduler.handed_over else self.lockstep.steady_steps(now)
 
     def run_ends(self, now: float, steps: int, until_s: float | None = None) -> list[float]:
         """When the next iterations end, which are all alike (see `steady_steps`): `steps` of them, or fewer where

@@ -135,6 +135,7 @@ class Scheduler(Struct):
     acceptance: Acceptance | None = None
     hands_over: bool = False  # sequences leave with their first token, for a replica that adds the others
     fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
+    handed_over: list[Sequence] = field(default_factory=list)  # by another replica, and without a token of this one
     adapters: AdapterSlots | None = None
     tiers: CacheTiers | None = None  # below the cache on the GPU
     reserved: int = 0  # blocks of all that run, once each has all its tokens
@@ -268,6 +269,7 @@ class Scheduler(Struct):
         if sequence.remote:
             assert self.fetch is not None
             sequence.remote, sequence.ready_s = 0, math.inf
+            self.handed_over.append(sequence)
             self.fetch(sequence)
         elif loaded:
             if self.tiers is not None and not sequence.swapped:
@@ -347,6 +349,8 @@ class Scheduler(Struct):
             self.swap_tokens -= victim.computed
             victim.swapped = victim.computed
         self.free(victim)
+        if victim in self.handed_over:  # its next token comes out of a prompt that is computed anew
+            self.handed_over.remove(victim)
         victim.computed = 0
         victim.ready_s = 0.0
         victim.running = False

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
+from sim.serve.costs import Load
+from sim.serve.inter_token import token_gaps
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
@@ -83,6 +85,34 @@ def test_a_request_alone_takes_its_parts_and_its_transfer() -> None:
     assert moved.asked_s == moved.start_s == sim.sequences[0].first_token_s
     assert sim.end_s == pytest.approx(alone.end_s + moved.end_s - moved.start_s, rel=1e-9)
     assert [s.kind for s in sim.timeline.spans()].count("KV_TRANSFER") == 1
+
+
+def test_the_gap_before_the_second_token_holds_the_handover() -> None:
+    """The prefill pool makes the first tokens at once, the decode pool the second ones. Between them lie the wait for
+    the link, the transfer, and for the second request the first one's iteration, during which its own cache comes."""
+    sim = simulate_serving(pools({"replicas": 2}, {}, requests={"prompt_len": 4000, "output_len": 2, "count": 2}))
+    first, second = sim.transfers
+    token_s = sim.costs.stage_seconds(Load(1, 1, 4001, (), 1))[0]
+    assert first.end_s == second.start_s < second.end_s < first.end_s + token_s
+    found = token_gaps(sim.pools[1].replicas, 1)
+    assert found is not None
+    assert found.tokens.tolist() == [1.0, 1.0]
+    transfer_s = first.end_s - first.asked_s
+    assert found.seconds.tolist() == pytest.approx([transfer_s + token_s, transfer_s + 2 * token_s], rel=1e-9)
+    gaps, requests = sim.outcome.inter_token_latency_s, sim.outcome.time_per_output_token_s
+    assert gaps.mean == pytest.approx(requests.mean, rel=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(spread, st.integers(1, 2), st.booleans())
+def test_gaps_between_tokens_add_up_to_the_time_from_first_to_last(
+    requests: tuple[Request, ...], replicas: int, group: bool
+) -> None:
+    sim = simulate_serving(pools({"replicas": 2}, {"replicas": replicas}), requests=requests, group=group)
+    found = token_gaps(sim.pools[1].replicas, 1)
+    seconds, tokens = (0.0, 0) if found is None else (float(found.seconds @ found.tokens), int(found.tokens.sum()))
+    assert tokens == sum(r.output_tokens - 1 for r in requests)
+    assert seconds == pytest.approx(sum(s.finish_s - s.first_token_s for s in sim.sequences), rel=1e-9)
 
 
 def test_transfers_that_meet_wait_for_each_other() -> None:
