@@ -13,7 +13,8 @@ from calibrate.serving.cache import HostPrefixes, HostSequences, PagedCache, mak
 from calibrate.serving.forward import Clock, Model, Part, forward
 from sim.serve.kv_cache import HostCache, KvCache
 from sim.serve.requests import Request
-from sim.serve.scheduler import Batch, Limits, Piece, Scheduler, Sequence
+from sim.serve.scheduler import Scheduler
+from sim.serve.sequences import Batch, Limits, Piece, Sequence
 
 
 @dataclass(frozen=True, slots=True)

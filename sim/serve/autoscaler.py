@@ -28,7 +28,7 @@ from msgspec import Struct
 from sim.inputs.serving_keys import Autoscaling
 from sim.serve.on_simpy import Clock, Process, ReplicaProcess
 from sim.serve.router import Router
-from sim.serve.scheduler import Sequence
+from sim.serve.sequences import Sequence
 
 ROUNDED = 1 - 1e-9  # looks that are a delay apart are so up to the last bits
 

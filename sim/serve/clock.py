@@ -13,7 +13,7 @@ import math
 from sim.serve.costs import Load
 from sim.serve.prices import Prices
 from sim.serve.replica import Replica, Work, Worker
-from sim.serve.scheduler import Sequence
+from sim.serve.sequences import Sequence
 
 
 class Server:

@@ -18,7 +18,7 @@ import simpy
 from sim.serve.on_simpy import Clock, Process, ReplicaProcess
 from sim.serve.pools import Pool
 from sim.serve.router import Router
-from sim.serve.scheduler import Sequence
+from sim.serve.sequences import Sequence
 
 
 class Transfer(NamedTuple):

@@ -14,7 +14,8 @@ from collections import Counter
 
 from msgspec import Struct, field
 
-from sim.serve.scheduler import Batch, Piece, Scheduler, Sequence
+from sim.serve.scheduler import Scheduler
+from sim.serve.sequences import Batch, Piece, Sequence
 
 
 class Lockstep(Struct):

@@ -20,7 +20,7 @@ from simpy.events import NORMAL, EventPriority
 from sim.serve.pools import Pool, experts_span
 from sim.serve.prices import Prices
 from sim.serve.replica import Replica, Work, Worker
-from sim.serve.scheduler import Sequence
+from sim.serve.sequences import Sequence
 
 Process = Generator[simpy.Event, Any, None]
 LAST = EventPriority(2)  # after everything else at an instant: SimPy's own are 0 and 1

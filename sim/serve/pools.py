@@ -22,7 +22,8 @@ from sim.serve.operator_prices import Bill, Shares
 from sim.serve.prices import Prices
 from sim.serve.replica import Replica
 from sim.serve.requests import Request
-from sim.serve.scheduler import Limits, Scheduler, Sequence
+from sim.serve.scheduler import Scheduler
+from sim.serve.sequences import Limits, Sequence
 from sim.serve.speculation import Acceptance, SpeculativePrices, draft_costs
 
 UNLIMITED = 1 << 60

@@ -12,7 +12,8 @@ from msgspec import Struct, field
 from sim.serve.costs import Load
 from sim.serve.lockstep import Lockstep
 from sim.serve.prices import Prices
-from sim.serve.scheduler import Batch, Counts, Scheduler, Sequence
+from sim.serve.scheduler import Scheduler
+from sim.serve.sequences import Batch, Counts, Sequence
 
 LONGEST_RUN = 1 << 16  # iterations priced at once
 

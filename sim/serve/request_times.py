@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from sim.serve.scheduler import Sequence
+from sim.serve.sequences import Sequence
 
 Seconds = NDArray[np.float64]
 

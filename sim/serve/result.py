@@ -37,7 +37,7 @@ from sim.serve.records import (
 from sim.serve.replica import Replica
 from sim.serve.request_times import request_times
 from sim.serve.scaling_use import scaling_use
-from sim.serve.scheduler import Sequence
+from sim.serve.sequences import Sequence
 from sim.serve.speculation import expected_tokens
 from sim.serve.timeline import classes_of, make_timeline, memory_curves
 

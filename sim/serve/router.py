@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from sim.serve.scheduler import Scheduler, Sequence
+from sim.serve.scheduler import Scheduler
+from sim.serve.sequences import Sequence
 
 APART = 32  # requests; further apart, loads count more than prefixes (sgl-router's balance_abs_threshold)
 

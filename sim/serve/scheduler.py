@@ -25,97 +25,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from sim.serve.adapters import AdapterSlots
 from sim.serve.cache_tiers import CacheTiers
 from sim.serve.kv_cache import HostCache, KvCache, Link
-from sim.serve.requests import Request
+from sim.serve.sequences import Batch, Copy, Counts, Limits, Piece, Sequence
 
 if TYPE_CHECKING:
     from sim.serve.speculation import Acceptance
-
-
-class Sequence(Struct, eq=False):
-    """A request on its way. `computed` tokens are in the cache, `private` blocks are its own, `shared` of the tokens
-    lie in its prefix's blocks, `swapped` are in the host's memory since it was preempted."""
-
-    request: Request
-    index: int
-    computed: int = 0
-    generated: int = 0
-    private: int = 0
-    shared: int = 0
-    swapped: int = 0
-    reserved: int = 0  # blocks of its own once it has all its tokens
-    remote: int = 0  # tokens that another replica has computed and holds
-    lost: int = 0  # tokens that were computed when it was preempted
-    order: int = 0  # among those admitted: who runs and has a larger one is younger
-    running: bool = False
-    in_flight: bool = False
-    reads: int | None = None  # blocks of its prefix that stay for it; None where it reads none and extends none
-    ready_s: float = 0.0  # when its prefix, or all of its cache, has come from the host's memory
-    admitted_s: float = -1.0
-    first_token_s: float = -1.0
-    finish_s: float = -1.0
-    preemptions: int = 0
-
-    @property
-    def remaining(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
-        return self.request.prompt_tokens + self.generated - self.computed
-
-
-class Piece(NamedTuple):
-    """What an iteration does for one sequence. `drafted` of the tokens may turn out to be wrong."""
-
-    sequence: Sequence
-    tokens: int
-    samples: bool
-    drafted: int = 0
-
-
-class Batch(NamedTuple):
-    """One iteration. `ready_s`: when the blocks that it took over have been copied away. `prompts_alone`: it adds no
-    token to sequences whose prompts are computed."""
-
-    pieces: tuple[Piece, ...]
-    ready_s: float = 0.0
-    prompts_alone: bool = False
-
-
-class Copy(NamedTuple):
-    """Tokens between GPU and host. `kind`: RELOAD (a prefix), SWAP_IN, SWAP_OUT."""
-
-    start_s: float
-    end_s: float
-    tokens: int
-    kind: str
-
-
-class Counts(Struct):
-    """What happened, for the result."""
-
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    prompt_tokens: int = 0  # of admitted requests, each time they are admitted for the first time
-    hit_tokens: int = 0
-    loaded_tokens: int = 0
-    stored_tokens: int = 0
-    swapped_tokens: int = 0  # out; as many come in again
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    verifications: int = 0  # of one sequence's drafted tokens each
-
-
-class Limits(Struct):
-    """`batch_sequences`: of one iteration, so that every pipeline stage finds sequences."""
-
-    running: int
-    batch_tokens: int
-    batch_sequences: int
 
 
 class Scheduler(Struct):

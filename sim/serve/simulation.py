@@ -21,7 +21,7 @@ from sim.serve.pools import Pool, decode_pool, experts_span, prefill_pool, whole
 from sim.serve.requests import Request, make_requests
 from sim.serve.result import ServingSimulation
 from sim.serve.router import ROUTERS
-from sim.serve.scheduler import Sequence
+from sim.serve.sequences import Sequence
 
 if TYPE_CHECKING:
     from sim.engine.shared_links import Engine
