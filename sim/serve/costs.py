@@ -38,6 +38,7 @@ from sim.prices.serving_parts import MeasuredParts, measured_parts
 from sim.prices.shared_cores import costs_of
 from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
+from sim.serve.all_reduce_prices import all_reduces
 from sim.serve.dims import serving_dims
 from sim.serve.engines import ENGINES
 from sim.serve.host import Host
@@ -365,7 +366,8 @@ def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, tp, positions)
     host = Host(engine, engine.host_on(gpu.architecture), tp, launched, own.graph_sizes)
     pricing, streamed = Pricing(plan, costs, Network(scenario.cluster)), bandwidth * c.streaming_efficiency
-    prices = OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats)
+    reduces = all_reduces(pricing, engine.own_all_reduces)
+    prices = OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)
     offload, network = scenario.for_serving.weight_offload, pricing.network
     away = () if offload is None else tuple([streamed_weights(offload, dims, kinds, s.layers, network) for s in stages])
     return IterationCosts(plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora, away)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from sim.serve.own_all_reduce import CUSTOM, CUSTOM_LESS, MIN_LATENCY, OwnAllReduce
+
 DecodeAttention = Literal["grouped", "per_head"]
 
 
@@ -104,6 +106,10 @@ class Engine:
         "will: none is preempted at 1; 0: room for its prompt is enough",
     )
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
+    own_all_reduces: Mapping[str, OwnAllReduce] = field(
+        default_factory=dict,
+        metadata={"meaning": "all-reduces over NVLink in kernels of its own, by GPU architecture; elsewhere NCCL's"},
+    )
     fp8_cache: bool = fact(False, "with 8-bit weights keys and values are kept in fp8, too")
     experts_speed: float = fact(1.0, "speed of fp8 experts' matmuls by that of the profile's points")
     called: str = fact("", "what tables call it where they name no version")
@@ -225,6 +231,7 @@ _RECORDS = (
         " first: core/scheduler.py; max_num_batched_tokens: the model's length (engine/arg_utils.py)",
         host=_hosts(_V5),
         whole_prompt_tokens=2048,
+        own_all_reduces=CUSTOM,
         defaults=_VLLM_V0,
         cases=(_LONG,),
     ),
@@ -238,6 +245,7 @@ _RECORDS = (
         " 256 (vllm-project/vllm issue 10634, November 2024); the rest as vllm-0.5",
         host=_hosts(_V6),
         whole_prompt_tokens=2048,
+        own_all_reduces=CUSTOM,
         defaults=_VLLM_V0,
         cases=(_LONG,),
     ),
@@ -254,6 +262,7 @@ _RECORDS = (
         host=_hosts(_V1),
         prompt_graphs=True,
         called="vLLM V1",
+        own_all_reduces=CUSTOM,
         defaults=_VLLM_V1,
         cases=(_LARGE,),
     ),
@@ -267,6 +276,7 @@ _RECORDS = (
         host=_hosts(_V1),
         overlaps=True,
         prompt_graphs=True,
+        own_all_reduces=CUSTOM_LESS,
         defaults=_VLLM_V1,
         cases=(_LARGE,),
     ),
@@ -283,6 +293,7 @@ _RECORDS = (
         host=_hosts(_V1),
         overlaps=True,
         reserved_output=0.098,
+        own_all_reduces=CUSTOM,
         defaults=_SGLANG,
         cases=(
             Case({"memory_fraction": 0.87}, tp=2),
@@ -301,6 +312,7 @@ _RECORDS = (
         overlaps=True,
         reserved_output=0.098,
         fraction=_sglang_fraction,
+        own_all_reduces=CUSTOM,
         defaults=_SGLANG._replace(max_batch_tokens=2048, graphs_to=8),
         cases=(
             _sized(20, 2048, 24),
@@ -365,11 +377,12 @@ _RECORDS = (
         "2025-09",
         "the PyTorch backend, default since 1.0, with overlap scheduler and CUDA graphs (llmapi/llm_args.py: "
         "disable_overlap_scheduler false; CudaGraphConfig, to 128 single tokens); host and launches as vllm-v1's, HTTP "
-        "as vllm-v1; no more than NCCL's loops for an all-reduce, as its graphs leave no host between ranks",
+        "as vllm-v1",
         host={"hopper": _V1},
         overlaps=True,
         reserved_output=1.0,
         fp8_cache=True,
+        own_all_reduces=MIN_LATENCY,
         defaults=Defaults(max_running_requests=2048, block_tokens=32, prefix_cache="gpu", graphs_to=128),
     ),
 )

@@ -59,7 +59,11 @@ def replica_costs(healthy: IterationCosts, scenario: Scenario, replica: int) -> 
     stages = []
     for s, ranks in zip(layers, members, strict=True):
         slowdown = max(scales.get(r, 1.0) for r in ranks)
-        prices = replace(healthy.prices, pricing=pricing or healthy.prices.pricing, rank=s.rank, slowdown=slowdown)
+        prices = replace(healthy.prices, rank=s.rank, slowdown=slowdown)
+        if pricing is not None:
+            own = healthy.prices.own
+            own = None if own is None else replace(own, pricing=pricing)
+            prices = replace(prices, pricing=pricing, own=own)
         stages.append(
             replace(
                 healthy,

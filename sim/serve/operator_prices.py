@@ -16,6 +16,7 @@ from sim.prices.price import Priced
 from sim.prices.rank_prices import Pricing
 from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, Device, shape_bytes, shape_flops
 from sim.prices.weight_only import WeightOnly
+from sim.serve.all_reduce_prices import AllReduces
 from sim.serve.host import Host
 
 SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE, MOE_LAYER)
@@ -33,7 +34,7 @@ class Bill(NamedTuple):
 
 class OperatorPrices(Struct, frozen=True):
     """Prices of programs on one rank. `rank`: whose collectives these are; `slowdown`: how many times as long
-    computations take."""
+    computations take; `own`: all-reduces in the engine's own kernels."""
 
     pricing: Pricing
     host: Host
@@ -43,6 +44,7 @@ class OperatorPrices(Struct, frozen=True):
     formats: WeightOnly | None = None
     rank: int = 0
     slowdown: float = 1.0
+    own: AllReduces | None = None
 
     def bill(self, program: Program) -> Bill:
         """Operators one after another, as kernels on one stream; messages between them, but those that are waited for
@@ -55,9 +57,7 @@ class OperatorPrices(Struct, frozen=True):
                 price = price._replace(seconds=max(0.0, end - seconds))
                 comm += price.seconds
             elif isinstance(item, Comm):
-                price = self.pricing.comm(item, self.rank)
-                if item.kind == "all_reduce":
-                    price = price._replace(seconds=price.seconds + self.host.times.collective_s)
+                price = self._comm(item)
                 if not item.blocking:
                     under_way[item.handle] = seconds + price.seconds, item, price
                     continue
@@ -69,6 +69,15 @@ class OperatorPrices(Struct, frozen=True):
             sort = (item.kind, price.source, price.uncertainty)
             shares[sort] = shares.get(sort, 0.0) + price.seconds
         return Bill(seconds, comm, shares)
+
+    def _comm(self, comm: Comm) -> Priced:
+        """A collective; an all-reduce in the engine's own kernel where it has one, and with its ranks' waits."""
+        price = self.pricing.comm(comm, self.rank)
+        if comm.kind != "all_reduce":
+            return price
+        own = self.own.price(comm.group, self.rank, comm.bytes) if self.own is not None else None
+        price = own or price
+        return price._replace(seconds=price.seconds + self.host.times.collective_s)
 
     def _operator(self, op: Compute) -> Priced:
         """One operator on a healthy rank.

@@ -1,0 +1,73 @@
+"""Serving engines' own all-reduces over NVLink, which take the place of NCCL's for small messages.
+
+In one shot each of n ranks reads the S bytes of all others and adds them up: latency + (n - 1)·S / bandwidth. In two
+shots each adds up its n-th of all messages, and then reads the sums of the other parts: 2·latency + 2·(n - 1)/n·S /
+bandwidth. The bandwidth is what the kernels' few blocks of threads read, which is a third of NVLink's or less.
+
+Seconds: vLLM 0.20's kernels in CUDA graphs, measured on A100, H100 and B200 by NVIDIA AIConfigurator
+(github.com/ai-dynamo/aiconfigurator, Apache-2.0, custom_allreduce_perf.txt); least squares of the logarithms over 2 and
+8 ranks to 2 MiB. `uncertainty` is the error of the points of 4 ranks. Larger messages take up to 1.8 times as long on
+an A100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+KIB, MIB = 2**10, 2**20
+
+
+class OwnAllReduce(NamedTuple):
+    """Which messages an engine reduces by itself, in bytes by the number of ranks: those smaller than `one_shot_below`
+    in one shot, others smaller than `below` in two; NCCL has all larger ones and other numbers of ranks.
+
+    `uncertainty`: more than the seconds' own, of kernels that are not vLLM's.
+    """
+
+    one_shot_below: Mapping[int, float]
+    below: Mapping[int, float]
+    uncertainty: float = 0.0
+
+
+class KernelTimes(NamedTuple):
+    """Of kernels that read other GPUs' memory."""
+
+    latency_s: float
+    bytes_per_s: float
+    uncertainty: float
+
+
+TIMES = {  # by GPU architecture; where none was measured, NCCL has all messages
+    "ampere": KernelTimes(5.5e-6, 96e9, 0.06),
+    "hopper": KernelTimes(4.5e-6, 146e9, 0.07),
+    "blackwell": KernelTimes(7.3e-6, 114e9, 0.2),
+}
+
+
+def all_reduce_s(times: KernelTimes, ranks: int, size_bytes: float, shots: int) -> float:
+    """Seconds of the closed form.
+
+    >>> round(1e6 * all_reduce_s(TIMES["hopper"], 8, 64 * KIB, 1), 1)  # measured: 7.8
+    7.6
+    """
+    read_bytes = (ranks - 1) * size_bytes * (1 if shots == 1 else 2 / ranks)
+    return shots * times.latency_s + read_bytes / times.bytes_per_s
+
+
+_EIGHT_MIB = dict.fromkeys((2, 4, 6, 8), 8 * MIB)
+_ONE_SHOT: dict[int, float] = {2: 8 * MIB, 4: 512 * KIB, 6: 256 * KIB, 8: 256 * KIB}
+# vLLM since 0.3 (pull request 2192, January 2024): csrc/custom_all_reduce.cuh; distributed/device_communicators/
+# custom_all_reduce.py (max_size). SGLang has the same files.
+CUSTOM = dict.fromkeys(TIMES, OwnAllReduce(_ONE_SHOT, _EIGHT_MIB))
+# vLLM since 0.11 (pull request 24111, September 2025), all_reduce_utils.py; above, torch's symmetric memory reduces in
+# the switch, as NCCL does.
+CUSTOM_LESS = {
+    "ampere": CUSTOM["ampere"],
+    "hopper": OwnAllReduce(_ONE_SHOT, {2: 8 * MIB, 4: 8 * MIB, 6: 512 * KIB, 8: 256 * KIB}),
+    "blackwell": OwnAllReduce(_ONE_SHOT, {2: 2 * MIB, 4: 2 * MIB, 6: MIB, 8: MIB}),
+}
+# TensorRT-LLM 1.0, cpp/tensorrt_llm/thop/allreduceOp.cpp (strategy AUTO: MIN_LATENCY below these sizes). Assumption:
+# its kernels take as many shots and as long as vLLM's. On an H100 they took 0.8 to 1.3 times that (sgl-project/sglang
+# pull request 2904, its sizes read as elements of 2 bytes).
+MIN_LATENCY = dict.fromkeys(TIMES, OwnAllReduce(_ONE_SHOT | {2: 16e6}, {2: 16e6, 4: 1e6, 8: 500e3}, 0.3))
