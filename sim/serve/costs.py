@@ -216,7 +216,7 @@ class IterationCosts(Struct):
         if self.offloaded:
             seconds = [self.offloaded[0].seconds(s) for s in seconds]
         if self.host.engine.host:
-            seconds = [self.host.stage_seconds(0, s, decodes, decodes, False) for s in seconds]
+            seconds = self.host.seconds_each(0, seconds, decodes, decodes, False)
         return seconds
 
     def note_decode_run(self, decodes: int, first_kv: int, steps: int) -> None:

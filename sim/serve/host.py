@@ -24,18 +24,24 @@ class Host(Struct, frozen=True):
         return next((size for size in self.graph_sizes if size >= tokens), tokens)
 
     def stage_seconds(self, stage: int, device_s: float, tokens: int, sequences: int, prompts: bool) -> float:
-        """Seconds of an iteration on a stage whose GPU computes for `device_s` of them.
+        """Seconds of an iteration on a stage whose GPU computes for `device_s` of them."""
+        return self.seconds_each(stage, [device_s], tokens, sequences, prompts)[0]
+
+    def seconds_each(
+        self, stage: int, device_s: list[float], tokens: int, sequences: int, prompts: bool
+    ) -> list[float]:
+        """As `stage_seconds`, of iterations that differ in nothing but the GPU's seconds.
 
         Work between iterations is the first stage's. Kernels outside of a graph are issued one by one.
         """
         busy_s = device_s
         if self.times.launch_s and not self._graphed(tokens, sequences, prompts):
             launches_s = self.kernels[stage] * self.times.launch_s
-            busy_s = (device_s**MEETING + launches_s**MEETING) ** (1 / MEETING)
+            busy_s = [(s**MEETING + launches_s**MEETING) ** (1 / MEETING) for s in device_s]
         if stage:
             return busy_s
         own_s = self.between_s(tokens, sequences, prompts)
-        return max(busy_s, own_s) if self.engine.overlaps else busy_s + own_s
+        return [max(s, own_s) for s in busy_s] if self.engine.overlaps else [s + own_s for s in busy_s]
 
     def between_s(self, tokens: int, sequences: int, prompts: bool) -> float:
         """The host's own work for an iteration."""

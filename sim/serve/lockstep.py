@@ -142,9 +142,9 @@ class Lockstep(Struct):
         steps; over all steps they are m·(S - k + 1) - block_tokens·m·(m - 1) / 2 blocks.
         """
         cache, block, lacked = self.scheduler.cache, self.scheduler.cache.block_tokens, 0
-        for residue, n in () if cache.reserve_tokens else self.residues.items():
-            first = (-residue - self.step) % block + 1
-            m = max(0, (steps - first) // block + 1)
+        for first in () if cache.reserve_tokens else range(1, 1 + min(steps, block)):
+            n = self.residues.get((1 - first - self.step) % block, 0)
+            m = (steps - first) // block + 1
             lacked += n * (m * (steps - first + 1) - block * m * (m - 1) // 2)
         more = lacked / steps
         held, unused, _ = cache.occupancy()
@@ -174,10 +174,8 @@ class Lockstep(Struct):
         if cache.reserve_tokens:
             return 0
         rounds, rest = divmod(steps, cache.block_tokens)
-        full = rounds * len(self.members)
-        if rest == 1:
-            return full + self.residues.get(-self.step % cache.block_tokens, 0)
-        return full + sum([n for r, n in self.residues.items() if (-r - self.step) % cache.block_tokens < rest])
+        block, now = cache.block_tokens, -self.step
+        return rounds * len(self.members) + sum([self.residues.get((now - k) % block, 0) for k in range(rest)])
 
     def _compute(self, steps: int, blocks: int) -> None:
         """Members' tokens of so many steps, for which they lack so many blocks."""
