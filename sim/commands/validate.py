@@ -144,8 +144,9 @@ def main(
         load_profile(calibration, "--calibration")
     if programs is not None and not programs.is_dir():
         raise InputError(f"--programs: {programs} is not a folder; python -m calibrate.capture --table writes one")
+    kept = "" if markdown is None else _kept(markdown)
     done = validate_tables(read, calibration, jobs, sys.stderr.isatty(), programs)
-    _write(done, json, html, markdown)
+    _write(done, json, html, markdown, kept)
 
 
 def _changed(table: Table, overrides: Sequence[str]) -> Table:
@@ -156,7 +157,7 @@ def _changed(table: Table, overrides: Sequence[str]) -> Table:
     return replace(table, rows=tuple(rows)) if overrides else table
 
 
-def _write(done: list[Validation], json: str | None, html: Path | None, markdown: Path | None) -> None:
+def _write(done: list[Validation], json: str | None, html: Path | None, markdown: Path | None, kept: str) -> None:
     tables = [v.as_dict() for v in done]
     data = {"format": "sim-validate/1", "tables": tables}
     if html is not None:
@@ -166,7 +167,7 @@ def _write(done: list[Validation], json: str | None, html: Path | None, markdown
     if markdown is not None:
         from sim.views.accuracy_page import accuracy_markdown
 
-        write_text(markdown, _kept(markdown) + accuracy_markdown(done))
+        write_text(markdown, kept + accuracy_markdown(done))
     if json is not None:
         write_json(json, data, indent=1)
     if json != "-":
@@ -176,8 +177,17 @@ def _write(done: list[Validation], json: str | None, html: Path | None, markdown
 
 
 def _kept(path: Path) -> str:
-    """What stands above the mark in a file that is written again: the words that no command knows."""
+    """What stands above the mark in a file that is written again: the words that no command knows.
+
+    Raises:
+        InputError: if there is such a file and it is no text.
+    """
     if not path.is_file():
         return ""
-    head, found, _ = path.read_text(encoding="utf-8").partition(MARK)
+    try:
+        head, found, _ = path.read_text(encoding="utf-8").partition(MARK)
+    except UnicodeDecodeError:
+        raise InputError(f"--markdown: {path} is there and is not UTF-8 text; it would be overwritten") from None
+    except OSError as error:
+        raise InputError(f"--markdown: {path}: cannot be read: {error.strerror}") from None
     return f"{head}{MARK}\n\n" if found else ""

@@ -14,29 +14,32 @@ _TOKEN = r'"(?:[^"\\]|\\.)*"|[{}\[\],]'
 _SHOWN = 60  # characters of a key
 
 
-def parse_json(text: str, label: str, finite: bool = True, line: int = 1, unique: bool = True) -> Any:
+def parse_json(text: str, label: str, finite: bool = True, line: int | None = None, unique: bool = True) -> Any:
     """The value of a JSON text; `label` starts error messages. `finite`: NaN and infinities are refused. `line`: the
-    first line's number. `unique`: a key given twice is refused, as it is in YAML; else the last one counts.
+    number of the one line of a file that the text is. `unique`: a key given twice is refused, as it is in YAML; else
+    the last one counts.
 
     Raises:
         InputError: if it is empty, no JSON, nested too deeply, or says a key twice.
     """
+    first = 1 if line is None else line
+    place = label if line is None else f"{label}:{line}"
     if not text.strip():
-        raise InputError(f"{label}: is empty")
+        raise InputError(f"{place}: is empty")
     try:
         return json.loads(
             text, parse_constant=_refuse if finite else None, object_pairs_hook=_unique if unique else None
         )
     except _GivenTwice as error:
-        raise InputError(f"{label}{_where(text, error.args[0], line)}") from None
+        raise InputError(f"{label}{_where(text, error.args[0], first)}") from None
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{label}:{line - 1 + error.lineno}: is not JSON: {error.msg} at column {error.colno}"
+            f"{label}:{first - 1 + error.lineno}: is not JSON: {error.msg} at column {error.colno}"
         ) from None
     except RecursionError:
-        raise InputError(f"{label}: nested too deeply") from None
+        raise InputError(f"{place}: nested too deeply") from None
     except ValueError as error:  # NaN, and integers of thousands of digits
-        raise InputError(f"{label}: {str(error)[:200]}") from None
+        raise InputError(f"{place}: {str(error)[:200]}") from None
 
 
 class _GivenTwice(ValueError):
@@ -50,8 +53,11 @@ def _refuse(text: str) -> NoReturn:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _GivenTwice(next(name for i, name in enumerate(names) if name in names[:i]))
+        seen = set[str]()
+        for name, _ in pairs:
+            if name in seen:
+                raise _GivenTwice(name)
+            seen.add(name)
     return found
 
 

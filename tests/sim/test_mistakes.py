@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from sim.commands.layout_options import limit_bytes, parse_only
 from sim.commands.regress import regress
 from sim.commands.replay import load as load_traces
 from sim.core.errors import InputError
+from sim.core.json_text import parse_json
 from sim.inputs.explain import all_keys, explain
 from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import load_scenario
@@ -125,6 +127,32 @@ def test_a_key_that_json_says_twice_is_refused_with_its_lines(tmp_path: Path) ->
         with pytest.raises(InputError) as error:
             read(path)
         assert str(error.value) == f"{path}{said}"
+
+
+def test_a_key_given_twice_is_found_at_once_among_very_many() -> None:
+    """Each name is looked at once: with each compared to all before it this takes minutes."""
+    keys = ", ".join(f'"{i}": 0' for i in range(100_000))
+    begin = time.perf_counter()
+    with pytest.raises(InputError, match="x:1: 99999: is given twice"):
+        parse_json(f'{{{keys}, "99999": 1}}', "x")
+    assert time.perf_counter() - begin < 10.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("[NaN]", "found NaN; only finite numbers are allowed"),
+        ("9" * 5000, "Exceeds the limit"),
+        ("[" * 100_000, "nested too deeply"),
+        ("{", "is not JSON"),
+        ('{"a": 1, "a": 2}', "a: is given twice"),
+    ],
+)
+def test_a_line_of_json_that_is_wrong_is_told_by_its_number(text: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_json(text, "trace.jsonl", line=7)
+    assert str(error.value).startswith(f"trace.jsonl:7: {said}")
 
 
 def _traces(path: Path) -> None:

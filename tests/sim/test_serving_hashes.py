@@ -126,7 +126,7 @@ def test_mooncakes_format(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{", "jsonl:1: is not JSON"),
-        ("[" * 100_000, "jsonl: nested too deeply"),
+        ("[" * 100_000, "jsonl:1: nested too deeply"),
         ("[1]", "found [1]"),
         ("{}", "timestamp is missing"),
         (line(timestamp=-1), "timestamp: found -1"),

@@ -17,6 +17,7 @@ from sim.validation.report import Validation
 from sim.validation.running_requests import contradiction, running_requests
 from sim.validation.statistics import Error, by_group, summary
 from sim.validation.tables import read_table
+from tests.processes import exit_code
 
 PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
 TABLES = sorted(PUBLISHED.glob("*.json"))
@@ -171,6 +172,22 @@ def test_command_writes_all_forms(tmp_path: Path) -> None:
     assert "<script src" not in page  # it opens without a network
     assert notes.read_text().startswith("mine")
     assert "old" not in notes.read_text()
+
+
+def test_a_markdown_file_that_is_no_text_is_refused_before_anything_is_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sim.commands import validate
+
+    def predicted(*_: object) -> list[Validation]:
+        raise AssertionError("predicted")
+
+    monkeypatch.setattr(validate, "validate_tables", predicted)
+    table, notes = table_file(tmp_path, [GEMM]), tmp_path / "notes.md"
+    notes.write_bytes(b"\xff\xfe mine")
+    assert exit_code(validate.main, str(table), "--markdown", str(notes)) == 2
+    assert f"--markdown: {notes} is there and is not UTF-8 text" in capsys.readouterr().err
+    assert notes.read_bytes() == b"\xff\xfe mine"
 
 
 @pytest.mark.parametrize(
