@@ -11,14 +11,16 @@ holds schedules and communications to account, the second the prices too.
 `--live` also makes both anew on this machine, micro-benchmarks once and a run of each scenario (minutes, and on a
 quiet machine), and compares them with the tolerances. What this machine cannot run is listed. `--update` accepts
 today's errors, not limits. Exit codes: 0 nothing grew, 1 something did or is beyond its limit (or a live run is out of
-tolerance), 2 bad input.
+tolerance), 2 bad input; with `--update` what grew is accepted and does not count.
 """
 
 from __future__ import annotations
 
 import json as json_module
+import math
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from importlib.util import find_spec
@@ -191,14 +193,25 @@ def _expected(folder: Path) -> Expected:
         found = {}
         for key in ("runs", "limits_of"):
             rows = data["runs"] if key == "runs" else data.get(key, {})  # type: ignore[index, attr-defined]
-            found[key] = {str(name): {k: float(v) for k, v in row.items()} for name, row in rows.items()}
+            found[key] = {str(name): _figures(row) for name, row in rows.items()}
         noted = data.get("benchmarks")  # type: ignore[attr-defined]
         key = "limits"
-        limits = {str(k): float(v) for k, v in data.get(key, {}).items()}  # type: ignore[attr-defined]
+        limits = _figures(data.get(key, {}))  # type: ignore[attr-defined]
         return Expected(found["runs"], None if noted is None else str(noted), limits, found["limits_of"])
     except (TypeError, KeyError, ValueError, AttributeError):
         what = "errors by quantity" + ("" if key == "limits" else " by run")
         raise InputError(f"{path}: {key or 'runs'}: allowed: {what}, as --update writes") from None
+
+
+def _figures(row: Any) -> Errors:
+    """Numbers by quantity: nothing would ever be beyond a limit of NaN or of infinity.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if not all(type(v) in (int, float) and math.isfinite(v) for v in row.values()):
+        raise ValueError(row)
+    return {str(k): float(v) for k, v in row.items()}
 
 
 def regress(folder: Path, live: bool, benchmarks: str | None = None) -> dict[str, Any]:
@@ -251,7 +264,8 @@ def _live(row: dict[str, Any], path: Path, benchmarks: dict[str, Profile]) -> No
         return
     row["live_step_time_error"], row["live_by_benchmarks"] = found["step_time"], found.get(BY_BENCHMARKS)
     limits = {"step_time": TOLERANCE, BY_BENCHMARKS: BENCHMARKS_TOLERANCE}
-    row["grown"] += [f"live {key}: {error:+.2%}" for key, error in found.items() if abs(error) > limits[key]]
+    row["live_beyond"] = [f"live {key}: {error:+.2%}" for key, error in found.items() if abs(error) > limits[key]]
+    row["grown"] += row["live_beyond"]
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -290,10 +304,18 @@ def main(folder: Path | None, update: bool, benchmarks: str | None, live: bool, 
     if json is not None:
         write_json(json, result, indent=1)
     if update:
-        accepted = {r["name"]: r["errors"] for r in result["runs"]}
-        noted = {} if result["benchmarks"] in (None, MACHINE) else {"benchmarks": result["benchmarks"]}
-        known = _expected(folder)
-        limits = {k: v for k, v in (("limits", known.limits), ("limits_of", known.limits_of)) if v}
-        write_json(folder / EXPECTED, {"format": FORMAT, **noted, **limits, "runs": accepted}, indent=1)
-        return 0
+        _update(folder, result)
+        return 1 if any(row["beyond"] or row.get("live_beyond") for row in result["runs"]) else 0
     return 1 if result["missing"] or any(row["grown"] or row["beyond"] for row in result["runs"]) else 0
+
+
+def _update(folder: Path, result: dict[str, Any]) -> None:
+    """Accept today's errors. Limits stay, but for those of runs that are not there any more."""
+    accepted = {r["name"]: r["errors"] for r in result["runs"]}
+    noted = {} if result["benchmarks"] in (None, MACHINE) else {"benchmarks": result["benchmarks"]}
+    known = _expected(folder)
+    limits_of = {name: own for name, own in known.limits_of.items() if name in accepted}
+    limits = {k: v for k, v in (("limits", known.limits), ("limits_of", limits_of)) if v}
+    write_json(folder / EXPECTED, {"format": FORMAT, **noted, **limits, "runs": accepted}, indent=1)
+    for name in known.limits_of.keys() - limits_of.keys():
+        print(f"{name}: the run is not there any more; its limits are dropped", file=sys.stderr)

@@ -79,7 +79,7 @@ def test_limits_hold_whatever_was_accepted(folder: Path, capsys: pytest.CaptureF
     found = abs(data["runs"][name]["peak_bytes"])
     data["limits"] = {"peak_bytes": found / 2}
     (folder / EXPECTED).write_text(json.dumps(data))
-    assert exit_code(main, str(folder), "--update") == 0
+    assert exit_code(main, str(folder), "--update") == 1
     assert exit_code(main, str(folder)) == 1
     assert "BEYOND: peak_bytes" in capsys.readouterr().out
     data["limits_of"] = {name: {"peak_bytes": found * 2}}
@@ -87,12 +87,34 @@ def test_limits_hold_whatever_was_accepted(folder: Path, capsys: pytest.CaptureF
     assert exit_code(main, str(folder)) == 0
 
 
+def test_limits_of_a_run_that_is_gone_go_with_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(RUNS[1], folder)
+    assert exit_code(main, str(folder), "--update") == 0
+    data = json.loads((folder / EXPECTED).read_text())
+    data["limits_of"] = {RUNS[0].stem: {"step_time": 0.9}, RUNS[1].stem: {"step_time": 0.9}}
+    (folder / EXPECTED).write_text(json.dumps(data))
+    (folder / RUNS[1].name).unlink()
+    assert exit_code(main, str(folder), "--update") == 0
+    assert f"{RUNS[1].stem}: the run is not there any more; its limits are dropped" in capsys.readouterr().err
+    assert exit_code(main, str(folder)) == 0
+    assert json.loads((folder / EXPECTED).read_text())["limits_of"].keys() == {RUNS[0].stem}
+
+
 def test_wrong_limits_are_refused(folder: Path) -> None:
-    for key, wrong in (("limits", {"step_time": "small"}), ("limits_of", {"dp2": 0.1}), ("limits", [1])):
+    for key, wrong in (
+        ("limits", {"step_time": "small"}),
+        ("limits_of", {"dp2": 0.1}),
+        ("limits", [1]),
+        ("limits", {"step_time": "nan"}),
+        ("limits_of", {RUNS[0].stem: {"step_time": "nan"}}),
+        ("limits", {"step_time": True}),
+    ):
         data = json.loads((folder / EXPECTED).read_text())
         (folder / EXPECTED).write_text(json.dumps({**data, key: wrong}))
         assert exit_code(main, str(folder)) == 2
         (folder / EXPECTED).write_text(json.dumps(data))
+    (folder / EXPECTED).write_text(json.dumps(data).replace('{"format"', '{"limits": {"step_time": 1e999}, "format"', 1))
+    assert exit_code(main, str(folder)) == 2
 
 
 @pytest.mark.parametrize(
