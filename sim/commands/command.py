@@ -98,10 +98,11 @@ class Command(click.Command):
 
 
 class _Output:
-    """Standard output that a reader may close, as `| head` does: what nobody reads is dropped without a word.
+    """Standard output or error that a reader may close, as `| head` does: what nobody reads is dropped without a word.
 
-    The exit code stays the command's own, and files that it also writes are written. Output that cannot be written
-    for another reason, as on a full disk, is dropped too, but said at the end.
+    The exit code stays the command's own, and files that it also writes are written. Standard output that cannot be
+    written for another reason, as on a full disk, is dropped too, but said at the end. Of standard error nothing can be
+    said.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -200,7 +201,7 @@ def run_command(command: click.Command | str) -> NoReturn:
     _open_closed_streams()
     _write_any_character()
     output = _Output(sys.stdout)
-    sys.stdout = cast(TextIO, output)
+    sys.stdout, sys.stderr = cast(TextIO, output), cast(TextIO, _Output(sys.stderr))
     with bad_input_exits(), output.written_out(), one_command():
         raise SystemExit(_exit_code(_load(command) if isinstance(command, str) else command))
     raise AssertionError("a command ends its process")

@@ -69,6 +69,14 @@ def test_a_check_that_fails_says_so_though_nobody_reads() -> None:
     assert writing.returncode == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["nowhere.yaml"], ["--nosuch"], ["scenarios/dp8.yaml", "--json"]], ids=" ".join)
+def test_bad_input_is_exit_code_2_though_its_message_cannot_be_written(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "sim.run", *arguments], cwd=ROOT, stderr=full, timeout=120)
+    assert done.returncode == 2
+
+
 @pytest.mark.parametrize("command", [RUN, SEARCH, VALIDATE, GOODPUT, COMPARE], ids=lambda c: c[0])
 def test_json_on_standard_output_is_json_alone(command: tuple[str, ...]) -> None:
     done = run_module(*command, "--json", "-")
