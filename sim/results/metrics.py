@@ -197,6 +197,16 @@ def source_shares(shares: dict[tuple[str, str, float], float]) -> dict[str, floa
     return out
 
 
+def roofline_warnings(shares: dict[tuple[str, str, float], float]) -> list[str]:
+    """Whether most of what GPUs and links take has nothing measured behind it; the host's own time is no part of it."""
+    found = source_shares(shares)
+    part = found["roofline"] / (1.0 - found.get("host", 0.0)) if found["roofline"] else 0.0
+    if part <= 0.5:
+        return []
+    beside = " beside the host's" if found.get("host") else ""
+    return [f"{part:.0%} of the time{beside} is priced by the roofline: an optimistic bound, nothing measured"]
+
+
 def provenance(
     profile: Profile, shares: dict[tuple[str, str, float], float], unknown: Mapping[str, int] | None = None
 ) -> Provenance:

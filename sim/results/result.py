@@ -21,7 +21,7 @@ from sim.results.beside_allocator import allocator_bytes
 from sim.results.certainty import step_interval
 from sim.results.fault_costs import ROUNDING, FaultCost, Waiting, waiting
 from sim.results.memory import AtMost, stranded_bytes
-from sim.results.metrics import RankSeconds, critical_path, mean, provenance, rank_seconds, source_shares
+from sim.results.metrics import RankSeconds, critical_path, mean, provenance, rank_seconds, roofline_warnings
 from sim.results.processes import ProcessesResult
 from sim.results.records import Engine, MemoryRow, Provenance, Record
 from sim.results.step import FinishedStep
@@ -314,9 +314,4 @@ def _warnings(sim: FinishedStep, memory: Sequence[MemoryRow]) -> list[str]:
         out.append(f"faults.jitter: above {APART_RANKS:,} ranks equal ones share their draws; waiting is understated")
     for name, launches in (source_of(sim.scenario).unknown() or {}).items():
         out.append(f"model.program: {name} ({launches} launches a micro-batch) is not known; priced by its bytes")
-    shares = source_shares(sim.built.shares)
-    if shares["roofline"] > 0.5:
-        out.append(
-            f"{shares['roofline']:.0%} of the time is priced by the roofline: an optimistic bound, nothing measured"
-        )
-    return out
+    return out + roofline_warnings(sim.built.shares)

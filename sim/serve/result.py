@@ -15,7 +15,7 @@ from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.ranks.faults import has_jitter
 from sim.results.memory import MemoryCurve
-from sim.results.metrics import interval, provenance, source_shares, text_of
+from sim.results.metrics import interval, provenance, roofline_warnings, text_of
 from sim.results.records import Engine, MemoryRow
 from sim.serve.costs import IterationCosts
 from sim.serve.inter_token import inter_token_latency
@@ -413,7 +413,4 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, f
             f"inference.quantization: {sim.scenario.cluster.gpu.name} multiplies no {inference.quantization}; "
             f"weights are kept in 8 bits and multiplied in {linear}"
         )
-    roofline = source_shares(shares)["roofline"]
-    if roofline > 0.5:
-        out.append(f"{roofline:.0%} of the time is priced by the roofline: an optimistic bound, nothing measured")
-    return out
+    return out + roofline_warnings(shares)

@@ -27,6 +27,7 @@ SHARES = {  # of all priced seconds, by the source of the price
     "interpolated": "interpolated between points",
     "roofline": "from the roofline",
     "topology": "from formulas of the network",
+    "host": "from the engine's record of host times",
 }
 BAR = (("compute", "blue", "█"), ("communication", "yellow", "▓"), ("bubble", "grey", "░"))
 

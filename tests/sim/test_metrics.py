@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from sim.core.timeline import RankClass
 from sim.ranks.plan import make_plan
-from sim.results.metrics import Spans, joined, mean, merged, uncovered_s
+from sim.results.metrics import Spans, joined, mean, merged, roofline_warnings, uncovered_s
 from tests.sim.cases import case
 
 intervals = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 6)), max_size=30)
@@ -53,3 +53,13 @@ def test_means_are_rounded_once(rows: list[tuple[float, int]]) -> None:
     plan = replace(make_plan(case()), classes=tuple(RankClass(i, range(n), 0) for i, (_, n) in enumerate(rows)))
     exact = sum(Fraction(value) * n for value, n in rows) / sum(n for _, n in rows)
     assert mean(values, plan) == float(exact)
+
+
+def test_the_hosts_own_time_hides_no_roofline() -> None:
+    """Of what GPUs and links take 60 % is from the roofline, whatever the host takes beside."""
+    shares = {("gemm", "roofline", 0.3): 6.0, ("norm", "measured", 0.1): 4.0}
+    assert roofline_warnings(shares)[0].startswith("60% of the time is priced by the roofline")
+    with_host = shares | {("host_between_iterations", "host", 0.2): 30.0}
+    assert roofline_warnings(with_host)[0].startswith("60% of the time beside the host's is priced by the roofline")
+    assert roofline_warnings({("gemm", "roofline", 0.3): 4.0, ("norm", "measured", 0.1): 6.0}) == []
+    assert roofline_warnings({("host_between_iterations", "host", 0.2): 1.0}) == []

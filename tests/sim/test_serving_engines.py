@@ -19,6 +19,7 @@ from sim.serve.dims import serving_dims
 from sim.serve.engines import ENGINES, Defaults, Engine, HostTimes, engine_named, engine_table
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
+from sim.views.summary import SHARES
 from tests.sim.serving_cases import SMALL, WEIGHTS_AND_BUFFERS, every_way, requests_of, serving, settings_of
 
 ONE = {"prompt_len": 128, "output_len": 33, "count": 4}
@@ -310,3 +311,9 @@ def test_hosts_that_no_table_judged_widen_the_interval() -> None:
     sure, unsure = (simulate_serving(scenario(e, batching="continuous")).result for e in ("bundled", "vllm-0.5"))
     spread = [r["duration_interval_s"][1] / r["duration_interval_s"][0] for r in (sure, unsure)]
     assert spread[1] > 1.3 * spread[0]
+
+
+def test_each_source_of_prices_has_words_in_the_summary(made: Any) -> None:
+    shares = simulate_serving(scenario(made(host=HostTimes(iteration_s=1e-3)))).outcome.provenance.shares
+    assert shares["host"] > 0
+    assert shares.keys() <= SHARES.keys()
