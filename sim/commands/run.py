@@ -33,7 +33,7 @@ NOT_FOR_RL = (
     "price",
     "tokens",
 )
-NOT_FOR_SERVING = ("topology", "chakra", "days", "operators", "measured", "steps", "advise")
+NOT_FOR_SERVING = ("topology", "chakra", "days", "operators", "measured", "steps", "advise", "tokens")
 OF_A_STEP = (
     "html",
     "trace",
@@ -66,9 +66,13 @@ def main(scenario: Path | None, options: RunOptions) -> int | None:
         options.refuse("can be given with --plan-batch only", "critical_batch", "critical_loss")
     if options.critical_batch is not None:
         options.refuse("cannot be given with --critical-batch; give one of them", "critical_loss")
-    _refuse_beside_rl(scenario, options)
+    _refuse_by_workload(scenario, options)
     if options.days is None:
         options.refuse("can be given with --days only", "runs")
+    if options.json == "-":
+        options.refuse(
+            "cannot be given with --json -, whose time_by_operator and time_by_part are the same", "operators"
+        )
     if options.plan_batch:
         options.refuse("cannot be given with --plan-batch", *OF_A_STEP, "emit")
         _plan_batch(scenario, options)
@@ -80,13 +84,20 @@ def main(scenario: Path | None, options: RunOptions) -> int | None:
     return 1 if not _run(scenario, options) and options.require_fit else 0
 
 
-def _refuse_beside_rl(path: Path, options: RunOptions) -> None:
+def _refuse_by_workload(path: Path, options: RunOptions) -> None:
+    """Refuse what the workload does not have.
+
+    The scenario is not loaded yet, since --plan-batch, --emit and --tokens load it with changes of their own.
+    """
     from sim.inputs.scenario import load_mapping
 
-    # Asked before the scenario is loaded, since --plan-batch and --emit load it with changes of their own.
-    asked = next(options.given(*NOT_FOR_RL), None)
-    if asked is not None and load_mapping(path, options.overrides).get("rl") is not None:
-        raise InputError(f"{path}: {asked}: is not for an rl step")
+    if next(options.given(*NOT_FOR_RL, *NOT_FOR_SERVING), None) is None:
+        return
+    data = load_mapping(path, options.overrides)
+    if data.get("rl") is not None:
+        options.refuse("is not for an rl step", *NOT_FOR_RL, where=path)
+    elif data.get("inference") is not None and data.get("training") is None:
+        options.refuse("is for training; this scenario serves requests", *NOT_FOR_SERVING, where=path)
 
 
 @no_collection()
@@ -100,8 +111,6 @@ def _run(path: Path, options: RunOptions) -> bool:
 
         return run_rl(scenario, options)
     if scenario.inference is not None:
-        for option in options.given(*NOT_FOR_SERVING):
-            raise InputError(f"{path}: {option}: is for training; this scenario serves requests")
         from sim.commands.serving_run import run_serving
 
         return run_serving(scenario, options)

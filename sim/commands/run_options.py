@@ -63,10 +63,10 @@ class RunOptions(Struct, frozen=True, kw_only=True):
             if value is not False and value != getattr(_NOTHING, name):
                 yield f"--{name.replace('_', '-')}"
 
-    def refuse(self, words: str, *names: str) -> None:
-        """Raise for the first of the options that is given."""
+    def refuse(self, words: str, *names: str, where: Path | None = None) -> None:
+        """Raise for the first of the options that is given; `where`: the scenario that it does not suit."""
         for option in self.given(*names):
-            raise InputError(f"{option}: {words}")
+            raise InputError(f"{f'{where}: ' if where is not None else ''}{option}: {words}")
 
 
 _NOTHING = RunOptions()
@@ -102,7 +102,10 @@ run_options = gathered(
         help="with --plan-batch: critical batch size at this loss, by Kaplan et al. 2020",
     ),
     click.option(
-        "--days", type=float, metavar="DAYS", help="simulate DAYS days of failures and checkpoints (faults.failures)"
+        "--days",
+        type=FiniteRange(0, 36_500, min_open=True),
+        metavar="DAYS",
+        help="simulate DAYS days of failures and checkpoints (faults.failures)",
     ),
     click.option(
         "--runs", type=click.IntRange(1, 100_000), default=RUNS, help="number of simulated histories, with --days"

@@ -39,8 +39,7 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 @click.option(
     "--objective",
     type=click.Choice(OBJECTIVES),
-    default=OBJECTIVES[0],
-    help="what is best; both give the same order for one number of GPUs",
+    help=f"what is best, by default {OBJECTIVES[0]}; both give the same order for one number of GPUs",
 )
 @click.option("--top", type=click.IntRange(1, 10_000), default=10, help="number of layouts to list")
 @narrowing_options()
@@ -76,7 +75,7 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 def main(
     scenario: Path,
     gpus: int | None,
-    objective: str,
+    objective: str | None,
     top: int,
     narrowing: Narrowing,
     trainer: str | None,
@@ -105,11 +104,12 @@ def main(
             "--whole-front": whole_front,
         }
         of_steps |= {"--only": narrowing.only, "--memory-limit": narrowing.memory_limit}
+        of_steps |= {"--objective": objective, "--workers": study.workers, "--dask": study.dask}
         for option, value in of_steps.items():
             if value:
-                raise InputError(f"{option}: lays out training steps; --slo lays out serving")
+                raise InputError(f"{option}: is for searches of training steps; --slo searches serving")
         return _serving(scenario, study, gpus, slo, prices, top)
-    asked = Asked(gpus, narrowing, top, whole_front, objective, trainer or "", prices)
+    asked = Asked(gpus, narrowing, top, whole_front, objective or OBJECTIVES[0], trainer or "", prices)
     if len(names) > 1:
         if save is not None:
             raise InputError("--save: can be given for one cluster only")
@@ -177,9 +177,15 @@ def _serving(path: Path, study: Study, gpus: int | None, slo: str, prices: Price
     from sim.search.slo import parse_slo
 
     source = read_source(path, study.overrides)
-    result = search_serving(source, name_of(path), parse_slo(slo), gpus, prices.everywhere)
+    result = search_serving(source, name_of(path), parse_slo(slo), gpus, prices.of(_cluster_name(source)))
     study.show(result, _serving_page, lambda found: print_serving_search(found, top))
     return 0 if any(row["rate_per_s"] for row in result["best"]) else 1
+
+
+def _cluster_name(source: Source) -> str:
+    """The shipped cluster that a scenario names, if it does."""
+    cluster = source.data.get("cluster")
+    return str(cluster.get("preset", "")) if isinstance(cluster, dict) else str(cluster)
 
 
 def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
@@ -200,8 +206,7 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
     count = study.workers or (available_cores() if meshes >= POOL_FROM_MESHES else 1)
     with dask_workers(study.dask) if study.dask else local_workers(count) as pool, progress() as report:
         result = search_space(space, limit, asked.top, asked.whole_front, pool, report, asked.objective)
-    cluster = source.data["cluster"]
-    price = asked.prices.of(cluster if isinstance(cluster, str) else str(cluster.get("preset", "")))
+    price = asked.prices.of(_cluster_name(source))
     result["price_per_gpu_hour"] = price
     for row in result["best"]:
         row |= runnable(space, Layout(**row["layout"]), source, path, overrides)

@@ -29,20 +29,18 @@ def run_step(scenario: Scenario, path: Path, options: RunOptions) -> bool:
     """Simulate and show; does it fit in memory?"""
     from sim.simulation import simulate
 
-    if options.slo is not None:
-        raise InputError(f"{path}: --slo: is for serving; this scenario trains")
-    if options.html is None and options.trace is None:
-        options.refuse("can be given with --html or --trace only", "steps")
+    _refuse(scenario, path, options)
     engine = options.engine
     if engine == "static" and scenario.processes is not None:
         raise InputError(f"{path}: --engine static: the scenario's processes need SimPy's clock (auto or simpy)")
     simulation = simulate(scenario, engine=engine)
+    asked = _asked(simulation, path, options)  # may be refused: before any file is written
+    if options.chakra is not None:
+        _write_chakra(scenario, options.chakra)
     if options.topology is not None:
         from sim.views.link_traffic import topology_drawing
 
         write_page(options.topology, topology_drawing(simulation))
-    if options.chakra is not None:
-        _write_chakra(scenario, options.chakra)
     advice = _advice(simulation, path, options)
     if options.html is not None or options.trace is not None:
         expanded = simulate(scenario, expand=True, engine=engine)
@@ -51,8 +49,22 @@ def run_step(scenario: Scenario, path: Path, options: RunOptions) -> bool:
             write_page(options.html, page_of(expanded, memory, advice))
         if options.trace is not None:
             write_trace(options.trace, expanded.timeline, memory)
-    _show(simulation, _asked(simulation, path, options), advice, options)
+    _show(simulation, asked, advice, options)
     return simulation.outcome.fits_in_memory
+
+
+def _refuse(scenario: Scenario, path: Path, options: RunOptions) -> None:
+    """Refuse what would be dropped in silence."""
+    if options.slo is not None:
+        raise InputError(f"{path}: --slo: is for serving; this scenario trains")
+    if options.html is None and options.trace is None:
+        options.refuse("can be given with --html or --trace only", "steps")
+    if options.advise:
+        from sim.studies.advice import may_advise
+
+        if not may_advise(scenario):
+            section = "distillation" if scenario.distillation is not None else "processes"
+            raise InputError(f"{path}: --advise: compares steps by their time alone; this scenario has {section}")
 
 
 class _Asked(NamedTuple):

@@ -143,6 +143,10 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
         (["--steps", "4"], "--steps: can be given with --html or --trace only"),
         (["--steps", "4", "--json", "out.json"], "--steps: can be given with --html or --trace only"),
         (["--critical-batch", "8"], "--critical-batch: can be given with --plan-batch only"),
+        (
+            ["--operators", "--json", "-"],
+            "--operators: cannot be given with --json -, whose time_by_operator and time_by_part are the same",
+        ),
     ],
 )
 def test_no_option_is_dropped_in_silence(options: list[str], words: str) -> None:
@@ -150,9 +154,30 @@ def test_no_option_is_dropped_in_silence(options: list[str], words: str) -> None
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {words}\n")
 
 
-@pytest.mark.parametrize("option", ["--topology", "--chakra", "--steps"])
+@pytest.mark.parametrize("scenario", ["distill_logits", "processes_dp16"])
+def test_advice_that_cannot_be_given_is_refused(scenario: str) -> None:
+    done = run(f"scenarios/{scenario}.yaml", "--advise")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--advise: compares steps by their time alone; this scenario has" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("days", "words"), [("5", "faults.failures: is required by --days"), ("nan", "found nan; must be a finite number")]
+)
+def test_nothing_is_written_where_an_option_is_refused(days: str, words: str, tmp_path: Path) -> None:
+    """dp8 has no faults.failures, which only the days ask for."""
+    names = ("html", "trace", "topology", "chakra", "json")
+    options = [word for name in names for word in (f"--{name}", tmp_path / name)]
+    done = run("scenarios/dp8.yaml", "--days", days, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--topology", "--chakra", "--steps", "--tokens"])
 def test_what_only_training_has_is_refused_for_serving(option: str, tmp_path: Path) -> None:
-    done = run("scenarios/serve_batch1.yaml", option, "3" if option == "--steps" else str(tmp_path / "out"))
+    number = option in ("--steps", "--tokens")
+    done = run("scenarios/serve_batch1.yaml", option, "3" if number else str(tmp_path / "out"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f"{option}: is for training; this scenario serves requests\n")
 

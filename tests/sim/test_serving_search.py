@@ -93,6 +93,22 @@ def test_what_is_not_laid_out_is_refused(tmp_path: Path, changes: dict[str, Any]
     assert message in done.output
 
 
+@pytest.mark.parametrize(
+    "options", [("--dask", "tcp://127.0.0.1:1"), ("--workers", "2"), ("--objective", "step_time")], ids=" ".join
+)
+def test_options_that_serving_does_not_have_are_refused(file: Path, options: tuple[str, str]) -> None:
+    done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p99=0.1", *options], catch_exceptions=False)
+    assert done.exit_code == 2
+    assert f"{options[0]}: is for searches of training steps; --slo searches serving" in done.output
+
+
+def test_a_clusters_own_price_is_taken(file: Path) -> None:
+    options = ("--gpus", "1", "--cluster", "dgx-h100", "--price")
+    own, all_ = (searched(file, "ttft_p99=0.03", *options, price) for price in ("dgx-h100=2,dgx-b200=4", "2"))
+    assert own["best"] == all_["best"]
+    assert own["best"][0]["cost_per_million_output_tokens"] > 0
+
+
 def test_a_promise_that_nobody_keeps_is_no_rate(file: Path) -> None:
     result = searched(file, "ttft_p50=0.0001", "--gpus", "1")
     assert result["best"][0]["rate_per_s"] == 0.0
