@@ -113,7 +113,9 @@ def test_wrong_limits_are_refused(folder: Path) -> None:
         (folder / EXPECTED).write_text(json.dumps({**data, key: wrong}))
         assert exit_code(main, str(folder)) == 2
         (folder / EXPECTED).write_text(json.dumps(data))
-    (folder / EXPECTED).write_text(json.dumps(data).replace('{"format"', '{"limits": {"step_time": 1e999}, "format"', 1))
+    (folder / EXPECTED).write_text(
+        json.dumps(data).replace('{"format"', '{"limits": {"step_time": 1e999}, "format"', 1)
+    )
     assert exit_code(main, str(folder)) == 2
 
 
