@@ -70,8 +70,8 @@ def _actions(logs: list[Any], step: int) -> list[dict[str, Any]]:
             "kind": r.kind,
             "stage": r.stage,
             "micro_batch": r.micro_batch,
-            "start_s": (r.start_ns - start_ns) * 1e-9,
-            "end_s": (r.end_ns - start_ns) * 1e-9,
+            "start_s": (r.start_ns - start_ns) / 1e9,
+            "end_s": (r.end_ns - start_ns) / 1e9,
         }
         for log in logs
         for r in sorted(log.steps[step].records, key=lambda r: r.start_ns)

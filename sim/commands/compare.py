@@ -126,18 +126,27 @@ def _mean_by_kind(spans: Iterable[Span]) -> dict[str, tuple[float, int]]:
 def _durations(spans: Iterable[Span]) -> dict[_Key, float]:
     """Seconds of every part; of what ends a step the sum, of communications without waiting for other ranks.
 
-    A communication takes from the last start of its members to its last end; a message until it is received.
+    A communication takes from the last start of its members to its last end; a message until it is received. Ranks may
+    start several chunks' collectives of a kind at once: each waits for the one that the same ranks started before it.
     """
     sums: dict[_Key, float] = defaultdict(float)
     starts: dict[_Key, float] = {}
     ends: dict[_Key, float] = {}
+    members: dict[_Key, set[int]] = defaultdict(set)
     for key, s in _keyed(spans):
         if key[3] >= 0:
             sums[key] += s.end_s - s.start_s
         else:
             starts[key] = max(s.start_s, starts.get(key, s.start_s))
             ends[key] = max(0.0 if s.kind in SENDS else s.end_s, ends.get(key, 0.0))
-    return sums | {key: max(ends[key] - starts[key], 0.0) for key in starts}
+            members[key].add(s.rank)
+    free: dict[tuple[str, frozenset[int]], float] = {}  # when a kind's queue among the same ranks was empty again
+    for key in sorted(starts, key=starts.__getitem__):
+        queue = key[0], frozenset(members[key])
+        start_s = starts[key] if "message" in key[0] else max(starts[key], free.get(queue, 0.0))
+        sums[key] = max(ends[key] - start_s, 0.0)
+        free[queue] = max(ends[key], free.get(queue, 0.0))
+    return sums
 
 
 def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
