@@ -68,7 +68,7 @@ def test_where_benchmarks_lie_is_noted(tmp_path: Path) -> None:
 def test_stored_runs_are_small_and_each_has_a_profile() -> None:
     assert len(RUNS) >= 4
     for path in (*RUNS, *ON_GPU):
-        assert path.stat().st_size < 200_000
+        assert path.stat().st_size < 600_000
         assert own_profile(load_measured(path), str(path)).blocks
 
 
@@ -140,7 +140,7 @@ def test_shipped_runs_have_limits() -> None:
     data = json.loads((STORED / EXPECTED).read_text())
     assert {"step_time", BY_BENCHMARKS, "peak_bytes", "saved_for_backward_bytes"} <= data["limits"].keys()
     given = [data["limits"], *data["limits_of"].values()]
-    assert max(limit for limits in given for limit in limits.values()) <= 0.55
+    assert max(limit for limits in given for limit in limits.values()) <= 0.6
     assert data["limits_of"].keys() <= data["runs"].keys()
 
 
