@@ -76,7 +76,8 @@ def errors_of(path: Path, benchmarks: Profile | None = None) -> Errors:
         if found:
             out[key] = max(found, key=abs)
     if benchmarks is not None:
-        out[BY_BENCHMARKS] = simulate_run(scenario, run, benchmarks, str(path)).outcome.step_time_s / run.step_time_s - 1
+        simulated = simulate_run(scenario, run, benchmarks, str(path)).outcome
+        out[BY_BENCHMARKS] = simulated.step_time_s / run.step_time_s - 1
     return out
 
 
