@@ -152,7 +152,7 @@ def _cell(
         "gpus": gpus,
         "best": best,
         "counts": found["counts"],
-        "memory_limit_bytes": limit_bytes,
+        "memory_limit_bytes": found["memory_limit_bytes"],
     }
 
 

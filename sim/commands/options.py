@@ -171,6 +171,6 @@ def narrowing_options(default: tuple[str, ...] = ()) -> Callable[[Any], Any]:
     limit = click.option(
         "--memory-limit",
         metavar="BYTES",
-        help="most bytes of a GPU that a layout may use, such as 70GiB; by default all",
+        help="most bytes of a GPU that a layout may use, such as 70GiB; by default what sim.run says that fits",
     )
     return gathered(Narrowing, "narrowing", only, limit)

@@ -255,8 +255,8 @@ def _unsaid(path: Path, overrides: Sequence[str], trainer: str) -> list[str]:
 
 def space_of(
     path: Path, overrides: Sequence[str], gpus: int | None, narrowing: Narrowing, trainer: str = ""
-) -> tuple[Space, float, Source]:
-    """Where a search looks, the bytes that a GPU may use, and the scenario as it is written.
+) -> tuple[Space, float | None, Source]:
+    """Where a search looks, the bytes of a GPU that --memory-limit allows, and the scenario as it is written.
 
     Raises:
         InputError: for a scenario or an option that is wrong.
@@ -273,20 +273,20 @@ def space_of(
     space = make_space(source, gpus, name_of(path), only, linked, trainer, sums)
     if trainer:
         check_every_layout(space.base, trainer)
-    limit = limit_bytes(narrowing.memory_limit) or float(space.base.cluster.gpu.memory_bytes)
-    return space, limit, source
+    return space, limit_bytes(narrowing.memory_limit), source
 
 
 def search_space(
     space: Space,
-    limit: float,
+    limit: float | None,
     top: int,
     whole_front: bool,
     pool: Workers,
     report: Callable[[BestFirst], None] = lambda _: None,
     objective: str = OBJECTIVES[0],
 ) -> dict[str, Any]:
-    """Search with these workers, and return the result in the form of `--json`. `limit`: bytes a GPU may use."""
+    """Search with these workers, and return the result in the form of `--json`. `limit` as in
+    `sim.search.evaluation`."""
     from sim.search.best_first import BestFirst
     from sim.search.evaluation import detail, pack
     from sim.search.found import make_result

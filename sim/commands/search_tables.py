@@ -43,10 +43,12 @@ def progress() -> Iterator[Callable[[BestFirst], None]]:
 
 def print_result(result: dict[str, Any]) -> None:
     """A table of the best layouts, what was looked at, and what runs the first of them."""
+    from sim.views.headline import limit_words
+
     console = _console()
     c = result["counts"]
-    limit, gpus = result["memory_limit_bytes"], f"{result['gpus']:,} GPU" + "s" * (result["gpus"] != 1)
-    console.print(f"{result['name']}: {gpus}, at most {limit / 2**30:.4g} GiB each", highlight=False)
+    gpus = f"{result['gpus']:,} GPU" + "s" * (result["gpus"] != 1)
+    console.print(f"{result['name']}: {gpus}, {limit_words(result)}", highlight=False)
     if not c["legal"]:
         with_only = " with these values of --only" * bool(result["only"] or result["linked"])
         console.print(f"No layout is legal{with_only}: {result['why_none_legal']}", highlight=False, markup=False)

@@ -8,11 +8,17 @@ page of 2 MiB, the two sizes that its log shows on eight H100 (github.com/NVIDIA
 channel: a ring's, and up and down a tree. Every communicator has its own (issue 864: 1.6 GB with one, 6 GB with three
 and more).
 
+Eight H100 (issue 1685) and eight A100 (github.com/NVIDIA/nccl-tests, issue 100) behind NVLink switches print 24
+channels. The same is assumed of other links and between nodes, where logs show fewer (eight H800: 16, issue 892; two
+nodes of two H20: 8, issue 1189): there too much is taken off, on eight H800 a third of the buffers.
+
 Which communicators a trainer makes is its record's fact. Of one whose communicators nobody counted nothing is taken
 off, so that its runs are said to fit in the whole memory.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from sim.inputs.scenario import Scenario
 from sim.models.frameworks import framework_of
@@ -22,7 +28,7 @@ from topology.spec import GpuSpec
 CONTEXT_BYTES = 0.5 * 2**30
 CONNECTION_BYTES = 12.0 * 2**20
 CONNECTIONS = 3
-CHANNELS = 24  # within a node of NVLink switches; fewer and longer ones between nodes are taken for as many
+CHANNELS = 24
 NVIDIA = ("volta", "ampere", "ada", "hopper", "blackwell")
 
 
@@ -35,11 +41,37 @@ def communicators(scenario: Scenario) -> int:
     return len(found) + 1 if found else 0
 
 
+class MemoryLimit(NamedTuple):
+    """The most that torch's allocator can have of a GPU, and what it cannot have; None where nobody counted that."""
+
+    limit: float
+    beside: float | None
+
+
+def memory_limit(scenario: Scenario, gpu: GpuSpec) -> MemoryLimit:
+    """Of a GPU in a training step; while serving, nothing is counted."""
+    if not _counted(scenario, gpu):
+        return MemoryLimit(gpu.memory_bytes, None)
+    buffers = communicators(scenario) * CHANNELS * CONNECTIONS * CONNECTION_BYTES
+    limit = max(1.0, _without_context_bytes(gpu) - buffers)  # a share of nothing would be no number
+    return MemoryLimit(limit, gpu.memory_bytes - limit)
+
+
 def allocator_bytes(scenario: Scenario, gpu: GpuSpec) -> float:
     """The most that torch's allocator can have of a GPU in a training step."""
-    if scenario.training is None or gpu.architecture not in NVIDIA:
-        return gpu.memory_bytes
-    if not framework_of(scenario.training).communicators:
-        return gpu.memory_bytes
-    buffers = communicators(scenario) * CHANNELS * CONNECTIONS * CONNECTION_BYTES
-    return max(0.0, gpu.memory_bytes * gpu.memory_shown - CONTEXT_BYTES - buffers)
+    return memory_limit(scenario, gpu).limit
+
+
+def most_allocator_bytes(scenario: Scenario, gpu: GpuSpec) -> float:
+    """The same for whichever layout leaves most: NCCL's buffers are a layout's own."""
+    return _without_context_bytes(gpu) if _counted(scenario, gpu) else gpu.memory_bytes
+
+
+def _counted(scenario: Scenario, gpu: GpuSpec) -> bool:
+    """Whether the communicators of the trainer are known, and the GPU is one that has CUDA and NCCL."""
+    trains = scenario.training is not None and gpu.architecture in NVIDIA
+    return trains and bool(framework_of(scenario.for_training).communicators)
+
+
+def _without_context_bytes(gpu: GpuSpec) -> float:
+    return max(1.0, gpu.memory_bytes * gpu.memory_shown - CONTEXT_BYTES)

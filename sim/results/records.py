@@ -54,7 +54,10 @@ def _plain(value: Any) -> Any:
 
 
 class MemoryRow(Record, frozen=True, kw_only=True):
-    """Bytes on a class of equal ranks: each category at its maximum, and the peak of their sum."""
+    """Bytes on a class of equal ranks: each category at its maximum, and the peak of their sum.
+
+    `limit`: what the peak may be to fit; `beside`: what CUDA and NCCL take of the GPU's memory, where that is counted.
+    """
 
     ranks: str
     rank: int  # the lowest
@@ -66,6 +69,8 @@ class MemoryRow(Record, frozen=True, kw_only=True):
     kv_cache: float | None = None  # serving only
     buffers: float
     peak: float
+    limit: float
+    beside: float | None = None
     teacher: float | None = None  # of `parameters`, where a teacher is on the same rank
 
     @property

@@ -17,7 +17,6 @@ from sim.models.source import source_of
 from sim.programs.compile import compile_program
 from sim.ranks.equal_ranks import APART_RANKS
 from sim.ranks.faults import disturbs, has_jitter
-from sim.results.beside_allocator import allocator_bytes
 from sim.results.certainty import step_interval
 from sim.results.fault_costs import ROUNDING, FaultCost, Waiting, waiting
 from sim.results.memory import AtMost, stranded_bytes
@@ -249,7 +248,8 @@ def _middle_layer(sim: FinishedStep) -> MiddleLayer:
 def _memory_row(sim: FinishedStep, index: int, most: AtMost) -> MemoryRow:
     """One class of ranks."""
     c = sim.plan.classes[index]
-    return MemoryRow(ranks=sim.names[index], rank=c.rank, count=len(c.ranks), **most._asdict())
+    own = most._asdict() | sim.memory_limits[index]._asdict()
+    return MemoryRow(ranks=sim.names[index], rank=c.rank, count=len(c.ranks), **own)
 
 
 def _reserved_bytes(sim: FinishedStep) -> float:
@@ -305,10 +305,10 @@ def _engine(sim: FinishedStep, begin: float) -> Engine:
 def _warnings(sim: FinishedStep, memory: Sequence[MemoryRow]) -> list[str]:
     out, cluster = [], sim.scenario.cluster
     for gpu in cluster.gpus:
-        peak = max((row.peak for row in memory if cluster.kind_of(row.rank) == gpu.name), default=0.0)
-        limit = allocator_bytes(sim.scenario, gpu)
-        if peak > limit:
-            said = f"does not fit in memory: {peak / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB"
+        rows = [row for row in memory if cluster.kind_of(row.rank) == gpu.name]
+        worst = max(rows, key=lambda row: row.peak, default=None)
+        if worst is not None and worst.peak > worst.limit:
+            said = f"does not fit in memory: {worst.peak / 2**30:.1f} GiB of {worst.limit / 2**30:.1f} GiB"
             out.append(f"{said} on the fullest {f'{gpu.name} ' * bool(cluster.others)}rank")
     if has_jitter(sim.scenario) and len(sim.plan.classes) < sim.scenario.parallelism.ranks:
         out.append(f"faults.jitter: above {APART_RANKS:,} ranks equal ones share their draws; waiting is understated")

@@ -20,7 +20,7 @@ from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
 from sim.programs.stages import Stage
 from sim.ranks.plan import Plan
-from sim.results.beside_allocator import allocator_bytes
+from sim.results.beside_allocator import MemoryLimit, memory_limit
 from sim.results.graph_pools import pooled_levels
 from sim.results.memory import AtMost, Levels, MemoryCurve
 from sim.results.metrics import deciding, text_of
@@ -106,12 +106,17 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
         """Memory of the fullest rank."""
         return max(most.peak for most in self.most_memory)
 
+    @cached_property
+    def memory_limits(self) -> list[MemoryLimit]:
+        """What the memory of every class of ranks may be, on its own GPU."""
+        gpu_of = self.scenario.cluster.gpu_of
+        return [memory_limit(self.scenario, gpu_of(c.rank)) for c in self.plan.classes]
+
     @property
     def fits_in_memory(self) -> bool:
         """Whether every rank's memory fits on its own GPU."""
-        gpu_of = self.scenario.cluster.gpu_of
-        pairs = zip(self.plan.classes, self.most_memory, strict=True)
-        return all(most.peak <= allocator_bytes(self.scenario, gpu_of(c.rank)) for c, most in pairs)
+        pairs = zip(self.most_memory, self.memory_limits, strict=True)
+        return all(most.peak <= may.limit for most, may in pairs)
 
     @cached_property
     def step_time_s(self) -> float:

@@ -86,7 +86,8 @@ class Trained(Record, frozen=True, kw_only=True):
 
 class PoolUse(Record, frozen=True, kw_only=True):
     """GPUs that belong together: `colocated`, or `training` and `generation`. `busy_s`: of the step, the mean GPU;
-    `peak_by_turn`: bytes on the fullest GPU in each turn, the largest of which is the peak."""
+    `peak_by_turn`: bytes on the fullest GPU in each turn, the largest of which is the peak; `memory_limit_bytes`: what
+    it may be to fit."""
 
     name: str
     gpus: int
@@ -94,6 +95,7 @@ class PoolUse(Record, frozen=True, kw_only=True):
     idle_share: float
     peak_memory_bytes: float
     peak_by_turn: Mapping[str, float]
+    memory_limit_bytes: float
     fits_in_memory: bool
 
 

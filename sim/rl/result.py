@@ -42,7 +42,7 @@ def make_rl_result(sim: RlStep) -> RlResult:
         peak_memory_bytes=max(pool.peak_memory_bytes for pool in pools),
         fits_in_memory=fits,
         provenance=_provenance(sim),
-        warnings=tuple(dict.fromkeys((*trained.warnings, *_engine_warnings(sim), *_warnings(sim, pools)))),
+        warnings=tuple(dict.fromkeys((*trained.warnings, *_engine_warnings(sim), *_warnings(pools)))),
         engine=Engine(
             tasks=trained.engine.tasks + served.engine.tasks,
             wall_s=sim.wall_s,
@@ -123,9 +123,10 @@ def _pools(sim: RlStep) -> tuple[PoolUse, ...]:
     else:
         busy = {name: of[name] + of["both"] for name in ("training", "generation")}
     gpus = {"colocated": trainer, "training": trainer, "generation": engine}
-    limit = allocator_bytes(sim.scenario, sim.scenario.cluster.gpu)
-    out = []
+    gpu, out = sim.scenario.cluster.gpu, []
     for name, turns in found.items():
+        # An engine's own GPUs have none of the trainer's communicators.
+        limit = gpu.memory_bytes if name == "generation" else allocator_bytes(sim.scenario, gpu)
         peak = max(turns.values())
         fits = peak <= limit and (name == "training" or sim.served.outcome.fits_in_memory)
         idle = 1.0 - busy[name] / sim.step_time_s
@@ -136,6 +137,7 @@ def _pools(sim: RlStep) -> tuple[PoolUse, ...]:
             idle_share=idle,
             peak_memory_bytes=peak,
             peak_by_turn=turns,
+            memory_limit_bytes=limit,
             fits_in_memory=fits,
         )
         out.append(use)
@@ -165,10 +167,12 @@ def _engine_warnings(sim: RlStep) -> list[str]:
     return [re.sub(r"^inference\.", "rl.generation.", text) for text in sim.served.outcome.warnings]
 
 
-def _warnings(sim: RlStep, pools: tuple[PoolUse, ...]) -> list[str]:
+def _warnings(pools: tuple[PoolUse, ...]) -> list[str]:
     out = []
     for pool in pools:
-        if not pool.fits_in_memory and pool.peak_memory_bytes > sim.scenario.cluster.gpu.memory_bytes:
+        peak, limit = pool.peak_memory_bytes, pool.memory_limit_bytes
+        if peak > limit:  # a cache that is too small the engine's own warnings tell
             turn = max(pool.peak_by_turn, key=lambda name: pool.peak_by_turn[name])
-            out.append(f"does not fit in memory: the {pool.name} GPUs need most during {turn}")
+            said = f"{peak / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB"
+            out.append(f"does not fit in memory: the {pool.name} GPUs need most during {turn}, {said}")
     return out

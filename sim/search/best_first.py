@@ -48,12 +48,14 @@ class Found(Struct, frozen=True, dict=True):
 class BestFirst(Struct, dict=True):
     """Hold the state of a search: the parts by their bounds, and the times so far.
 
+    `limit_bytes` is that of `sim.search.evaluation`.
+
     With `whole_front` a layout is left out only if a simulated layout is faster than its bound and needs no more than
     its least memory. The Pareto front is then that of the whole space.
     """
 
     space: Space
-    limit_bytes: float
+    limit_bytes: float | None
     top: int
     whole_front: bool
     workers: Workers

@@ -1,6 +1,7 @@
 """Run a search's tasks in its workers: bound the parts of a mesh, simulate one layout.
 
 The tasks are plain functions of pickled data, so they run in this process, in others and on a Dask cluster.
+`limit_bytes` is what a layout may use of each GPU; None stands for all that torch's allocator can have.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.prices.shared_cores import costs_on, ranks_on_node
-from sim.results.beside_allocator import allocator_bytes
+from sim.results.beside_allocator import allocator_bytes, most_allocator_bytes
 from sim.search.bound import ROUNDING, Bounds, GridSearch
 from sim.search.least_time import least_time_s
 from sim.search.mesh_prices import GridPrices
@@ -77,12 +78,12 @@ def _tools(packed: bytes) -> _Tools:
     return _Tools(space, profile, costs, Network(cluster), {})
 
 
-def bound_grid(packed: bytes, grid: Grid, limit_bytes: float) -> Bounds:
+def bound_grid(packed: bytes, grid: Grid, limit_bytes: float | None) -> Bounds:
     """Bound the ways to run layers on a mesh; see `GridSearch.ways`."""
     return _timed(lambda: _grid_search(packed, grid, limit_bytes).ways())
 
 
-def bound_way(packed: bytes, way: Way, limit_bytes: float, patience_s: float, ceiling_s: float) -> Bounds:
+def bound_way(packed: bytes, way: Way, limit_bytes: float | None, patience_s: float, ceiling_s: float) -> Bounds:
     """Bound the layouts of a way; see `GridSearch.layouts`."""
     return _timed(lambda: _grid_search(packed, way.grid, limit_bytes).layouts(way, patience_s, ceiling_s))
 
@@ -98,13 +99,17 @@ def _timed(bound: Callable[[], Bounds]) -> Bounds:
 
 # The ways of a mesh come one by one, between those of other meshes, so a worker keeps several meshes.
 @lru_cache(maxsize=KEPT_MESHES)
-def _grid_search(packed: bytes, grid: Grid, limit_bytes: float) -> GridSearch:
+def _grid_search(packed: bytes, grid: Grid, limit_bytes: float | None) -> GridSearch:
     tools = _tools(packed)
+    if limit_bytes is None:
+        limit_bytes = most_allocator_bytes(tools.space.base, tools.space.base.cluster.gpu)
     prices = GridPrices(tools.space, grid, tools.costs, tools.network, tools.programs)
     return GridSearch(tools.space, grid, prices, limit_bytes)
 
 
-def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, patience_s: float = math.inf) -> Outcome:
+def evaluate(
+    packed: bytes, layout: Layout, limit_bytes: float | None = math.inf, patience_s: float = math.inf
+) -> Outcome:
     """Simulate one layout, if it fits in memory and its least time is not above `patience_s` seconds.
 
     The outcome's step time is infinite if the layout does not fit or is refused.
@@ -134,7 +139,7 @@ def detail(packed: bytes, layout: Layout) -> dict[str, float]:
 
 
 def _evaluate(
-    tools: _Tools, cache: ProgramCache, layout: Layout, limit_bytes: float, patience_s: float
+    tools: _Tools, cache: ProgramCache, layout: Layout, limit_bytes: float | None, patience_s: float
 ) -> tuple[Fate, float, float, str]:
     """Return the layout's fate, step time in seconds, peak in bytes, and the reason of a refusal."""
     try:
@@ -145,9 +150,7 @@ def _evaluate(
         step = prepare(scenario, tools.costs, cache=cache)
         # Exact memory follows from the order of actions and from sizes, so no engine has to run.
         peak = step.peak_bytes
-        gpu = scenario.cluster.gpu
-        # The GPU's own memory is reduced by what the allocator cannot use. A user's limit is taken as it is.
-        if peak > (allocator_bytes(scenario, gpu) if limit_bytes == gpu.memory_bytes else limit_bytes):
+        if peak > (allocator_bytes(scenario, scenario.cluster.gpu) if limit_bytes is None else limit_bytes):
             return "too_large", math.inf, peak, ""
         # The least time has one task for each action and is far cheaper than the full graph with collectives and links.
         if patience_s < math.inf and (least_s := least_time_s(step) * ROUNDING) > patience_s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sim.results.beside_allocator import allocator_bytes, most_allocator_bytes
 from sim.search.best_first import Found
 from sim.search.evaluation import Outcome
 from sim.search.space import Layout, Space, scenario_of
@@ -14,9 +15,13 @@ TRILLION, HOUR_S = 1e12, 3600.0
 
 
 def make_result(
-    space: Space, found: Found, limit_bytes: float, objective: str, details: Sequence[dict[str, float]]
+    space: Space, found: Found, limit_bytes: float | None, objective: str, details: Sequence[dict[str, float]]
 ) -> dict[str, Any]:
-    """Return the result in format sim-search/1. `details`: `evaluation.detail` of each of the best layouts."""
+    """Return the result in format sim-search/1.
+
+    `limit_bytes` is that of `sim.search.evaluation`. `details`: `evaluation.detail` of each of the best layouts.
+    """
+    gpu = space.base.cluster.gpu
     # Rates are per second of a worker, so that searches on different numbers of cores compare.
     c, cpu_s, per_core = found.counts, found.cpu_s, found.wall_s * found.cores
     evaluating_s = sum(cpu_s.values()) - cpu_s["bounding"]
@@ -25,13 +30,13 @@ def make_result(
         "name": space.base.name,
         "gpus": space.gpus,
         "objective": objective,
-        "memory_limit_bytes": limit_bytes,
+        "memory_limit_bytes": most_allocator_bytes(space.base, gpu) if limit_bytes is None else limit_bytes,
         "only": {k: list(v) for k, v in space.only.items()},
         "linked": [{"keys": list(link.keys), "rows": [list(row) for row in link.rows]} for link in space.linked],
         "trainer": space.trainer or None,
         # The whole scenario is included, so that a best layout runs without the search's options.
         "best": [
-            _row(space, o) | more | {"scenario": _scenario(space, o.layout)}
+            _row(space, o) | more | _with_scenario(space, o.layout, limit_bytes)
             for o, more in zip(found.best, details, strict=True)
         ],
         "pareto": [_row(space, o) for o in found.pareto],
@@ -73,5 +78,8 @@ def _row(space: Space, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _scenario(space: Space, layout: Layout) -> dict[str, Any]:
-    return scenario_of(space, layout).model_dump(mode="json")
+def _with_scenario(space: Space, layout: Layout, limit_bytes: float | None) -> dict[str, Any]:
+    """The layout's whole scenario, and the memory that it was allowed."""
+    scenario = scenario_of(space, layout)
+    limit = allocator_bytes(scenario, scenario.cluster.gpu) if limit_bytes is None else limit_bytes
+    return {"memory_limit_bytes": limit, "scenario": scenario.model_dump(mode="json")}

@@ -151,8 +151,9 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
     rate = output / (sim.end_s - sim.start_s) if sim.end_s > sim.start_s else 0.0
     memory = _memory(sim)
     peak = max(row.peak for row in memory)
-    fits = peak <= sim.scenario.cluster.gpu.memory_bytes
-    fits = fits and all(pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools)
+    fits = all(row.peak <= row.limit for row in memory) and all(
+        pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools
+    )
     shares, scaling = sim.shares, scaling_use(sim.spans, sim.scenario, sim.start_s, sim.end_s)
     gpus = sim.scenario.ranks * (scaling.replicas_mean / sim.scenario.parallelism.dp if scaling else 1.0)
     return ServingResult(
@@ -373,6 +374,7 @@ def _memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
                     kv_cache=cache,
                     buffers=buffers,
                     peak=weights + cache + buffers,
+                    limit=sim.scenario.cluster.gpu.memory_bytes,
                 )
             )
     return tuple(out)

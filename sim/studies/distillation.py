@@ -33,7 +33,6 @@ from sim.programs.compile import compile_program
 from sim.programs.stages import replace_runs, stage_blocks
 from sim.ranks.faults import disturbs, network_of
 from sim.ranks.plan import make_plan
-from sim.results.beside_allocator import allocator_bytes
 from sim.results.records import MemoryRow
 from sim.results.result import StepResult
 from sim.results.teacher import Distilled, Teacher
@@ -200,7 +199,7 @@ def with_teacher(student: StepResult, teacher: Teacher, scenario: Scenario) -> S
         critical_path=_critical_path(student.critical_path, teacher, student_s),
         distillation=Distilled(teacher, student_s),
     )
-    together = _with_memory(together, teacher, allocator_bytes(scenario, scenario.cluster.gpu))
+    together = _with_memory(together, teacher, scenario.cluster.gpu.memory_bytes)
     if student.fits_in_memory and not together.fits_in_memory:
         beside = (
             "the student does not fit beside its teacher"
@@ -212,16 +211,16 @@ def with_teacher(student: StepResult, teacher: Teacher, scenario: Scenario) -> S
     return together
 
 
-def _with_memory(student: StepResult, teacher: Teacher, limit_bytes: float) -> StepResult:
-    """The result with the teacher's memory: on the student's ranks, or on GPUs of its own."""
+def _with_memory(student: StepResult, teacher: Teacher, own_gpu_bytes: float) -> StepResult:
+    """The result with the teacher's memory: on the student's ranks, or on GPUs of its own, which have no trainer's
+    communicators."""
     if teacher.placement != "same":
-        return replace(student, fits_in_memory=student.fits_in_memory and teacher.held_bytes <= limit_bytes)
+        return replace(student, fits_in_memory=student.fits_in_memory and teacher.held_bytes <= own_gpu_bytes)
     memory = tuple(_beside(row, teacher) for row in student.memory)
     peak = max(row.peak for row in memory)
     reserved = student.peak_reserved_bytes + peak - student.peak_memory_bytes
-    return replace(
-        student, memory=memory, peak_memory_bytes=peak, peak_reserved_bytes=reserved, fits_in_memory=peak <= limit_bytes
-    )
+    fits = all(row.peak <= row.limit for row in memory)
+    return replace(student, memory=memory, peak_memory_bytes=peak, peak_reserved_bytes=reserved, fits_in_memory=fits)
 
 
 def _critical_path(student: Mapping[str, float], teacher: Teacher, student_s: float) -> dict[str, float]:

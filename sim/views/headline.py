@@ -18,6 +18,7 @@ from topology.spec import ClusterSpec
 if TYPE_CHECKING:
     from sim.inputs.workloads import Disaggregated
     from sim.results.evidence import Evidence
+    from sim.results.records import MemoryRow
     from sim.serve.records import ServingResult
 
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
@@ -117,11 +118,12 @@ def _serving(result: ServingResult) -> list[Number]:
 
 
 def _peak(result: StepResult | ServingResult) -> Number:
-    (peak, limit), fits = tightest(result), result.fits_in_memory
-    share = f"{percent(peak / limit)} of {n_bytes(limit)}"
+    row, fits = tightest(result), result.fits_in_memory
+    peak, limit, counted = row.peak, row.limit, row.beside is not None
+    share = f"{percent(peak / limit)} of {n_bytes(limit)}" + " beside CUDA and NCCL" * counted
     if not fits:
         return Number("Peak memory", n_bytes(peak), f"✗ does not fit, {share}", "bad")
-    if limit - peak < TIGHT_BYTES and result.scenario.cluster.gpu.architecture != "cpu":
+    if not counted and limit - peak < TIGHT_BYTES and result.scenario.cluster.gpu.architecture != "cpu":
         left = f"{n_bytes(limit - peak)} left for CUDA and NCCL, which take 2 to 4 GiB"
         return Number("Peak memory", n_bytes(peak), f"tight, {share}: {left}", "bad")
     return Number("Peak memory", n_bytes(peak), f"✓ fits, {share}", "good")
@@ -226,15 +228,18 @@ def evidence_line(row: Evidence) -> str:
     return f"{row.table}, {row.where}: {said}"
 
 
-def tightest(result: StepResult | ServingResult) -> tuple[float, float]:
-    """The peak of the ranks that come nearest to their GPUs' memory, and that memory; bytes."""
-    cluster = result.scenario.cluster
-    if not cluster.others:
-        return result.peak_memory_bytes, float(cluster.gpu.memory_bytes)
-    pairs = [(row.peak, cluster.gpu_of(row.rank).memory_bytes) for row in result.memory]
-    return max(pairs, key=lambda pair: pair[0] / pair[1])
+def tightest(result: StepResult | ServingResult) -> MemoryRow:
+    """The ranks that come nearest to what fits on their GPUs."""
+    return max(result.memory, key=lambda row: row.peak / row.limit)
 
 
 def memory_limit_bytes(result: StepResult | ServingResult) -> float:
-    """The memory of the device that is tightest."""
-    return tightest(result)[1]
+    """What fits on the device that is tightest."""
+    return tightest(result).limit
+
+
+def limit_words(found: Mapping[str, Any]) -> str:
+    """What a search's layouts may take of a GPU; a trainer's communicators differ by layout."""
+    limits = [row["memory_limit_bytes"] for row in found["best"]] or [found["memory_limit_bytes"]]
+    least, most = n_bytes(min(limits)), n_bytes(max(limits))
+    return f"at most {most} each" if least == most else f"at most {least} to {most} each, by layout"

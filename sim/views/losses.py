@@ -178,8 +178,9 @@ def _unknown(result: StepResult, timeline: Timeline) -> str:
 
 
 def _recompute(result: StepResult, timeline: Timeline) -> str:
-    peak, limit = tightest(result)
-    room = f" The worst rank has {(1 - peak / limit) * 100:.0f} % of its memory free." if limit > peak > 0 else ""
+    row = tightest(result)
+    free = f" The worst rank has {(1 - row.peak / row.limit) * 100:.0f} % of its memory free."
+    room = free if row.limit > row.peak > 0 else ""
     return f"Forward work is done a second time, to keep fewer activations.{room}"
 
 

@@ -29,7 +29,10 @@ def map_page(result: Result) -> str:
     plots = {
         "mfu": _heat(result, "mfu", lambda b: b["mfu"], lambda b: percent(b["mfu"])),
         "memory": _heat(
-            result, "memory", lambda b: b["peak_memory_bytes"] / limit, lambda b: n_bytes(b["peak_memory_bytes"])
+            result,
+            "memory",
+            lambda b: b["peak_memory_bytes"] / b["memory_limit_bytes"],
+            lambda b: n_bytes(b["peak_memory_bytes"]),
         ),
         "layout": _heat(result, "layout", lambda b: b["mfu"], lambda b: _short(b["layout"])),
     }

@@ -35,11 +35,12 @@ def rl_headline(result: RlResult) -> list[Number]:
         Number("Generation", seconds(g.duration_s), f"the last tenth of the answers takes {seconds(g.tail_s)} longer"),
         Number("Training", seconds(t.updates * t.update_s), f"{count(t.updates)} updates, MFU {percent(t.mfu)}"),
         *[Number(f"Idle, {p.name} GPUs", percent(p.idle_share), f"of {count(p.gpus)}") for p in result.pools],
-        *[_memory(p, result.scenario.cluster.gpu.memory_bytes) for p in result.pools],
+        *[_memory(p) for p in result.pools],
     ]
 
 
-def _memory(pool: PoolUse, limit: float) -> Number:
+def _memory(pool: PoolUse) -> Number:
+    limit = pool.memory_limit_bytes
     share = f"{percent(pool.peak_memory_bytes / limit)} of {n_bytes(limit)}, {pool.name} GPUs"
     fits = pool.fits_in_memory
     words = f"✓ fits, {share}" if fits else f"✗ does not fit, {share}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim.views.headline import Number, layout_words
+from sim.views.headline import Number, layout_words, limit_words
 from sim.views.page import still_page
 from sim.views.scatter import scatter_plot
 from sim.views.units import count, n_bytes, percent, seconds
@@ -54,7 +54,7 @@ def search_page(result: Result) -> str:
         "search.html",
         title,
         {"search": _figure(result)},
-        what=f"{count(result['gpus'])} GPUs, at most {n_bytes(result['memory_limit_bytes'])} each",
+        what=f"{count(result['gpus'])} GPUs, {limit_words(result)}",
         headline=_headline(result),
         columns=list(COLUMNS.items()),
         tables=[_table(name, heading, result[name]) for name, heading in _TABLES],

@@ -9,7 +9,7 @@ from sim.core.shipped import shipped_profiles
 from sim.results.evidence import nearest
 from sim.results.result import RankRow, StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
-from sim.views.headline import Number, evidence_line, headline, layout_line
+from sim.views.headline import Number, evidence_line, headline, layout_line, tightest
 from sim.views.palette import memory_styles
 from sim.views.terminal import Cell, Column, Row, Span, Terminal, TextTable
 from sim.views.units import count, n_bytes, percent, ranks_text, seconds
@@ -115,10 +115,9 @@ def _bar(lengths: tuple[float, float, float], step: float, width: int) -> Cell:
 
 
 def _memory(result: StepResult | ServingResult, width: int) -> TextTable:
-    """The fullest class of ranks by category, against its device's memory."""
-    cluster = result.scenario.cluster
-    worst = max(result.memory, key=lambda row: row.peak / cluster.gpu_of(row.rank).memory_bytes)
-    whole = cluster.gpu_of(worst.rank).memory_bytes
+    """The fullest class of ranks by category, against what fits on its device."""
+    worst = tightest(result)
+    whole = worst.limit
     rows: list[Row] = []
     names = {category: style.label for category, style in memory_styles(result.scenario).items()}
     for category, label in {**names, "peak": "Peak"}.items():

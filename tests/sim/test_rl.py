@@ -32,6 +32,7 @@ from sim.validation.tables import Row
 from sim.views.rl_page import rl_page
 from sim.views.rl_summary import print_rl
 from sim.views.terminal import Terminal
+from sim.views.units import n_bytes
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 SMALL: dict[str, Any] = {
@@ -331,6 +332,22 @@ def test_shipped_steps_are_those_of_the_documentation(row: int, case: tuple[str,
     assert low < result.step_time_s < high
     assert sum(result.provenance.shares.values()) == pytest.approx(1)
     assert result.fits_in_memory
+
+
+def test_a_pool_that_does_not_fit_says_why_and_an_engines_own_gpus_have_no_trainers_buffers() -> None:
+    """Nanotron's communicators are counted: the trainer may use less than the whole memory, the engine all of it."""
+    data = merge(SMALL, {**APART, "training": {"framework": "nanotron"}})
+    peak = simulate_rl(parse_scenario(data)).outcome.pools[0].peak_memory_bytes
+    gpu = {"preset": "h100-sxm", "memory_bytes": peak + 2**30}
+    result = simulate_rl(parse_scenario(merge(data, {"cluster": {"preset": "dgx-h100", "gpu": gpu}}))).outcome
+    training, generation = result.pools
+    assert (training.name, training.fits_in_memory, result.fits_in_memory) == ("training", False, False)
+    assert training.memory_limit_bytes < training.peak_memory_bytes < generation.memory_limit_bytes == peak + 2**30
+    limit = training.memory_limit_bytes / 2**30
+    assert any("the training GPUs need most" in text and f"of {limit:.1f} GiB" in text for text in result.warnings)
+    out = StringIO()
+    print_rl(result, Terminal(200, file=out))
+    assert f"of {n_bytes(training.memory_limit_bytes)}, training GPUs" in out.getvalue()
 
 
 def test_every_row_has_a_case() -> None:

@@ -26,6 +26,7 @@ def row(step_time_s: float, peak: float, **changes: Any) -> dict[str, Any]:
         "step_time_s": step_time_s,
         "tokens_per_s_per_gpu": 100 / step_time_s,
         "peak_memory_bytes": peak,
+        "memory_limit_bytes": 80 * 2.0**30,
         "layout": {**LAYOUT, **changes},
     }
 

@@ -160,6 +160,11 @@ def scenario_of(name: str) -> Scenario:
     return parse_scenario(data).model_copy(update={"name": name})
 
 
+def _memory_row(cls: RankClass, top: dict[str, float]) -> MemoryRow:
+    own = {**top, "peak": sum(top.values()), "limit": 80 * GIB}
+    return MemoryRow(ranks=text_of(cls.ranks), rank=cls.rank, count=len(cls.ranks), **own)
+
+
 def result_of(timeline: Timeline, curves: list[MemoryCurve], name: str = "1f1b_pp8", **changes: Any) -> StepResult:
     """A result whose times are those of `timeline`."""
     step = timeline.step_time_s
@@ -173,11 +178,9 @@ def result_of(timeline: Timeline, curves: list[MemoryCurve], name: str = "1f1b_p
     bubble_s = sum(r.bubble_s for r in ranks) / max(1, len(ranks))
     rows = []
     for curve, cls in zip(curves, timeline.classes, strict=False):
-        top = {k: float(max(getattr(curve, k))) for k in AtMost._fields[:-1]}
-        rows.append(
-            MemoryRow(ranks=text_of(cls.ranks), rank=cls.rank, count=len(cls.ranks), **top, peak=sum(top.values()))
-        )
-    worst = max((row.peak for row in rows), default=0.0)
+        rows.append(_memory_row(cls, {k: float(max(getattr(curve, k))) for k in AtMost._fields[:-1]}))
+    rows = rows or [_memory_row(RankClass(0, (0,), 0), dict.fromkeys(AtMost._fields[:-1], 0.0))]
+    worst = max(row.peak for row in rows)
     shares = {"measured": 0.7, "interpolated": 0.2, "roofline": 0.1}
     result = StepResult(
         scenario=scenario_of(name),
