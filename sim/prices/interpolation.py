@@ -137,14 +137,17 @@ class Surface:
         # As many of a few points are no nearer than those of all, so what lies beyond the last of them need not be
         # compared. Where several are as far as the last that counts, the whole table decides which of them does.
         sample = distance2[:: 1 + len(distance2) // SAMPLED_POINTS]
+        # Methods of arrays: numpy's functions of these names take longer to reach them than few points take.
         if count < len(sample) < len(distance2):
-            close = np.flatnonzero(distance2 <= np.partition(sample, count - 1)[count - 1])
+            ordered = sample.copy()
+            ordered.partition(count - 1)
+            close: NDArray[np.intp] = (distance2 <= ordered[count - 1]).nonzero()[0]
             among = distance2[close]
-            near = np.argpartition(among, count - 1)[:count]
+            near = among.argpartition(count - 1)[:count]
             if np.count_nonzero(among <= among[near].max()) == count:
                 return close[near]
         # The order among the near ones does not matter, so they are not sorted.
-        return np.argpartition(distance2, count - 1)[:count]
+        return distance2.argpartition(count - 1)[:count]
 
     def _fit(
         self,

@@ -71,7 +71,7 @@ class Key(NamedTuple):
     c: int = 0
 
 
-class Load(NamedTuple):
+class Load(Struct, frozen=True):
     """What one iteration computes. `prefills`: (chunk, what its last token sees, how many are alike);
     `decode_kv`: tokens seen by all single tokens together; `queries`: tokens of each of `decodes`, drafted ones among
     them, which see the same cache; `pooled`: tokens of the mean replica among those that share experts, 0 where all
@@ -152,7 +152,7 @@ class IterationCosts(Struct):
         if cp == 1:
             return load
         tokens = ceil_div(load.tokens - load.decodes, cp) + ceil_div(load.decodes, cp)
-        return load._replace(tokens=tokens, samples=ceil_div(load.samples, cp), adapted=ceil_div(load.adapted, cp))
+        return replace(load, tokens=tokens, samples=ceil_div(load.samples, cp), adapted=ceil_div(load.adapted, cp))
 
     def _rest(self, load: Load) -> tuple[float, ...]:
         """Seconds of all but attention on every stage's GPU, kept."""

@@ -61,25 +61,27 @@ class HashedKvCache(KvCache):
 
     def release(self, name: PrefixName, blocks: int) -> None:
         """As `KvCache.release`. The end becomes idle first, and so goes first."""
-        for h in reversed(name[: blocks // self.each]):
-            self.readers[h] -= 1
-            if not self.readers[h]:
-                del self.readers[h]
+        each, readers = self.each, self.readers
+        for h in reversed(name[: blocks // each]):
+            readers[h] -= 1
+            if not readers[h]:
+                del readers[h]
                 self.idle[h] = None
-                self.unused += self.each
+                self.unused += each
 
     def share(self, name: PrefixName, reads: int, blocks: int) -> int:
         """As `KvCache.share`; own copies of what is kept already are given back."""
-        fresh = name[reads // self.each : blocks // self.each]
+        each = self.each
+        fresh = name[reads // each : blocks // each]
+        self.private -= len(fresh) * each
+        self.tokens -= len(fresh) * HASHED_TOKENS
         for h in fresh:
-            self.private -= self.each
-            self.tokens -= HASHED_TOKENS
             if h in self.readers or h in self.idle:
-                self.free += self.each
+                self.free += each
                 self._read_hash(h)
             else:
                 self.readers[h] = 1
-        return len(fresh) * self.each
+        return len(fresh) * each
 
     def _read_hash(self, h: Hash) -> None:
         if h in self.idle:

@@ -2,7 +2,7 @@
 
 Most running sequences do nothing else: in every iteration each adds one token, and takes a block where its last one is
 full. Who ends when, and how many need a block in which iteration, follows from numbers that are worked out when a
-sequence joins (`Lockstep.ends`, `Lockstep.residues`). An iteration then costs what changes in it: prompts, arrivals and
+sequence joins (`Lockstep.ends`, `Lockstep.lacking`). An iteration then costs what changes in it: prompts, arrivals and
 ends. Wherever the scheduler's rules ask for more than that (nobody has a block left, the token budget is too small for
 all), `settle` writes every sequence's own numbers back, and the scheduler decides as ever.
 """
@@ -10,7 +10,6 @@ all), `settle` writes every sequence's own numbers back, and the scheduler decid
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 
 from msgspec import Struct, field
 
@@ -28,8 +27,13 @@ class Lockstep(Struct):
     bases: int = 0  # their sum
     newest: int = 0  # the youngest member's order, at least
     ends: list[tuple[int, int, Sequence]] = field(default_factory=list)  # a heap: the step after which each ends
-    residues: Counter[int] = field(default_factory=Counter)  # how many bases have which remainder by the block's tokens
+    lacking: list[int] = field(
+        default_factory=list
+    )  # members that lack a block in a step, by its number modulo a block
     others: list[Sequence] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lacking = [0] * self.scheduler.cache.block_tokens
 
     @property
     def seen(self) -> int:
@@ -95,7 +99,7 @@ class Lockstep(Struct):
         for sequence, base in self.members.items():
             self._write(sequence, base)
         self.members.clear()
-        self.residues.clear()
+        self.lacking = [0] * len(self.lacking)
         self.ends.clear()
         self.bases = self.newest = 0
 
@@ -142,10 +146,10 @@ class Lockstep(Struct):
         steps; over all steps they are m·(S - k + 1) - block_tokens·m·(m - 1) / 2 blocks.
         """
         cache, block, lacked = self.scheduler.cache, self.scheduler.cache.block_tokens, 0
-        for first in () if cache.reserve_tokens else range(1, 1 + min(steps, block)):
-            n = self.residues.get((1 - first - self.step) % block, 0)
-            m = (steps - first) // block + 1
-            lacked += n * (m * (steps - first + 1) - block * m * (m - 1) // 2)
+        for before, n in enumerate(() if cache.reserve_tokens else self._next_lacking(min(steps, block))):
+            if n:
+                m = (steps - before - 1) // block + 1
+                lacked += n * (m * (steps - before) - block * m * (m - 1) // 2)
         more = lacked / steps
         held, unused, _ = cache.occupancy()
         empty = (cache.private + more) * block - cache.tokens - len(self.members) * (steps + 1) / 2
@@ -163,7 +167,7 @@ class Lockstep(Struct):
             base = self.members[x] = x.computed - self.step
             self.bases += base
             self.newest = max(self.newest, x.order)
-            self.residues[base % block] += 1
+            self.lacking[-base % block] += 1
             heapq.heappush(self.ends, (self.step + x.request.output_tokens - x.generated, x.order, x))
         self.others = still
 
@@ -174,8 +178,13 @@ class Lockstep(Struct):
         if cache.reserve_tokens:
             return 0
         rounds, rest = divmod(steps, cache.block_tokens)
-        block, now = cache.block_tokens, -self.step
-        return rounds * len(self.members) + sum([self.residues.get((now - k) % block, 0) for k in range(rest)])
+        return rounds * len(self.members) + sum(self._next_lacking(rest))
+
+    def _next_lacking(self, steps: int) -> list[int]:
+        """How many members lack a block in each of the next steps, which are no more than a block's tokens."""
+        first = self.step % len(self.lacking)
+        found = self.lacking[first : first + steps]
+        return found + self.lacking[: steps - len(found)]
 
     def _compute(self, steps: int, blocks: int) -> None:
         """Members' tokens of so many steps, for which they lack so many blocks."""
@@ -192,7 +201,7 @@ class Lockstep(Struct):
             base = self.members.pop(sequence)
             self._write(sequence, base)
             self.bases -= base
-            self.residues[base % s.cache.block_tokens] -= 1
+            self.lacking[-base % s.cache.block_tokens] -= 1
             s.end(sequence, end_s)
             left.append(sequence)
         if not self.members:

@@ -15,6 +15,7 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 import simpy
+from msgspec.structs import replace
 from simpy.events import NORMAL, EventPriority
 
 from sim.serve.pools import Pool, experts_span
@@ -149,7 +150,7 @@ class SharedExperts:
             pooled = max(1, round(sum([work.load.tokens for _, work in works]) / self.span))
             start, end = max([work.ready_s for _, work in works]), clock.now
             for m, work in works:
-                load = work.load._replace(pooled=pooled)
+                load = replace(work.load, pooled=pooled)
                 own = start + m.costs.stage_seconds(load)[0]
                 m.replica.iterations.append(work.iteration(((start, own),), load))
                 end = max(end, own)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from itertools import accumulate
-from typing import NamedTuple
 
 from msgspec import Struct, field
 
@@ -18,7 +17,7 @@ from sim.serve.sequences import Batch, Counts, Sequence
 LONGEST_RUN = 1 << 16  # iterations priced at once
 
 
-class Iteration(NamedTuple):
+class Iteration(Struct, frozen=True):
     """One iteration, or `steps` alike, on every stage: (start, end) each. `since_s`: when it was put together, where
     nobody could compute before. `handed_over_s`: for each sequence that another replica handed over and that adds its
     first token here, when that replica made the token before."""
@@ -30,7 +29,7 @@ class Iteration(NamedTuple):
     handed_over_s: tuple[float, ...] = ()
 
 
-class CacheState(NamedTuple):
+class CacheState(Struct, frozen=True):
     """The cache from `time_s` on: blocks held by running sequences, blocks kept for prefixes, waste; over a run of
     alike iterations their means."""
 
@@ -55,7 +54,7 @@ class Replica(Struct):
         return self.scheduler.counts
 
 
-class Work(NamedTuple):
+class Work(Struct, frozen=True):
     """An iteration under way. `together`: its sequences in lockstep are no pieces; `ready_s`: when it may start;
     `since_s` and `handed_over_s`: as an iteration's."""
 
@@ -91,16 +90,16 @@ class Worker:
         else:
             n = 0 if batch.prompts_alone else len(lockstep.members)
             load = load_of(batch, n, lockstep.seen)
-            work = Work(batch, load, True, max(now, batch.ready_s)) if load.tokens else None
+            work = self._work(batch, load, True, now) if load.tokens else None
         if work is not None:
             self.costs.note(work.load)
-            if self.idle:
-                work = work._replace(since_s=now)
-            if self.scheduler.handed_over:
-                work = work._replace(handed_over_s=self._first_here(work.batch))
         self.idle = work is None and len(self.costs.stages) == 1
         self._note_state(now)
         return work
+
+    def _work(self, batch: Batch, load: Load, together: bool, now: float) -> Work:
+        handed_over_s = self._first_here(batch) if self.scheduler.handed_over else ()
+        return Work(batch, load, together, max(now, batch.ready_s), now if self.idle else None, handed_over_s)
 
     def _first_here(self, batch: Batch) -> tuple[float, ...]:
         """When others made the last tokens of the sequences that add their first ones here in this iteration."""
@@ -117,7 +116,7 @@ class Worker:
             self.lockstep.settle()
         batch = self.scheduler.schedule(now)
         if batch.pieces:
-            return Work(batch, load_of(batch), False, max(now, batch.ready_s))
+            return self._work(batch, load_of(batch), False, now)
         if self.lockstep is not None:
             self.lockstep.look_again()
         return None
@@ -131,7 +130,7 @@ class Worker:
             left = self.scheduler.finish(work.batch, end_s)
             if self.lockstep is not None:
                 self.lockstep.look_again()
-        self._note_end(end_s, running)
+        self._note_end(end_s, running, bool(work.batch.pieces or left))
         return left
 
     def steady_steps(self, now: float) -> int:
@@ -161,18 +160,22 @@ class Worker:
         held, unused, waste = self.lockstep.mean_occupancy(steps)
         self.replica.states += [CacheState(t, held, unused, waste, n) for t in (now, end_s)]
         left = self.lockstep.run(steps, end_s)
-        self._note_end(end_s, n)
+        self._note_end(end_s, n, bool(left))
         return left
 
     def next_ready_s(self, now: float) -> float | None:
         """When the next running sequence's copy arrives, where that is known."""
         return min([x.ready_s for x in self.scheduler.running if now < x.ready_s < math.inf], default=None)
 
-    def _note_end(self, at_s: float, running: int) -> None:
+    def _note_end(self, at_s: float, running: int, changed: bool) -> None:
         """The cache when an iteration ended: before and after the sequences that are done have left."""
         held, unused, waste = self.scheduler.before_end
-        self.replica.states.append(CacheState(at_s, held, unused, waste, running))
-        self._note_state(at_s)
+        before = CacheState(at_s, held, unused, waste, running)
+        self.replica.states.append(before)
+        if changed:
+            self._note_state(at_s)
+        else:
+            self.replica.states.append(before)
 
     def _note_state(self, at_s: float) -> None:
         s = self.scheduler

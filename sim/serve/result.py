@@ -331,7 +331,7 @@ class _States(NamedTuple):
 
 
 def _columns(replica: Replica) -> _States:
-    return _States(*[np.array(column) for column in zip(*replica.states, strict=True)])
+    return _States(*[np.array([getattr(s, name) for s in replica.states]) for name in _States._fields])
 
 
 def _mean_over_time(values: list[tuple[Floats, Floats]], start_s: float) -> float:
