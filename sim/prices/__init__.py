@@ -1,1 +1,1 @@
-"""Prices in seconds of operators and messages: profiles, roofline, interpolation, topology."""
+"""Price operators and messages in seconds: profiles, roofline, interpolation, topology."""

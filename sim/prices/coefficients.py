@@ -1,4 +1,4 @@
-"""Coefficients of a profile, and options that switch some off.
+"""Define the coefficients of a profile, and options that switch some of them off.
 
 Each constant of a machine is a field with its unit, neutral value and meaning.
 
@@ -23,12 +23,12 @@ from sim.inputs.input_source import nearest, show
 from sim.models.recipes import RECIPES
 from sim.prices.roofline import MEMORY_BOUND
 
-USUAL_KERNEL = "attention"  # the kernel of training where none is named
-STRIDED = "strided"  # what memory-bound operators that torch does not vectorize (`Compute.strided`) reach
+USUAL_KERNEL = "attention"  # training's kernel if none is named
+STRIDED = "strided"  # the efficiency of memory-bound operators that torch does not vectorize (`Compute.strided`)
 
 
 class Coefficient(NamedTuple):
-    """A value in base units, and where it comes from."""
+    """Hold a value in base units, and its source."""
 
     value: float
     source: str
@@ -44,113 +44,128 @@ def _entries(meaning: str, positive: bool = True) -> Any:
     return field(default_factory=dict, metadata={"meaning": meaning, "positive": positive})
 
 
-# A dataclass and no Struct, whose fields have no metadata: a test holds each `meaning` against the reference page.
+# A dataclass, because fields of a Struct have no metadata: a test compares each `meaning` with docs/calibration.md.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpeed:
-    """Speed of one fused attention kernel, as `sim.prices.attention_speed` takes it."""
+    """Hold the speed of one fused attention kernel; `sim.prices.attention_speed` has the formulas."""
 
     efficiency_64: float | None = _constant(None, "part of the peak at head size 64, long sequences", True)
     efficiency_128: float | None = _constant(None, "part of the peak at head size 128, long sequences", True)
     efficiency_256: float | None = _constant(None, "part of the peak at head size 256, long sequences", True)
-    backward_share: float = _constant(1.0, "backward's efficiency by the forward's", True)
-    ramp_tokens: float = _constant(0.0, "keys' worth of prologue and epilogue of a row of tiles")
+    backward_share: float = _constant(1.0, "efficiency of the backward ÷ efficiency of the forward", True)
+    ramp_tokens: float = _constant(0.0, "time of a row of tiles' prologue and epilogue, as a number of keys")
     tile_rows: float = _constant(128.0, "queries of one thread block, forward")
     backward_tile_rows: float | None = _constant(
-        None, "queries of one thread block, backward; `tile_rows` where left out"
+        None, "queries of one thread block, backward; if left out, `tile_rows`"
     )
-    overlap: float = _constant(1.2, "exponent that says how far work hides behind the longest row: 1 adds them", True)
-    group_sums: bool = _constant(False, "1: dK and dV of query heads that share a KV head are summed afterwards")
+    overlap: float = _constant(
+        1.2, "exponent of the norm that combines total work and the longest row: 1 adds them", True
+    )
+    group_sums: bool = _constant(
+        False, "1: the kernel leaves dK and dV for each query head, and they are summed afterwards"
+    )
 
 
 # Every neutral value leaves the roofline as it is. A profile that states nothing is therefore the bare data sheet.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficients:
-    """All coefficients that a profile may hold. `sources`: by name on disk, for those that were stated."""
+    """Hold all coefficients of a profile. `sources`: by name on disk, for the coefficients that the profile states."""
 
-    # None means that the profile says nothing. 0 would claim that launches cost no time.
-    launch_overhead_s: float | None = _constant(None, "shortest time between two kernel launches; else the GPU's own")
-    kernel_gap_s: float = _constant(0.0, "time of each kernel that nothing hides")
-    operator_in_model_s: float = _constant(0.0, "on a CPU: what modules and autograd add to a kernel of a step")
-    core_sharing_slowdown: float | None = _constant(
-        None, "computing by more ranks than cores, by that of as many ranks as cores times ranks per core", True
+    # None: the profile does not state it. 0 would mean that launches take no time.
+    launch_overhead_s: float | None = _constant(
+        None, "shortest time between two kernel launches; if left out, the GPU's own"
     )
-    matmul_efficiency: float = _constant(1.0, "part of the peak that a matmul without points near it reaches", True)
-    # These two scale one machine against the machine of the points. Two GPUs of one kind differ by clocks and cooling.
-    matmul_speed: float = _constant(1.0, "this machine's matmuls by those of the points", True)
-    attention_speed: float = _constant(1.0, "this machine's fused attention by the speed that is stated", True)
-    unaligned_matmul_slowdown: float = _constant(1.0, "time of a matmul of odd width by that of a padded one", True)
-    fp8_gradient_slowdown: float = _constant(1.0, "time of fp8 gradient matmuls by that of the points", True)
-    matmul_slowdown_of: Mapping[str, float] = _entries("time of matmuls of one kernel by that of the points")
-    result_exposed: float = _constant(0.5, "part of a result's extra traffic that no other tile's matmul hides")
+    kernel_gap_s: float = _constant(0.0, "time added to each kernel that nothing hides")
+    operator_in_model_s: float = _constant(0.0, "on a CPU: time that modules and autograd add to each kernel of a step")
+    core_sharing_slowdown: float | None = _constant(
+        None,
+        "with more ranks than cores: time of computing ÷ (its time with one rank for each core · ranks per core)",
+        True,
+    )
+    matmul_efficiency: float = _constant(
+        1.0, "part of the peak that a matmul without measured points near it reaches", True
+    )
+    # The next two scale the points to one machine: two GPUs of one kind differ by clocks and cooling.
+    matmul_speed: float = _constant(1.0, "speed of this machine's matmuls ÷ speed of the points", True)
+    attention_speed: float = _constant(1.0, "speed of this machine's fused attention ÷ the stated speed", True)
+    unaligned_matmul_slowdown: float = _constant(1.0, "time of a matmul of odd width ÷ time of a padded one", True)
+    fp8_gradient_slowdown: float = _constant(1.0, "time of fp8 gradient matmuls ÷ time of the points", True)
+    matmul_slowdown_of: Mapping[str, float] = _entries("time of matmuls of this kernel ÷ time of the points")
+    result_exposed: float = _constant(
+        0.5, "part of a result's additional traffic that other tiles' matmuls do not hide"
+    )
     group_launch_s: float = _constant(
-        0.0, "least time of one group of a grouped matmul, on the device, and on the host that launches it in a loop"
+        0.0,
+        "least time of a group of a grouped matmul on the device; also host time of each launch in a loop over groups",
     )
     memory_efficiency: float | None = _constant(None, "part of the bandwidth that streaming kernels reach", True)
     memory_efficiency_of: Mapping[str, float] = _entries(
         "part of the bandwidth that streaming kernels of one kind reach"
     )
-    memory_latency_s: float = _constant(0.0, "time in which a memory-bound kernel starts and ends")
-    memory_bandwidth_bytes_per_s: float | None = _constant(None, "measured bandwidth, in the data sheet's place", True)
-    peak_flops_per_s: Mapping[str, float] = _entries("measured peaks by dtype, in the data sheet's place")
-    attention: Mapping[str, AttentionSpeed] = _entries("speed of fused attention by kernel; `attention` is the usual")
-    # The limit is a GPU's own property, so the draw is kept relative to it.
-    power_at_peak: float = _constant(0.0, "draw at the tensor cores' peak, in parts of the power limit; 0: no limit")
-    power_spread: float = _constant(0.0, "spread (sigma by mean) of the clocks of equal GPUs under their power limit")
-    # Two constants, because plain torch runs more Python for each kernel than Megatron's fused modules do.
-    host_operator_s: float = _constant(0.0, "host time in which Megatron issues one kernel")
+    memory_latency_s: float = _constant(0.0, "time that the start and end of a memory-bound kernel add")
+    memory_bandwidth_bytes_per_s: float | None = _constant(None, "measured bandwidth; replaces the data sheet's", True)
+    peak_flops_per_s: Mapping[str, float] = _entries("measured peak of this dtype; replaces the data sheet's")
+    attention: Mapping[str, AttentionSpeed] = _entries(
+        "speed of a fused attention kernel; `attention` is the default kernel"
+    )
+    # Relative to the limit, because the limit is a property of each GPU.
+    power_at_peak: float = _constant(0.0, "power drawn at the tensor cores' peak ÷ power limit; 0: no limit")
+    power_spread: float = _constant(0.0, "spread (σ ÷ mean) of the clocks of equal GPUs at their power limit")
+    # Two constants, because plain torch and Megatron's fused modules run different Python code for each kernel.
+    host_operator_s: float = _constant(0.0, "host time for issuing one kernel in Megatron")
     host_operator_eager_s: float | None = _constant(
-        None, "host time in which plain torch issues one kernel; `host_operator_s` where left out"
+        None, "host time for issuing one kernel in plain torch; if left out, `host_operator_s`"
     )
     host_step_s: float = _constant(0.0, "host time of an optimizer step")
-    host_collective_s: float = _constant(0.0, "host time in which a collective is issued")
+    host_collective_s: float = _constant(0.0, "host time for issuing a collective")
     # NCCL's blocking send and receive make the host wait for the device, and the device then waits for the host.
-    host_message_s: float = _constant(0.0, "time that a blocking message adds")
-    collective_sm_share: float = _constant(0.0, "part of the GPU that a collective within a node takes from kernels")
-    # Measured and shown, read by no price:
+    host_message_s: float = _constant(
+        0.0, "time that a blocking message adds, because host and device wait for each other"
+    )
+    collective_sm_share: float = _constant(
+        0.0, "part of the GPU that a collective within a node takes from kernels beside it"
+    )
+    # Measured and shown, but not used in prices:
     host_bandwidth_bytes_per_s: float | None = _constant(
         None, "bandwidth of copies to pinned host memory; shown only", True
     )
     overlap_compute_slowdown: float | None = _constant(
-        None, "time of matmuls beside all-reduces by their time alone; shown only", True
+        None, "time of matmuls beside all-reduces ÷ their time alone; shown only", True
     )
     overlap_comm_slowdown: float | None = _constant(
-        None, "time of all-reduces beside matmuls by their time alone; shown only", True
+        None, "time of all-reduces beside matmuls ÷ their time alone; shown only", True
     )
-    peak_bytes: Mapping[str, float] = _entries("most bytes that a fused case held at once; shown only", False)
-    linear_forward_overhead_s: float | None = _constant(
-        None, "forward of a small Linear, as old profiles have it; read by nothing"
-    )
-    linear_backward_overhead_s: float | None = _constant(
-        None, "backward of a small Linear, as old profiles have it; read by nothing"
-    )
+    peak_bytes: Mapping[str, float] = _entries("peak bytes of a measured fused case; shown only", False)
+    linear_forward_overhead_s: float | None = _constant(None, "forward of a small Linear in old profiles; not used")
+    linear_backward_overhead_s: float | None = _constant(None, "backward of a small Linear in old profiles; not used")
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def streaming_efficiency(self) -> float:
-        """Part of the bandwidth that streaming kernels reach; all of it where nothing is known."""
+        """Return the part of the bandwidth that streaming kernels reach; 1 if it is not stated."""
         return 1.0 if self.memory_efficiency is None else self.memory_efficiency
 
     def flat(self) -> dict[str, Coefficient]:
-        """Give the coefficients by their names on disk: all that were stated or differ from their neutral value."""
+        """Return the coefficients by their names on disk: all that are stated or differ from their neutral value."""
         found = (*_plain(self), *_mapped(self))
         return {
             name: Coefficient(float(value), self.sources.get(name, ""))
             for name, value, neutral in found
-            # A stated neutral value is kept with its source, so that a profile that is saved reads back unchanged.
+            # A stated neutral value is kept with its source, so that a saved profile reads back unchanged.
             if value is not None and (name in self.sources or value != neutral)
         }
 
     def changed(self, stated: Mapping[str, Coefficient]) -> Coefficients:
-        """These coefficients with `stated`, by their names on disk, in the place of theirs."""
-        # The detour over names on disk lets one reader check values from a file and values from code alike.
+        """Return these coefficients with `stated` (by names on disk) in place of the own values."""
+        # Values go through their names on disk, so that one reader checks values from files and from code.
         return coefficients_from({**self.flat(), **stated})
 
 
 class PriceOptions(Struct, frozen=True):
-    """Effects that a measurement did not have, switched off where one is predicted.
+    """Hold which effects a price includes; an effect that a measurement did not have is switched off to predict it.
 
-    `power`: the power limit slows kernels down; a burst ends before it acts. `host`: the host takes time to issue
-    work. `group_launch`: each group of a grouped matmul is a launch of its own.
+    `power`: the power limit slows kernels (short bursts end before it acts). `host`: the host takes time to issue
+    work. `group_launch`: each group of a grouped matmul is a separate launch.
     """
 
     power: bool = True
@@ -158,13 +173,13 @@ class PriceOptions(Struct, frozen=True):
     group_launch: bool = True
 
     def applied(self, c: Coefficients) -> Coefficients:
-        """Give the coefficients with those of what is switched off at their neutral values."""
+        """Return the coefficients, with neutral values for the effects that are switched off."""
         changes: dict[str, Any] = {}
         if not self.power:
             # `_throttled` takes 0 for a GPU without a limit.
             changes["power_at_peak"] = 0.0
         if not self.host:
-            # None makes plain torch fall back to `host_operator_s`, which is 0 now.
+            # With None plain torch has `host_operator_s`, which is 0 now.
             changes |= {"host_operator_s": 0.0, "host_operator_eager_s": None, "host_step_s": 0.0}
             changes |= {"host_collective_s": 0.0, "host_message_s": 0.0}
         if not self.group_launch:
@@ -176,7 +191,7 @@ AS_STATED = PriceOptions()
 
 
 class Place(Struct, frozen=True):
-    """The field that a name on disk belongs to; in a mapping its key there, of an attention kernel also its part."""
+    """Hold the field of a name on disk; `key`: its key in a mapping; `part`: the part of an attention kernel."""
 
     field: str
     positive: bool
@@ -184,15 +199,15 @@ class Place(Struct, frozen=True):
     part: str = ""
 
 
-# Built from the fields themselves. A coefficient that is added above is then known to reader, writer and messages.
+# Built from the fields, so that reader, writer and messages know every coefficient that is added above.
 _FIELDS = {f.name: f for f in fields(Coefficients) if f.metadata}
-# On disk none of these is a name by itself. Each of their entries has one.
+# These names do not occur on disk; each of their entries has its own name.
 _MAPPINGS = ("memory_efficiency_of", "matmul_slowdown_of", "peak_flops_per_s", "attention", "peak_bytes")
 _PARTS = {f.name: f for f in fields(AttentionSpeed)}
 _LONGEST_FIRST = sorted(_PARTS, key=len, reverse=True)  # `backward_tile_rows` ends with `tile_rows`
 _PEAKS = {f"peak_{dtype}_flops_per_s": dtype for dtype in DTYPES}
 _EFFICIENCIES = {f"memory_efficiency_{kind}": kind for kind in MEMORY_BOUND}
-# A cast that looks for a block's largest value is another kernel than a plain one.
+# A cast that finds a block's largest value is another kernel than a plain cast.
 _EFFICIENCIES |= {f"memory_efficiency_cast_{r.kernel}": f"cast_{r.kernel}" for r in RECIPES.values() if r.kernel}
 _EFFICIENCIES[f"memory_efficiency_{STRIDED}"] = STRIDED
 _SLOWDOWNS = {f"matmul_slowdown_{r.kernel}": r.kernel for r in RECIPES.values() if r.kernel}
@@ -204,7 +219,7 @@ def place_of(name: str, where: str = "coefficients") -> Place:
     """Find the field of a name on disk.
 
     Raises:
-        InputError: naming `where` and the nearest name, if there is none.
+        InputError: if there is none; the text has `where` and the most similar name.
 
     >>> place_of("flash2_efficiency_128")
     Place(field='attention', positive=True, key='flash2', part='efficiency_128')
@@ -220,10 +235,10 @@ def place_of(name: str, where: str = "coefficients") -> Place:
         return Place("matmul_slowdown_of", True, _SLOWDOWNS[name])
     if name.endswith(_CASE_END):
         return Place("peak_bytes", False, name.removesuffix(_CASE_END))
-    # Any word may be a kernel's name. This rule therefore comes last, and takes what no other rule has claimed.
+    # Any word may be a kernel's name, so this rule comes last.
     for part in _LONGEST_FIRST:
         kernel = name.removesuffix(f"_{part}")
-        # Empty: the name is a part without a kernel. Equal: it does not end with this part.
+        # Empty: the name is a part without a kernel. Equal: the name does not end with this part.
         if kernel not in ("", name):
             return Place("attention", _PARTS[part].metadata["positive"], kernel, part)
     known = (*(n for n in _FIELDS if n not in _MAPPINGS), *_PEAKS, *_EFFICIENCIES, *_SLOWDOWNS, *_usual_parts())
@@ -247,8 +262,8 @@ def coefficients_from(stated: Mapping[str, Coefficient], where: str = "coefficie
         else:
             values[place.field] = value
     for kernel, parts in kernels.items():
-        # A misspelt coefficient that ends like a part reads as a new kernel. No real kernel lacks a speed at 128, so
-        # this tells the two apart.
+        # A misspelt coefficient that ends like a part looks like a new kernel. Every real kernel has a speed at 128, so
+        # this test tells the two apart.
         if kernel != USUAL_KERNEL and "efficiency_128" not in parts:
             name = f"{kernel}_{next(iter(parts))}"
             said = f"unknown coefficient {show(name)}{nearest(name, (*_FIELDS, *_usual_parts()))}"
@@ -262,7 +277,7 @@ def _usual_parts() -> list[str]:
 
 
 def _part(part: str, value: float, where: str) -> float | bool:
-    # JSON profiles hold numbers alone; a flag is written as 0 or 1.
+    # JSON profiles hold only numbers; a flag is written as 0 or 1.
     if not isinstance(_PARTS[part].default, bool):
         return value
     if value not in (0.0, 1.0):
@@ -271,12 +286,12 @@ def _part(part: str, value: float, where: str) -> float | bool:
 
 
 def _plain(c: Coefficients) -> Iterator[tuple[str, float | None, object]]:
-    """Name on disk, value and neutral value of each field that is one number."""
+    """Yield name on disk, value and neutral value of each field that is one number."""
     return ((name, getattr(c, name), f.default) for name, f in _FIELDS.items() if name not in _MAPPINGS)
 
 
 def _mapped(c: Coefficients) -> Iterator[tuple[str, float | None, object]]:
-    """Name on disk, value and neutral value of each entry of the mappings."""
+    """Yield name on disk, value and neutral value of each entry of the mappings."""
     yield from ((f"memory_efficiency_{kind}", value, None) for kind, value in c.memory_efficiency_of.items())
     yield from ((f"matmul_slowdown_{kernel}", value, None) for kernel, value in c.matmul_slowdown_of.items())
     yield from ((f"peak_{dtype}_flops_per_s", value, None) for dtype, value in c.peak_flops_per_s.items())

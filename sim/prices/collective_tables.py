@@ -1,4 +1,4 @@
-"""Seconds of a collective out of measured sizes."""
+"""Price a collective from measured sizes."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from sim.prices.profile import CollectiveTable
 
 
 def collective_cost(table: CollectiveTable, bytes_: float) -> Cost:
-    """Seconds at a size: between sizes log-log; below the smallest that one's (latency); above the largest α + β·bytes,
-    with the β of the last two sizes.
-    """
+    """Return the cost of a collective: log-log between measured sizes; below the smallest size its seconds (latency);
+    above the largest α + β·bytes, with the β of the last two sizes."""
     size, seconds, last = table.bytes, table.seconds, len(table.bytes) - 1
-    above = int(size.searchsorted(bytes_))  # the first that is no less
-    # Beyond the last size its spread is the only one that is known.
+    above = int(size.searchsorted(bytes_))  # the first size that is not smaller
+    # Beyond the last size the last spread is taken.
     spread = float(table.spread[min(above, last)])
     if above > last:
-        # A large message is bound by bandwidth, so its marginal cost is the last slope.
+        # A large message is bound by bandwidth, so it continues with the last slope.
         slope = (seconds[-1] - seconds[-2]) / (size[-1] - size[-2]) if last > 0 else 0.0
-        # Noise may make the larger of two sizes the quicker one. The mean bandwidth of the last is then the best guess.
+        # If noise makes the last slope negative, the mean bandwidth of the last size replaces it.
         slope = slope if slope > 0 else seconds[-1] / size[-1]
         outside = math.log2(bytes_ / size[-1])
-        # Once bandwidth binds, the line holds as far as one likes: doubt stops growing after three doublings.
+        # A line that bandwidth determines holds for any size, so uncertainty stops growing after three doublings.
         error = math.hypot(0.05, OUTSIDE_PER_OCTAVE * min(outside, 3.0), SIGMA_PER_MAD * spread)
         return Cost(float(seconds[-1] + slope * (bytes_ - size[-1])), "interpolated", error)
     if size[above] == bytes_:
         return measured(float(seconds[above]), spread)
     if above == 0:
-        # A shorter message is hardly quicker: latency is all that is left. A line through the origin would promise too
-        # much.
+        # A shorter message takes the latency, which is the smallest size's time. A line through the origin would be too
+        # fast.
         return Cost(float(seconds[0]), "interpolated", math.hypot(0.1, SIGMA_PER_MAD * spread))
     size, seconds = size[above - 1 : above + 1], seconds[above - 1 : above + 1]
-    # A time between latency and bandwidth bends, and bends less in logarithms. 1e-9 keeps a measured size of 0 finite.
+    # The curve between latency and bandwidth is straighter in logarithms. 1e-9 keeps a measured size of 0 finite.
     inside = np.interp(math.log(bytes_), np.log(np.maximum(size, 1e-9)), np.log(seconds))
     return Cost(float(np.exp(inside)), "interpolated", math.hypot(0.05, SIGMA_PER_MAD * spread))

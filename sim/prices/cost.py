@@ -1,4 +1,4 @@
-"""Seconds with where they come from and how sure they are."""
+"""Hold seconds with their source and uncertainty."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from sim.core.normal import SIGMA_PER_MAD
 
-REPEAT_UNCERTAINTY = 0.02  # a quiet machine repeats a median within 2-3 % at another time
-OUTSIDE_PER_OCTAVE = 0.1  # of doubt for each doubling beyond the measured sizes
+REPEAT_UNCERTAINTY = 0.02  # medians of a quiet machine on two days differ by 2 to 3 %
+OUTSIDE_PER_OCTAVE = 0.1  # uncertainty added for each doubling beyond the measured sizes
 
 
 class Cost(NamedTuple):
-    """`source`: measured | interpolated | roofline | topology. `uncertainty`: relative standard deviation."""
+    """Hold a cost. `source`: measured | interpolated | roofline | topology. `uncertainty`: relative σ."""
 
     seconds: float
     source: str
@@ -19,6 +19,6 @@ class Cost(NamedTuple):
 
 
 def measured(seconds: float, spread: float) -> Cost:
-    """A median of measured times; `spread` is their median absolute deviation in parts of it."""
-    # A few repetitions in a row may agree by luck. The floor keeps such a point from looking surer than it is.
+    """Return the cost of a measured median; `spread`: median absolute deviation ÷ median."""
+    # Repetitions in a row may agree by chance, so the uncertainty has a floor.
     return Cost(seconds, "measured", max(SIGMA_PER_MAD * spread, REPEAT_UNCERTAINTY))

@@ -1,4 +1,4 @@
-"""Efficiency between measured shapes: local linear regression in log space."""
+"""Interpolate efficiency between measured shapes by local linear regression in log space."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from numpy.typing import NDArray
 
 from sim.core.normal import SIGMA_PER_MAD
 
-SUPPORT_OCTAVES = 3.0  # a shape further than this from every measured one is not between them
-# A median over so many moves by a few percent; all of ten thousand points would take a second of a run's start.
+SUPPORT_OCTAVES = 3.0  # a shape farther than this from every measured shape is not interpolated
+# A median over so many points varies by a few percent; all of ten thousand points would take a second.
 _LOO_POINTS = 64
-SAMPLED_POINTS = 1000  # of a large table; their distances bound from above those of its nearest points
+SAMPLED_POINTS = 1000  # points of a large table whose distances bound those of its nearest points from above
 
 
-MOST_DISTANCES_KEPT = 32  # in each steady dimension
+MOST_DISTANCES_KEPT = 32  # queries whose distances are kept in each steady dimension
 
 
 class OfPoints(Protocol):
-    """Numbers of points, asked for those of a few: an array, or what works them out when they are asked for."""
+    """Give the numbers of selected points: an array, or an object that computes them on demand."""
 
     def __getitem__(self, points: NDArray[np.intp], /) -> NDArray[np.float64]: ...
 
 
 class Surface:
-    """log(efficiency) over log2(shape), known at points.
+    """Interpolate log(efficiency) over log2(shape) between points.
 
     `at(q)` fits a plane to the nearest points, two for each of its coefficients, weighted by inverse squared distance
-    (Cleveland 1979: LOESS of degree one, here with lightly damped slopes), and keeps the answer between the least and
-    the largest of them. `beside`: what efficiency depends on as well, but distance does not (how full the last wave of
-    tiles is): the plane has a slope for each. On 10,800 measured H100 matmuls, a fifth left out, half of the answers
-    are within 2 %, 95 % within 11 %.
+    (Cleveland 1979: LOESS of degree one, here with lightly damped slopes), and limits the result to the range of these
+    points. `beside`: further numbers on which efficiency depends, but distance does not (how full the last wave of
+    tiles is); the plane has a slope for each. With a fifth of 10,800 measured H100 matmuls left out, half of the
+    results are within 2 %, 95 % within 11 %.
     """
 
     def __init__(
@@ -45,58 +45,62 @@ class Surface:
         besides: int = 0,
         steady: tuple[int, ...] = (),
     ) -> None:
-        """`coordinates` [points, dimensions]; `beside`: `besides` numbers a point. `error`: what `leave_one_out_error`
-        gives, where it is known. `steady`: dimensions in which queries of one run are mostly alike, as a weight's sizes
-        are; a hint that changes no answer."""
-        # [dimensions, points]: distances are summed a dimension at a time, along contiguous memory.
+        """Make a surface.
+
+        `coordinates`: [points, dimensions]. `beside`: `besides` numbers for each point. `error`: the result of
+        `leave_one_out_error`, if it is known. `steady`: dimensions in which most queries of a run are equal, as a
+        weight's sizes are; this only makes queries faster.
+        """
+        # [dimensions, points]: distances are summed dimension by dimension, along contiguous memory.
         self._columns = np.ascontiguousarray(coordinates.T)
         self._y = log_efficiency
         self._beside = beside
         self._low: list[float] = self._columns.min(axis=1).tolist()
         self._high: list[float] = self._columns.max(axis=1).tolist()
         self._slopes = len(self._columns) + besides
-        # Points on a line leave a slope undetermined, and the matrix singular. A little damping sets that slope to 0.
-        # The constant has none, or answers would be pulled towards an efficiency of 1.
+        # Points on a line leave a slope undetermined and the matrix singular. A little damping sets that slope to 0.
+        # The constant is not damped, which would pull results towards an efficiency of 1.
         self._damping = np.diag([0.0, *[1e-3] * self._slopes])
         self._error = error
         self._steady = dict[int, dict[float, NDArray[np.float64]]]({dimension: {} for dimension in steady})
 
     def at(self, query: Iterable[float], beside: NDArray[np.float64] | None = None) -> tuple[float, float] | None:
-        """Log efficiency and how many octaves `query` lies outside the measured range.
+        """Return the log efficiency, and by how many octaves `query` lies outside the measured range.
 
-        Outside, the edge's efficiency holds (it saturates with size); None where no point is near.
+        Outside the range the edge's efficiency is returned, because efficiency saturates with size. None if no point is
+        near.
         """
         limits = zip(query, self._low, self._high, strict=True)
-        # The query moves to the nearest place within the box of points. A plane beyond the box has nothing to hold it.
+        # The query is moved to the nearest place within the box of points, because a plane is unreliable beyond it.
         ways = [(float(q), min(max(float(q), low), high)) for q, low, high in limits]
         inside = np.array([edge for _, edge in ways])
         distance2 = self._distances2(inside)
         near = self._near(distance2, len(distance2))
         near2 = distance2[near]
-        # The box may be sparse inside. None sends the caller on, to another table or to the roofline.
+        # The box may be sparse inside. With None the caller tries another table or the roofline.
         if min(near2.tolist()) > SUPPORT_OCTAVES**2:
             return None
         return self._fit(inside, beside, near, near2), max([abs(q - edge) for q, edge in ways], default=0.0)
 
     def _distances2(self, query: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Squared distances from all points; dimension by dimension, as rows of a few numbers are slow to sum."""
+        """Return the squared distances of all points from `query`."""
         total, own = np.zeros(0), False
         for dimension, (q, low, high) in enumerate(zip(query.tolist(), self._low, self._high, strict=True)):
-            if low == high:  # of all points, and where every query is put
+            if low == high:  # equal for all points and for every query
                 continue
             apart = self._apart2(dimension, q)
             if not len(total):
                 total, own = apart, dimension not in self._steady
             elif own:
                 total += apart
-            else:  # what is kept must not change
+            else:  # a kept array must not be changed
                 total, own = total + apart, True
         if not len(total):
             return np.zeros(self._columns.shape[1])
         return total if own else total.copy()
 
     def _apart2(self, dimension: int, q: float) -> NDArray[np.float64]:
-        """Squared distances of all points in one dimension."""
+        """Return the squared distances of all points in one dimension."""
         known = self._steady.get(dimension)
         if known is not None and q in known:
             return known[q]
@@ -109,7 +113,7 @@ class Surface:
         return apart
 
     def leave_one_out_error(self) -> float:
-        """Relative standard deviation of predictions at measured points, each left out (64 at most)."""
+        """Return the relative standard deviation of predictions at up to 64 measured points, each left out in turn."""
         if self._error is None:
             self._error = self._leave_one_out() if self._columns.shape[1] > 2 else 0.3
         return self._error
@@ -125,19 +129,19 @@ class Surface:
             # The point itself must not be among its neighbours, or the error would be zero.
             distance2[pick] = np.inf
             near = self._near(distance2, count - 1)
-            # A difference of logarithms is a ratio; expm1 makes the relative error of it.
+            # A difference of logarithms is a ratio; expm1 turns it into a relative error.
             errors[i] = abs(math.expm1(self._fit(query, beside, near, distance2[near]) - float(self._y[pick][0])))
-        # The median ignores the few points whose kernel was a bad choice of the library.
+        # The median ignores the few points for which the library chose a bad kernel.
         return float(SIGMA_PER_MAD * np.median(errors))
 
     def _near(self, distance2: NDArray[np.float64], usable: int) -> NDArray[np.intp]:
-        """The points that decide, of those that may."""
-        # As many points as unknowns would fit the noise. Twice as many average it and stay near the query.
+        """Return the points of the fit: the nearest ones, of at most `usable`."""
+        # As many points as unknowns would fit the noise. Twice as many average it and are still near the query.
         count = min(usable, 2 * (self._slopes + 1))
-        # As many of a few points are no nearer than those of all, so what lies beyond the last of them need not be
-        # compared. Where several are as far as the last that counts, the whole table decides which of them does.
+        # The nearest `count` points of a sample are at least as far as those of the whole table, so points beyond them
+        # are left out. If several points are as far as the last one, the whole table decides which of them is taken.
         sample = distance2[:: 1 + len(distance2) // SAMPLED_POINTS]
-        # Methods of arrays: numpy's functions of these names take longer to reach them than few points take.
+        # Arrays' methods are called, because numpy's functions of these names cost more than the work on a few points.
         if count < len(sample) < len(distance2):
             ordered = sample.copy()
             ordered.partition(count - 1)
@@ -146,7 +150,7 @@ class Surface:
             near = among.argpartition(count - 1)[:count]
             if np.count_nonzero(among <= among[near].max()) == count:
                 return close[near]
-        # The order among the near ones does not matter, so they are not sorted.
+        # The order among the nearest points does not matter, so they are not sorted.
         return distance2.argpartition(count - 1)[:count]
 
     def _fit(
@@ -156,17 +160,17 @@ class Surface:
         near: NDArray[np.intp],
         distance2: NDArray[np.float64],
     ) -> float:
-        # A point at the query itself gets nearly all the weight, and the division stays finite.
+        # A point at the query itself gets nearly all the weight; 1e-9 keeps the division finite.
         weight = 1.0 / (distance2 + 1e-9)
         weight /= np.add.reduce(weight)
         dimensions, values = len(query), self._y[near]
         rows = np.ones((len(near), 1 + self._slopes))
-        # Coordinates relative to the query make the plane's constant the answer.
+        # With coordinates relative to the query the plane's constant is the result.
         np.subtract(self._columns[:, near].T, query, out=rows[:, 1 : 1 + dimensions])
         if self._beside is not None and beside is not None:
             np.subtract(self._beside[near], beside, out=rows[:, 1 + dimensions :])
         weighted = rows * weight[:, None]
         solution = np.linalg.solve(rows.T @ weighted + self._damping, weighted.T @ values)
         known: list[float] = values.tolist()
-        # A plane through neighbours on one side runs off beyond them, in the worst case past the roofline.
+        # A plane through neighbours on one side may extrapolate beyond the roofline.
         return min(max(float(solution[0]), min(known)), max(known))

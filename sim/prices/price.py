@@ -1,4 +1,4 @@
-"""The price of one item of a program, and how host and device share the work."""
+"""Hold the price of one item of a program, and combine host and device times."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import NamedTuple
 from sim.core.program import Comm, Compute
 from topology.collectives import Choice
 
-UNEVEN = 4.0  # chosen with vTrain's single-node steps in view, where host and device take about as long
+UNEVEN = 4.0  # chosen by vTrain's single-node steps, in which host and device take about equally long
 
 
 class Priced(NamedTuple):
-    """Seconds of one item, where they come from, and the relative standard deviation of that figure.
+    """Hold the seconds of one item, their source, and their relative standard deviation.
 
-    `host_s`: what the host needs to issue it; the device waits where the host is late. `slows`: by how much of itself
-    a computation takes longer while this communication runs beside it (it occupies multiprocessors).
+    `host_s`: the host's time for issuing it; the device waits if the host is late. `slows`: the part by which a
+    computation takes longer while this communication, which occupies multiprocessors, runs beside it.
     """
 
     seconds: float
     source: str
     uncertainty: float
-    choice: Choice | None = None  # of a collective whose seconds come from the links
+    choice: Choice | None = None  # algorithm and protocol of a collective whose seconds come from the links
     bus_bandwidth_bytes_per_s: float = 0.0
     host_s: float = 0.0
     slows: float = 0.0
@@ -31,17 +31,17 @@ Price = Callable[[Compute | Comm], Priced]
 
 
 def together_s(host_s: float, device_s: float) -> float:
-    """Seconds of work that the host issues in `host_s` and the device executes in `device_s`, both at once.
+    """Return the seconds of work that the host issues in `host_s` while the device executes it in `device_s`.
 
-    The larger of the two, and more where they are close: neither issues nor executes evenly, and what one waits for
-    the other is lost. (h^p + d^p)^(1/p) with p = `UNEVEN`, a fifth more than the larger where both are equal.
+    The result is (h^p + d^p)^(1/p) with p = `UNEVEN`: nearly the larger of the two, and a fifth more if both are equal,
+    because neither works evenly and each sometimes waits for the other.
 
     >>> together_s(0.0, 3.0), round(together_s(1.0, 1.0), 2)
     (3.0, 1.19)
     """
-    # The norm's limit, taken apart because the quotient below would divide by zero.
+    # The norm's limit; the quotient below would divide by zero.
     if host_s <= 0 or device_s <= 0:
         return device_s + host_s
-    # The quotient of the two stays at most 1. Powers of seconds themselves, some 1e-6, would lose digits.
+    # Powers of the quotient, which is at most 1, keep all digits; powers of seconds (some 1e-6) would lose some.
     small, large = (host_s, device_s) if host_s < device_s else (device_s, host_s)
     return float(large * (1.0 + (small / large) ** UNEVEN) ** (1.0 / UNEVEN))

@@ -1,4 +1,4 @@
-"""Profiles by name or file."""
+"""Load profiles by name or from a file."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from sim.prices.profile_input import profile_from
 
 
 def load_profile(name_or_path: str | Path, where: str = "calibration") -> Profile:
-    """A shipped profile's name, `roofline` (no measurement at all), or a file.
+    """Load a profile: a shipped name, `roofline` (no measurement at all), or a file.
 
     Raises:
-        InputError: unknown name, unreadable or invalid file. `where` names the key it came from.
+        InputError: for an unknown name, or an unreadable or invalid file. `where`: the key that named it.
     """
     text = str(name_or_path)
-    # The system's own errors for such names differ from one platform to the next.
+    # The system's errors for such names differ between platforms.
     if len(text) > 4096 or "\0" in text or len(Path(text).name) > 240:
         raise InputError(f"{where}: found {text[:60]!r}…; allowed: a path or a profile's name")
     if text == "roofline":
-        # Made here and not shipped as a file: it holds nothing, and its name must not depend on what is installed.
+        # Not a shipped file, because it holds nothing.
         return Profile("roofline", "data-sheet roofline: nothing measured")
     shipped = shipped_files.PROFILES / f"{text}.json"
-    # A shipped name goes before a file of that name in the current folder, so a scenario means the same everywhere.
+    # A shipped name precedes a file of that name in the current folder, so a scenario means the same everywhere.
     if "/" not in text and shipped.is_file():
         return read_profile(shipped)
     path = Path(name_or_path)
-    # A bare word that is no file is most likely a misspelt name. The list of names helps more than "file not found".
+    # A word that is no file is probably a misspelt name, so the error lists the names.
     if not path.is_file() and "/" not in text and not text.endswith(".json"):
         names = ", ".join(shipped_files.shipped_profiles())
         raise InputError(f"{where}: no profile {text!r}; allowed: a path or one of {names}")
@@ -37,9 +37,9 @@ def load_profile(name_or_path: str | Path, where: str = "calibration") -> Profil
 
 
 def read_profile(path: Path) -> Profile:
-    """A profile from a file of at most 64 MiB.
+    """Read a profile from a file of at most 64 MiB.
 
     Raises:
-        InputError: as `profile_input.profile_from`, and where the file cannot be read.
+        InputError: as for `profile_input.profile_from`, and if the file cannot be read.
     """
     return profile_from(read_json(path), str(path))
