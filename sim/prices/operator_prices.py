@@ -1,10 +1,10 @@
-"""Seconds for an operator: measured at measured shapes, interpolated between them, the roofline elsewhere.
+"""Price operators: by measured points, by interpolation between points, or by the roofline.
 
-Points hold what a kernel costs in a stream of others, launch included. The roofline adds the launch:
-max(flops/peak, bytes/bandwidth, kernels x launch_overhead_s) + kernels x kernel_gap_s. `launch_overhead_s` is
-the shortest time from one launch to the next (the host cannot issue faster, and an empty kernel takes about
-as long), so it is a floor, hidden under longer kernels; `kernel_gap_s` is what nothing hides: 0 unless
-measured, and on a CPU the dispatch of an operator, as there the same core does both.
+Points have the time of a kernel in a stream of kernels, including its launch. The roofline adds the launch:
+max(flops/peak, bytes/bandwidth, kernels x launch_overhead_s) + kernels x kernel_gap_s. `launch_overhead_s` is the
+shortest time from one launch to the next (the host cannot issue faster, and an empty kernel takes about as long), so it
+is a floor that longer kernels hide. `kernel_gap_s` is never hidden: it is 0 unless measured; on a CPU it is the
+dispatch of an operator, which runs on the core that computes.
 """
 
 from __future__ import annotations
@@ -30,81 +30,81 @@ from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 from sim.prices.table_prices import TablePrices
 from topology.spec import GpuSpec
 
-ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; nothing measured narrows it
-MEMORY_UNCERTAINTY = 0.15  # published efficiencies of one GPU's streaming kernels spread about as much
-POWER_UNCERTAINTY = 0.25  # of what the power limit adds: temperature, data and the part itself decide
-POWER_AT_REST = 0.5  # of the power limit: a GPU streaming from memory
-GROUPED_UNCERTAINTY = 0.1  # of taking a grouped matmul for one and its weights' traffic (b200_kernels)
+ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline
+MEMORY_UNCERTAINTY = 0.15  # spread of published efficiencies of one GPU's streaming kernels
+POWER_UNCERTAINTY = 0.25  # of the time that the power limit adds, which depends on temperature, data and the chip
+POWER_AT_REST = 0.5  # part of the power limit that a GPU draws while it streams from memory
+GROUPED_UNCERTAINTY = 0.1  # error of pricing a grouped matmul as one matmul and its weights' traffic (b200_kernels)
 STRIDED_UNCERTAINTY = 0.3  # a cast took 1.28 times as long before it was vectorized (pytorch pull request 137053)
 UNALIGNED_UNCERTAINTY = 0.25  # fits to parts of vtrain_single_node find a slowdown of 1.5 to 2.6
 
 
 class Costs:
-    """Prices operators on one GPU out of one profile. Answers are kept: equal operators cost one look-up.
+    """Price operators on one GPU with one profile. Results are cached.
 
-    A profile with a `reference` other than `gpu` is scaled by the ratio of the two rooflines. `coefficients` are the
-    profile's under `options`.
+    A profile with a `reference` other than `gpu` is scaled by the ratio of the two rooflines. `coefficients`: the
+    profile's, with `options` applied.
     """
 
     def __init__(self, profile: Profile, gpu: GpuSpec, options: PriceOptions = AS_STATED) -> None:
         self.profile, self.gpu = profile, gpu
         self.coefficients = options.applied(profile.coefficients)
-        # With a reference, what the coefficients say of bandwidth and peaks belongs to the reference and not to `gpu`.
+        # With a reference, the coefficients' bandwidth and peaks are the reference's, not those of `gpu`.
         self._device = _own_device(profile, gpu) if not profile.reference else Device.of(gpu)
         home = _gpu_named(profile) if profile.reference else gpu
         reference = Device.of(home) if profile.reference else self._device
-        # In parts of the reference's limit, as `power_at_peak` is; below 1 for a GPU whose limit is lowered.
+        # Relative to the reference's limit, as `power_at_peak` is; below 1 for a GPU with a lowered limit.
         self._power_limit = gpu.power_limit_w / _reference_w(gpu, home)
         self._points = TablePrices(profile, self._device, reference, self.coefficients, self.launch_overhead_s)
         self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
-        # What was measured with more ranks than cores is read by `shared_cores` alone, which makes it stand for 1.
+        # Tables of more ranks than cores are used only through `shared_cores`, which sets `ranks_per_core` to 1.
         self._collectives: dict[tuple[str, int], CollectiveTable] = {
             (c.op, c.ranks): c for c in profile.collectives if c.ranks_per_core == 1
         }
-        # `pace` is part of the key: with a power limit the same kernel takes longer in a large job.
+        # `pace` is in the key, because with a power limit a kernel takes longer in a large job.
         self._cache: dict[tuple[Compute, float], Cost] = {}
 
     @property
     def launch_overhead_s(self) -> float:
-        """Shortest time from one kernel launch to the next: the profile's, else the GPU's."""
+        """Return the shortest time from one kernel launch to the next: the profile's, else the GPU's."""
         stated = self.coefficients.launch_overhead_s
         return self.gpu.launch_overhead_s if stated is None else stated
 
     def host_s(self, op: Compute, plain: bool = False) -> float:
-        """Seconds in which the host issues an operator's kernels (a floor under runs of them: `sim.programs.compile`).
+        """Return the seconds in which the host issues an operator's kernels; see `sim.programs.compile`.
 
         `plain`: plain torch issues all operators (`Framework.plain_host`).
         """
         c = self.coefficients
-        # A fused optimizer's kernels are few, while its Python walks over all parameters. The step is timed as a whole.
+        # A fused optimizer has few kernels, but its Python loops over all parameters, so the step is timed as a whole.
         if op.kind == "optimizer":
             return c.host_step_s
         each_s = c.host_operator_s
         if (plain or op.plain_host) and c.host_operator_eager_s is not None:
             each_s = c.host_operator_eager_s
-        # A library's loop in C++ issues a launch in less time than Python, and the device waits for the same launches.
+        # A library's loop in C++ issues launches faster than Python.
         if op.looped and each_s:
             return each_s + op.kernels * c.group_launch_s
         return op.kernels * each_s
 
     def pace(self, ranks: int) -> float:
-        """Slowdown of the slowest of `ranks` GPUs under their power limit, by the usual GPU.
+        """Return the time of the slowest of `ranks` GPUs at their power limit ÷ that of an average GPU.
 
-        GPUs of one kind differ there by `power_spread` (standard deviation by mean), and a step waits for the slowest:
+        GPUs of one kind differ there by `power_spread` (standard deviation ÷ mean), and a step waits for the slowest:
         the expected largest of n normal variables, by Blom's approximation.
         """
         spread = self.coefficients.power_spread
         if ranks < 2 or not spread:
             return 1.0
-        # (n - 3/8) / (n + 1/4): the mean rank of the largest of n (Blom 1958).
+        # (n - 3/8) / (n + 1/4): the quantile of the largest of n (Blom 1958).
         return 1.0 + spread * normal_quantile((ranks - 0.375) / (ranks + 0.25))
 
     def compute(self, op: Compute, pace: float = 1.0) -> Cost:
-        """Seconds of one operator; `pace` from the method of that name, where others wait for the result.
+        """Return the cost of one operator; `pace`: the result of `pace`, if other ranks wait for this one.
 
         Raises:
-            InputError: if the GPU has no units for the operator's dtype.
-            ValueError: if it is a block that the profile does not hold.
+            InputError: if the GPU has no peak for the operator's dtype.
+            ValueError: if it is a measured block that the profile does not have.
         """
         cost = self._cache.get((op, pace))
         if cost is None:
@@ -112,12 +112,12 @@ class Costs:
         return cost
 
     def block(self, key: str, phase: str, run: int = 0) -> Cost | None:
-        """Seconds of a measured piece of the model, or None."""
+        """Return the cost of a measured block of the model; None if there is none."""
         point = self._blocks.get((key, phase, run)) if key else None
         return None if point is None else measured(point.seconds, point.spread)
 
     def collective(self, op: str, ranks: int, bytes_: float) -> Cost | None:
-        """Seconds of a collective within a node, or None if this group size was not measured."""
+        """Return the cost of a collective within a node; None if this group size was not measured."""
         table = self._collectives.get((op, ranks))
         return None if table is None else collective_cost(table, bytes_)
 
@@ -125,9 +125,12 @@ class Costs:
         return self._in_model(op, self._alone(op, pace))
 
     def _alone(self, op: Compute, pace: float) -> Cost:
-        """Ask in this order who can price the kernels by themselves; the roofline prices what nobody else can."""
-        # A block first: it is a run of kernels as they were timed. Points come last, because those of grouped matmuls
-        # and of attention are mostly of serving libraries' kernels.
+        """Price an operator's kernels as if nothing ran around them, by the first rule that applies.
+
+        The roofline is the last rule.
+        """
+        # Blocks come first, because they were timed as a whole. Points come last, because those of grouped matmuls and
+        # of attention are mostly of serving libraries' kernels.
         for price in (self._measured_block, self._grouped, self._attention, self._from_points):
             cost = price(op, pace)
             if cost is not None:
@@ -135,15 +138,17 @@ class Costs:
         return self._throttled(op, self._roofline(op), pace)
 
     def _in_model(self, op: Compute, cost: Cost) -> Cost:
-        """Add what a step's modules and autograd take on a CPU, whose core cannot compute meanwhile: for each kernel,
-        once for a library's loop over groups, which one call runs."""
-        # A block was timed within a model. An optimizer's kernels are launched by one call.
+        """Add the time of modules and autograd on a CPU, whose core cannot compute meanwhile.
+
+        It is added once for each kernel, and once for a library's loop over groups, which is one call.
+        """
+        # A block was timed inside a model. One call launches an optimizer's kernels.
         added_s = 0.0 if op.block is not None or op.kind == "optimizer" else self.coefficients.operator_in_model_s
         calls = 1 if op.looped else max(op.kernels, 1)
         return cost._replace(seconds=cost.seconds + calls * added_s) if added_s else cost
 
     def _measured_block(self, op: Compute, pace: float) -> Cost | None:
-        """Price a run of computations as it was measured, power limit and all."""
+        """Price a measured run of computations, which includes the effect of the power limit."""
         if op.block is None:
             return None
         cost = self.block(*op.block)
@@ -152,36 +157,36 @@ class Costs:
         return cost
 
     def _grouped(self, op: Compute, pace: float) -> Cost | None:
-        """Price one matmul over the rows of all groups, then the weights (or their gradients) of all groups but one.
+        """Price a grouped matmul as one matmul over all rows, plus the traffic of all groups' weights but one.
 
-        A group's rows are too few to hide its weights' traffic under its own tiles; each group is a launch of its own
-        (Transformer Engine's `multi_stream_cublas_gemm`), which the many small ones wait for: `group_launch_s`. None
-        where the profile has measured grouped matmuls.
+        A group has too few rows to hide its weights' traffic (in weight gradients: the gradients' traffic). Each group
+        is a separate launch (Transformer Engine's `multi_stream_cublas_gemm`) of at least `group_launch_s`. None if the
+        profile has measured grouped matmuls.
         """
-        # One group is a plain matmul, which the points price by itself.
+        # A single group is a plain matmul.
         if op.kind != "grouped_gemm" or op.shape[0] <= 1 or self._points.has_points("grouped_gemm", op.dtype):
             return None
         groups, m, n, k = op.shape
-        # In a weight gradient the rows of a group are summed over: they are the product's k. Here they become its first
-        # size, so that all groups' rows may be put end to end.
+        # A weight gradient sums over the rows of a group, which are its k. Here they become the first size, so that the
+        # rows of all groups can be joined.
         rows, n, k = (k, m, n) if op.phase is Phase.WEIGHT_GRAD else (m, n, k)
         shape = (1, groups * rows, n, k)
         once = measured_bytes(shape, op.dtype)
-        # FORWARD, since the shape has been put into the order of a forward's product.
+        # FORWARD, because the shape now has the order of a forward's product.
         one = replace(op, kind="gemm", shape=shape, bytes=once, phase=Phase.FORWARD, kernels=1)
         whole = self._alone(one, pace)
         bandwidth = self._device.bandwidth_bytes_per_s * self.coefficients.streaming_efficiency
         seconds = whole.seconds + max(0.0, op.bytes - once) / bandwidth
-        # Dozens of small groups are bound by launches, however little each computes.
+        # Dozens of small groups are bound by their launches.
         least = groups * self.coefficients.group_launch_s
         return Cost(max(seconds, least), "interpolated", math.hypot(whole.uncertainty, GROUPED_UNCERTAINTY))
 
     def _attention(self, op: Compute, pace: float) -> Cost | None:
-        """Price a training step's fused attention by its published speed; None where the profile does not state it.
+        """Price a training step's fused attention by its published speed; None if the profile does not state it.
 
-        This goes before the measured points, which are of serving libraries' kernels.
+        This precedes the measured points, which are of serving libraries' kernels.
         """
-        # Serving kernels are other ones (FlashInfer, TensorRT-LLM), which the measured points hold.
+        # The measured points are of serving kernels (FlashInfer, TensorRT-LLM).
         if op.kind not in ATTENTION or op.served:
             return None
         seconds = flash_seconds(op, self.gpu, self._device.peak(op.dtype), self.coefficients)
@@ -191,8 +196,8 @@ class Costs:
         return self._throttled(op, cost, pace)
 
     def _from_points(self, op: Compute, pace: float) -> Cost | None:
-        """Price by the surest table of measured points; several kernels bound by memory share the bytes evenly."""
-        # The table holds single kernels, but an optimizer is one sweep over all its bytes.
+        """Price by the table of points with the least uncertainty; several memory-bound kernels share bytes evenly."""
+        # Tables have single kernels, but an optimizer is one sweep over all its bytes.
         repeats = max(op.kernels, 1) if op.kind in MEMORY_BOUND and op.kind != "optimizer" else 1
         shape = (round(op.bytes / repeats),) if op.kind in MEMORY_BOUND else op.shape
         found = [
@@ -200,19 +205,19 @@ class Costs:
         ]
         if not found:
             return None
-        # A measured point beats any interpolation, though its spread may be larger: it is this very kernel.
+        # A measured point precedes any interpolation, even with a larger spread, because it is exactly this kernel.
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
-        # The power limit acts on the matmul. It leaves the clock of memory alone, which moves the result.
+        # The power limit slows the matmul, but not the memory that takes the result.
         cost = self._throttled(op, best._replace(seconds=best.seconds * repeats), pace)
         return cost._replace(seconds=cost.seconds + self._result_seconds(op))
 
     def check_attention_kernel(self, wanted: str) -> None:
-        """Check that the profile knows the attention kernel that a scenario names; to the bare roofline all are one.
+        """Check that the profile has the attention kernel that a scenario names; the bare roofline accepts all.
 
         Raises:
             InputError: if it does not.
         """
-        # A framework's own pick suits every profile. Without coefficients it takes the usual kernel's.
+        # A framework's own choice is accepted by every profile; without coefficients it has the default kernel's.
         picks = attention_picks() | {SPARSE, SCORES}
         if wanted in picks or self.profile.bare:
             return
@@ -223,10 +228,10 @@ class Costs:
             raise InputError(f"training.attention_kernel: found '{wanted}'; profile {self.profile.name} has: {found}")
 
     def _unaligned(self, op: Compute, cost: Cost) -> Cost:
-        """Lengthen a matmul whose sizes leave the fast kernels."""
+        """Slow a matmul whose sizes do not allow the fast kernels."""
         if op.aligned:
             return cost
-        # cuBLAS has fast kernels for leading dimensions of 16 bytes' multiples only; the points are all aligned.
+        # cuBLAS has fast kernels only for leading dimensions of multiples of 16 bytes, as all points have.
         slower = self.coefficients.unaligned_matmul_slowdown
         return Cost(cost.seconds * slower, cost.source, math.hypot(cost.uncertainty, UNALIGNED_UNCERTAINTY))
 
@@ -242,41 +247,41 @@ class Costs:
         return Cost(cost.seconds * usual / own, "interpolated", math.hypot(cost.uncertainty, MEMORY_UNCERTAINTY))
 
     def _at_speed(self, op: Compute, cost: Cost) -> Cost:
-        """Scale a matmul from the speed of the points to that of this machine; gradients in fp8 are slower."""
+        """Scale a matmul from the points' speed to this machine's; gradients in fp8 are slower."""
         if op.kind not in MATMULS:
             return cost
         c = self.coefficients
-        # Points are forward products of the usual kernel. Transformer Engine accumulates gradients' products in two
-        # stages (`_2X_ACC_DGRAD`, `_2X_ACC_WGRAD`), torchao without fast accumulation: on Hopper their sums leave the
-        # tensor cores every 128 steps. Other kernels were measured by themselves, or not at all.
+        # Points are forward products of the default kernel. Transformer Engine accumulates gradients in two stages
+        # (`_2X_ACC_DGRAD`, `_2X_ACC_WGRAD`), torchao without fast accumulation: on Hopper the sums leave the tensor
+        # cores every 128 steps. Other kernels have their own slowdown.
         slower = c.matmul_slowdown_of.get(op.kernel, 1.0)
         if not op.kernel and op.dtype == "fp8" and op.role is not Role.OUTPUT:
             slower = c.fp8_gradient_slowdown
         return cost._replace(seconds=cost.seconds * slower / c.matmul_speed)
 
     def _throttled(self, op: Compute, cost: Cost, pace: float) -> Cost:
-        """Under a sustained load the clock falls until the draw fits the power limit.
+        """Slow a kernel by the power limit: under a sustained load the clock falls until the power fits the limit.
 
-        Draw in parts of the reference GPU's limit: a memory-bound kernel `POWER_AT_REST`, more by the share u of
-        the tensor cores' peak that is in use, `power_at_peak` at all of it (fp32 uses none). At the low voltages of a
-        limited GPU the energy of a flop stays about equal, so that time grows as draw / limit.
+        Power relative to the reference GPU's limit grows linearly with the used share of the tensor cores' peak, from
+        `POWER_AT_REST` at 0 to `power_at_peak` at 1 (fp32 does not use tensor cores). At the low voltages of a limited
+        GPU the energy of a FLOP is nearly constant, so time grows as power / limit.
         """
         at_peak = self.coefficients.power_at_peak
-        # fp32 runs on the vector units, whose draw stays below the limit.
+        # fp32 runs on vector units, which stay below the limit.
         unlimited = not at_peak or op.kind in MEMORY_BOUND or op.dtype == "fp32"
         if unlimited or not op.flops or cost.seconds <= 0:
             return cost
-        # The share in use follows from the seconds: a badly shaped matmul draws little and keeps its clock.
+        # The used share follows from the seconds: an inefficient matmul draws little power and keeps its clock.
         used = op.flops / (cost.seconds * self._device.peak(op.dtype))
         draw = POWER_AT_REST + (at_peak - POWER_AT_REST) * used
         slower = max(1.0, draw * pace / self._power_limit)
-        # Only the part that the limit adds is in doubt, so a kernel below the limit is as sure as before.
+        # Only the time that the limit adds has the additional uncertainty.
         error = math.hypot(cost.uncertainty, POWER_UNCERTAINTY * (slower - 1.0))
         return Cost(cost.seconds * slower, cost.source, error)
 
     def _result_seconds(self, op: Compute) -> float:
-        """Seconds of what a matmul moves beyond its points (accumulating in fp32), as far as nothing hides it."""
-        # Points of the user's own machine were timed with the result that the operator has.
+        """Return the exposed seconds of a matmul's bytes beyond those of its points (accumulation in fp32)."""
+        # Points of the user's own machine were timed with the operator's own result.
         if op.kind not in MATMULS or not self.profile.kernels:
             return 0.0
         more = op.bytes - measured_bytes(op.shape, op.dtype)
@@ -285,7 +290,7 @@ class Costs:
     def _roofline(self, op: Compute) -> Cost:
         seconds = self._device.seconds(op.kind, op.flops, op.bytes, op.dtype)
         c = self.coefficients
-        # No launch floor here: `memory_latency_s`, the start and end of each kernel, takes its place.
+        # `memory_latency_s`, the start and end of each kernel, replaces the launch floor here.
         if op.kind in MEMORY_BOUND and c.memory_efficiency is not None:
             usual = c.memory_efficiency_of.get(op.kind, c.memory_efficiency)
             named = STRIDED if op.strided else f"{op.kind}_{op.kernel}"
@@ -294,29 +299,30 @@ class Costs:
             return Cost(seconds / efficiency + ramp, "interpolated", MEMORY_UNCERTAINTY)
         if op.flops and op.kind not in MEMORY_BOUND:
             seconds /= c.matmul_efficiency
-        # The host issues one launch after another, so the device waits where kernels are shorter.
+        # The host issues one launch after another, so the device waits if kernels are shorter.
         floor = op.kernels * self.launch_overhead_s
         gaps = op.kernels * c.kernel_gap_s
         return Cost(max(seconds, floor) + gaps, "roofline", ROOFLINE_UNCERTAINTY)
 
 
 def _own_device(profile: Profile, gpu: GpuSpec) -> Device:
-    """The data sheet with what was measured on this very machine in its place."""
+    """Return the data sheet with the values that were measured on this machine."""
     c = profile.coefficients
     bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
     return Device(gpu.name, {**gpu.peak_flops_per_s, **c.peak_flops_per_s}, bandwidth)
 
 
 def _reference_w(gpu: GpuSpec, home: GpuSpec) -> float:
-    """Watts in whose parts `gpu` draws power as the coefficients of `home` say: the same where it is the same chip (as
-    many multiprocessors of one peak, whatever the board), else its own data sheet's limit.
+    """Return the power limit in watts to which the coefficients of `home` are relative on `gpu`.
+
+    It is `home`'s limit for the same chip (equal multiprocessors and peak, on any board), else the data sheet's limit.
     """
     from topology.presets import GPUS
 
-    # Two boards with one chip (SXM, PCIe) draw alike for the same work, so both are measured by one limit.
+    # Two boards with one chip (SXM, PCIe) draw equal power for equal work, so both are relative to one limit.
     if gpu.sm_count == home.sm_count and gpu.peak_flops_per_s.get("fp16") == home.peak_flops_per_s.get("fp16"):
         return home.power_limit_w
-    # Another chip: nobody knows its draw. The share of its own limit at peak is then the best guess.
+    # The power of another chip is unknown; the same share of its own limit is the best guess.
     return GPUS.get(gpu.name, gpu).power_limit_w
 
 
