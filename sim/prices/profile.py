@@ -1,7 +1,7 @@
-"""Profile: what was measured about a machine. `calibrate` writes it, `sim.prices.operator_prices` reads it.
+"""Hold a profile, the measurements of a machine. `calibrate` writes it, `sim.prices.operator_prices` uses it.
 
-One JSON file, `"format": "profile/1"`. Points are kept in columns, one table for an operator and dtype, so
-that ten thousand of them stay a small file that loads in milliseconds::
+A profile is one JSON file, `"format": "profile/1"`. Points are columns, one table for each operator and dtype, so ten
+thousand points are a small file that loads in milliseconds::
 
     {"format": "profile/1", "name": "my-node", "source": "calibrate.run", "date": "2026-01-31",
      "reference": "", "hardware": {"device": "cpu", ...}, "software": {"torch": "2.13.0"},
@@ -12,8 +12,8 @@ that ten thousand of them stay a small file that loads in milliseconds::
      "blocks": [{"key": "layer b=1 ...", "phase": "forward", "run": 0, "seconds": 0.002, "spread": 0.01}],
      "collectives": [{"op": "all_reduce", "ranks": 2, "bytes": [1024], "seconds": [1e-4], "spread": [0.1]}]}
 
-`spread` is the median absolute deviation divided by the median, of `samples` repetitions. In a points table
-both may be one number for the whole table.
+`spread` is the median absolute deviation ÷ the median of `samples` repetitions. In a table of points both may be one
+number for the whole table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Facts = Mapping[str, str | int | float | bool]
 
 
 class BlockPoint(NamedTuple):
-    """Measured seconds of piece `run` (between two blocking communications) of a block's phase."""
+    """Hold the measured seconds of part `run` of a block's phase; blocking communications separate the parts."""
 
     key: str
     phase: str
@@ -45,7 +45,7 @@ class BlockPoint(NamedTuple):
 
 
 class PointTable(Struct, frozen=True, eq=False):
-    """Measured kernels of one operator and dtype; `sim.prices.operator_prices` says how `shapes` is read."""
+    """Hold measured kernels of one operator and dtype; `sim.prices.table_prices` describes `shapes`."""
 
     op: str
     dtype: str
@@ -59,10 +59,10 @@ HOST_COPIES = ("offload", "reload")  # between a GPU and its host's memory
 
 
 class CollectiveTable(Struct, frozen=True, eq=False):
-    """Measured collectives of one sort and group size within a node, by bytes as nccl-tests counts.
+    """Hold measured collectives of one kind and group size within a node, by bytes as nccl-tests counts them.
 
-    Host copies stand here too, as collectives of one rank. `ranks_per_core`: how many ranks took turns on each core
-    meanwhile; `sim.prices.shared_cores` says when tables above 1 are read.
+    Host copies are collectives of one rank. `ranks_per_core`: number of ranks that shared each core in the measurement;
+    `sim.prices.shared_cores` uses tables with more than 1.
     """
 
     op: str
@@ -74,13 +74,12 @@ class CollectiveTable(Struct, frozen=True, eq=False):
 
 
 class Profile(Struct, frozen=True, eq=False):
-    """Everything known about a machine's speed.
+    """Hold all measurements and coefficients of a machine.
 
-    `reference` names the GPU preset that the points belong to; for a different or an overridden GPU they are
-    scaled by the ratio of the two rooflines. Empty: measured on the simulated machine itself, so points stand
-    as they are and the coefficients `memory_bandwidth_bytes_per_s` and `peak_DTYPE_flops_per_s` replace the
-    data sheet's. `kernels` names a shipped file of measured kernels (`sim.prices.kernel_file`), which belong to the
-    `reference` too and are read as they are needed.
+    `reference`: the GPU preset of the points; for another GPU, or one with changed figures, points are scaled by the
+    ratio of the two rooflines. "": the points were measured on the simulated machine, so they are used unchanged, and
+    the coefficients `memory_bandwidth_bytes_per_s` and `peak_DTYPE_flops_per_s` replace the data sheet's. `kernels`: a
+    shipped file of measured kernels of the `reference` (`sim.prices.kernel_file`), read on demand.
     """
 
     name: str
@@ -98,11 +97,11 @@ class Profile(Struct, frozen=True, eq=False):
 
     @property
     def bare(self) -> bool:
-        """True where nothing was measured and nothing is assumed: all kernels reach the data sheet's roofline."""
+        """Tell whether the profile has no measurement and no coefficient, so that the roofline prices all kernels."""
         return not (self.points or self.blocks or self.collectives or self.kernels or self.coefficients.flat())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for `json.dumps`; `profile_input.profile_from` reads it back unchanged."""
+        """Return plain data for `json.dumps`; `profile_input.profile_from` reads it back unchanged."""
         return {
             "format": FORMAT,
             "name": self.name,
@@ -140,5 +139,5 @@ class Profile(Struct, frozen=True, eq=False):
         }
 
     def save(self, path: str | Path) -> None:
-        """Writes the file whole: beside it first, then renamed over it."""
+        """Write the file under a temporary name, then rename it, so that it is never incomplete."""
         write_json(Path(path), self.to_json())

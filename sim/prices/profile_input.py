@@ -1,8 +1,7 @@
-"""Read a profile from plain data: every key, type and number is checked, each error says where it stands.
+"""Read a profile from plain data: check every key, type and number; each error names its position.
 
-Checked by hand, not by pydantic: building five models takes 7 ms of a run's start, reading a shipped profile here 2 ms
-(msgspec's import takes 20 ms). What pydantic cannot say would be left besides: widths of shapes by operator, columns of
-one length, ascending sizes, values that a field refuses.
+pydantic is not used: building five models takes 7 ms of a run's start, reading a shipped profile here 2 ms. Several
+checks would also be left: widths of shapes by operator, columns of one length, ascending sizes.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from sim.prices.coefficients import Coefficient, Coefficients, coefficients_from
 from sim.prices.profile import FORMAT, HOST_COPIES, BlockPoint, CollectiveTable, Facts, PointTable, Profile
 from sim.prices.roofline import ATTENTION, ATTENTION_DECODE, MATMULS, MEMORY_BOUND
 
-# More than `Phase` has: a block may be timed as a whole backward, a recomputation or a served forward.
+# More phases than `Phase`: a block may be timed as a whole backward, a recomputation or a served forward.
 PHASES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "optimizer", "inference")
-LEAST, MOST = 1e-30, 1e30  # of any number but 0: what is made of them stays finite
+LEAST, MOST = 1e-30, 1e30  # range of numbers other than 0, so that results stay finite
 DIMENSIONS = {
     **dict.fromkeys(MATMULS, 4),
     **dict.fromkeys(ATTENTION, 8),
@@ -36,12 +35,12 @@ T = TypeVar("T")
 
 
 def profile_from(data: object, where: str = "profile") -> Profile:
-    """Checks and reads plain data.
+    """Check and read plain data.
 
     Raises:
-        InputError: naming `where`, the key, what was found and what is allowed.
+        InputError: for anything that is wrong; the text has `where`, the key, the value found and the values allowed.
     """
-    # The format comes before the keys: a file of another format has other keys, and a list of these would mislead.
+    # The format is checked first, because errors about the keys of another format would mislead.
     top = _mapping(data, where)
     if top.get("format") != FORMAT:
         raise InputError(f"{where}: format: found {show(top.get('format'))}; allowed: {FORMAT!r}")
@@ -61,7 +60,7 @@ def profile_from(data: object, where: str = "profile") -> Profile:
         "kernels",
     )
     _keys(top, where, known, required=("name",))
-    # Kernels are taken to another GPU by the ratio of two rooflines, and one of them would be unknown.
+    # Kernels are scaled to another GPU by the ratio of two rooflines, which needs the reference.
     if top.get("kernels") and not top.get("reference"):
         raise InputError(f"{where}: reference: is missing; kernels are those of a GPU, which it names")
     return Profile(
@@ -105,7 +104,7 @@ def _points(data: object, where: str) -> PointTable:
     rows = _list(item["shape"], f"{where}.shape")
     if not rows or len(rows) != len(seconds):
         raise InputError(f"{where}.shape: found {len(rows)} rows; allowed: {max(1, len(seconds))}, as in seconds")
-    # An operator that is not known may have any width, as long as all its rows agree. New operators then need no rule.
+    # An unknown operator may have any width, if all rows have the same, so that new operators need no rule.
     first = rows[0]
     width = _dimensions(op) or (len(first) if _is_list(first) else 1)
     flagged = op.startswith("attention")
@@ -120,7 +119,7 @@ def _points(data: object, where: str) -> PointTable:
         np.array(rows, dtype=np.int64),
         seconds,
         _column(item.get("spread", 0.0), f"{where}.spread", count=n),
-        # A float up to 1e30 is a legal number; beyond 2^53 the conversion to integers would be undefined.
+        # Floats up to 1e30 are legal, but cannot be converted to int64.
         np.minimum(_column(item.get("samples", 1), f"{where}.samples", count=n), 2**53).astype(np.int64),
     )
 
@@ -131,17 +130,17 @@ def _is_list(value: object) -> TypeGuard[list[object]]:
 
 @lru_cache(maxsize=256)
 def _dimensions(op: str) -> int:
-    """Count the numbers in a shape of this operator; 0: any count will do."""
-    # By prefix, since `gemm_input_grad` and `norm_eager` have the shapes of `gemm` and `norm`.
+    """Return the width of a shape of this operator; 0 if any width is allowed."""
+    # By prefix, because `gemm_input_grad` and `norm_eager` have the shapes of `gemm` and `norm`.
     return next((n for kind, n in DIMENSIONS.items() if op.startswith(kind)), 0)
 
 
 def _is_shape(row: object, width: int, flagged: bool) -> bool:
-    """Tell if these are one point's dimensions; attention's last may be 0: not causal."""
+    """Tell whether these are one point's dimensions; the last one of attention may be 0 (not causal)."""
     if not _is_list(row) or len(row) != width:
         return False
     for x in row:
-        # True is an int to `isinstance`. Larger numbers would overflow int64 columns.
+        # `isinstance` takes True for an int. Larger numbers would overflow int64.
         if type(x) is not int or not 0 <= x < 2**62:
             return False
     return 0 not in (row[:-1] if flagged else row)
@@ -167,7 +166,7 @@ def _collective(data: object, where: str) -> CollectiveTable:
     needed = ("op", "ranks", "bytes", "seconds")
     _keys(item, where, (*needed, "spread", "ranks_per_core"), needed)
     size = _column(item["bytes"], f"{where}.bytes")
-    # Look-ups bisect the sizes, and bisecting an unsorted column gives a wrong price without any error.
+    # Look-ups bisect the sizes; in an unsorted column they would find a wrong price.
     if not len(size) or (size[1:] <= size[:-1]).any():
         raise InputError(f"{where}.bytes: allowed: at least one size, each larger than the one before")
     op = _text(item["op"], f"{where}.op")
@@ -228,11 +227,11 @@ def _number(data: object, where: str, positive: bool = False) -> float:
 
 
 def _is_number(value: object, positive: bool) -> TypeGuard[float]:
-    """Tell if a value is a finite number, not negative, nor 0 if it must be `positive`."""
-    # JSON's true is an int to Python; as a number of seconds it is a mistake.
+    """Tell whether a value is a finite number, not negative, and not 0 if it must be `positive`."""
+    # JSON's true is an int in Python, but a mistake here.
     if not isinstance(value, (int, float)) or value is True or value is False:
         return False
-    # NaN and infinity fail the comparison, so they need no test of their own.
+    # NaN and infinity fail the comparison.
     return LEAST <= value <= MOST or (value == 0 and not positive)
 
 
@@ -247,8 +246,8 @@ def _count(data: object, where: str, least: int) -> int:
 
 
 def _column(data: object, where: str, count: int | None = None, positive: bool = False) -> NDArray[np.float64]:
-    """Finite numbers, none negative; one number stands for `count` equal ones."""
-    # `spread` and `samples` are mostly one number for a whole table, and a column of ten thousand copies bloats a file.
+    """Read a column of finite numbers, none negative; one number means `count` equal ones."""
+    # `spread` and `samples` are mostly one number for a whole table.
     if count is not None and not isinstance(data, list):
         return np.full(count, _number(data, where))
     rows = _list(data, where)

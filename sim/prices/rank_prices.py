@@ -1,4 +1,4 @@
-"""Seconds of an item of a program on a given rank: operators from `Costs`, messages from profile or topology."""
+"""Price an item of a program on a given rank: operators by `Costs`, messages by profile or topology."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from topology.network import Network
 from topology.presets import CLUSTERS
 from topology.spec import ClusterSpec, GpuSpec
 
-LINK_UNCERTAINTY = 0.2  # closed forms on data-sheet links: real collectives reach 0.6 to 0.95 of them
-CHANNELS_IN_NODE = 24  # what `collective_sm_share` stands for
-SMALL_BYTES = 64.0  # of a message that describes a tensor
+LINK_UNCERTAINTY = 0.2  # real collectives reach 0.6 to 0.95 of closed forms on data-sheet links
+CHANNELS_IN_NODE = 24  # NCCL's channels within a node, for which `collective_sm_share` holds
+SMALL_BYTES = 64.0  # bytes of a message that describes a tensor
 FEW_CHANNELS, FAST_NIC_BYTES_PER_S = 16, 45e9
-BLOCKS_FOR_EACH = ("all_to_all", "gather", "scatter")  # of S each rank gets its n-th: here's members only their part
+BLOCKS_FOR_EACH = ("all_to_all", "gather", "scatter")  # each rank gets S / n, so a node's members get their part only
 
 
 class Pricing:
-    """Prices for all ranks of one plan; answers are kept. `network` holds the faults of links, if there are any.
+    """Price items for all ranks of one plan; results are cached. `network`: with the faults of links, if there are any.
 
-    `costs` are those of the cluster's usual GPU; of its `others` each has those of its own profile.
+    `costs`: of the cluster's most frequent GPU; each of the cluster's `others` has the costs of its own profile.
     """
 
     def __init__(self, plan: Plan, costs: Costs, network: Network) -> None:
         self.plan, self.costs, self.network = plan, costs, network
         cluster = plan.scenario.cluster
         self._scales = compute_scales(plan.scenario)
-        # True: two groups of one name may pay different prices, and each rank is asked by itself.
+        # True: two groups of one name may have different prices, so each rank is priced by itself.
         self._links = disturbs_links(plan.scenario) or cluster.topology is not None
         self._aligned = aligned(plan.scenario)
         waiting = _waiting_ranks(plan.scenario)
-        # With disturbed links `GpuSort.even` makes a network without them, which measured collectives are scaled by.
+        # With disturbed links `GpuSort.even` makes a network without faults, by which measured collectives are scaled.
         self._usual = GpuSort(costs, cluster, waiting, None if self._links else network)
         of_others = costs_of_others(plan.scenario)
         self._sorts = {name: GpuSort(own, cluster.of_kind(name), waiting) for name, own in of_others.items()}
@@ -55,51 +55,51 @@ class Pricing:
         self._graphs = "" if training is None or training.cuda_graphs == "none" else training.cuda_graphs
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}
-        # Ranks that are asked about again. A group kept for each of 100,000 members would fill memory.
+        # Only simulated ranks are priced again; keeping a group for each of 100,000 members would fill memory.
         self._simulated = frozenset([c.rank for c in plan.classes])
         self._comms: dict[tuple[str, str, float, int], Priced] = {}
         self._sends: dict[tuple[int, int, float, bool | None], Priced] = {}
 
     def on(self, rank: int) -> Price:
-        """The prices that hold on `rank`."""
+        """Return the prices on `rank`."""
 
         def price(item: Compute | Comm) -> Priced:
             return self.compute(item, rank) if isinstance(item, Compute) else self.comm(item, rank)
 
-        # A slow rank computes more slowly. Its messages are priced by links, which have faults of their own.
+        # Only a slow rank's computations are scaled. Links have their own faults.
         def scaled(item: Compute | Comm) -> Priced:
             if not isinstance(item, Compute):
                 return self.comm(item, rank)
             priced = self.compute(item, rank)
             return priced._replace(seconds=priced.seconds * scale)
 
-        # Most ranks have no fault, and these are spared a copied record at every look-up.
+        # Most ranks have no fault and need no copied record at every look-up.
         scale = self._scales.get(rank, 1.0)
         return price if scale == 1.0 else scaled
 
     @cached_property
     def healthy(self) -> Pricing:
-        """Prices without the faults, by which a schedule and the order of messages are planned."""
-        # A framework chooses its schedule before anybody knows of a fault, so planning must not see it.
+        """Return prices without faults, by which a schedule and the order of messages are planned."""
+        # A framework plans before a fault is known.
         if not (self._scales or disturbs_links(self.plan.scenario)):
             return self
         plan = replace(self.plan, scenario=self.plan.scenario.model_copy(update={"faults": None}))
         return Pricing(plan, self.costs, Network(plan.scenario.cluster))
 
     def _sort(self, rank: int) -> GpuSort:
-        """What a rank's GPU is priced by."""
+        """Return the sort of a rank's GPU."""
         if not self._sorts:
             return self._usual
         return self._sorts.get(self.plan.scenario.cluster.kind_of(rank), self._usual)
 
     def costs_of(self, rank: int) -> Costs:
-        """The costs of a rank's GPU."""
+        """Return the costs of a rank's GPU."""
         return self._sort(rank).costs
 
     def compute(self, op: Compute, rank: int = 0) -> Priced:
-        """An operator's price on a rank's GPU, or that of a measured run of them."""
+        """Price an operator, or a measured run of operators, on a rank's GPU."""
         sort = self._sort(rank)
-        # Kept by sort and not by rank: thousands of ranks of equal GPUs share one look-up.
+        # Cached by sort of GPU, because thousands of ranks have equal GPUs.
         found = sort.computes.get(op)
         if found is None:
             found = sort.computes[op] = self._compute(op, sort)
@@ -111,18 +111,18 @@ class Pricing:
         return Priced(*sort.costs.compute(op, sort.pace), host_s=self._host_s(op, sort.costs))
 
     def _host_s(self, op: Compute, costs: Costs) -> float:
-        """Of what a CUDA graph replays nothing."""
-        # Graphs hold forwards and backwards. The optimizer's step runs outside of them.
+        """Return the host's seconds for an operator; 0 if a CUDA graph replays it."""
+        # Graphs contain forwards and backwards. The optimizer runs outside.
         return 0.0 if self._graphs and op.kind != "optimizer" else costs.host_s(op, self._plain_host)
 
     def comm(self, comm: Comm, rank: int) -> Priced:
-        """A collective's price within the group that `rank` is in."""
-        # The item's name and stream are left out, as they cannot change its price.
+        """Price a collective within the group of `rank`."""
+        # The item's name and stream do not change its price.
         key = (comm.kind, comm.group, comm.bytes, rank)
         found = self._comms.get(key)
         if found is None:
             found = self._comm(comm, rank)
-            # Copies to the host run on copy engines. They take no multiprocessors and are no NCCL call.
+            # Copies to the host run on copy engines, without multiprocessors and NCCL calls.
             if found.seconds and comm.kind not in HOST_COPIES:
                 own = self.costs_of(rank).coefficients
                 slows = own.collective_sm_share * self._channel_share(self.group(comm.group, rank))
@@ -132,18 +132,20 @@ class Pricing:
         return found
 
     def _channel_share(self, ranks: list[int]) -> float:
-        """NCCL's channels for a group, in parts of those within a node: two for each NIC that it uses in a node, four
-        where NICs are fast and few (src/graph/connect.cc: "4 compute channels per search channel").
+        """Return NCCL's channels for a group ÷ those within a node.
+
+        Between nodes there are two for each NIC that the group uses in a node, and four if NICs are fast and few
+        (src/graph/connect.cc: "4 compute channels per search channel").
         """
         cluster = self.plan.scenario.cluster
-        # Ranks ascend, so the first and the last tell whether all share an NVLink domain.
+        # Ranks ascend, so the first and the last rank show whether all share an NVLink domain.
         if ranks[0] // cluster.domain_gpus == ranks[-1] // cluster.domain_gpus or cluster.gpu.sm_count <= 1:
             return 1.0
         inter = cluster.inter_node
         channels = 2 * max(1, self._in_first_node(ranks) * inter.nics_per_node // cluster.gpus_per_node)
         if inter.nic_bandwidth_bytes_per_s > FAST_NIC_BYTES_PER_S and channels < FEW_CHANNELS:
             channels *= 2
-        # More channels than within a node would claim more multiprocessors than was measured.
+        # Limited, because `collective_sm_share` was measured with the channels within a node.
         return min(1.0, channels / CHANNELS_IN_NODE)
 
     def _in_first_node(self, ranks: list[int]) -> int:
@@ -152,15 +154,15 @@ class Pricing:
         return bisect_left(ranks, (ranks[0] // per_node + 1) * per_node)
 
     def context(self, rank: int) -> tuple[object, ...]:
-        """Ranks of equal context pay equal prices: of one speed, and lying alike in their nodes."""
+        """Return a key of a rank's prices: equal for ranks of one speed with equal positions in their nodes."""
         scale = self._scales.get(rank, 1.0)
         if self._links:
             return rank, scale
-        # The quick way: all groups of a name lie alike, so speed alone tells ranks apart.
+        # All groups of a name have equal positions, so only speed distinguishes ranks.
         if self._aligned:
             return (scale,)
-        # A whole number of nodes, domains and leaves from stage to stage moves every group to an equal place. The rank
-        # of the first stage then stands for all stages.
+        # If stages are a whole number of nodes, domains and leaves apart, their groups have equal positions, and the
+        # rank of the first stage represents all stages.
         cluster, stride = self.plan.scenario.cluster, self.plan.mesh.strides["pp"]
         inter = cluster.inter_node
         if inter.kind == "torus" or any(
@@ -171,7 +173,7 @@ class Pricing:
         return self.plan.classes[self.plan.class_of(rank) % self.plan.lanes].rank, scale
 
     def member_classes(self, name: str, rank: int) -> tuple[int, ...]:
-        """The simulated classes that a rank's group reaches into; () if its own alone."""
+        """Return the simulated classes with members in a rank's group; () if there is only its own."""
         ranks = self.group(name, rank)
         key = (name, ranks[0])
         if key not in self._members:
@@ -180,12 +182,12 @@ class Pricing:
         return self._members[key]
 
     def group(self, name: str, rank: int) -> list[int]:
-        """The group's members; see `Plan.group`."""
+        """Return the group's members; see `Plan.group`."""
         key = (name, rank)
         found = self._groups.get(key)
         if found is None:
             found = self._groups[key] = self.plan.group(name, rank)
-            # All members have the same group. Storing it for each spares them working it out again.
+            # All members have the same group, so it is stored for each.
             for member in self._simulated.intersection(found):
                 self._groups[name, member] = found
         return found
@@ -197,13 +199,13 @@ class Pricing:
                 return Priced(*measured)
             return Priced(self.network.host_copy(comm.bytes, rank), "topology", LINK_UNCERTAINTY)
         ranks = self.group(comm.group, rank)
-        # A group of one is no communication: neither launch nor host time, and nothing that slows kernels.
+        # A group of one rank communicates nothing: no launch, no host time, no slowdown of kernels.
         if len(ranks) == 1:
             return Priced(0.0, "topology", 0.0)
         return self.collective(comm.kind, ranks, comm.bytes)
 
     def collective(self, kind: str, ranks: list[int], size: float) -> Priced:
-        """Measured if the profile has this collective for as many ranks and these share a node; else from the links."""
+        """Price a collective: as measured, if the profile has it for as many ranks of one node; else by the links."""
         here = self._in_first_node(ranks)
         inside = size * here / len(ranks) if kind in BLOCKS_FOR_EACH else size
         measured = self._measured_inside(kind, ranks, here, inside) if here > 1 else None
@@ -215,19 +217,20 @@ class Pricing:
         return Priced(cost.seconds, "topology", LINK_UNCERTAINTY, cost.choice, cost.bus_bandwidth_bytes_per_s)
 
     def _measured_inside(self, kind: str, ranks: list[int], here: int, size: float) -> Cost | None:
-        """A collective's part inside a node, where it was measured: as it is where links and GPUs are slowest.
+        """Return the measured cost of a collective's part inside a node, in the node with the slowest links and GPUs.
 
-        `here`: members in the first node. None where some node's GPUs have none measured, or are of several sorts.
+        `here`: number of members in the first node. None if a node has GPUs without such a measurement or of several
+        sorts.
         """
         if not self._links:
             return self._usual.measured_collective(kind, ranks[:here], here, size)
         per_node, found = self.plan.scenario.cluster.gpus_per_node, list[Cost]()
-        # A fault may lie in any node, and a collective ends with its slowest part. Each node is therefore priced.
+        # A fault may be in any node, and the slowest node decides.
         for _, held in groupby(ranks, key=lambda rank: rank // per_node):
             members = list(held)
             sorts = {id(self._sort(rank)): self._sort(rank) for rank in members}
             sort = sorts.popitem()[1]
-            # After the pop a sort is left only if the node has two: no profile has measured such a mixture.
+            # After the pop a sort is left only if the node has two sorts, which no profile has measured.
             measured = None if sorts else sort.measured_collective(kind, ranks[:here], here, size)
             if measured is None:
                 return None
@@ -238,13 +241,13 @@ class Pricing:
         return max(found, key=lambda cost: cost.seconds)
 
     def send(self, src: int, dst: int, size: float, forward: bool | None = True) -> Priced:
-        """A message between two ranks. `forward`: a stage's output; else its gradient; None: a message of neither."""
+        """Price a message between two ranks; `forward`: True: a stage's output, False: its gradient, None: other."""
         key = (src, dst, size, forward)
         if key not in self._sends:
             sent = self._send(src, dst, size)  # blocking messages keep host and device waiting for one another
             host_s = 0.0 if self._graphs == "step" else self.costs_of(src).coefficients.host_message_s
-            # Numbers of ranks do not say what a message is. A V, a second chain and an interleaved schedule's way from
-            # the last rank to the first all send outputs to lower ranks.
+            # The ranks do not show what a message is: V-shaped schedules, a second chain, and interleaved schedules
+            # send outputs to lower ranks, too.
             beside = 0 if forward is None else self._small_messages[0 if forward else 1]
             small_s = beside * (self._send(src, dst, SMALL_BYTES).seconds + host_s) if beside else 0.0
             self._sends[key] = sent._replace(seconds=sent.seconds + host_s + small_s)
@@ -260,14 +263,14 @@ class Pricing:
                 measured = _slowed(measured, self.network.send(src, dst, size), sort.even.send(src, dst, size))
             return Priced(*measured)
         seconds = self.network.send(src, dst, size)
-        # A message has no algorithm to choose and its bus bandwidth is its algorithm bandwidth.
+        # A message has no choice of algorithm, and its bus bandwidth is bytes / seconds.
         return Priced(seconds, "topology", LINK_UNCERTAINTY, None, size / seconds if seconds > 0 else 0.0)
 
 
 class GpuSort:
-    """What ranks of one sort of GPU are priced by: the costs of that GPU, and the network as if all were of its sort.
+    """Hold the prices of one sort of GPU: its costs, and the network as if all GPUs were of this sort.
 
-    `waiting`: ranks that wait for each other. `network`: the real one, where it is as the description says.
+    `waiting`: number of ranks that wait for each other. `network`: the real one, if it equals the description.
     """
 
     def __init__(self, costs: Costs, cluster: ClusterSpec, waiting: int, network: Network | None = None) -> None:
@@ -277,11 +280,11 @@ class GpuSort:
 
     @cached_property
     def even(self) -> Network:
-        """The network that the description says, with no faults and nothing uneven."""
+        """Return the network of the description, without faults and uneven links."""
         return self._network or Network(self._cluster.model_copy(update={"topology": None, "others": ()}))
 
     def measured_collective(self, kind: str, ranks: list[int], here: int, size: float) -> Cost | None:
-        """A collective of `here` ranks of a node, where the profile has it; `ranks`: the group's first ones."""
+        """Price a collective of `here` ranks of a node; None if not measured. `ranks`: the group's first ones."""
         measured = self.costs.collective(kind, here, size)
         if measured is None or self._reference is None:
             return measured
@@ -291,7 +294,7 @@ class GpuSort:
 
 
 def costs_of_others(scenario: Scenario) -> dict[str, Costs]:
-    """By name, the costs of the sorts of GPUs that a cluster has besides its usual one."""
+    """Return, by name, the costs of the cluster's other sorts of GPUs."""
     return {
         other.gpu.name: _costs_of(scenario.calibrations[other.gpu.name], other.gpu.model_dump_json())
         for other in scenario.cluster.others
@@ -300,23 +303,25 @@ def costs_of_others(scenario: Scenario) -> dict[str, Costs]:
 
 @lru_cache(maxsize=16)
 def _costs_of(profile: str, gpu_json: str) -> Costs:
-    """Kept, since many steps of one cluster ask for the same."""
+    """Make costs, once for the many steps of one cluster."""
     return Costs(load_profile(profile, "calibrations"), GpuSpec.model_validate_json(gpu_json))
 
 
 def _waiting_ranks(scenario: Scenario) -> int:
-    """Count the ranks that wait for each other: in training all; serving replicas only where they share experts."""
+    """Count the ranks that wait for each other: in training all; serving replicas only if they share experts."""
     p = scenario.parallelism
     if scenario.inference is None:
         return p.ranks
-    # Attention of one replica spans tp·cp ranks, its experts ep·expert_tp. Replicas that share experts wait together.
+    # A replica's attention spans tp·cp ranks, its experts ep·expert_tp.
     return p.pp * max(p.tp * p.cp, p.ep * p.expert_tp)
 
 
 def _measured_on(profile: Profile, cluster: ClusterSpec) -> Network | None:
-    """The preset machine whose collectives a shipped profile holds, where the links inside the scenario's nodes are
-    others; what was measured on the simulated machine itself stands as it is. Efficiencies are not compared: a cluster
-    described by hand has cautious defaults for what was measured here."""
+    """Return the network of the preset machine on which a profile's collectives were measured, if its links inside
+    nodes differ from the scenario's; else None, and measured times are used unchanged.
+
+    Efficiencies are not compared, because a cluster described by hand has cautious defaults for them.
+    """
     preset = next((c for c in CLUSTERS.values() if c.gpu.name == profile.reference), None)
     if preset is None:
         return None
@@ -325,5 +330,5 @@ def _measured_on(profile: Profile, cluster: ClusterSpec) -> Network | None:
 
 
 def _slowed(measured: Cost, faulty_s: float, healthy_s: float) -> Cost:
-    """A measured cost where links are others: as many times what was measured as the closed forms say."""
+    """Scale a measured cost to other links, by the ratio of the closed forms."""
     return measured if faulty_s == healthy_s else measured._replace(seconds=measured.seconds * faulty_s / healthy_s)

@@ -1,14 +1,14 @@
-"""Seconds of one kernel out of measured points: those of its own shape, else by the efficiency of points around it.
+"""Price one kernel by measured points: by the point of its shape, else by the efficiency of points around it.
 
-How the points of a profile are read (`op` of a table):
+The points of a profile, by `op` of a table:
 
-- `gemm`, `gemm_input_grad`, `gemm_weight_grad`: the same product in the memory layouts that a linear layer's
-  forward, input gradient and weight gradient use; shape (batch, m, n, k). `grouped_gemm` likewise, by groups;
+- `gemm`, `gemm_input_grad`, `gemm_weight_grad`: the same product in the memory layouts of a linear layer's forward,
+  input gradient and weight gradient; shape (batch, m, n, k). `grouped_gemm`: the same with groups for the batch;
 - `attention_forward`, `attention_backward`: fused; (batch, heads, kv_heads, q_len, kv_len, head_dim,
   v_head_dim, causal);
-- kinds bound by memory: shape (bytes,), what one kernel reads and writes; `elementwise:gelu` is one operator,
-  `elementwise_input_grad` any elementwise backward, `elementwise` any elementwise operator; `norm_eager` is one of
-  the kernels of an RMSNorm written in separate operators.
+- memory-bound kinds: shape (bytes,), the bytes that one kernel reads and writes; `elementwise:gelu` is one operator,
+  `elementwise_input_grad` any elementwise backward, `elementwise` any elementwise operator; `norm_eager` is one kernel
+  of an RMSNorm in separate operators.
 """
 
 from __future__ import annotations
@@ -29,84 +29,84 @@ from sim.prices.kernel_tables import Table, lookup, make_table, table_of
 from sim.prices.profile import PointTable, Profile
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 
-SCALED_UNCERTAINTY = 0.15  # of taking a point from one GPU to another by the ratio of their rooflines
+SCALED_UNCERTAINTY = 0.15  # of scaling a point from one GPU to another by the ratio of their rooflines
 _ATTENTION_KERNEL = "attention_forward:"
 
 
 class _Candidate(Struct, frozen=True):
-    """A table that may price an operator."""
+    """Hold a table that may price an operator."""
 
     op: str
-    exact: bool  # its points are this operator's own; else only their efficiency is taken
-    uncertainty: float  # of taking one operator's efficiency for another's
+    exact: bool  # True: the points are of this operator; False: only their efficiency is used
+    uncertainty: float  # of using one operator's efficiency for another
 
 
 class TablePrices:
-    """The points of a profile and of its kernel file, for kernels on `device`; they were measured on `reference`."""
+    """Price kernels on `device` by the points of a profile and of its kernel file, measured on `reference`."""
 
     def __init__(
         self, profile: Profile, device: Device, reference: Device, coefficients: Coefficients, launch_s: float
     ) -> None:
         self._device, self._reference, self._launch_s = device, reference, launch_s
         usual = coefficients.attention.get(USUAL_KERNEL)
-        # Points of forwards stand in for missing ones of backwards. The usual kernel says how much slower these are.
+        # Forward points replace missing backward points, with the default kernel's `backward_share`.
         self._backward_share = 1.0 if usual is None else usual.backward_share
-        # Tables are indexed when they are first asked for: a profile holds dozens, and a run needs a few.
+        # Tables are indexed on first use: a profile has dozens, and a run needs a few.
         self._raw: dict[tuple[str, str], list[PointTable]] = {}
         for table in profile.points:
             op = f"{table.op}2" if table.op.endswith(":flash") else table.op  # torch's name of FlashAttention-2
             self._raw.setdefault((op, table.dtype), []).append(table)
         self._kernels, self._home = profile.kernels, profile.reference
-        # Names alone. The header says what there is without any points being read.
+        # Only names: the header lists the tables without reading points.
         self._stored = kernel_file(profile.kernels).tables if profile.kernels else frozenset()
         self._ops = {op for op, _ in (*self._raw, *self._stored)}
         self._tables: dict[tuple[str, str], Table] = {}
 
     @property
     def attention_kernels(self) -> set[str]:
-        """Attention kernels with points of their own."""
+        """Return the attention kernels that have points."""
         return {kernel for op, _ in self._raw if (kernel := op.partition(_ATTENTION_KERNEL)[2])}
 
     def has_points(self, op: str, dtype: str) -> bool:
-        """True if the profile itself, not its kernel file, has points of this very operator and dtype."""
+        """Tell whether the profile itself, not its kernel file, has points of exactly this operator and dtype."""
         return (op, dtype) in self._raw
 
     def costs(self, op: Compute, shape: tuple[int, ...]) -> list[Cost]:
-        """One kernel of `op`, of this shape, by each table that can price it; of equally sure ones the first counts."""
+        """Return the cost of one kernel of `op` with this shape by each suitable table, in order of preference."""
         return [c for via in _candidates(op, self._ops) if (c := self._through(via, op, shape)) is not None]
 
     def _through(self, via: _Candidate, op: Compute, shape: tuple[int, ...]) -> Cost | None:
-        """Measured or interpolated seconds of one kernel; None where the table has nothing near."""
+        """Return the measured or interpolated cost of one kernel; None if the table has no point near it."""
         kind, dtype = op.kind, op.dtype
         table = self._table(via.op, dtype, kind)
-        # A shape with 0 rows (no token for an expert) has no logarithm.
+        # A shape with 0 rows (an expert without tokens) has no logarithm.
         if table is None or not shape or shape[0] <= 0:
             return None
-        # Roofline plus floor on this device. It goes with the table's efficiency, which is relative to the same sum.
+        # Roofline plus floor on this device: the table's efficiency is relative to this sum.
         here = self._device.shape_seconds(kind, shape, dtype) + table.floor_s
-        # Tables have the input's quantizing taken off. Training has an operator for it; served layers pay here.
+        # Tables exclude the input's quantization. Training has an operator for it; for served layers it is added here.
         before_s = table.quantizing_s(shape) if op.served and any(table.input_s) else 0.0
         exact = table.exact(shape) if via.exact else None
         if exact is not None:
             there = self._reference.shape_seconds(kind, shape, dtype) + table.floor_s
             cost = measured(exact[0] * (here / there) + before_s, exact[1])
-            # Equal rooflines: the very machine that was measured. Else their ratio is a model, with its own doubt.
+            # Equal rooflines: the measured machine itself. Otherwise the ratio is a model with its own uncertainty.
             return cost if here == there else Cost(cost.seconds, "interpolated", SCALED_UNCERTAINTY)
         like, doubt = shape, via.uncertainty
         if kind in MATMULS and table.single and shape[0] > 1:
             like, doubt = (1, shape[0] * shape[1], *shape[2:]), max(doubt, 0.15)  # as many tiles, one product
-        # A GPU described by hand may not state its multiprocessors. Those of the reference are the best guess.
+        # A GPU described by hand may not state its multiprocessors; then those of the reference are taken.
         found = lookup(table, kind, like, self._device.sm_count or self._reference.sm_count)
         if found is None:
             return None
         efficiency, outside, between = found
         if via.op == "attention_forward" and kind == "attention_backward":
             efficiency *= self._backward_share
-        # Independent doubts: of interpolating, of another operator's points, of leaving the measured range.
+        # Independent errors: interpolation, points of another operator, distance from the measured range.
         error = math.hypot(between, doubt, OUTSIDE_PER_OCTAVE * outside)
-        # Outside the range a tiny kernel would cost nothing by its efficiency. No kernel is quicker than its launch.
+        # Outside the range a tiny kernel's efficiency would give almost 0 s, but no kernel is faster than its launch.
         seconds = max(here / efficiency, self._launch_s if outside and not table.floor_s else 0.0) + before_s
-        # Beyond a doubling the efficiency is a guess, and the result must not claim a measurement behind it.
+        # Beyond one octave the efficiency is a guess, so the source is not a measurement.
         source = "interpolated" if outside <= 1.0 else "roofline"
         return Cost(seconds, source, min(max(error, REPEAT_UNCERTAINTY), 1.0))
 
@@ -116,7 +116,7 @@ class TablePrices:
             if key in self._tables:
                 return self._tables[key]
             if key in self._raw:
-                # No waves here: a profile's own points may be a few dozen, which cannot carry three more slopes.
+                # No waves here: a profile's few dozen points cannot determine three more slopes.
                 self._tables[key] = make_table(kind, name, self._raw[key], replace(self._reference, sm_count=0))
                 return self._tables[key]
             if key in self._stored:
@@ -125,7 +125,7 @@ class TablePrices:
         return None
 
 
-# Kept for the process and not by profile: every `Costs` of a sweep asks for the same tables.
+# Cached for the process, because every `Costs` of a sweep uses the same tables.
 @lru_cache(maxsize=64)
 def _stored_table(kernels: str, op: str, dtype: str, kind: str, reference: str) -> Table:
     from topology.presets import GPUS
@@ -137,29 +137,29 @@ def _stored_table(kernels: str, op: str, dtype: str, kind: str, reference: str) 
 
 
 def _candidates(op: Compute, known: Container[str]) -> list[_Candidate]:
-    """Tables that can price `op`, of those that there are; of equally sure ones the first is taken."""
+    """Return the existing tables that can price `op`, in order of preference."""
     phase = f"_{op.phase.value}" if op.phase in (Phase.INPUT_GRAD, Phase.WEIGHT_GRAD) else ""
     found = []
     if op.kernel:
-        # The surest first. A kernel's own name goes before its phase, which goes before the kind as such.
+        # A kernel's own name precedes its phase, which precedes the kind.
         found.append((f"{op.kind}:{op.kernel}", True, 0.0))
     if op.kind == "norm" and op.kernel == EAGER_NORM:
         found.append((f"norm_eager{phase}", True, 0.0))
     if phase:
         found.append((f"{op.kind}{phase}", True, 0.0))
-    # A plain table's points are of another phase, or of another kernel: a tanh takes longer than a sum.
+    # The kind's table has points of another phase or kernel: a tanh takes longer than a sum.
     others = bool(phase) or (op.kind == "elementwise" and bool(op.kernel))
     found.append((op.kind, not phase or op.kind in ATTENTION, 0.05 if others else 0.0))
-    # A grouped product runs the tiles of plain ones. Only their efficiency is taken, as no shape is the same.
+    # A grouped product runs the tiles of plain products, so their efficiency is used.
     if op.kind == "grouped_gemm":
         found += [(f"gemm{phase}", False, 0.15), ("gemm", False, 0.15)]
-    # Forward and backward kernels differ by registers and atomics, so this is the last resort.
+    # Forward and backward kernels differ (registers, atomics), so this is the last choice.
     if op.kind == "attention_backward":
         found.append(("attention_forward", False, 0.25))
     return [_Candidate(*table) for table in found if table[0] in known]
 
 
 def _like_dtypes(op: str, dtype: str, kind: str, known: dict[tuple[str, str], list[PointTable]]) -> list[str]:
-    """Dtypes whose points serve: bf16 and fp16 run alike, mxfp8 as fp8; what is bound by memory depends on bytes."""
+    """Return dtypes with suitable points: bf16 and fp16 are equal, mxfp8 is as fp8; memory-bound kinds take any."""
     names = [dtype, {"bf16": "fp16", "fp16": "bf16", "mxfp8": "fp8"}.get(dtype, dtype)]
     return names + [d for o, d in known if o == op] if kind in MEMORY_BOUND else names

@@ -1,8 +1,8 @@
-"""Matrix products with 8- or 4-bit weights, out of measured points.
+"""Price matmuls with 8- or 4-bit weights by measured points.
 
-A profile's kernel file may hold them as `gemm` of dtype int8_wo and int4_wo (weights converted to 16 bits in the
-kernel) and sq (8-bit integers multiplied, as SmoothQuant does): TensorRT-LLM's kernels on A100. As with other products
-the efficiency against the roofline is interpolated; here weights count in their own bytes.
+A profile's kernel file may have them as `gemm` of dtype int8_wo and int4_wo (weights converted to 16 bits in the
+kernel) and sq (8-bit integers multiplied, as in SmoothQuant): TensorRT-LLM's kernels on A100. The efficiency relative
+to the roofline is interpolated as for other matmuls; here weights count with their own bytes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from sim.prices.kernel_file import kernel_file
 from sim.prices.profile import Profile
 from sim.prices.roofline import Device
 
-# Left the scenario's names, right those of NVIDIA AIConfigurator, which the kernel file keeps.
+# The scenario's names, and those of NVIDIA AIConfigurator, which the kernel file has.
 TABLES = {"int8_weight_only": "int8_wo", "int4_weight_only": "int4_wo", "llm_int8": "sq"}
 
 
 class WeightOnly(Struct, frozen=True, eq=False):
-    """Measured products of one format; `at` prices others on `device`."""
+    """Hold measured matmuls of one format; `at` prices others on `device`."""
 
     surface: Surface
     floor_s: float
@@ -34,24 +34,24 @@ class WeightOnly(Struct, frozen=True, eq=False):
     peak: str
 
     def at(self, m: int, n: int, k: int) -> tuple[float, float] | None:
-        """Seconds of `[m, k] x [k, n]` and their relative error; None where no point is near."""
+        """Return the seconds of `[m, k] x [k, n]` and their relative error; None if no point is near."""
         found = self.surface.at(np.log2(np.array([m, n, k], dtype=np.float64)))
         if found is None:
             return None
-        # Here and in `_surface` alike the floor is added, so that a launch does not count as inefficiency.
+        # The floor is added here and in `_surface`, so that a launch does not count as inefficiency.
         bound = float(_bounds(np.array([[m, n, k]]), self.weight_bytes, self.device, self.peak)[0]) + self.floor_s
         return bound / math.exp(found[0]), math.hypot(self.surface.leave_one_out_error(), OUTSIDE_PER_OCTAVE * found[1])
 
 
 def weight_only(profile: Profile, quantization: str, weight_bytes: float, device: Device) -> WeightOnly | None:
-    """The format's points in the profile, or None."""
+    """Return the format's points in the profile; None if there are none."""
     name = TABLES.get(quantization, "")
-    # Without points the caller prices the product as a 16-bit one whose weights take fewer bytes.
+    # Without points the caller prices a 16-bit matmul whose weights take fewer bytes.
     if not name or not profile.kernels or ("gemm", name) not in kernel_file(profile.kernels).tables:
         return None
     # Weight-only kernels convert weights to 16 bits in registers, so they multiply at the 16-bit peak.
     peak = "int8" if name == "sq" else "fp16"
-    # Efficiency is relative to this peak. Where the data sheet has none, the caller prices the product by another rule.
+    # Efficiency is relative to this peak. If the data sheet has none, the caller prices the matmul by another rule.
     if peak not in device.peak_flops_per_s:
         return None
     surface, floor_s = _surface(profile.kernels, name, weight_bytes, profile.reference, peak)
@@ -63,10 +63,10 @@ def _surface(kernels: str, name: str, weight_bytes: float, reference: str, peak:
     from topology.presets import GPUS
 
     gpu = GPUS[reference]
-    # Without the number of multiprocessors: these points are too few for slopes over waves.
+    # Without the number of multiprocessors, because these points are too few for slopes over waves.
     home = Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s)
     points, error = kernel_file(kernels).table("gemm", name)
-    # The batch is left out: no batched product was measured.
+    # The batch is left out, because no batched product was measured.
     shapes, floor_s = points.shapes[:, 1:], float(points.seconds.min())
     efficiency = np.log((_bounds(shapes, weight_bytes, home, peak) + floor_s) / points.seconds)
     return Surface(np.log2(shapes.astype(np.float64)), efficiency, error), floor_s
@@ -74,6 +74,6 @@ def _surface(kernels: str, name: str, weight_bytes: float, reference: str, peak:
 
 def _bounds(shapes: NDArray[np.int64], weight_bytes: float, device: Device, peak: str) -> NDArray[np.float64]:
     m, n, k = shapes.T.astype(np.float64)
-    # Input and result count as 16 bits in all three formats. What 8-bit inputs save is part of the efficiency.
+    # Input and result count as 16 bits in all three formats; the efficiency includes what 8-bit inputs save.
     moved = 2.0 * m * (n + k) + weight_bytes * n * k
     return np.asarray(np.maximum(2.0 * m * n * k / device.peak(peak), moved / device.bandwidth_bytes_per_s))
