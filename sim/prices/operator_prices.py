@@ -236,13 +236,13 @@ class Costs:
         return Cost(cost.seconds * slower, cost.source, math.hypot(cost.uncertainty, UNALIGNED_UNCERTAINTY))
 
     def _strided(self, op: Compute, cost: Cost) -> Cost:
-        """Lengthen a streaming kernel that torch does not vectorize; the points were measured with vectorized kernels."""
+        """Lengthen a streaming kernel that torch does not vectorize; the points are of vectorized kernels."""
         if not op.strided:
             return cost
         c = self.coefficients
         usual, own = c.memory_efficiency_of.get(op.kind, c.memory_efficiency), c.memory_efficiency_of.get(STRIDED)
         if usual is None or own is None:
-            # How much slower it is was not measured here: the time stays, with the slowdown of one GPU as its uncertainty.
+            # How much slower was not measured here: the time stays, with the slowdown of one GPU as its uncertainty.
             return Cost(cost.seconds, "interpolated", math.hypot(cost.uncertainty, STRIDED_UNCERTAINTY))
         return Cost(cost.seconds * usual / own, "interpolated", math.hypot(cost.uncertainty, MEMORY_UNCERTAINTY))
 
