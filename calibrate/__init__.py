@@ -1,4 +1,4 @@
-"""Measurements of the machine at hand and real runs of the parallel schemes. The only importer of torch."""
+"""Measurements of this machine and real runs of the parallel schemes. No other package of the project imports torch."""
 
 import sys
 

@@ -59,7 +59,7 @@ def cuts_of(program: Program) -> Cuts:
 
 
 def block_cuts(block: Block) -> dict[str, Cuts]:
-    """The cuts of all phases of a block."""
+    """Return the cuts of all phases of a block."""
     return {
         phase: cuts_of(tuple(i for i in (*block.forward, *block.backward) if i.phase in phases))
         for phase, phases in PHASES.items()

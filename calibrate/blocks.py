@@ -272,7 +272,7 @@ def restore_point(runner: Runner) -> list[Tensor]:
 
 
 def restore(runner: Runner, saved: list[Tensor]) -> None:
-    """Undo a calibration; gradients are zeroed."""
+    """Restore what `restore_point` copied, and zero the gradients."""
     with torch.no_grad():
         for x, old in zip(_state(runner), saved, strict=True):
             x.copy_(old)

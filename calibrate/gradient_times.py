@@ -190,8 +190,8 @@ def _timed(runner: Runner, sort: _Sort, n: int, number: int) -> Timed:
 def time_beside(runner: Runner) -> tuple[list[Timed], Beside | None]:
     """Time a step's last micro-batch with and without its communications in turns, and these communications alone.
 
-    Returns the communications alone, and how much longer the micro-batch took with them. Both are empty if the step
-    has no communication beside computation.
+    Returns the communications alone, and how much longer the micro-batch took with them (None if the step has no
+    communication beside computation).
     """
     if not is_async(runner):
         return [], None

@@ -76,7 +76,7 @@ def check_model(path: str, scenario: Scenario, same: Scenario) -> None:
         ("a teacher", scenario.distillation is not None),
     ):
         if bad:
-            raise InputError(f"--huggingface: found {what}; a model is run for real without it")
+            raise InputError(f"--huggingface: found {what}; a Transformers model can only be run without it")
 
 
 def config_file(path: str) -> Path:

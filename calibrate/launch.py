@@ -71,7 +71,7 @@ def rank_environment(rank: int, ranks: int, folder: str) -> dict[str, str]:
 
 
 def ranks_here(ranks: int) -> int:
-    """Return how many of a run's `ranks` run on this machine; all of them unless the environment says so."""
+    """Return how many of a run's `ranks` run on this machine; all of them unless the environment says otherwise."""
     said = os.environ.get(LOCAL_WORLD_SIZE, "")
     return min(ranks, int(said)) if said.isdecimal() and int(said) > 0 else ranks
 

@@ -66,7 +66,7 @@ class Wanted:
 @click.command("measure", cls=Command)
 @scenario_argument
 @click.option("--out", type=OUTPUT, required=True, metavar="MEASURED.json", help="measured run to write")
-@click.option("--steps", type=int, default=STEPS, help="number of steps without noise to time")
+@click.option("--steps", type=int, default=STEPS, help="number of steps to time on a quiet machine")
 @click.option("--profile", metavar="NAME", help="embed this profile instead of calibrating between the steps")
 @click.option(
     "--budget",
@@ -101,7 +101,7 @@ def main(
     try:
         if is_rank():
             return _rank_main(loaded, wanted)
-        say(f"{loaded.name}: {loaded.parallelism.ranks} ranks, until {steps} steps were quiet")
+        say(f"{loaded.name}: {loaded.parallelism.ranks} ranks, until {steps} quiet steps are timed")
         command = [*python_module("calibrate.measure"), *wanted.arguments()]
         run_ranks(command, loaded.parallelism.ranks, HANGS_AFTER_S)
         return 0

@@ -31,7 +31,7 @@ def check_program(scenario: Scenario, where: str) -> CapturedProgram:
         InputError: names the key that prevents it.
     """
     if scenario.model.program is None:
-        raise InputError(f"{where}: model.program: is missing; --program runs what a captured program came from")
+        raise InputError(f"{where}: model.program: is missing; --program runs the code of a captured program")
     if scenario.parallelism.ranks != 1:
         found = scenario.parallelism.ranks
         raise InputError(f"{where}: parallelism: found {found} ranks; calibrate.measure --program runs one")

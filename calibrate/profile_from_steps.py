@@ -225,9 +225,9 @@ def _collectives(logs: Sequence[Log], chosen: Sequence[int], p: Parallelism, sha
 
 
 def _first_after_backward(sorts: Iterable[tuple[str, int, int]], p: Parallelism) -> tuple[str, int, int] | None:
-    """Return the collective of all gradients if it is the step's first communication, else None.
+    """Return the collective of all gradients if its ranks have not waited for each other before, else None.
 
-    Ranks wait there for the slowest one. If there are messages or earlier collectives, ranks have met before.
+    They wait there for the slowest one. With messages between stages or earlier collectives they have already waited.
     """
     alone = p.dp_sync == "after_backward" and p.zero < 2 and p.pp == 1
     op = "reduce_scatter" if p.zero else "all_reduce"

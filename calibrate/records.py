@@ -61,10 +61,12 @@ _TYPES: dict[str, type[Point] | type[Collective] | type[Constant]] = {
 
 
 def point(op: str, dtype: str, shape: tuple[int, ...], timing: Timing) -> Point:
+    """Return the point of a timed kernel."""
     return Point(op, dtype, shape, timing.seconds, timing.spread, timing.samples)
 
 
 def to_json(record: Record) -> list[object]:
+    """Return a record as a list for JSON: its kind, then its fields."""
     return [type(record).__name__.lower(), *record]
 
 

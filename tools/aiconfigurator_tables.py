@@ -45,6 +45,7 @@ def read(path: Path) -> Table:
 
 
 def gemm(found: Table) -> Table:
+    """Select matmuls in 16 bits, fp8 and nvfp4 with the `ROWS` of other GPUs' tables."""
     kept = found[found.gemm_dtype.isin(["bfloat16", "fp8", "nvfp4"]) & found.m.isin(ROWS)]
     return kept.rename(columns={"gemm_dtype": "dtype"})[["dtype", "m", "n", "k", "seconds"]]
 
@@ -58,6 +59,7 @@ def attention(found: Table, length: str) -> Table:
 
 
 def moe(found: Table) -> Table:
+    """Select layers of experts in 16 bits and fp8 with balanced tokens."""
     kept = found[found.moe_dtype.isin(["bfloat16", "fp8"]) & (found.distribution == "balanced")]
     names = {"moe_dtype": "dtype", "num_tokens": "tokens", "hidden_size": "hidden", "inter_size": "ffn"}
     names |= {"topk": "top_k", "num_experts": "experts", "moe_tp_size": "tp", "moe_ep_size": "ep"}
@@ -66,6 +68,7 @@ def moe(found: Table) -> Table:
 
 
 def nccl(found: Table) -> Table:
+    """Convert sizes of collectives from elements to bytes of the whole buffer."""
     whole = found.message_size * found.nccl_dtype.map(SIZES)
     names = {"op_name": "op", "nccl_dtype": "dtype", "num_gpus": "ranks"}
     return found.assign(bytes=whole).rename(columns=names)[["op", "dtype", "ranks", "bytes", "seconds"]]
@@ -81,6 +84,7 @@ def write(table: Table, path: Path) -> None:
 
 
 def main() -> None:
+    """Write the tables of the chosen GPUs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("systems", type=Path)
     parser.add_argument("out", type=Path)

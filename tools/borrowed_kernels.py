@@ -44,6 +44,7 @@ def error(gpu: str, profile: str, op: str, dtype: str) -> float:
 
 
 def main() -> None:
+    """Print the table."""
     print("| GPU | priced by | matmul bf16 | fp8 | attention | decode |\n|---|---|---:|---:|---:|---:|")
     for gpu, relative in RELATIVES.items():
         for profile in ("roofline", "h100-sxm", relative):

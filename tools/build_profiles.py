@@ -47,11 +47,13 @@ Columns = dict[str, np.ndarray]
 
 
 def read(path: Path) -> list[dict[str, str]]:
+    """Read the rows of a gzipped CSV file."""
     with gzip.open(path, "rt", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def by_dtype(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    """Group rows by dtype, under this project's names."""
     out: dict[str, list[dict[str, str]]] = {}
     for row in rows:
         out.setdefault(DTYPES.get(row["dtype"], row["dtype"]), []).append(row)
@@ -59,23 +61,28 @@ def by_dtype(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
 
 
 def ints(rows: list[dict[str, str]], *keys: str) -> np.ndarray:
+    """Return the columns `keys` as integers [rows, keys]."""
     return np.array([[int(r[k]) for k in keys] for r in rows], dtype=np.int32)
 
 
 def gemm_shapes(rows: list[dict[str, str]]) -> np.ndarray:
+    """Return (batch, m, n, k) of each row."""
     return np.column_stack((np.ones(len(rows), dtype=np.int32), ints(rows, "m", "n", "k")))
 
 
 def prefill_shapes(rows: list[dict[str, str]]) -> np.ndarray:
+    """Return the shapes of causal attention, as `sim.core.program.Compute` has them."""
     keys = ("batch", "heads", "kv_heads", "seq_len", "seq_len", "head_dim", "head_dim")
     return np.column_stack((ints(rows, *keys), np.ones(len(rows), dtype=np.int32)))
 
 
 def decode_shapes(rows: list[dict[str, str]]) -> np.ndarray:
+    """Return (batch, heads, KV heads, cached tokens, head size) of each row."""
     return ints(rows, "batch", "heads", "kv_heads", "kv_len", "head_dim")
 
 
 def moe_shapes(rows: list[dict[str, str]]) -> np.ndarray:
+    """Return (tokens, hidden, ffn, top_k, experts, tp, ep) of each row."""
     return ints(rows, "tokens", "hidden", "ffn", "top_k", "experts", "tp", "ep")
 
 
@@ -272,6 +279,7 @@ def profile(
 
 
 def main() -> None:
+    """Write kernel files and profiles."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--date", required=True, help="date of the profiles, YYYY-MM-DD")

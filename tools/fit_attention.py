@@ -50,6 +50,7 @@ def by_implementation(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def main() -> None:
+    """Fit each GPU and implementation, and print coefficients and errors."""
     all_rows = [row for path in sys.argv[1:] for row in read_table(Path(path)).rows]
     for (gpu, name), rows in sorted(by_implementation(all_rows).items()):
         width = np.array([1.0, 1.0, 0.2, 1.0, 0.05 if name != "attention" else 1.0])

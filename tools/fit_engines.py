@@ -135,6 +135,7 @@ def solve(fit: Fit, rows: list[Row]) -> Values:
 
 
 def main() -> None:
+    """Fit the named engines, or all, and print constants and errors."""
     for fit in FITS:
         if sys.argv[1:] and fit.engine not in sys.argv[1:]:
             continue

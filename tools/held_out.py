@@ -91,6 +91,7 @@ SPLITS = (
 
 
 def main() -> None:
+    """Print the errors of each split."""
     tables = {t["name"]: t for t in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["tables"]}
     for title, name, left, by_group in SPLITS:
         ids = {row.id for row in left(list(read_table(PUBLISHED / f"{name}.json").rows))}

@@ -64,6 +64,7 @@ def errors(path: Path) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
+    """Print each table's errors without and with its constants."""
     asked = sys.argv[1:]
     print("| table | left out | bias | shipped |\n|---|---:|---:|---:|")
     for path in tables():

@@ -30,7 +30,7 @@ from sim.inputs.measured_run import QUIET_CORES, load_measured  # noqa: E402
 from sim.prices.profiles import load_profile  # noqa: E402
 
 MOST_BYTES = 600_000  # limit for a stored run
-APART = {  # by output: no runs of a training step, so they are stored beside the folder of those
+APART = {  # measurements that are no training steps, by output; they are stored beside the folder of steps
     "schedules/sleeping": ("-m", "calibrate.schedule_replay", "--ranks", "4", "--ranks", "8", "--json", "OUT"),
     "serving/serve_cpu": ("-m", "calibrate.serving.measure", "scenarios/serve_cpu.yaml", "--out", "OUT"),
 }

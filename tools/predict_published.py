@@ -78,6 +78,7 @@ def judge(rows: Sequence[Row]) -> None:
 
 
 def main() -> None:
+    """Write the file, or judge its intervals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="judge the intervals of the file as it is")
     if not parser.parse_args().check:

@@ -146,7 +146,7 @@ class Stage:
         return y.detach()
 
     def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
-        """Run the full backward (B) and return the input's gradient; None on the first stage."""
+        """Run the full backward (B) and return the input's gradient."""
         embedded, x, edge = self.flight.pop(micro_batch)
         torch.autograd.backward(edge, grad)
         if embedded is not None:

@@ -156,7 +156,7 @@ class Running:
     tells: bool = False
 
     def watched(self) -> Running:
-        """Record the end when it happens; gloo's reduce-scatter does not tell, so there the wait's end counts."""
+        """Let the end be recorded when it happens; gloo's reduce-scatter hides it, so there the wait's end counts."""
         try:
             self.work.get_future().add_done_callback(lambda _: self.ended())
             self.tells = True
