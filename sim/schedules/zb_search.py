@@ -4,9 +4,10 @@ Ranks that are free choose among F, I and W as inputs arrive, by rules with thre
 best of the eight outcomes and of the handcrafted shapes that the limit allows (ZB-H1 at 1, ZB-H2 at 2, and
 those between) is returned, by makespan: all ranks start at zero and the optimizer waits for all, so the skew
 of ZB-H2 counts as bubble.
-Source: Qi et al. 2024 (arXiv 2401.10241, section 3.1: greedy rules and a grid over binary settings). Unlike
-the paper's, the greedy runs forward in time over all ranks, and a micro-batch's activations count as held
-until its W, without the part that the paper's I frees. Left out: the integer program of section 3.2.
+Source: Qi et al. 2024 (arXiv 2401.10241, section 3.1: greedy rules and a grid over binary settings), and for the
+warm-up their fork of Megatron-LM (auto_schedule.py, `manual_order`; zb_schedules.py, `scheduler`). Unlike theirs, the
+greedy runs forward in time over all ranks, and a micro-batch's activations count as held until its W, without the part
+that the paper's I frees. Left out: the integer program of section 3.2.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import product
 from math import inf
+from statistics import median_high
 
 from msgspec import Struct
 
@@ -70,11 +72,33 @@ class _Rank(Struct):
     free_s: float = 0.0
 
 
+def _warm_ups(p: int, m: int, times: UnitTimes, limit: int, begins: bool) -> list[int]:
+    """Forwards of each rank before its first I, at the median duration of all ranks.
+
+    What memory holds, of those that begin (`begins`) or else end before that I can run; but fewer than the rank before
+    it has, unless these are all or 1F1B's. From then on a forward follows each I.
+    """
+    forward, input_grad = (median_high([at(x, r) for r in range(p)]) for x in (times.forward_s, times.input_grad_s))
+    counts, ready = [1] * p, p * forward + (p - 1) * times.message_s + input_grad
+    for r in reversed(range(p - 1)):
+        now, arrival = (r + 1) * forward + r * times.message_s, ready + times.message_s
+        while counts[r] < min(m, limit) and (now < arrival if begins else now + forward <= arrival):
+            counts[r] += 1
+            now += forward
+        ready = max(now, arrival) + input_grad
+    for r in range(1, p):
+        if counts[r] < m:
+            counts[r] = max(min(p - r, limit), min(counts[r], counts[r - 1] - 1))
+    return counts
+
+
 class _Greedy:
     """Runs all ranks through time. Rank and stage are one; every rank takes its micro-batches in order."""
 
     def __init__(self, p: int, m: int, times: UnitTimes, limit: int, rules: _Rules) -> None:
         self.p, self.m, self.times, self.limit, self.rules = p, m, times, limit, rules
+        # Rank 0 has the limit alone; `first_forwards` rests on that.
+        self.warm_ups = [m, *_warm_ups(p, m, times, limit, rules.forward_before_known_backward)[1:]]
         self.ranks = [_Rank(deque([0.0] * m if r == 0 else []), deque(), []) for r in range(p)]
         self.wake = [(0.0, 0)]
 
@@ -89,7 +113,7 @@ class _Greedy:
     def _choose(self, r: int, now: float) -> Kind | None:
         """What a free rank starts now; None to wait for an input that is coming."""
         rank = self.ranks[r]
-        has_room = rank.f - rank.w < self.limit
+        has_room = rank.f - rank.w < self.limit and rank.f - rank.i < self.warm_ups[r]
         forward_at = rank.forwards[0] if rank.forwards and has_room else inf
         backward_at = rank.backwards[0] if rank.backwards else inf
         last = rank.actions[-1].kind if rank.actions else Kind.W

@@ -228,9 +228,9 @@ def test_search_is_valid_within_memory_and_no_worse_than_the_handcrafted(
 
 
 def test_search_beats_the_handcrafted_where_stages_differ() -> None:
-    """A slow second stage at the memory of 1F1B: fixed orders do not see it."""
+    """A slow second stage with a micro-batch more than 1F1B's: fixed orders do not see it."""
     times = UnitTimes((1.0, 1.5, 1.0, 1.0), (1.2, 1.8, 1.2, 1.2), (0.6, 0.9, 0.6, 0.6), message_s=0.3)
-    found = evaluate(build("zb_search", 4, 12, times=times), times).makespan_s
+    found = evaluate(build("zb_search", 4, 12, times=times, memory=1.25), times).makespan_s
     assert found < 0.98 * evaluate(build("zb_h1", 4, 12), times).makespan_s
 
 
@@ -240,6 +240,19 @@ def test_search_uses_memory_between_h1_and_h2() -> None:
     spans = [evaluate(schedule, times).makespan_s for schedule in found]
     assert spans == sorted(spans, reverse=True)
     assert len(set(spans)) == 4
+
+
+def test_forwards_in_flight_fall_from_rank_to_rank_as_in_the_authors_own_search() -> None:
+    """Though a first stage with fewer layers leaves room in time: until I at most 1F1B's at its memory."""
+
+    def in_flight_until_input_gradient(memory: float, m: int) -> tuple[int, ...]:
+        times = UnitTimes((0.7, *[1.0] * 6, 1.2), (0.7, *[1.0] * 6, 1.2), (0.4, *[0.5] * 6, 0.8), message_s=0.05)
+        return tuple(in_flight(build("zb_search", 8, m, times=times, memory=memory), Kind.I))
+
+    assert in_flight_until_input_gradient(1.0, 24) == (8, 7, 6, 5, 4, 3, 2, 1)
+    assert in_flight_until_input_gradient(2.0, 4)[:5] == (4, 4, 4, 4, 4)  # all micro-batches
+    twice = in_flight_until_input_gradient(2.0, 24)
+    assert sorted(set(twice), reverse=True) == list(twice)
 
 
 # What is refused, and how fast it is.
