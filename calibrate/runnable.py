@@ -194,6 +194,8 @@ def _layout(s: Scenario) -> Iterator[Problem]:
     if 0 in p.stage_layers[1:-1]:
         found = list(p.stage_layers)
         yield "parallelism.layers_per_stage", found, "at least one layer on every stage but the first and the last"
+    if p.reduces_rows and s.micro_batches > 1:
+        yield "parallelism.accumulate_in_a_row", "true", "false"
     most = RANKS_PER_CORE * (os.cpu_count() or 1)
     if s.cluster.gpu.architecture == "cpu" and p.ranks > most:
         yield "parallelism", f"{p.ranks} ranks", f"at most {most} on this machine ({RANKS_PER_CORE} for each core)"

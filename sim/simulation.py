@@ -204,7 +204,8 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def lists(self) -> ScheduleColumns:
         """The schedule by column."""
-        return ScheduleColumns(self.schedule, self.plan.scenario.parallelism.ep_overlap)
+        p = self.plan.scenario.parallelism
+        return ScheduleColumns(self.schedule, p.ep_overlap, p.reduces_rows)
 
     @property
     def peak_bytes(self) -> float:

@@ -254,6 +254,12 @@ class Megatron(Emission):
             p.accumulate_unsharded and self.scenario.micro_batches > 1,
         )
         self.refuse(
+            "parallelism.accumulate_in_a_row",
+            "true",
+            "reduces FSDP's gradients after each micro-batch",
+            p.reduces_rows and self.scenario.micro_batches > 1,
+        )
+        self.refuse(
             "parallelism.pp", p.pp, f"flags for zero {p.zero} (FSDP) are written for one pipeline stage only", p.pp > 1
         )
         self.refuse("parallelism.shard_size", p.shard_size, "flags shard over all replicas (FSDP)", hybrid > 1)

@@ -199,10 +199,16 @@ class Titan(Emission):
         # torch.distributed.pipelining.stage); without one, in each micro-batch (torchtitan's `train_step`).
         once, differs = p.pp > 1, self.scenario.micro_batches > 1 and p.accumulate_unsharded != (p.pp > 1)
         self.refuse(
+            "parallelism.accumulate_in_a_row",
+            "true",
+            f"reduces gradients once a {'step' if once else 'micro-batch'} at pp {p.pp}",
+            p.reduces_rows and self.scenario.micro_batches > 1,
+        )
+        self.refuse(
             "parallelism.accumulate_unsharded",
             str(p.accumulate_unsharded).lower(),
             f"reduces gradients once a {'step' if once else 'micro-batch'} at pp {p.pp}",
-            differs and not alone,
+            differs and not alone and not p.reduces_rows,
         )
         shards = max(1, p.shard_size // p.cp)
         self.refuse(

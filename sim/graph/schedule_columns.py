@@ -43,10 +43,11 @@ class ScheduleColumns:
 
     Columns over steps' actions, [steps, 1 or 2]; if a step has only one of two, the second column repeats it: `stage`,
     `kind` (by `NUMBER`), `micro_batch`, `direction` (of its messages, NEITHER for a repetition), and `ends`, 1 for the
-    first forward of a stage and for the last action that makes gradients of its weights.
+    first forward of a stage and for the last action that makes gradients of its weights; with `rows` for the
+    last of every row of such actions, before the rank goes on with another stage's.
     """
 
-    def __init__(self, schedule: Schedule, pair: bool) -> None:
+    def __init__(self, schedule: Schedule, pair: bool, rows: bool = False) -> None:
         lists = [steps_of(entries, pair) for entries in schedule.ranks]
         self.steps: list[Step] = list(chain.from_iterable(lists))
         self.begin: list[int] = [0, *np.cumsum([len(x) for x in lists]).tolist()]
@@ -60,7 +61,7 @@ class ScheduleColumns:
         self.stage, self.kind, self.micro_batch = (np.column_stack([c[i] for c in columns]) for i in range(3))
         # An array indexed by kind replaces one dict look-up for each step.
         self.direction = DIRECTION_OF_KIND[self.kind]
-        self.ends = _ends(self.stage, self.kind, len(schedule.rank_of_stage))
+        self.ends = _ends(self.stage, self.kind, len(schedule.rank_of_stage), rows)
         if len(columns) == 2:
             # A repetition must not send its message again. `_ends` may have marked the repetition, so both columns get
             # the mark.
@@ -69,7 +70,7 @@ class ScheduleColumns:
 
     @cached_property
     def first_and_last(self) -> set[Action]:
-        """Return, for every stage, its first forward and the action that completes its gradients."""
+        """Return, for every stage, its first forward and the action that completes its gradients, or each row's."""
         return {self.steps[i][min(side, len(self.steps[i]) - 1)] for i, side in np.argwhere(self.ends).tolist()}
 
     def of_rank(self, rank: int) -> RankList:
@@ -127,8 +128,9 @@ def _columns(actions: Iterable[Action]) -> tuple[Ints, Ints, Ints]:
     return ints(stage), ints([*map(NUMBER.__getitem__, kind)]), ints(micro_batch)
 
 
-def _ends(stage: Ints, kind: Ints, stages: int) -> Ints:
-    """Return 1 for the first forward of each stage and for the last action that makes its weights' gradients."""
+def _ends(stage: Ints, kind: Ints, stages: int, of_rows: bool) -> Ints:
+    """Return 1 for the first forward of each stage and for the last action that makes its weights' gradients, or each
+    row's."""
     stage, kind, ends = stage.ravel(), kind.ravel(), np.zeros(stage.shape, dtype=np.int64)
     # Reversed, so that the first forward is written last.
     forward = np.flatnonzero(kind == NUMBER[Kind.F])[::-1]
@@ -138,6 +140,8 @@ def _ends(stage: Ints, kind: Ints, stages: int) -> Ints:
         found = np.full(stages, -1)
         found[stage[rows]] = rows  # of several rows of a stage the last one stays
         ends.flat[found[found >= 0]] = 1
+    if of_rows:  # no stage is on two ranks, so where a rank's list ends, the stage changes too
+        ends.flat[backward[:-1][np.diff(stage[backward]) != 0]] = 1
     return ends
 
 

@@ -18,6 +18,7 @@ TRAINING_ONLY = (
     "shard_size",
     "reshard_after_forward",
     "accumulate_unsharded",
+    "accumulate_in_a_row",
     "schedule_memory",
     "dp_sync",
     "bucket_bytes",
@@ -41,6 +42,10 @@ def notes(sections: Sections) -> tuple[str, ...]:
         found.append(f"parallelism.reshard_after_forward: of no effect with zero {p.zero}, only with 3")
     if p.accumulate_unsharded and p.zero < 2:
         found.append(f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3")
+    t = sections.training
+    by_itself = t is not None and framework_of(t).accumulates_in_a_row
+    if p.accumulate_in_a_row and not p.reduces_rows and not by_itself:
+        found.append("parallelism.accumulate_in_a_row: of no effect but with zero 2 or 3, without accumulate_unsharded")
     found += _expert_split_note(sections)
     found += _packing_note(sections)
     if "schedule_memory" in p.model_fields_set and p.schedule_memory != 1.0 and not FORMS[p.schedule].follows_times:
@@ -51,7 +56,6 @@ def notes(sections: Sections) -> tuple[str, ...]:
     if p.micro_batch_group is not None and FORMS[p.schedule].in_groups_of is None:
         only = ", ".join(name for name, form in FORMS.items() if form.in_groups_of is not None)
         found.append(f"parallelism.micro_batch_group: of no effect with schedule {p.schedule}, only with {only}")
-    t = sections.training
     if t is not None and t.optimizer_dtype != "fp32" and t.optimizer == "sgd":
         found.append(f"training.optimizer_dtype: of no effect with optimizer {t.optimizer}, which has no moments")
     if t is not None and t.zero_grad == "keep" and model.program is not None:
@@ -59,7 +63,7 @@ def notes(sections: Sections) -> tuple[str, ...]:
     if t is not None and t.master_weights is False and t.param_dtype == "fp32":
         found.append("training.master_weights: of no effect with param_dtype fp32, which has no master copy")
     if sections.training is None:
-        usual = Parallelism(dp=p.dp, cp=p.cp, schedule=p.schedule)
+        usual = Parallelism(dp=p.dp, cp=p.cp, schedule=p.schedule, accumulate_in_a_row=False)
         changed = (key for key in TRAINING_ONLY if getattr(p, key) != getattr(usual, key))
         found += (f"parallelism.{key}: of no effect on serving" for key in changed)
     i = sections.inference

@@ -76,6 +76,11 @@ class Parallelism(UserInput):
     shard_size: Degree = Field(default_factory=lambda data: data["dp"] * data["cp"], description="null: dp * cp")
     reshard_after_forward: bool = True
     accumulate_unsharded: bool = False
+    accumulate_in_a_row: bool | None = Field(
+        default=None,
+        description="zero 2 and 3: gradients of the micro-batches that a stage takes in a row are added up whole and "
+        "reduced once; null: the framework's own",
+    )
     schedule: Annotated[str, BeforeValidator(_schedule), _ScheduleNames()] = "1f1b"
     schedule_memory: float = Field(default=1.0, gt=0, le=1_000)
     virtual_stages: int = Field(
@@ -120,6 +125,11 @@ class Parallelism(UserInput):
     def ranks(self) -> int:
         """tp·cp·dp·pp."""
         return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def reduces_rows(self) -> bool:
+        """Gradients are reduced once for the micro-batches that a stage takes in a row."""
+        return self.zero >= 2 and bool(self.accumulate_in_a_row) and not self.accumulate_unsharded
 
     @property
     def stage_layers(self) -> tuple[int, ...]:

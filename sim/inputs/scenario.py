@@ -46,6 +46,7 @@ from sim.inputs.synonyms import synonym
 from sim.inputs.training_config import Recompute, Training
 from sim.inputs.units import with_units
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
+from sim.models.frameworks import framework_of
 from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
@@ -346,4 +347,7 @@ def _parallelism(value: Any, source: Source, model: ModelConfig, workload: Train
         changes["layers_per_stage"] = split_layers(model.layers, parallelism.stages)
     if parallelism.ep_dispatch_dtype is None and workload is not None:
         changes["ep_dispatch_dtype"] = sixteen_bit(workload.precision)
+    if parallelism.accumulate_in_a_row is None:
+        own = isinstance(workload, Training) and framework_of(workload).accumulates_in_a_row
+        changes["accumulate_in_a_row"] = own
     return parallelism.model_copy(update=changes)

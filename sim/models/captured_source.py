@@ -34,7 +34,8 @@ class Captured:
 
     def _block(self, piece: int) -> Block:
         s = self.scenario
-        whole = s.parallelism.zero < 2 or s.parallelism.accumulate_unsharded
+        p = s.parallelism
+        whole = p.zero < 2 or p.accumulate_unsharded or p.reduces_rows
         return with_accumulation(self.model.pieces[piece], s.micro_batches if whole else 1)
 
     def layer_sort(self, number: int) -> tuple[object, ...]:

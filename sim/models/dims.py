@@ -157,7 +157,7 @@ def dims(scenario: Scenario) -> Dims:
         quantized_for=1 if gathers_each else micro_batches,
         recipe=recipe,
         weight_shards=p.shard_size if gathers_quantized_shards(scenario) else 1,
-        accumulated=micro_batches if p.zero < 2 or p.accumulate_unsharded else 1,
+        accumulated=micro_batches if p.zero < 2 or p.accumulate_unsharded or p.reduces_rows else 1,
         lora=t.lora,
         four_bit=t.lora is not None and t.lora.weights == "nf4",
         norm_in_fp32=m.norm_in_fp32,

@@ -262,6 +262,11 @@ class Framework:
         "with ZeRO-1, whole gradients are all-reduced at once after the last backward",
         "nanotron: trainer.py, `make_ddp`; sync_gradients_across_dp",
     )
+    accumulates_in_a_row: bool = fact(
+        False,
+        "`parallelism.accumulate_in_a_row` where nothing is said",
+        "Llama Team 2024, section 3.3.2",
+    )
     checkpoint_stops_early: bool = fact(
         True,
         "with ZeRO-3, recomputation ends at the last tensor that the backward needs",

@@ -124,6 +124,12 @@ _RECORDS = (
         routing_bytes=36.0,
     ),
     Framework(
+        "meta_llama3",  # Meta's own trainer of Llama 3, of which its paper says this
+        # Section 3.3.2: FSDP shards the gradients; FP32 sums over multiple micro-batches in backward, and then the
+        # reduce-scatter; a stage takes N micro-batches in a row. Whole sums of all stages would not fit in 80 GB.
+        accumulates_in_a_row=True,
+    ),
+    Framework(
         "composer",  # MosaicML's llm-foundry: torch's FSDP
         quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling
         fp8_recipe="delayed",

@@ -5,7 +5,8 @@ reduce-scatter and an all-gather, a pass of Ψ each), with k micro-batches a ste
 
 - zero 0: one all-reduce of the accumulated gradients: 2Ψ;
 - zero 1: reduce-scatter of the gradients, all-gather of the updated parameters: 2Ψ; frameworks that all-reduce: 3Ψ;
-- zero 2: a reduce-scatter each micro-batch, one all-gather: (k+1)Ψ; with `accumulate_unsharded` 2Ψ;
+- zero 2: a reduce-scatter each micro-batch, one all-gather: (k+1)Ψ; with `accumulate_unsharded` 2Ψ; with
+  `accumulate_in_a_row` and r micro-batches in a row (k/r+1)Ψ;
 - zero 3: parameters gathered for each forward and again for each backward, gradients reduce-scattered: 3kΨ; with
   `accumulate_unsharded` (2k+1)Ψ; without `reshard_after_forward` one gather a step instead of 2k.
 
@@ -50,8 +51,9 @@ class DataParallel(Struct, frozen=True):
     gathered_bytes: float  # as it is gathered
     gradient_bytes: float
     reshard: bool
-    each_micro_batch: bool  # gradients are reduced every micro-batch, not once a step
+    each_micro_batch: bool  # gradients are reduced every micro-batch
     gather_overlap: bool
+    each_row: bool = False  # or once for the micro-batches that a stage takes in a row; else once a step
     fleeting_gradient_bytes: float = 0.0  # an element, of gradients that are freed between steps (`zero_grad`)
     late_gradient_bytes: float = 0.0  # an element, of gradients that a backward holds until it ends
     matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
@@ -64,8 +66,13 @@ class DataParallel(Struct, frozen=True):
 
     @property
     def at_the_end(self) -> bool:
-        """Gradients are reduced when the last backward has ended, if they are not every micro-batch."""
-        return self.sync in ("after_backward", "reduce_broadcast")
+        """Gradients are reduced when the last backward has ended, if they are reduced once a step."""
+        return self.sync in ("after_backward", "reduce_broadcast") and not self.each_row
+
+    @property
+    def keeps_shards(self) -> bool:
+        """Between backwards a rank keeps its shard of the gradients alone."""
+        return self.each_micro_batch or self.each_row
 
     @property
     def exposed(self) -> bool:
@@ -138,8 +145,9 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         own_bytes if p.param_gather_dtype in (None, "fp8") else dtype_bytes(p.param_gather_dtype),
         reduced,
         p.reshard_after_forward,
-        p.zero >= 2 and not p.accumulate_unsharded,
+        p.zero >= 2 and not p.accumulate_unsharded and not p.reduces_rows,
         bool(p.param_gather_overlap),
+        p.reduces_rows,
         dtype_bytes(t.grad_dtype) if t.zero_grad == "set_to_none" else 0.0,
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
@@ -197,7 +205,7 @@ def weave_backward(
 ) -> list[list[Item]]:
     """The backward of each block, last block first, cut to `phases`, with gathers and gradient reductions.
 
-    `last`: the step's last micro-batch here, after which gradients are complete.
+    `last`: the step's last micro-batch here, after which gradients are complete, or (`each_row`) a row's last.
     """
     order = blocks[::-1]
     out: list[list[Item]] = [[] for _ in order]

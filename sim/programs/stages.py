@@ -82,7 +82,7 @@ class Stage(Struct, frozen=True, eq=False):
         return tuple(out)
 
     def backward(self, kind: Kind, last: bool, gathers_input: bool) -> Program:
-        """Backward of one micro-batch, whole or split; `last`: the step's last here."""
+        """Backward of one micro-batch, whole or split; `last`: after it gradients are reduced."""
         phases = PHASES[kind]
         out: list[Item] = self._gather(gathers_input and kind is not Kind.W, Phase.INPUT_GRAD)
         n = len(self.blocks)
@@ -179,10 +179,10 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     dp = stages[0].dp
     dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
     sharded = (-(-dense // dp.shard), -(-experts // dp.expert_shard)) if dp.zero >= 1 else (dense, experts)
-    buffered = sum(sharded) if dp.each_micro_batch else dense + experts
+    buffered = sum(sharded) if dp.keeps_shards else dense + experts
     out: list[Item] = [*gradient_buffer_items(buffered, scenario), *after_backward(blocks, dp)]
     if tied:
-        held = dp.shard if dp.zero == 3 or dp.each_micro_batch else 1  # else whole gradients are kept, and summed
+        held = dp.shard if dp.zero == 3 or dp.keeps_shards else 1  # else whole gradients are kept, and summed
         size = source.copied_elements() * dp.gradient_bytes / held
         out.append(Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER))
     dense, experts = sharded

@@ -275,9 +275,9 @@ def _late_gradients(stage: Stage, kind: Kind) -> list[float]:
 
 
 def reduces_at_once(stage: Stage) -> bool:
-    """True if the gradients of each micro-batch are reduced and sharded."""
+    """True if the gradients of each micro-batch, or row of them, are reduced and sharded."""
     dp = stage.dp
-    return dp.zero >= 2 and dp.each_micro_batch and max(dp.shard, dp.expert_shard) > 1
+    return dp.zero >= 2 and dp.keeps_shards and max(dp.shard, dp.expert_shard) > 1
 
 
 def _freed_bytes(block: Block, kind: Kind) -> float:
@@ -291,9 +291,11 @@ def _backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float
     """Transient bytes of each block's backward, last block first, beyond what is saved.
 
     With ZeRO-2 and -3 a block's gradients, once it has them all, are copied into the buffer that is reduced, and freed;
-    the buffer stays until the next block's is needed (torch's FSDP2: `post_backward` in `_fsdp_param_group.py`).
+    the buffer stays until the next block's is needed (torch's FSDP2: `post_backward` in `_fsdp_param_group.py`). Whole
+    gradients of a row of micro-batches are among the states.
     """
     dp, out, sent = stage.dp, [], 0.0
+    own_bytes = 0.0 if dp.each_row else dp.parameter_bytes
     reduces = reduces_at_once(stage) and kind is not Kind.I
     for b in stage.blocks[::-1]:
         # A weight half multiplies what is kept already; its matmuls' outputs are gradients, counted elsewhere.
@@ -302,7 +304,7 @@ def _backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float
             inner = b.own.first_backward_peak
         # As the copy is made, the gradients and the buffer are both there, and the block's activations no longer are.
         elements = (b.params + b.expert_params) if reduces else 0
-        at_end = elements * (dp.parameter_bytes + dp.gradient_bytes) - _freed_bytes(b, kind)
+        at_end = elements * (own_bytes + dp.gradient_bytes) - _freed_bytes(b, kind)
         out.append(max(inner + sent, at_end, 0.0))
         sent = elements * dp.gradient_bytes
     return out

@@ -71,7 +71,7 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     away = t.optimizer_offload  # the states are on the device while the optimizer runs, not before
     return States(
         _parameter_bytes(t, dp, blocks, n),
-        _gradient_bytes(t, dp, n),
+        _gradient_bytes(t, stages, n),
         0.0 if away else optimizer,
         _transient_bytes(plan, stages, blocks),
         optimizer if away else 0.0,
@@ -85,13 +85,21 @@ def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
     return (n.sharded + n.frozen / dp.shard if dp.zero == 3 else n.whole + n.frozen) * kept - spared
 
 
-def _gradient_bytes(t: Training, dp: DataParallel, n: _Elements) -> float:
-    """Gradients that are there for the whole step: none where they are freed between steps."""
+def _gradient_bytes(t: Training, stages: Sequence[Stage], n: _Elements) -> float:
+    """Gradients that are there for the whole step: none where they are freed between steps. Where those of a row of
+    micro-batches are reduced at once, the row's stage has whole ones beside the shards."""
+    dp = stages[0].dp
     # With ZeRO-2 whole gradients are kept all the same where micro-batches add up before they are reduced.
-    gradients_sharded = dp.zero >= 2 and dp.each_micro_batch
+    gradients_sharded = dp.zero >= 2 and dp.keeps_shards
     gradients = 0.0 if dp.fleeting_gradient_bytes else (n.sharded if gradients_sharded else n.whole)
     buckets = dp.late_gradient_bytes if dp.zero == 0 and dp.shard * dp.replica > 1 else 0.0  # DDP's
-    return gradients * (dtype_bytes(t.grad_dtype) + buckets)
+    whole = max(sum(b.params + b.expert_params for b in s.blocks) for s in stages) if reduces_rows(dp) else 0.0
+    return gradients * (dtype_bytes(t.grad_dtype) + buckets) + whole * dtype_bytes(t.grad_dtype)
+
+
+def reduces_rows(dp: DataParallel) -> bool:
+    """True if a row of micro-batches adds up whole gradients, of which a shard stays."""
+    return dp.each_row and max(dp.shard, dp.expert_shard) > 1
 
 
 def _optimizer_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: _Elements) -> float:

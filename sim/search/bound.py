@@ -341,7 +341,7 @@ class GridSearch:
         # Blocks depend on the cut into stages only if the first n layers of each stage are recomputed.
         by_stage = s.recomputes[x.recompute].layers is not None
         # Additions of unsharded gradients (`accumulated` of `sim.models.dims`) change the weight-gradient half.
-        whole = x.zero < 2 or s.accumulates(x.pp, x.zero)
+        whole = x.zero < 2 or s.accumulates(x.pp, x.zero) or bool(s.base.parallelism.accumulate_in_a_row)
         stops_early = x.zero == 3 and s.recomputes[x.recompute].mode == "full"  # see `models.recompute`
         cut_of = (x.schedule, x.virtual_stages) if by_stage else None
         key = (x.sp, x.micro_batch_size, x.recompute, whole, stops_early, paired, cut_of)

@@ -14,7 +14,12 @@ from typing import Any
 from sim.models.frameworks import FRAMEWORKS
 
 # Trainers that have a record of their own in `sim.models.frameworks`, by the name that tables have for them.
-TRAINERS = {"nanotron": "nanotron", "composer": "composer", "megatron-bridge": "megatron_bridge"}
+TRAINERS = {
+    "nanotron": "nanotron",
+    "composer": "composer",
+    "megatron-bridge": "megatron_bridge",
+    "meta's in-house training stack": "meta_llama3",
+}
 # When releases of torch came out (github.com/pytorch/pytorch/releases).
 TORCH = {
     "1.12": "2022-06",
@@ -61,8 +66,8 @@ def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if (date := software_date(text)) is not None:
         out["software_date"] = date
-    named = re.match(r"\W*([\w-]+)", text)
-    if named and named[1].lower() in TRAINERS:
+    named = re.match(rf"\W*({'|'.join(TRAINERS)})\b", text, re.IGNORECASE)
+    if named:
         out["framework"] = TRAINERS[named[1].lower()]
     said = [RECIPES[word] for word in re.findall(r"[a-z0-9-]+", str(row.get("id", ""))) if word in RECIPES]
     out |= {"fp8_recipe": said[0]} if said else {}

@@ -124,6 +124,18 @@ def test_unsharded_accumulation_keeps_whole_gradients() -> None:
     assert (m["parameters"], m["gradients"]) == pytest.approx((2 * PSI / 8, 2 * PSI))
 
 
+def test_a_row_of_micro_batches_has_whole_gradients_of_its_stage_beside_the_shards() -> None:
+    layout = {"dp": 2, "pp": 2, "zero": 2, "schedule": "interleaved_1f1b", "virtual_stages": 4}
+    each, row, once = (
+        memory({**layout, **way}, grad_dtype="bf16", global_batch_size=16)
+        for way in ({}, {"accumulate_in_a_row": True}, {"accumulate_unsharded": True})
+    )
+    layer = 2 * (12 * 1024**2 + 13 * 1024)  # each stage is one layer, the first has the embedding besides
+    assert row["gradients"] - each["gradients"] == pytest.approx(layer + 2 * 1024**2, rel=1e-3)
+    assert once["gradients"] == pytest.approx(2 * each["gradients"])
+    assert each["peak"] < row["peak"] < once["peak"]
+
+
 @pytest.mark.parametrize(("zero", "each"), [(1, True), (2, True), (3, True), (3, False)])
 def test_gradients_on_their_way_are_held_until_the_next_blocks(zero: int, each: bool) -> None:
     """FSDP2: 4 bytes a parameter beside the next block's backward, 4 + 2 while a block's own are copied there."""

@@ -48,6 +48,8 @@ def test_a_trainer_with_a_record_takes_the_place_of_its_nearest_word_alone(tmp_p
     assert training(tmp_path, "nanotron (early 2025)", elementwise="eager")["framework"] == "nanotron"
     assert "framework" not in training(tmp_path, "nanotron (early 2025)", elementwise="megatron")
     assert "framework" not in training(tmp_path, "Megatron-LM, read beside nanotron")
+    assert training(tmp_path, "Meta's in-house training stack with NCCLX")["framework"] == "meta_llama3"
+    assert "framework" not in training(tmp_path, "Meta Lingua")
 
 
 def test_switches_of_the_launch_script(tmp_path: Path) -> None:

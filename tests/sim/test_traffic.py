@@ -105,6 +105,23 @@ def test_passes_with_accumulation(k: int) -> None:
     assert passes({"zero": 3, "reshard_after_forward": False}, k) == pytest.approx(k + 1)
 
 
+@pytest.mark.parametrize(("m", "group", "rows"), [(8, 8, 1), (8, 4, 2), (10, 4, 3)])
+def test_a_stage_reduces_once_for_the_micro_batches_that_it_takes_in_a_row(m: int, group: int, rows: int) -> None:
+    layout = {"dp": 4, "pp": 2, "zero": 2, "schedule": "interleaved_1f1b", "micro_batch_group": group}
+    each, in_a_row = (
+        traffic(("shard",), {**layout, "accumulate_in_a_row": once}, global_batch_size=4 * m) for once in (False, True)
+    )
+    assert in_a_row["reduce_scatter"] == pytest.approx(each["reduce_scatter"] * rows / m)
+    assert in_a_row["all_gather"] == each["all_gather"]
+
+
+@pytest.mark.parametrize("sync", ["after_backward", "bucketed"])
+def test_with_one_stage_a_rank_all_micro_batches_are_a_row(sync: str) -> None:
+    layout, batch = {"dp": 4, "pp": 2, "zero": 2, "dp_sync": sync}, 4 * 6
+    once = traffic(("shard",), {**layout, "accumulate_unsharded": True}, global_batch_size=batch)
+    assert traffic(("shard",), {**layout, "accumulate_in_a_row": True}, global_batch_size=batch) == once
+
+
 def test_hybrid_sharding_adds_an_all_reduce_of_the_shard() -> None:
     assert passes({"zero": 3, "shard_size": 4}) == pytest.approx(3 + 2 / 4)
 

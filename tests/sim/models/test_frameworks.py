@@ -102,6 +102,23 @@ def test_a_framework_fills_in_what_its_recipes_set_and_what_is_said_stands() -> 
     assert gradients_and_loss(**said) == plain
 
 
+def test_metas_trainer_adds_up_a_row_of_micro_batches_before_it_reduces() -> None:
+    def in_a_row(framework: str, **layout: object) -> bool | None:
+        return parse_scenario(
+            {
+                "model": "llama3.2-1b",
+                "training": {"seq_len": 1024, "global_batch_size": 8, "framework": framework},
+                "parallelism": {"dp": 2, "zero": 2, **layout},
+                "cluster": "dgx-h100",
+            }
+        ).parallelism.accumulate_in_a_row
+
+    assert in_a_row("meta_llama3")
+    assert not in_a_row("eager")
+    assert not in_a_row("meta_llama3", accumulate_in_a_row=False)
+    assert in_a_row("eager", accumulate_in_a_row=True)
+
+
 def test_explain_says_that_it_is_the_former_name() -> None:
     assert "former name of framework" in explain("training.elementwise")
     assert "eager | megatron | megatron_bridge | compiled" in explain("training.framework")
