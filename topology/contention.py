@@ -1,4 +1,4 @@
-"""Transfers at the same time: how fast each goes when links are shared max-min fairly. Pure."""
+"""Compute how fast simultaneous transfers go when they share links max-min fairly."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 LinkId = TypeVar("LinkId", bound=Hashable)
-_TOGETHER = 1e-12  # links whose levels differ by less fill together
+_TOGETHER = 1e-12  # links whose levels differ by less count as full at the same time
 
 
 def shared_fractions(loads: Sequence[Mapping[LinkId, float]], capacity: Mapping[LinkId, float]) -> list[float]:
-    """Of the speed that each flow has alone, the part that it keeps beside the others.
+    """Return each flow's speed beside the others, as a part of its speed alone.
 
-    `loads`: what a flow puts on each link when alone, bytes/s (a collective more on one link than on another). All
-    grow together, by the bytes on the link that a flow loads most, until a link is full or a flow is as fast as alone:
-    progressive filling (D. Bertsekas, R. Gallager, "Data Networks", 2nd ed., 1992, section 6.5.2). Sums are rounded
-    once (`fsum`) and links that fill together are filled together, so the answer depends neither on the order of flows
-    nor on how many equal links there are.
+    `loads`: the bytes/s that a flow alone puts on each link. `capacity`: each link's bytes/s. The rates on each flow's
+    most loaded link grow together until a link is full or a flow is as fast as alone: progressive filling
+    (D. Bertsekas, R. Gallager, "Data Networks", 2nd ed., 1992, section 6.5.2). The result depends neither on the order
+    of flows nor on the number of equal links, because sums are rounded once (`fsum`) and equally full links fill
+    together.
 
     >>> shared_fractions([{0: 10.0}, {0: 10.0}, {0: 2.0}], {0: 12.0})
     [0.5, 0.5, 1.0]

@@ -1,6 +1,6 @@
-"""What is left between two nodes, or within one, when the link between them is cut: the next best way of the graph.
+"""Compute the bandwidth that is left between two nodes, or within one, when their link is cut.
 
-Closed forms; a test finds the same ways on the graph with the cut edges taken out. Latencies stay those of the link.
+These are closed forms; a test finds the same detours on the graph without the cut edges. Latencies do not change.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from topology.torus import torus_hops, torus_position, torus_shape
 
 
 def left_of_cut(cluster: ClusterSpec, a: int, b: int) -> float:
-    """The part of the bandwidth between nodes a and b (one twice: within it) that a detour offers; 0 where none exists.
+    """Return the part of the bandwidth between nodes a and b that a detour offers; 0 if there is none.
 
-    - Within a node: over PCIe and the host, whose switches the GPUs share. A node without NVLink has nothing else.
+    a = b means the links within the node.
+
+    - Within a node: over PCIe and the host, whose switches the GPUs share; 0 on a node without NVLink.
     - Between nodes of one NVLink domain: over the GPUs' shares of the NICs.
-    - Between neighbours on a torus: round their side, or over a neighbouring row in three hops; each link then carries
-      as many hops more of all that send alike.
-    - Elsewhere between nodes: none, since GPUs pass nothing on from one NIC to another.
+    - Between neighbours on a torus: around their ring, or in three hops over a neighbouring row. All nodes are taken to
+      send this way, so each link carries that many times the bytes.
+    - Elsewhere between nodes: none, because GPUs do not forward data from one NIC to another.
 
     >>> from topology.presets import CLUSTERS
     >>> h100 = CLUSTERS["dgx-h100"].model_copy(update={"nodes": 2})
@@ -34,14 +36,14 @@ def left_of_cut(cluster: ClusterSpec, a: int, b: int) -> float:
 
 
 def joined(cluster: ClusterSpec, a: int, b: int) -> bool:
-    """True if the two nodes are neighbours on a torus, so that a link joins them."""
+    """Return whether a link of a torus joins the two nodes."""
     if cluster.inter_node.kind != "torus":
         return False
     return torus_hops(a, b, torus_shape(cluster.nodes, cluster.inter_node.nics_per_node)) == 1
 
 
 def _detour_hops(cluster: ClusterSpec, a: int, b: int) -> float:
-    """Hops of the shortest path between neighbours without their own link."""
+    """Return the hops of the shortest path between neighbours without their own link."""
     shape = torus_shape(cluster.nodes, cluster.inter_node.nics_per_node)
     places = zip(torus_position(a, shape), torus_position(b, shape), shape, strict=True)
     side = next(side for x, y, side in places if x != y)

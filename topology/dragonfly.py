@@ -1,4 +1,4 @@
-"""Dragonfly+: groups of leaf and spine switches, every spine joined to its like in all other groups.
+"""Build Dragonfly+ networks: groups of leaf and spine switches; each spine is joined to its peer in every other group.
 
 A. Shpiner et al., "Dragonfly+: Low Cost Topology for Scaling Datacenters", HiPINEB 2017.
 """
@@ -13,11 +13,14 @@ GLOBAL_S = 0.5e-6  # 100 m of fibre
 
 
 def dragonfly_plus(cluster: ClusterSpec, groups: int) -> Wiring:
-    """The cluster's nodes in equal groups, one leaf a node and as many spines as leaves in a group.
+    """Return the network of the cluster's nodes in equal groups.
 
-    Within a group nothing blocks: a leaf passes on all that its NICs send, in equal parts to the spines. The global
-    links of a spine carry together what comes from its leaves. So neighbouring groups alone have 1/(groups - 1) of it.
-    Raises `ValueError` where nodes do not divide into groups.
+    A group has one leaf for each node and as many spines as leaves, and is non-blocking: a leaf forwards all that its
+    NICs send, in equal parts to the spines. The global links of a spine together have the bandwidth of its links to
+    leaves, so two groups alone use only 1/(groups - 1) of it.
+
+    Raises:
+        ValueError: if the nodes do not divide into groups.
     """
     if not 2 <= groups <= cluster.nodes or cluster.nodes % groups:
         raise ValueError(f"found {groups} groups; must divide the {cluster.nodes} nodes, and be two or more")

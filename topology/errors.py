@@ -1,5 +1,5 @@
-"""The errors of files that describe hardware. It imports nothing, so that a command line can know them for no time."""
+"""Define the errors of files that describe hardware. The module imports nothing, so that commands start quickly."""
 
 
 class PresetError(ValueError):
-    """A file of a GPU or machine is wrong: the message names file, key, what was found and what is allowed."""
+    """Report a wrong file of a GPU or machine: its name, the key, the value found and the values allowed."""

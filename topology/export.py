@@ -1,6 +1,6 @@
-"""`python -m topology.export`: a cluster's network as a file; the command stands with the others in sim/commands."""
+"""Run `python -m topology.export`, which writes a cluster's network to a file (sim/commands/topology.py)."""
 
-from importlib import import_module  # by name: topology imports nothing of sim, and only this command starts in it
+from importlib import import_module  # by name, because topology must not import sim; only this command does
 
 if __name__ == "__main__":
     import_module("sim.commands.command").run_command("sim.commands.topology")

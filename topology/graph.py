@@ -1,8 +1,7 @@
-"""The network that a `ClusterSpec` describes: GPUs, NVSwitches or mesh links, PCIe switches, hosts, NICs, switches.
+"""Build the network that a `ClusterSpec` describes: GPUs, NVLink, PCIe switches, hosts, NICs and switches.
 
-What a vendor bundles is one part here: the NVSwitch chips of a domain, the spine switches of the fabric; neither
-blocks, for each is wired to carry all it can receive. `network` needs none of this for a regular cluster: its closed
-forms are what this graph gives, and tests hold the two together.
+The NVSwitch chips of a domain are one part here, and so are the spine switches. Both are non-blocking. For a regular
+cluster, `network` uses closed forms instead of this graph; tests check that both give the same times.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def gpu(rank: int) -> str:
-    """Name of a rank's GPU in the graph."""
+    """Return the name of a rank's GPU in the graph."""
     return f"gpu{rank}"
 
 
 def wiring_of(cluster: ClusterSpec) -> Wiring:
-    """Parts and links of `cluster.nodes` nodes: as they were read, or else as the description says."""
+    """Return the parts and links of a cluster: those of its `topology` if it has one, otherwise `described`."""
     return cluster.topology or described(cluster)
 
 
 def described(cluster: ClusterSpec) -> Wiring:
-    """Parts and links of a cluster's description, all regular."""
+    """Return the parts and links of a regular cluster, from its description."""
     made = _Made()
     for node in range(cluster.nodes):
         _add_node(made, cluster, node)
@@ -42,7 +41,7 @@ def described(cluster: ClusterSpec) -> Wiring:
 
 
 def build_graph(cluster: ClusterSpec) -> Graph:
-    """The cluster as a networkx graph: nodes have the fields of `Part`, directed edges a `link` and its `kind`."""
+    """Return the cluster as a networkx graph: nodes have the fields of `Part`, edges a `link` and its `kind`."""
     import networkx as nx
 
     wiring = wiring_of(cluster)
@@ -55,14 +54,14 @@ def build_graph(cluster: ClusterSpec) -> Graph:
 
 
 def link(graph: Graph, src: str, dst: str) -> Link:
-    """The link on the edge between two neighbours of the graph."""
+    """Return the link between two neighbours of the graph."""
     found = graph.edges[src, dst]["link"]
     assert isinstance(found, Link)
     return found
 
 
 class _Made:
-    """Parts and links so far."""
+    """Collect parts and links."""
 
     def __init__(self) -> None:
         self.parts: dict[str, Part] = {}
@@ -77,10 +76,11 @@ class _Made:
 
 
 def _add_node(made: _Made, cluster: ClusterSpec, node: int) -> None:
-    """GPUs and NICs of a node under PCIe switches, one a NIC (at most one a GPU), those under the host.
+    """Add a node: GPUs and NICs under PCIe switches, and these under the host.
 
-    A GPU reaches its NIC at PCIe speed, or at the NIC's where that is faster: such NICs hold a switch of a
-    newer generation, to which the GPU is wired (ConnectX-8 on HGX B300).
+    There is one PCIe switch for each NIC, but at most one for each GPU. A GPU reaches its NIC at PCIe speed, or at the
+    NIC's speed if that is higher: such NICs contain a PCIe switch of a newer generation, to which the GPU is wired
+    (ConnectX-8 on HGX B300).
     """
     gpus, inter = cluster.gpus_per_node, cluster.inter_node
     host = made.add(Part(f"host{node}", "cpu"))
@@ -105,7 +105,7 @@ def _add_node(made: _Made, cluster: ClusterSpec, node: int) -> None:
 
 
 def _add_nvlink(made: _Made, cluster: ClusterSpec, node: int) -> None:
-    """The node's fast links: to the domain's NVSwitch, between GPUs, or (kind pcie) through the host."""
+    """Add the node's fast links: to the domain's NVSwitch, between GPUs, or (kind pcie) through the host."""
     gpus, intra = cluster.gpus_per_node, cluster.intra_node
     ranks = range(node * gpus, (node + 1) * gpus)
     if intra.meshed:
@@ -124,9 +124,9 @@ def _add_nvlink(made: _Made, cluster: ClusterSpec, node: int) -> None:
 
 
 def _add_tree(made: _Made, cluster: ClusterSpec) -> None:
-    """Leaf switches under one spine: a leaf a group of nodes, or on rails one a group and local NIC.
+    """Add leaf switches under one spine: a leaf for each group of nodes; with rails, one for each group and local NIC.
 
-    Where one group holds all nodes there is no spine: one switch, or rails alone.
+    If one group holds all nodes, there is no spine.
     """
     inter = cluster.inter_node
     rails = inter.kind == "rail_optimized"
@@ -145,8 +145,10 @@ def _add_tree(made: _Made, cluster: ClusterSpec) -> None:
 
 
 def _add_torus(made: _Made, cluster: ClusterSpec) -> None:
-    """A router a node, its NICs shared evenly among the directions; two ways round a side of 2 are one
-    link."""
+    """Add a router for each node; its NICs are shared evenly among the directions.
+
+    Along a side of 2 the two directions reach the same node, so they are one link.
+    """
     inter = cluster.inter_node
     shape = torus_shape(cluster.nodes, inter.nics_per_node)
     a_link = inter.nic_bandwidth_bytes_per_s * inter.nics_per_node / (2 * len(shape))

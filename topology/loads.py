@@ -1,4 +1,4 @@
-"""How busy a run keeps each link: the bytes of its collectives and messages laid on the graph."""
+"""Compute how busy a run keeps each link, from the bytes of its collectives and messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXCHANGES = ("all_to_all", "gather", "scatter")
 
 
 class Traffic(Struct, frozen=True):
-    """One communication of a step: its kind, its ranks, bytes as nccl-tests counts them, how often."""
+    """Describe one communication of a step: its kind, its ranks, its size as nccl-tests counts it, how often."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -29,11 +29,11 @@ class Traffic(Struct, frozen=True):
 
 
 def link_loads(cluster: ClusterSpec, traffic: Iterable[Traffic], step_time_s: float) -> dict[Ends, float]:
-    """Part of the step for which each link would be busy at its bandwidth.
+    """Return for each link the part of the step for which it is busy, if it works at full bandwidth.
 
-    Rings as NCCL lays them (one a member of the domain, each leaving it at another), exchanges pair by pair, messages
-    from each rank to the next. In-switch reduction is counted as a ring. Ranks that the network lacks are left out.
-    On a torus rings over all nodes go in all directions (`_on_all_routers`).
+    Rings are laid as NCCL lays them: one for each member of a domain, each leaving the domain at another member.
+    Exchanges go pair by pair, messages from each rank to the next. In-switch reduction is counted as a ring. Ranks that
+    the network does not have are left out. On a torus, rings over all nodes use all directions (`_on_all_routers`).
     """
     wiring = wiring_of(cluster)
     routes = Routes(wiring, cluster)
@@ -52,15 +52,17 @@ def link_loads(cluster: ClusterSpec, traffic: Iterable[Traffic], step_time_s: fl
 
 
 def _on_all_routers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...]) -> bool:
-    """Whether a collective runs in rings over all nodes of a torus, which splits into Hamiltonian rings: its hops
-    between nodes then load all links of the torus alike."""
+    """Return whether a collective runs in rings over all nodes of a torus.
+
+    A torus splits into Hamiltonian rings, so these hops load all its links equally.
+    """
     rings = each.kind not in (*_EXCHANGES, "send_recv")
     whole = len({rank // cluster.gpus_per_node for rank in ranks}) == cluster.nodes
     return cluster.inter_node.kind == "torus" and rings and whole
 
 
 def _spread(loads: Mapping[Ends, float], fabric: Sequence[Ends], wiring: Wiring) -> dict[Ends, float]:
-    """A hop's loads, with its path between routers spread over all links between routers by their bandwidth."""
+    """Return a hop's loads; its load between routers is spread over all links between routers by their bandwidth."""
     links = wiring.links
     own = {ends: part for ends, part in loads.items() if not wiring.kind(ends[0]) == wiring.kind(ends[1]) == "switch"}
     if len(own) == len(loads):
@@ -86,8 +88,11 @@ def _transfers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...]) -> l
 
 
 def mesh_transfers(cluster: ClusterSpec, members: Sequence[int]) -> list[tuple[int, int, float]]:
-    """Parts of what each of a meshed node's `members` sends: along the cycles that fit on the cube mesh, both ways;
-    where every two GPUs are linked, over all links alike."""
+    """Return transfers among `members` of a meshed node, as parts of what each member sends.
+
+    On the cube mesh they go along the cycles that fit on it, in both directions; if every two GPUs are linked, equally
+    over all links.
+    """
     gpus = cluster.gpus_per_node
     local = tuple(sorted(rank % gpus for rank in members))
     if len(local) == 2 or gpus != 8 or cluster.intra_node.kind == "full_mesh":
@@ -100,9 +105,9 @@ def mesh_transfers(cluster: ClusterSpec, members: Sequence[int]) -> list[tuple[i
 
 
 def _over_meshes(cluster: ClusterSpec, ranks: Sequence[int], sent_bytes: float) -> list[tuple[int, int, float]]:
-    """Rings over meshed nodes: inside each node on all the links of its members, between nodes as `ring_transfers`.
+    """Return the transfers of rings over meshed nodes: inside a node on all links, between nodes as `ring_transfers`.
 
-    Of g rings through a node of g members, each member sends one on to the next node.
+    Each of a node's g members sends one of the g rings on to the next node.
     """
     domains = _by_domain(cluster, ranks)
     if len(domains) == 1:
@@ -122,16 +127,16 @@ def _by_domain(cluster: ClusterSpec, ranks: Sequence[int]) -> list[list[int]]:
 
 
 def _along_axes(cluster: ClusterSpec, ranks: Sequence[int]) -> list[tuple[int, int, float]]:
-    """Parts of what each chip of a group sends along the axes of its torus, to both sides; see `torus.ring_links`.
+    """Return what each chip of a group sends along the axes of a torus, as parts of all that it sends.
 
-    One that is no lattice goes round in the order of its ranks.
+    See `torus.ring_links`. A group that is not a lattice sends around in the order of its ranks.
     """
     shape = torus_shape(cluster.nodes, cluster.inter_node.nics_per_node)
     places = {torus_position(rank, shape): rank for rank in ranks}
     axes = [sorted(set(values)) for values in zip(*places, strict=True)]
     if math.prod(map(len, axes)) != len(places):
         return ring_transfers(cluster, ranks, 1.0)
-    # Whole sides have two links a chip, parts of a side one: each axis carries its part of the data.
+    # Along a whole side a chip has two links, along a part of a side one; an axis carries data in proportion.
     links = [
         0.0 if len(axis) == 1 else 2.0 if len(axis) == side else 1.0 for axis, side in zip(axes, shape, strict=True)
     ]
@@ -146,10 +151,11 @@ def _along_axes(cluster: ClusterSpec, ranks: Sequence[int]) -> list[tuple[int, i
 
 
 def ring_transfers(cluster: ClusterSpec, ranks: Sequence[int], sent_bytes: float) -> list[tuple[int, int, float]]:
-    """Every rank hands on `sent_bytes`, over as many rings as a domain has members.
+    """Return the transfers of rings in which every rank sends `sent_bytes` in all.
 
-    Ring i enters even domains at member i and leaves them at member i-1; odd ones the other way round, so that it
-    stays on its rail between them, as NCCL's rings do.
+    There are as many rings as the largest domain has members.
+    Ring i enters even domains at member i and leaves them at member i-1, and passes odd domains in the opposite order.
+    So it stays on its rail between domains, as NCCL's rings do.
     """
     domains = _by_domain(cluster, ranks)
     count = max(map(len, domains), default=0)

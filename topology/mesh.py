@@ -1,6 +1,7 @@
-"""GPUs linked without a switch: which have how many links between them, and how many rings fit on them.
+"""Describe GPUs linked without a switch: the links between each pair, and how many rings fit on them.
 
-`full`: as many links between every two, also of 8 (xGMI, Gaudi's Ethernet); else 8 are NVIDIA's hybrid cube mesh.
+`full`: every two GPUs have the same number of links (xGMI, Gaudi's Ethernet). Otherwise 8 GPUs form NVIDIA's hybrid
+cube mesh.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ _CUBE_MESH = (
 
 
 def links(gpus: int, full: bool = False) -> tuple[tuple[int, ...], ...]:
-    """Links between each pair of a node's GPUs: the hybrid cube mesh of 8, else one between every two."""
+    """Return the links between each pair of a node's GPUs: the hybrid cube mesh of 8, otherwise one for each pair."""
     if gpus == len(_CUBE_MESH) and not full:
         return _CUBE_MESH
     return tuple(tuple(int(a != b) for b in range(gpus)) for a in range(gpus))
 
 
 def links_per_gpu(gpus: int, full: bool = False) -> int:
-    """Links that leave one GPU: its bandwidth divided by this is one link's."""
+    """Return the number of links that leave one GPU; one link has this part of the GPU's bandwidth."""
     return max(1, sum(links(gpus, full)[0]))
 
 
 def relay(gpus: int, src: int, dst: int, full: bool = False) -> tuple[int, ...]:
-    """The way from one GPU to another: direct, else through the GPU with most links to both.
+    """Return the path from one GPU to another: direct, or through the GPU with the most links to both.
 
-    NCCL relays over NVLink the same way (PATH_NVB). Of equally good ones, which depends on src + dst, so that
-    not all pairs take the same.
+    NCCL relays over NVLink the same way (PATH_NVB). Among equally good relays src + dst selects one, so that not all
+    pairs take the same.
 
     >>> relay(8, 0, 3), relay(8, 0, 7)
     ((0, 3), (0, 4, 7))
@@ -53,14 +54,14 @@ def relay(gpus: int, src: int, dst: int, full: bool = False) -> tuple[int, ...]:
 
 
 def relay_links(gpus: int, src: int, dst: int, full: bool = False) -> int:
-    """Number of links on the narrowest part of the path from one GPU to another."""
+    """Return the number of links on the narrowest part of the path from one GPU to another."""
     way = relay(gpus, src, dst, full)
     return min(links(gpus, full)[a][b] for a, b in pairwise(way))
 
 
 @lru_cache(maxsize=1024)
 def exchange_load(gpus: int, members: tuple[int, ...], full: bool = False) -> float:
-    """Blocks on the fullest link, in blocks per link, when each member sends one block to every other."""
+    """Return the number of blocks that the most loaded link carries when each member sends one block to every other."""
     load: dict[tuple[int, int], int] = {}
     for src in members:
         for dst in members:
@@ -72,9 +73,10 @@ def exchange_load(gpus: int, members: tuple[int, ...], full: bool = False) -> fl
 
 @lru_cache(maxsize=1024)
 def ring_cycles(gpus: int, members: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The most cycles through all members of a cube mesh that share no link, found by search as NCCL does.
+    """Return the most cycles through all members of a cube mesh that share no link.
 
-    Each is two rings, one a direction (NCCL, src/graph/search.cc). Empty where no cycle exists.
+    They are found by search, as in NCCL (src/graph/search.cc). Each cycle is two rings, one per direction. The result
+    is empty if no cycle exists.
     """
     free = [list(row) for row in links(gpus)]
     cycles = [(members[0], *rest) for rest in permutations(members[1:]) if rest[0] < rest[-1]]
@@ -82,10 +84,10 @@ def ring_cycles(gpus: int, members: tuple[int, ...]) -> tuple[tuple[int, ...], .
 
 
 def rings(gpus: int, members: tuple[int, ...], full: bool = False) -> int:
-    """How many one-way rings over `members` fit on the links, each on links of its own.
+    """Return how many one-way rings over `members` fit on the links without sharing one.
 
-    Where every two GPUs are linked, m members fill all their m-1 links with rings (Tillson 1980; for 4 and 6
-    members with every link split in two).
+    If every two GPUs are linked, m members fill all their m-1 links with rings (Tillson 1980; with 4 and 6 members,
+    if every link is split in two).
 
     >>> [rings(8, tuple(range(members))) for members in range(2, 9)]
     [1, 2, 4, 0, 2, 4, 6]
@@ -114,7 +116,7 @@ def _take(free: list[list[int]], cycle: Sequence[int], count: int) -> None:
 
 
 def _pack(cycles: Sequence[tuple[int, ...]], free: list[list[int]]) -> tuple[tuple[int, ...], ...]:
-    """The most cycles that share no link, by backtracking; a GPU's 6 links allow 3 at most."""
+    """Return the most cycles that share no link, by backtracking; a GPU's 6 links allow at most 3."""
     best: tuple[tuple[int, ...], ...] = ()
     for index, cycle in enumerate(cycles):
         if not _fits(free, cycle):

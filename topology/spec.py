@@ -31,23 +31,23 @@ PEAK_NAMES = ("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp4", "i
 
 
 class GpuSpec(_Spec):
-    """One accelerator: its data-sheet figures, and which chip it is.
+    """Hold one accelerator's data-sheet figures.
 
-    `peak_flops_per_s`: dense, per dtype (fp32, tf32, bf16, ...). `architecture`: decides about collectives' starts and
-    steps (`topology.timing`) and cuBLAS's workspaces; `other` is taken for Hopper, with a warning. `collectives_like`:
-    the GPU whose measured collectives stand for this one's, where its architecture has several. `variant_of`: the
-    shipped GPU that differs in its memory alone, so that machine and profile are its. `sm_sram_bytes`: scratch memory
-    of a multiprocessor, the most that kernels can have. `sm_flops_per_clock`: dense 16-bit flops of a multiprocessor.
-    Both are 0 where they are not known. `memory_shown`: the part of its memory that CUDA shows; 1 where no
-    print of it is known here. `link_bandwidth_bytes_per_s`: a direction, of its own links within a node,
-    where no shipped cluster has it.
+    `peak_flops_per_s`: dense, per dtype (fp32, tf32, bf16, ...). `architecture`: selects the startup and step times of
+    collectives (`topology.timing`) and cuBLAS's workspaces; `other` is treated as Hopper, with a warning.
+    `collectives_like`: the GPU whose measured collectives are used, if several GPUs of the architecture were measured.
+    `variant_of`: the shipped GPU whose machine and profile are used, because only the memory differs.
+    `sm_sram_bytes`: the most shared memory that kernels can use on a multiprocessor. `sm_flops_per_clock`: dense 16-bit
+    flops of a multiprocessor. Both are 0 if unknown. `memory_shown`: the part of the memory that CUDA reports; 1 if
+    unknown. `link_bandwidth_bytes_per_s`: bandwidth per direction of the GPU's own links within a node, for GPUs that
+    no shipped cluster has.
     """
 
     name: str
     architecture: Architecture = "other"
     collectives_like: Literal["v100", "a100", "h100", "b200", "gb200", "gb300"] | None = None
     variant_of: str = ""
-    nvlink: bool = True  # else its links within a node are PCIe, unless `intra_node` says otherwise
+    nvlink: bool = True  # False: links within a node are PCIe, unless `intra_node` says otherwise
     link_bandwidth_bytes_per_s: float | None = Field(default=None, gt=0, le=1e18)
     memory_bytes: float = Field(gt=0, le=1e15)
     memory_shown: float = Field(default=1.0, gt=0, le=1)
@@ -55,8 +55,8 @@ class GpuSpec(_Spec):
     peak_flops_per_s: dict[str, Annotated[float, Field(gt=0, le=1e24)]]
     power_limit_w: float = Field(default=500.0, gt=0, le=1e5)
     sm_count: int = Field(default=1, ge=1, le=10_000)
-    host_bandwidth_bytes_per_s: float = Field(default=25e9, gt=0, le=1e18)  # PCIe or C2C, a direction
-    launch_overhead_s: float = Field(default=5e-6, ge=0, le=1)  # device-side floor of one kernel
+    host_bandwidth_bytes_per_s: float = Field(default=25e9, gt=0, le=1e18)  # PCIe or C2C, per direction
+    launch_overhead_s: float = Field(default=5e-6, ge=0, le=1)  # shortest time of one kernel on the device
     sm_sram_bytes: int = Field(default=0, ge=0, le=10**9)
     sm_flops_per_clock: int = Field(default=0, ge=0, le=10**9)
     source: str = ""
@@ -71,12 +71,12 @@ class GpuSpec(_Spec):
 
 
 class IntraNode(_Spec):
-    """Links within a node (or NVLink domain). Bandwidth: per GPU and direction.
+    """Describe the links within a node (or NVLink domain). The bandwidth is per GPU and direction.
 
-    `efficiency`: the part of the bandwidth that data can use, headers taken off. `nvls_efficiency`:
-    what is left of that when the switches reduce and multicast (NVLink SHARP); 0 where they cannot.
-    `nvlink_mesh`: links between GPUs, of 8 NVIDIA's hybrid cube mesh; `full_mesh`: as many links between every two.
-    `latency_s`: one step of a ring, large messages (NCCL's protocol Simple); small ones step faster.
+    `efficiency`: the part of the bandwidth that is left for data after headers. `nvls_efficiency`: the part of that
+    which is left when the switches reduce and multicast (NVLink SHARP); 0 if they cannot. `nvlink_mesh`: GPUs linked
+    without a switch; 8 GPUs form NVIDIA's hybrid cube mesh. `full_mesh`: every two GPUs have the same number of links.
+    `latency_s`: one step of a ring with large messages (NCCL's protocol Simple); steps of small messages are shorter.
     """
 
     kind: Literal["nvswitch", "nvlink_mesh", "full_mesh", "pcie"] = "nvswitch"
@@ -87,25 +87,25 @@ class IntraNode(_Spec):
 
     @property
     def meshed(self) -> bool:
-        """True if links join GPUs to each other without a switch."""
+        """Whether links join GPUs to each other without a switch."""
         return self.kind in ("nvlink_mesh", "full_mesh")
 
     @property
     def usable_bytes_per_s(self) -> float:
-        """Bandwidth of a GPU that is left for data, a direction."""
+        """Bandwidth of a GPU that is left for data, per direction."""
         return self.bandwidth_bytes_per_s * self.efficiency
 
 
 class InterNode(_Spec):
-    """Links between nodes. `oversubscription`: 2.0 halves the bandwidth above the leaf switches.
+    """Describe the links between nodes. `oversubscription`: 2.0 halves the bandwidth above the leaf switches.
 
-    `nodes_per_leaf`: consecutive nodes whose NICs share leaf switches; the default of 1 sends every message
-    between nodes above its leaf, so oversubscription acts on all of them. Of no effect on a torus.
-    `efficiency`: the part of a NIC's bandwidth that data can use (NCCL's src/graph/topo.h counts 12 GB/s of
-    100 Gbit/s). `rendezvous`: the transport matches sender and receiver for each message, as libfabric does; false
-    where receivers post buffers ahead (InfiniBand, RoCE). `transport`: auto, as `rendezvous` and the latency say;
-    posted: buffers are announced ahead whatever the latency (EFA). `spread`: σ of what other jobs leave of the
-    nodes' NICs, on a shared network; a collective gets the median of the least that any of its nodes has.
+    `nodes_per_leaf`: number of consecutive nodes whose NICs share leaf switches. With the default of 1, every message
+    between nodes goes above its leaf, so oversubscription slows all of them. It has no effect on a torus.
+    `efficiency`: the part of a NIC's bandwidth that is left for data (NCCL's src/graph/topo.h counts 12 GB/s of
+    100 Gbit/s). `rendezvous`: the transport matches sender and receiver for each message, as libfabric does; false if
+    receivers post buffers in advance (InfiniBand, RoCE). `transport`: auto (decided by `rendezvous` and the latency) or
+    posted (receivers post buffers in advance, whatever the latency: EFA). `spread`: on a shared network, σ of the
+    log-normal part of each node's NICs that other jobs leave; a collective gets the median of its slowest node's part.
     """
 
     kind: Literal["fat_tree", "rail_optimized", "torus"] = "fat_tree"
@@ -121,23 +121,23 @@ class InterNode(_Spec):
 
     @property
     def usable_bytes_per_s(self) -> float:
-        """Bandwidth of one NIC that is left for data, a direction."""
+        """Bandwidth of one NIC that is left for data, per direction."""
         return self.nic_bandwidth_bytes_per_s * self.efficiency
 
 
 class GpuKind(_Spec):
-    """A further kind of GPU in a mixed cluster, and the links inside its nodes."""
+    """Describe a further kind of GPU in a mixed cluster, and the links inside its nodes."""
 
     gpu: GpuSpec
     intra_node: IntraNode
 
 
 class ClusterSpec(_Spec):
-    """Nodes of GPUs. `nvlink_domain`: GPUs that share NVLink; left out, the node's (72 on NVL72).
+    """Describe nodes of GPUs. `nvlink_domain`: GPUs that share NVLink (72 on NVL72); if left out, those of a node.
 
-    `topology`: the network's parts and links, where they are not all as regular as the other fields say, which then
-    describe the most usual of each sort (`topology.recognise`). `others`: further sorts of GPUs, where there are
-    several; which rank has which, the topology says.
+    `topology`: the network's parts and links, if it is not regular; the other fields then hold the most frequent value
+    of each kind of link (`topology.recognise`). `others`: the further kinds of GPUs of a mixed cluster; `topology` has
+    the kind of each rank.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -180,7 +180,7 @@ class ClusterSpec(_Spec):
 
     @property
     def domain_gpus(self) -> int:
-        """GPUs of one NVLink domain: at least a node, for PCIe within a node counts as its fast level."""
+        """GPUs in an NVLink domain: at least a node's, because PCIe within a node counts as its fast level."""
         return max(self.nvlink_domain, self.gpus_per_node) if self.intra_node.kind == "nvswitch" else self.gpus_per_node
 
     @property
@@ -189,23 +189,23 @@ class ClusterSpec(_Spec):
         return (self.gpu, *(other.gpu for other in self.others))
 
     def gpu_of(self, rank: int) -> GpuSpec:
-        """The GPU of a rank."""
+        """Return the GPU of a rank."""
         name = self.kind_of(rank)
         return next(gpu for gpu in self.gpus if gpu.name == name)
 
     def kind_of(self, rank: int) -> str:
-        """The name of a rank's GPU."""
+        """Return the name of a rank's GPU."""
         return self.topology.gpu_of(rank) if self.others and self.topology is not None else self.gpu.name
 
     def mean_over(self, ranks: int, figure: Callable[[GpuSpec], float]) -> float:
-        """The mean of a GPU's figure over the first ranks."""
+        """Return the mean of a GPU's figure over the first `ranks` ranks."""
         if not self.others:
             return figure(self.gpu)
         counts = Counter(self.kind_of(rank) for rank in range(ranks))
         return sum(counts[gpu.name] * figure(gpu) for gpu in self.gpus) / ranks
 
     def of_kind(self, name: str) -> "ClusterSpec":
-        """The cluster as if all its GPUs were of one of its kinds."""
+        """Return the cluster as if all its GPUs were of the kind `name`."""
         own: dict[str, Any] = {"others": ()}
         for other in self.others:
             if other.gpu.name == name:
