@@ -64,27 +64,36 @@ def _by_collective(task_kind: Ints, all_parts: list[CollectivePart]) -> tuple[In
     at = np.flatnonzero(task_kind < 0)
     # `placements` marks a part by ~ of its index.
     part = ~task_kind[at]
-    group, class_index = group_of[part], ints([p.class_index for p in all_parts])[part]
-    # Sorted by member first, to count the group's collectives on each. The stable sort keeps a rank's order.
-    order = np.lexsort((class_index, group))
-    runs = _starts(group[order], class_index[order])
-    number = np.arange(len(at)) - np.repeat(runs, np.diff(np.append(runs, len(at))))
-    # Sorted by that count, the members' n-th collectives are together.
-    again = np.lexsort((number, group[order]))
-    order = order[again]
-    begin = _starts(group[order], number[again])
-    came = np.diff(np.append(begin, len(at)))
+    # Tasks are in the order of their classes, which the stable sort keeps. Numbers of 16 bits sort in linear time.
+    group = group_of.astype(np.min_scalar_type(len(groups)))[part]
+    order = np.argsort(group, kind="stable")
+    group = group[order]
+    runs = _starts(group, ints([p.class_index for p in all_parts])[part[order]])
+    _check_equal(list(groups), group[runs], np.diff(np.append(runs, len(at))))
+    # The tasks of a group are a table with a row for each member. Each column of the table is one collective.
+    first, sizes = _starts(group), [len(members) for _, members in groups]
+    tasks_of = zip(np.split(order, first[1:]), group[first].tolist(), strict=True)
+    collectives = [tasks.reshape(sizes[number], -1).T for tasks, number in tasks_of]
+    order = np.concatenate([table.ravel() for table in collectives])
+    size = np.concatenate([np.full(len(table), table.shape[1]) for table in collectives])
+    return at[order], part[order], np.cumsum(size) - size
+
+
+def _check_equal(groups: list[tuple[str, tuple[int, ...]]], group: Ints, length: Ints) -> None:
+    """Raise unless all members of each group run equally many collectives.
+
+    `group` and `length` have a row for each member that runs any: the number of its group, and how many it runs.
+    """
     # Ranks that call different numbers of collectives hang in NCCL. The error names the group, which the engine could
     # not do.
-    wanted = ints([len(members) for _, members in groups])[group[order[begin]]]
-    if (came != wanted).any():
-        i = int(np.flatnonzero(came != wanted)[0])
-        name = list(groups)[group[order[begin[i]]]][0]
-        raise Deadlock(
-            f"deadlock: collective {number[again[begin[i]]]} of group {name} is run by {came[i]} of its {wanted[i]} "
-            "simulated members"
-        )
-    return at[order], part[order], begin
+    for number, (name, members) in enumerate(groups):
+        ran = length[group == number].tolist()
+        if ran and (len(ran) != len(members) or len(set(ran)) > 1):
+            least = min(ran) if len(ran) == len(members) else 0
+            raise Deadlock(
+                f"deadlock: collective {least} of group {name} is run by {sum(n > least for n in ran)} of its "
+                f"{len(members)} simulated members"
+            )
 
 
 def _starts(*columns: Ints) -> Ints:
