@@ -76,8 +76,8 @@ def _replica_changes(sim: ServingSimulation) -> tuple[Floats, Floats]:
 
 def _running_changes(replicas: Sequence[Replica]) -> tuple[Floats, Floats]:
     """When the number of running sequences changes, and by how much."""
-    times = [np.array([s.time_s for s in r.states]) for r in replicas]
-    by = [np.diff([s.running for s in r.states], prepend=0) for r in replicas]
+    times = [np.array(r.states.time_s) for r in replicas]
+    by = [np.diff(r.states.running, prepend=0) for r in replicas]
     return np.concatenate(times), np.concatenate(by).astype(float)
 
 

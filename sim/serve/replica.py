@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from msgspec import Struct, field
 
+from sim.serve.cache_states import CacheStates
 from sim.serve.costs import Load
 from sim.serve.lockstep import Lockstep
 from sim.serve.prices import Prices
@@ -29,17 +30,6 @@ class Iteration(Struct, frozen=True):
     handed_over_s: tuple[float, ...] = ()
 
 
-class CacheState(Struct, frozen=True):
-    """The cache from `time_s` on: blocks held by running sequences, blocks kept for prefixes, waste; over a run of
-    alike iterations their means."""
-
-    time_s: float
-    held: float
-    unused: float
-    waste: float
-    running: int
-
-
 class Replica(Struct):
     """What one replica did."""
 
@@ -47,7 +37,7 @@ class Replica(Struct):
     sequences: list[Sequence]
     scheduler: Scheduler
     iterations: list[Iteration] = field(default_factory=list)
-    states: list[CacheState] = field(default_factory=list)
+    states: CacheStates = field(default_factory=CacheStates)
 
     @property
     def counts(self) -> Counts:
@@ -157,8 +147,9 @@ class Worker:
         self.costs.note_decode_run(n, kv, steps)
         self.replica.iterations.append(Iteration(((now, end_s),), Load(n, n, kv, (), n), steps))
         self.step_s, self.idle = (end_s - now) / steps, False
-        held, unused, waste = self.lockstep.mean_occupancy(steps)
-        self.replica.states += [CacheState(t, held, unused, waste, n) for t in (now, end_s)]
+        mean = self.lockstep.mean_occupancy(steps)
+        for at_s in (now, end_s):
+            self.replica.states.note(at_s, mean, n)
         left = self.lockstep.run(steps, end_s)
         self._note_end(end_s, n, bool(left))
         return left
@@ -169,18 +160,14 @@ class Worker:
 
     def _note_end(self, at_s: float, running: int, changed: bool) -> None:
         """The cache when an iteration ended: before and after the sequences that are done have left."""
-        held, unused, waste = self.scheduler.before_end
-        before = CacheState(at_s, held, unused, waste, running)
-        self.replica.states.append(before)
+        self.replica.states.note(at_s, self.scheduler.before_end, running)
         if changed:
             self._note_state(at_s)
         else:
-            self.replica.states.append(before)
+            self.replica.states.note(at_s, self.scheduler.before_end, running)
 
     def _note_state(self, at_s: float) -> None:
-        s = self.scheduler
-        held, unused, waste = s.cache.occupancy()
-        self.replica.states.append(CacheState(at_s, held, unused, waste, len(s.running)))
+        self.replica.states.note(at_s, self.scheduler.cache.occupancy(), len(self.scheduler.running))
 
 
 def load_of(batch: Batch, members: int = 0, seen: int = 0) -> Load:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from sim.core.timeline import Timeline
 from sim.inputs.scenario import Scenario
@@ -17,6 +16,7 @@ from sim.ranks.faults import has_jitter
 from sim.results.memory import MemoryCurve
 from sim.results.metrics import interval, provenance, roofline_warnings, text_of
 from sim.results.records import Engine, MemoryRow
+from sim.serve.cache_states import Floats, StateArrays
 from sim.serve.costs import IterationCosts
 from sim.serve.inter_token import inter_token_latency
 from sim.serve.memory import Capacity, adapter_bytes
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from sim.serve.autoscaler import Span
     from sim.serve.handover import Transfer
 
-Floats = NDArray[np.float64]
 OVERLOADED = 0.1  # of all requests: more that wait at the last arrival are a queue that grows
 
 
@@ -264,7 +263,7 @@ def _offload(sim: ServingSimulation) -> OffloadUse | None:
 
 def _kv_cache(sim: ServingSimulation, pool: Pool) -> KvCacheUse:
     inference, capacity, replicas = sim.scenario.for_serving, pool.capacity, pool.replicas
-    states = [_columns(r) for r in replicas]
+    states = [r.states.arrays() for r in replicas]
     counts, tiers = [r.counts for r in replicas], _tiers(pool)
     prompts = sum(c.prompt_tokens for c in counts)
     hits = sum(c.hit_tokens for c in counts)
@@ -320,20 +319,6 @@ def _copy_s(replicas: tuple[Replica, ...], kind: str) -> float:
     return sum(c.end_s - c.start_s for r in replicas for c in r.scheduler.copies if c.kind == kind)
 
 
-class _States(NamedTuple):
-    """`Replica.states`, each field as an array [states]."""
-
-    time_s: Floats
-    held: Floats
-    unused: Floats
-    waste: Floats
-    running: Floats
-
-
-def _columns(replica: Replica) -> _States:
-    return _States(*[np.array([getattr(s, name) for s in replica.states]) for name in _States._fields])
-
-
 def _mean_over_time(values: list[tuple[Floats, Floats]], start_s: float) -> float:
     """The mean of times and the values from them on over time since the first request, and over replicas."""
     total, seconds = 0.0, 0.0
@@ -344,7 +329,7 @@ def _mean_over_time(values: list[tuple[Floats, Floats]], start_s: float) -> floa
     return total / seconds if seconds > 0 else 0.0
 
 
-def _waste(states: list[_States]) -> float:
+def _waste(states: list[StateArrays]) -> float:
     """Empty places over held places, both summed over time."""
     empty, held = 0.0, 0.0
     for s in states:
@@ -358,7 +343,7 @@ def _memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
     """Per pool and pipeline stage: weights, the most cache in use (as activations), and an iteration's own tensors."""
     block, out = sim.scenario.for_serving.kv_cache.block_tokens, []
     for pool in sim.pools:
-        used = max([int((s.held + s.unused).max()) for s in map(_columns, pool.replicas)])
+        used = max([int((s.held + s.unused).max()) for s in [r.states.arrays() for r in pool.replicas]])
         for i, c in enumerate(classes_of(pool, pool.replicas[0])):
             cache = used * block * pool.capacity.token_bytes[i]
             weights, buffers = pool.capacity.weight_bytes[i], pool.capacity.buffer_bytes[i]

@@ -8,8 +8,9 @@ import numpy as np
 
 from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
 from sim.results.memory import MemoryCurve
+from sim.serve.cache_states import StateArrays
 from sim.serve.pools import Pool
-from sim.serve.replica import CacheState, Iteration, Replica
+from sim.serve.replica import Iteration, Replica
 
 if TYPE_CHECKING:
     from sim.serve.handover import Transfer
@@ -101,15 +102,16 @@ def memory_curves(pools: tuple[Pool, ...]) -> list[MemoryCurve]:
     for pool in pools:
         c, block = pool.capacity, pool.scenario.for_serving.kv_cache.block_tokens
         for r in pool.replicas:
+            states = r.states.arrays()
             for i, ranks in enumerate(classes_of(pool, r)):
-                curve = _curve(ranks.rank, r.states, block * c.token_bytes[i], c.weight_bytes[i], c.buffer_bytes[i])
+                curve = _curve(ranks.rank, states, block * c.token_bytes[i], c.weight_bytes[i], c.buffer_bytes[i])
                 out.append(curve)
     return out
 
 
-def _curve(rank: int, states: list[CacheState], block_bytes: float, weights: float, buffers: float) -> MemoryCurve:
-    times = np.array([0.0, *(s.time_s for s in states)])
-    cache = np.array([0.0, *((s.held + s.unused) * block_bytes for s in states)])
+def _curve(rank: int, states: StateArrays, block_bytes: float, weights: float, buffers: float) -> MemoryCurve:
+    times = np.append(0.0, states.time_s)
+    cache = np.append(0.0, (states.held + states.unused) * block_bytes)
     last = np.append(times[1:] != times[:-1], True)
     times, cache = times[last], cache[last]
     ones = np.ones(len(times))
