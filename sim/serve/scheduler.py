@@ -146,11 +146,15 @@ class Scheduler(Struct):
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether a waiting request would find room beside those that run, each of which adds one token."""
-        hit, loaded = self._cached(sequence)
-        beside = len(self.running) if self.mixes else 0
-        tokens = min(sequence.remaining - hit - loaded, self.limits.batch_tokens - beside)
-        if tokens <= 0:
+        budget = self.limits.batch_tokens - (len(self.running) if self.mixes else 0)
+        if budget <= 0:
             return False
+        # Room for all of it is room whatever is found; asking a host's cache makes its prefix the last used.
+        found_is_no_matter = self.host is None and not self.reserved_share
+        if found_is_no_matter and self.cache.blocks_of(sequence.remaining) <= self.cache.available:
+            return True
+        hit, loaded = self._cached(sequence)
+        tokens = min(sequence.remaining - hit - loaded, budget)
         shared_blocks = hit // self.cache.block_tokens
         needed = self.cache.blocks_of(hit + loaded + tokens) - shared_blocks
         return needed <= self.cache.available and self._can_finish(sequence, shared_blocks)
@@ -246,7 +250,8 @@ class Scheduler(Struct):
         """`tokens` of a sequence, whose blocks it has, in the iteration that is put together."""
         sequence.in_flight = True
         self.cache.tokens += tokens  # their places are taken from now on
-        return Piece(sequence, tokens, tokens >= sequence.remaining, max(0, tokens - sequence.remaining))
+        drafted = tokens - sequence.remaining  # below zero: a part of a prompt
+        return Piece(sequence, tokens, drafted >= 0, max(0, drafted))
 
     def _drafted(self, sequence: Sequence) -> int:
         """Tokens that the draft adds to a sequence's own."""
