@@ -11,7 +11,9 @@ class UnfusedLoss(NamedTuple):
     """The kernels of `cross_entropy: unfused`. Bytes are those of one logit, e of them to a 16-bit number.
 
     Forward moves a copy to fp32 (e + 4, where `copies`), `reads` times e, and `forward_bytes`; backward the copy back
-    (4 + e, or e where the last kernel casts by itself), and `backward_bytes`.
+    (4 + e, or e where the last kernel casts by itself), and `backward_bytes`. `overwrites`: the tensor in fp32 that
+    becomes the gradient: none (the gradient is one of its own), the softmax, or the logits, which become the softmax
+    first.
     """
 
     forward_kernels: int
@@ -20,8 +22,7 @@ class UnfusedLoss(NamedTuple):
     backward_bytes: float
     copies: bool = True
     reads: int = 0
-    in_place: bool = False  # the fp32 logits become the softmax and then the gradient
-    gradient_in_place: bool = False  # the softmax, a tensor of its own, becomes the gradient
+    overwrites: Literal["nothing", "softmax", "logits"] = "nothing"
     forward_token_kernels: int = 0  # beside those over all logits, on one number a token
     backward_token_kernels: int = 0
 
@@ -45,11 +46,17 @@ class RouterKernels(NamedTuple):
 
 
 TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0)
-# 16-bit logits, scores in fp32: softmax forward (3), backward (2). With groups (transformers/models/deepseek_v3/
-# modeling_deepseek_v3.py: DeepseekV3TopkRouter), fp32 scores: each group's best two (4 bytes), sorted, and their sum;
-# top-k of groups; zeros and ones of them; ones copied to experts (4), as booleans (5), inverted (2); scores copied (8)
-# and masked (9). Only indices come of it, so that nothing goes backward.
-PLAIN_ROUTER = RouterKernels(3, 2, 1, 8.0, 1, 8.0, group_kernels=(11, 0), group_bytes=(32.0, 0.0))
+# The choice of groups, of fp32 scores: each group's best two (4 bytes), sorted, and their sum; top-k of groups; zeros
+# and ones of them; ones copied to experts (4), as booleans (5), inverted (2); scores copied (8) and masked (9). Where
+# the masked scores themselves go on, backward copies (8) and masks (9) their gradient. The code is the same in
+# transformers/models/deepseek_v3/modeling_deepseek_v3.py (DeepseekV3TopkRouter) and in Megatron-Core's
+# transformer/moe/moe_utils.py (group_limited_topk).
+GROUP_KERNELS, GROUP_BYTES = (11, 2), (32.0, 17.0)
+# 16-bit logits, scores in fp32: softmax forward (3), backward (2). Of the masked scores only indices go on, so that
+# nothing goes backward.
+PLAIN_ROUTER = RouterKernels(
+    3, 2, 1, 8.0, 1, 8.0, group_kernels=(GROUP_KERNELS[0], 0), group_bytes=(GROUP_BYTES[0], 0.0)
+)
 # A compiler copies, converts, inverts and masks in one kernel (8 bytes).
 COMPILED_ROUTER = PLAIN_ROUTER._replace(group_kernels=(7, 0), group_bytes=(12.0, 0.0))
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name
@@ -142,9 +149,9 @@ class Framework:
         "torch.cat",
     )
     casts_routers: bool = fact(
-        False,
-        "a router in fp32 saves an fp32 copy of its input; otherwise its autograd function casts again in the backward",
-        "x.float()",
+        True,
+        "a router in fp32 multiplies an fp32 copy of its input; otherwise 16-bit numbers, to an fp32 result",
+        "x.float(); core/transformer/moe/moe_utils.py: RouterGatingLinearFunction",
     )
     routing_bytes: float = fact(
         4.0, "bytes of indices and weights saved for each token copy in an expert layer", "permutation of 32 bits"

@@ -12,24 +12,30 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Protocol
 
-from sim.models.framework_facts import COMPILED_ROUTER, Former, Framework, RouterKernels, UnfusedLoss
+from sim.models.framework_facts import (
+    COMPILED_ROUTER,
+    GROUP_BYTES,
+    GROUP_KERNELS,
+    Former,
+    Framework,
+    RouterKernels,
+    UnfusedLoss,
+)
 
 # megatron/core/tensor_parallel/cross_entropy.py. On one number a token, forward: targets' mask (3), their place in this
 # shard (4), their logits (4), logarithm and difference (2), mean over the text's mask and over replicas (6); backward:
 # the target's one subtracted (6), the mean's gradient (3) (`loss_func` in pretrain_gpt.py).
-MEGATRON_LOSS = UnfusedLoss(6, 2, 32.0, 8.0, in_place=True, forward_token_kernels=19, backward_token_kernels=9)
+MEGATRON_LOSS = UnfusedLoss(6, 2, 32.0, 8.0, overwrites="logits", forward_token_kernels=19, backward_token_kernels=9)
 # nanotron: parallel/tensor_parallel/functional.py, after Megatron's; but the maximum is subtracted into a new tensor.
-NANOTRON_LOSS = MEGATRON_LOSS._replace(in_place=False, gradient_in_place=True)
+NANOTRON_LOSS = MEGATRON_LOSS._replace(overwrites="softmax")
 COMPILED_LOSS = UnfusedLoss(3, 1, 4.0, 4.0, copies=False, reads=2)
 # megatron/core/transformer/moe/moe_utils.py and router.py. Forward: softmax, top-k and its sort, cast, probabilities
 # (3) and map (5) written to [tokens, experts]; the auxiliary loss's own scores (8: softmax, top-k, sort, map), tokens
 # of each expert, four kernels of the loss, three of its record. Backward: gather, cast, top-k (2), softmax, cast; of
 # the auxiliary loss scale (2), product (3), softmax, cast, and the sum of both gradients. With a capacity: top-k of
-# probabilities over tokens, its mask (4), product. 9 accesses of the layer's dtype and 55 bytes; 5 and 40. With groups
-# (`group_limited_topk`): each group's best scores, sorted, and their sum; top-k of groups; their mask (2), copied to
-# experts, cast, inverted; scores copied and masked. Backward: the masked scores' gradient copied and masked.
+# probabilities over tokens, its mask (4), product. 9 accesses of the layer's dtype and 55 bytes; 5 and 40.
 MEGATRON_ROUTER = RouterKernels(
-    28, 14, 9, 55.0, 5, 40.0, capacity_kernels=6, group_kernels=(11, 2), group_bytes=(28.0, 13.0)
+    28, 14, 9, 55.0, 5, 40.0, capacity_kernels=6, group_kernels=GROUP_KERNELS, group_bytes=GROUP_BYTES
 )
 # `moe_router_fusion`, Transformer Engine from 2.6 on: choice, scores of the loss, tokens of each expert, the loss and
 # its record (3); random logits (2) where the balance is forced. Backward: both kernels, the loss's, its scale, the sum.
@@ -44,6 +50,7 @@ _MEGATRON = Framework(
     fuses_residual=True,
     fuses_adapter_sum=True,
     norm_backward_accesses=3,
+    casts_routers=False,
     skips_masked_scores=True,
     attention_kernel="megatron",
     loss=MEGATRON_LOSS,
@@ -119,7 +126,6 @@ _RECORDS = (
         keeps_merged_outputs=True,
         output_follows_queries=True,
         masks_unselected=True,
-        casts_routers=True,  # transformers/models/deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter
         # transformers/integrations/moe.py: grouped_mm_experts_forward; four 64-bit indices, one fp32 weight
         routing_bytes=36.0,
     ),

@@ -146,11 +146,12 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Operator:
     back = (loss.backward_bytes + (copy if loss.copies else e)) * n
     backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, back, d.act, loss.backward_kernels)
     saved = Saved("head", "log-softmax in fp32", FP32_BYTES * n)
-    held = (e + (FP32_BYTES if copy else 0.0), 2 * FP32_BYTES)
-    if loss.in_place:
-        held = (e, e) if copy else (0.0, 0.0)
-    elif loss.gradient_in_place:
-        held = (FP32_BYTES, e if copy else 0.0)
+    narrow = e if copy else 0.0  # the logits, or their gradient, in 16 bits
+    held = {
+        "nothing": (e + (FP32_BYTES if copy else 0.0), 2.0 * FP32_BYTES),
+        "softmax": (float(FP32_BYTES), narrow),
+        "logits": (narrow, narrow),
+    }[loss.overwrites]
     return Operator(
         "cross_entropy",
         tuple(forward),
@@ -169,7 +170,7 @@ def stranded_logits_bytes(scenario: Scenario) -> float:
     (of a loss that overwrites its softmax: as what the softmax asks for).
     """
     t, d = scenario.for_training, dims(scenario)
-    apart = t.cross_entropy == "unfused" and not d.framework.loss.in_place and d.act_bytes < FP32_BYTES
+    apart = t.cross_entropy == "unfused" and d.framework.loss.overwrites != "logits" and d.act_bytes < FP32_BYTES
     return d.act_bytes * d.tokens * scenario.model.padded_vocab(d.tp) / d.tp if apart else 0.0
 
 

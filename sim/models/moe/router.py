@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims
+from sim.models.moe.dispatchers import INDEX_BYTES, dispatcher_of
 from sim.models.moe.routing import Routing
 from sim.models.operators import F, I, Operator, W, accumulate, collective, gemm, memory_op
 
@@ -16,21 +17,22 @@ if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
 
 COUNT_KERNELS = 9  # six sums and copies of counts on the device, three copies to the host
-CHOICE_BYTES = 8  # torch.int64
 COUNT_BYTES = 8  # torch.long
 
 
 def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> Operator:
     """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank.
 
-    `casts_routers`: a matmul in fp32 is of a copy of its input, which is kept. Else, as in Megatron-Core's
-    `RouterGatingLinearFunction` (transformer/moe/moe_utils.py), the forward multiplies 16-bit numbers to an fp32 result
-    and the backward copies its input anew. Both cast the input's fp32 gradient back; the choice reads fp32 logits.
+    `casts_routers`: a matmul in fp32 is of a copy of its input, which is kept, or made anew by a compiler's backward.
+    Else, as in Megatron-Core's `RouterGatingLinearFunction` (transformer/moe/moe_utils.py), the forward multiplies
+    16-bit numbers to an fp32 result and the backward copies its input. All cast the input's fp32 gradient back; the
+    choice reads fp32 logits.
     """
     m, h, x, e = r.tokens, d.hidden, moe.experts, d.act_bytes
     upcast = moe.router_fp32 and e < FP32_BYTES
-    keeps = upcast and d.framework.casts_routers
-    dtype, backward_dtype = "fp32" if keeps else d.act, "fp32" if upcast else d.act
+    casts = upcast and d.framework.casts_routers
+    keeps = casts and not d.framework.rebuilds_pointwise
+    dtype, backward_dtype = "fp32" if casts else d.act, "fp32" if upcast else d.act
     # What the 16-bit and the 32-bit matmul differ in: copies of the input and of its gradient.
     copy, copy_again, gradient_copy = (
         memory_op(name, phase, "cast", m * h, m * h * (e + FP32_BYTES), d.act)
@@ -38,7 +40,7 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
     )
     choose, choose_back = _choice(d, moe, m * x, FP32_BYTES if upcast else e)
     forward = (
-        *((copy,) if keeps else ()),
+        *((copy,) if casts else ()),
         gemm("router", F, m, x, h, dtype, out_bytes=m * x * FP32_BYTES if upcast else None),
         choose,
         *_counts(d, moe, r, ep, expert_tp),
@@ -89,15 +91,15 @@ def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Pro
     and experts is summed, its sums are gathered over expert_tp and ep. A capacity drops copies and fills no expert up,
     so that sizes are not known with one either (Megatron-Core skips the count under `drop_and_pad` alone).
 
-    A token that is sent once to a node is sent by DeepEP, which counts in a kernel of its own and gathers within its
-    exchange (Megatron-Core, transformer/moe/fused_a2a.py: `FusedDispatch`, `get_dispatch_layout`)."""
+    DeepEP counts in a kernel of its own and gathers within its exchange, whatever the framework (Megatron-Core,
+    transformer/moe/fused_a2a.py: `FusedDispatch`, `get_dispatch_layout`)."""
     ranks = ep * expert_tp
+    if not dispatcher_of(moe, ep).messages_beside:
+        choices = r.tokens * moe.top_k
+        layout = memory_op("dispatch_layout", F, "elementwise", choices, INDEX_BYTES * choices, d.act)
+        return (replace(layout, plain_host=True),)
     if ranks == 1 or not d.framework.counts_copies:
         return ()
-    if moe.max_nodes_per_token is not None:
-        choices = r.tokens * moe.top_k
-        layout = memory_op("dispatch_layout", F, "elementwise", choices, CHOICE_BYTES * choices, d.act)
-        return (replace(layout, plain_host=True),)
     group = "ep" if ep > 1 else "expert_tp"
     n = r.tokens * moe.experts
     count = memory_op("count_copies", F, "elementwise", n, n, d.act, COUNT_KERNELS)

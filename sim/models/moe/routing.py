@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from sim.models.dims import Dims, Shard, ceil_div
+from sim.models.moe.dispatchers import dispatcher_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
@@ -76,7 +77,7 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
     received = sum(load[shard.ep_rank * local : (shard.ep_rank + 1) * local])
     sent = sum(load) / p.ep
     share = 1.0
-    if moe.max_nodes_per_token is not None and p.ep > 1:
+    if moe.max_nodes_per_token is not None and dispatcher_of(moe, p.ep).once_to_a_node:
         order = tuple(p.rank_order.split("-"))
         nodes = _nodes(order, (p.tp, p.cp, p.dp, p.pp), p.ep, p.expert_tp, scenario.cluster.domain_gpus)
         share = min(1.0, min(nodes, moe.max_nodes_per_token) / moe.top_k) if nodes > 1 else 1.0

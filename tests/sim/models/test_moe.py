@@ -69,6 +69,22 @@ def test_copies_are_counted_over_all_ranks_that_share_the_experts():
     names = [getattr(i, "name", "") for i in sent]
     assert "dispatch_layout" in names
     assert "gather_counts" not in names
+    # Within one rank of ep it has nothing to send; counts go over expert_tp as always.
+    split = layer_block(make(limited, {"framework": "megatron"}, dp=4, expert_tp=2), 0).forward
+    assert [i.group for i in _named(split, "gather_counts")] == ["expert_tp"]
+
+
+@pytest.mark.parametrize("framework", ["megatron", "eager"])
+def test_who_sends_tokens_once_to_a_node_copies_them_on_arrival(framework):
+    """One exchange there with indices and weights, one back; each way copies are made or added up once."""
+    limited = MOE | {"moe": MOE["moe"] | {"max_nodes_per_token": 1}}
+    block = layer_block(make(limited, {"framework": framework}, dp=4, ep=4), 0)
+    size, choices = TOKENS * 2 * 1024 * 2, TOKENS * 2 * 2
+    found = [i.bytes for p in (block.forward, block.backward) for i in p if getattr(i, "kind", "") == "all_to_all"]
+    assert found == [size + choices * (8 + 4), size, size, size + choices * 4]
+    for program, read in ((block.forward, 2), (block.backward, 2 if framework == "megatron" else 3)):
+        first, second = [i.bytes for i in program if getattr(i, "kind", "") == "permute"]
+        assert {first, second} == {2 * size, read * size}
 
 
 def test_node_limited_routing_sends_each_token_to_few_nodes():
@@ -78,7 +94,8 @@ def test_node_limited_routing_sends_each_token_to_few_nodes():
 
     def parts(ranks: int, **layout: Any) -> float:
         few, many = (layer_block(make(m, dp=ranks, ep=ranks, **layout), 0).forward for m in (limited, free))
-        return comm_bytes(few, "ep") / comm_bytes(many, "ep")
+        (home,), (every,) = _named(few, "combine"), _named(many, "combine")
+        return home.bytes / every.bytes
 
     assert parts(64) == 4 / 8  # eight nodes, of which four
     assert parts(16) == 2 / 8  # two nodes
@@ -320,6 +337,18 @@ def test_megatrons_fp32_router_casts_backward_alone():
     casts = [i for i in fp32.backward if isinstance(i, Compute) and i.kind == "cast"]
     assert [i.bytes for i in casts] == [TOKENS * MOE["hidden"] * 6.0] * 2
     assert [i.dtype for n in ("router_dgrad", "router_wgrad") for i in _named(fp32.backward, n)] == ["fp32", "fp32"]
+
+
+@pytest.mark.parametrize(("framework", "kept"), [("eager", True), ("transformers", True), ("compiled", False)])
+def test_a_plain_fp32_router_multiplies_a_copy_of_its_input(framework, kept):
+    """The copy is saved; a compiler's backward makes it anew."""
+    moe = MOE["moe"] | {"router_fp32": True}
+    block = layer_block(make(MOE | {"moe": moe}, {"framework": framework}), 0)
+    assert [i.dtype for i in _named(block.forward, "router")] == ["fp32"]
+    size = TOKENS * MOE["hidden"]
+    assert [i.bytes for i in _named(block.forward, "router_cast")] == [6 * size]
+    assert [i.bytes for i in _named(block.backward, "router_recast")] == ([] if kept else [6 * size])
+    assert [s.bytes for s in block.saved if s.name == "router input in fp32"] == ([4 * size] if kept else [])
 
 
 def test_transformer_engine_launches_for_each_expert():
