@@ -1,10 +1,10 @@
-"""Closed forms of collective times: α–β per level, one function per algorithm. Pure.
+"""Compute collective times in closed form: α–β per level, one function per algorithm.
 
 A group of n ranks lies in d domains (a domain: the GPUs that share NVLink, or one PCIe host) with g members
 in each. S is the size as nccl-tests counts it: the whole buffer (the gathered output of an all-gather, the
-input of a reduce-scatter, what each rank holds for an all-to-all). B is what one GPU sends over its links
-inside the domain, b what it sends through its share of the NICs; bandwidths are those of the link, with no
-efficiency factor. α is one step inside a domain, α' one step between domains.
+input of a reduce-scatter, what each rank holds for an all-to-all). B is the bandwidth of one GPU's links inside the
+domain, b that of its share of the NICs, both without an efficiency factor. α is one step inside a domain, α' one step
+between domains.
 
 Sources: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH",
 2005 (α–β costs of ring and pairwise algorithms); P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce
@@ -13,9 +13,9 @@ J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and s
 (double binary trees); NCCL's cost model, src/graph/tuning.cc (which steps cross nodes, chains inside them);
 nccl-tests, doc/PERFORMANCE.md (bus bandwidth).
 
-The functions give bare α–β; `choose` adds the protocols (see `protocols`) on links that NCCL runs on, and picks as
-NCCL does; `durations` tells what the choice then takes. Left out: in-network reduction between nodes (CollNet,
-SHARP), PAT, NCCL's limits per channel.
+The functions give bare α–β. `choose` adds the protocols (`protocols`) on links that NCCL runs on, and chooses as NCCL
+does; `durations` gives the time of the choice. Left out: in-network reduction between nodes (CollNet, SHARP), PAT,
+NCCL's limits per channel.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from topology.protocols import PLAIN, PROTOCOLS
 from topology.timing import Fabric, Timing
 
 P2P_PER_ROUND = 8 * 16
-"""Sends in flight at once: 8 a channel (NCCL_MAX_DEV_WORK_P2P_PER_BATCH, src/include/device.h), each next 8 on the next
-channel (`ncclP2pChannelBaseForRound`, src/include/channel.h) of 16."""
+"""Sends in flight at once: 8 on each of 16 channels (NCCL_MAX_DEV_WORK_P2P_PER_BATCH, src/include/device.h;
+`ncclP2pChannelBaseForRound`, src/include/channel.h)."""
 
 
 class Group(Struct, frozen=True, dict=True):
-    """Where a group's ranks lie and what each may send: all that a closed form needs to know.
+    """Hold where a group's ranks lie and what each may send: the input of a closed form.
 
-    Bandwidths are bytes/s of one GPU and direction; the `inter_` ones are its share of the node's NICs while
-    all GPUs of the node do the same, after oversubscription or a torus's hops.
+    Bandwidths are bytes/s of one GPU and direction. The `inter_` ones are its share of the node's NICs while all GPUs
+    of the node do the same, after oversubscription or a torus's hops.
     """
 
     ranks: int
@@ -57,23 +57,23 @@ class Group(Struct, frozen=True, dict=True):
     inter_exchange_bytes_per_s: float
     inter_pair_bytes_per_s: float
     inter_latency_s: float
-    nics: float  # of the domain with the fewest members, those that its members own together, at least one
-    nvls_share: float  # of the ring's bandwidth, under in-switch reduction; 0: the switch has none
+    nics: float  # that the members of the smallest domain own together, at least one
+    nvls_share: float  # part of the ring's bandwidth under in-switch reduction; 0: the switch cannot reduce
     nvls_tree_bytes: float  # from this size on NCCL considers NVLS with trees between domains; inf: never
-    protocols: bool  # NCCL's apply
-    timing: Timing  # what its machine takes, for `durations`
+    protocols: bool  # whether NCCL's apply
+    timing: Timing  # of its machine, for `durations`
     fabric: Fabric
-    # Every two GPUs of a domain are linked, and the library sends straight over these links.
+    # Whether every two GPUs of a domain are linked and the library sends directly over these links.
     sends_directly: bool = False
-    torus_steps: int = 0  # of rings along all axes of a torus, one pass; 0: no torus
+    torus_steps: int = 0  # steps of one pass of rings along all axes of a torus; 0: no torus
 
     @cached_property
     def _kept(self) -> dict[tuple[str, float, float], Group]:
-        """Changed forms of this group, kept for messages of other sizes."""
+        """Variants of this group, cached for messages of other sizes."""
         return {}
 
     def stepped(self, near: float, far: float) -> Group:
-        """The group with latencies that many times as long, inside domains and between them; kept for other sizes."""
+        """Return the group with its latencies inside domains times `near` and between them times `far`; cached."""
         key = ("stepped", near, far)
         if key not in self._kept:
             latency_s, inter_latency_s = self.latency_s * near, self.inter_latency_s * far
@@ -81,7 +81,7 @@ class Group(Struct, frozen=True, dict=True):
         return self._kept[key]
 
     def sustained(self, near: float, far: float) -> Group:
-        """The group with these shares of its bandwidths, inside domains and in rings between them; kept, too."""
+        """Return the group with bandwidths inside domains times `near` and in rings between them times `far`; cached."""
         key = ("sustained", near, far)
         if key not in self._kept:
             self._kept[key] = replace(
@@ -95,12 +95,12 @@ class Group(Struct, frozen=True, dict=True):
 
     @property
     def nodes_share_bytes_per_s(self) -> float:
-        """Bandwidth with which a domain's members together send to the next domain of a ring."""
+        """Bandwidth at which a domain's members together send to the next domain of a ring."""
         return self.members * self.inter_ring_bytes_per_s
 
 
 class AlphaBeta(Struct, frozen=True):
-    """Seconds of one algorithm: `latency_s` of its steps, and `transfer_s` proportional to the size."""
+    """Hold the seconds of one algorithm: `latency_s` of its steps, and `transfer_s` proportional to the size."""
 
     latency_s: float
     transfer_s: float
@@ -114,11 +114,11 @@ Algorithm = Callable[[Group, float], AlphaBeta]
 
 
 def _ring_pass(group: Group, sent_bytes: float) -> float:
-    """Seconds in which every rank hands `sent_bytes` to its successor.
+    """Return the seconds in which every rank sends `sent_bytes` to its successor.
 
-    NCCL lays one ring per NIC, each leaving the node at another GPU. Of a GPU's g rings g-1 stay on NVLink
-    and one leaves, so NVLink carries (g-1)/g of what it sends, and the node's boundary is passed by
-    `sent_bytes` once, through the NICs of all members together.
+    NCCL lays one ring per NIC, each leaving the node at another GPU. Of a GPU's g rings g-1 stay on NVLink and one
+    leaves, so NVLink carries (g-1)/g of what it sends. `sent_bytes` leave the node once, through the NICs of all
+    members together.
     """
     if group.domains == 1:
         return sent_bytes / group.ring_bytes_per_s
@@ -127,11 +127,13 @@ def _ring_pass(group: Group, sent_bytes: float) -> float:
 
 
 def _ring_latency(group: Group, passes: int) -> float:
-    """`passes` rounds of n-1 steps. The ring has d hops between domains (two for two domains: there and back), and
-    a block passes all n hops but one, so the last blocks to arrive have crossed all d. (NCCL's own estimate,
-    nInterSteps, counts d-1.)"""
+    """Return the latency of `passes` rounds of n-1 steps.
+
+    The ring has d hops between domains (with two domains two: there and back). A block passes all n hops but one, so
+    the last blocks to arrive have crossed all d. (NCCL's own estimate, nInterSteps, counts d-1.)
+    """
     inter_steps = 0 if group.domains == 1 else min(group.domains, group.ranks - 1)
-    inter_hops = max(inter_steps, group.torus_steps)  # a step between places of a torus that are far apart is several
+    inter_hops = max(inter_steps, group.torus_steps)  # a step between distant places of a torus takes several hops
     return passes * ((group.ranks - 1 - inter_steps) * group.latency_s + inter_hops * group.inter_latency_s)
 
 
@@ -170,10 +172,10 @@ def tree_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
 
 
 def nvls_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
-    """5α + S(1+1/n)/eB: the switch reduces and multicasts (NVLink SHARP) at e of the links' bandwidth.
+    """5α + S(1+1/n)/eB: the switch reduces and multicasts (NVLink SHARP) at the part e of the links' bandwidth.
 
-    Each rank reads its n-th already reduced by the switch (every GPU sends S in all) and writes it to all
-    (S/n more). Steps: a barrier, the read's two ways, the write, a barrier.
+    Each rank reads its n-th of S, which the switch has reduced (every GPU sends S in all), and writes it to all (S/n
+    more). The steps are a barrier, request and answer of the read, the write, and a barrier.
     """
     bytes_per_s = group.ring_bytes_per_s * group.nvls_share
     return AlphaBeta(5 * group.latency_s, size_bytes * (1 + 1 / group.ranks) / bytes_per_s)
@@ -186,9 +188,11 @@ def nvls_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
 
 
 def nvls_tree_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
-    """5α + 2⌈log2 d⌉α' + S·max((1+1/g)/eB, w/gb): the switch of each domain reduces, two trees run between the domains,
-    the switch multicasts (NCCL's NVLSTree). Each GPU's NICs carry the n-th that it reads; w as in a tree. The phases
-    are pipelined, so the slower one decides (`ncclTopoTuneModel`, src/graph/tuning.cc, has the same minimum).
+    """5α + 2⌈log2 d⌉α' + S·max((1+1/g)/eB, w/gb): NCCL's NVLSTree.
+
+    The switch of each domain reduces, two trees run between the domains, and the switch multicasts. Each GPU's NICs
+    carry the g-th of S that it reads; w as in a tree. The phases are pipelined, so the slower one decides
+    (`ncclTopoTuneModel`, src/graph/tuning.cc, has the same minimum).
     """
     near = nvls_all_reduce(replace(group, ranks=group.members), size_bytes)
     far_latency_s = 2 * math.ceil(math.log2(group.domains)) * group.inter_latency_s
@@ -198,23 +202,26 @@ def nvls_tree_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
 
 
 def mesh_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
-    """α + S(n-1)/n / B: every rank sends its n-th straight to each other, over all its links at once.
+    """α + S(n-1)/n / B: every rank sends its n-th directly to each other rank, over all its links at once.
 
-    B is what the links to the other n-1 carry together, so a message of S/n has one of them for itself. A
+    B is the bandwidth of the links to the other n-1 ranks together, so a message of S/n has one of them for itself. A
     reduce-scatter costs the same (R. Thakur 2005, section 4.1.3, "pairwise exchange", all exchanges at once).
     """
     return AlphaBeta(group.latency_s, size_bytes * (group.ranks - 1) / group.ranks / group.exchange_bytes_per_s)
 
 
 def mesh_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
-    """2α + 2S(n-1)/n / B: a reduce-scatter and an all-gather, each straight to every other rank."""
+    """2α + 2S(n-1)/n / B: a reduce-scatter and an all-gather, each directly to every other rank."""
     half = mesh_all_gather(group, size_bytes)
     return AlphaBeta(2 * half.latency_s, 2 * half.transfer_s)
 
 
 def torus_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
-    """Σ⌊c/2⌋ α' + S(n-1)/n / b: rings along every axis of the torus, each on its part of S, all at once; c: nodes
-    on an axis (P. Sack, W. Gropp 2015). b is what the axes' links carry together; a reduce-scatter costs the same."""
+    """Σ⌊c/2⌋ α' + S(n-1)/n / b: rings along every axis of the torus at once, each on its part of S.
+
+    c: the nodes on an axis (P. Sack, W. Gropp 2015). b: the bandwidth of the axes' links together. A reduce-scatter
+    costs the same.
+    """
     return AlphaBeta(group.torus_steps * group.inter_latency_s, ring_all_gather(group, size_bytes).transfer_s)
 
 
@@ -225,10 +232,10 @@ def torus_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
 
 
 def hierarchical_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
-    """Reduce-scatter inside the domain, all-reduce of S/g among d peers over each rail, all-gather inside.
+    """2((g-1)α + (d-1)α') + 2S(g-1)/g / B + 2(S/g)(d-1)/d / b: three phases, one after the other.
 
-    2((g-1)α + (d-1)α') + 2S(g-1)/g / B + 2(S/g)(d-1)/d / b, one phase after the other. Not NCCL's own (its
-    NVLSTree overlaps the phases): what frameworks do with two communicators.
+    They are a reduce-scatter inside the domain, an all-reduce of S/g among d peers over each rail, and an all-gather
+    inside. Frameworks do this with two communicators; NCCL does not (its NVLSTree overlaps the phases).
     """
     g, d = group.members_max, group.domains
     latency_s = 2 * ((g - 1) * group.latency_s + (d - 1) * group.inter_latency_s)
@@ -238,9 +245,10 @@ def hierarchical_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
 
 
 def _exchange(group: Group, size_bytes: float) -> AlphaBeta:
-    """A rank sends S/n to each other: those of its domain over NVLink, beside it the others over its NIC.
+    """Every rank sends S/n to each other rank: inside its domain over NVLink, at the same time to others over its NIC.
 
-    Sends go out in rounds of `P2P_PER_ROUND`. Of unequal domains the one with the fewest members sends most outside.
+    Sends go out in rounds of `P2P_PER_ROUND`. If domains are unequal, the one with the fewest members sends most
+    outside.
     """
     block = size_bytes / group.ranks
     near, far = group.members_max - 1, group.ranks - group.members
@@ -257,7 +265,7 @@ def pairwise_all_to_all(group: Group, size_bytes: float) -> AlphaBeta:
 
 
 def direct_gather(group: Group, size_bytes: float) -> AlphaBeta:
-    """Every rank sends its n-th straight to the root, whose links are the limit; a scatter is the reverse."""
+    """Every rank sends its n-th directly to the root, whose links are the limit; a scatter is the reverse."""
     return _exchange(group, size_bytes)
 
 
@@ -299,29 +307,29 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
     "scatter": {"direct": direct_gather},
     "send_recv": {"direct": direct_send_recv},
 }
-"""What is considered for each collective; the fastest is taken, of those that the group can run (`_usable`).
+"""The algorithms of each collective. Of those that a group can run (`_usable`), `choose` takes the fastest.
 
-`mesh` and `torus` are not NCCL's: the first is what libraries of chips do that are linked one to one (RCCL's direct
-all-gather and its all-pairs kernels), the second what a compiler lays on a torus.
+`mesh` and `torus` are not NCCL's. The first is used by libraries for chips with a link between every two (RCCL's direct
+all-gather and its all-pairs kernels), the second by compilers for a torus.
 """
 
 
 MESSAGES = ("all_to_all", "gather", "scatter", "send_recv")
-"""Grouped sends and receives to NCCL, which it does not choose algorithms for."""
+"""Collectives that are grouped sends and receives in NCCL; it chooses no algorithm for them."""
 
 
 def message_protocol(timing: Timing, between_domains: bool, size_bytes: float) -> str:
-    """LL for a message of up to 16 KiB a channel inside a domain, else Simple: `addP2pToPlan`, src/enqueue.cc.
+    """Return LL for a message of up to 16 KiB a channel inside a domain, otherwise Simple (`addP2pToPlan`, enqueue.cc).
 
-    In NCCL 2.29 a message has a channel for each 64 KiB, so from 16 KiB on it is Simple; in 2.27 all channels that it
-    might have counted. Between nodes there are no buffers for LL (NCCL_ALLOC_P2P_NET_LL_BUFFERS is 0 by default;
+    In NCCL 2.29 a message gets a channel for each 64 KiB, so above 16 KiB it uses Simple; 2.27 counts all channels that
+    the message might get. Between nodes there are no buffers for LL (NCCL_ALLOC_P2P_NET_LL_BUFFERS is 0 by default;
     `sendProxyConnect`, src/transport/net.cc).
     """
     return "LL" if not between_domains and size_bytes <= timing.message_ll_bytes else "Simple"
 
 
 def bus_factor(kind: str, ranks: int) -> float:
-    """Bus bandwidth is size/time times this (nccl-tests, PERFORMANCE.md).
+    """Return bus bandwidth ÷ (size/time), as nccl-tests defines it (PERFORMANCE.md).
 
     >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("broadcast", 8)
     (1.75, 0.875, 1.0)
@@ -332,7 +340,7 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 
 class Choice(NamedTuple):
-    """The algorithm and protocol that NCCL chooses for one collective; the protocol is "" on hosts without NCCL.
+    """Hold the algorithm and protocol that NCCL chooses for one collective; the protocol is "" on hosts without NCCL.
 
     >>> str(Choice("ring", "LL128")), str(Choice("ring"))
     ('ring LL128', 'ring')
@@ -346,10 +354,12 @@ class Choice(NamedTuple):
 
 
 def choose(kind: str, group: Group, size_bytes: float) -> Choice:
-    """The algorithm and protocol that NCCL's own model finds quickest.
+    """Return the algorithm and protocol that are fastest by NCCL's own cost model.
 
-    Sends and receives have no model but a rule: see `message_protocol`.
-    Raises `ValueError` for an unknown kind.
+    NCCL has no such model for sends and receives; `message_protocol` has its rule.
+
+    Raises:
+        ValueError: for an unknown kind.
     """
     if kind not in ALGORITHMS:
         raise ValueError(f"collective is {kind!r}; it must be one of {', '.join(sorted(ALGORITHMS))}")
@@ -372,8 +382,11 @@ def choose(kind: str, group: Group, size_bytes: float) -> Choice:
 
 
 def _usable(algorithm: str, group: Group, size_bytes: float) -> bool:
-    """NVLS needs a switch that reduces, and one domain; its trees what `Network` says of domains and size; a mesh one
-    domain of links from each to each. Trees' hops would pass several links of a torus, so none runs there."""
+    """Return whether a group can run an algorithm.
+
+    NVLS needs a switch that reduces, and one domain; `nvls_tree` several domains and at least `nvls_tree_bytes`; `mesh`
+    one domain with a link between every two GPUs. Trees do not run on a torus: their hops would pass several links.
+    """
     if algorithm == "nvls":
         return group.nvls_share > 0 and group.domains == 1
     if algorithm == "mesh":

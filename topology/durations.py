@@ -1,17 +1,17 @@
-"""What an algorithm takes that NCCL has chosen: closed forms with starts, steps, pipelines that fill, shares.
+"""Compute the time of the algorithm that NCCL has chosen: closed forms with startup, steps and filling of pipelines.
 
-`collectives` has the bare α–β forms that NCCL's choice compares; here is what measurements show beside them:
+`collectives` has the bare α–β forms that NCCL compares. This module adds what measurements show beyond them:
 
-- A ring's latency is that of its hops; all blocks pass its slowest hop one after the other, in lockstep, and where a
-  transport needs time between two messages, no faster: T = start + Σα + max(steps·h, bytes/b) + fill (Thakur,
-  Rabenseifner, Gropp 2005, section 4). Next to the bytes h hides, for NCCL keeps several slices in flight. Over RDMA
-  they hide α as well where all hops are alike, with one GPU a node: of a block's two slices (NCCL's CHUNKSTEPS by
-  SLICESTEPS) one goes on while the other still comes in, so that a step takes max(bytes/b, α + bytes/2b).
-- A tree pays its depth for what fills it: the first window W of the message goes from hop to hop, only the rest flows:
+- Rings: T = start + Σα + max(steps·h, bytes/b) + fill (Thakur, Rabenseifner, Gropp 2005, section 4). All blocks pass
+  the slowest hop one after the other, at least h apart, the time that a transport needs between two messages. The
+  transfer hides h, because NCCL keeps several slices in flight. Over RDMA with one GPU a node it also hides part of α:
+  one of a block's two slices (NCCL's CHUNKSTEPS ÷ SLICESTEPS) is sent on while the other arrives, so a step takes
+  max(bytes/b, α + bytes/2b).
+- Trees: the first window W of the message fills the tree hop by hop, and only the rest flows:
   T = start + Σ(α + f·w·min(S, W)/B) over the hops + (S - min(S, W))/b.
-- Beyond, kernels sustain a share of what links can carry, and fill and drain their pipeline.
+- Kernels sustain only a part of the links' bandwidth, and fill and drain their pipeline.
 
-Coefficients: `timing`. Hosts without NCCL's protocols keep the bare forms.
+The coefficients are in `timing`. Hosts without NCCL's protocols use the bare forms.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from topology.timing import (
 
 
 def _near(group: Group) -> float:
-    """Factor on all starts and steps inside a domain."""
+    """Return the factor on all startup and step times inside a domain."""
     return group.latency_s / SIMPLE_NVLINK_S
 
 
 def _far(group: Group, step_s: float) -> float:
-    """A step between nodes: shorter as the link's latency is, or longer by what a transport's exceeds the usual."""
+    """Return a step between nodes: scaled by a latency below the usual one, lengthened by what exceeds it."""
     return _far_step(group.inter_latency_s, step_s)
 
 
@@ -70,7 +70,7 @@ def _far_step(latency_s: float, step_s: float) -> float:
 
 
 def _start(group: Group, kernel: Kernel, protocol: str) -> tuple[float, float]:
-    """Start and step of a kernel, seconds."""
+    """Return the startup and step time of a kernel, in seconds."""
     if protocol == "LL":
         return kernel.ll_start_s * _near(group), kernel.ll_step_s * _near(group)
     step_s = kernel.ll128_step_s if protocol == "LL128" else kernel.step_s
@@ -78,17 +78,17 @@ def _start(group: Group, kernel: Kernel, protocol: str) -> tuple[float, float]:
 
 
 def _wire(kernel: Kernel, protocol: str) -> float:
-    """Bytes sent for a byte of data: LL128 sends 120 of every 128."""
+    """Return the bytes sent for a byte of data; in LL128 120 of every 128 bytes are data."""
     return kernel.ll_bytes if protocol == "LL" else 128 / 120 if protocol == "LL128" else 1.0
 
 
 def _slow(group: Group, kernel: Kernel) -> Group:
-    """The group with the bandwidth that kernels sustain inside a domain."""
+    """Return the group with the bandwidths that kernels sustain."""
     return group.sustained(kernel.share, NETWORK_SHARE)
 
 
 def _ring(group: Group, protocol: str, block_bytes: float, steps: int, bare: AlphaBeta) -> AlphaBeta:
-    """`steps` steps in lockstep; `bare`: the transfer alone, of the group as its kernels sustain it."""
+    """Return the time of `steps` ring steps; `bare`: the transfer alone, at the bandwidth that kernels sustain."""
     kernel = group.timing.ring
     start_s, step_s = _start(group, kernel, protocol)
     transfer_s = bare.transfer_s * _wire(kernel, protocol)
@@ -106,29 +106,29 @@ def _ring(group: Group, protocol: str, block_bytes: float, steps: int, bare: Alp
 
 
 def _floor(group: Group, protocol: str) -> float:
-    """The least time between two blocks of a ring on the hop between nodes; LL sends without waiting."""
+    """Return the least time between two blocks of a ring on the hop between nodes; LL sends without waiting."""
     if protocol == "LL":
         return 0.0
     return group.fabric.ring_floor_s * min(1.0, group.inter_latency_s / USUAL_LATENCY_S)
 
 
 def ring_gather(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
-    """An all-gather or reduce-scatter: n-1 steps of blocks of S/n."""
+    """Return the time of an all-gather or reduce-scatter: n-1 steps of blocks of S/n."""
     bare = ring_all_gather(_slow(group, group.timing.ring), size_bytes)
     return _ring(group, protocol, size_bytes / group.ranks, group.ranks - 1, bare)
 
 
 def ring_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
-    """An all-reduce: 2(n-1) steps of blocks of S/n."""
+    """Return the time of an all-reduce: 2(n-1) steps of blocks of S/n."""
     half = ring_all_gather(_slow(group, group.timing.ring), size_bytes)
     bare = AlphaBeta(0.0, 2 * half.transfer_s)
     return _ring(group, protocol, size_bytes / group.ranks, 2 * (group.ranks - 1), bare)
 
 
 def straight(passes: int) -> Callable[[Group, str, float], AlphaBeta]:
-    """All-gathers and reduce-scatters over a mesh, one after the other: a step each, nothing to fill.
+    """Return the function for `passes` all-gathers or reduce-scatters over a mesh: a step each, nothing to fill.
 
-    Starts, steps and shares are those of rings: of no library on a mesh is there a table.
+    Startup, steps and shares are those of rings, because no measured table of a mesh is known here.
     """
 
     def duration(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
@@ -141,13 +141,13 @@ def straight(passes: int) -> Callable[[Group, str, float], AlphaBeta]:
 
 
 def ring_pipeline(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
-    """A broadcast or reduce: S passes every hop, in pieces; n-1 steps until the last has the first."""
+    """Return the time of a broadcast or reduce: S passes every hop in pieces; the first takes n-1 steps to the end."""
     bare = ring_broadcast(_slow(group, group.timing.ring), size_bytes)
     return _ring(group, protocol, size_bytes / group.ranks, group.ranks - 1, bare)
 
 
 def tree_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
-    """An all-reduce up and down two trees: 2(g-1) hops inside a domain, 2⌈log2 d⌉ between domains."""
+    """Return the time of an all-reduce over two trees: 2(g-1) hops inside a domain, 2⌈log2 d⌉ between domains."""
     kernel, fabric = group.timing.ring, group.fabric
     start_s, step_s = _start(group, kernel, protocol)
     near, far = 2 * (group.members_max - 1), 2 * math.ceil(math.log2(group.domains))
@@ -177,7 +177,7 @@ def tree_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
 
 
 def in_switch(bare: Callable[[Group, float], AlphaBeta]) -> Callable[[Group, str, float], AlphaBeta]:
-    """NVLS: a start for all ranks at once, and its share of what the links carry."""
+    """Return the function for NVLS: one startup, then its part of the links' bandwidth."""
 
     def duration(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
         timing = group.timing
@@ -187,11 +187,11 @@ def in_switch(bare: Callable[[Group, float], AlphaBeta]) -> Callable[[Group, str
 
 
 def switches_and_trees(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
-    """NVLS in each domain, trees between: NVLS's start, a step of NCCL's for each hop between domains, what fills the
-    trees as in `tree_reduce`, and the slower of both for the rest.
+    """Return the time of NVLS in each domain with trees between domains.
 
-    Nothing here was fitted: starts and shares are those of NVLS within a domain, a hop's step is NCCL's own. The share
-    that trees of `tree_reduce` lose where a node has two neighbours was measured on trees of chains and is not taken.
+    It is NVLS's startup, one NCCL step for each hop between domains, the filling of the trees as in `tree_reduce`, and
+    the slower of both levels for the rest. Nothing here was fitted: startup and shares are those of NVLS within a
+    domain, a hop's step is NCCL's own. `TREE_SHARE` is not used, because it was measured on trees of chains.
     """
     hops = 2 * math.ceil(math.log2(group.domains))
     latency_s = group.timing.nvls_start_s * _near(group) + hops * _far(group, USUAL_LATENCY_S)
@@ -205,7 +205,7 @@ def switches_and_trees(group: Group, protocol: str, size_bytes: float) -> AlphaB
 
 
 def exchange(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
-    """An all-to-all, gather or scatter: sends at once, the own block copied beside them."""
+    """Return the time of an all-to-all, gather or scatter: all sends at once, with the own block's copy beside them."""
     kernel = group.timing.direct
     bare = pairwise_all_to_all(_slow(group, kernel), size_bytes)
     start_s, _ = _start(group, kernel, protocol)
@@ -219,13 +219,13 @@ def exchange(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
 
 
 def _channel_share(timing: Timing, messages: int) -> float:
-    """The number of equal LL messages whose bytes one channel carries in the time of one message."""
+    """Return how many equal LL messages' bytes one channel carries in the time of one message."""
     channels = timing.message_channels
     return math.ceil(messages * channels / MESSAGE_CHANNELS) / channels
 
 
 def send_recv(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
-    """Every rank sends S to the next."""
+    """Return the time in which every rank sends S to the next."""
     kernel, bare = group.timing.direct, direct_send_recv(group, size_bytes)
     start_s, _ = _start(group, kernel, protocol)
     if group.domains == 1:
@@ -234,7 +234,7 @@ def send_recv(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
 
 
 def _message_wire(timing: Timing, protocol: str) -> float:
-    """How many times longer one message's bytes take than a GPU's links need for them."""
+    """Return the time of one message's bytes ÷ the time that a GPU's links need for them."""
     return timing.direct.ll_bytes * _channel_share(timing, 1) if protocol == "LL" else 1.0
 
 
@@ -242,8 +242,11 @@ Duration = Callable[[Group, str, float], AlphaBeta]
 
 
 class Way(Struct, frozen=True):
-    """Between two ranks: latencies of the steps within domains and between them, how many of the latter, and the
-    narrowest link's share; `alone`: how many times a GPU's fair share of the NICs the sender has of them."""
+    """Describe the path between two ranks.
+
+    `latency_s`, `inter_latency_s`: of its steps within domains and between them. `bytes_per_s`: of its narrowest link.
+    `hops`: number of steps between domains. `alone`: the sender's part of the NICs ÷ a GPU's fair share of them.
+    """
 
     latency_s: float
     inter_latency_s: float
@@ -269,20 +272,21 @@ DURATIONS: Mapping[str, Mapping[str, Duration]] = {
     "scatter": {"direct": exchange},
     "send_recv": {"direct": send_recv},
 }
-"""What each algorithm of `collectives.ALGORITHMS` takes under a protocol; rings of a torus run without one."""
+"""The function for each algorithm of `collectives.ALGORITHMS` with a protocol; rings of a torus run without one."""
 
 
 def duration(kind: str, algorithm: str, protocol: str, group: Group, size_bytes: float) -> AlphaBeta:
-    """Seconds of a collective under the algorithm and protocol chosen; without protocols the bare form."""
+    """Return the seconds of a collective with the chosen algorithm and protocol; without a protocol the bare form."""
     if not protocol:
         return ALGORITHMS[kind][algorithm](group, size_bytes)
     return DURATIONS[kind][algorithm](group, protocol, size_bytes)
 
 
 def message_seconds(timing: Timing, fabric: Fabric, way: Way, near_latency_s: float, size_bytes: float) -> float:
-    """One message between two ranks, under the protocol that its size gets: start, steps, bytes.
+    """Return the seconds of one message between two ranks, with the protocol that its size gets: startup, steps, bytes.
 
-    The start counts the first step inside a domain. `near_latency_s`: the cluster's, which scales starts and steps.
+    The startup includes the first step inside a domain. `near_latency_s`: the cluster's step inside a domain, which
+    scales startup and steps.
     """
     kernel, scale = timing.direct, near_latency_s / SIMPLE_NVLINK_S
     protocol = message_protocol(timing, way.hops > 0, size_bytes)

@@ -1,11 +1,10 @@
-"""Communication times on a cluster: collectives, messages between two ranks, copies to the host.
+"""Compute communication times on a cluster: collectives, messages between two ranks, copies to the host.
 
-`regular` says what links give to a group of ranks while all GPUs of its nodes communicate alike, as the ranks of a
-training step do; here come faults, other jobs and several sorts of GPUs. Transfers that overlap otherwise are
-`contention`'s business.
+`regular` has the bandwidths of a group while all GPUs of its nodes communicate alike, as in a training step. This
+module adds faults, other jobs and mixed clusters. `contention` handles other transfers that overlap.
 
-A network that was read and is not regular (`ClusterSpec.topology`) keeps the closed forms of its description, each with
-the ratio that its own routes leave (`uneven`).
+A network that is not regular (`ClusterSpec.topology`) uses the closed forms of its description, each scaled by a ratio
+that its own routes give (`uneven`).
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class CollectiveCost(Struct, frozen=True):
-    """Seconds of one collective; `latency_s` of them would remain at size zero.
+    """Hold the seconds of one collective; `latency_s` of them would remain at size zero.
 
-    `bus_bandwidth_bytes_per_s` by nccl-tests' convention: size/time times 2(n-1)/n for an all-reduce, (n-1)/n
-    for its halves, gather, scatter and all-to-all, 1 for broadcast, reduce and send/receive.
+    `bus_bandwidth_bytes_per_s`, as nccl-tests defines it: size/time times 2(n-1)/n for an all-reduce, (n-1)/n for an
+    all-gather, reduce-scatter, gather, scatter and all-to-all, 1 for a broadcast, reduce and send/receive.
     """
 
     seconds: float
@@ -42,7 +41,7 @@ class CollectiveCost(Struct, frozen=True):
 
     @property
     def algorithm(self) -> str:
-        """The choice in words: "ring LL128"."""
+        """The choice as text: "ring LL128"."""
         return str(self.choice)
 
 
@@ -50,7 +49,9 @@ _NOTHING = CollectiveCost(0.0, Choice("none"), 0.0, 0.0)
 
 
 def left_by_others(spread: float, nodes: int) -> float:
-    """The median of the least of `nodes` draws of exp(σz): what other jobs leave a collective; 1 for one node.
+    """Return the part of the NICs that other jobs leave a collective: the median minimum of `nodes` draws of exp(σz).
+
+    It is 1 for one node. `spread`: σ.
 
     >>> [round(left_by_others(0.8, n), 2) for n in (1, 2, 16)]
     [1.0, 0.65, 0.25]
@@ -63,7 +64,7 @@ def left_by_others(spread: float, nodes: int) -> float:
 
 
 class Network:
-    """A cluster's communication costs, from its links' bandwidths and latencies and NCCL's protocols.
+    """Compute a cluster's communication times from its links' bandwidths and latencies and NCCL's protocols.
 
     >>> from topology.presets import CLUSTERS
     >>> network = Network(CLUSTERS["dgx-a100"])
@@ -78,8 +79,11 @@ class Network:
         link_scales: Mapping[tuple[int, int], float] | None = None,
         nic_scales: Mapping[int, float] | None = None,
     ) -> None:
-        """`link_scales`: what is left of the bandwidth between two nodes (or, (n, n), inside node n) by a fault;
-        `nic_scales`: and of the NICs that a rank's GPU uses, by a fault or by other jobs."""
+        """Create the network of `cluster` with faults.
+
+        `link_scales`: the part of the bandwidth between two nodes that a fault leaves; (n, n) means inside node n.
+        `nic_scales`: by rank, the part of its GPU's NICs that a fault or other jobs leave.
+        """
         self.cluster = cluster
         self._scales = {(min(pair), max(pair)): scale for pair, scale in (link_scales or {}).items()}
         self._nics = dict(nic_scales or {})
@@ -96,9 +100,10 @@ class Network:
         self._of_kind = {each.gpu.name: Network(each, self._scales, self._nics) for each in own}
 
     def collective(self, kind: str, ranks: Sequence[int], size_bytes: float) -> CollectiveCost:
-        """Cost of one collective over `ranks` (in ring order); `size_bytes` as nccl-tests counts it.
+        """Return the cost of one collective over `ranks` (in ring order); `size_bytes` as nccl-tests counts it.
 
-        Raises `ValueError` for an unknown kind, a negative size, or no ranks.
+        Raises:
+            ValueError: for an unknown kind, a negative size, or no ranks.
         """
         if size_bytes < 0 or not len(ranks):
             raise ValueError(f"{kind} of {size_bytes} bytes over {len(ranks)} ranks; it needs bytes ≥ 0, ranks ≥ 1")
@@ -111,7 +116,7 @@ class Network:
         return CollectiveCost(seconds, choice, bus, cost.latency_s)
 
     def send(self, src: int, dst: int, size_bytes: float) -> float:
-        """Seconds of one message: α + S/B of its way, under the protocol that suits its size."""
+        """Return the seconds of one message: α + S/B of its path, with the protocol that NCCL uses for its size."""
         if src == dst:
             return 0.0
         seen = self._seen_by((src, dst))
@@ -122,7 +127,7 @@ class Network:
         return message_seconds(timing, self.regular.fabric, way, seen.cluster.intra_node.latency_s, size_bytes)
 
     def way(self, src: int, dst: int) -> Way:
-        """The latency and bandwidth of a message between two ranks."""
+        """Return the latency and bandwidth of a message between two ranks."""
         if (seen := self._seen_by((src, dst))) is not self:
             return seen.way(src, dst)
         found, gpus = self.regular.way(src, dst), self.cluster.gpus_per_node
@@ -139,18 +144,16 @@ class Network:
 
     @property
     def nics_differ(self) -> bool:
-        """True if faults or other jobs leave GPUs different parts of their NICs' bandwidth."""
+        """Whether faults or other jobs leave GPUs different parts of their NICs' bandwidth."""
         return bool(self._nics)
 
     def left_inside(self, rank: int) -> float:
-        """The part of the bandwidth inside a rank's node that a fault leaves."""
+        """Return the part of the bandwidth inside a rank's node that a fault leaves."""
         node = rank // self.cluster.gpus_per_node
         return self._scale(node, node)
 
     def own_links_left(self, rank: int) -> Mapping[str, float]:
-        """The part left of each of a GPU's own links, by the names of `shares.LINKS`; links that are not named are
-        whole.
-        """
+        """Return the part left of each of a GPU's own links, by the names of `shares.LINKS`; missing names mean 1."""
         left = {} if self._uneven is None else dict(self._uneven.of_rank(rank))
         inside, nics = self.left_inside(rank), self._nics.get(rank, 1.0)
         for name, part in (("domain", inside), ("nic", nics)):
@@ -159,14 +162,14 @@ class Network:
         return left
 
     def host_copy(self, size_bytes: float, rank: int = 0) -> float:
-        """Seconds to copy between a GPU and its host's memory: a launch, then the link's bandwidth."""
+        """Return the seconds of a copy between a GPU and its host's memory: a launch, then the link's bandwidth."""
         if (seen := self._seen_by((rank,))) is not self:
             return seen.host_copy(size_bytes, rank)
         left, gpu = 1.0 if self._uneven is None else self._uneven.of_rank(rank)["host"], self.cluster.gpu
         return gpu.launch_overhead_s + size_bytes / (gpu.host_bandwidth_bytes_per_s * left)
 
     def group(self, ranks: Sequence[int]) -> Group:
-        """Where the ranks lie and what each may send; kept per sequence of ranks."""
+        """Return where the ranks lie and what each may send; cached per sequence of ranks."""
         key = ranks if isinstance(ranks, range | tuple) else tuple(ranks)
         found = self._groups.get(key)
         if found is None:
@@ -175,22 +178,22 @@ class Network:
         return found
 
     def chosen(self, kind: str, ranks: Sequence[int], size_bytes: float) -> Choice:
-        """Algorithm and protocol of a collective: those of links without faults, which nobody knows of beforehand."""
+        """Return a collective's algorithm and protocol, chosen without faults, because NCCL does not know them."""
         return choose(kind, self._healthy(ranks) if self._lessened else self.group(ranks), size_bytes)
 
     def _sorts_of(self, ranks: Sequence[int]) -> list[Network]:
-        """The cluster as it would be of each sort of GPU that the ranks have."""
+        """Return one network for each kind of GPU that the ranks have, as if the whole cluster were of that kind."""
         if not self._of_kind:
             return [self]
         return [self._of_kind.get(name, self) for name in dict.fromkeys(self.cluster.kind_of(rank) for rank in ranks)]
 
     def _seen_by(self, ranks: Sequence[int]) -> Network:
-        """The network as ranks of one sort of GPU see it; that of the most usual sort where they have several."""
+        """Return the network of the ranks' kind of GPU; if they have several kinds, that of the most frequent one."""
         sorts = self._sorts_of(ranks)
         return sorts[0] if len(sorts) == 1 else self
 
     def _healthy(self, ranks: Sequence[int]) -> Group:
-        """The group without faults and other jobs."""
+        """Return the group without faults and other jobs."""
         if self._uneven is None:
             return self.regular.group(ranks)
         key = tuple(ranks)
@@ -199,7 +202,7 @@ class Network:
         return self._on_routes[key]
 
     def _by_routes(self, uneven: Uneven, ranks: tuple[int, ...]) -> Group:
-        """The group on a network that is not regular, as its own routes serve it."""
+        """Return the group on a network that is not regular, scaled by what its routes give."""
         sorts = self._sorts_of(ranks)
         if len(sorts) == 1 and sorts[0] is not self:
             return sorts[0]._healthy(ranks)
@@ -208,13 +211,13 @@ class Network:
 
     @property
     def _lessened(self) -> bool:
-        """True if faults or other jobs reduce the bandwidth of links; NCCL does not know of this."""
+        """Whether faults or other jobs reduce the bandwidth of links; NCCL does not know of this."""
         return bool(self._scales or self._nics or self._spread)
 
     def _with_others(self, group: Group, ranks: Sequence[int]) -> Group:
-        """The group with the faults of links, and with what other jobs leave of its nodes' NICs.
+        """Return the group with the faults of links, and with what other jobs leave of its slowest node's NICs.
 
-        Of the node that has least; a tree over more than two domains uses no more than `TREE_SHARE` of them anyway.
+        A tree over more than two domains uses at most `TREE_SHARE` of the NICs anyway.
         """
         left = left_by_others(self._spread, group.domains)
         if self._nics and group.domains > 1:
@@ -235,9 +238,9 @@ class Network:
         return self._scales.get((min(node, other), max(node, other)), 1.0)
 
     def _degrade(self, group: Group, ranks: Sequence[int]) -> Group:
-        """The group with its links' faults: rings suffer from those between successive nodes.
+        """Return the group with its links' faults. Those between successive nodes slow rings.
 
-        Trees are taken to use every degraded pair; of an exchange's bytes only those of the pair are slowed.
+        Trees are assumed to use every degraded pair. Of an exchange only the bytes between the two nodes are slowed.
         """
         nodes = [rank // self.cluster.gpus_per_node for rank in ranks]
         per_domain = self.regular.domain_gpus // self.cluster.gpus_per_node
