@@ -81,7 +81,7 @@ class Group(Struct, frozen=True, dict=True):
         return self._kept[key]
 
     def sustained(self, near: float, far: float) -> Group:
-        """Return the group with bandwidths inside domains times `near` and in rings between them times `far`; cached."""
+        """Return the group with bandwidths inside domains times `near` in rings between them times `far`; cached."""
         key = ("sustained", near, far)
         if key not in self._kept:
             self._kept[key] = replace(
