@@ -96,6 +96,7 @@ _RECORDS = (
         router=FUSED_ROUTER,  # configs: moe_router_fusion
         checks_gradients=False,  # utils/helpers.py: check_for_nan_in_grad
         averages_gradients=False,  # recipes: average_in_collective
+        fp8_recipe="tensorwise",  # configs: `fp8_recipe`, "cs" where nothing is said: current scaling
         grad_dtype="bf16",  # set_*_common_configs: grad_reduce_in_fp32 False
         cross_entropy="fused",  # utils/helpers.py: cross_entropy_fusion_impl te
     ),

@@ -190,7 +190,8 @@ def test_other_matmuls_have_a_speed_of_their_own(recipe: str) -> None:
 
 
 def test_a_framework_has_a_recipe_of_its_own() -> None:
-    for name, wanted in (("megatron", "delayed"), ("compiled", "tensorwise"), ("composer", "delayed")):
+    own = {"megatron": "delayed", "megatron_bridge": "tensorwise", "compiled": "tensorwise", "composer": "delayed"}
+    for name, wanted in own.items():
         recipe = recipe_of(scenario(framework=name).for_training)
         assert recipe is not None
         assert recipe.name == wanted
@@ -215,6 +216,7 @@ def test_a_table_names_a_recipe_in_its_rows_names() -> None:
     for row, wanted in (
         ("8B_compile_rowwise_asynctp", "rowwise"),
         ("H100_8B_fp8-cs_n8", "tensorwise"),
+        ("GB200_8B_fp8-finer_n8", "blockwise"),
         ("x_fp8", None),
     ):
         assert with_stated({}, "", {"id": row}).get("fp8_recipe") == wanted
