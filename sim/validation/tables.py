@@ -1,7 +1,8 @@
 """Tables of published measurements: format measurements/1, read and checked.
 
 A row's scenario is the table's scenario with the row's merged over it, key by key. Of a training step it also has what
-the table says of its software (`sim.validation.stated`), unless the row says so itself.
+the table says of its software (`sim.validation.stated`) and what that trainer's launch script sets
+(`sim.validation.launch_scripts`), unless the row says so itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from msgspec import Struct, field
 from sim.core.errors import InputError
 from sim.inputs.file_kinds import read_data, refuse_other_kind
 from sim.inputs.overrides import merge
+from sim.validation.launch_scripts import with_launch_script
 from sim.validation.stated import with_stated
 
 FORMAT = "measurements/1"
@@ -89,7 +91,7 @@ def _row(data: object, where: str, table: str, kind: str, shared: dict[str, Any]
         measured = {key: _value(value, f"{where}.measured.{key}") for key, value in given.items() if key not in answers}
         scenario = merge(shared, _mapping(row.get("scenario"), f"{where}.scenario"))
         if kind == "training_step" and isinstance(scenario.get("training"), dict):
-            scenario = scenario | {"training": with_stated(scenario["training"], software[0], row)}
+            scenario = with_launch_script(scenario | {"training": with_stated(scenario["training"], software[0], row)})
     except InputError as error:
         return Row(table, kind, str(name), group, {}, {}, row, unreadable=str(error))
     return Row(table, kind, str(name), group, scenario, measured, row, answers, (str(row.get("engine", "")), *software))

@@ -31,6 +31,56 @@ def training(tmp_path: Path, software: str, row: dict[str, Any] | None = None, *
     return dict(read_table(file).rows[0].scenario["training"])
 
 
+BRIDGE = "Megatron-Bridge on Megatron-Core, NeMo container of the named release"
+QWEN3 = {"layers": 94, "hidden": 4096, "moe": {"experts": 128}}
+
+
+def launched(tmp_path: Path, group: str, cluster: str, model: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    scenario = {"training": {"seq_len": 8}, "model": model, "cluster": cluster, **keys}
+    row = {"id": "r", "group": group, "scenario": scenario, "measured": {"step_time_s": 1.0}}
+    data = {"format": "measurements/1", "name": "t", "kind": "training_step", "software": BRIDGE, "rows": [row]}
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps(data), encoding="utf-8")
+    return dict(read_table(file).rows[0].scenario)
+
+
+def test_a_launch_script_sets_what_its_release_has_for_a_model_on_a_gpu(tmp_path: Path) -> None:
+    drops = launched(tmp_path, "Qwen3 GB200 25.09", "gb200-nvl72", QWEN3)
+    assert (drops["training"]["cuda_graphs"], drops["model"]["moe"]["capacity_factor"]) == ("step", 1.0)
+    paired = launched(tmp_path, "Qwen3 H100 26.02", "dgx-h100", QWEN3)
+    assert paired["parallelism"] == {"ep_overlap": True}
+    assert "cuda_graphs" not in paired["training"]
+    assert "capacity_factor" not in paired["model"]["moe"]
+    deepseek = {"layers": 61, "hidden": 7168, "moe": {"experts": 256}}
+    found = launched(tmp_path, "DeepSeekV3 H100 25.09", "dgx-h100", deepseek)
+    assert found["training"]["recompute"]["modules"] == ["mla_up_proj", "mlp"]
+    assert sum(found["parallelism"]["layers_per_stage"]) == 61
+
+
+def test_what_a_row_says_stands_against_the_launch_script(tmp_path: Path) -> None:
+    said = {"training": {"seq_len": 8, "cuda_graphs": "none"}, "parallelism": {"ep_overlap": False}}
+    graphs = launched(tmp_path, "Qwen3 GB200 25.09", "gb200-nvl72", QWEN3, **said)
+    assert graphs["training"]["cuda_graphs"] == "none"
+    assert not launched(tmp_path, "Qwen3 H100 26.02", "dgx-h100", QWEN3, **said)["parallelism"]["ep_overlap"]
+
+
+@pytest.mark.parametrize(
+    ("group", "cluster", "model"),
+    [
+        ("no release", "dgx-h100", QWEN3),
+        ("Qwen3 H100 25.11", "dgx-h100", QWEN3),
+        ("Qwen3 H100 26.02", "dgx-h100", {**QWEN3, "layers": 93}),
+        ("Qwen3 H100 26.02", "a machine of its own", QWEN3),
+    ],
+)
+def test_where_no_launch_script_is_known_a_row_stays(
+    tmp_path: Path, group: str, cluster: str, model: dict[str, Any]
+) -> None:
+    found = launched(tmp_path, group, cluster, model)
+    assert found["model"] == model
+    assert "parallelism" not in found
+
+
 @pytest.mark.parametrize(
     ("software", "date"),
     [
