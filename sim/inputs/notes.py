@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from sim.inputs.model_config import ModelConfig
@@ -31,8 +32,9 @@ TRAINING_ONLY = (
 )
 
 
-def notes(sections: Sections) -> tuple[str, ...]:
-    """What is legal but worth saying: the padded vocabulary, keys that have no effect here."""
+def notes(sections: Sections, given: Set[str]) -> tuple[str, ...]:
+    """What is legal but worth saying: the padded vocabulary, keys that have no effect here; `given`: keys of
+    `inference` that are not the engine's own."""
     model, p = sections.model, sections.parallelism
     found: list[str] = []
     padded = model.padded_vocab(p.tp)
@@ -70,24 +72,24 @@ def notes(sections: Sections) -> tuple[str, ...]:
     if i is not None and i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
         found.append("inference.router: of no effect with dp 1, which is one replica")
     if i is not None:
-        found += unknown_length_note(i, model)
+        found += unknown_length_note(i, given, model)
     if p.ep_overlap and p.ep == 1:
         found.append("parallelism.ep_overlap: of no effect with ep 1")
     return tuple(found)
 
 
-def unknown_length_note(inference: Inference, model: ModelConfig) -> list[str]:
-    """An engine that goes by the model's length, and a model of which nobody said it."""
+def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:
+    """That an engine goes by the model's length, where nobody said it and not all keys that follow from it are
+    `given`; `used`: the section with what the engine sets by itself."""
     from sim.serve.engines import ENGINES  # most scenarios are training steps
 
-    engine = ENGINES[inference.engine]
-    if model.longest or not engine.asks_positions:
+    without_budget = {"max_batch_tokens"} if used.batching == "static" else set()
+    left = ENGINES[used.engine].by_positions - given - without_budget
+    if model.longest or not left:
         return []
-    return [
-        f"model.trained_positions: unknown; engine {engine.name} cuts long models' prompts into chunks; "
-        f"simulated with chunked_prefill {str(inference.chunked_prefill).lower()}, "
-        f"max_batch_tokens {inference.max_batch_tokens}"
-    ]
+    values = ", ".join([f"{key} {str(getattr(used, key)).lower()}" for key in sorted(left)])
+    what = f"engine {used.engine} goes by the length that a model was made for"
+    return [f"model.trained_positions: unknown; {what}; simulated with {values}"]
 
 
 def _expert_split_note(sections: Sections) -> list[str]:

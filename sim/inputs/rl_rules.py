@@ -112,7 +112,8 @@ def inference_of(generation: Generation, requests: RequestPattern, model: ModelC
     if generation.kv_cache is not None:
         given["kv_cache"] = generation.kv_cache.model_dump(exclude_unset=True, exclude_none=True)
     engine = ENGINES[generation.engine]
-    own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, generation.tp, model.longest)
+    g = generation
+    own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, g.tp, g.pp, model.longest)
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
     return inference.with_defaults(own, False, cache_dtype(inference, gpu.peak_flops_per_s))
 
@@ -179,7 +180,7 @@ def _check_turns(rl: Rl, parallelism: Parallelism, source: Source) -> None:
 def rl_notes(rl: Rl, model: ModelConfig, gpu: GpuSpec) -> tuple[str, ...]:
     """Warnings for keys that have no effect with this section, and of an engine that goes by an unknown length."""
     engine = inference_of(rl.generation, RequestPattern(prompt_len=1, output_len=1), model, gpu)
-    found = unknown_length_note(engine, model)
+    found = unknown_length_note(engine, set(), model)
     if rl.colocated:
         return tuple(found)
     usual = Rl.model_fields

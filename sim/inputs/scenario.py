@@ -226,6 +226,7 @@ def resolve(source: Source, name: str) -> Scenario:
     model = resolve_model(data["model"], source, ("model",))
     training = _training(data, model, source)
     inference = read_inference(data, source)
+    given = set() if inference is None else set(inference.model_fields_set)
     seq_len = sequence_length(training, inference)
     model = with_positions(model, seq_len)
     parallelism = _parallelism(data.get("parallelism", {}), source, model, training or inference)
@@ -263,7 +264,7 @@ def resolve(source: Source, name: str) -> Scenario:
         engine=_engine(data, source),
         warnings=(
             *(*unknown, *more_unknown, *unknown_architecture(cluster, ranks)),
-            *(*notes(sections), *notes_on_rl(rl, model, cluster.gpu)),
+            *(*notes(sections, given), *notes_on_rl(rl, model, cluster.gpu)),
         ),
     )
 

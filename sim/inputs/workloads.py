@@ -12,7 +12,8 @@ from sim.core.dtypes import Precision, TransportDtype
 from sim.inputs.input_source import UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.serving_keys import Autoscaling, ServedLora, Tiers, WeightOffload
-from sim.serve.engines import ENGINES, DecodeAttention, Defaults
+from sim.serve.engine_record import DecodeAttention, Defaults
+from sim.serve.engines import ENGINES
 from sim.serve.hashed_prefixes import HASHED_TOKENS
 
 MAX_TOKENS = 100_000_000
@@ -131,7 +132,7 @@ class Inference(UserInput):
     kv_cache: KvCache = KvCache.model_construct()
     prefix_cache: Literal["none", "gpu", "cpu"] = "none"
     chunked_prefill: bool = Field(
-        default=True, description="prompts beside tokens of running requests; false: prompts first, alone"
+        default=True, description="prompts in chunks, beside tokens of running requests; false: as the engine without"
     )
     quantization: Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts"] = "none"
     router: Literal["round_robin", "least_loaded", "prefix_aware"] = Field(

@@ -87,6 +87,11 @@ class Load(Struct, frozen=True):
     adapted: int = 0
     adapters: int = 0
 
+    @property
+    def sequences(self) -> int:
+        """Sequences that it computes for."""
+        return self.decodes + sum([alike for _, _, alike in self.prefills])
+
 
 class StageLayers(Struct, frozen=True):
     """What one pipeline rank holds. `layers`: how many of each of `IterationCosts.specs`; `attentions` likewise."""
@@ -124,6 +129,14 @@ class IterationCosts(Struct):
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
         """Seconds of the iteration on every stage, messages between stages apart."""
         load = self._own_share(load)
+        device_s = self.device_seconds(load)
+        if not self.host.engine.host:
+            return device_s
+        sizes = load.tokens, load.sequences, bool(load.prefills)
+        return tuple([self.host.stage_seconds(i, seconds, *sizes) for i, seconds in enumerate(device_s)])
+
+    def device_seconds(self, load: Load) -> tuple[float, ...]:
+        """What a rank's own share of an iteration takes on every stage's GPU, without its host."""
         rest = self._rest(load)
         if load.pooled not in (0, load.tokens):
             rest = tuple([seconds + self._routed(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
@@ -138,12 +151,7 @@ class IterationCosts(Struct):
         )
         if self.offloaded:
             device_s = tuple([own.seconds(seconds) for own, seconds in zip(self.offloaded, device_s, strict=True)])
-        if not self.host.engine.host:
-            return device_s
-        sequences, prompts = load.decodes + sum([alike for _, _, alike in load.prefills]), bool(load.prefills)
-        return tuple(
-            self.host.stage_seconds(i, seconds, load.tokens, sequences, prompts) for i, seconds in enumerate(device_s)
-        )
+        return device_s
 
     def _own_share(self, load: Load) -> Load:
         """The load with the tokens and samples of one of the ranks over which prompts and single tokens are split;
@@ -362,9 +370,10 @@ def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     stages, engine = _stages(plan, specs, kinds, attentions), ENGINES[scenario.for_serving.engine]
     lora = scenario.for_serving.lora
     launched = tuple([_kernels(dims, kinds, attentions, s, lora) for s in stages])
-    tp, positions = scenario.parallelism.tp, scenario.model.longest
-    own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, tp, positions)
-    host = Host(engine, engine.host_on(gpu.architecture), tp, launched, own.graph_sizes)
+    p, positions = scenario.parallelism, scenario.model.longest
+    own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, p.tp, p.pp, positions)
+    graphs = engine.graph_sizes(own.graphs_to, scenario.for_serving.max_running_requests)
+    host = Host(engine, engine.host_on(gpu.architecture), p.tp, launched, graphs)
     pricing, streamed = Pricing(plan, costs, Network(scenario.cluster)), bandwidth * c.streaming_efficiency
     reduces = all_reduces(pricing, engine.own_all_reduces)
     prices = OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)

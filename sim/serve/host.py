@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sim.serve.engines import Engine, HostTimes
+from sim.serve.engine_record import Engine, HostTimes
 
 MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that takes h and a device that takes d seconds
 
@@ -21,7 +21,7 @@ class Host(Struct, frozen=True):
 
     def padded(self, tokens: int) -> int:
         """Tokens that are computed where `tokens` single ones are: those of the next larger CUDA graph."""
-        return next((size for size in self.graph_sizes if size >= tokens), tokens)
+        return next((size for size in self.graph_sizes if size >= tokens), tokens) if self.engine.pads else tokens
 
     def stage_seconds(self, stage: int, device_s: float, tokens: int, sequences: int, prompts: bool) -> float:
         """Seconds of an iteration on a stage whose GPU computes for `device_s` of them."""
@@ -34,14 +34,18 @@ class Host(Struct, frozen=True):
 
         Work between iterations is the first stage's. Kernels outside of a graph are issued one by one.
         """
-        busy_s = device_s
-        if self.times.launch_s and not self._graphed(tokens, sequences, prompts):
-            launches_s = self.kernels[stage] * self.times.launch_s
-            busy_s = [(s**MEETING + launches_s**MEETING) ** (1 / MEETING) for s in device_s]
+        busy_s = self.busy_each(stage, device_s, tokens, sequences, prompts)
         if stage:
             return busy_s
         own_s = self.between_s(tokens, sequences, prompts)
         return [max(s, own_s) for s in busy_s] if self.engine.overlaps else [s + own_s for s in busy_s]
+
+    def busy_each(self, stage: int, device_s: list[float], tokens: int, sequences: int, prompts: bool) -> list[float]:
+        """As `seconds_each`, without the host's work between iterations."""
+        if not self.times.launch_s or self._graphed(tokens, sequences, prompts):
+            return device_s
+        launches_s = self.kernels[stage] * self.times.launch_s
+        return [(s**MEETING + launches_s**MEETING) ** (1 / MEETING) for s in device_s]
 
     def between_s(self, tokens: int, sequences: int, prompts: bool) -> float:
         """The host's own work for an iteration."""
@@ -55,4 +59,5 @@ class Host(Struct, frozen=True):
         """Whether a CUDA graph has the iteration's kernels."""
         if not self.graph_sizes or (prompts and not self.engine.prompt_graphs):
             return False
-        return (tokens if prompts else sequences) <= self.graph_sizes[-1]
+        size = tokens if prompts else sequences
+        return size <= self.graph_sizes[-1] if self.engine.pads else size in self.graph_sizes

@@ -59,8 +59,8 @@ class Lockstep(Struct):
         for sequence in self.others:
             if sequence.ready_s > now_s:
                 continue
-            tokens = min(sequence.remaining, budget)
-            if tokens < sequence.remaining and sequence.order < self.newest:
+            tokens = s.next_tokens(sequence, budget)
+            if tokens < sequence.remaining and (not s.splits or sequence.order < self.newest):
                 return None  # members that are younger would get what is left
             if tokens:
                 wanted.append((sequence, tokens))

@@ -21,20 +21,31 @@ def bill_of_all(costs: IterationCosts) -> Bill:
         comm_s += bill.comm_s * times
         for sort, each in bill.shares.items():
             shares[sort] = shares.get(sort, 0.0) + times * each
-    if (host_s := _host_s(costs)) > 0.0:
-        shares[HOST, "host", costs.host.times.uncertainty] = host_s
+    waited_s, decides_s = _host_seconds(costs)
+    if waited_s > 0.0:
+        shares[HOST, "host", costs.host.times.uncertainty * decides_s / waited_s] = waited_s
     return Bill(seconds, comm_s, shares)
 
 
-def _host_s(costs: IterationCosts) -> float:
-    """Seconds for which GPUs wait for their host's own work, which one that overlaps hides; launches apart."""
-    if not costs.host.engine.host or costs.host.engine.overlaps:
-        return 0.0
+def _host_seconds(costs: IterationCosts) -> tuple[float, float]:
+    """Seconds for which GPUs wait for their host's own work, launches apart, and those of its work that decides when
+    an iteration ends. One that overlaps waits for what its host takes longer than it, but then all of the host's work
+    decides: where it is uncertain by some percent, so is the whole iteration."""
+    host, waited_s, decides_s = costs.host, 0.0, 0.0
+    if not host.engine.host:
+        return 0.0, 0.0
     between: Counter[tuple[int, int, bool]] = Counter()
     for load, times in costs.noted:
-        sequences = load.decodes + sum([alike for _, _, alike in load.prefills])
-        between[load.tokens, sequences, bool(load.prefills)] += times
-    return sum([costs.host.between_s(*sizes) * times for sizes, times in between.items()])
+        sizes = load.tokens, load.sequences, bool(load.prefills)
+        if not host.engine.overlaps:
+            between[sizes] += times
+            continue
+        own_s, busy_s = host.between_s(*sizes), host.busy_each(0, [costs.device_seconds(load)[0]], *sizes)[0]
+        if own_s > busy_s:
+            waited_s += (own_s - busy_s) * times
+            decides_s += own_s * times
+    added_s = sum([host.between_s(*sizes) * times for sizes, times in between.items()])
+    return waited_s + added_s, decides_s + added_s
 
 
 def _used(costs: IterationCosts) -> dict[Key, float]:

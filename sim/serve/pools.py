@@ -164,7 +164,10 @@ def _scheduler(
     room = capacity.host_tokens if i.preemption == "swap" else 0
     bus = Link(per_token, latency)
     scheduler = Scheduler(cache, limits, i.prefix_cache == "gpu", host, bus, room)
-    scheduler.reserved_share, scheduler.mixes = ENGINES[i.engine].reserved_output, i.chunked_prefill
+    engine = ENGINES[i.engine]
+    scheduler.reserved_share = engine.reserved_output
+    scheduler.mixes = i.chunked_prefill or engine.prompts_beside
+    scheduler.splits = i.chunked_prefill or not engine.whole_prompts
     if i.kv_cache.tiers is not None:
         scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes)
     if i.lora is not None:

@@ -388,6 +388,7 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, f
             )
     if has_jitter(sim.scenario):
         out.append("faults.jitter: is not simulated for serving; stragglers and links are")
+    out += _whole_prompts(sim)
     waiting = waiting_at_last_arrival(sim.sequences)
     if fits and waiting > OVERLOADED * len(sim.sequences):
         out.append(
@@ -401,3 +402,15 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, f
             f"weights are kept in 8 bits and multiplied in {linear}"
         )
     return out + roofline_warnings(shares)
+
+
+def _whole_prompts(sim: ServingSimulation) -> list[str]:
+    """Of prompts that the engine would refuse: longer than an iteration's tokens, which it does not cut."""
+    if not (long := [s for s in sim.sequences if s.request.prompt_tokens > sim.replicas[0].scheduler.longest_prompt]):
+        return []
+    i, most = sim.scenario.for_serving, max([s.request.prompt_tokens for s in long])
+    return [
+        f"inference.max_batch_tokens: {len(long):,} of {len(sim.sequences):,} prompts exceed {i.max_batch_tokens:,}, "
+        f"the longest has {most:,} tokens; engine {i.engine} cuts no prompts with chunked_prefill false and would "
+        "refuse them; each is computed whole, in an iteration of its own"
+    ]

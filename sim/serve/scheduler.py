@@ -14,6 +14,10 @@ Swapping (Kwon et al. 2023, section 4.5): all blocks of a sequence leave togethe
 starts when the copy is done; on the way back others compute meanwhile. Both directions of the bus work at once, each
 serves one copy after another.
 
+Without `splits` (vLLM before 0.8, TensorRT-LLM without chunked context) a prompt is computed in one iteration, or
+waits. A real engine refuses a prompt that is longer than its budget; here it has an iteration of its own, and the
+result warns.
+
 Sources: Yu et al. 2022, "Orca" (iteration-level scheduling); Kwon et al. 2023, arXiv 2309.06180, sections 4.3 and
 4.5; Agrawal et al. 2023, "Sarathi", arXiv 2308.16369 (chunked prefill); vLLM, vllm/v1/core/sched/scheduler.py, and of
 0.6 vllm/core/scheduler.py (`_schedule_default`); SGLang, python/sglang/srt/managers/scheduler.py
@@ -61,6 +65,7 @@ class Scheduler(Struct):
     reserved: int = 0  # blocks of all that run, once each has all its tokens
     reserved_share: float = 0.0  # of what running ones will still write, for which a request that enters leaves room
     mixes: bool = True  # prompts and tokens of running sequences in one iteration
+    splits: bool = True  # a prompt that exceeds what is left of the budget is computed in chunks
     blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
     copies: list[Copy] = field(default_factory=list)
     before_end: tuple[int, int, float] = (0, 0, 0.0)  # held, unused, waste when an iteration ended, before any left
@@ -78,7 +83,9 @@ class Scheduler(Struct):
                 break
             if sequence.in_flight or sequence.ready_s > now_s or not sequence.running:
                 continue
-            tokens = min(sequence.remaining + self._drafted(sequence), budget)
+            tokens = self.next_tokens(sequence, budget)
+            if not tokens:
+                continue
             while not self.grow(sequence, tokens):
                 victim = self._victim(sequence)
                 preempted = True
@@ -108,8 +115,8 @@ class Scheduler(Struct):
                 break
             if sequence.in_flight or sequence.ready_s > now_s or sequence.remaining <= 1:
                 continue
-            tokens = min(sequence.remaining, budget)
-            if self.grow(sequence, tokens):
+            tokens = self.part(sequence.remaining, budget)
+            if tokens and self.grow(sequence, tokens):
                 pieces.append(self.piece(sequence, tokens))
                 budget -= tokens
         self.admit(pieces, budget, places, now_s)
@@ -124,7 +131,9 @@ class Scheduler(Struct):
             if sequence is None:
                 return
             hit, loaded = self._cached(sequence)
-            tokens = min(sequence.remaining - hit - loaded, budget)
+            tokens = self.part(sequence.remaining - hit - loaded, budget)
+            if not tokens:
+                return
             shared_blocks = hit // self.cache.block_tokens
             if hit:
                 self._read_prefix(sequence, shared_blocks)  # before room is made: not to be evicted for it
@@ -138,6 +147,23 @@ class Scheduler(Struct):
                 pieces.append(self.piece(sequence, tokens))
                 budget -= tokens
 
+    @property
+    def longest_prompt(self) -> float:
+        """Tokens of the longest prompt that is no more than an iteration's budget, or is cut to it."""
+        return math.inf if self.splits else self.limits.batch_tokens
+
+    def part(self, tokens: int, budget: int) -> int:
+        """Of so many tokens of a prompt, those that an iteration computes with so much of its budget left."""
+        if self.splits:
+            return min(tokens, budget)
+        return tokens if tokens <= budget or budget == self.limits.batch_tokens else 0
+
+    def next_tokens(self, sequence: Sequence, budget: int) -> int:
+        """Tokens that an iteration computes for a running sequence with so much of its budget left."""
+        if sequence.remaining > 1:
+            return self.part(sequence.remaining, budget)
+        return min(1 + self._drafted(sequence), budget)
+
     def _next_waiting(self) -> Sequence | None:
         """The first of the waiting requests whose LoRA adapter may be used."""
         if self.adapters is None:
@@ -150,11 +176,13 @@ class Scheduler(Struct):
         if budget <= 0:
             return False
         # Room for all of it is room whatever is found; asking a host's cache makes its prefix the last used.
-        found_is_no_matter = self.host is None and not self.reserved_share
+        found_is_no_matter = self.host is None and not self.reserved_share and self.part(sequence.remaining, budget) > 0
         if found_is_no_matter and self.cache.blocks_of(sequence.remaining) <= self.cache.available:
             return True
         hit, loaded = self._cached(sequence)
-        tokens = min(sequence.remaining - hit - loaded, budget)
+        tokens = self.part(sequence.remaining - hit - loaded, budget)
+        if not tokens:
+            return False
         shared_blocks = hit // self.cache.block_tokens
         needed = self.cache.blocks_of(hit + loaded + tokens) - shared_blocks
         return needed <= self.cache.available and self._can_finish(sequence, shared_blocks)

@@ -24,14 +24,13 @@ MARGIN = 1.1  # a tenth: printed figures are rounded
 def running_requests(row: Row) -> float | None:
     """Requests that a row's own figures need in the batch at least, of all replicas; None where they do not say.
 
-    The mean time a token (or gap), the output tokens a second of all GPUs and the length of outputs are needed; a
-    median proves nothing.
+    The mean time a token, the output tokens a second of all GPUs and the length of outputs are needed. A median proves
+    nothing, nor does a gap between arrivals (inter-token latency), with which several tokens may come at once.
     """
     requests = _section(row).get("requests")
     count = requests.get("output_len") if isinstance(requests, Mapping) else None
     usual = "_s" if row.data.get("statistic") == "mean" else "_mean_s"
-    named = [f"{name}{end}" for name in ("time_per_output_token", "tpot", "inter_token_latency", "itl")
-             for end in ("_mean_s", usual)]  # fmt: skip
+    named = [f"{name}{end}" for name in ("time_per_output_token", "tpot") for end in ("_mean_s", usual)]
     gap_s = next((row.measured[key] for key in named if key in row.measured), None)
     rate = _output_tokens_per_s(row)
     if gap_s is None or rate is None or not isinstance(count, int) or count < 2:

@@ -16,7 +16,8 @@ from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.costs import IterationCosts, Load, iteration_costs
 from sim.serve.dims import serving_dims
-from sim.serve.engines import ENGINES, Defaults, Engine, HostTimes, engine_named, engine_table
+from sim.serve.engine_record import Defaults, Engine, HostTimes
+from sim.serve.engines import ENGINES, engine_named, engine_table
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
 from sim.views.summary import SHARES
@@ -243,7 +244,7 @@ def test_a_prompt_delays_tokens_where_prompts_go_first() -> None:
         ("sglang", "dgx-h100", 8, (4096, 8192, 0.81, "gpu", False)),
         ("sglang-0.5", "dgx-h200", 8, (4096, 8192, 0.897, "gpu", False)),
         ("sglang-0.5", "dgx-h100", 1, (4096, 8192, 0.836, "gpu", False)),
-        ("trtllm-1.0", "dgx-h100", 1, (2048, 8192, 0.9, "gpu", True)),
+        ("trtllm-1.0", "dgx-h100", 1, (2048, 8192, 0.9, "gpu", False)),
     ],
 )
 def test_engines_set_their_limits_by_gpu_and_layout(
@@ -263,7 +264,7 @@ def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
     gib: int, tp: int, found: tuple[int, int, float]
 ) -> None:
     """24 GiB: 512 + 1.5 · 2,048 + 2 · 24 + 128 MiB of 24,576 are not the cache's."""
-    d = ENGINES["sglang-0.5"].defaults_on("ada", gib * 2.0**30, tp, 0)
+    d = ENGINES["sglang-0.5"].defaults_on("ada", gib * 2.0**30, tp, 1, 0)
     assert (d.max_batch_tokens, d.graphs_to, d.memory_fraction) == found
 
 
@@ -317,3 +318,122 @@ def test_each_source_of_prices_has_words_in_the_summary(made: Any) -> None:
     shares = simulate_serving(scenario(made(host=HostTimes(iteration_s=1e-3)))).outcome.provenance.shares
     assert shares["host"] > 0
     assert shares.keys() <= SHARES.keys()
+
+
+def test_an_overlapped_host_that_is_slower_gives_all_of_its_uncertainty(made: Any) -> None:
+    """Where the host decides when iterations end, seconds of which it is 10 % uncertain are 10 % uncertain."""
+    host = HostTimes(iteration_s=0.1, uncertainty=0.1)
+    slow = simulate_serving(scenario(made(host=host, overlaps=True), batching="continuous"))
+    assert slow.host_uncertainty == pytest.approx(0.1, rel=1e-3)
+    quick = made(host=HostTimes(iteration_s=1e-6, uncertainty=0.1), overlaps=True)
+    assert simulate_serving(scenario(quick, batching="continuous")).host_uncertainty == 0.0
+
+
+@pytest.mark.parametrize("engine", [name for name, e in ENGINES.items() if e.host])
+def test_host_seconds_are_never_certain(engine: str) -> None:
+    assert all(times.uncertainty > 0 for times in ENGINES[engine].host.values())
+
+
+def test_hosts_of_an_a100_take_longer_and_launch_as_they_were_measured_to() -> None:
+    measured = ENGINES["vllm-0.2"].host
+    for engine in ("vllm-0.5", "vllm-v1", "sglang-0.5", "trtllm-1.0"):
+        older, newer = (ENGINES[engine].host_on(a) for a in ("ampere", "hopper"))
+        assert (older.launch_s, newer.launch_s) == (measured["ampere"].launch_s, measured["hopper"].launch_s)
+        assert older.iteration_s / newer.iteration_s == pytest.approx(
+            measured["ampere"].sequence_s / measured["hopper"].sequence_s
+        )
+
+
+def test_requests_take_before_every_engine_what_was_fitted_to_one() -> None:
+    own = {ENGINES[name].host_on("hopper").request_s for name in ("vllm-0.5", "vllm-v1", "sglang", "trtllm-1.0")}
+    assert own == {ENGINES["trtllm-triton"].host_on("hopper").request_s}
+
+
+@pytest.mark.parametrize(
+    ("engine", "running", "has", "lacks"),
+    [
+        ("vllm-0.5", 1024, {8, 248, 256}, {264}),
+        ("vllm-0.6", 1024, {8, 256, 264, 1024}, {12}),
+        ("vllm-0.6", 20, {16, 24}, {32}),
+        ("vllm-v1", 20, {264, 512}, {520}),
+        ("vllm-0.14", 1024, {248, 256, 272, 512}, {264}),
+        ("vllm-0.14", 20, {24, 40}, {48}),
+        ("sglang", 4096, {8, 160}, {12, 168}),
+        ("sglang-0.5", 4096, {12, 16, 248, 256}, {20, 272}),
+        ("trtllm-1.0", 2048, {1, 3, 31, 32, 64, 128}, {33, 96}),
+    ],
+)
+def test_each_engine_keeps_graphs_of_its_own_sizes(engine: str, running: int, has: set[int], lacks: set[int]) -> None:
+    sizes = set(costs(engine, max_running_requests=running).host.graph_sizes)
+    assert has <= sizes
+    assert not lacks & sizes
+
+
+def test_a_batch_between_graphs_is_launched_kernel_by_kernel_where_none_is_padded() -> None:
+    own = costs("trtllm-1.0")
+    launches = own.host.kernels[0] * own.host.times.launch_s
+    device, seconds = (f(Load(96, 96, 96 * 128, (), 96))[0] for f in (own.device_seconds, own.stage_seconds))
+    assert device == costs("bundled").stage_seconds(Load(96, 96, 96 * 128, (), 96))[0]  # of 96, not of 128
+    assert seconds == (device**4 + launches**4) ** 0.25
+    graph = Load(64, 64, 64 * 128, (), 64)
+    assert own.stage_seconds(graph)[0] == max(own.device_seconds(graph)[0], own.host.between_s(64, 64, False))
+
+
+WHOLE = [name for name, engine in ENGINES.items() if engine.whole_prompts]
+
+
+@settings(max_examples=20, deadline=None)
+@given(requests_of, st.sampled_from(WHOLE), st.integers(20, 300), st.floats(1e5, 3e6), st.sampled_from([1, 2]))
+def test_whole_prompts_are_computed_in_one_iteration(
+    requests: tuple[Request, ...], engine: str, budget: int, cache_bytes: float, pp: int
+) -> None:
+    """However they are simulated; prompts longer than the budget alone."""
+    inference = {"engine": engine, "chunked_prefill": False, "max_batch_tokens": budget, "prefix_cache": "none"}
+    s = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism={"pp": pp})
+    for sim in every_way(s, requests):
+        for load in [i.load for i in sim.replicas[0].iterations]:
+            assert all(chunk == seen for chunk, seen, _ in load.prefills)
+            assert load.tokens <= budget or load.sequences == 1
+
+
+@pytest.mark.parametrize(("engine", "beside"), [("vllm-0.2", False), ("vllm-0.6", False), ("trtllm", True)])
+def test_whole_prompts_go_first_or_beside_tokens(engine: str, beside: bool) -> None:
+    requests = (Request(0.0, 64, 40), Request(1e-4, 400, 2))
+    loads = [i.load for i in simulate_serving(serving({"engine": engine}), requests=requests).replicas[0].iterations]
+    assert any(load.decodes and (400, 400, 1) in load.prefills for load in loads) == beside
+    assert ((400, 400, 1),) in [load.prefills for load in loads]
+
+
+def test_a_prompt_that_its_engine_would_refuse_is_computed_and_said() -> None:
+    s = serving({"engine": "vllm-0.2"})
+    requests = (Request(0.0, 3000, 4), Request(0.0, 64, 4))
+    warnings = {n: simulate_serving(s, requests=requests[n:]).outcome.warnings for n in (0, 1)}
+    assert any("1 of 2 prompts exceed 2,560" in w for w in warnings[0])
+    assert not any("exceed" in w for w in warnings[1])
+
+
+def test_sglang_leaves_memory_for_every_rank_of_a_pipeline() -> None:
+    """128 MiB each of 81,920."""
+    one, two = (ENGINES["sglang-0.5"].defaults_on("hopper", 80 * 2.0**30, 8, pp, 0).memory_fraction for pp in (1, 16))
+    assert one - two == pytest.approx(8 * 15 * 128 / 81920, abs=1e-3)
+    section = {"engine": "sglang-0.5", "requests": ONE}
+    data = {"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"tp": 8, "pp": 16}, "inference": section}
+    assert parse_scenario(data).for_serving.kv_cache.memory_fraction == two
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, ("chunked_prefill false", "max_batch_tokens 8192")),
+        ({"max_batch_tokens": 4096}, ("chunked_prefill false",)),
+        ({"max_batch_tokens": 4096, "chunked_prefill": False}, ()),
+        ({"batching": "static", "chunked_prefill": False}, ()),
+    ],
+)
+def test_an_unknown_length_is_noted_where_a_key_follows_from_it(given: dict[str, Any], said: tuple[str, ...]) -> None:
+    model = {"preset": "llama2-7b", "trained_positions": None}
+    s = scenario("vllm-0.6", model=model, **{"batching": "continuous", **given})  # type: ignore[arg-type]
+    notes = [w for w in s.warnings if "trained_positions: unknown" in w]
+    assert len(notes) == bool(said)
+    assert all(what in note for what in said for note in notes)
+    assert all(("max_batch_tokens" in note) == ("max_batch_tokens" not in given) for note in notes)

@@ -1,0 +1,140 @@
+"""What the record of a serving engine says: `Engine`, and the host seconds and defaults in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from sim.serve.graph_sizes import by_eights
+from sim.serve.own_all_reduce import OwnAllReduce
+
+DecodeAttention = Literal["grouped", "per_head"]
+
+
+class HostTimes(NamedTuple):
+    """Seconds of an engine's host beside GPUs of one architecture; what is left out takes none.
+
+    `uncertainty`: of these seconds, a standard deviation as a part of 1. For fitted ones the error of the whole on rows
+    that they were not fitted to (tools/fit_engines.py prints it); for others the spread of what their sources say.
+    """
+
+    iteration_s: float = 0.0  # of every iteration: scheduling, input tensors, sampling, detokenizing
+    rank_s: float = 0.0  # of every iteration, for each tensor-parallel rank beyond the first
+    sequence_s: float = 0.0  # of every iteration, for each sequence in it
+    prompt_s: float = 0.0  # more where an iteration computes prompts
+    oversize_s: float = 0.0  # for each token and rank of an iteration beyond `Engine.sized_tokens`
+    launch_s: float = 0.0  # to issue one kernel outside of a CUDA graph
+    collective_s: float = 0.0  # that an all-reduce takes beyond the profile's: ranks that arrive one after another
+    request_s: float = 0.0  # before a request reaches the engine: HTTP, tokenizer
+    uncertainty: float = 0.0
+
+    def slower(self, times: float) -> HostTimes:
+        """Those of a processor that takes so many times as long; what GPUs wait for each other stays."""
+        kept = self.collective_s, self.uncertainty
+        return HostTimes(*[times * s for s in self])._replace(collective_s=kept[0], uncertainty=kept[1])
+
+
+class Defaults(NamedTuple):
+    """What an engine sets by itself where nobody does: keys of `inference`, and the largest batch of single tokens for
+    which it keeps a CUDA graph (0: no graphs)."""
+
+    max_running_requests: int = 256
+    max_batch_tokens: int = 8192
+    block_tokens: int = 16
+    memory_fraction: float = 0.9
+    prefix_cache: str = "none"
+    chunked_prefill: bool = True
+    graphs_to: int = 0
+
+
+class Case(NamedTuple):
+    """Other defaults where all of it holds: GPUs of at least so many bytes of memory and of no architecture in
+    `but`, at least so many tensor-parallel ranks, models of at least so many positions."""
+
+    changes: Mapping[str, Any]
+    memory_bytes: float = 0.0
+    but: tuple[str, ...] = ()
+    tp: int = 1
+    positions: int = 0
+
+
+T = TypeVar("T")
+
+
+def fact(default: T, meaning: str) -> T:
+    """A field of `Engine`: the bundled engine's value, and what it means."""
+    found: T = field(default=default, metadata={"meaning": meaning})
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The facts of one engine; those that a record leaves out are the bundled one's."""
+
+    name: str  # the key's value
+    product: str  # what tables call it
+    since: tuple[int, ...]  # the first version that is so
+    date: str  # of that version: year and month
+    source: str
+
+    host: Mapping[str, HostTimes] = field(
+        default_factory=dict,
+        metadata={"meaning": "host seconds by GPU architecture; others take those of the last one"},
+    )
+    overlaps: bool = fact(False, "the host prepares an iteration while the GPU computes the one before")
+    graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
+        by_eights, "batches with a CUDA graph, of graphs_to and max_running_requests"
+    )
+    pads: bool = fact(True, "a batch between two sizes of graphs is padded to the larger one; else it has no graph")
+    prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
+    decode_attention: DecodeAttention = fact(  # noqa: RUF009  a Literal
+        "grouped", "single tokens' attention reads a KV head once, or once for each of its query heads"
+    )
+    reserved_output: float = fact(
+        0.0,
+        "a request enters once the cache has room for all that it will write, and this share of what those that run "
+        "will: none is preempted at 1; 0: room for its prompt is enough",
+    )
+    whole_prompts: bool = fact(False, "without chunked_prefill a prompt is computed in one iteration, or waits")
+    prompts_beside: bool = fact(False, "without chunked_prefill prompts are computed beside tokens, not before them")
+    sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
+    own_all_reduces: Mapping[str, OwnAllReduce] = field(
+        default_factory=dict,
+        metadata={"meaning": "all-reduces over NVLink in kernels of its own, by GPU architecture; elsewhere NCCL's"},
+    )
+    fp8_cache: bool = fact(False, "with 8-bit weights keys and values are kept in fp8, too")
+    experts_speed: float = fact(1.0, "speed of fp8 experts' matmuls by that of the profile's points")
+    called: str = fact("", "what tables call it where they name no version")
+    fraction: Callable[[float, int, Defaults], float] | None = fact(  # noqa: RUF009
+        None, "memory_fraction on GPUs of so many bytes, for a replica of so many ranks and the other defaults"
+    )
+    whole_prompt_tokens: int | None = fact(
+        None, "without chunks max_batch_tokens are the model's positions, where known, and at least so many"
+    )
+    defaults: Defaults = fact(Defaults(), "what keys are where a scenario leaves them out")  # noqa: RUF009  a tuple
+    cases: tuple[Case, ...] = fact((), "where they are others; of those that hold the last decides")
+
+    def host_on(self, architecture: str) -> HostTimes:
+        """Host seconds beside GPUs of an architecture; of one not known, those of the last that is."""
+        if not self.host:
+            return HostTimes()
+        return self.host.get(architecture) or list(self.host.values())[-1]
+
+    @property
+    def by_positions(self) -> frozenset[str]:
+        """Keys whose defaults depend on how many positions the model was made for."""
+        whole = {"max_batch_tokens"} if self.whole_prompt_tokens is not None else set()
+        return frozenset(whole.union(*[case.changes for case in self.cases if case.positions]))
+
+    def defaults_on(self, architecture: str, memory_bytes: float, tp: int, pp: int, positions: int) -> Defaults:
+        """What the engine sets by itself on such GPUs for a model of so many positions (0: unknown), split over
+        `tp`·`pp` ranks."""
+        d = self.defaults
+        for case in self.cases:
+            fits = memory_bytes >= case.memory_bytes and architecture not in case.but
+            if fits and tp >= case.tp and positions >= case.positions:
+                d = d._replace(**case.changes)
+        if self.whole_prompt_tokens is not None and positions and not d.chunked_prefill:
+            d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens))
+        return d if self.fraction is None else d._replace(memory_fraction=self.fraction(memory_bytes, tp * pp, d))

@@ -1,0 +1,68 @@
+"""Batches of single tokens for which engines keep CUDA graphs, of the largest one and of `max_running_requests`."""
+
+from __future__ import annotations
+
+SMALL = (1, 2, 4)
+
+
+def by_eights(to: int, running: int) -> tuple[int, ...]:
+    """As many as may run, rounded up to a size (vLLM 0.5 and 0.6, worker/model_runner.py, _get_graph_batch_size).
+
+    >>> by_eights(256, 12), by_eights(8, 12)
+    ((1, 2, 4, 8, 16), (1, 2, 4, 8))
+    """
+    most = min(to, next((n for n in SMALL if n >= running), -(-running // 8) * 8))
+    return tuple([n for n in (*SMALL, *range(8, most + 1, 8)) if n <= most])
+
+
+def by_eights_to(to: int, running: int) -> tuple[int, ...]:
+    """However many may run (vLLM 0.8, config.py, _set_cudagraph_sizes).
+
+    >>> by_eights_to(24, 12)
+    (1, 2, 4, 8, 16, 24)
+    """
+    return by_eights(to, to)
+
+
+def vllm_sizes(to: int, running: int) -> tuple[int, ...]:
+    """To twice as many as may run, by 16 from 256 on (vLLM 0.14, config/vllm.py, _set_cudagraph_sizes).
+
+    >>> vllm_sizes(512, 5), vllm_sizes(512, 256)[-3:]
+    ((1, 2, 4, 8), (480, 496, 512))
+    """
+    most = min(to, 2 * running)
+    return tuple([n for n in (*SMALL, *range(8, 256, 8), *range(256, most + 1, 16)) if n <= most])
+
+
+def sglang_sizes(to: int, running: int) -> tuple[int, ...]:
+    """As many as may run among them (SGLang 0.4, model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture).
+
+    >>> sglang_sizes(160, 20)
+    (1, 2, 4, 8, 16, 20)
+    """
+    return _with_most((*SMALL, *range(8, to + 1, 8)), to, running)
+
+
+def sglang_05_sizes(to: int, running: int) -> tuple[int, ...]:
+    """By 8 to 256, by 16 to 512, then by 32, as many as may run among them (SGLang 0.5, server_args.py,
+    _generate_cuda_graph_batch_sizes).
+
+    >>> sglang_05_sizes(24, 4096), sglang_05_sizes(576, 4096)[-4:]
+    ((1, 2, 4, 8, 12, 16, 24), (496, 512, 544, 576))
+    """
+    return _with_most((*SMALL, 8, 12, *range(16, 256, 8), *range(256, 512, 16), *range(512, to + 1, 32)), to, running)
+
+
+def trtllm_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Every one to 32, then 64 and 128 (TensorRT-LLM 1.0, llmapi/llm_args.py, CudaGraphConfig without enable_padding).
+
+    >>> trtllm_sizes(128, 2048)[-4:]
+    (31, 32, 64, 128)
+    """
+    return tuple([n for n in (*range(1, 33), 64, 128) if n <= min(to, running)])
+
+
+def _with_most(sizes: tuple[int, ...], to: int, running: int) -> tuple[int, ...]:
+    """Those that can run; the largest batch that can run among them, where graphs of larger ones would be kept."""
+    kept = {n for n in sizes if n <= min(to, running)} | ({running} if running < to else set())
+    return tuple(sorted(kept))
