@@ -23,7 +23,7 @@ from sim.commands.files_named import OUTPUT
 from sim.commands.options import json_option, overrides_option, scenario_argument, write_page
 from sim.core.errors import InputError
 from sim.core.files import write_json
-from sim.core.timeline import MESSAGES, SENDS, Detail, Span, Timeline
+from sim.core.timeline import RECEIVES, SENDS, Detail, Span, Timeline
 from sim.engine.run import run_static
 from sim.inputs.measured_run import QUIET_CORES, MeasuredRun, TorchBeside, load_measured
 from sim.inputs.scenario import Scenario, load_scenario
@@ -36,6 +36,7 @@ from sim.studies.memory_over_steps import over_steps
 
 _Key = tuple[str, int, int, int, int]  # kind, stage, micro-batch, rank (-1: several), how many before it
 COMPUTE = ("F", "B", "W")
+SENT_AS = dict(zip(RECEIVES, SENDS, strict=True))  # a message has the name of its sending end
 PHASE_RAN = {"input_grad": "backward", "weight_grad": "backward"}
 MOST_OPERATORS = 12  # that the table shows
 COMPARED = {"model", "training", "parallelism"}  # of a scenario, when asking whether it is the one that ran
@@ -118,8 +119,7 @@ def _mean_by_kind(spans: Iterable[Span]) -> dict[str, tuple[float, int]]:
     """Mean seconds and number of parts; messages under the name of their sending end."""
     out: dict[str, list[float]] = defaultdict(list)
     for key, seconds in _durations(spans).items():
-        name = {"F_message": "SEND_F", "B_message": "SEND_B"}.get(key[0], key[0])
-        out[name].append(seconds)
+        out[key[0]].append(seconds)
     return {kind: (sum(t) / len(t), len(t)) for kind, t in out.items()}
 
 
@@ -143,7 +143,7 @@ def _durations(spans: Iterable[Span]) -> dict[_Key, float]:
     free: dict[tuple[str, frozenset[int]], float] = {}  # when a kind's queue among the same ranks was empty again
     for key in sorted(starts, key=starts.__getitem__):
         queue = key[0], frozenset(members[key])
-        start_s = starts[key] if "message" in key[0] else max(starts[key], free.get(queue, 0.0))
+        start_s = starts[key] if key[0] in SENDS else max(starts[key], free.get(queue, 0.0))
         sums[key] = max(ends[key] - start_s, 0.0)
         free[queue] = max(ends[key], free.get(queue, 0.0))
     return sums
@@ -159,10 +159,8 @@ def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
     for s in spans:
         own = (s.kind, s.stage, s.micro_batch, s.rank)
         alone = s.kind in COMPUTE or s.kind == "OPTIMIZER"
-        message = s.kind in MESSAGES
-        kind = f"{s.kind[-1]}_message" if message else s.kind
         count = 0 if alone else seen[own]
-        yield (kind, s.stage, s.micro_batch, s.rank if alone else -1, count), s
+        yield (SENT_AS.get(s.kind, s.kind), s.stage, s.micro_batch, s.rank if alone else -1, count), s
         seen[own] += 1
 
 

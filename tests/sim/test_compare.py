@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.commands.compare import main
+from sim.commands.compare import _durations, main
+from sim.core.timeline import Detail, Span
 from tests.processes import exit_code
 from tests.sim.measured_runs import recorded, scenario
 
@@ -138,3 +139,21 @@ def test_more_ranks_than_the_scenario_has(tmp_path: Path, capsys: pytest.Capture
     Path(files[1]).write_text(json.dumps(run))
     assert exit_code(main, *files) == 2
     assert "found 7; allowed: 0 to 1" in capsys.readouterr().err
+
+
+def test_a_queued_collective_takes_no_longer_for_its_wait() -> None:
+    """Two ranks start two chunks' collectives at once, of which each takes 2 s; messages are no queue."""
+
+    def span(rank: int, kind: str, micro_batch: int, start_s: float, end_s: float) -> Span:
+        return Span(rank, "", kind, 0, micro_batch, start_s, end_s, Detail(""))
+
+    chunks = [span(r, "ALL_REDUCE", 0, 0.5 * r, end_s) for r in (0, 1) for end_s in (2.5, 4.5)]
+    sent = [span(0, "SEND_F", m, 0.0, 1.0) for m in (0, 1)]
+    received = [span(1, "RECV_F", m, 0.0, end_s) for m, end_s in ((0, 3.0), (1, 4.0))]
+    found = {(key[0], key[2], key[4]): seconds for key, seconds in _durations([*chunks, *sent, *received]).items()}
+    assert found == {
+        ("ALL_REDUCE", 0, 0): 2.0,
+        ("ALL_REDUCE", 0, 1): 2.0,
+        ("SEND_F", 0, 0): 3.0,
+        ("SEND_F", 1, 0): 4.0,
+    }
