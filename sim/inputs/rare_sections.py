@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.inputs.input_source import Source, found_file, show, validate, without_nulls
+from sim.inputs.input_source import Source, found_file, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model
 from sim.inputs.parallelism import Parallelism
@@ -157,10 +157,10 @@ def read_distillation(data: dict[str, Any], source: Source, seq_len: int) -> Dis
     from sim.inputs.workloads import Distillation
 
     path = ("distillation",)
-    given = without_nulls(data["distillation"])
+    given = data["distillation"]
     if not isinstance(given, dict):
         raise source.error(path, f"found {show(given)}; must be a mapping")
-    if "teacher" in given:
+    if given.get("teacher") is not None:
         teacher = resolve_model(given["teacher"], source, (*path, "teacher"))
         given = {**given, "teacher": with_positions(teacher, seq_len)}
     return validate(Distillation, given, source, path)

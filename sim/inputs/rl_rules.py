@@ -6,7 +6,7 @@ from typing import Any
 
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
-from sim.inputs.input_source import Source, show, validate, without_nulls
+from sim.inputs.input_source import Source, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model
 from sim.inputs.notes import unknown_length_note
@@ -51,7 +51,7 @@ def resolve_rl(
         raise source.error(
             PATH, "cannot be combined with model.program; a captured program describes a training step only"
         )
-    given = without_nulls(data["rl"])
+    given = data["rl"]
     if not isinstance(given, dict):
         raise source.error(PATH, f"found {show(given)}; must be a mapping")
     rl = validate(Rl, _with_reward_model(given, training, source), source, PATH)

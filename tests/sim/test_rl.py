@@ -441,3 +441,10 @@ def test_the_engine_cuts_prompts_as_it_does_on_such_gpus_for_such_a_model() -> N
         s = parse_scenario({**data, "model": model})
         i = engine_scenario(s, s.rl, draw_answers(s.rl, 1024)).for_serving
         assert (i.chunked_prefill, i.max_batch_tokens) == found
+
+
+def test_a_reward_model_of_learned_positions_reads_back_the_same() -> None:
+    """What the workload sizes is written out, and then no longer told from a table of the model's own."""
+    reward = {"layers": 2, "hidden": 64, "heads": 2, "vocab": 128, "positions": "learned"}
+    s = parse_scenario(merge(SMALL, {"rl": {"reward": {"model": reward}}}), "small")
+    assert parse_scenario(s.model_dump(mode="json")).rl == s.rl
