@@ -442,7 +442,7 @@ def test_an_unknown_length_is_noted_where_a_key_follows_from_it(given: dict[str,
 def test_the_documented_cost_of_prompts_first_is_simulated() -> None:
     page = (Path(__file__).parents[2] / "docs" / "inference.md").read_text(encoding="utf-8")
     requests = {"prompt_len": 220, "output_len": 190, "count": 300, "rate_per_s": 24}
-    for engine, said in (("sglang-0.5", "take {} ms a token"), ("vllm-0.14", "on SGLang, {} on vLLM 0.14")):
+    for engine, said in (("sglang-0.5", "a token takes {} ms on SGLang"), ("vllm-0.14", "and {} ms on vLLM 0.14")):
         served = simulate_serving(scenario(engine, batching="continuous", requests=requests)).outcome
         assert said.format(f"{1e3 * served.time_per_output_token_s.mean:.1f}") in page
 
