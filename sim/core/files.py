@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,8 @@ from sim.core.outputs import note_written, refuse_output
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
 STANDARD_INPUT = Path("-")
+
+_from_pipes: dict[Path, bytes] = {}
 
 
 def read_text(path: Path, limit_bytes: int) -> str:
@@ -46,8 +49,14 @@ def read_text(path: Path, limit_bytes: int) -> str:
 
 
 def _bytes_of(path: Path, limit_bytes: int) -> bytes:
+    """A file's first bytes. What a pipe gave is kept: commands may load their scenario again, and the pipe is empty."""
+    if path in _from_pipes:
+        return _from_pipes[path]
     with path.open("rb") as file:
-        return file.read(limit_bytes + 1)
+        raw = file.read(limit_bytes + 1)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            _from_pipes[path] = raw
+    return raw
 
 
 @cache

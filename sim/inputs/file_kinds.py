@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,9 @@ def refuse_binary(path: str | Path, wanted: str) -> None:
 
 
 def starts_as_sqlite(path: str | Path) -> bool:
-    """Whether a file's first bytes are SQLite's; not where it cannot be read."""
+    """Whether a file's first bytes are SQLite's; not where it cannot be read. A pipe would lose these bytes."""
+    if not os.path.isfile(path):
+        return False
     try:
         with open(path, "rb") as file:
             return file.read(len(SQLITE)) == SQLITE

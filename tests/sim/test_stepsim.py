@@ -76,6 +76,20 @@ def test_a_scenario_comes_from_standard_input() -> None:
     assert json.loads(done.stdout)["scenario"]["name"] == "standard input"
 
 
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="pipes have no names on this system")
+@pytest.mark.parametrize("options", [[], ["--measured", "1", "--set", "parallelism.dp=4"]], ids=str)
+def test_a_scenario_comes_from_a_pipe(options: list[str]) -> None:
+    """As a shell's `<(command)` gives it: what has been read is gone, and options load the scenario again."""
+    read_end, write_end = os.pipe()
+    os.write(write_end, (ROOT / "scenarios" / "dp8.yaml").read_bytes())
+    os.close(write_end)
+    command = [sys.executable, "-m", "sim", "run", f"/dev/fd/{read_end}", "--json", "-", *options]
+    done = subprocess.run(command, cwd=ROOT, pass_fds=[read_end], capture_output=True, text=True)
+    os.close(read_end)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["scenario"]["parallelism"]["dp"] == (4 if options else 8)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
