@@ -1,9 +1,8 @@
-"""What the links of a regular cluster give to groups of ranks and to pairs, before faults and other jobs.
+"""Compute the bandwidths of groups of ranks and of pairs on a regular cluster, without faults and other jobs.
 
-Rank r is GPU r of the cluster: node r // gpus_per_node. GPUs of a domain (a node, or 18 trays of an NVL72)
-reach each other over NVLink (or the host's PCIe); others over the NICs, of which every GPU owns
-nics_per_node / gpus_per_node: its fair share while all GPUs of its node communicate alike, as the ranks of a
-training step do.
+Rank r is GPU r of the cluster, on node r // gpus_per_node. GPUs of a domain (a node, or 18 trays of an NVL72) reach
+each other over NVLink (or the host's PCIe), others over the NICs. Every GPU has nics_per_node / gpus_per_node of these:
+its fair share while all GPUs of its node communicate alike, as in a training step.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from topology.torus import exchange_links, ring_links, torus_hops, torus_shape
 
 
 class _Inside(Struct, frozen=True):
-    """Bandwidths of a group's links within its domains, as `Group` names them."""
+    """Hold the bandwidths of a group's links within its domains, as `Group` names them."""
 
     ring: float
     chain: float
@@ -34,11 +33,11 @@ class _Inside(Struct, frozen=True):
 
 
 class RegularNetwork:
-    """Groups and ways of a cluster whose nodes, domains and leaves are all alike.
+    """Describe the groups and paths of a cluster whose nodes, domains and leaves are all equal.
 
-    `gpu_bytes_per_s`: of a GPU inside its domain; `nic_share_bytes_per_s`: of its part of the NICs; `shape`: of a
-    torus, else empty; `protocols`: whether NCCL's apply, which PCIe hosts lack; `sends_directly`: collectives send
-    straight to every rank.
+    `gpu_bytes_per_s`: bandwidth of a GPU inside its domain; `nic_share_bytes_per_s`: of its part of the NICs; `shape`:
+    of a torus, otherwise empty; `protocols`: whether NCCL's protocols apply (not on PCIe hosts); `sends_directly`:
+    whether collectives send directly to every rank.
     """
 
     def __init__(self, cluster: ClusterSpec) -> None:
@@ -54,12 +53,12 @@ class RegularNetwork:
         self.timing, self.fabric = timing_of(cluster.gpu), fabric_of(inter)
         leaves_matter = inter.oversubscription != 1.0 and not self.shape
         leaf_gpus = inter.nodes_per_leaf * cluster.gpus_per_node if leaves_matter else 1
-        # Groups so far apart differ in nothing; on a torus one may lie along a row, the next round its end.
+        # Groups this far apart are equal. On a torus they are not: one may lie along a row, the next around its end.
         self._period = cluster.nodes * cluster.gpus_per_node if self.shape else lcm(leaf_gpus, self.domain_gpus)
         self._placed: dict[tuple[int, ...], Group] = {}
 
     def group(self, ranks: Sequence[int]) -> Group:
-        """`place`, kept for all groups that lie in domains and leaves as these do."""
+        """Return `place`, cached for all groups that lie in domains and leaves as these ranks do."""
         start = ranks[0] // self._period * self._period
         like = tuple([rank - start for rank in ranks])
         if like not in self._placed:
@@ -67,18 +66,19 @@ class RegularNetwork:
         return self._placed[like]
 
     def way(self, src: int, dst: int) -> Way:
-        """What lies between two ranks.
+        """Return the path between two ranks.
 
-        Between nodes one network step, or one a hop on a torus; on rails, a message to another local index
-        first crosses NVLink to the GPU beside the right NIC (NCCL's PXN), one more step. Of a node whose GPUs all send
-        as many ranks on, as pipelines do, no more messages leave than that: they share its NICs, one each at most.
+        Between nodes it has one network step, on a torus one for each hop. On rails, a message to another local index
+        first crosses NVLink to the GPU beside the right NIC (NCCL's PXN), which is one more step. If all GPUs of a node
+        send to the rank s further on, as in pipelines, at most s messages leave the node. They share its NICs, each
+        using at most one.
         """
         intra, inter = self.cluster.intra_node, self.cluster.inter_node
         gpus = self.cluster.gpus_per_node
         if src // self.domain_gpus == dst // self.domain_gpus:
             return Way(self._latency(src, dst), 0.0, self._pair(src, dst))
         latency_s, hops, share = 0.0, 1, self.nic_share_bytes_per_s
-        senders = min(gpus, abs(dst - src))  # of a node, if all send as far
+        senders = min(gpus, abs(dst - src))  # GPUs of a node whose messages leave it, if all send equally far
         alone = max(1.0, min(gpus / senders, inter.usable_bytes_per_s / share))
         if self.shape:
             alone = 1.0
@@ -92,7 +92,7 @@ class RegularNetwork:
         return Way(latency_s, inter.latency_s * hops, share, hops, alone)
 
     def place(self, ranks: Sequence[int]) -> Group:
-        """Where the ranks lie and what each may send."""
+        """Return where the ranks lie and what each may send."""
         domain_gpus = self.domain_gpus
         counts = Counter([rank // domain_gpus for rank in ranks]).values()
         fewest, most = min(counts), max(counts)
@@ -124,20 +124,21 @@ class RegularNetwork:
         )
 
     def _nvls_tree_bytes(self, fewest: int, most: int, domains: int) -> float:
-        """From which size on NCCL considers NVLS with trees between domains; inf where it never does.
+        """Return the size from which NCCL considers NVLS with trees between domains; inf if it never does.
 
-        It needs more than two GPUs in each domain (`ncclNvlsInit`, src/transport/nvls.cc), as many in all, and domains
-        that are nodes (src/graph/tuning.cc switches it off on multi-node NVLink).
+        It needs more than two GPUs in each domain (`ncclNvlsInit`, src/transport/nvls.cc), equal numbers of them, and
+        domains that are nodes (src/graph/tuning.cc switches it off on multi-node NVLink).
         """
         fabric, nodes = self.fabric, self.domain_gpus == self.cluster.gpus_per_node
         possible = self.nvls_share > 0 and nodes and 2 < fewest == most and domains <= fabric.nvls_tree_domains
         return fabric.nvls_tree_bytes if possible else inf
 
     def _inside(self, ranks: Sequence[int], most: int) -> _Inside:
-        """On a switch or a PCIe host a GPU's whole bandwidth, whomever it sends to; on a mesh the links there are.
+        """Return a group's bandwidths within its domains.
 
-        Where no ring fits on the mesh, rings close over PCIe, and an all-reduce goes up and down one chain of
-        single links (NCCL makes no more chains than rings).
+        On a switch or a PCIe host these are a GPU's whole bandwidth, on a mesh that of the links between the members.
+        If no ring fits on the mesh, rings go over PCIe, and an all-reduce uses one chain of single links (NCCL makes no
+        more chains than rings).
         """
         full = self.gpu_bytes_per_s
         if not self.cluster.intra_node.meshed or most == 1:
@@ -157,7 +158,7 @@ class RegularNetwork:
         )
 
     def _pair(self, src: int, dst: int) -> float:
-        """Bandwidth between two GPUs of one domain; on a mesh the links between them or over a third GPU."""
+        """Return the bandwidth between two GPUs of one domain; on a mesh of their direct links, or over a third GPU."""
         intra, gpus = self.cluster.intra_node, self.cluster.gpus_per_node
         if not intra.meshed:
             return self.gpu_bytes_per_s
@@ -165,17 +166,17 @@ class RegularNetwork:
         return lane * relay_links(gpus, src % gpus, dst % gpus, self.all_linked)
 
     def _latency(self, src: int, dst: int) -> float:
-        """Within a domain one step, on a mesh one a link."""
+        """Return the latency within a domain: one step, on a mesh one for each link."""
         intra, gpus = self.cluster.intra_node, self.cluster.gpus_per_node
         return intra.latency_s * (len(relay(gpus, src % gpus, dst % gpus, self.all_linked)) - 1 if intra.meshed else 1)
 
     def _between(self, ranks: Sequence[int], fewest: int) -> tuple[float, float, float, float]:
-        """A GPU's share of the NICs for rings, trees, exchanges and pairs.
+        """Return a GPU's share of the NICs for rings, trees, exchanges and pairs.
 
-        Above the leaves 1/oversubscription of it is left. Of a ring's k domains under one leaf only the last
-        sends above it, so the ring gets min(1, k/oversubscription); trees and pairs are taken to cross; of an
-        exchange the part that leaves the leaf crosses. On a torus rings use the links of all axes that the group spans,
-        a pair the links of one direction, an exchange those that `exchange_links` says.
+        Above the leaves 1/oversubscription of it is left. Of a ring's k domains under one leaf only the last sends
+        above it, so the ring gets min(1, k/oversubscription). Trees and pairs are assumed to cross the spine; of an
+        exchange, the part that leaves the leaf does. On a torus, rings use the links of all axes that the group spans,
+        a pair those of one direction, an exchange those of `exchange_links`.
         """
         share, over = self.nic_share_bytes_per_s, self.cluster.inter_node.oversubscription
         if self.shape:
@@ -199,17 +200,17 @@ class RegularNetwork:
         )
 
     def _along_axes(self, ranks: Sequence[int]) -> tuple[float, int]:
-        """The part of a torus's links that a group's rings fill, and the steps of a pass; see `ring_links`."""
+        """Return the part of a torus's links that a group's rings fill, and the steps of a pass; see `ring_links`."""
         nodes = {rank // self.cluster.gpus_per_node for rank in ranks}
         return ring_links(self.shape, nodes) if self.shape and len(nodes) > 1 else (1.0, 0)
 
     def exchange_on_torus(self, ranks: Sequence[int]) -> tuple[float, float]:
-        """The part of a torus's links that an exchange fills, and the links a byte passes; see `exchange_links`."""
+        """Return the part of a torus's links that an exchange fills, and the links a byte passes (`exchange_links`)."""
         nodes = tuple(sorted({rank // self.cluster.gpus_per_node for rank in ranks}))
         return exchange_links(self.shape, nodes) if self.shape and len(nodes) > 1 else (1.0, 1.0)
 
     def _torus_link(self, hops: int) -> float:
-        """A GPU's share of the links of one direction, when all nodes send that many hops the same way."""
+        """Return a GPU's share of the links of one direction, if all nodes send `hops` hops in it."""
         return self.nic_share_bytes_per_s / (2 * len(self.shape) * hops)
 
     def _leaf(self, rank: int) -> int:
@@ -217,10 +218,10 @@ class RegularNetwork:
 
 
 def of_several(group: Group, sorts: Sequence[RegularNetwork]) -> Group:
-    """A group with GPUs of several sorts: kernels start, step and sustain as the slower one's do.
+    """Return a group with GPUs of several kinds, with the startup, steps and shares of the slowest kind.
 
-    Bandwidths, which the routes say, stay. NCCL runs LL128 only among GPUs of one compute capability, or all from
-    Hopper on (`ncclTopoTuneModel`, src/graph/tuning.cc), and in the switch what all their switches can reduce.
+    Its bandwidths come from the routes and do not change. NCCL uses LL128 only among GPUs of one compute capability or
+    all from Hopper on (`ncclTopoTuneModel`, src/graph/tuning.cc), and reduces in switches only if all of them can.
     """
     chips = {each.cluster.gpu.architecture for each in sorts}
     lines = group.fabric.lines and (len(chips) == 1 or chips <= {"hopper", "blackwell"})

@@ -1,9 +1,11 @@
-"""The ways that messages take on a network's parts and links, as NCCL would choose them.
+"""Find the paths of messages on a network's parts and links, as NCCL would choose them.
 
-Inside a domain over NVLink: all NVSwitches that both GPUs hang on, a direct link, or over a third GPU (PATH_NVB); where
-none is left over PCIe and the host. Else through the GPU's own NICs, those nearest to it, in equal parts; on rails a
-message to another local index first crosses to the GPU on the receiver's rail (PXN). Between switches over all ways of
-fewest hops, in proportion to what their links carry (adaptive routing). Where links are cut, the quickest that is left.
+- Inside a domain: over NVLink, through all NVSwitches that both GPUs are linked to, over a direct link, or through a
+  third GPU (PATH_NVB). Without NVLink: over PCIe and the host.
+- Otherwise: through the NICs nearest to the GPU, in equal parts. On rails, a message to another local index first goes
+  to the GPU on the receiver's rail (PXN).
+- Between switches: over all paths with the fewest hops, in proportion to their links' bandwidth (adaptive routing).
+- If links are cut: the fastest path that is left.
 """
 
 from __future__ import annotations
@@ -18,31 +20,31 @@ from topology.recognise import node_of
 from topology.spec import ClusterSpec
 from topology.wiring import KINDS, Ends, Link, Wiring
 
-_PROBE_BYTES = 1 << 20  # a message of this size is timed to compare ways over PCIe
+_PROBE_BYTES = 1 << 20  # size of the message whose time compares paths over PCIe
 
 
 class NoWay(ValueError):
-    """No path joins two GPUs."""
+    """Report that no path joins two GPUs."""
 
 
 class Passage(Struct):
-    """The load of a message between two GPUs on each link, for each byte of it, and the latency of its longest path."""
+    """Hold a message's bytes on each link, for each byte sent, and the latency of its longest path."""
 
     loads: dict[Ends, float] = field(default_factory=dict)
     latency_s: float = 0.0
 
     def seconds_per_byte(self, wiring: Wiring) -> float:
-        """Seconds per byte of a message without other traffic: those of its fullest link."""
+        """Return the seconds per byte of a message without other traffic, which its most loaded link decides."""
         return max((load / wiring.links[ends].usable_bytes_per_s for ends, load in self.loads.items()), default=0.0)
 
 
 Branch = tuple[float, tuple[Passage, ...]]
-"""A part of a message's bytes, and the stretches that it passes one after the other: the same objects for all messages
-that pass them, so that many messages can be added up stretch by stretch."""
+"""A part of a message's bytes, and the sections of its path. Messages over the same section share its object, so that
+the loads of many messages can be added section by section."""
 
 
 def whole(branches: Iterable[Branch]) -> Passage:
-    """A message's branches beside each other."""
+    """Return the passage of a message that uses all its branches at the same time."""
     out = Passage()
     for part, stretches in branches:
         out.latency_s = max(out.latency_s, sum(each.latency_s for each in stretches))
@@ -53,10 +55,10 @@ def whole(branches: Iterable[Branch]) -> Passage:
 
 
 class Routes:
-    """Passages between the ranks of a network; kept once found."""
+    """Find and cache the passages between the ranks of a network."""
 
     def __init__(self, wiring: Wiring, cluster: ClusterSpec) -> None:
-        """`cluster`: the description of the network, which says where domains and rails are."""
+        """Prepare the paths of `wiring`; `cluster`: its description, which has the domains and rails."""
         self.wiring, self.cluster = wiring, cluster
         self._node = node_of(wiring)
         self._passages: dict[tuple[int, int], Passage] = {}
@@ -69,14 +71,14 @@ class Routes:
         self._nics = self._owned()
 
     def nics(self, rank: int) -> tuple[str, ...]:
-        """The NICs that a rank sends through."""
+        """Return the NICs that a rank sends through."""
         return self._nics[rank]
 
     def passage(self, src: int, dst: int) -> Passage:
-        """From one rank to another.
+        """Return the passage from one rank to another.
 
         Raises:
-            NoWay: where nothing joins them.
+            NoWay: if no path joins them.
         """
         key = src, dst
         if key not in self._passages:
@@ -84,10 +86,10 @@ class Routes:
         return self._passages[key]
 
     def branches(self, src: int, dst: int) -> list[Branch]:
-        """The stretches of a message from one rank to another; none where both are one.
+        """Return the branches of a message from one rank to another; empty if both are the same.
 
         Raises:
-            NoWay: where nothing joins them.
+            NoWay: if no path joins them.
         """
         if src == dst:
             return []
@@ -105,7 +107,7 @@ class Routes:
         return self._through_nics(src, dst)
 
     def _inside(self, src: int, dst: int) -> Passage | None:
-        """Over NVLink, else over PCIe; None where neither joins them."""
+        """Return the passage over NVLink, or else over PCIe; None if neither joins the ranks."""
         if (src, dst) not in self._insides:
             self._insides[src, dst] = self._found_inside(src, dst)
         return self._insides[src, dst]
@@ -132,7 +134,7 @@ class Routes:
         return found or self._over(a, b, ("pcie", "cpu")) or self._over(a, b, ("nvswitch",))
 
     def _on(self, way: tuple[str, ...]) -> Passage:
-        """Along a way, part after part."""
+        """Return the passage along a path, given as its parts in order."""
         found = self._along.get(way)
         if found is None:
             hops = list(pairwise(way))
@@ -141,12 +143,12 @@ class Routes:
         return found
 
     def _over(self, start: str, end: str, kinds: tuple[str, ...]) -> Passage | None:
-        """The fastest path over parts of these kinds."""
+        """Return the passage of the fastest path over parts of these kinds; None if there is none."""
         way = self._quickest(start, kinds, {end}).get(end)
         return None if way is None else self._on(way)
 
     def _quickest(self, start: str, kinds: tuple[str, ...], ends: set[str]) -> dict[str, tuple[str, ...]]:
-        """The fastest paths to `ends` over parts of these kinds."""
+        """Return the fastest paths to `ends` over parts of these kinds."""
         ways: dict[str, tuple[str, ...]] = {}
         queue: list[tuple[float, int, tuple[str, ...]]] = [(0.0, 0, (start,))]
         while queue:
@@ -163,7 +165,7 @@ class Routes:
         return {each: ways[each] for each in ends if each in ways}
 
     def _to_nics(self, name: str, nics: set[str]) -> dict[str, tuple[str, ...]]:
-        """A GPU's paths to NICs of its node; through the host's own link between peers if the node has one."""
+        """Return a GPU's paths to NICs of its node; with a PCIe switch, not through its direct link to the host."""
         beside = self.wiring.beside[name]
         kinds = ("pcie", "cpu")
         if any(self.wiring.kind(x) == "pcie" for x in beside) and any(self.wiring.kind(x) == "cpu" for x in beside):
@@ -179,7 +181,7 @@ class Routes:
         return self._quickest(name, kinds, nics)
 
     def _owned(self) -> list[tuple[str, ...]]:
-        """By rank, its NICs: those nearest by PCIe, of which GPUs that are as near have equal parts each."""
+        """Return the NICs of each rank: the nearest by PCIe, divided equally among GPUs with the same nearest NICs."""
         wiring, per_node = self.wiring, self.cluster.gpus_per_node
         usable: dict[int, set[str]] = {}
         for name, node in self._node.items():
@@ -215,7 +217,7 @@ class Routes:
             if between is not None:
                 back = self._pcie_ways[end, other][::-1]
                 found.append((self._on(self._pcie_ways[start, nic]), *between, self._on(back)))
-        if not found:  # links of its own are cut: whatever way is left, past other GPUs' NICs or other GPUs
+        if not found:  # the GPU's own links are cut: use any other path, through other GPUs or their NICs
             detour = self._over(start, end, KINDS)
             if detour is None:
                 raise NoWay(f"no way leads from rank {src} to rank {dst}: neither NVLink, PCIe nor NICs join them")
@@ -223,7 +225,7 @@ class Routes:
         return [(1 / len(found), each) for each in found]
 
     def _nic_to_nic(self, nic: str, other: str) -> tuple[Passage, ...] | None:
-        """All paths over switches with the fewest hops, in parallel; None if there is none."""
+        """Return the sections between two NICs, over all paths with the fewest switches; None if there is none."""
         if other in self.wiring.beside[nic]:
             return (self._on((nic, other)),)
         if nic == other:
@@ -243,7 +245,7 @@ class Routes:
         return [other for other in self.wiring.beside[name] if self.wiring.kind(other) == "switch"]
 
     def _hops(self, end: str) -> Mapping[str, int]:
-        """Hops to a switch from every other."""
+        """Return the number of hops to a switch from every other switch."""
         if end not in self._far:
             seen, line = {end: 0}, [end]
             for name in line:
@@ -255,7 +257,7 @@ class Routes:
         return self._far[end]
 
     def _nearer_to(self, end: str, name: str) -> dict[str, Link]:
-        """The links of a switch that lead nearer to another."""
+        """Return the links of the switch `name` that lead nearer to `end`."""
         found = self._nearer.get((end, name))
         if found is None:
             hops, links = self._hops(end), self.wiring.links
@@ -281,7 +283,7 @@ class Routes:
 
 
 def _part(nics: tuple[str, ...], index: int, owners: int) -> tuple[str, ...]:
-    """What one of several owners has of NICs: some to itself, one with others, or all with all.
+    """Return the NICs of one of several owners: some of its own, one shared with others, or all shared by all.
 
     >>> _part(("a", "b", "c", "d"), 1, 2), _part(("a", "b"), 3, 4), _part(("a", "b", "c"), 0, 2)
     (('c', 'd'), ('b',), ('a', 'b', 'c'))

@@ -1,13 +1,13 @@
-"""What a collective or a message puts on the links of each GPU that takes part, while nothing else is on them.
+"""Compute what a collective or message puts on the links of each participating GPU, without other traffic.
 
-The closed forms of `network` give every GPU its fair share of what lies above it: of its node's NICs, of what is left
-above the leaf switches. That is what sharing between GPUs costs. What is left to share is a GPU's own: its way into the
-domain, its share of the NICs, its share above the leaves, its PCIe link, each in both directions. Two communications
-of one GPU that overlap there are slowed by each other (`contention.shared_fractions`); alone, each takes its closed
-form. Members of a group lie unlike in it; all are given the load of those that send most, since all go in step.
+The closed forms of `network` already divide NICs and the links above leaf switches fairly among GPUs. This module
+describes the links of one GPU: into its domain, its share of the NICs, its share above the leaves, its PCIe link, each
+in both directions. Two communications of one GPU that overlap on a link slow each other
+(`contention.shared_fractions`); alone, each takes its closed form. All members of a group get the load of those that
+send most, because they advance together.
 
-Left out: single links of a mesh and single directions of a torus (a GPU's links, or its NICs, are one link here, so two
-flows that happen to choose the same one get more than they would); a fault's pair of nodes is no link of its own.
+Left out: single links of a mesh and single directions of a torus. A GPU's links, or its NICs, are one link here, so two
+flows on the same physical link are too fast. A faulty pair of nodes is not a link of its own either.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ LINKS = ("domain", "nic", "spine", "host")
 
 
 class Load(NamedTuple):
-    """`flowing`: the part of the seconds in which bytes flow, the rest being starts and steps. `bytes` by link, sent
-    and received alike."""
+    """Hold the load of a communication. `flowing`: the part of its seconds in which bytes flow; the rest is latency.
+
+    `bytes`: by link; the same number is sent and received.
+    """
 
     flowing: float
     bytes: Mapping[str, float]
@@ -39,7 +41,7 @@ _WIRE = {"LL": 2.0, "LL128": 128 / 120}  # bytes sent for a byte of data: a flag
 
 
 def capacities(cluster: ClusterSpec) -> dict[str, float]:
-    """Bytes/s and direction of a GPU's links."""
+    """Return the bytes/s per direction of a GPU's links."""
     inter = cluster.inter_node
     share = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
     return {
@@ -51,14 +53,14 @@ def capacities(cluster: ClusterSpec) -> dict[str, float]:
 
 
 def links_of(network: Network, ranks: Sequence[int]) -> tuple[str, ...]:
-    """The links that a group's collectives may use."""
+    """Return the links that a group's collectives may use."""
     group = network.group(ranks)
     near = ("domain",) if group.members_max > 1 else ()
     return (*near, *_far_links(network.cluster)) if group.domains > 1 else near
 
 
 def links_between(network: Network, src: int, dst: int) -> tuple[str, ...]:
-    """The links that a message may use."""
+    """Return the links that a message may use."""
     if src // network.regular.domain_gpus == dst // network.regular.domain_gpus:
         return ("domain",)
     far = _far_links(network.cluster)
@@ -70,15 +72,17 @@ def _far_links(cluster: ClusterSpec) -> tuple[str, ...]:
 
 
 def _relayed(cluster: ClusterSpec, src: int, dst: int) -> bool:
-    """True if a message first crosses NVLink to the GPU on the receiver's rail."""
+    """Return whether a message first crosses NVLink to the GPU on the receiver's rail."""
     return cluster.inter_node.kind == "rail_optimized" and (src - dst) % cluster.gpus_per_node != 0
 
 
 def collective_load(
     network: Network, kind: str, ranks: Sequence[int], size_bytes: float, choice: Choice | None = None
 ) -> Load:
-    """A collective's bytes on the links of each member; `size_bytes` as nccl-tests counts it. `choice` is what its
-    price was made with; None asks the network again, as for a collective whose price was measured."""
+    """Return a collective's load on the links of each member; `size_bytes` as nccl-tests counts it.
+
+    `choice`: the algorithm and protocol of its price; None chooses again, as for a collective whose time was measured.
+    """
     if len(ranks) == 1 or size_bytes <= 0:
         return NOTHING
     group = network.group(ranks)
@@ -91,11 +95,11 @@ def collective_load(
     load = _load(0.0, near * wire, far * wire, _crossing(network.cluster, algorithm, ranks, group))
     carried = capacities(network.cluster)
     flowing_s = max([cost.transfer_s, *(size / carried[each] for each, size in load.bytes.items())])
-    return load._replace(flowing=min(1.0, flowing_s / cost.seconds))  # some steps hold bytes back that flow meanwhile
+    return load._replace(flowing=min(1.0, flowing_s / cost.seconds))  # steps and transfer may overlap
 
 
 def message_load(network: Network, src: int, dst: int, size_bytes: float) -> Load:
-    """A message's bytes on the sender's links, out, and on the receiver's, in."""
+    """Return a message's load on the links out of the sender and into the receiver."""
     if src == dst or size_bytes <= 0:
         return NOTHING
     way, relayed, crosses = way_of(network, src, dst)
@@ -106,8 +110,10 @@ def message_load(network: Network, src: int, dst: int, size_bytes: float) -> Loa
 
 
 def way_of(network: Network, src: int, dst: int) -> tuple[Way, bool, bool]:
-    """All that a message's load depends on besides its size: its way, and whether it first crosses NVLink, and whether
-    it goes above the leaves."""
+    """Return a message's path, whether it first crosses NVLink, and whether it goes above the leaves.
+
+    Its load depends only on these and its size.
+    """
     cluster = network.cluster
     span = cluster.gpus_per_node * cluster.inter_node.nodes_per_leaf
     crosses = _has_spine(cluster) and src // span != dst // span
@@ -115,7 +121,7 @@ def way_of(network: Network, src: int, dst: int) -> tuple[Way, bool, bool]:
 
 
 def copy_load(network: Network, size_bytes: float) -> Load:
-    """A copy between a GPU and its host."""
+    """Return the load of a copy between a GPU and its host."""
     seconds = network.host_copy(size_bytes)
     flowing = size_bytes / network.cluster.gpu.host_bandwidth_bytes_per_s / seconds if seconds else 0.0
     return Load(flowing, {"host": size_bytes} if size_bytes else {})
@@ -127,7 +133,7 @@ def _load(flowing: float, near: float, far: float, crossing: float) -> Load:
 
 
 def _sent_bytes(kind: str, algorithm: str, group: Group, size_bytes: float) -> tuple[float, float]:
-    """The bytes that a member sends inside its domain, and through its share of the NICs; see `collectives`."""
+    """Return the bytes that a member sends inside its domain and through its share of the NICs; see `collectives`."""
     n, near, far = group.ranks, group.members_max, group.members
     across = group.domains > 1
     if algorithm == "nvls":
@@ -147,19 +153,22 @@ def _sent_bytes(kind: str, algorithm: str, group: Group, size_bytes: float) -> t
 
 
 def _has_spine(cluster: ClusterSpec) -> bool:
-    """True if there is less bandwidth above the leaf switches than below."""
+    """Return whether there is less bandwidth above the leaf switches than below."""
     return cluster.inter_node.oversubscription > 1.0 and cluster.inter_node.kind != "torus"
 
 
 def crossings(network: Network, ranks: Sequence[int]) -> tuple[float, ...]:
-    """All that loads depend on besides the group: the part above the leaves of rings, exchanges and all others."""
+    """Return the part of the bytes above the leaves for rings, exchanges and all others; loads depend on it."""
     group = network.group(ranks)
     return tuple(_crossing(network.cluster, each, ranks, group) for each in ("ring", "pairwise", "tree"))
 
 
 def _crossing(cluster: ClusterSpec, algorithm: str, ranks: Sequence[int], group: Group) -> float:
-    """The part of a GPU's bytes on NICs that goes above the leaves, as `Network` counts it: of a ring's domains under
-    one leaf only the last sends there; of an exchange what leaves the leaf; all of trees and shifts."""
+    """Return the part of a GPU's NIC bytes that goes above the leaves, as `Network` counts it.
+
+    Of a ring's domains under one leaf only the last sends there; of an exchange, what leaves the leaf; all of trees and
+    shifts.
+    """
     if not _has_spine(cluster) or group.domains == 1:
         return 0.0
     placed = np.asarray(ranks)

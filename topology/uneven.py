@@ -1,8 +1,8 @@
-"""What a network's own routes leave of what its description says: a slower link, a longer way, a narrow spine.
+"""Compare a network that was read with its regular description: slower links, longer paths, a narrow spine.
 
-A collective's transfers, and those of its like beside it on all other ranks, are laid on the routes of the network as
-it is and of the one that its description says; how many times longer the fullest link takes is what its bandwidth loses
-against the closed form. Worked out once for groups that lie alike. Where no route differs, nothing is lost.
+The transfers of a collective, together with the same collective of all other groups, are put on the routes of both
+networks. The ratio of the two times on the most loaded link scales the closed form's bandwidth. It is computed once for
+groups of the same layout.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from topology.spec import ClusterSpec
 from topology.wiring import Ends
 
 Transfers = Sequence[tuple[int, int, float]]
-MAX_PEERS = 64  # of an exchange, to which as many evenly chosen ones stand for all
-_DIGITS = 12  # ratios beyond are rounding
+MAX_PEERS = 64  # of an exchange; with more, this many evenly chosen peers represent all
+_DIGITS = 12  # of a ratio; further digits are rounding errors
 
 
 class _Side:
-    """One of the two networks: routes, and what classes of groups put on its links together."""
+    """Hold the routes of one of the two networks, and the bytes that classes of groups put on its links."""
 
     def __init__(self, routes: Routes) -> None:
         self.routes = routes
@@ -35,13 +35,13 @@ class _Side:
     def loads(
         self, key: tuple[str, bool, tuple[int, ...]], classes: Callable[[], Iterator[Transfers]]
     ) -> dict[Ends, float]:
-        """The bytes that all groups of a class put on links."""
+        """Return the bytes that all groups of a class put on each link."""
         if key not in self._loads:
             self._loads[key], _ = self._summed(each for transfers in classes() for each in transfers)
         return self._loads[key]
 
     def _summed(self, transfers: Iterable[tuple[int, int, float]]) -> tuple[dict[Ends, float], float]:
-        """The bytes on links, those of every stretch that several pass added up first; and the longest latency."""
+        """Return the bytes on each link, and the longest latency; bytes are first added by section, for speed."""
         latency_s = 0.0
         sizes: dict[int, float] = {}
         stretches: dict[int, Passage] = {}
@@ -64,7 +64,7 @@ class _Side:
         return out, latency_s
 
     def seconds(self, own: Transfers, loads: dict[Ends, float]) -> tuple[float, float]:
-        """Of the fullest link on a group's own ways, and the latency of the longest."""
+        """Return the seconds of the most loaded link on a group's own paths, and the latency of the longest path."""
         mine, latency_s = self._summed(own)
         links = self.routes.wiring.links
         fullest = (max(load, loads.get(e, 0.0)) / links[e].usable_bytes_per_s for e, load in mine.items())
@@ -72,7 +72,7 @@ class _Side:
 
 
 class Uneven:
-    """Ratios of a read network against its description."""
+    """Compute the ratios between a network that was read and its description."""
 
     def __init__(self, cluster: ClusterSpec) -> None:
         assert cluster.topology is not None
@@ -87,7 +87,7 @@ class Uneven:
         return _Side(Routes(described(self.regular), self.regular))
 
     def group(self, group: Group, ranks: Sequence[int]) -> Group:
-        """A group's closed forms with what its routes leave."""
+        """Return the group with bandwidths and latencies scaled by its routes' ratios."""
         ring_near, step_near = self._left("ring", ranks, True)
         ring_far, step_far = self._left("ring", ranks, False)
         all_near, _ = self._left("exchange", ranks, True)
@@ -109,7 +109,7 @@ class Uneven:
         )
 
     def way(self, way: Way, src: int, dst: int) -> Way:
-        """A message's latency and bandwidth, scaled by what its route leaves."""
+        """Return a message's latency and bandwidth, scaled by its route's ratios."""
         if (src, dst) not in self._ways:
             own = [(src, dst, 1.0)]
             shift = dst - src
@@ -129,7 +129,7 @@ class Uneven:
         )
 
     def of_rank(self, rank: int) -> dict[str, float]:
-        """The part left of a GPU's own links, by the names of `shares.LINKS`."""
+        """Return the part left of a GPU's own links, by the names of `shares.LINKS`."""
         here, usual = (_own_links(side.routes, rank) for side in (self._here, self._usual))
         return {name: _rounded(here[name] / most) if most and here[name] else 1.0 for name, most in usual.items()}
 
@@ -155,7 +155,7 @@ class Uneven:
     def _compared(
         self, key: tuple[str, bool, tuple[int, ...]], own: Transfers, all_alike: Callable[[], Iterator[Transfers]]
     ) -> tuple[float, float]:
-        """The part of the bandwidth that is left, and how many times as long a step takes."""
+        """Return the part of the bandwidth that is left, and the ratio of the steps' latencies."""
         (usual_s, usual_step_s), (here_s, here_step_s) = (
             side.seconds(own, side.loads(key, all_alike)) for side in (self._usual, self._here)
         )
@@ -163,18 +163,18 @@ class Uneven:
         return left, _rounded(here_step_s / usual_step_s) if usual_step_s and here_step_s else 1.0
 
     def _transfers(self, pattern: str, ranks: Sequence[int], near: bool) -> Transfers:
-        """Who sends how many bytes to whom, inside domains or between them."""
+        """Return sender, receiver and bytes of each transfer, inside domains (`near`) or between them."""
         domain = self.cluster.domain_gpus
         found = _PATTERNS[pattern](self.regular, ranks, near)
         return [each for each in found if (each[0] // domain == each[1] // domain) == near]
 
 
-_LAST: list[Uneven] = []  # of the last few clusters: a step asks for several networks of one
+_LAST: list[Uneven] = []  # of the last few clusters, because a step creates several networks of one cluster
 _KEPT = 4
 
 
 def uneven(cluster: ClusterSpec) -> Uneven:
-    """The ratios of a cluster, with what was already worked out for the same one."""
+    """Return the ratios of a cluster, with those already computed for the same cluster."""
     for each in _LAST:
         if each.cluster.topology is cluster.topology and each.cluster == cluster:
             return each
@@ -210,7 +210,7 @@ _PATTERNS = {"ring": _rings, "exchange": _exchange, "pair": _pairs}
 
 
 def _side_by_side(shape: tuple[int, ...], ranks: int) -> Iterator[tuple[int, ...]]:
-    """Groups of one shape (ranks from the lowest on) until no more fit among all ranks."""
+    """Yield disjoint groups of one shape (ranks relative to the lowest) until no more fit among all ranks."""
     taken = bytearray(ranks)
     reach = max(shape)
     for start in range(ranks - reach):
@@ -221,7 +221,7 @@ def _side_by_side(shape: tuple[int, ...], ranks: int) -> Iterator[tuple[int, ...
 
 
 def _own_links(routes: Routes, rank: int) -> dict[str, float]:
-    """Bytes/s of a GPU's links: into its domain, its part of its NICs and above their leaves, and to its host."""
+    """Return the bytes/s of a GPU's links: into its domain, of its NICs, above their leaves, and to its host."""
     wiring = routes.wiring
     beside = wiring.beside[wiring.ranks[rank]]
     by_kind = {
