@@ -126,7 +126,16 @@ class LinkLoads:
         # The slowest part comes first, because `_flow` takes the quiet time of the first.
         parts = sorted(collective.parts, key=lambda part: -part[1].seconds)
         seconds = parts[0][1].seconds
-        sharing = [(c, self._class_load(c, local, seconds)) for c, local in parts if self._links(c, local.group)]
+        # Most members of a group have one program and one context. Their load is looked up once for all of them.
+        loads: dict[tuple[int, int], _ClassLoad | None] = {}
+        sharing: list[tuple[int, _ClassLoad]] = []
+        for c, local in parts:
+            key = (self._context[c], id(local))
+            if key not in loads:
+                loads[key] = self._class_load(c, local, seconds) if self._links(c, local.group) else None
+            load = loads[key]
+            if load is not None:
+                sharing.append((c, load))
         return self._flow(*sharing) if sharing else Flow(0.0, {})
 
     def _step(self, step: CollectiveStep) -> Flow:
