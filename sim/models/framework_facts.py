@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
+
+from msgspec import Struct
 
 
 class UnfusedLoss(NamedTuple):
@@ -63,13 +64,23 @@ AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # th
 T = TypeVar("T")
 
 
+class Said(NamedTuple):
+    """Hold what is said about a fact: its meaning, and its source."""
+
+    meaning: str
+    source: str
+
+
+_SAID: list[Said] = []  # in the order of the fields
+
+
 def fact(default: T, meaning: str, source: str) -> T:
     """Make a field of `Framework` with plain torch's value, its meaning and its source.
 
     `core/` is megatron/core of Megatron-LM, `TE` is transformer_engine/pytorch.
     """
-    found: T = field(default=default, metadata={"meaning": meaning, "source": source})
-    return found
+    _SAID.append(Said(meaning, source))
+    return default
 
 
 class Former(NamedTuple):
@@ -80,8 +91,7 @@ class Former(NamedTuple):
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Framework:
+class Framework(Struct, frozen=True):
     """Hold the facts of one framework; facts that a record leaves out are plain torch's. `name`: the key's value."""
 
     name: str
@@ -179,7 +189,7 @@ class Framework:
         "kernels of these copies, forward (with those that compute sequence lengths) and backward",
         "each trainer's own",
     )
-    loss: UnfusedLoss = fact(  # noqa: RUF009  a tuple
+    loss: UnfusedLoss = fact(
         TORCH_LOSS, "kernels of the unfused loss, forward and backward", "core/tensor_parallel/cross_entropy.py"
     )
 
@@ -217,7 +227,7 @@ class Framework:
         "the router's weight multiplies the expert's activation, not its output",
         "core/transformer/moe/experts.py",
     )
-    router: RouterKernels = fact(  # noqa: RUF009  a tuple
+    router: RouterKernels = fact(
         PLAIN_ROUTER, "kernels of an expert layer's router, forward and backward", "core/transformer/moe/router.py"
     )
     loops_over_experts: bool = fact(
@@ -306,3 +316,7 @@ class Framework:
 
     kin: str = fact("", "the record with the same code base; `evidence` treats both as one", "")
     former: tuple[Former, ...] = ()  # newest first
+
+
+FACTS: dict[str, Said] = dict(zip(Framework.__struct_fields__[1:-1], _SAID, strict=True))
+"""By field, what is said about each fact."""

@@ -9,11 +9,13 @@ are meant.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from sim.models.framework_facts import (
     COMPILED_ROUTER,
+    FACTS,
     GROUP_BYTES,
     GROUP_KERNELS,
     Former,
@@ -206,7 +208,7 @@ def framework_at(name: str, date: str | None) -> Framework:
     record = FRAMEWORKS[name]
     for former in record.former:
         if date is not None and date < former.until:
-            record = replace(record, **former.facts)  # type: ignore[arg-type]
+            record = replace(record, **former.facts)
     return record
 
 
@@ -221,9 +223,9 @@ def framework_table() -> str:
     """Return the records as a Markdown table: a row for each fact, a column for each framework."""
     rows = [["fact", *(f"`{name}`" for name in FRAMEWORKS), "meaning", "source"]]
     rows.append(["---"] * len(rows[0]))
-    for each in fields(Framework)[1:-1]:
-        values = [_shown(getattr(record, each.name)) for record in FRAMEWORKS.values()]
-        rows.append([f"`{each.name}`", *values, each.metadata["meaning"], each.metadata["source"]])
+    for name, said in FACTS.items():
+        values = [_shown(getattr(record, name)) for record in FRAMEWORKS.values()]
+        rows.append([f"`{name}`", *values, *said])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

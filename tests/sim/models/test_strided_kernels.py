@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from sim.core.program import EAGER_NORM, Compute, Phase
 from sim.inputs.scenario import Scenario, parse_scenario
