@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import contended, engines, folding, growth, large, processes, search
+from benchmarks.serving import serving
 
 
 def main() -> None:
@@ -28,6 +29,7 @@ def main() -> None:
         *folding(repeats),
         *contended(2 if options.quick else 32),
         *search(8 if options.quick else 32),
+        *serving(repeats, 10_000),
     ]
     result = {"format": "benchmarks/1", "rates": rates, "growth": growth(repeats)}
     print_tables(result)

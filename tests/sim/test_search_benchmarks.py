@@ -30,6 +30,16 @@ def test_large_steps_and_processes_are_timed() -> None:
     assert all(r["seconds"] > 0 for r in cases.processes(1))
 
 
+def test_served_requests_are_timed() -> None:
+    from benchmarks.serving import conversations, serving
+
+    requests = conversations(200, 10.0)
+    assert len({r.prompt_tokens for r in requests}) > 150
+    assert any(r.hashes for r in requests)
+    for row in serving(1, 50):
+        assert row["per_s"] == pytest.approx(50 / row["seconds"])
+
+
 def test_slope_is_the_exponent() -> None:
     from benchmarks.measure import slope
 
