@@ -96,6 +96,8 @@ class Lockstep(Struct):
 
     def settle(self) -> None:
         """Every member has its own numbers again, and is none."""
+        if not self.members:
+            return
         for sequence, base in self.members.items():
             self._write(sequence, base)
         self.members.clear()
