@@ -62,10 +62,11 @@ def test_a_simulation_loads_no_torch_and_nothing_heavy(scenario: str, engine: st
     loaded = {"simpy"} if engine == "simpy" else set()
     code = (
         "import sys, runpy\n"
-        f"sys.argv = ['sim.run', 'scenarios/{scenario}.yaml', '--json', '-']\n"
+        f"sys.argv = ['sim.run', 'scenarios/{scenario}.yaml']\n"
         "try:\n    runpy.run_module('sim.run', run_name='__main__')\n"
         "except SystemExit as e:\n    assert not e.code, e.code\n"
-        "heavy = {'torch', 'bokeh', 'scipy', 'networkx', 'simpy', 'numba', 'pandas', 'calibrate'} & set(sys.modules)\n"
+        "heavy = {'torch', 'bokeh', 'rich', 'scipy', 'networkx', 'simpy', 'numba', 'pandas', 'calibrate'}\n"
+        "heavy &= set(sys.modules)\n"
         "rare = {f'sim.inputs.{name}' for name in ('workloads', 'serving_keys', 'rl_config', 'processes_input')}\n"
         "heavy |= rare & set(sys.modules)\n"
         "print('HEAVY', sorted(heavy), file=sys.stderr)\n"
