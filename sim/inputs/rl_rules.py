@@ -180,7 +180,8 @@ def _check_turns(rl: Rl, parallelism: Parallelism, source: Source) -> None:
 def rl_notes(rl: Rl, model: ModelConfig, gpu: GpuSpec) -> tuple[str, ...]:
     """Warnings for keys that have no effect with this section, and of an engine that goes by an unknown length."""
     engine = inference_of(rl.generation, RequestPattern(prompt_len=1, output_len=1), model, gpu)
-    found = unknown_length_note(engine, set(), model)
+    given = {key for key in Generation.model_fields if getattr(rl.generation, key) is not None}
+    found = unknown_length_note(engine, given, model)
     if rl.colocated:
         return tuple(found)
     usual = Rl.model_fields

@@ -281,7 +281,7 @@ class Framework(Struct, frozen=True):
     )
     accumulates_in_a_row: bool = fact(
         False,
-        "`parallelism.accumulate_in_a_row` where nothing is said",
+        "default of `parallelism.accumulate_in_a_row`",
         "Llama Team 2024, section 3.3.2",
     )
     checkpoint_stops_early: bool = fact(
