@@ -1,4 +1,4 @@
-"""Several kinds of nodes in one network: the nodes of each kind follow those of the kind before, under one spine."""
+"""Join several kinds of nodes under one spine; the nodes of each kind follow those of the previous kind."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SPINE = "spine"
 
 
 def mixed(clusters: Sequence[ClusterSpec]) -> Wiring:
-    """The network of all nodes of several clusters, ranks in their order.
+    """Return the network of all nodes of several clusters, with ranks in the order of the clusters.
 
-    Every sort of nodes has its own leaves, with its own NICs' bandwidth and oversubscription above them; the spine is
-    one. GPUs that are no presets are described in the network.
+    Each kind of node has its own leaves, with the bandwidth of its NICs and its oversubscription; all share one spine.
+    The network contains the descriptions of GPUs that are not presets.
 
     Raises:
-        TopologyError: for nodes of unequal size, a torus, two GPUs of one name, and where no spine joins the nodes.
+        TopologyError: for nodes of unequal size, a torus, two GPUs of one name, or if no spine joins the nodes.
     """
     parts: dict[str, Part] = {}
     links: dict[Ends, Link] = {}
@@ -57,7 +57,7 @@ def _check(cluster: ClusterSpec, clusters: Sequence[ClusterSpec]) -> None:
 
 
 def _own_names(wiring: Wiring, nodes: range, prefix: str) -> dict[str, str]:
-    """New names, by their old ones, of some nodes' parts, of the switches that these hang on, and of the spine."""
+    """Return the new names of some nodes' parts, of the switches that these are linked to, and of the spine."""
     home = node_of(wiring)
     own = {name: name for name, node in home.items() if node in nodes}
     switches = [name for name, part in wiring.parts.items() if part.kind in ("nvswitch", "switch")]

@@ -1,4 +1,4 @@
-"""NCCL's own topology file (what NCCL_TOPO_DUMP_FILE writes): the node as NCCL sees it."""
+"""Read NCCL's own topology file, which NCCL_TOPO_DUMP_FILE writes: the node as NCCL sees it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NIC_BITS_PER_S = 1e6  # the unit of a net's speed
 
 
 class _Gpu(NamedTuple):
-    """A GPU: its rank and bus id, what it hangs on and over how many bytes/s, and its element."""
+    """Hold a GPU: its rank and bus id, the part above it and the bytes/s of that link, and its XML element."""
 
     rank: int
     bus: str
@@ -24,7 +24,7 @@ class _Gpu(NamedTuple):
 
 
 def from_nccl(root: Element, name: str = "node") -> Wiring:
-    """The network of one node: `system` holds `cpu`, that `pci`, that `gpu` and `nic`.
+    """Return the network of one node from its XML: `system` holds `cpu`, `cpu` holds `pci`, `pci` holds `gpu`, `nic`.
 
     Raises:
         TopologyError: for the first thing wrong.
@@ -53,7 +53,7 @@ def from_nccl(root: Element, name: str = "node") -> Wiring:
 
 
 def _pci(made: NodeParts, above: str, pci: Element, found: list[_Gpu], speeds: dict[str, float]) -> None:
-    """A device, or a switch with what hangs on it."""
+    """Add a device, or a switch with the devices below it."""
     bus = pci.get("busid", "")
     wide = pcie_bytes_per_s(pci.get("link_speed", ""), pci.get("link_width", ""))
     for gpu in pci.findall("gpu"):
@@ -76,7 +76,7 @@ def _nets(made: NodeParts, above: str, nic: Element, wide: float | None, speeds:
 
 
 def _gpus(made: NodeParts, found: list[_Gpu]) -> dict[str, Element]:
-    """GPUs in the order of their ranks, by name."""
+    """Add the GPUs in the order of their ranks; return their elements by name."""
     out: dict[str, Element] = {}
     for rank, bus, above, wide, gpu in sorted(found, key=lambda each: each.rank):
         preset = gpu_by_capability(_integer(gpu, "sm", 0))
@@ -89,7 +89,7 @@ def _gpus(made: NodeParts, found: list[_Gpu]) -> dict[str, Element]:
 
 
 def _nvlinks(made: NodeParts, gpus: dict[str, Element]) -> None:
-    """`nvlink` names the bus id of what is at the other end: another GPU, or a switch by its class."""
+    """Add the NVLinks; the target of an `nvlink` is the bus id of another GPU, or a switch, recognised by its class."""
     counts: dict[tuple[str, str], int] = {}
     switched = False
     for name, gpu in gpus.items():

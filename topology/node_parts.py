@@ -1,7 +1,7 @@
-"""What a node's own description (sysfs, NCCL's topology file) says in words of the machine, as links.
+"""Build links from a node's own description (sysfs, NCCL's topology file).
 
-Bandwidths that no such description has are those of NCCL's own table (version 2.21, src/graph/topo.h): NVLink by
-generation, the link between two sockets by vendor.
+Bandwidths that such descriptions lack are from NCCL's own table (version 2.21, src/graph/topo.h): of an NVLink by
+generation, of the link between two sockets by vendor.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _OTHER_SOCKETS_BYTES_PER_S = 6e9
 
 
 def gpu_by_name(product: str) -> str | None:
-    """The shipped GPU that a product's name means, None for others.
+    """Return the shipped GPU that a product's name means, or None.
 
     >>> gpu_by_name("NVIDIA H100 80GB HBM3"), gpu_by_name("Quadro")
     ('h100-sxm', None)
     """
     said = product.upper()
     fits = [word for word in gpu_products() if re.search(rf"(?<![A-Z0-9]){re.escape(word)}(?![0-9])", said)]
-    return gpu_products()[max(fits, key=len)] if fits else None  # `H100 PCIE` is more than `H100`
+    return gpu_products()[max(fits, key=len)] if fits else None  # the longest, because `H100 PCIE` contains `H100`
 
 
 def gpu_by_capability(capability: int) -> str | None:
-    """The shipped GPU for a CUDA compute capability, 90 for 9.0."""
+    """Return the shipped GPU for a CUDA compute capability (90 for 9.0), or None."""
     return gpu_capabilities().get(capability)
 
 
 def pcie_bytes_per_s(speed: str, width: str | int) -> float | None:
-    """A PCIe link's bandwidth, a direction; None where the words are none ("Unknown").
+    """Return a PCIe link's bytes/s per direction; None if the text is not a speed ("Unknown").
 
     >>> round(pcie_bytes_per_s("32.0 GT/s PCIe", 16) / 1e9, 1)
     63.0
@@ -53,7 +53,7 @@ def pcie_bytes_per_s(speed: str, width: str | int) -> float | None:
 
 
 class NodeParts:
-    """Parts and links of one node, as they are found."""
+    """Collect the parts and links of one node."""
 
     def __init__(self, name: str, source: str) -> None:
         self.name, self.source = name, source
@@ -61,7 +61,7 @@ class NodeParts:
         self.links: dict[Ends, Link] = {}
 
     def add(self, part: Part) -> str:
-        """Add a part once; its name."""
+        """Add a part if it is new; return its name."""
         self.parts.setdefault(part.name, part)
         return part.name
 
@@ -70,11 +70,11 @@ class NodeParts:
         self.links[a, b] = self.links[b, a] = link
 
     def join_pcie(self, a: str, b: str, bytes_per_s: float | None) -> None:
-        """Join two parts over PCIe; NCCL counts 12 GB/s where the speed is not said."""
+        """Join two parts over PCIe; without a known speed at 12 GB/s, as NCCL counts."""
         self.join(a, b, Link(12e9) if bytes_per_s is None else Link(bytes_per_s, 0.0, PCIE_EFFICIENCY))
 
     def join_sockets(self, vendor: str) -> None:
-        """Every two sockets are joined, at what NCCL counts for the vendor's."""
+        """Join every two sockets, at the bandwidth that NCCL counts for the vendor."""
         sockets = [part.name for part in self.parts.values() if part.kind == "cpu"]
         wide = _SOCKETS_BYTES_PER_S.get(vendor, _OTHER_SOCKETS_BYTES_PER_S)
         for i, a in enumerate(sockets):
@@ -82,9 +82,10 @@ class NodeParts:
                 self.join(a, b, Link(wide))
 
     def join_nvlink(self, counts: dict[tuple[str, str], int], switched: bool | None = None) -> None:
-        """GPUs by the number of NVLinks between each two; to one NVSwitch where `switched`.
+        """Join GPUs by the number of NVLinks between each two, or to one NVSwitch if `switched`.
 
-        None: where more links would meet in a GPU than any has, as tools show those of a switch for every pair.
+        None: to a switch if a GPU would have more links than any GPU has, because tools report a switch's links for
+        every pair.
         """
         gpus = [part.name for part in self.parts.values() if part.kind == "gpu"]
         own = {gpu: [n for pair, n in counts.items() if gpu in pair and n] for gpu in gpus}
@@ -101,19 +102,19 @@ class NodeParts:
                 self.join(a, b, self.nvlink(a, count, SIMPLE_NVLINK_S))
 
     def nvlink(self, gpu: str, count: int, latency_s: float) -> Link:
-        """So many NVLinks of a GPU's generation."""
+        """Return a link of `count` NVLinks of a GPU's generation."""
         architecture = GPUS[self.parts[gpu].gpu].architecture
         each = _NVLINK_BYTES_PER_S.get(architecture, 25e9)
         return Link(each * count, latency_s, NVLINK_EFFICIENCY.get(architecture, 0.8))
 
     def join_network(self, speeds: Mapping[str, float]) -> None:
-        """All NICs, of these bytes/s, hang on one switch: a node's own description says nothing of what is behind."""
+        """Join all NICs to one switch at these bytes/s, because a node's description does not contain the network."""
         for nic in [part.name for part in self.parts.values() if part.kind == "nic"]:
             switch = self.add(Part("network", "switch", tier="leaf"))
             self.join(nic, switch, Link(speeds[nic], SIMPLE_NETWORK_S / 2, NIC_EFFICIENCY))
 
     def wiring(self) -> Wiring:
-        """The node as a network, ranks in the order in which its GPUs were added."""
+        """Return the node as a network, with ranks in the order in which its GPUs were added."""
         gpus = [part for part in self.parts.values() if part.kind == "gpu"]
         ranked = {part.name: part._replace(rank=i) for i, part in enumerate(gpus)}
         return Wiring(self.parts | ranked, self.links, self.name, self.source)

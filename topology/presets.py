@@ -1,13 +1,13 @@
-"""Shipped GPUs and machines: files of `topology/gpus` and `topology/machines`, each figure with its document.
+"""Load shipped GPUs and machines from `topology/gpus` and `topology/machines`; each figure has its document.
 
-Peaks are dense (a sheet that prints "with sparsity" is halved) and accumulate in fp32; a dtype that a sheet does not
-name has none. Bandwidths are per direction. Memory is binary: what sheets print as GB is GiB, less under 1 %
-(nvidia-smi shows 81,559 MiB of an H100's 80 GB, 183,359 MiB of a B200's 180 GB). `link_bandwidth_bytes_per_s` is what
-one chip sends to others of its node over links of its own.
+Peaks are dense (figures "with sparsity" are halved) and accumulate in fp32; a dtype that a data sheet does not name has
+no peak. Bandwidths are per direction. Memory is binary: the GB of data sheets are GiB, less under 1 % (nvidia-smi shows
+81,559 MiB of an H100's 80 GB, 183,359 MiB of a B200's 180 GB). `link_bandwidth_bytes_per_s` is the bandwidth of one
+chip's own links to others of its node.
 
-What no data sheet has is taken from NCCL's own cost model: seconds of a step (`protocols`), and the part of a link's
-bandwidth that is left for data (`preset_files`). A measured profile replaces them where it has points. Device-side
-floors of a kernel are the quickest matmuls of NVIDIA AIConfigurator's database.
+Figures that no data sheet has are from NCCL's own cost model: seconds of a step (`protocols`), and the part of a link's
+bandwidth that is left for data (`preset_files`). Points of a measured profile replace them. The shortest time of a
+kernel is that of the fastest matmul of NVIDIA AIConfigurator's database.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ T = TypeVar("T")
 
 
 class Shipped(MutableMapping[str, T]):
-    """What `read` makes of the files of a folder, by their names. A file is read when its record is first asked for:
-    most commands need one GPU and one machine of fifty. Names are known without reading."""
+    """Map the names of a folder's files to what `read` returns for them.
+
+    A file is read when its record is first used, because most commands need one GPU and one machine of fifty.
+    """
 
     def __init__(self, folder: str, read: Callable[[Path], T]) -> None:
         self._folder, self._read = Path(__file__).parent / folder, read
@@ -61,7 +63,7 @@ class Shipped(MutableMapping[str, T]):
         return len(self._records)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._records  # a mapping's own would read the file
+        return name in self._records  # the inherited method would read the file
 
 
 _GPU_FILES: Shipped[GpuFile] = Shipped("gpus", read_gpu)
@@ -77,11 +79,11 @@ CLUSTER_SOURCES: Shipped[dict[str, str]] = Shipped("machines", lambda path: _MAC
 
 @cache
 def gpu_products() -> dict[str, str]:
-    """GPUs by a word in their maker's name for them, in capitals."""
+    """Return GPUs by a word in their maker's product name, in capitals."""
     return {file.product: file.gpu.name for file in _GPU_FILES.values() if file.product}
 
 
 @cache
 def gpu_capabilities() -> dict[int, str]:
-    """The GPU that stands for a CUDA compute capability, 90 for 9.0."""
+    """Return the GPU that represents each CUDA compute capability (90 for 9.0)."""
     return {file.cuda_capability: file.gpu.name for file in _GPU_FILES.values() if file.cuda_capability}

@@ -1,10 +1,9 @@
-"""What NCCL's protocols cost beside the bare links: a start, shorter or longer steps, a share of the
-bandwidth.
+"""Hold the costs of NCCL's protocols beyond the bare links: startup, steps, part of the bandwidth.
 
-LL sends 8-byte words of half data, half flag: no waiting for the receiver, a fraction of the bandwidth. LL128
-does so with 120 bytes of 128. Simple moves whole chunks and synchronizes on each. All figures are those of
-NCCL's own cost model (version 2.21, src/graph/tuning.cc: `baseLat`, `hwLat`, and the bandwidth factors in
-`ncclTopoTuneModel`), as ratios of a ring's step in Simple, for that is what a cluster's `latency_s` states: a
+LL sends 8-byte words, half data and half flag, so it does not wait for the receiver but has a fraction of the
+bandwidth. LL128 does the same with 120 data bytes of 128. Simple moves whole chunks and synchronizes on each. All
+figures are from NCCL's own cost model (version 2.21, src/graph/tuning.cc: `baseLat`, `hwLat`, the bandwidth factors
+in `ncclTopoTuneModel`). They are stated relative to a ring's step in Simple, which is a cluster's `latency_s`, so a
 cluster with latencies of zero has none at all.
 """
 
@@ -17,8 +16,7 @@ SIMPLE_NETWORK_S = 14e-6  # and network
 
 
 class Protocol(Struct, frozen=True):
-    """One protocol under one algorithm: start, steps relative to `latency_s` of each level, share of
-    bandwidth."""
+    """Hold one protocol of one algorithm: startup and steps relative to each level's `latency_s`, part of bandwidth."""
 
     name: str
     base: float
@@ -33,7 +31,7 @@ def _protocol(name: str, base_us: float, nvlink_us: float, network_us: float, ba
 
 
 PLAIN = (Protocol("", 0.0, 1.0, 1.0, 1.0),)
-"""No protocol at all: α–β of the bare links, for hosts without NVLink (gloo, MPI)."""
+"""No protocol: α–β of the bare links, for hosts without NVLink (gloo, MPI)."""
 
 RING = (
     _protocol("LL", 6.6, 0.6, 2.7, 1 / 4),
@@ -45,7 +43,7 @@ TREE = (
     _protocol("LL128", 14.0, 1.25, 8.5, 0.92 * 120 / 128),
     _protocol("Simple", 0.0, 28.0, 28.0, 0.92),
 )
-# NCCL counts 23 µs for all of it; the closed form has 5 steps (an all-gather's 4 are not told apart).
+# NCCL counts 23 µs in all; the closed form has 5 steps (an all-gather has 4, which makes no difference here).
 NVLS = (_protocol("Simple", 0.0, 23 / 5, 14.0, 1.0),)
 
 PROTOCOLS = {"ring": RING, "tree": TREE, "nvls": NVLS, "nvls_tree": NVLS, "mesh": RING}

@@ -1,12 +1,11 @@
-"""Costs of a machine's collectives beyond its links: starts, steps, shares, fills; one record per measured GPU.
+"""Hold the costs of collectives beyond the links: startup, steps, shares, fills; one record per measured GPU.
 
-`protocols` holds the constants NCCL chooses with; the constants here give the time that its choice then takes. Those
-inside a domain, and those of `MATCHED` with the shares, were fitted to half the rows of the tables that
-docs/collectives.md names and judged on the other half; no coefficient belongs to one size or one number of ranks.
-Those of `HOST` and `POSTED` are NCCL's own constants (`near_step_s` is `MATCHED`'s): no table has InfiniBand, and one
-run over TCPX showed which of them `HOST` needs, so it is no blind test.
-GPUs without measurements take those of their architecture, `other` ones Hopper's. All starts and steps inside a domain
-are stated for a `latency_s` of 3.4 µs and scale with it.
+`protocols` has the constants with which NCCL chooses; the constants here give the time of its choice. Those inside a
+domain, those of `MATCHED` and the shares were fitted to half the rows of the tables in docs/collectives.md and judged
+on the other half. No coefficient is for a single size or number of ranks. Those of `HOST` and `POSTED` are NCCL's own
+constants (`near_step_s` is `MATCHED`'s), because no table has InfiniBand. `HOST`'s were chosen with one run over TCPX,
+so it does not test them. GPUs without measurements use those of their architecture; `other` uses Hopper's. Startup
+and steps inside a domain are stated for a `latency_s` of 3.4 µs and scale with it.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from msgspec.structs import fields, replace
 
 from topology.spec import Architecture, GpuSpec, InterNode
 
-CHANNEL_LL_BYTES = 16384.0  # of a message on one channel, that go in LL: NCCL_P2P_LL_THRESHOLD, src/enqueue.cc
+CHANNEL_LL_BYTES = 16384.0  # largest message in LL on one channel: NCCL_P2P_LL_THRESHOLD, src/enqueue.cc
 MESSAGE_CHANNELS = 32  # inside a domain, for messages to all peers: MAXCHANNELS, src/include/device.h, before Blackwell
 
 
 class Kernel(Struct, frozen=True):
-    """One family of collectives inside a domain.
+    """Hold the constants of one family of collectives inside a domain.
 
-    `ll_`: protocol LL; LL128 starts as Simple does and has steps of its own. `share`: of the bandwidth that the links
-    leave for data, what the kernels sustain. `ll_bytes`: bytes sent in LL for a byte of data; of messages, what the
-    kernels sustain over what one channel carries in LL. `fill`: steps' worth of transfer spent filling and draining
-    the pipeline, or copying the own block; once an operation.
+    `ll_`: protocol LL; LL128 has the startup of Simple and its own steps. `share`: the part of the links' usable
+    bandwidth that kernels sustain. `ll_bytes`: bytes sent in LL for a byte of data; for messages, the bandwidth that
+    kernels sustain ÷ that of one channel in LL. `fill`: time to fill and drain the pipeline, or to copy the own block,
+    as a number of steps' transfers; once per operation.
     """
 
     ll_start_s: float
@@ -42,9 +41,9 @@ class Kernel(Struct, frozen=True):
 
 
 class Timing(Struct, frozen=True):
-    """Rings and trees; sends, receives and exchanges; NVLS of one machine.
+    """Hold the constants of one machine. `ring`: of rings and trees. `direct`: of sends, receives and exchanges.
 
-    `message_channels`: over how many channels a message in LL is spread, by the NCCL that was measured.
+    `message_channels`: the number of channels for a message in LL, in the NCCL version that was measured.
     """
 
     ring: Kernel
@@ -55,19 +54,19 @@ class Timing(Struct, frozen=True):
 
     @property
     def message_ll_bytes(self) -> float:
-        """Up to here a message inside a domain goes in LL."""
+        """Size of the largest message inside a domain that uses LL."""
         return CHANNEL_LL_BYTES * self.message_channels
 
 
 class Fabric(Struct, frozen=True):
-    """Steps between nodes.
+    """Hold the steps between nodes.
 
-    `ll_step_s`, `ll128_step_s`, `step_s`: a tree's hop. `near_step_s`: a tree's hop inside, when it goes in chunks
-    (Simple). `ring_steps_s`: a ring's hop between nodes in LL, LL128, Simple; `message_step_s`: a
-    message's, which goes in Simple. `ring_floor_s`: the least time between two blocks on that hop.
-    `rendezvous_s` comes on top of a hop's step in LL from `RENDEZVOUS_BYTES` on. `ll_bytes`: as in `Kernel`.
-    `lines`: LL128 works, which passes data on in lines as they arrive. `nvls_tree_`: NVLS with trees between domains
-    is considered from this size on, over so many domains at most.
+    `ll_step_s`, `ll128_step_s`, `step_s`: a tree's hop. `near_step_s`: a tree's hop inside a domain in Simple.
+    `ring_steps_s`: a ring's hop between nodes in LL, LL128, Simple. `message_step_s`: a message's hop (in Simple).
+    `ring_floor_s`: the least time between two blocks on a ring's hop. `rendezvous_s`: added to a hop's step in LL from
+    `RENDEZVOUS_BYTES` on. `ll_bytes`: as in `Kernel`. `lines`: whether LL128 works, which forwards lines of data as
+    they arrive. `nvls_tree_bytes`, `nvls_tree_domains`: the least size and the most domains for which NVLS with trees
+    between domains is considered.
     """
 
     ll_step_s: float
@@ -85,35 +84,34 @@ class Fabric(Struct, frozen=True):
 
 
 RENDEZVOUS_BYTES = 4096.0
-WINDOW_BYTES = float(16 << 20)  # a buffer step of 1 MiB on each of 16 channels: fills a tree before it flows
+WINDOW_BYTES = float(16 << 20)  # the bytes that fill a tree: a buffer step of 1 MiB on each of 16 channels
 LL_WINDOW_BYTES = float(1 << 20)  # LL: half of a step's 64 KiB of lines is data, on up to 32 channels
 LINES_WINDOW_BYTES = float(2 << 20)  # LL128: chunks of 128 KiB (NCCL, src/enqueue.cc) on as many channels
-WINDOW_NICS = 4  # whose channels these windows are (GH200's node); fewer NICs have fewer (NCCL, src/graph/connect.cc)
-WINDOW_FILL = 0.686  # of the passage of what fills a tree at each hop, what the next hop does not hide
-NETWORK_SHARE = 0.983  # of what NICs leave for data, what rings and trees sustain
-TREE_SHARE = 0.673  # of the NICs, where a node has more than one neighbour in a tree
-USUAL_LATENCY_S = 14e-6  # what the steps below are stated for: NCCL's step on InfiniBand, protocol Simple
+WINDOW_NICS = 4  # NICs of these windows (GH200's node); fewer NICs have fewer channels (NCCL, src/graph/connect.cc)
+WINDOW_FILL = 0.686  # part of the window's time at each hop that the next hop does not hide
+NETWORK_SHARE = 0.983  # part of the NICs' usable bandwidth that rings and trees sustain
+TREE_SHARE = 0.673  # part of the NICs' bandwidth that a tree uses if a node has more than one neighbour in it
+USUAL_LATENCY_S = 14e-6  # the latency for which the steps below are stated: NCCL's step on InfiniBand in Simple
 
 MATCHED = Fabric(6.94e-6, 31.1e-6, 31.1e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 38.3e-6, 13.4e-6, 9.92, False)
-"""Libfabric and others that match sender and receiver for each message (GH200 over Slingshot)."""
+"""Libfabric and other transports that match sender and receiver for each message (GH200 over Slingshot)."""
 HOST = Fabric(5e-6, 14e-6, 14e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 0.0, 0.0, 2.0, False, nvls_tree_domains=1)
-"""Posted buffers, but through the host's memory or kernel: no LL128, and no NVLS (TCPX; the machines that have it set
+"""Posted buffers, but through the host's memory or kernel: no LL128 and no NVLS (TCPX; its machines set
 NCCL_ALGO=Ring,Tree and NCCL_NVLS_ENABLE=0: NVIDIA DGX Cloud, "GCP TCPXO Networking")."""
 POSTED = Fabric(5e-6, 8.5e-6, 28e-6, 0.92e-6, (5e-6, 8.5e-6, 28e-6), 14e-6, 0.0, 0.0, 2.0, True)
-"""InfiniBand and RoCE: receivers post buffers ahead (NCCL, src/transport/net_ib.cc); steps are NCCL's own.
+"""InfiniBand and RoCE: receivers post buffers in advance (NCCL, src/transport/net_ib.cc); steps are NCCL's own.
 
-A ring's hop is its network latency with nothing hidden, as for trees (src/graph/tuning.cc takes the tree's for rings of
-one GPU a node, "latencies are fully exposed"): the closed form follows a block over every hop; what the other half of a
-block hides of it is in `durations`.
+A ring's hop has the full network latency, as a tree's hop (src/graph/tuning.cc uses the tree's for rings with one GPU a
+node, "latencies are fully exposed"). `durations` has the part of it that the other half of a block hides.
 """
 
 EFA = replace(POSTED, nvls_tree_bytes=float(30 << 20), nvls_tree_domains=2)
-"""AWS's network. Its plugin takes NVLS with trees for eight GPUs on each of two nodes from 30 MiB on; over more nodes,
-trees and rings until sizes far above those of training (aws-ofi-nccl, src/tuner/nccl_ofi_regions.c, P5)."""
+"""AWS's network. Its plugin chooses NVLS with trees for eight GPUs on each of two nodes from 30 MiB on. On more nodes
+it chooses trees and rings up to sizes far above those of training (aws-ofi-nccl, src/tuner/nccl_ofi_regions.c, P5)."""
 
 
 def fabric_of(inter: InterNode) -> Fabric:
-    """The kind of transport: matched per message; RDMA; or, if its latency is far above RDMA's, the host's."""
+    """Return the constants of the transport: matched per message, RDMA, or the host's if the latency is far above."""
     if inter.transport == "posted":
         return EFA
     if inter.rendezvous:
@@ -123,10 +121,10 @@ def fabric_of(inter: InterNode) -> Fabric:
 
 _US = 1e-6
 # Fitted by the rule of docs/collectives.md. V100: the vTrain all-reduce table; A100, H100 with H200, B200, GB200:
-# NVIDIA AIConfigurator's NCCL tables (16-bit). V100's exchanges are A100's, untested. GB200's NVLS is B200's start with
-# the share of two GB300 rows; GB300's exchanges, three rows. A100's exchanges in Simple are measured from 1 MiB a
-# message on only, so their start is LL's by H100's ratio. NVLS of B200 is poor: 20 % off on either half. Hopper's and
-# Blackwell's step in LL128 is NCCL's (1.9 µs, tuning.cc), for no row of theirs shows that protocol.
+# NVIDIA AIConfigurator's NCCL tables (16-bit). V100's exchanges are A100's, untested. GB200's NVLS has B200's startup
+# and two GB300 rows' share; GB300's exchanges are from three rows. A100's exchanges in Simple were measured only
+# from 1 MiB a message on, so their startup is LL's times H100's ratio. NVLS of B200 is 20 % off on both halves. LL128's
+# step of Hopper and Blackwell is NCCL's (1.9 µs, tuning.cc), because none of their rows uses that protocol.
 
 
 def _kernel(
@@ -144,7 +142,7 @@ _A100 = Timing(
     direct=_exchange(12.8, 22.1, 0.818, 0.239, 85.1),
     nvls_start_s=0.0,
     nvls_share=1.0,
-    message_channels=32,  # NCCL 2.27: the limit is 16 KiB for each of a peer's channels; in 2.29, of those that it uses
+    message_channels=32,  # NCCL 2.27: 16 KiB for each channel of a peer; 2.29: for each that the message uses
 )
 _V100 = replace(_A100, ring=_kernel(9.0, 3.02, 19.3, 3.04, 1.15, 0.048, 4.45))
 _H100 = Timing(
@@ -171,21 +169,21 @@ _TIMINGS = {"v100": _V100, "a100": _A100, "h100": _H100, "b200": _B200, "gb200":
 _MEASURED: dict[Architecture, str] = {
     "volta": "v100",
     "ampere": "a100",
-    "ada": "a100",  # NCCL's own model takes what is below compute capability 9.0 for Ampere (src/graph/tuning.cc)
+    "ada": "a100",  # NCCL's own model treats compute capabilities below 9.0 as Ampere (src/graph/tuning.cc)
     "hopper": "h100",
     "blackwell": "b200",
-    "cpu": "h100",  # of no effect: over PCIe the bare forms are used
+    "cpu": "h100",  # without effect: over PCIe the bare forms are used
     "other": "h100",
 }
 
 
 def timing_of(gpu: GpuSpec) -> Timing:
-    """Starts and steps of a GPU's collectives: of the GPU that it names, else measured on its architecture."""
+    """Return the constants of a GPU's collectives: of its `collectives_like`, or of its architecture."""
     return _TIMINGS[gpu.collectives_like or _MEASURED[gpu.architecture]]
 
 
 def slower(one: Timing, other: Timing) -> Timing:
-    """A group of two machines: of every start and step the longer, of every share the smaller."""
+    """Return the constants of a group of two machines: the longer of all times, the smaller of all shares."""
     if one == other:
         return one
     return Timing(

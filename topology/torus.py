@@ -1,4 +1,4 @@
-"""A torus of nodes: its shape, the place of a node, the distance of two nodes. Pure functions."""
+"""Compute the shape of a torus of nodes, the place of a node, and the distance of two nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 
 
 def torus_shape(nodes: int, nics_per_node: int) -> tuple[int, ...]:
-    """Sides of the torus, as even as `nodes` divides; dimensions: 3 from 6 NICs on, 2 from 4, else 1.
+    """Return the sides of the torus, as equal as `nodes` divides; it has 3 dimensions from 6 NICs on, 2 from 4, else 1.
 
     >>> torus_shape(64, 8), torus_shape(12, 4), torus_shape(7, 1)
     ((4, 4, 4), (3, 4), (7,))
@@ -25,7 +25,7 @@ def torus_shape(nodes: int, nics_per_node: int) -> tuple[int, ...]:
 
 
 def torus_position(node: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Coordinates of a node; the last dimension varies fastest."""
+    """Return the coordinates of a node; the last dimension varies fastest."""
     position: list[int] = []
     for side in reversed(shape):
         position.append(node % side)
@@ -34,20 +34,20 @@ def torus_position(node: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def torus_hops(a: int, b: int, shape: Sequence[int]) -> int:
-    """Links of a shortest path between two nodes: for each dimension the shorter direction."""
+    """Return the links of a shortest path between two nodes: the shorter direction of each dimension."""
     steps = zip(torus_position(a, shape), torus_position(b, shape), shape, strict=True)
     return sum(min((x - y) % side, (y - x) % side) for x, y, side in steps)
 
 
 def ring_links(shape: Sequence[int], nodes: Collection[int]) -> tuple[float, int]:
-    """The part of a node's links that rings over `nodes` fill, and the steps of one pass along all axes.
+    """Return the part of a node's links that rings over `nodes` fill, and the steps of one pass along all axes.
 
-    Nodes that lie as a lattice (every combination of a few coordinates) run rings along each axis that they span, each
-    on its part of the data, all at once (P. Sack, W. Gropp, "Collective algorithms for multiported torus networks",
-    2015). An axis that they fill is a ring of two links a node, one a direction, and c // 2 steps; a part of it is a
-    line, whose way back takes the links of the other direction: one link, c - 1 steps. Lattices that leave out every
-    s-th place share the axis with s - 1 others of their kind, and step over s links. Elsewhere one link, and a step a
-    node.
+    Nodes that form a lattice (every combination of a few coordinates) run rings along each axis that they span at the
+    same time, each on its part of the data (P. Sack, W. Gropp, "Collective algorithms for multiported torus networks",
+    2015). A whole axis of c nodes is a ring with two links a node, one per direction, and c // 2 steps. A part of an
+    axis is a line, which returns over the links of the other direction: one link a node, c - 1 steps. A lattice of
+    every s-th place shares the axis with s - 1 such lattices; its steps cross s links. Other nodes use one link, and
+    a step for each further node.
 
     >>> ring_links((4, 4, 4), range(64)), ring_links((4, 4, 4), range(4)), ring_links((4, 4, 4), range(2))
     ((1.0, 6), (0.3333333333333333, 2), (0.16666666666666666, 1))
@@ -73,11 +73,11 @@ def ring_links(shape: Sequence[int], nodes: Collection[int]) -> tuple[float, int
 
 @lru_cache(maxsize=4096)
 def exchange_links(shape: tuple[int, ...], nodes: tuple[int, ...]) -> tuple[float, float]:
-    """The part of a node's links that an exchange of all `nodes` with all fills, and the links that a byte passes.
+    """Return the part of a node's links that an exchange among all `nodes` fills, and the links that a byte passes.
 
-    A message takes a shortest way, half of it each way where both are as long, and goes along one axis after the other:
-    the fullest link of all axes decides. Of a lattice all lines along an axis are loaded alike; so are taken those
-    of other groups. Lattices that leave out every s-th place share the axis as in `ring_links`.
+    A message takes a shortest path along one axis after the other; if both directions are equally long, half of it
+    takes each. The most loaded link of all axes decides. All lines along an axis are assumed to be loaded equally, as
+    they are in a lattice. Lattices of every s-th place share the axis as in `ring_links`.
 
     >>> [round(part, 3) for part, _ in (exchange_links((4, 4, 4), tuple(range(n))) for n in (2, 4, 64))]
     [0.167, 0.25, 0.328]

@@ -1,4 +1,4 @@
-"""A network as plain data: its parts, and the links between them. Any shape; the graph that users write and read."""
+"""Represent a network of any shape as plain data, its parts and links; users write and read this graph."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 
 KINDS = ("gpu", "nvswitch", "pcie", "cpu", "nic", "switch")
-"""What a part may be. `cpu`: a socket with its memory; `switch`: of the network between nodes."""
+"""The kinds of parts. `cpu`: a socket with its memory; `switch`: of the network between nodes."""
 
 
 class Link(NamedTuple):
-    """One direction of a link. `efficiency`: the part of the bandwidth that data can use, headers taken off."""
+    """Describe one direction of a link. `efficiency`: the part of the bandwidth that is left for data after headers."""
 
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
@@ -26,11 +26,11 @@ class Link(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One part of the network.
+    """Describe one part of the network.
 
-    `gpu`, `rank`: of a GPU, its preset's name and its rank. `tier`: of a switch, a word for drawings (leaf, spine,
-    router). `nvls_efficiency`: of an NVSwitch, as in `IntraNode`; `rendezvous`, `transport`, `spread`: of a NIC, as in
-    `InterNode`. None: not said.
+    `gpu`, `rank`: a GPU's preset and rank. `tier`: a switch's label in drawings (leaf, spine, router).
+    `nvls_efficiency`: of an NVSwitch, as in `IntraNode`. `rendezvous`, `transport`, `spread`: of a NIC, as in
+    `InterNode`. None: not stated.
     """
 
     name: str
@@ -48,9 +48,9 @@ Ends = tuple[str, str]
 
 
 class Wiring(Struct, frozen=True, dict=True):
-    """Parts, and links by the two parts that they join, one entry a direction.
+    """Hold the parts by name, and the links by the two parts that they join, one entry per direction.
 
-    `name`, `source`: of the cluster. `gpus`: descriptions of GPUs that are no presets, by name.
+    `name`, `source`: of the cluster. `gpus`: by name, descriptions of GPUs that are not presets.
     """
 
     parts: Mapping[str, Part]
@@ -60,7 +60,7 @@ class Wiring(Struct, frozen=True, dict=True):
     gpus: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        # Mappings have no hash, and caches of networks ask for one often.
+        # Mappings have no hash, but caches of networks need one.
         return hash((self.name, len(self.parts), len(self.links)))
 
     @cached_property
@@ -78,16 +78,16 @@ class Wiring(Struct, frozen=True, dict=True):
         return tuple(part.name for part in sorted(gpus, key=lambda part: part.rank))
 
     def gpu_of(self, rank: int) -> str:
-        """The name of a rank's GPU."""
+        """Return the name of a rank's GPU."""
         return self.parts[self.ranks[rank]].gpu
 
     def kind(self, name: str) -> str:
-        """The kind of a part."""
+        """Return the kind of a part."""
         return self.parts[name].kind
 
 
 def link_word(kind: str, other: str) -> str:
-    """What a link between two kinds of parts is called: nvlink, peer (GPU to GPU through the host), nic, fabric, pcie.
+    """Return a link's kind from its parts' kinds: nvlink, peer (GPU to GPU through the host), nic, fabric, pcie.
 
     >>> link_word("gpu", "nvswitch"), link_word("nic", "switch"), link_word("pcie", "nic")
     ('nvlink', 'nic', 'pcie')
@@ -103,7 +103,7 @@ def link_word(kind: str, other: str) -> str:
 
 
 def node_link(wiring: Wiring) -> dict[str, Any]:
-    """The network in networkx's node-link form. Undirected, unless some link differs in its two directions."""
+    """Return the network in networkx's node-link form; it is directed if a link differs between its two directions."""
     one_way = any(wiring.links.get((b, a)) != each for (a, b), each in wiring.links.items())
     about = {"name": wiring.name, "source": wiring.source, "gpus": {k: dict(v) for k, v in wiring.gpus.items()}}
     seen: set[Ends] = set()
@@ -118,6 +118,6 @@ def node_link(wiring: Wiring) -> dict[str, Any]:
 
 
 def _said(part: Part) -> dict[str, Any]:
-    """The fields of a part that say something."""
+    """Return the fields of a part that differ from the defaults."""
     usual = Part("", "")._asdict()
     return {key: value for key, value in part._asdict().items() if key != "name" and value != usual[key]}
