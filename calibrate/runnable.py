@@ -231,6 +231,8 @@ def _experts(s: Scenario) -> Iterator[Problem]:
             yield f"model.moe.{name}", getattr(moe, name), "null (each token chooses among all experts)"
     if moe.imbalance != "balanced":
         yield "model.moe.imbalance", moe.imbalance, "balanced"
+    if moe.pad_to_capacity:
+        yield "model.moe.pad_to_capacity", "true", "false"
     if moe.router_fp32 and t.precision != "fp32":
         found = f"true with precision {t.precision}"
         yield "model.moe.router_fp32", found, "false (the router multiplies in the activations' dtype)"

@@ -215,6 +215,7 @@ def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
             "dense_layers": int(dense[1]) if dense else None,
             "every": int(frequency) if frequency.isdigit() and frequency != "1" else None,
             "capacity_factor": None if capacity is None else float(capacity),
+            "pad_to_capacity": s.flag("moe-pad-expert-input-to-capacity") or None,
             "router_fp32": _fp32_router(s),
             **_groups(s),
         }

@@ -141,6 +141,7 @@ class Megatron(Emission):
         out += [("moe-shared-expert-intermediate-size", moe.shared_experts * moe.ffn)] if moe.shared_experts else []
         out += [("moe-layer-freq", f'"([0]*{dense}+[1]*{layers - dense})"')] if dense else []
         out += [("moe-expert-capacity-factor", moe.capacity_factor)] if moe.capacity_factor else []
+        out += [("moe-pad-expert-input-to-capacity", "")] if moe.pad_to_capacity else []
         out += [("moe-router-dtype", "fp32")] if moe.router_fp32 else []
         if moe.groups is not None:
             out += [("moe-router-num-groups", moe.groups), ("moe-router-group-topk", moe.top_groups)]

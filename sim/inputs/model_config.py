@@ -26,8 +26,9 @@ class MoeConfig(UserInput):
 
     `shared_experts` experts of the same size see every token, or one of `shared_ffn`; `shared_gate`: what they give is
     weighted by a number that each token gets (Qwen2-MoE). `router_fp32`: the router multiplies in fp32.
-    `capacity_factor` null: no token is dropped. `groups`: experts are chosen among those of a token's `top_groups` best
-    groups, and each copy is sent by itself; `max_nodes_per_token` limits the choice as well.
+    `capacity_factor` null: no token is dropped; `pad_to_capacity`: experts with fewer are filled up to it. `groups`:
+    experts are chosen among those of a token's `top_groups` best groups, and each copy is sent by itself;
+    `max_nodes_per_token` limits the choice as well.
     """
 
     experts: int = Field(ge=1, le=100_000)
@@ -41,6 +42,7 @@ class MoeConfig(UserInput):
     dense_layers: int = Field(default=0, ge=0, le=10_000)
     every: int = Field(default=1, ge=1, le=10_000)
     capacity_factor: float | None = Field(default=None, gt=0, le=1_000)
+    pad_to_capacity: bool = False
     imbalance: Annotated[
         Annotated[Literal["balanced"], Tag("<name>")] | Annotated[Imbalance, Tag("<mapping>")],
         Discriminator(_imbalance_form),

@@ -113,6 +113,8 @@ def _experts(m: ModelConfig) -> Problems:
         yield ("moe", "shared_ffn"), f"found {moe.shared_ffn}; give it or shared_experts, not both"
     if moe.shared_gate and not moe.shared_width:
         yield ("moe", "shared_gate"), "found true; needs shared_experts or shared_ffn"
+    if moe.pad_to_capacity and moe.capacity_factor is None:
+        yield ("moe", "pad_to_capacity"), "found true without capacity_factor; give both"
     if moe.groups is None and moe.top_groups is not None:
         yield ("moe", "top_groups"), "found without groups; allowed: both or none"
     if moe.groups is not None and moe.top_groups is None:

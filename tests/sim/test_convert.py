@@ -257,6 +257,14 @@ def test_a_choice_limited_to_groups(tmp_path: Path, dispatcher: str, expected: d
     assert {k: moe[k] for k in ("groups", "top_groups", "max_nodes_per_token") if k in moe} == expected
 
 
+def test_a_capacity_that_experts_are_padded_to(tmp_path: Path) -> None:
+    experts = """    --num-experts 64 --moe-router-topk 8 --moe-expert-capacity-factor 1 \\
+    --moe-pad-expert-input-to-capacity --moe-token-dispatcher-type alltoall --sequence-parallel"""
+    text = MEGATRON.replace("    --sequence-parallel", experts)
+    moe = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]["moe"]
+    assert (moe["capacity_factor"], moe["pad_to_capacity"]) == (1.0, True)
+
+
 def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> None:
     data, _ = converted(tmp_path, "llama.toml", TITAN, "--cluster", "dgx-h100", "--gpus", "32")
     p, t = data["parallelism"], data["training"]

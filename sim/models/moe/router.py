@@ -88,8 +88,9 @@ def _choice(d: Dims, moe: MoeConfig, n: int, e: float) -> tuple[Compute, Compute
 
 def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Program:
     """How many copies go to each expert, of all ranks, which sizes the exchange (`counts_copies`): the map of tokens
-    and experts is summed, its sums are gathered over expert_tp and ep. A capacity drops copies and fills no expert up,
-    so that sizes are not known with one either (Megatron-Core skips the count under `drop_and_pad` alone).
+    and experts is summed, its sums are gathered over expert_tp and ep. A capacity drops copies, so
+    that sizes are not known with one either, unless experts are filled up to it (Megatron-Core, transformer/moe/
+    token_dispatcher.py: `preprocess`, `drop_and_pad`).
 
     DeepEP counts in a kernel of its own and gathers within its exchange, whatever the framework (Megatron-Core,
     transformer/moe/fused_a2a.py: `FusedDispatch`, `get_dispatch_layout`)."""
@@ -98,7 +99,7 @@ def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Pro
         choices = r.tokens * moe.top_k
         layout = memory_op("dispatch_layout", F, "elementwise", choices, INDEX_BYTES * choices, d.act)
         return (replace(layout, plain_host=True),)
-    if ranks == 1 or not d.framework.counts_copies:
+    if ranks == 1 or not d.framework.counts_copies or moe.pad_to_capacity:
         return ()
     group = "ep" if ep > 1 else "expert_tp"
     n = r.tokens * moe.experts

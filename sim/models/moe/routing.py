@@ -35,7 +35,7 @@ def expert_load(moe: MoeConfig, tokens: int, layer: int) -> tuple[float, ...]:
 
     Balanced: equal. Else expert popularity falls as rank^-zipf, the order drawn from (seed, layer), no expert
     with more copies than there are tokens. A capacity factor drops what exceeds ceil(factor · tokens · top_k
-    / experts).
+    / experts); `pad_to_capacity` fills every expert up to that.
     """
     if moe.imbalance == "balanced":
         load = (tokens * moe.top_k / moe.experts,) * moe.experts
@@ -44,7 +44,7 @@ def expert_load(moe: MoeConfig, tokens: int, layer: int) -> tuple[float, ...]:
     if moe.capacity_factor is None:
         return load
     capacity = -(-moe.capacity_factor * tokens * moe.top_k // moe.experts)
-    return tuple(min(x, capacity) for x in load)
+    return tuple(capacity if moe.pad_to_capacity else min(x, capacity) for x in load)
 
 
 @lru_cache(maxsize=1024)

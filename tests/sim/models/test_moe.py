@@ -265,6 +265,26 @@ def test_a_fused_router_launches_less_and_a_capacity_more():
     assert kernels("eager", capacity_factor=1.0) == kernels("eager")
 
 
+def test_experts_padded_to_their_capacity_take_as_many_rows_each_and_no_count():
+    """Megatron-Core's `drop_and_pad`: whatever was chosen, sizes are known beforehand."""
+    uneven = {"capacity_factor": 1.5, "imbalance": {"seed": 1, "zipf": 1.0}}
+    loads = [
+        expert_load(MoeConfig(experts=8, top_k=2, ffn=64, **uneven, **pad), 512, 0)
+        for pad in ({}, {"pad_to_capacity": True})
+    ]
+    assert max(loads[0]) == max(loads[1]) == min(loads[1]) > min(loads[0])
+
+    def gathers(pad: bool) -> int:
+        moe = MOE["moe"] | {"capacity_factor": 1.0, "pad_to_capacity": pad}
+        block = layer_block(make(MOE | {"moe": moe}, {"framework": "megatron"}, dp=4, ep=4), 0)
+        assert bool(_named(block.forward, "count_copies")) is not pad
+        return comms(block.forward, "ep")["all_gather"]
+
+    assert (gathers(False), gathers(True)) == (1, 0)
+    with pytest.raises(InputError, match="pad_to_capacity: found true without capacity_factor"):
+        make(MOE | {"moe": MOE["moe"] | {"pad_to_capacity": True}})
+
+
 @pytest.mark.parametrize(
     ("precision", "framework", "capacity", "copied"),
     [
