@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sim.inputs.scenario import load_scenario
+from sim.serve.engines import ENGINES
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 
@@ -49,3 +50,8 @@ def test_teachers(name: str) -> None:
     close(student, [found["student_step_s"]])
     close(step, [result["step_time_s"]])
     close(peak, [result["peak_memory_bytes"] / 2**30])
+
+
+def test_the_documented_speed_of_experts_is_the_records() -> None:
+    page = (ROOT / "docs" / "inference.md").read_text("utf-8")
+    assert f"reach {ENGINES['trtllm'].experts_speed:.2f} of the speed" in page

@@ -445,8 +445,3 @@ def test_the_documented_cost_of_prompts_first_is_simulated() -> None:
     for engine, said in (("sglang-0.5", "a token takes {} ms on SGLang"), ("vllm-0.14", "and {} ms on vLLM 0.14")):
         served = simulate_serving(scenario(engine, batching="continuous", requests=requests)).outcome
         assert said.format(f"{1e3 * served.time_per_output_token_s.mean:.1f}") in page
-
-
-def test_the_documented_speed_of_experts_is_the_records() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "inference.md").read_text(encoding="utf-8")
-    assert f"reach {ENGINES['trtllm'].experts_speed:.2f} of the speed" in page
