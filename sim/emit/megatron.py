@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
+from sim.models.moe.dispatchers import dispatcher_of
 from sim.models.recipes import RECIPES, recipe_of
 
 VERSION = "# Megatron-LM as of November 2025 (000c4ac) to megatron-core 0.19.2 (September 2026)"
@@ -123,8 +124,7 @@ class Megatron(Emission):
             p.ep_overlap
             and (p.ep == 1 or (p.pp > 1 and p.virtual_stages == 1) or self.training.recompute.mode == "full"),
         )
-        # Its flex dispatcher needs ranks to send to.
-        flex = moe.max_nodes_per_token is not None and p.ep * p.expert_tp > 1
+        flex = dispatcher_of(moe, p.ep).once_to_a_node
         if flex:
             self.notes.append("moe-token-dispatcher-type flex: DeepEP; releases before 0.15 need moe-enable-deepep too")
         dense, layers = moe.dense_layers, self.scenario.model.layers

@@ -180,22 +180,23 @@ def test_what_emit_writes_is_read_back(tmp_path: Path, name: str, trainer: str, 
 
 
 @pytest.mark.parametrize(
-    ("moe", "ep", "expected"),
+    ("moe", "layout", "expected"),
     [
-        ({"max_nodes_per_token": 2}, 32, {"max_nodes_per_token": 2}),
-        ({"groups": 8, "top_groups": 4}, 32, {"groups": 8, "top_groups": 4}),
-        ({"router_fp32": True}, 32, {"router_fp32": True}),
-        ({"max_nodes_per_token": 1}, 1, {"groups": 1, "top_groups": 1}),  # nothing is sent, so no dispatcher is named
+        ({"max_nodes_per_token": 2}, {"ep": 32}, {"max_nodes_per_token": 2}),
+        ({"groups": 8, "top_groups": 4}, {"ep": 32}, {"groups": 8, "top_groups": 4}),
+        ({"router_fp32": True}, {"ep": 32}, {"router_fp32": True}),
+        # No token is sent to another rank's experts, so no dispatcher is named.
+        ({"max_nodes_per_token": 1}, {"ep": 1}, {"groups": 1, "top_groups": 1}),
+        ({"max_nodes_per_token": 1}, {"dp": 16, "tp": 2, "sp": True, "expert_tp": 2}, {"groups": 1, "top_groups": 1}),
     ],
 )
 def test_how_tokens_choose_and_find_their_experts_is_read_back(
-    tmp_path: Path, moe: dict[str, Any], ep: int, expected: dict[str, Any]
+    tmp_path: Path, moe: dict[str, Any], layout: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     experts = {"experts": 64, "top_k": 4, "ffn": 512, **moe}
     model = {"layers": 4, "hidden": 1024, "heads": 8, "vocab": 32000, "moe": experts}
     training = {"seq_len": 1024, "global_batch_size": 32, "framework": "megatron"}
-    layout = {"dp": 32, "ep": ep}
-    before = {"model": model, "training": training, "parallelism": layout, "cluster": "dgx-h100"}
+    before = {"model": model, "training": training, "parallelism": {"dp": 32, **layout}, "cluster": "dgx-h100"}
     text = emit(parse_scenario(before), "megatron")
     after, _ = converted(tmp_path, "x.sh", text, "--cluster", "dgx-h100", "--gpus", "32")
     keys = ("groups", "top_groups", "max_nodes_per_token", "router_fp32")
