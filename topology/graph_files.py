@@ -1,4 +1,4 @@
-"""Networks that others wrote: networkx's node-link form and GraphML, checked part by part and link by link."""
+"""Read networks in networkx's node-link form and GraphML, and check every part and link."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class TopologyError(ValueError):
 
 
 def from_node_link(data: Any, name: str = "custom") -> Wiring:
-    """The network in networkx's node-link form (`links` or `edges`); `name` where it has none of its own.
+    """Return the network from networkx's node-link form (`links` or `edges`); `name` is used if it has none.
 
     Raises:
-        TopologyError: for the first thing wrong.
+        TopologyError: for the first error.
     """
     if not isinstance(data, Mapping):
         raise TopologyError("must be a mapping with nodes and edges (networkx's node_link_data)")
@@ -53,10 +53,10 @@ def from_node_link(data: Any, name: str = "custom") -> Wiring:
 
 
 def from_graphml(root: ElementTree.Element, name: str = "custom") -> Wiring:
-    """The network in GraphML, with the same attributes.
+    """Return the network from GraphML with the same attributes.
 
     Raises:
-        TopologyError: for the first thing wrong.
+        TopologyError: for the first error.
     """
     keys = {
         k.get("id", ""): (k.get("attr.name", ""), k.get("attr.type", "string")) for k in root.iter(f"{_GRAPHML}key")
@@ -95,10 +95,10 @@ def from_graphml(root: ElementTree.Element, name: str = "custom") -> Wiring:
 
 
 def parse_xml(text: str) -> ElementTree.Element:
-    """The root of an XML text without entities of its own.
+    """Return the root of an XML text.
 
     Raises:
-        TopologyError: where it is no XML, or declares entities.
+        TopologyError: if it is not XML, or declares entities.
     """
     if "<!ENTITY" in text:
         raise TopologyError("declares XML entities, which are not read")
@@ -109,7 +109,7 @@ def parse_xml(text: str) -> ElementTree.Element:
 
 
 def graphml(wiring: Wiring) -> str:
-    """The network in GraphML."""
+    """Return the network as GraphML."""
     data = node_link(wiring)
     keys: dict[tuple[str, str], str] = {}
     root = ElementTree.Element("graphml", xmlns=_GRAPHML[1:-1])
@@ -207,7 +207,7 @@ def _transport(name: str, found: Any) -> str:
 
 
 def _with_ranks(parts: dict[str, Part]) -> dict[str, Part]:
-    """Ranks of the GPUs: in the order of the file if none has a rank; otherwise every rank must occur once."""
+    """Return the parts with ranks: in the order of the file if no GPU has one; otherwise every rank must occur once."""
     gpus = [part for part in parts.values() if part.kind == "gpu"]
     if len(gpus) < 2:
         raise TopologyError(f"has {len(gpus)} node{'s' * (len(gpus) != 1)} of kind gpu; a network joins two or more")
@@ -265,10 +265,10 @@ def _number(where: str, key: str, found: Any, default: float | None, least: floa
 
 
 def check(wiring: Wiring) -> None:
-    """Every GPU has a link and reaches every other.
+    """Check that every GPU has a link and reaches every other.
 
     Raises:
-        TopologyError: naming the GPU that does not.
+        TopologyError: for the first GPU that does not; the message names it.
     """
     first = wiring.ranks[0]
     alone = next((name for name in wiring.ranks if not wiring.beside[name]), None)
@@ -281,7 +281,7 @@ def check(wiring: Wiring) -> None:
 
 
 def reachable(wiring: Wiring, start: str, kinds: Iterable[str] = KINDS) -> set[str]:
-    """The parts of these kinds that can be reached from one of them."""
+    """Return the parts that can be reached from `start` through parts of these kinds."""
     allowed, seen, left = set(kinds), {start}, [start]
     while left:
         for other in wiring.beside[left.pop()]:

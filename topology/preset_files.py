@@ -1,10 +1,10 @@
-"""GPUs and machines as files of figures: read, and held to one rule, that every figure names its document.
+"""Read files of GPUs and machines, and check that every figure names its document.
 
 A file of `topology/gpus` has the keys of `GpuSpec`, one of `topology/machines` those of `ClusterSpec` with the name of
-its `gpu`. In both, `source` is what results print, and `sources` are documents, each with the figures that are its,
-`inter_node.latency_s` for a key within a mapping. A GPU's `product` is how its maker's tools call it, `cuda_capability`
-the compute capability that it stands for. What a machine leaves out is the default of its record, and of `nvswitch` and
-`nvlink_mesh` what NCCL counts for the GPU's architecture.
+its `gpu`. Results print `source`. `sources` maps each document to the keys of its figures; a key within a mapping is
+written as `inter_node.latency_s`. A GPU's `product` is its name in the maker's tools, `cuda_capability` the compute
+capability that it represents. Keys that a machine leaves out have the defaults of `ClusterSpec`; the efficiencies of
+`nvswitch` and `nvlink_mesh` are NCCL's for the GPU's architecture.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ of Blackwell's 50 40.1 (NCCL 2.27, src/graph/topo.h)."""
 NVLS_EFFICIENCY: dict[Architecture, float] = {"hopper": 0.85, "blackwell": 0.74}
 """`nvlsEfficiency` of NCCL 2.27's src/graph/tuning.cc."""
 
-# What says which chip or which kind of link it is, and is no figure.
+# Keys that identify a chip or a kind of link and are not figures.
 _WORDS = {"source", "product", "cuda_capability"}
 _WORDS |= {"name", "architecture", "collectives_like", "variant_of", "nvlink", "gpu", "gpus_per_node", "nvlink_domain"}
 _WORDS |= {f"{level}_node.{word}" for level in ("intra", "inter") for word in ("kind", "rendezvous", "transport")}
 
 
 class GpuFile(Struct, frozen=True):
-    """A GPU as its file has it: the record, its documents by figure, and what others call it ("" and 0: not said)."""
+    """Hold a GPU's file: the record, its documents by figure, and its names in tools ("" and 0: not stated)."""
 
     gpu: GpuSpec
     sources: dict[str, str]
@@ -49,10 +49,10 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 def read_gpu(path: Path) -> GpuFile:
-    """A GPU with the document of each of its figures.
+    """Return a GPU with the document of each of its figures.
 
     Raises:
-        PresetError: naming the file and the key, for a file that is no such record, or a figure without a document.
+        PresetError: for a wrong key or value, or a figure without a document; the message names the file and the key.
     """
     data, sources = _read(path)
     product, capability = data.pop("product", ""), data.pop("cuda_capability", 0)
@@ -63,10 +63,10 @@ def read_gpu(path: Path) -> GpuFile:
 
 
 def read_machine(path: Path, gpus: Mapping[str, GpuSpec]) -> tuple[ClusterSpec, dict[str, str]]:
-    """A machine with a GPU of `gpus`, and the document of each of its figures.
+    """Return a machine with a GPU of `gpus`, and the document of each of its figures.
 
     Raises:
-        PresetError: as `read_gpu`, and for a GPU that is not there.
+        PresetError: as `read_gpu`, and for a GPU that `gpus` lacks.
     """
     data, sources = _read(path)
     name, stated = data.get("gpu"), data.get("intra_node", {})
@@ -88,7 +88,7 @@ def read_machine(path: Path, gpus: Mapping[str, GpuSpec]) -> tuple[ClusterSpec, 
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """A file's keys but for its sources; and the document of each figure."""
+    """Return a file's keys without its sources, and the document of each figure."""
     try:
         data = json.decode(path.read_bytes())
     except DecodeError as error:
@@ -110,7 +110,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _figures(data: Mapping[str, Any]) -> list[str]:
-    """Keys that hold figures, those within links as `intra_node.latency_s`."""
+    """Return the keys that hold figures, those within links as `intra_node.latency_s`."""
     found = []
     for key, value in data.items():
         within = key in ("intra_node", "inter_node") and isinstance(value, dict)

@@ -1,8 +1,8 @@
-"""From a network's parts and links to a cluster's description: what is a node, an NVLink domain, a leaf; what is usual.
+"""Recognise a cluster's description in a network's parts and links: nodes, NVLink domains, leaves.
 
-A regular network is its description, and nothing else is kept: closed forms then give what its links give, for any
-number of ranks. Of another the description holds the most usual value of every kind of link, and the network is kept
-beside it, so that `uneven` can ask each route.
+For a regular network only the description is kept, because closed forms give the times of its links for any number of
+ranks. For another network the description holds the most frequent value of every kind of link, and the network is kept
+with it, so that `uneven` can look up each route.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from _typeshed import SupportsRichComparison
 
 INSIDE = ("gpu", "pcie", "cpu", "nic")
-_ROUNDS = 6  # of telling parts apart by what they are linked to: a NIC's switch is four links from a GPU
+_ROUNDS = 6  # of distinguishing parts by what they are linked to: a NIC's switch is four links from a GPU
 _DIGITS = 9
 ValueT = TypeVar("ValueT", bound="SupportsRichComparison")
 
 
 def recognise(wiring: Wiring) -> ClusterSpec:
-    """The cluster that a network is.
+    """Return the cluster that a network describes.
 
     Raises:
-        TopologyError: where nodes hold unequal numbers of GPUs or ranks do not run through them node by node.
+        TopologyError: if nodes have unequal numbers of GPUs, or ranks do not go through them node by node.
     """
     nodes = _nodes(wiring)
     size = _equal_nodes(wiring, nodes)
@@ -54,7 +54,7 @@ def recognise(wiring: Wiring) -> ClusterSpec:
 
 
 def first_nodes(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
-    """The cluster with its first nodes alone; of a network that was read, their parts and all switches."""
+    """Return the cluster with only its first nodes; of a network that was read, their parts and all switches."""
     wiring = cluster.topology
     if wiring is None or nodes >= cluster.nodes:
         return cluster.model_copy(update={"nodes": min(nodes, cluster.nodes)})
@@ -66,12 +66,12 @@ def first_nodes(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
 
 
 def _gpu_names(wiring: Wiring) -> list[str]:
-    """The kinds of GPUs, the most frequent first; of equally frequent ones the one with the lowest rank first."""
+    """Return the kinds of GPUs, the most frequent first; of equally frequent ones the one with the lowest rank first."""
     return [name for name, _ in Counter(wiring.parts[each].gpu for each in wiring.ranks).most_common()]
 
 
 def _gpu_kind(wiring: Wiring, nodes: Sequence[Sequence[str]], name: str) -> GpuKind:
-    """A kind of GPU with the bandwidth of its links to the host, and its usual links within a node."""
+    """Return a kind of GPU with the bandwidth of its links to the host, and its most frequent links within a node."""
     own = [each for each in wiring.ranks if wiring.parts[each].gpu == name]
     around = {part for members in nodes if not set(own).isdisjoint(members) for part in members}
     gpu = GpuSpec.model_validate({**wiring.gpus[name], "name": name}) if name in wiring.gpus else GPUS[name]
@@ -96,12 +96,12 @@ def _has(wiring: Wiring, part: str, kind: str) -> bool:
 
 
 def node_of(wiring: Wiring) -> dict[str, int]:
-    """For each GPU, NIC, PCIe switch and CPU, the number of its node, by the lowest rank in it."""
+    """Return for each GPU, NIC, PCIe switch and CPU the number of its node; nodes are ordered by their lowest rank."""
     return {name: i for i, members in enumerate(_nodes(wiring)) for name in members}
 
 
 def _nodes(wiring: Wiring) -> list[list[str]]:
-    """Parts that PCIe joins; GPUs without a host are of the node of those that NVLink joins them to."""
+    """Return the parts that PCIe joins to nodes; GPUs without a host by NVLink."""
     place = {name: name for name, part in wiring.parts.items() if part.kind in INSIDE or part.kind == "nvswitch"}
 
     def top(name: str) -> str:
@@ -126,7 +126,7 @@ def _nodes(wiring: Wiring) -> list[list[str]]:
 
 
 def _equal_nodes(wiring: Wiring, nodes: Sequence[Sequence[str]]) -> int:
-    """GPUs of a node."""
+    """Return the number of GPUs of a node."""
     ranks = [sorted(wiring.parts[x].rank for x in m if wiring.kind(x) == "gpu") for m in nodes]
     size = len(ranks[0])
     for number, held in enumerate(ranks):
@@ -144,7 +144,7 @@ def _equal_nodes(wiring: Wiring, nodes: Sequence[Sequence[str]]) -> int:
 
 
 def _domain(wiring: Wiring, size: int) -> int:
-    """GPUs that NVLink joins, whole nodes of them: the most that any domain has."""
+    """Return the most GPUs that NVLink joins in one domain, rounded up to whole nodes."""
     seen: set[str] = set()
     most = 1
     for name in wiring.ranks:
@@ -168,9 +168,9 @@ def _domain(wiring: Wiring, size: int) -> int:
 
 
 def _intra_node(wiring: Wiring, gpu: GpuSpec, own: Sequence[str]) -> IntraNode:
-    """The usual link of the GPUs `own` into their domains: to all its NVSwitches, to other GPUs, or to the host.
+    """Return the most frequent link of the GPUs `own` into their domains: to NVSwitches, to other GPUs, or to the host.
 
-    Where PCIe states no latency, a step takes as long as on NVLink, most of which is NCCL's own.
+    If PCIe has no stated latency, a step takes as long as on NVLink, because most of a step is NCCL's own time.
     """
     by_word = {word: _gpu_links(wiring, word, own) for word in ("nvswitch", "gpu", "cpu", "pcie")}
     kind = next((k for k in ("nvswitch", "gpu", "cpu") if by_word[k]), "pcie")
@@ -183,7 +183,7 @@ def _intra_node(wiring: Wiring, gpu: GpuSpec, own: Sequence[str]) -> IntraNode:
     if kind == "gpu":
         each = _together(by_word[kind])
         peers = _usual(len([x for x in wiring.beside[name] if wiring.kind(x) == "gpu"]) for name in own)
-        # Of 8 that are all linked, or of chips whose library sends straight to every peer; else NVIDIA's meshes.
+        # A full mesh: 8 GPUs that are all linked, or chips whose library sends directly to every peer.
         full = peers == 7 or gpu.architecture == "other"
         return _links_inside("full_mesh" if full else "nvlink_mesh", each, each.latency_s)
     each = _together(by_word[kind])
@@ -201,13 +201,13 @@ def _links_inside(kind: Any, each: Link, latency_s: float, nvls: float = 0.0) ->
 
 
 def _gpu_links(wiring: Wiring, kind: str, own: Sequence[str]) -> list[list[Link]]:
-    """By GPU of `own` that has any, its links to parts of a kind."""
+    """Return for each GPU of `own` that has any its links to parts of a kind."""
     found = ([each for other, each in wiring.beside[gpu].items() if wiring.kind(other) == kind] for gpu in own)
     return [each for each in found if each]
 
 
 def _together(links_of_gpus: list[list[Link]]) -> Link:
-    """The most frequent total bandwidth of all links of one GPU."""
+    """Return the most frequent sum of all links of one GPU."""
     return _usual(
         Link(sum(x.bandwidth_bytes_per_s for x in each), max(x.latency_s for x in each), each[0].efficiency)
         for each in links_of_gpus
@@ -215,7 +215,7 @@ def _together(links_of_gpus: list[list[Link]]) -> Link:
 
 
 def _inter_node(wiring: Wiring, nodes: Sequence[Sequence[str]]) -> InterNode:
-    """NICs, and the shape of the network above them: a torus of routers, rails, or a tree."""
+    """Return the NICs, and the shape of the network above them: a torus of routers, rails, or a tree."""
     home = {name: i for i, members in enumerate(nodes) for name in members}
     nics = [name for name in home if wiring.kind(name) == "nic"]
     up = {nic: [s for s in wiring.beside[nic] if wiring.kind(s) == "switch"] for nic in nics}
@@ -258,7 +258,7 @@ def _counts(nics: Iterable[str], home: Mapping[str, int], nodes: int) -> list[in
 def _torus_hop(
     wiring: Wiring, below: Mapping[str, Sequence[str]], home: Mapping[str, int], nodes: int, nics: int
 ) -> Link | None:
-    """The usual link between routers, if every node has one of its own and they are joined as a torus."""
+    """Return the most frequent link between routers, if each node has its own and they form a torus; otherwise None."""
     if nodes == 1 or len(below) != nodes or any(len({home[n] for n in held}) != 1 for held in below.values()):
         return None
     if any(part.kind == "switch" and name not in below for name, part in wiring.parts.items()):
@@ -279,7 +279,7 @@ def _torus_hop(
 
 
 def _oversubscription(wiring: Wiring, below: Mapping[str, Sequence[str]]) -> float:
-    """How many times more comes into a leaf from below than it can pass on above; 1 where nothing is above."""
+    """Return a leaf's bandwidth from below ÷ its bandwidth to above; 1 if nothing is above."""
     found = []
     for leaf, nics in below.items():
         above = sum(x.usable_bytes_per_s for s, x in wiring.beside[leaf].items() if wiring.kind(s) == "switch")
@@ -289,13 +289,13 @@ def _oversubscription(wiring: Wiring, below: Mapping[str, Sequence[str]]) -> flo
 
 
 def _usual(values: Iterable[ValueT]) -> ValueT:
-    """The most frequent value; of equally frequent ones the largest."""
+    """Return the most frequent value; of equally frequent ones the largest."""
     counts = Counter(values)
     return max(counts, key=lambda value: (counts[value], value))
 
 
 def _signature(wiring: Wiring) -> Counter[tuple[Any, ...]]:
-    """The network without the names of its parts: GPUs are distinguished by rank, other parts by their links."""
+    """Return the network without its parts' names: GPUs are distinguished by rank, other parts by their links."""
     label: dict[str, int] = {
         name: hash((part.kind, part.gpu, part.rank, bool(part.rendezvous))) for name, part in wiring.parts.items()
     }
