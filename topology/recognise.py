@@ -66,7 +66,7 @@ def first_nodes(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
 
 
 def _gpu_names(wiring: Wiring) -> list[str]:
-    """Return the kinds of GPUs, the most frequent first; of equally frequent ones the one with the lowest rank first."""
+    """Return the kinds of GPUs, the most frequent first; ties by the lowest rank."""
     return [name for name, _ in Counter(wiring.parts[each].gpu for each in wiring.ranks).most_common()]
 
 
@@ -101,7 +101,7 @@ def node_of(wiring: Wiring) -> dict[str, int]:
 
 
 def _nodes(wiring: Wiring) -> list[list[str]]:
-    """Return the parts that PCIe joins to nodes; GPUs without a host by NVLink."""
+    """Return the parts that PCIe joins, by node; GPUs without a host belong to the GPUs that NVLink joins them to."""
     place = {name: name for name, part in wiring.parts.items() if part.kind in INSIDE or part.kind == "nvswitch"}
 
     def top(name: str) -> str:
