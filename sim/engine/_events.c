@@ -1,12 +1,12 @@
-/* The loop of sim/engine/run.py over flat arrays: the same answers as its Python code, to the last bit.
+/* The loop of sim/engine/run.py over flat arrays, with the same results as its Python code to the last bit.
 
-   Both add, subtract, multiply, divide and compare the same doubles. Free is only the order in which ready tasks are
-   visited and users of a link are kept: starts are maxima, what a link is asked for is a sum rounded once, and events
-   have one order, (when, which). How full links are shared max-min fairly is not in here: topology.contention is
-   asked, once for each pattern of flows that meet.
+   Both add, subtract, multiply, divide and compare the same doubles. Only the order of ready tasks and of a link's
+   users may differ, which changes no result: starts are maxima, a link's demand is a sum rounded once, and events have
+   a fixed order, (when, which). This file does not share full links max-min fairly: it calls topology.contention, once
+   for each pattern of flows that share links.
 
-   Columns are arrays of Python's, checked once and then read in place. Reading runs no Python code, so no dictionary
-   changes while it is read; `fair` and `fsum` are called when all has been read. */
+   Columns are Python's arrays, checked once and then read in place. Reading runs no Python code, so no dictionary
+   changes while it is read; `fair` and `fsum` are called after reading. */
 
 #include "_events_input.h"
 
@@ -43,7 +43,7 @@ static int push(Run *r, double when_s, int what)
 
 /* ---- tasks between flows: engine._walker ---- */
 
-/* What waits for an end or a start. */
+/* Lower the count of waits of each task that waits for an end or a start; tasks without waits become ready. */
 static void follow(Run *r, int edge, double from_s)
 {
     for (; edge != NONE; edge = r->edges.items[edge].next) {
@@ -56,7 +56,7 @@ static void follow(Run *r, int edge, double from_s)
     }
 }
 
-/* Fills in starts and ends up to the next flows, whose arrivals lie ahead. */
+/* Compute starts and ends up to the next flows, which arrive later. */
 static int walk(Run *r)
 {
     while (r->ready.count > 0) {
@@ -113,7 +113,7 @@ static void leave(Run *r, int flow)
     }
 }
 
-/* What a function of Python answers about the doubles of `key`, as bytes; NULL: an error. */
+/* Call a Python function with the doubles of `key` as bytes; NULL: an error. */
 static PyObject *ask(Run *r, PyObject *function)
 {
     PyObject *key = PyBytes_FromStringAndSize((const char *)r->key.items, r->key.count * (Py_ssize_t)sizeof(double));
@@ -122,8 +122,8 @@ static PyObject *ask(Run *r, PyObject *function)
     return answer;
 }
 
-/* Whether users ask a link for more than it carries; -1: an error. n terms added one by one are off by less than
-   n * 2^-52 of their sum without signs: only if the limit is nearer than twice that, they must be added exactly. */
+/* Return whether users need more than a link's bandwidth; -1: an error. The error of adding n terms is less than
+   n * 2^-52 of the sum of their magnitudes, so they are added exactly only if the limit is nearer than twice that. */
 static int overloaded(Run *r, const Link *link)
 {
     double sum = 0.0, size = 0.0;
@@ -149,8 +149,8 @@ static int by_first_int(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* What fractions depend on: the full links' capacities, and by flow its loads on them, ended by NONE. Links go by their
-   place among the full ones, flows by path: the same on other ranks makes the same key. */
+/* Write the key of the fractions: the full links' capacities, and each flow's loads on them, ended by NONE. Links are
+   numbered among the full ones and flows ordered by path, so that equal situations on other ranks have the same key. */
 static int make_key(Run *r)
 {
     qsort(r->full.items, (size_t)r->full.count, sizeof *r->full.items, by_first_int);
@@ -193,8 +193,8 @@ static void fill(Run *r, int link)
     touch_users(r, &r->link[link]);
 }
 
-/* `full`: the links that changed and are full, and those that share flows with them, directly or through others;
-   `moved`: their flows, and those of links that are full no more. */
+/* Find `full`, the full links that changed and those that share flows with them, directly or through others, and
+   `moved`, their flows and those of links that are no longer full. */
 static int find_moved(Run *r)
 {
     r->settling++;
@@ -223,7 +223,7 @@ static int find_moved(Run *r)
     return 0;
 }
 
-/* Lets a flow go on at another rate; where it ends earlier by that, an event asks. */
+/* Change a flow's rate; if it then ends earlier, add an event. */
 static int pace(Run *r, int flow, double rate, double now_s)
 {
     Flow *f = &r->flows.items[flow];
@@ -242,7 +242,7 @@ static int pace(Run *r, int flow, double rate, double now_s)
     return push(r, f->due_s, flow);
 }
 
-/* New rates after all arrivals and departures of an instant. */
+/* Compute new rates after all arrivals and departures of an instant. */
 static int settle(Run *r, double now_s)
 {
     PyObject *fair = NULL;
@@ -278,7 +278,7 @@ static int run_events(Run *r, Py_ssize_t *events)
             if (arrive(r, flow, now_s))
                 return -1;
             sink(r->heap.items, r->heap.count, (Event){f->due_s, flow});
-        } else if (now_s < f->due_s) { /* it came too early and asks again */
+        } else if (now_s < f->due_s) { /* the flow has become slower since, so its end is checked later */
             f->told_s = f->due_s;
             sink(r->heap.items, r->heap.count, (Event){f->due_s, flow});
         } else {
@@ -300,7 +300,7 @@ static int run_events(Run *r, Py_ssize_t *events)
 
 enum { SECONDS, SORT, FIRST, SECOND, LAUNCHER, LAUNCHED, LAG_S, START_S, END_S, COLUMNS };
 
-/* Whether all columns hold 8 bytes an element and as many elements as each other where they must. */
+/* Check that all columns have 8 bytes per element, and that columns of the same rows have equal lengths. */
 static int check_columns(const Py_buffer *columns, Py_ssize_t sorts, Py_ssize_t links)
 {
     for (int i = 0; i < COLUMNS; i++)

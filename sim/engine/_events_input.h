@@ -1,4 +1,4 @@
-/* What _events.c works on, and how it is read from Python. */
+/* The data of _events.c, and how it is read from Python. */
 
 #ifndef EVENTS_INPUT_H
 #define EVENTS_INPUT_H
@@ -14,20 +14,20 @@
 
 #define NONE (-1)
 
-typedef struct { int to, next; double lag_s; } Edge; /* `next` of the same task */
+typedef struct { int to, next; double lag_s; } Edge; /* `next`: the next edge of the same task */
 
-typedef struct { int link; double load; } Place; /* on a path: bytes/s on a link */
+typedef struct { int link; double load; } Place; /* a link of a path, and the path's bytes/s on it */
 
-typedef struct { int begin, end; double quiet_s; } Path; /* of a sort of flows: its places */
+typedef struct { int begin, end; double quiet_s; } Path; /* of a kind of flows: its range of places */
 
 typedef struct {
     int task, path;
-    Py_ssize_t touched; /* the settling that last looked at it */
+    Py_ssize_t touched; /* the settling that last visited it */
     double rate;
     double since_s; /* when the rate last changed */
-    double left_s;  /* to go from then on, at the rate of alone */
-    double due_s;   /* when it ends as things are; NaN, equal to no time: not under way */
-    double told_s;  /* the earliest event that asks whether it has ended */
+    double left_s;  /* remaining time from then on, at the rate without other flows */
+    double due_s;   /* when it ends at this rate; NaN, which equals no time: not running */
+    double told_s;  /* the earliest event that checks whether it has ended */
 } Flow;
 
 typedef struct { int flow; double load; } User;
@@ -36,38 +36,38 @@ typedef struct { int flow; double load; } User;
 
 typedef struct {
     LIST(User) users;
-    int changed, over;    /* users are others than when last settled; asked for more than it carries */
-    int index;            /* among the links that are full */
+    int changed, over;    /* users changed since the last settling; users need more than its bandwidth */
+    int index;            /* number among the full links */
     Py_ssize_t found;     /* the settling that last found it full */
     double capacity, limit;
 } Link;
 
 typedef struct { int path, flow; } Moved; /* a flow that may go faster or slower now */
 
-typedef struct { double when_s; int what; } Event; /* flow `what` ends, or the bytes of ~what begin to flow */
+typedef struct { double when_s; int what; } Event; /* flow `what` may end, or the bytes of flow ~what begin to flow */
 
 typedef struct {
     int tasks, links, sorts;
-    const double *seconds;                      /* by task, as all until `flow_of`; these three are Python's */
+    const double *seconds;                      /* by task, as all up to `flow_of`; the first three are Python's */
     double *start_s, *end_s;
-    int *missing, *on_end, *on_start, *flow_of; /* how many waits, first edges, flow or NONE */
-    int *path_of;                               /* by sort, or NONE */
+    int *missing, *on_end, *on_start, *flow_of; /* number of waits, first edges, flow or NONE */
+    int *path_of;                               /* by kind, or NONE */
     Path *paths;
     Link *link;
     LIST(Edge) edges;
     LIST(Place) places;
     LIST(Flow) flows; /* tasks that are flows, in the order of tasks */
-    LIST(int) ready;  /* a stack of tasks that wait for nothing more */
+    LIST(int) ready;  /* a stack of tasks without waits */
     LIST(Event) heap;
     LIST(int) changed, full; /* links */
     LIST(Moved) moved;
-    LIST(double) key; /* what is asked of Python */
-    int over;         /* how many links are */
+    LIST(double) key; /* argument of calls to Python */
+    int over;         /* number of full links */
     Py_ssize_t settling;
-    PyObject *fair, *fsum; /* of Python; borrowed */
+    PyObject *fair, *fsum; /* Python functions; borrowed references */
 } Run;
 
-/* `count` zeroed elements; one element more. Both: 0, or -1 without memory. */
+/* MAKE allocates `count` zeroed elements, ADD appends one. Both give 0, or -1 without memory. */
 #define MAKE(p, count) \
     (((p) = PyMem_Calloc((count) > 0 ? (size_t)(count) : 1, sizeof *(p))) == NULL ? (PyErr_NoMemory(), -1) : 0)
 #define ADD(list, ...) \
@@ -194,7 +194,7 @@ static int read_tasks(Run *r, const int64_t *sort)
     return MAKE(r->moved.items, r->flows.count);
 }
 
-/* Edges from each of `first`, in the list that starts at `heads`, to each of `second`; `lag_s` NULL: none lags. */
+/* Add edges from each of `first`, in the lists of `heads`, to each of `second`; `lag_s` NULL: without lags. */
 static int read_edges(Run *r, int *heads, const int64_t *first, const int64_t *second, const double *lag_s, int count)
 {
     for (int i = 0; i < count; i++) {
