@@ -79,7 +79,7 @@ def _row(space: Space, outcome: Outcome) -> dict[str, Any]:
 
 
 def _with_scenario(space: Space, layout: Layout, limit_bytes: float | None) -> dict[str, Any]:
-    """The layout's whole scenario, and the memory that it was allowed."""
+    """Return the whole scenario of the layout, and the memory that it was allowed."""
     scenario = scenario_of(space, layout)
     limit = allocator_bytes(scenario, scenario.cluster.gpu) if limit_bytes is None else limit_bytes
     return {"memory_limit_bytes": limit, "scenario": scenario.model_dump(mode="json")}

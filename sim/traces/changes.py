@@ -201,10 +201,10 @@ def network_of(preset: str, ranks: int) -> Network:
 
 
 def dp_change(recording: Recording, dp: int, group: str | None) -> tuple[frozenset[str], int, int]:
-    """The process groups that `--dp` changes: the one named, else that which reduces most bytes, and those alike.
+    """Return the process groups that `--dp` changes: the named one, or the one that reduces most bytes, and equal ones.
 
     Raises:
-        InputError: where no traced group reduces gradients, or the one named is not there.
+        InputError: if no traced group reduces gradients, or the named one does not exist.
     """
     sizes, members = _reducing(recording)
     known = ", ".join(f"'{g}'" for g in sorted(sizes))
