@@ -82,12 +82,14 @@ def _by_collective(task_kind: Ints, all_parts: list[CollectivePart]) -> tuple[In
 def _check_equal(groups: list[tuple[str, tuple[int, ...]]], group: Ints, length: Ints) -> None:
     """Raise unless all members of each group run equally many collectives.
 
-    `group` and `length` have a row for each member that runs any: the number of its group, and how many it runs.
+    `group` and `length` have a row for each member that runs any: the number of its group, and how many it runs. The
+    rows are in the order of groups.
     """
     # Ranks that call different numbers of collectives hang in NCCL. The error names the group, which the engine could
     # not do.
-    for number, (name, members) in enumerate(groups):
-        ran = length[group == number].tolist()
+    begin = np.searchsorted(group, np.arange(1, len(groups)))
+    for (name, members), lengths in zip(groups, np.split(length, begin), strict=True):
+        ran = lengths.tolist()
         if ran and (len(ran) != len(members) or len(set(ran)) > 1):
             least = min(ran) if len(ran) == len(members) else 0
             raise Deadlock(
