@@ -41,7 +41,8 @@ DEEPSEEK_V3, QWEN3_30B, QWEN3_235B = Sizes(61, 7168, 256), Sizes(48, 2048, 128),
 GPT_OSS_120B = Sizes(36, 2880, 128)
 GRAPHED_PARTS = {"training": {"cuda_graphs": "layers"}}  # the nearest word for attention, router and preprocessing
 WHOLE_GRAPH = {"training": {"cuda_graphs": "step"}}
-TOKEN_DROP = {"model": {"moe": {"capacity_factor": 1.0}}}
+# training/utils/moe_token_drop.py: apply_moe_token_drop
+TOKEN_DROP = {"model": {"moe": {"capacity_factor": 1.0, "pad_to_capacity": True}}}
 PAIRED = {"parallelism": {"ep_overlap": True}}
 
 
