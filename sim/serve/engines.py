@@ -268,14 +268,15 @@ _RECORDS = (
         "TensorRT-LLM",
         (0, 8),
         "2025-01",
-        "fitted to trtllm_017_throughput; launches and policy as trtllm-0.6",
+        "fitted to trtllm_017_throughput; launches and policy as trtllm-0.6; prompts in chunks as trtllm-bench runs it "
+        "(tensorrt_llm/bench/dataclasses/configuration.py: ExecutorSettingsConfig.chunking true)",
         host=_TRTLLM,
         reserved_output=1.0,
         whole_prompts=True,
         prompts_beside=True,
         fp8_cache=True,
         experts_speed=_FP8_EXPERTS,
-        defaults=_TRTLLM_LIMITS,
+        defaults=_TRTLLM_LIMITS._replace(chunked_prefill=True),
     ),
     Engine(
         "trtllm-1.0",
