@@ -24,8 +24,11 @@ SERVED: dict[str, Any] = {
 }
 
 
-def conversations(count: int, rate_per_s: float) -> tuple[Request, ...]:
-    """Turns of conversations, each with all before it, known by hashes; lengths of heavy spread, Poisson arrivals."""
+def conversations(count: int, rate_per_s: float, log_answer: float = 4.75) -> tuple[Request, ...]:
+    """Turns of conversations, each with all before it, known by hashes; lengths of heavy spread, Poisson arrivals.
+
+    `log_answer`: mean of the logarithm of an answer's tokens.
+    """
     draw, at_s, talks, found = random.Random(5), 0.0, [[0, 0]], []
     for _ in range(count):
         at_s += draw.expovariate(rate_per_s)
@@ -34,7 +37,7 @@ def conversations(count: int, rate_per_s: float) -> tuple[Request, ...]:
         talk = draw.choice(talks[-20:])
         talk[1] += 1 + int(draw.lognormvariate(5.5, 1.2))
         hashes = tuple([f"{talk[0]}/{i}" for i in range(talk[1] // HASHED_TOKENS)])
-        output = 1 + int(draw.lognormvariate(4.75, 1.0))
+        output = 1 + int(draw.lognormvariate(log_answer, 1.0))
         found.append(Request(at_s, talk[1], output, "", len(hashes) * HASHED_TOKENS, hashes))
         talk[1] += output
     return tuple(found)

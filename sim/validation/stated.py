@@ -39,15 +39,9 @@ TORCH = {
 # What NVIDIA's MLPerf submissions call their switches, the wider first.
 GRAPHS = {"FULL_CUDA_GRAPH": "step", "MCORE_CUDA_GRAPH": "layers", "LAYER_CUDA_GRAPH": "layers"}
 ON = ("1", "true")
-# Words of a row's id that say how fp8 is scaled, which a table states nowhere else: torchao's, and NVIDIA's fp8-cs
-# (current scaling), fp8-sc (sub-channel scaling) and, where a page prints two values, the one of finer granularity.
-RECIPES = {
-    "rowwise": "rowwise",
-    "tensorwise": "tensorwise",
-    "fp8-cs": "tensorwise",
-    "fp8-sc": "blockwise",
-    "fp8-finer": "blockwise",
-}
+# Words of a row's id that say how fp8 is scaled, which a table states nowhere else: torchao's, and
+# NVIDIA's fp8-cs (current scaling) and fp8-sc (sub-channel scaling).
+RECIPES = {"rowwise": "rowwise", "tensorwise": "tensorwise", "fp8-cs": "tensorwise", "fp8-sc": "blockwise"}
 
 
 def software_date(text: str) -> str | None:
@@ -70,8 +64,8 @@ def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of `training` that the table's `software`, the row's `run.settings` and its `id` say."""
     text = software if isinstance(software, str) else ""
     out: dict[str, Any] = {}
-    where = f"{text} {row.get('group', '')}" if "named release" in text else text  # named in the row's group
-    if (date := software_date(where)) is not None:
+    date = software_date(text) or software_date(str(row.get("group", "")))  # a table of many releases groups by them
+    if date is not None:
         out["software_date"] = date
     named = re.match(rf"\W*({'|'.join(TRAINERS)})\b", text, re.IGNORECASE)
     if named:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.serving import conversations
 from sim.inputs.scenario import parse_scenario
-from sim.serve.hashed_prefixes import HASHED_TOKENS
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
 from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, finished, requests_of, serving, settings_of
@@ -39,28 +38,12 @@ def test_simpy_gives_the_quick_passes_times(
     assert simpy.result["iterations"] == quick.result["iterations"]
 
 
-def conversations(count: int, rate_per_s: float) -> tuple[Request, ...]:
-    """Requests as in Mooncake's traces: lengths of heavy spread, every turn with all before it, known by hashes."""
-    draw, at_s, talks, found = random.Random(5), 0.0, [[0, 0]], []
-    for _ in range(count):
-        at_s += draw.expovariate(rate_per_s)
-        if draw.random() < 0.3:
-            talks.append([len(talks), 0])
-        talk = draw.choice(talks[-20:])
-        talk[1] += 1 + int(draw.lognormvariate(5.5, 1.2))
-        hashes = tuple([f"{talk[0]}/{i}" for i in range(talk[1] // HASHED_TOKENS)])
-        output = 1 + int(draw.lognormvariate(4.0, 1.0))
-        found.append(Request(at_s, talk[1], output, "", len(hashes) * HASHED_TOKENS, hashes))
-        talk[1] += output
-    return tuple(found)
-
-
 @pytest.mark.parametrize("rate_per_s", [8.0, 60.0])
 def test_conversations_of_any_length_are_served_alike_on_simpy(rate_per_s: float) -> None:
     """On real prices, where hardly two iterations compute the same; below and above what the GPU serves."""
     served = {"requests": {"prompt_len": 1, "output_len": 1, "count": 1}, "prefix_cache": "gpu", "engine": "vllm-v1"}
     data = {"version": 1, "name": "talks", "model": "llama3-8b", "cluster": "dgx-h100", "inference": served}
-    scenario, requests = parse_scenario(data, "talks"), conversations(120, rate_per_s)
+    scenario, requests = parse_scenario(data, "talks"), conversations(120, rate_per_s, log_answer=4.0)
     quick, *others = every_way(scenario, requests)
     assert quick.outcome.kv_cache.prefix_hit_rate > 0.2
     assert all(other.replicas[0].counts == quick.replicas[0].counts for other in others)

@@ -216,7 +216,6 @@ def test_a_table_names_a_recipe_in_its_rows_names() -> None:
     for row, wanted in (
         ("8B_compile_rowwise_asynctp", "rowwise"),
         ("H100_8B_fp8-cs_n8", "tensorwise"),
-        ("GB200_8B_fp8-finer_n8", "blockwise"),
         ("x_fp8", None),
     ):
         assert with_stated({}, "", {"id": row}).get("fp8_recipe") == wanted
