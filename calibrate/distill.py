@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+import click
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from calibrate.model import Head
 from calibrate.quantization import BATCH, SEQ, SMALL, loss, make_small, next_words, perplexity, text, train
 from calibrate.serving.engine import Prompt, Served, Settings, serve
 from calibrate.serving.forward import Clock, Model
+from sim.commands.command import Command, run_command
 from sim.inputs.scenario import ModelConfig
 
 STUDENT = ModelConfig(layers=1, hidden=32, heads=2, vocab=SMALL.vocab, positions="learned", max_positions=SEQ)
@@ -170,6 +172,7 @@ def likeliest_share(blocks: list[nn.Module], config: ModelConfig, held_out: Tens
     return float((written[:, half:] == best).float().mean())
 
 
+@click.command("distill", cls=Command)
 def main() -> None:
     """Train a teacher, distill it in both modes, print the losses, and compare the four kinds of students."""
     torch.set_num_threads(1)
@@ -186,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

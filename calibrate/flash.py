@@ -16,8 +16,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import click
 import torch
 from torch import Tensor
+
+from sim.commands.command import Command, run_command
 
 
 @dataclass
@@ -163,6 +166,7 @@ def unfused_accesses(seq: int, head_dim: int) -> int:
     return 4 * seq * head_dim + 4 * seq * seq
 
 
+@click.command("flash", cls=Command)
 def main() -> None:
     """Compare with torch's attention, and print how much tiles of several sizes move."""
     torch.manual_seed(0)
@@ -195,4 +199,4 @@ def _most(a: Tensor, b: Tensor) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import click
 import torch
 from torch import Tensor, nn
 
 from calibrate.quantization import loss, make_small, perplexity, text, train
+from sim.commands.command import Command, run_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ def noise_scale(
     return estimate([gradient_of(blocks, sample(batch, 200_000 + i)) for i in range(batches)], batch)
 
 
+@click.command("noise-scale", cls=Command)
 def main() -> None:
     """Train and print the noise scale every now and then; it grows as the loss falls."""
     torch.set_num_threads(1)
@@ -76,4 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

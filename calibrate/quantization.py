@@ -19,12 +19,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
+import click
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calibrate.linear import Linear
 from calibrate.model import Build, Layer, make_blocks
+from sim.commands.command import Command, run_command
 from sim.inputs.scenario import ModelConfig, Training
 
 OUTLIER_THRESHOLD = 6.0  # section 3.2: a feature with any value of this magnitude is multiplied in 16 bits
@@ -307,6 +309,7 @@ def product_error(blocks: list[nn.Module], tokens: Tensor, product: Product) -> 
     return float((product(x, layer.qkv.weight) - exact).norm() / exact.norm())
 
 
+@click.command("quantization", cls=Command)
 def main() -> None:
     """Print every method's perplexity and product error."""
     torch.set_num_threads(1)
@@ -316,4 +319,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

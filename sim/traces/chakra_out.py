@@ -41,15 +41,20 @@ def write_chakra(simulation: Simulation, prefix: str | Path) -> list[Path]:
         InputError: if a collective's members are ambiguous (gradients of experts and others on one stream), or the
             files would hold more than five million nodes.
     """
-    export = Export(simulation)
-    out = []
-    for rank in range(simulation.scenario.parallelism.ranks):
-        path = Path(f"{prefix}.{rank}.et")
-        write_bytes(path, encode_file(export.nodes(rank)))
-        out.append(path)
-    groups = Path(f"{prefix}.groups.json")
-    write_text(groups, json.dumps({str(i): list(g) for g, i in export.groups.items()}, indent=1) + "\n")
-    return [*out, groups]
+    export, written = Export(simulation), list[Path]()
+    try:
+        for rank in range(simulation.scenario.parallelism.ranks):
+            path = Path(f"{prefix}.{rank}.et")
+            write_bytes(path, encode_file(export.nodes(rank)))
+            written.append(path)
+        path = Path(f"{prefix}.groups.json")
+        write_text(path, json.dumps({str(i): list(g) for g, i in export.groups.items()}, indent=1) + "\n")
+        written.append(path)
+    except BaseException:  # an interrupt too: files of some ranks alone are no trace
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    return written
 
 
 class Export(Struct):

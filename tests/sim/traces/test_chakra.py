@@ -214,6 +214,27 @@ def test_an_all_gathers_size_is_what_each_rank_puts_in(tmp_path: Path) -> None:
     assert {n.message.bytes for n in read.nodes if n.message and n.name == "layer 1 parameters"} == {2.0 * parameters}
 
 
+def test_an_interrupted_export_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = parse_scenario(
+        {
+            "model": {"layers": 2, "hidden": 512, "heads": 8, "vocab": 1024},
+            "cluster": "dgx-h100",
+            "parallelism": {"dp": 4},
+            "training": {"seq_len": 512, "global_batch_size": 4},
+        }
+    )
+    simulation = simulate(scenario, expand=True)
+
+    def interrupted(path: Path, text: str) -> None:
+        assert len(list(tmp_path.iterdir())) == 4
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sim.traces.chakra_out.write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_chakra(simulation, tmp_path / "step")
+    assert not list(tmp_path.iterdir())
+
+
 def comp(number: int, micros: int, *deps: int) -> ChakraNode:
     attributes = (boolean("is_cpu_op", False),)
     return ChakraNode(number, "c", NodeType.COMP, (), deps, 0, micros, None, None, attributes)
