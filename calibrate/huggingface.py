@@ -93,6 +93,7 @@ def load_model(path: str, scenario: Scenario, device: str) -> nn.Module:
     attention = "sdpa" if t.attention == "fused" else "eager"
     config = AutoConfig.from_pretrained(config_file(path), local_files_only=True, attn_implementation=attention)
     torch.manual_seed(0)
+    model: Any  # Transformers' types change with its release, and peft's wrapper is not one of its models
     if Path(path).is_dir() and any(Path(path).glob("*.safetensors")):
         model = AutoModelForCausalLM.from_pretrained(path, config=config, local_files_only=True, dtype=torch.float32)
     else:
