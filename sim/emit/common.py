@@ -41,51 +41,42 @@ class Emission(Struct, dict=True):
         """Return the text of the flags."""
         raise NotImplementedError
 
-    def refuse(self, key: str, value: Any, does: str, when: bool = True) -> None:
-        """Add a reason against the key's value, if `when` holds; `does`: what the trainer does instead."""
-        if when:
-            self.reasons.append(Reason(tuple(key.split(".")), f"{key}: found {value}; {self.TRAINER} {does}"))
+    def refuse(self, key: str, value: Any, does: str) -> None:
+        """Add a reason against the key's value; `does`: what the trainer does instead."""
+        self.reasons.append(Reason(tuple(key.split(".")), f"{key}: found {value}; {self.TRAINER} {does}"))
 
     def framework(self, trainer: str) -> Framework:
         """Return the framework's record; add a reason if the trainer's flags do not express it."""
         found = framework_of(self.training)
         able = " or ".join(f.name for f in FRAMEWORKS.values() if trainer in f.emitted_for)
-        self.refuse("training.framework", found.name, f"runs {able} kernels", trainer not in found.emitted_for)
+        if trainer not in found.emitted_for:
+            self.refuse("training.framework", found.name, f"runs {able} kernels")
         return found
 
     def common(self) -> None:
         """Add reasons against features that no trainer has."""
         t, p = self.training, self.scenario.parallelism
-        self.refuse("distillation", "a teacher", "trains one model", self.scenario.distillation is not None)
-        self.refuse("training.activation_offload", "true", "does not offload activations", t.activation_offload)
-        self.refuse(
-            "training.packing", "a distribution of documents", "takes documents from its data", t.packing is not None
-        )
-        self.refuse("training.lora", "adapters", "trains all parameters", t.lora is not None)
-        self.refuse("training.optimizer_offload", "true", "keeps optimizer states on the GPU", t.optimizer_offload)
-        self.refuse("training.cross_entropy", "chunked", "has no chunked cross-entropy", t.cross_entropy == "chunked")
-        self.refuse(
-            "parallelism.cp_split", p.cp_split, "splits sequences in zigzag", p.cp > 1 and p.cp_split != "zigzag"
-        )
-        self.refuse(
-            "parallelism.dp_sync",
-            p.dp_sync,
-            "reduces gradients in buckets",
-            p.dp_sync in ("per_parameter", "reduce_broadcast"),
-        )
-        self.refuse(
-            "parallelism.param_gather_dtype",
-            p.param_gather_dtype,
-            "gathers no fp32 parameters",
-            p.zero > 0 and p.param_gather_dtype == "fp32",
-        )
+        if self.scenario.distillation is not None:
+            self.refuse("distillation", "a teacher", "trains one model")
+        if t.activation_offload:
+            self.refuse("training.activation_offload", "true", "does not offload activations")
+        if t.packing is not None:
+            self.refuse("training.packing", "a distribution of documents", "takes documents from its data")
+        if t.lora is not None:
+            self.refuse("training.lora", "adapters", "trains all parameters")
+        if t.optimizer_offload:
+            self.refuse("training.optimizer_offload", "true", "keeps optimizer states on the GPU")
+        if t.cross_entropy == "chunked":
+            self.refuse("training.cross_entropy", "chunked", "has no chunked cross-entropy")
+        if p.cp > 1 and p.cp_split != "zigzag":
+            self.refuse("parallelism.cp_split", p.cp_split, "splits sequences in zigzag")
+        if p.dp_sync in ("per_parameter", "reduce_broadcast"):
+            self.refuse("parallelism.dp_sync", p.dp_sync, "reduces gradients in buckets")
+        if p.zero > 0 and p.param_gather_dtype == "fp32":
+            self.refuse("parallelism.param_gather_dtype", p.param_gather_dtype, "gathers no fp32 parameters")
         nodes, each = self.nodes
-        self.refuse(
-            "ranks",
-            p.ranks,
-            f"is started by torchrun with as many ranks on every node, here {each}",
-            nodes * each != p.ranks,
-        )
+        if nodes * each != p.ranks:
+            self.refuse("ranks", p.ranks, f"is started by torchrun with as many ranks on every node, here {each}")
         if self.scenario.faults is not None:
             self.notes.append("faults are left out")
 

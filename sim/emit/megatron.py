@@ -41,25 +41,15 @@ class Megatron(Emission):
             ("eval-iters", 0),
         ]
         lines += [f"    --{name}" + (f" {value}" if value != "" else "") for name, value in flags]
-        return "\n".join(
-            [
-                VERSION,
-                *(f"# {n}" for n in self.notes),
-                " \\\n".join(lines),
-            ]
-        )
+        return "\n".join([VERSION, *(f"# {n}" for n in self.notes), " \\\n".join(lines)])
 
     def _model(self) -> list[tuple[str, Any]]:
         m = self.scenario.model
         for key, value in m.variations.items():
             self.refuse(f"model.{key}", value, "flags are not written for it")
         positions = {"learned": "learned_absolute"}.get(m.positions, m.positions)
-        self.refuse(
-            "model.positions",
-            m.positions,
-            "predicts several tokens with positions rope or none only",
-            m.mtp_layers > 0 and m.positions == "learned",
-        )
+        if m.mtp_layers > 0 and m.positions == "learned":
+            self.refuse("model.positions", m.positions, "predicts several tokens with positions rope or none only")
         out: list[tuple[str, Any]] = [
             ("num-layers", m.layers),
             ("hidden-size", m.hidden),
@@ -100,32 +90,23 @@ class Megatron(Emission):
         moe, p = self.scenario.model.moe, self.scenario.parallelism
         if moe is None:
             return []
-        self.refuse(
-            "model.moe.imbalance",
-            "drawn",
-            "routes by its data, or evenly (imbalance: balanced)",
-            moe.imbalance != "balanced",
-        )
-        sixteen = p.ep_dispatch_dtype in ("bf16", "fp16", "fp32")
-        self.refuse("parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, "dispatches tokens in 16 bits", not sixteen)
-        self.refuse(
-            "training.precision",
-            self.training.precision,
-            "groups the experts' matmuls in bf16 only",
-            self.training.precision in ("fp16", "fp32"),
-        )
-        self.refuse(
-            "parallelism.sp", "false", "needs sequence parallelism for experts with tp above 1", p.tp > 1 and not p.sp
-        )
-        self.refuse(
-            "parallelism.ep_overlap",
-            "true",
-            "needs ep above 1, virtual stages where pp is above 1, and no full recomputation",
-            p.ep_overlap
-            and (p.ep == 1 or (p.pp > 1 and p.virtual_stages == 1) or self.training.recompute.mode == "full"),
-        )
-        flex = dispatcher_of(moe, p.ep).once_to_a_node
-        if flex:
+        if moe.imbalance != "balanced":
+            self.refuse("model.moe.imbalance", "drawn", "routes by its data, or evenly (imbalance: balanced)")
+        if p.ep_dispatch_dtype not in ("bf16", "fp16", "fp32"):
+            self.refuse("parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, "dispatches tokens in 16 bits")
+        if self.training.precision in ("fp16", "fp32"):
+            self.refuse("training.precision", self.training.precision, "groups the experts' matmuls in bf16 only")
+        if p.tp > 1 and not p.sp:
+            self.refuse("parallelism.sp", "false", "needs sequence parallelism for experts with tp above 1")
+        if p.ep_overlap and (
+            p.ep == 1 or (p.pp > 1 and p.virtual_stages == 1) or self.training.recompute.mode == "full"
+        ):
+            self.refuse(
+                "parallelism.ep_overlap",
+                "true",
+                "needs ep above 1, virtual stages where pp is above 1, and no full recomputation",
+            )
+        if flex := dispatcher_of(moe, p.ep).once_to_a_node:
             self.notes.append("moe-token-dispatcher-type flex: DeepEP; releases before 0.15 need moe-enable-deepep too")
         dense, layers = moe.dense_layers, self.scenario.model.layers
         out: list[tuple[str, Any]] = [
@@ -160,35 +141,20 @@ class Megatron(Emission):
 
     def _layout(self) -> list[tuple[str, Any]]:
         p = self.scenario.parallelism
-        self.refuse(
-            "parallelism.schedule",
-            p.schedule,
-            f"has the schedules {' and '.join(_SCHEDULES)}",
-            p.form.name not in _SCHEDULES,
-        )
+        if p.form.name not in _SCHEDULES:
+            self.refuse("parallelism.schedule", p.schedule, f"has the schedules {' and '.join(_SCHEDULES)}")
         interleaved = _SCHEDULES.get(p.form.name, False)
-        self.refuse(
-            "parallelism.p2p_overlap",
-            "true",
-            "overlaps messages between stages with interleaved_1f1b only",
-            p.pp > 1 and p.p2p_overlap and not interleaved,
-        )
-        self.refuse(
-            "parallelism.p2p_overlap",
-            "false",
-            "interleaves with blocking messages from pp 3 on",
-            p.pp == 2 and interleaved and not p.p2p_overlap,
-        )
+        if p.pp > 1 and p.p2p_overlap and not interleaved:
+            self.refuse(
+                "parallelism.p2p_overlap", "true", "overlaps messages between stages with interleaved_1f1b only"
+            )
+        if p.pp == 2 and interleaved and not p.p2p_overlap:
+            self.refuse("parallelism.p2p_overlap", "false", "interleaves with blocking messages from pp 3 on")
         orders = {"tp-cp-dp-pp": [], "tp-cp-pp-dp": [("use-tp-pp-dp-mapping", "")]}
-        self.refuse(
-            "parallelism.rank_order",
-            p.rank_order,
-            f"has the rank orders {', '.join(orders)}",
-            p.rank_order not in orders,
-        )
-        self.refuse(
-            "parallelism.tp_overlap", "full", "needs sp: true for it", p.tp > 1 and p.tp_overlap == "full" and not p.sp
-        )
+        if p.rank_order not in orders:
+            self.refuse("parallelism.rank_order", p.rank_order, f"has the rank orders {', '.join(orders)}")
+        if p.tp > 1 and p.tp_overlap == "full" and not p.sp:
+            self.refuse("parallelism.tp_overlap", "full", "needs sp: true for it")
         if p.tp > 1 and p.tp_overlap == "none":
             self.notes.append(
                 "tp_overlap none: Megatron-LM hides backward's tensor-parallel communication where it can"
@@ -203,12 +169,8 @@ class Megatron(Emission):
             out.append(("num-virtual-stages-per-pipeline-rank", p.virtual_stages))
         if interleaved and p.micro_batch_group is not None:
             group, m = p.micro_batch_group, self.scenario.micro_batches
-            self.refuse(
-                "parallelism.micro_batch_group",
-                group,
-                "needs groups of at least pp micro-batches",
-                group < p.pp or 0 < m % group < p.pp,
-            )
+            if group < p.pp or 0 < m % group < p.pp:
+                self.refuse("parallelism.micro_batch_group", group, "needs groups of at least pp micro-batches")
             out.append(("microbatch-group-size-per-virtual-pipeline-stage", group))
         out += [("no-overlap-p2p-communication", "")] if interleaved and not p.p2p_overlap else []
         out += [("pipeline-model-parallel-layout", f'"{self._stages()}"')] if p.pp > 1 and not self.even else []
@@ -238,38 +200,24 @@ class Megatron(Emission):
             return out
         out.append(("use-distributed-optimizer", ""))
         hybrid = members // p.shard_size
-        self.refuse(
-            "parallelism.param_gather_overlap",
-            "true",
-            "needs dp_sync: bucketed",
-            p.param_gather_overlap and p.dp_sync != "bucketed",
-        )
+        if p.param_gather_overlap and p.dp_sync != "bucketed":
+            self.refuse("parallelism.param_gather_overlap", "true", "needs dp_sync: bucketed")
         if p.zero == 1:
             out += [("num-distributed-optimizer-instances", hybrid)] if hybrid > 1 else []
             return out + ([("overlap-param-gather", "")] if p.param_gather_overlap else [])
         # Of its FSDP's strategies the two that shard gradients reduce in every backward (`grad_reduce_every_bprop`).
-        self.refuse(
-            "parallelism.accumulate_unsharded",
-            "true",
-            "reduces FSDP's gradients after each micro-batch",
-            p.accumulate_unsharded and self.scenario.micro_batches > 1,
-        )
-        self.refuse(
-            "parallelism.accumulate_in_a_row",
-            "true",
-            "reduces FSDP's gradients after each micro-batch",
-            p.reduces_rows and self.scenario.micro_batches > 1,
-        )
-        self.refuse(
-            "parallelism.pp", p.pp, f"flags for zero {p.zero} (FSDP) are written for one pipeline stage only", p.pp > 1
-        )
-        self.refuse("parallelism.shard_size", p.shard_size, "flags shard over all replicas (FSDP)", hybrid > 1)
-        self.refuse(
-            "parallelism.reshard_after_forward",
-            "false",
-            "reshards after forward (FSDP)",
-            p.zero == 3 and not p.reshard_after_forward,
-        )
+        if p.accumulate_unsharded and self.scenario.micro_batches > 1:
+            self.refuse("parallelism.accumulate_unsharded", "true", "reduces FSDP's gradients after each micro-batch")
+        if p.reduces_rows and self.scenario.micro_batches > 1:
+            self.refuse("parallelism.accumulate_in_a_row", "true", "reduces FSDP's gradients after each micro-batch")
+        if p.pp > 1:
+            self.refuse(
+                "parallelism.pp", p.pp, f"flags for zero {p.zero} (FSDP) are written for one pipeline stage only"
+            )
+        if hybrid > 1:
+            self.refuse("parallelism.shard_size", p.shard_size, "flags shard over all replicas (FSDP)")
+        if p.zero == 3 and not p.reshard_after_forward:
+            self.refuse("parallelism.reshard_after_forward", "false", "reshards after forward (FSDP)")
         strategy = "optim_grads" if p.zero == 2 else "optim_grads_params"
         return [
             *out,
@@ -282,33 +230,19 @@ class Megatron(Emission):
     def _numbers(self) -> list[tuple[str, Any]]:
         t = self.training
         sixteen = {"fp16": "fp16", "fp32": ""}.get(t.precision, "bf16")
-        self.refuse(
-            "training.param_dtype",
-            t.param_dtype,
-            "keeps 16-bit parameters beside an fp32 master copy",
-            t.param_dtype == "fp32" and t.precision != "fp32",
-        )
-        self.refuse(
-            "training.optimizer_dtype",
-            t.optimizer_dtype,
-            "flags are written for fp32 moments only",
-            t.optimizer_dtype != "fp32",
-        )
-        self.refuse(
-            "training.master_weights",
-            "false",
-            "keeps an fp32 master copy",
-            t.master_weights is False and t.param_dtype != "fp32",
-        )
-        self.refuse("training.zero_grad", "set_to_none", "keeps its gradient buffers", t.zero_grad == "set_to_none")
+        if t.param_dtype == "fp32" and t.precision != "fp32":
+            self.refuse("training.param_dtype", t.param_dtype, "keeps 16-bit parameters beside an fp32 master copy")
+        if t.optimizer_dtype != "fp32":
+            self.refuse("training.optimizer_dtype", t.optimizer_dtype, "flags are written for fp32 moments only")
+        if t.master_weights is False and t.param_dtype != "fp32":
+            self.refuse("training.master_weights", "false", "keeps an fp32 master copy")
+        if t.zero_grad == "set_to_none":
+            self.refuse("training.zero_grad", "set_to_none", "keeps its gradient buffers")
         pair = (t.grad_dtype, t.grad_reduce_dtype)
-        self.refuse(
-            "training.grad_dtype",
-            "/".join(pair),
-            "accumulates and reduces in fp32, or both in bf16",
-            pair not in (("fp32", "fp32"), ("bf16", "bf16")),
-        )
-        self.refuse("training.optimizer", t.optimizer, "flags are written for Adam and SGD only", t.optimizer == "muon")
+        if pair not in (("fp32", "fp32"), ("bf16", "bf16")):
+            self.refuse("training.grad_dtype", "/".join(pair), "accumulates and reduces in fp32, or both in bf16")
+        if t.optimizer == "muon":
+            self.refuse("training.optimizer", t.optimizer, "flags are written for Adam and SGD only")
         framework = self.framework("megatron")
         low = {
             "fp8": [("fp8-format", "hybrid")],
@@ -319,7 +253,8 @@ class Megatron(Emission):
         out += low.get(t.precision, [])
         recipe = recipe_of(t)
         if recipe is not None and t.precision != "nvfp4":
-            self.refuse("training.fp8_recipe", recipe.name, "has no such recipe", ("te", recipe.name) not in RECIPES)
+            if ("te", recipe.name) not in RECIPES:
+                self.refuse("training.fp8_recipe", recipe.name, "has no such recipe")
             out += [("fp8-recipe", recipe.name)] if recipe.name != "delayed" else []
         grads = "grad-reduce-in-bf16" if pair[0] == "bf16" else "accumulate-allreduce-grads-in-fp32"
         out += [(grads, ""), ("attention-backend", "flash" if t.attention == "fused" else "unfused")]
@@ -340,13 +275,12 @@ class Megatron(Emission):
 
     def _recompute(self) -> list[tuple[str, Any]]:
         r = self.training.recompute
-        self.refuse("training.recompute", r.mode, "has no such policy of recomputation", r.mode == "selective_op")
-        self.refuse(
-            "training.recompute.every",
-            r.every,
-            "recomputes the first layers of each stage (recompute.layers)",
-            r.every is not None,
-        )
+        if r.mode == "selective_op":
+            self.refuse("training.recompute", r.mode, "has no such policy of recomputation")
+        if r.every is not None:
+            self.refuse(
+                "training.recompute.every", r.every, "recomputes the first layers of each stage (recompute.layers)"
+            )
         if r.mode == "selective":
             named = [] if r.modules == ("core_attn",) else [("recompute-modules", " ".join(r.modules))]
             return [("recompute-granularity", "selective"), *named]

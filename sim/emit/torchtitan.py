@@ -10,7 +10,6 @@ import tomli_w
 
 from sim.emit.common import Emission
 from sim.models.dims import gathers_quantized_shards
-from sim.models.frameworks import framework_of
 from sim.models.recipes import RECIPES, recipe_of
 from sim.models.recompute import stops_early
 
@@ -19,6 +18,7 @@ _FLAVORS = {  # torchtitan/models/llama3: layers, hidden, heads, kv_heads, ffn
     "70B": (80, 8192, 64, 8, 28672),
     "405B": (126, 16384, 128, 8, 53248),
 }
+CONVERTERS = {"fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}  # by precision
 GATHERS_8_BITS = "enable_fsdp_float8_all_gather"  # false by default; the trainer refuses it beside `recipe_name`
 _TITAN_SCHEDULES = {
     "gpipe": "GPipe",
@@ -40,10 +40,8 @@ class Titan(Emission):
         """Return the file, with the command that runs it in a comment."""
         tables = self.tables()
         nodes, each = self.nodes
-        start = (
-            f"torchrun --nnodes {nodes} --nproc-per-node {each} -m torchtitan.train --job.config_file THIS_FILE.toml"
-        )
-        head = ["torchtitan 0.2.2", start, *self.notes]
+        start = f"torchrun --nnodes {nodes} --nproc-per-node {each} -m torchtitan.train"
+        head = ["torchtitan 0.2.2", f"{start} --job.config_file THIS_FILE.toml", *self.notes]
         comment = "".join(f"# {line}\n" for line in head)
         return f"{comment}\n{tomli_w.dumps(tables)}".rstrip()  # print ends the last line
 
@@ -58,7 +56,7 @@ class Titan(Emission):
         replicate, shard = self._data_parallel()
         accumulated = s.micro_batches if p.pp > 1 else 1
         return {
-            "model": {"name": "llama3", "flavor": flavor, "converters": self._converters()},
+            "model": {"name": "llama3", "flavor": flavor, "converters": CONVERTERS.get(t.precision, [])},
             "training": {
                 "local_batch_size": t.micro_batch_size * accumulated,
                 "global_batch_size": t.global_batch_size,
@@ -80,7 +78,7 @@ class Titan(Emission):
                 **self._pipeline(),
             },
             "activation_checkpoint": self._recompute(),
-            "compile": {"enable": framework_of(t).uses_torch_compile},
+            "compile": {"enable": compiles},
             **self._float8(),
         }
 
@@ -90,134 +88,83 @@ class Titan(Emission):
             self.refuse(f"model.{key}", value, "has no llama3 flavor with it")
         shape = (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn)
         found = next((name for name, sizes in _FLAVORS.items() if sizes == shape), "")
-        llama = (
-            m.mlp == "swiglu"
-            and m.norm == "rmsnorm"
-            and m.positions == "rope"
-            and m.head_dim * m.heads == m.hidden
-            and not (m.bias or m.tied_embeddings or m.qkv_bias or m.qk_norm)
-        )
-        self.refuse("model.dropout", m.dropout, "has no dropout", m.dropout > 0)
+        llama = (m.mlp, m.norm, m.positions, m.head_dim * m.heads) == ("swiglu", "rmsnorm", "rope", m.hidden)
+        llama = llama and not (m.bias or m.tied_embeddings or m.qkv_bias or m.qk_norm)
+        if m.dropout > 0:
+            self.refuse("model.dropout", m.dropout, "has no dropout")
         same = found and llama and m.moe is None and m.mla is None and not m.mtp_layers and m.vocab == 128_256
         if not same:
             shown = f"{m.layers} layers of {m.hidden}, {m.heads} heads, vocabulary {m.vocab}"
-            self.refuse(
-                "model", shown, f"has the llama3 flavors {', '.join(_FLAVORS)}, and no option changes their sizes"
-            )
+            has = f"has the llama3 flavors {', '.join(_FLAVORS)}, and no option changes their sizes"
+            self.refuse("model", shown, has)
         return found
 
     def _refuse_layout(self, compiles: bool) -> None:
         p = self.scenario.parallelism
-        self.refuse(
-            "parallelism.sp",
-            "false",
-            "always combines tensor parallelism with sequence parallelism",
-            p.tp > 1 and not p.sp and not self.SEQUENCE_PARALLEL_IS_A_FLAG,
-        )
-        self.refuse(
-            "parallelism.tp_overlap",
-            "wgrad",
-            "overlaps chunks (tp_overlap: full) or nothing (none)",
-            p.tp_overlap == "wgrad",
-        )
-        self.refuse(
-            "parallelism.tp_overlap",
-            "full",
-            "needs training.framework: compiled for it",
-            p.tp_overlap == "full" and not compiles,
-        )
-        self.refuse(
-            "parallelism.cp_method",
-            "all_to_all",
-            "exchanges keys and values (ring or all_gather), not heads",
-            p.cp > 1 and p.cp_method == "all_to_all",
-        )
-        self.refuse("parallelism.rank_order", p.rank_order, "orders ranks tp-cp-dp-pp", p.rank_order != "tp-cp-dp-pp")
-        self.refuse(
-            "parallelism.micro_batch_group",
-            p.micro_batch_group,
-            "has groups of pp micro-batches",
-            p.micro_batch_group is not None,
-        )
-        self.refuse(
-            "parallelism.dp_sync",
-            p.dp_sync,
-            "overlaps reductions with backward",
-            p.dp > 1 and p.dp_sync == "after_backward",
-        )
+        if p.tp > 1 and not p.sp and not self.SEQUENCE_PARALLEL_IS_A_FLAG:
+            self.refuse("parallelism.sp", "false", "always combines tensor parallelism with sequence parallelism")
+        if p.tp_overlap == "wgrad":
+            self.refuse("parallelism.tp_overlap", "wgrad", "overlaps chunks (tp_overlap: full) or nothing (none)")
+        if p.tp_overlap == "full" and not compiles:
+            self.refuse("parallelism.tp_overlap", "full", "needs training.framework: compiled for it")
+        if p.cp > 1 and p.cp_method == "all_to_all":
+            self.refuse(
+                "parallelism.cp_method", "all_to_all", "exchanges keys and values (ring or all_gather), not heads"
+            )
+        if p.rank_order != "tp-cp-dp-pp":
+            self.refuse("parallelism.rank_order", p.rank_order, "orders ranks tp-cp-dp-pp")
+        if p.micro_batch_group is not None:
+            self.refuse("parallelism.micro_batch_group", p.micro_batch_group, "has groups of pp micro-batches")
+        if p.dp > 1 and p.dp_sync == "after_backward":
+            self.refuse("parallelism.dp_sync", p.dp_sync, "overlaps reductions with backward")
 
     def _refuse_training(self, compiles: bool) -> None:
         t = self.training
-        self.refuse(
-            "training.param_dtype",
-            t.param_dtype,
-            "keeps parameters in fp32 (param_dtype: fp32)",
-            t.param_dtype != "fp32",
-        )
-        self.refuse("training.zero_grad", "keep", "sets gradients to none", t.zero_grad == "keep")
-        self.refuse("training.grad_dtype", t.grad_dtype, "keeps gradients in fp32", t.grad_dtype != "fp32")
-        self.refuse(
-            "training.grad_reduce_dtype",
-            t.grad_reduce_dtype,
-            "reduces gradients in fp32",
-            t.grad_reduce_dtype != "fp32",
-        )
-        self.refuse(
-            "training.cross_entropy",
-            "fused",
-            "fuses the loss by compiling it (training.framework: compiled)",
-            t.cross_entropy == "fused" and not compiles,
-        )
-        self.refuse(
-            "training.precision", t.precision, "has bf16, fp32, fp8 and mxfp8", t.precision in ("fp16", "nvfp4")
-        )
-        self.refuse("training.optimizer", t.optimizer, "has Adam and AdamW", t.optimizer != "adamw")
-        self.refuse("training.optimizer_dtype", t.optimizer_dtype, "keeps fp32 moments", t.optimizer_dtype != "fp32")
-        self.refuse("training.gradient_clipping", "false", "always clips", not t.gradient_clipping)
-        self.refuse("training.attention", t.attention, "uses fused attention", t.attention != "fused")
+        if t.param_dtype != "fp32":
+            self.refuse("training.param_dtype", t.param_dtype, "keeps parameters in fp32 (param_dtype: fp32)")
+        if t.zero_grad == "keep":
+            self.refuse("training.zero_grad", "keep", "sets gradients to none")
+        if t.grad_dtype != "fp32":
+            self.refuse("training.grad_dtype", t.grad_dtype, "keeps gradients in fp32")
+        if t.grad_reduce_dtype != "fp32":
+            self.refuse("training.grad_reduce_dtype", t.grad_reduce_dtype, "reduces gradients in fp32")
+        if t.cross_entropy == "fused" and not compiles:
+            self.refuse(
+                "training.cross_entropy", "fused", "fuses the loss by compiling it (training.framework: compiled)"
+            )
+        if t.precision in ("fp16", "nvfp4"):
+            self.refuse("training.precision", t.precision, "has bf16, fp32, fp8 and mxfp8")
+        if t.optimizer != "adamw":
+            self.refuse("training.optimizer", t.optimizer, "has Adam and AdamW")
+        if t.optimizer_dtype != "fp32":
+            self.refuse("training.optimizer_dtype", t.optimizer_dtype, "keeps fp32 moments")
+        if not t.gradient_clipping:
+            self.refuse("training.gradient_clipping", "false", "always clips")
+        if t.attention != "fused":
+            self.refuse("training.attention", t.attention, "uses fused attention")
 
     def _data_parallel(self) -> tuple[int, int]:
         """Return the numbers of replicas and of shards; torchtitan's FSDP shards over dp_shard · cp ranks."""
         p = self.scenario.parallelism
         alone = p.dp * p.cp == 1
-        self.refuse(
-            "parallelism.zero",
-            p.zero,
-            "shards everything (zero: 3) or nothing (zero: 0)",
-            p.zero in (1, 2) and not alone,
-        )
+        if p.zero in (1, 2) and not alone:
+            self.refuse("parallelism.zero", p.zero, "shards everything (zero: 3) or nothing (zero: 0)")
         if p.zero == 0:
-            more = p.tp * p.cp * p.pp > 1
-            self.refuse(
-                "parallelism.zero",
-                0,
-                "replicates models without sharding only where tp, cp and pp are 1",
-                more and p.dp * p.cp > 1,
-            )
+            if p.tp * p.cp * p.pp > 1 and not alone:
+                self.refuse("parallelism.zero", 0, "replicates models without sharding only where tp, cp and pp are 1")
             return p.dp, 1
         # With a pipeline, gradients are reduced after the last micro-batch (`backward_maybe_with_nosync` of
         # torch.distributed.pipelining.stage); without one, in each micro-batch (torchtitan's `train_step`).
-        once, differs = p.pp > 1, self.scenario.micro_batches > 1 and p.accumulate_unsharded != (p.pp > 1)
-        self.refuse(
-            "parallelism.accumulate_in_a_row",
-            "true",
-            f"reduces gradients once a {'step' if once else 'micro-batch'} at pp {p.pp}",
-            p.reduces_rows and self.scenario.micro_batches > 1,
-        )
-        self.refuse(
-            "parallelism.accumulate_unsharded",
-            str(p.accumulate_unsharded).lower(),
-            f"reduces gradients once a {'step' if once else 'micro-batch'} at pp {p.pp}",
-            differs and not alone and not p.reduces_rows,
-        )
+        several = self.scenario.micro_batches > 1
+        does = f"reduces gradients once a {'step' if p.pp > 1 else 'micro-batch'} at pp {p.pp}"
+        if several and p.reduces_rows:
+            self.refuse("parallelism.accumulate_in_a_row", "true", does)
+        elif several and p.accumulate_unsharded != (p.pp > 1) and not alone:
+            self.refuse("parallelism.accumulate_unsharded", str(p.accumulate_unsharded).lower(), does)
         shards = max(1, p.shard_size // p.cp)
-        self.refuse(
-            "parallelism.shard_size", p.shard_size, "shards over a multiple of cp ranks", bool(p.shard_size % p.cp)
-        )
+        if p.shard_size % p.cp:
+            self.refuse("parallelism.shard_size", p.shard_size, "shards over a multiple of cp ranks")
         return max(1, p.dp // shards), shards
-
-    def _converters(self) -> list[str]:
-        return {"fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}.get(self.training.precision, [])
 
     def _float8(self) -> dict[str, dict[str, Any]]:
         """Return the fp8 recipe, if it is not torchao's default, or the flag that makes FSDP gather 8 bits."""
@@ -226,8 +173,8 @@ class Titan(Emission):
             return {"quantize": {"linear": {"float8": {GATHERS_8_BITS: True}}}}
         if self.training.precision != "fp8" or recipe is None or recipe.name == "tensorwise":
             return {}
-        known = ("torchao", recipe.name) in RECIPES
-        self.refuse("training.fp8_recipe", recipe.name, "has the recipes tensorwise and rowwise", not known)
+        if ("torchao", recipe.name) not in RECIPES:
+            self.refuse("training.fp8_recipe", recipe.name, "has the recipes tensorwise and rowwise")
         return {"quantize": {"linear": {"float8": {"recipe_name": recipe.name}}}}
 
     def _pipeline(self) -> dict[str, Any]:
@@ -235,13 +182,10 @@ class Titan(Emission):
         if p.pp == 1:
             return {}
         name = _TITAN_SCHEDULES.get(p.schedule, "")
-        self.refuse("parallelism.schedule", p.schedule, f"has the schedules {', '.join(_TITAN_SCHEDULES)}", not name)
-        self.refuse(
-            "parallelism.layers_per_stage",
-            list(p.stage_layers),
-            "starts each pipeline stage with a layer",
-            0 in p.stage_layers,
-        )
+        if not name:
+            self.refuse("parallelism.schedule", p.schedule, f"has the schedules {', '.join(_TITAN_SCHEDULES)}")
+        if 0 in p.stage_layers:
+            self.refuse("parallelism.layers_per_stage", list(p.stage_layers), "starts each pipeline stage with a layer")
         stages: list[list[str]] = []
         first = 0
         for count in p.stage_layers:
@@ -257,12 +201,10 @@ class Titan(Emission):
 
     def _recompute(self) -> dict[str, Any]:
         r = self.training.recompute
-        self.refuse(
-            "training.recompute", r.mode, "recomputes by operator (selective_op) or by layer", r.mode == "selective"
-        )
-        self.refuse(
-            "training.recompute.layers", r.layers, "recomputes every n-th layer (recompute.every)", r.layers is not None
-        )
+        if r.mode == "selective":
+            self.refuse("training.recompute", r.mode, "recomputes by operator (selective_op) or by layer")
+        if r.layers is not None:
+            self.refuse("training.recompute.layers", r.layers, "recomputes every n-th layer (recompute.every)")
         if r.mode == "selective_op" or (r.mode == "full" and r.every is not None):
             return {"mode": "selective", "selective_ac_option": "op" if r.mode == "selective_op" else str(r.every)}
         if r.mode == "full":

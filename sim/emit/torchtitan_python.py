@@ -63,19 +63,12 @@ class TitanPython(Titan):
         """Return the TOML's tables with the names of release 0.3.0; refuse what that release no longer has."""
         tables, p = self.tables(), self.scenario.parallelism
         training, layout = tables["training"], tables["parallelism"]
-        self.refuse(
-            "training.precision",
-            self.training.precision,
-            "configurations in Python are not written for 8 bits; --emit torchtitan writes TOML",
-            bool(tables["model"]["converters"]),
-        )
+        if tables["model"]["converters"]:
+            does = "configurations in Python are not written for 8 bits; --emit torchtitan writes TOML"
+            self.refuse("training.precision", self.training.precision, does)
         tables.pop("quantize", None)
-        self.refuse(
-            "parallelism.cp_method",
-            p.cp_method,
-            "gathers keys and values (cp_method: all_gather)",
-            p.cp > 1 and p.cp_method == "ring",
-        )
+        if p.cp > 1 and p.cp_method == "ring":
+            self.refuse("parallelism.cp_method", p.cp_method, "gathers keys and values (cp_method: all_gather)")
         training["disable_cuda_graphs"] = True  # otherwise torchtitan captures the whole step as a CUDA graph
         del layout["context_parallel_rotate_method"]
         layout["enable_sequence_parallel"] = p.sp or p.tp == 1
@@ -86,11 +79,6 @@ class TitanPython(Titan):
 
     def _recompute(self) -> dict[str, Any]:
         """Refuse recomputation of every n-th layer, which release 0.3.0 does not have."""
-        every = self.training.recompute.every
-        self.refuse(
-            "training.recompute.every",
-            every,
-            "recomputes by operator (selective_op) or all layers (full)",
-            every is not None,
-        )
+        if (every := self.training.recompute.every) is not None:
+            self.refuse("training.recompute.every", every, "recomputes by operator (selective_op) or all layers (full)")
         return super()._recompute()
