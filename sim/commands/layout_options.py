@@ -93,12 +93,12 @@ def limit_bytes(text: str | None) -> float | None:
         InputError: for no size, or less than any GPU has.
     """
     from sim.inputs.cluster_input import LEAST_MEMORY_BYTES
-    from sim.inputs.units import parse_size
+    from sim.inputs.units import BYTES
 
     if text is None:
         return None
     try:
-        size = parse_size(text)
+        size = BYTES.parse(text)
     except ValueError as error:
         raise InputError(f"--memory-limit: found {text!r}; {error}") from None
     if size < LEAST_MEMORY_BYTES:

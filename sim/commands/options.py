@@ -58,10 +58,10 @@ class Seconds(FloatParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """As a number of seconds."""
-        from sim.inputs.units import parse_time  # with pydantic, which --help does without
+        from sim.inputs.units import TIME  # with pydantic, which --help does without
 
         try:
-            seconds = float(parse_time(value))
+            seconds = float(TIME.parse(value))
         except ValueError:
             seconds = -1.0
         if not 0.0 < seconds < 1e9:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 MOST_BEGINNINGS = 4  # of known words that a message names; of more the first
 _THOUSANDS = r"([0-9]{1,9})\s*([kKmM])"
 ModelT = TypeVar("ModelT", bound=BaseModel)
+Problems = Iterator[tuple[KeyPath, str]]  # what a rule finds: the key, and what is wrong with its value
 
 # Tags of unions told apart by form; pydantic puts them into an error's location.
 _FORM_TAGS = ("<mapping>", "<name>", "<list>", "<trace>", "<pattern>")
@@ -64,6 +65,12 @@ class Source(Struct, frozen=True):
         if not path:
             return self.origins.get(path)
         return next((o for key, o in self.origins.items() if isinstance(o, str) and key[: len(path)] == path), None)
+
+
+def raise_first(problems: Problems, source: Source, path: KeyPath = ()) -> None:
+    """Raise InputError for the first problem of rules; `path`: of the mapping whose keys they name."""
+    for key, problem in problems:
+        raise source.error((*path, *key), problem)
 
 
 def show(value: Any) -> str:

@@ -69,6 +69,11 @@ def resolve_model(value: Any, source: Source, path: KeyPath) -> ModelConfig:
     return model
 
 
+def with_positions(model: ModelConfig, seq_len: int) -> ModelConfig:
+    """The model with positions for `seq_len` tokens where it says no number."""
+    return model if model.max_positions else model.model_copy(update={"max_positions": seq_len})
+
+
 def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
     if not isinstance(preset, str):
         raise source.error((*path, "preset"), f"found {show(preset)}; must be a preset's name or a path")

@@ -5,20 +5,17 @@ A rule yields the problems that it finds: the key, and what is wrong with its va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import chain
 
-from sim.inputs.input_source import Source, show
+from sim.inputs.input_source import Problems, Source, raise_first, show
 from sim.inputs.model_config import LOCAL, STATEFUL, ModelConfig
 from sim.inputs.yaml_input import KeyPath
-
-Problems = Iterator[tuple[KeyPath, str]]
 
 
 def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
     """Raise InputError for the first rule broken; `path`: of the model in its scenario."""
-    for rule in RULES:
-        for key, problem in rule(model):
-            raise source.error((*path, *key), problem)
+    raise_first(chain.from_iterable(rule(model) for rule in RULES), source, path)
 
 
 def _heads(m: ModelConfig) -> Problems:

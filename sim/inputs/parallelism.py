@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from sim.core.dtypes import GatherDtype, TransportDtype
 from sim.inputs.input_source import UserInput, as_tuple, nearest
-from sim.inputs.units import parse_size
+from sim.inputs.units import BYTES
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 
 _RANK_ORDERS = "tp-cp-dp-pp and its permutations"
@@ -41,7 +41,7 @@ class _ScheduleNames:
 Degree = Annotated[int, Field(ge=1, le=10_000_000)]
 ByteSize = Annotated[
     int,
-    BeforeValidator(parse_size),
+    BeforeValidator(BYTES.parse),
     WithJsonSchema(
         {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^[0-9.]+ *[A-Za-z]*$"}]}
     ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.inputs.input_source import Source, found_file, show, validate
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.model_input import resolve_model
+from sim.inputs.model_input import resolve_model, with_positions
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
@@ -94,28 +94,11 @@ def read_rl(
     return resolve_rl(data, model, training, parallelism, source)
 
 
-def with_engine_limits(rl: Rl, model: ModelConfig, gpu: GpuSpec) -> Rl:
-    """As `rl_rules.with_engine_limits`."""
-    from sim.inputs.rl_rules import with_engine_limits
+def with_rl_engine(rl: Rl, sections: Sections, source: Source) -> tuple[Rl, tuple[str, ...]]:
+    """As `rl_rules.with_engine`."""
+    from sim.inputs.rl_rules import with_engine
 
-    return with_engine_limits(rl, model, gpu)
-
-
-def check_rl_engine(rl: Rl, sections: Sections, source: Source) -> None:
-    """Raise InputError for an engine that cannot serve the model that is trained."""
-    from sim.inputs.rl_rules import check_engine
-
-    assert sections.training is not None  # `resolve_rl` has refused else
-    check_engine(rl, sections.model, sections.training, sections.cluster, source)
-
-
-def notes_on_rl(rl: Rl | None, model: ModelConfig, gpu: GpuSpec) -> tuple[str, ...]:
-    """Warnings of the section."""
-    if rl is None:
-        return ()
-    from sim.inputs.rl_rules import rl_notes
-
-    return rl_notes(rl, model, gpu)
+    return with_engine(rl, sections, source)
 
 
 def read_faults(data: dict[str, Any], source: Source) -> Faults | None:
@@ -143,11 +126,6 @@ def sequence_length(training: Training | None, inference: Inference | None) -> i
     assert inference is not None
     requests = inference.requests
     return requests.prompt_len + requests.output_len if isinstance(requests, RequestPattern) else 1
-
-
-def with_positions(model: ModelConfig, seq_len: int) -> ModelConfig:
-    """The model with positions for `seq_len` tokens where it says no number."""
-    return model if model.max_positions else model.model_copy(update={"max_positions": seq_len})
 
 
 def read_distillation(data: dict[str, Any], source: Source, seq_len: int) -> Distillation | None:

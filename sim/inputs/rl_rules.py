@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
-from sim.inputs.input_source import Source, show, validate
+from sim.inputs.input_source import Problems, Source, raise_first, show, validate
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.model_input import resolve_model
+from sim.inputs.model_input import resolve_model, with_positions
 from sim.inputs.notes import unknown_length_note
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.rl_config import MAX_ANSWERS, Generation, Lengths, RewardModel, Rl
@@ -19,7 +20,7 @@ from sim.inputs.workloads import Inference, RequestPattern
 from sim.inputs.yaml_input import KeyPath
 from sim.serve.engines import ENGINES
 from sim.serve.formats import cache_dtype
-from topology.spec import ClusterSpec, GpuSpec
+from topology.spec import GpuSpec
 
 PATH = ("rl",)
 BESIDE = {
@@ -48,9 +49,8 @@ def resolve_rl(
         if getattr(training, key):
             raise source.error(("training", key), f"cannot be combined with rl; {why}")
     if model.program is not None:
-        raise source.error(
-            PATH, "cannot be combined with model.program; a captured program describes a training step only"
-        )
+        why = "a captured program describes a training step only"
+        raise source.error(PATH, f"cannot be combined with model.program; {why}")
     given = data["rl"]
     if not isinstance(given, dict):
         raise source.error(PATH, f"found {show(given)}; must be a mapping")
@@ -60,8 +60,7 @@ def resolve_rl(
     lengths = {"prompt_len": _cut(rl.prompt_len, max(1, longest))}
     lengths["output_len"] = _cut(rl.output_len, training.seq_len)
     rl = rl.model_copy(update={"generation": generation, **lengths})
-    _check_lengths(rl, training, source)
-    _check_turns(rl, parallelism, source)
+    raise_first(chain(_of_lengths(rl, training), _of_turns(rl, parallelism)), source)
     return rl
 
 
@@ -74,9 +73,7 @@ def _with_reward_model(given: dict[str, Any], training: Training, source: Source
     if found.positions == "learned" and 0 < found.max_positions < training.seq_len:
         problem = f"found {found.max_positions}; learned positions must cover {training.seq_len} tokens"
         raise source.error((*PATH, "reward", "model", "max_positions"), problem)
-    if not found.max_positions:
-        found = found.model_copy(update={"max_positions": training.seq_len})
-    return {**given, "reward": {**reward, "model": found}}
+    return {**given, "reward": {**reward, "model": with_positions(found, training.seq_len)}}
 
 
 def _resolve_generation(
@@ -96,14 +93,6 @@ def _resolve_generation(
             "prefix_cache": given.prefix_cache or ("none" if alone else "gpu"),
         }
     )
-
-
-def with_engine_limits(rl: Rl, model: ModelConfig, gpu: GpuSpec) -> Rl:
-    """The section with what its engine sets by itself on these GPUs where a key was left out."""
-    g = rl.generation
-    i = inference_of(g, RequestPattern(prompt_len=1, output_len=1), model, gpu)
-    limits = {key: getattr(i, key) for key in ("max_running_requests", "max_batch_tokens", "kv_cache")}
-    return rl.model_copy(update={"generation": g.model_copy(update=limits)})
 
 
 def inference_of(generation: Generation, requests: RequestPattern, model: ModelConfig, gpu: GpuSpec) -> Inference:
@@ -131,68 +120,80 @@ def _cut(lengths: Lengths, most: int) -> Lengths:
     return lengths if lengths.max is not None else lengths.model_copy(update={"max": most})
 
 
-def _check_lengths(rl: Rl, training: Training, source: Source) -> None:
+def _of_lengths(rl: Rl, training: Training) -> Problems:
     """The longest prompt leaves room for an answer."""
     p = rl.prompt_len
     most = p.max if p.sigma > 0 else round(p.mean)
     if most is not None and most >= training.seq_len:
         why = f"a prompt and its answer must fit in training.seq_len ({training.seq_len:,})"
-        raise source.error((*PATH, "prompt_len"), f"found prompts of up to {most:,} tokens; {why}")
+        yield ("rl", "prompt_len"), f"found prompts of up to {most:,} tokens; {why}"
     for key, lengths in (("prompt_len", rl.prompt_len), ("output_len", rl.output_len)):
         if lengths.max is not None and lengths.mean > lengths.max:
             found = f"found a mean of {lengths.mean:g}"
             usual = "half of training.seq_len" if key == "prompt_len" and lengths.sigma else "training.seq_len"
             longest = f"the longest length, {lengths.max:,} (rl.{key}.max, by default {usual})"
-            raise source.error((*PATH, key), f"{found}; must be at most {longest}")
+            yield ("rl", key), f"{found}; must be at most {longest}"
     if rl.answers > MAX_ANSWERS:
         found = f"prompts_per_step·generations_per_prompt = {rl.answers:,}"
-        raise source.error(
-            (*PATH, "prompts_per_step"), f"{found}; at most {MAX_ANSWERS:,} answers are simulated in a step"
-        )
+        yield ("rl", "prompts_per_step"), f"{found}; at most {MAX_ANSWERS:,} answers are simulated in a step"
     if rl.answers % training.global_batch_size:
         found = f"found {training.global_batch_size}; must divide the {rl.answers:,} answers of a step"
         why = "(rl.prompts_per_step·rl.generations_per_prompt); the policy is updated once for each batch"
-        raise source.error(("training", "global_batch_size"), f"{found} {why}")
+        yield ("training", "global_batch_size"), f"{found} {why}"
 
 
-def _check_turns(rl: Rl, parallelism: Parallelism, source: Source) -> None:
-    """Raise for keys that contradict where the engine runs: on the trainer's GPUs or on its own."""
+def _of_turns(rl: Rl, parallelism: Parallelism) -> Problems:
+    """No keys that contradict where the engine runs: on the trainer's GPUs or on its own."""
     if rl.colocated and rl.steps_off:
         why = "colocated generation and training take turns on the same GPUs; needs colocated false"
-        raise source.error((*PATH, "steps_off"), f"found {rl.steps_off}; {why}")
+        yield ("rl", "steps_off"), f"found {rl.steps_off}; {why}"
     if not rl.colocated and rl.transfer == "ipc":
         why = "two processes can share memory only on the same GPU; with colocated false weights are broadcast"
-        raise source.error((*PATH, "transfer"), f"found 'ipc'; {why}")
+        yield ("rl", "transfer"), f"found 'ipc'; {why}"
     if rl.colocated and rl.generation.ranks > parallelism.ranks:
         found = f"found {rl.generation.replicas} replicas of {rl.generation.tp * rl.generation.pp} GPUs"
         why = f"with colocated true they must fit on the {parallelism.ranks} training ranks"
-        raise source.error((*PATH, "generation", "replicas"), f"{found}; {why}")
+        yield ("rl", "generation", "replicas"), f"{found}; {why}"
     if isinstance(rl.reward, RewardModel):
         tp = rl.reward.tp
         for what, size in (("heads", rl.reward.model.heads), ("ffn", rl.reward.model.ffn)):
             if size % tp:
-                raise source.error((*PATH, "reward", "tp"), f"found {tp}; must divide the model's {what} ({size})")
+                yield ("rl", "reward", "tp"), f"found {tp}; must divide the model's {what} ({size})"
         if parallelism.ranks % tp:
             why = f"must divide the number of training ranks ({parallelism.ranks})"
-            raise source.error((*PATH, "reward", "tp"), f"found {tp}; {why}")
+            yield ("rl", "reward", "tp"), f"found {tp}; {why}"
 
 
-def rl_notes(rl: Rl, model: ModelConfig, gpu: GpuSpec) -> tuple[str, ...]:
+def with_engine(rl: Rl, sections: Sections, source: Source) -> tuple[Rl, tuple[str, ...]]:
+    """The section with what its engine sets by itself on these GPUs where a key was left out, and warnings.
+
+    Raises:
+        InputError: for the first rule that the engine's layout breaks; the same rules as a serving workload's.
+    """
+    model, cluster, training = sections.model, sections.cluster, sections.training
+    assert training is not None  # `resolve_rl` has refused else
+    engine = inference_of(rl.generation, RequestPattern(prompt_len=1, output_len=1), model, cluster.gpu)
+    limits = {key: getattr(engine, key) for key in ("max_running_requests", "max_batch_tokens", "kv_cache")}
+    rl = rl.model_copy(update={"generation": rl.generation.model_copy(update=limits)})
+    if len(cluster.gpus) > 1:
+        raise source.error(("cluster",), "has GPUs of several kinds; an rl step is simulated on GPUs of one kind")
+    renamed = _EngineSource(source.label, source.data, source.origins, source.folder)
+    layout = layout_of(rl.generation, model)
+    inference = inference_of(rl.generation, RequestPattern(prompt_len=1, output_len=1), model, cluster.gpu)
+    check_rules(Sections(model, None, layout, cluster, inference, None, None, training.seq_len), renamed)
+    return rl, _notes(rl, inference, model)
+
+
+def _notes(rl: Rl, engine: Inference, model: ModelConfig) -> tuple[str, ...]:
     """Warnings for keys that have no effect with this section, and of an engine that goes by an unknown length."""
-    engine = inference_of(rl.generation, RequestPattern(prompt_len=1, output_len=1), model, gpu)
     given = {key for key in Generation.model_fields if getattr(rl.generation, key) is not None}
     found = unknown_length_note(engine, given, model)
     if rl.colocated:
         return tuple(found)
     usual = Rl.model_fields
     changed = [key for key in ("sleep_level", "offload_training") if getattr(rl, key) != usual[key].default]
-    return (
-        *found,
-        *(
-            f"rl.{key}: has no effect with colocated false, where engine and trainer have GPUs of their own"
-            for key in changed
-        ),
-    )
+    why = "has no effect with colocated false, where engine and trainer have GPUs of their own"
+    return (*found, *(f"rl.{key}: {why}" for key in changed))
 
 
 class _EngineSource(Source, frozen=True):
@@ -203,13 +204,3 @@ class _EngineSource(Source, frozen=True):
             return super().error(path, problem)
         keys: KeyPath = ("replicas",) if path[1:] == ("dp",) else path[1:]
         return super().error((*PATH, "generation", *keys), problem)
-
-
-def check_engine(rl: Rl, model: ModelConfig, training: Training, cluster: ClusterSpec, source: Source) -> None:
-    """Raise for the first rule that the engine's layout breaks; the same rules as a serving workload's."""
-    if len(cluster.gpus) > 1:
-        raise source.error(("cluster",), "has GPUs of several kinds; an rl step is simulated on GPUs of one kind")
-    renamed = _EngineSource(source.label, source.data, source.origins, source.folder)
-    layout = layout_of(rl.generation, model)
-    inference = inference_of(rl.generation, RequestPattern(prompt_len=1, output_len=1), model, cluster.gpu)
-    check_rules(Sections(model, None, layout, cluster, inference, None, None, training.seq_len), renamed)

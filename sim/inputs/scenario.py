@@ -23,13 +23,11 @@ from sim.inputs.engine_options import EngineOptions
 from sim.inputs.file_kinds import refuse_binary, refuse_other_kind
 from sim.inputs.input_source import Source, check_plain, nearest, show, validate
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.model_input import resolve_model
+from sim.inputs.model_input import resolve_model, with_positions
 from sim.inputs.notes import notes
 from sim.inputs.overrides import with_overrides, with_present_names
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.rare_sections import (
-    check_rl_engine,
-    notes_on_rl,
     read_distillation,
     read_faults,
     read_inference,
@@ -37,8 +35,7 @@ from sim.inputs.rare_sections import (
     read_rl,
     sequence_length,
     with_engine_defaults,
-    with_engine_limits,
-    with_positions,
+    with_rl_engine,
 )
 from sim.inputs.rules import check_rules, check_size
 from sim.inputs.sections import Sections
@@ -238,14 +235,13 @@ def resolve(source: Source, name: str) -> Scenario:
     cluster = resolve_cluster(data["cluster"], ranks, source)
     if inference is not None:
         inference = with_engine_defaults(inference, model, parallelism, cluster.gpu)
-    if rl is not None:
-        rl = with_engine_limits(rl, model, cluster.gpu)
     faults = read_faults(data, source)
     distillation = read_distillation(data, source, seq_len)
     sections = Sections(model, training, parallelism, cluster, inference, distillation, faults, seq_len)
     check_rules(sections, source)
+    rl_notes: tuple[str, ...] = ()
     if rl is not None:
-        check_rl_engine(rl, sections, source)
+        rl, rl_notes = with_rl_engine(rl, sections, source)
     calibration, unknown = resolve_calibration(data, cluster, source)
     calibrations, more_unknown = resolve_calibrations(data, cluster, source)
     return Scenario(
@@ -264,7 +260,7 @@ def resolve(source: Source, name: str) -> Scenario:
         engine=_engine(data, source),
         warnings=(
             *(*unknown, *more_unknown, *unknown_architecture(cluster, ranks)),
-            *(*notes(sections, given), *notes_on_rl(rl, model, cluster.gpu)),
+            *(*notes(sections, given), *rl_notes),
         ),
     )
 

@@ -3,61 +3,49 @@
 from __future__ import annotations
 
 from sim.core.dtypes import sixteen_bit
-from sim.inputs.input_source import Source
+from sim.inputs.input_source import Problems
 from sim.inputs.layout_rules import ALL_RULES, first_problem
-from sim.inputs.model_config import ModelConfig
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.serve.hashed_prefixes import HASHED_TOKENS
 
 
-def check_serving(sections: Sections, inference: Inference, source: Source) -> None:
-    """Raise InputError for the first rule broken."""
-    _check_inference(inference, sections.model, source)
-    _check_pools(sections, inference, source)
-    _check_speculative(sections, inference, source)
-    _check_autoscaling(sections, inference, source)
-    _check_lora(sections, inference, source)
+def serving_problems(sections: Sections, inference: Inference) -> Problems:
+    """What is wrong with a serving workload."""
+    for rule in (_inference, _pools, _speculative, _autoscaling, _lora):
+        yield from rule(sections, inference)
     if sections.parallelism.cp > 1 and inference.attention == "unfused":
-        raise source.error(
-            ("inference", "attention"), "found 'unfused'; prompts split over cp ranks need fused attention"
-        )
+        yield ("inference", "attention"), "found 'unfused'; prompts split over cp ranks need fused attention"
 
 
-def _check_inference(inference: Inference, model: ModelConfig, source: Source) -> None:
-    path = ("inference",)
-    requests = inference.requests
+def _inference(sections: Sections, inference: Inference) -> Problems:
+    path, requests = ("inference",), inference.requests
     if inference.batching == "static":
         if not isinstance(requests, RequestPattern):
-            raise source.error((*path, "requests"), "found a trace; static batching takes one batch of equal requests")
-        if requests.rate_per_s is not None:
-            raise source.error(
-                (*path, "requests", "rate_per_s"),
-                f"found {requests.rate_per_s:g}; a static batch starts all at once (null)",
-            )
+            yield (*path, "requests"), "found a trace; static batching takes one batch of equal requests"
+        elif requests.rate_per_s is not None:
+            why = "a static batch starts all at once (null)"
+            yield (*path, "requests", "rate_per_s"), f"found {requests.rate_per_s:g}; {why}"
     computed, kept = sixteen_bit(inference.precision), inference.kv_cache.dtype
     if inference.attention == "unfused" and kept != computed:
         why = f"unfused attention reads the cache without converting it; allowed: {computed} (null)"
-        raise source.error((*path, "kv_cache", "dtype"), f"found '{kept}'; {why}")
+        yield (*path, "kv_cache", "dtype"), f"found '{kept}'; {why}"
     cached = inference.prefix_cache != "none"
     if cached and not inference.fills_hashes:
         why = f"must divide {HASHED_TOKENS}, the tokens for each hash of the trace"
-        raise source.error((*path, "kv_cache", "block_tokens"), f"found {inference.kv_cache.block_tokens}; {why}")
-    if cached and model.state_space is not None:
+        yield (*path, "kv_cache", "block_tokens"), f"found {inference.kv_cache.block_tokens}; {why}"
+    if cached and sections.model.state_space is not None:
         why = "a state-space layer (model.state_space) keeps no state for each prefix; allowed: none"
-        raise source.error((*path, "prefix_cache"), f"found '{inference.prefix_cache}'; {why}")
+        yield (*path, "prefix_cache"), f"found '{inference.prefix_cache}'; {why}"
     if inference.kv_cache.tiers is not None and inference.prefix_cache != "gpu":
         why = "tiers hold prefixes that the GPU's prefix cache evicts; needs inference.prefix_cache gpu"
         found = f"found tiers with prefix_cache {inference.prefix_cache}"
-        raise source.error((*path, "kv_cache", "tiers"), f"{found}; {why}")
+        yield (*path, "kv_cache", "tiers"), f"{found}; {why}"
     if cached and inference.kv_cache.layout != "paged":
-        raise source.error(
-            (*path, "prefix_cache"),
-            f"found '{inference.prefix_cache}'; shared prefixes need kv_cache.layout paged",
-        )
+        yield (*path, "prefix_cache"), f"found '{inference.prefix_cache}'; shared prefixes need kv_cache.layout paged"
 
 
-def _check_pools(sections: Sections, inference: Inference, source: Source) -> None:
+def _pools(sections: Sections, inference: Inference) -> Problems:
     """Disaggregated pools say how they are split; each must suit the model and find its GPUs."""
     pools, path = inference.disaggregated, ("inference", "disaggregated")
     if pools is None:
@@ -66,22 +54,20 @@ def _check_pools(sections: Sections, inference: Inference, source: Source) -> No
     for key in ("dp", "tp", "cp", "pp", "ep", "expert_tp"):
         if (value := getattr(p, key)) != 1:
             why = "each disaggregated pool has its own replicas and tp; leave it out"
-            raise source.error(("parallelism", key), f"found {value}; {why}")
+            yield ("parallelism", key), f"found {value}; {why}"
     for name, pool in (("prefill", pools.prefill), ("decode", pools.decode)):
         if problem := first_problem(ALL_RULES, sizes_of(sections)._replace(tp=pool.tp)):
-            raise source.error((*path, name, "tp"), problem[1])
+            yield (*path, name, "tp"), problem[1]
     gpus = sections.cluster.nodes * sections.cluster.gpus_per_node
     if pools.ranks > gpus:
-        raise source.error(path, f"found pools of {pools.ranks:,} GPUs; the cluster has {gpus:,} (or leave nodes out)")
+        yield path, f"found pools of {pools.ranks:,} GPUs; the cluster has {gpus:,} (or leave nodes out)"
     if inference.batching == "static":
-        raise source.error(
-            path, "found pools; all requests of a static batch start and end together; needs batching continuous"
-        )
+        yield path, "found pools; all requests of a static batch start and end together; needs batching continuous"
     if sections.faults is not None:
-        raise source.error(("faults",), "is not simulated with inference.disaggregated; leave one of them out")
+        yield ("faults",), "is not simulated with inference.disaggregated; leave one of them out"
 
 
-def _check_speculative(sections: Sections, inference: Inference, source: Source) -> None:
+def _speculative(sections: Sections, inference: Inference) -> Problems:
     """A draft has the model's vocabulary, and lies on the same tensor-parallel ranks."""
     speculative, path = inference.speculative, ("inference", "speculative")
     if speculative is None:
@@ -89,55 +75,48 @@ def _check_speculative(sections: Sections, inference: Inference, source: Source)
     draft, p = speculative.draft, sections.parallelism
     if draft.vocab != sections.model.vocab:
         why = f"has a vocabulary of {draft.vocab}; the model that checks its tokens has {sections.model.vocab}"
-        raise source.error((*path, "draft"), why)
+        yield (*path, "draft"), why
     if draft.heads % p.tp:
-        raise source.error((*path, "draft"), f"has {draft.heads} heads, which parallelism.tp ({p.tp}) must divide")
+        yield (*path, "draft"), f"has {draft.heads} heads, which parallelism.tp ({p.tp}) must divide"
     if p.cp > 1:
-        raise source.error(
-            ("parallelism", "cp"), f"found {p.cp}; drafted tokens are not split over cp ranks; allowed: 1"
-        )
+        yield ("parallelism", "cp"), f"found {p.cp}; drafted tokens are not split over cp ranks; allowed: 1"
     if p.pp > 1:
-        raise source.error(
-            ("parallelism", "pp"), f"found {p.pp}; a draft and its model are not split into pipeline stages; allowed: 1"
-        )
+        why = "a draft and its model are not split into pipeline stages; allowed: 1"
+        yield ("parallelism", "pp"), f"found {p.pp}; {why}"
     if inference.disaggregated is not None:
-        raise source.error(path, "is not simulated with inference.disaggregated; leave one of them out")
+        yield path, "is not simulated with inference.disaggregated; leave one of them out"
     if inference.attention == "unfused":
-        raise source.error(("inference", "attention"), "found 'unfused'; drafted tokens need fused attention")
+        yield ("inference", "attention"), "found 'unfused'; drafted tokens need fused attention"
 
 
-def _check_autoscaling(sections: Sections, inference: Inference, source: Source) -> None:
-    """Raise where replicas cannot start and stop one by one."""
+def _autoscaling(sections: Sections, inference: Inference) -> Problems:
+    """Replicas start and stop one by one."""
     rule, path, p = inference.autoscaling, ("inference", "autoscaling"), sections.parallelism
     if rule is None:
         return
     if rule.min_replicas > p.dp:
         why = f"parallelism.dp ({p.dp}) is the most replicas"
-        raise source.error((*path, "min_replicas"), f"found {rule.min_replicas}; {why}")
+        yield (*path, "min_replicas"), f"found {rule.min_replicas}; {why}"
     if inference.disaggregated is not None:
-        raise source.error(path, "is not simulated with inference.disaggregated; leave one of them out")
+        yield path, "is not simulated with inference.disaggregated; leave one of them out"
     if inference.batching == "static":
-        raise source.error(
-            path, "found a rule; all requests of a static batch start and end together; needs batching continuous"
-        )
+        yield path, "found a rule; all requests of a static batch start and end together; needs batching continuous"
     if p.ep * p.expert_tp > p.tp:
-        raise source.error(
-            path, "found replicas that share experts (parallelism.ep); such a replica cannot stop by itself"
-        )
+        yield path, "found replicas that share experts (parallelism.ep); such a replica cannot stop by itself"
 
 
-def _check_lora(sections: Sections, inference: Inference, source: Source) -> None:
-    """Raise for adapters on layers that the model lacks, and beside keys that they are not simulated with."""
+def _lora(sections: Sections, inference: Inference) -> Problems:
+    """No adapters on layers that the model lacks, or beside keys that they are not simulated with."""
     lora, path = inference.lora, ("inference", "lora")
     if lora is None:
         return
     have = ["attention_out"] if sections.model.mla else ["qkv", "attention_out"]
     have += ["mlp_up", "mlp_down"] if sections.model.has_dense_layers else []
     if wrong := [t for t in lora.targets if t not in have]:
-        raise source.error((*path, "targets"), f"found '{wrong[0]}'; adapters of this model are on {', '.join(have)}")
+        yield (*path, "targets"), f"found '{wrong[0]}'; adapters of this model are on {', '.join(have)}"
     for key in ("disaggregated", "speculative"):
         if getattr(inference, key) is not None:
-            raise source.error(path, f"is not simulated with inference.{key}; leave one of them out")
+            yield path, f"is not simulated with inference.{key}; leave one of them out"
     if inference.batching == "static" and lora.places < lora.adapters:
         why = "a static batch starts all requests at once and so needs all adapters on the GPU; allowed: null"
-        raise source.error((*path, "max_loras"), f"found {lora.max_loras}; {why}")
+        yield (*path, "max_loras"), f"found {lora.max_loras}; {why}"

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from sim.core.errors import InputError
-from sim.inputs.units import parse_time
+from sim.inputs.units import TIME
 from sim.serve.request_times import request_times
 from sim.serve.result import ServingSimulation
 
@@ -61,7 +61,7 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
             allowed = f"one of {', '.join(QUANTITIES)}, then _ and one of {', '.join(STATISTICS)}, then = and seconds"
             raise InputError(f"--slo {part.strip()}: must be {allowed}, such as ttft_p99=0.25")
         try:
-            seconds = float(parse_time(value))
+            seconds = float(TIME.parse(value))
         except ValueError:
             seconds = -1.0
         # NaN fails the comparison and is refused, too.

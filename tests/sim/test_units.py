@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.inputs.schema import scenario_schema
-from sim.inputs.units import parse_flops, parse_power, parse_rate, parse_size, parse_time
+from sim.inputs.units import BYTES, FLOPS, POWER, RATE, TIME, UNITS
 
 BASE: dict[str, Any] = {
     "model": "llama3.2-1b",
@@ -24,25 +24,25 @@ NUMBERS = st.decimals(min_value=0, max_value=10**6, places=3)
 @given(NUMBERS, st.sampled_from([("", ""), (" ", "")]), st.sampled_from("KMGT"))
 def test_a_bit_rate_is_an_eighth_of_the_byte_rate(number: Any, space: tuple[str, str], prefix: str) -> None:
     text = f"{number}{space[0]}{prefix}"
-    assert parse_rate(f"{text}bps") * 8 == pytest.approx(parse_rate(f"{text}B/s"))
-    assert parse_rate(f"{text}bit/s") == parse_rate(f"{text}bps") == parse_rate(f"{text}b/s")
+    assert RATE.parse(f"{text}bps") * 8 == pytest.approx(RATE.parse(f"{text}B/s"))
+    assert RATE.parse(f"{text}bit/s") == RATE.parse(f"{text}bps") == RATE.parse(f"{text}b/s")
 
 
 @given(NUMBERS)
 def test_each_unit_is_its_multiple(number: Any) -> None:
     plain = float(number)
-    assert parse_time(f"{number}us") == pytest.approx(plain * 1e-6)
-    assert parse_time(f"{number} h") == pytest.approx(plain * 3600)
-    assert parse_power(f"{number}kW") == pytest.approx(1000 * parse_power(f"{number} W"))
-    assert parse_flops(f"{number}PFLOPS") == pytest.approx(1000 * parse_flops(f"{number} TFLOP/s"))
-    assert parse_size(f"{number}GiB") == round(plain * 2**30)
+    assert TIME.parse(f"{number}us") == pytest.approx(plain * 1e-6)
+    assert TIME.parse(f"{number} h") == pytest.approx(plain * 3600)
+    assert POWER.parse(f"{number}kW") == pytest.approx(1000 * POWER.parse(f"{number} W"))
+    assert FLOPS.parse(f"{number}PFLOPS") == pytest.approx(1000 * FLOPS.parse(f"{number} TFLOP/s"))
+    assert BYTES.parse(f"{number}GiB") == round(plain * 2**30)
 
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_number_or_one_message(text: str) -> None:
-    for parse in (parse_rate, parse_size, parse_time, parse_power, parse_flops):
+    for unit in UNITS:
         try:
-            found = parse(text)
+            found = unit.parse(text)
         except ValueError as error:
             found = str(error)
         assert found.startswith("must be a number of") if isinstance(found, str) else found >= 0
