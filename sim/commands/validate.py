@@ -1,8 +1,8 @@
 """`python -m sim.validate TABLE.json …`: predict what others measured, and say how far off.
 
 Every row is predicted, or listed with the reason: `failed` are rows that the simulator should know and refused,
-`not_simulated` operators it has no use for and fitted parameters, `contradicting` those whose own figures contradict
-what they say was run (`sim.validation.running_requests`): no prediction of such a row would mean anything.
+`not_simulated` operators it has no use for and fitted parameters. `not_believed` are rows predicted without a
+batch limit that their table states and its own figures disprove (`sim.validation.running_requests`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from sim.inputs.overrides import with_overrides
 from sim.validation.predict import predict, quantity
 from sim.validation.prediction import NotSimulated
 from sim.validation.report import Outcome, Validation
-from sim.validation.running_requests import contradiction
 from sim.validation.statistics import Error, Verdict
 from sim.validation.tables import Row, Table, read_table
 
@@ -78,8 +77,6 @@ def _outcome(job: Job) -> Outcome:
         return Outcome(index, row.id, (), True, row.unreadable)
     if not row.measured and not row.answers:
         return Outcome(index, row.id, (), False, "nothing measured: a fitted parameter or a formula's value")
-    if row.kind == "inference" and (why := contradiction(row)):
-        return Outcome(index, row.id, (), reason=why, contradicts=True)
     try:
         found, answers = predict(row, calibration, programs)
     except NotSimulated as reason:

@@ -12,8 +12,7 @@ from sim.validation.tables import Table
 
 class Outcome(Struct, frozen=True):
     """What became of one row: its errors and verdicts, or why there are none (`refused`: by a fault, else by design).
-    `missing`: measured keys beside these that nothing predicts. `contradicts`: the reason is that the row's own figures
-    contradict what it says it ran."""
+    `missing`: measured keys beside these that nothing predicts."""
 
     table: int
     id: str
@@ -22,7 +21,6 @@ class Outcome(Struct, frozen=True):
     reason: str = ""
     missing: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
-    contradicts: bool = False
 
 
 class Validation(Struct, frozen=True):
@@ -40,11 +38,7 @@ class Validation(Struct, frozen=True):
         return [v for o in self.outcomes for v in o.verdicts]
 
     def left_out(self, refused: bool) -> list[Outcome]:
-        return [o for o in self.outcomes if o.reason and o.refused == refused and not o.contradicts]
-
-    @property
-    def contradicting(self) -> list[Outcome]:
-        return [o for o in self.outcomes if o.contradicts]
+        return [o for o in self.outcomes if o.reason and o.refused == refused]
 
     def as_dict(self) -> dict[str, Any]:
         """One entry of `tables` in format sim-validate/1."""
@@ -57,7 +51,7 @@ class Validation(Struct, frozen=True):
             "simulated": sum(not o.reason for o in self.outcomes),
             "failed": [{"id": o.id, "reason": o.reason} for o in self.left_out(True)],
             "not_simulated": [{"id": o.id, "reason": o.reason} for o in self.left_out(False)],
-            "contradicting": [{"id": o.id, "reason": o.reason} for o in self.contradicting],
+            "not_believed": [{"id": r.id, "reason": r.not_believed} for r in self.table.rows if r.not_believed],
             "not_predicted": [{"id": o.id, "keys": list(o.missing)} for o in self.outcomes if o.missing],
             "groups": by_group(found),
             "errors": [as_dict(e) for e in found],

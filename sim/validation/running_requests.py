@@ -1,4 +1,4 @@
-"""Rows of serving tables whose own figures contradict the batch that they state.
+"""Batch limits of serving tables that the tables' own figures disprove.
 
 Little's law (Little 1961, Operations Research 9(3)): a queue holds, on average, its throughput times the time that each
 spends in it, whatever the arrivals. A request that adds n tokens spends n - 1 gaps between tokens in the batch, so the
@@ -7,16 +7,21 @@ batch holds on average at least
     output tokens a second · (n - 1) / n · mean seconds between tokens
 
 requests, which no limit on it can be below. Waiting, the first token and ends of a run, in which fewer are under way,
-only make the true batch larger.
+only make the true batch larger. Rows that differ in nothing but their requests describe one server. So a limit that one
+of them disproves did not hold for any of them: none is simulated with it, and the engine's default takes its place.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from sim.validation.tables import Row
+from msgspec.structs import replace
+
+if TYPE_CHECKING:
+    from sim.validation.tables import Row
 
 MARGIN = 1.1  # a tenth: printed figures are rounded
 
@@ -38,8 +43,19 @@ def running_requests(row: Row) -> float | None:
     return rate * (count - 1) / count * gap_s
 
 
+def without_false_limits(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows, without the batch limits that their own figures disprove; `Row.not_believed` says which row does."""
+    proofs: dict[str, str] = {}
+    for row in rows:
+        if row.kind == "inference" and (why := contradiction(row)):
+            proofs.setdefault(_server(row), f"{row.id} {why}; the engine's default is taken for all rows of its server")
+    if not proofs:
+        return tuple(rows)
+    return tuple([_without_limit(row, proofs[_server(row)]) if _server(row) in proofs else row for row in rows])
+
+
 def contradiction(row: Row) -> str:
-    """Why a row cannot have run as it says, or nothing."""
+    """Why a row cannot have run with the batch limit that it states, or nothing."""
     allowed, parallelism = _section(row).get("max_running_requests"), row.scenario.get("parallelism")
     if not isinstance(allowed, int) or "disaggregated" in _section(row) or (needed := running_requests(row)) is None:
         return ""
@@ -47,9 +63,20 @@ def contradiction(row: Row) -> str:
     if not isinstance(dp, int) or needed <= MARGIN * allowed * dp:
         return ""
     return (
-        f"contradicts itself: its figures need {math.floor(needed):,} running requests (output tokens a second · time "
-        f"a token), its max_running_requests allows {allowed * dp:,}"
+        f"needs {math.floor(needed):,} running requests (output tokens a second · time a token), its "
+        f"max_running_requests allows {allowed * dp:,}"
     )
+
+
+def _server(row: Row) -> str:
+    """All that a row says of what served its requests."""
+    others = {**row.scenario, "inference": {**_section(row), "requests": None}}
+    return json.dumps([row.served_by, others], sort_keys=True, default=str)
+
+
+def _without_limit(row: Row, why: str) -> Row:
+    section = {key: value for key, value in _section(row).items() if key != "max_running_requests"}
+    return replace(row, scenario={**row.scenario, "inference": section}, not_believed=why)
 
 
 def _section(row: Row) -> Mapping[str, Any]:

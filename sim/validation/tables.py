@@ -2,7 +2,8 @@
 
 A row's scenario is the table's scenario with the row's merged over it, key by key. Of a training step it also has what
 the table says of its software (`sim.validation.stated`) and what that trainer's launch script sets
-(`sim.validation.launch_scripts`), unless the row says so itself.
+(`sim.validation.launch_scripts`), unless the row says so itself. A batch limit that a row's own figures disprove is
+left out of all rows of its server (`sim.validation.running_requests`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sim.core.errors import InputError
 from sim.inputs.file_kinds import read_data, refuse_other_kind
 from sim.inputs.overrides import merge
 from sim.validation.launch_scripts import with_launch_script
+from sim.validation.running_requests import without_false_limits
 from sim.validation.stated import with_stated
 
 FORMAT = "measurements/1"
@@ -26,7 +28,7 @@ KINDS = ("training_step", "kernel", "collective", "inference")
 class Row(Struct, frozen=True):
     """One measurement: `data` is the row as it stands, `scenario` what was run, `measured` key → value, `answers`
     key → yes or no. `served_by`: what the table says of the software, the row's own `engine` first. `unreadable`: why
-    the row cannot be read; then it has no values."""
+    the row cannot be read; then it has no values. `not_believed`: what the table states and its figures disprove."""
 
     table: str
     kind: str
@@ -38,6 +40,7 @@ class Row(Struct, frozen=True):
     answers: Mapping[str, bool] = field(default_factory=dict)
     served_by: tuple[str, ...] = ()
     unreadable: str = ""
+    not_believed: str = ""
 
 
 class Table(Struct, frozen=True):
@@ -71,10 +74,9 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     shared = _mapping(data.get("scenario"), f"{path}: scenario")
     source = {str(k): str(v) for k, v in _mapping(data.get("source"), f"{path}: source").items()}
     software = (str(data.get("software", "")), source.get("citation", ""))
-    made = tuple(
-        _row(r, f"{path}: rows[{i}]", name, data["kind"], shared, software) for i, r in enumerate(rows[:limit])
-    )
-    return Table(name, str(data.get("title", name)), data["kind"], source, made, str(path))
+    made = [_row(r, f"{path}: rows[{i}]", name, data["kind"], shared, software) for i, r in enumerate(rows)]
+    shown = without_false_limits(made)[:limit]
+    return Table(name, str(data.get("title", name)), data["kind"], source, shown, str(path))
 
 
 def _row(data: object, where: str, table: str, kind: str, shared: dict[str, Any], software: tuple[str, ...]) -> Row:

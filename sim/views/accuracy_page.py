@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sim.validation.report import Outcome, Validation
+from sim.validation.report import Validation
 from sim.validation.statistics import Error, by_group, summary
 from sim.views.headline import Number
 from sim.views.page import asset, still_page
@@ -119,16 +119,11 @@ def _rows(v: Validation) -> list[tuple[str, list[str]]]:
 
 
 def _counts(v: Validation) -> str:
-    """How many rows were simulated, and why others were not."""
-    left = Counter((_left_as(o), o.reason) for o in v.outcomes if o.reason)
+    """How many rows were simulated, why others were not, and what was not believed."""
+    left = Counter(("failed" if o.refused else "not simulated", o.reason) for o in v.outcomes if o.reason)
+    left.update([("not believed", row.not_believed) for row in v.table.rows if row.not_believed])
     why = "".join(f"; {n} {what}: {reason}" for (what, reason), n in left.most_common())
     return f"{sum(not o.reason for o in v.outcomes)} of {len(v.outcomes)} rows simulated{why}."
-
-
-def _left_as(o: Outcome) -> str:
-    if o.contradicts:
-        return "contradicting"
-    return "failed" if o.refused else "not simulated"
 
 
 def _groups(errors: Sequence[Error]) -> list[tuple[str, ...]]:

@@ -19,7 +19,7 @@ def print_accuracy(tables: Sequence[dict[str, Any]]) -> None:
         for title, key in (
             ("failed", "failed"),
             ("not simulated", "not_simulated"),
-            ("contradicting", "contradicting"),
+            ("not believed", "not_believed"),
         ):
             _print_reasons(console, title, table[key])
         left_out = Counter(key for entry in table["not_predicted"] for key in entry["keys"])

@@ -303,7 +303,7 @@ SERVED = {
 
 
 @pytest.mark.parametrize(
-    ("more", "contradicting"),
+    ("more", "disproved"),
     [
         ({"published": {"output_tokens_per_s": 495.0}}, 1),  # 495 · 10/11 · 0.01 = 4.5 running, 4 allowed
         ({"published": {"output_tokens_per_s": 430.0}}, 0),  # 3.9
@@ -313,15 +313,23 @@ SERVED = {
         ({}, 0),
     ],
 )
-def test_a_batch_that_a_rows_own_figures_exceed_contradicts_it(
-    tmp_path: Path, more: dict[str, Any], contradicting: int
+def test_a_limit_that_a_rows_own_figures_disprove_is_not_believed_of_its_server(
+    tmp_path: Path, more: dict[str, Any], disproved: int
 ) -> None:
-    """By Little's law; such a row is counted apart, and neither predicted nor changed."""
-    path = table_file(tmp_path, [{"id": "a", **SERVED, **more}], "inference")
-    done = validate_tables([read_table(path)], jobs=1)[0].as_dict()
-    assert len(done["contradicting"]) == contradicting == 1 - done["simulated"]
-    assert done["failed"] == done["not_simulated"] == []
-    assert all("need 4 running requests" in x["reason"] for x in done["contradicting"])
+    """By Little's law; rows of the same server with other requests lose the limit, too, and other servers' do not."""
+    section = SERVED["scenario"]["inference"]
+    others = {"requests": {**section["requests"], "rate_per_s": 1.0}}
+    alike = {**SERVED, "scenario": {**SERVED["scenario"], "inference": {**section, **others}}}
+    another = {**SERVED, "scenario": {**SERVED["scenario"], "parallelism": {"tp": 2}}}
+    rows = [{"id": "b", **alike}, {"id": "a", **SERVED, **more}, {"id": "c", **another}]
+    table = read_table(table_file(tmp_path, rows, "inference"))
+    limits = [row.scenario["inference"].get("max_running_requests") for row in table.rows]
+    assert limits == ([None, None, 4] if disproved else [4, 4, 4])
+    assert read_table(table.path, 1).rows == table.rows[:1]  # a proof counts wherever it stands
+    done = validate_tables([table], jobs=1)[0].as_dict()
+    assert done["simulated"] == 3
+    assert [x["id"] for x in done["not_believed"]] == ["b", "a"][: 2 * disproved]
+    assert all("a needs 4 running requests" in x["reason"] for x in done["not_believed"])
 
 
 def test_no_simulated_run_contradicts_itself(tmp_path: Path) -> None:
@@ -334,3 +342,4 @@ def test_no_simulated_run_contradicts_itself(tmp_path: Path) -> None:
     needed = running_requests(found)
     assert 3.0 < (needed or 0.0) <= 4.0
     assert contradiction(found) == ""
+    assert found.scenario["inference"]["max_running_requests"] == 4
