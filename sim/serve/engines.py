@@ -76,7 +76,7 @@ _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 _VLLM_V0 = Defaults(chunked_prefill=False, graphs_to=256)
 _LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769)
 _TRTLLM_LIMITS = Defaults(max_running_requests=2048, block_tokens=64, chunked_prefill=False)
-_SGLANG = Defaults(4096, 8192, 1, 0.88, "gpu", chunked_prefill=False, graphs_to=160)
+_SGLANG = Defaults(4096, 2048, 1, 0.88, "gpu", chunked_prefill=False, graphs_to=8)  # of GPUs with little memory
 
 
 def _sglang_fraction(memory_bytes: float, ranks: int, d: Defaults) -> float:
@@ -190,7 +190,7 @@ _RECORDS = (
         "2024-12",
         "host: as vllm-v1's, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time between decoding "
         "batches); launches as vllm-0.2, HTTP as trtllm-triton; "
-        "limits: srt/server_args.py; prompts first, in chunks: "
+        "limits: srt/server_args.py (small GPUs: less than 25,000 MiB); prompts first, in chunks: "
         "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7 · "
         "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14, to which it falls in 600 steps",
         host=_hosts(_V1),
@@ -204,6 +204,8 @@ _RECORDS = (
             Case({"memory_fraction": 0.85}, tp=4),
             Case({"memory_fraction": 0.81}, tp=8),
             Case({"memory_fraction": 0.79}, tp=16),
+            Case({"graphs_to": 80}, tp=4),
+            Case({"max_batch_tokens": 8192, "graphs_to": 160}, memory_bytes=25_000 * 2.0**20),
         ),
     ),
     Engine(
@@ -218,7 +220,7 @@ _RECORDS = (
         reserved_output=0.098,
         fraction=_sglang_fraction,
         own_all_reduces=CUSTOM,
-        defaults=_SGLANG._replace(max_batch_tokens=2048, graphs_to=8),
+        defaults=_SGLANG,
         cases=(
             _sized(20, 2048, 24),
             _sized(20, 2048, 80, tp=4),

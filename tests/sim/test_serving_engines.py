@@ -257,14 +257,22 @@ def test_engines_set_their_limits_by_gpu_and_layout(
 
 
 @pytest.mark.parametrize(
-    ("gib", "tp", "found"),
-    [(16, 1, (2048, 8, 0.772)), (24, 1, (2048, 24, 0.847)), (48, 4, (4096, 160, 0.848)), (192, 8, (16384, 512, 0.862))],
+    ("engine", "gib", "tp", "found"),
+    [
+        ("sglang", 24, 1, (2048, 8, 0.88)),
+        ("sglang", 24, 4, (2048, 80, 0.85)),
+        ("sglang", 40, 1, (8192, 160, 0.88)),
+        ("sglang-0.5", 16, 1, (2048, 8, 0.772)),
+        ("sglang-0.5", 24, 1, (2048, 24, 0.847)),
+        ("sglang-0.5", 48, 4, (4096, 160, 0.848)),
+        ("sglang-0.5", 192, 8, (16384, 512, 0.862)),
+    ],
 )
 def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
-    gib: int, tp: int, found: tuple[int, int, float]
+    engine: str, gib: int, tp: int, found: tuple[int, int, float]
 ) -> None:
-    """24 GiB: 512 + 1.5 · 2,048 + 2 · 24 + 128 MiB of 24,576 are not the cache's."""
-    d = ENGINES["sglang-0.5"].defaults_on("ada", gib * 2.0**30, tp, 1, 0)
+    """0.5, 24 GiB: 512 + 1.5 · 2,048 + 2 · 24 + 128 MiB of 24,576 are not the cache's."""
+    d = ENGINES[engine].defaults_on("ada", gib * 2.0**30, tp, 1, 0)
     assert (d.max_batch_tokens, d.graphs_to, d.memory_fraction) == found
 
 
