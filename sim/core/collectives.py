@@ -4,48 +4,20 @@ from __future__ import annotations
 
 import re
 
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-)
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 KINDS = (*COLLECTIVES, "barrier", "send", "recv")  # of what a trace or a captured script holds
 # By their letters alone: operators of torch.distributed, "Collective name" of record_param_comms, events of gloo,
 # kernels of NCCL.
-_KINDS = {
-    "allreduce": "all_reduce",
-    "allreducecoalesced": "all_reduce",
-    "allgather": "all_gather",
-    "allgatherbase": "all_gather",
-    "allgathercoalesced": "all_gather",
-    "allgatherintotensor": "all_gather",
-    "allgatherintotensorout": "all_gather",
-    "allgatherintotensorcoalesced": "all_gather",
-    "allgatherring": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter",
-    "reducescattertensor": "reduce_scatter",
-    "reducescattertensorout": "reduce_scatter",
-    "reducescattertensorcoalesced": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "alltoallsingle": "all_to_all",
-    "alltoallv": "all_to_all",
-    "sharddimalltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-    "recvanysource": "recv",
+_NAMES = {
+    "all_reduce": "allreduce allreducecoalesced",
+    "all_gather": "allgather allgatherbase allgathercoalesced allgatherintotensor allgatherintotensorout "
+    "allgatherintotensorcoalesced allgatherring",
+    "reduce_scatter": "reducescatter reducescatterbase reducescattertensor reducescattertensorout "
+    "reducescattertensorcoalesced",
+    "all_to_all": "alltoall alltoallbase alltoallsingle alltoallv sharddimalltoall",
+    "recv": "recv recvanysource",
 }
+_KINDS = {name: kind for kind in KINDS for name in _NAMES.get(kind, kind).split()}
 
 
 def collective_kind(name: str) -> str | None:

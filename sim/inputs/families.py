@@ -57,9 +57,17 @@ def llama(config: Config) -> Config:
     }
 
 
-def router(config: Config, experts: str, ffn: int, top_k: str = "num_experts_per_tok") -> Config:
-    """Routed experts of `ffn`; `experts` and `top_k`: the keys of their numbers."""
-    return {"experts": config[experts], "top_k": config[top_k], "ffn": ffn}
+def router(
+    config: Config, experts: str, ffn: str = "moe_intermediate_size", top_k: str = "num_experts_per_tok"
+) -> Config:
+    """Routed experts; `experts`, `ffn` and `top_k`: the keys of their sizes."""
+    return {"experts": config[experts], "top_k": config[top_k], "ffn": config[ffn]}
+
+
+def latent(config: Config) -> Config:
+    """The sizes of latent attention."""
+    required = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return {"q_lora_rank": config.get("q_lora_rank"), **{key: config[key] for key in required}}
 
 
 def rope_share(config: Config, default: float) -> float:
@@ -74,7 +82,7 @@ def _experts_key(config: Config) -> str:
 
 
 def _mixtral(config: Config) -> Config:
-    return llama(config) | {"moe": router(config, "num_local_experts", config["intermediate_size"])}
+    return llama(config) | {"moe": router(config, "num_local_experts", "intermediate_size")}
 
 
 def _minimax_m2(config: Config) -> Config:
@@ -107,14 +115,8 @@ def _qwen2(config: Config) -> Config:
 
 
 def qwen2_moe(config: Config) -> Config:
-    moe = {
-        "experts": config[_experts_key(config)],
-        "top_k": config["num_experts_per_tok"],
-        "ffn": config["moe_intermediate_size"],
-        "shared_ffn": config["shared_expert_intermediate_size"],
-        "shared_gate": True,
-        "every": every(config, "decoder_sparse_step"),
-    }
+    shared = {"shared_ffn": config["shared_expert_intermediate_size"], "shared_gate": True}
+    moe = router(config, _experts_key(config)) | shared | {"every": every(config, "decoder_sparse_step")}
     return _qwen2(config) | {"moe": moe}
 
 
@@ -130,12 +132,8 @@ def _phi3(config: Config) -> Config:
 
 
 def _olmo2(config: Config) -> Config:
-    return llama(config) | {
-        "qk_norm": True,
-        "qk_norm_over": "all_heads",
-        "norm_position": "post",
-        "norm_in_fp32": True,
-    }
+    norms = {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post", "norm_in_fp32": True}
+    return llama(config) | norms
 
 
 def _gemma(config: Config, pattern: list[str]) -> Config:
@@ -164,26 +162,15 @@ def _gpt_oss(config: Config) -> Config:
     """Biases in attention, experts and router; a sink for each query head."""
     plain = {"head_dim": 64, "attention_bias": True, "sliding_window": 128, **config}
     require(plain, "attention_bias", (True,))
-    moe = {
-        "experts": plain["num_local_experts"],
-        "top_k": plain["num_experts_per_tok"],
-        "ffn": plain["intermediate_size"],
-        "router_bias": True,
-    }
+    moe = router(plain, "num_local_experts", "intermediate_size") | {"router_bias": True}
     found = llama({**plain, "attention_bias": False}) | {"bias": True, "sinks": True, "moe": moe}
     found |= {"mlp": "clamped_swiglu", "norm_in_fp32": True}
     return found | window(plain, "sliding_window", ["sliding", "full"])
 
 
 def _glm4_moe(config: Config) -> Config:
-    moe = {
-        "experts": config["n_routed_experts"],
-        "top_k": config["num_experts_per_tok"],
-        "ffn": config["moe_intermediate_size"],
-        "shared_experts": config.get("n_shared_experts", 1),
-        "dense_layers": config.get("first_k_dense_replace", 1),
-        "router_fp32": True,
-    }
+    shared, dense = config.get("n_shared_experts", 1), config.get("first_k_dense_replace", 1)
+    moe = router(config, "n_routed_experts") | {"shared_experts": shared, "dense_layers": dense, "router_fp32": True}
     found = llama({**config, "attention_bias": False}) | {"moe": moe}
     found |= {"qkv_bias": config.get("attention_bias", False), "qk_norm": config.get("use_qk_norm", False)}
     found |= {"rope_share": rope_share(config, 0.5)}
@@ -200,13 +187,7 @@ def _llama4(config: Config) -> Config:
     ropes = config.get("no_rope_layers")
     if ropes and [bool(x) for x in ropes] != [(i + 1) % step != 0 for i in range(len(ropes))]:
         raise NotExpressibleError(f"no_rope_layers: can be simulated: none in each {step}-th layer")
-    moe = {
-        "experts": config["num_local_experts"],
-        "top_k": config["num_experts_per_tok"],
-        "ffn": config["intermediate_size"],
-        "shared_experts": 1,
-        "every": each,
-    }
+    moe = router(config, "num_local_experts", "intermediate_size") | {"shared_experts": 1, "every": each}
     found = llama({**config, "intermediate_size": config["intermediate_size_mlp"]}) | {"moe": moe}
     pattern = ["chunked"] * (step - 1) + ["full"]
     chunks = window({"attention_chunk_size": 8192, **config}, "attention_chunk_size", pattern)
@@ -218,28 +199,13 @@ def _qwen3(config: Config) -> Config:
 
 
 def _qwen3_moe(config: Config) -> Config:
-    moe = {
-        "experts": config[_experts_key(config)],
-        "top_k": config["num_experts_per_tok"],
-        "ffn": config["moe_intermediate_size"],
-        "every": every(config, "decoder_sparse_step"),
-    }
+    moe = router(config, _experts_key(config)) | {"every": every(config, "decoder_sparse_step")}
     return _qwen3(config) | {"moe": moe}
 
 
 def _deepseek(config: Config) -> Config:
     require(config, "moe_layer_freq", (1, None))
-    mla = {
-        "q_lora_rank": config.get("q_lora_rank"),
-        "kv_lora_rank": config["kv_lora_rank"],
-        "qk_nope_head_dim": config["qk_nope_head_dim"],
-        "qk_rope_head_dim": config["qk_rope_head_dim"],
-        "v_head_dim": config["v_head_dim"],
-    }
-    moe = {
-        "experts": config["n_routed_experts"],
-        "top_k": config["num_experts_per_tok"],
-        "ffn": config["moe_intermediate_size"],
+    moe = router(config, "n_routed_experts") | {
         "shared_experts": config.get("n_shared_experts"),
         "dense_layers": config.get("first_k_dense_replace"),
         "router_fp32": True,
@@ -247,7 +213,7 @@ def _deepseek(config: Config) -> Config:
         "max_nodes_per_token": None if config.get("n_group") == 1 else config.get("topk_group"),
     }
     mtp = config.get("num_nextn_predict_layers")
-    return llama(config) | {"kv_heads": None, "head_dim": None, "mla": mla, "moe": moe, "mtp_layers": mtp}
+    return llama(config) | {"kv_heads": None, "head_dim": None, "mla": latent(config), "moe": moe, "mtp_layers": mtp}
 
 
 def _deepseek_v32(config: Config) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.inputs.families import Config, NotExpressibleError, llama, qwen2_moe, require, router
+from sim.inputs.families import Config, NotExpressibleError, latent, llama, qwen2_moe, require, router
 from sim.inputs.input_source import show
 
 _KINDS = {  # names of a layer's kind: a scenario's attention and, where the layer has one thing alone, its MLP
@@ -83,8 +83,7 @@ def _granite_hybrid(config: Config) -> Config:
     if "state_space" in found["attention_pattern"]:
         found["state_space"] = _states(config, config.get("mamba_expand", 2) * config["hidden_size"])
     if experts:
-        moe = {"experts": experts, "top_k": config["num_experts_per_tok"], "ffn": config["intermediate_size"]}
-        found["moe"] = moe | {"shared_ffn": shared}
+        found["moe"] = router(config, "num_local_experts", "intermediate_size") | {"shared_ffn": shared}
     return found
 
 
@@ -129,13 +128,8 @@ def _nemotron_h(config: Config) -> Config:
     }
     if "experts" not in found["mlp_pattern"]:
         return found
-    moe = {
-        "experts": config["n_routed_experts"],
-        "top_k": config["num_experts_per_tok"],
-        "ffn": config["moe_intermediate_size"],
-        "shared_ffn": config["moe_shared_expert_intermediate_size"],
-    }
-    return found | {"moe": moe}
+    shared = {"shared_ffn": config["moe_shared_expert_intermediate_size"]}
+    return found | {"moe": router(config, "n_routed_experts") | shared}
 
 
 def _qwen3_next(config: Config) -> Config:
@@ -172,17 +166,15 @@ def _minimax(config: Config) -> Config:
         "conv_bias": False,
         "chunk": config.get("block_size", 256),
     }
-    found = llama(config) | {"moe": router(config, "num_local_experts", config["intermediate_size"])}
+    found = llama(config) | {"moe": router(config, "num_local_experts", "intermediate_size")}
     return found | {"state_space": states, "attention_pattern": _layer_types(config, names)}
 
 
 def _kimi_linear(config: Config) -> Config:
     """Kimi Linear: the delta rule with a gate for every channel, in each fourth layer latent attention; experts."""
     own = config.get("linear_attn_config") or {}
-    heads, width = (
-        own.get("num_heads", config.get("linear_num_heads")),
-        own.get("head_dim", config.get("linear_head_dim")),
-    )
+    heads = own.get("num_heads", config.get("linear_num_heads"))
+    width = own.get("head_dim", config.get("linear_head_dim"))
     if heads is None or width is None:
         raise KeyError("linear_attn_config")
     layers = config["num_hidden_layers"]
@@ -198,20 +190,14 @@ def _kimi_linear(config: Config) -> Config:
         "conv_kernel": own.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4)),
         "conv_bias": False,
     }
-    mla = {key: config.get(key) for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")}
-    moe = router(
-        {**config, "top_k": config.get("num_experts_per_token", config.get("num_experts_per_tok"))},
-        "num_experts",
-        config["moe_intermediate_size"],
-        "top_k",
-    )
-    moe |= {
+    top_k = "num_experts_per_token" if "num_experts_per_token" in config else "num_experts_per_tok"
+    moe = router(config, "num_experts", top_k=top_k) | {
         "shared_experts": config.get("num_shared_experts", config.get("n_shared_experts", 1)),
         "dense_layers": config.get("first_k_dense_replace", 1),
     }
     require(config, "moe_layer_freq", (1, None))
     found = llama(config) | {"kv_heads": None, "head_dim": None, "moe": moe, "positions": "none"}
-    found |= {"mla": mla | {"v_head_dim": config["v_head_dim"]}, "state_space": states}
+    found |= {"mla": latent(config), "state_space": states}
     return found | {"attention_pattern": _layer_types(config, names)}
 
 
@@ -245,7 +231,7 @@ def _jamba(config: Config) -> Config:
         "attention_pattern": ["full" if attends else "state_space" for attends in every("attn", 8, 4)],
         "mlp_pattern": ["experts" if here else "dense" for here in routed],
     }
-    return found | ({"moe": router(config, "num_experts", config["intermediate_size"])} if any(routed) else {})
+    return found | ({"moe": router(config, "num_experts", "intermediate_size")} if any(routed) else {})
 
 
 FAMILIES: dict[str, Callable[[Config], Config]] = {

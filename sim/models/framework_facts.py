@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -61,26 +61,6 @@ PLAIN_ROUTER = RouterKernels(
 # A compiler copies, converts, inverts and masks in one kernel (8 bytes).
 COMPILED_ROUTER = PLAIN_ROUTER._replace(group_kernels=(7, 0), group_bytes=(12.0, 0.0))
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name
-T = TypeVar("T")
-
-
-class Said(NamedTuple):
-    """Hold what is said about a fact: its meaning, and its source."""
-
-    meaning: str
-    source: str
-
-
-_SAID: list[Said] = []  # in the order of the fields
-
-
-def fact(default: T, meaning: str, source: str) -> T:
-    """Make a field of `Framework` with plain torch's value, its meaning and its source.
-
-    `core/` is megatron/core of Megatron-LM, `TE` is transformer_engine/pytorch.
-    """
-    _SAID.append(Said(meaning, source))
-    return default
 
 
 class Former(NamedTuple):
@@ -92,231 +72,157 @@ class Former(NamedTuple):
 
 
 class Framework(Struct, frozen=True):
-    """Hold the facts of one framework; facts that a record leaves out are plain torch's. `name`: the key's value."""
+    """Hold the facts of one framework; facts that a record leaves out are plain torch's. `name`: the key's value.
+
+    Behind each fact stand its meaning and, in brackets, its source. `core/` is megatron/core of Megatron-LM, `TE` is
+    transformer_engine/pytorch.
+    """
 
     name: str
 
-    fuses_rmsnorm: bool = fact(False, "RMSNorm is one kernel, not eight", "TE module/rmsnorm.py; torch.compile")
-    fuses_rope: bool = fact(False, "rope is one kernel for each tensor, not five", "TE attention/rope.py")
-    fuses_latent_rope: bool = fact(
-        False,
-        "rope of latent attention, with interleaved pairs, is one kernel for each tensor",
-        "core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb; its own kernel is experimental",
-    )
-    fuses_activation: bool = fact(
-        False, "SwiGLU and squared ReLU are one kernel, not two", "core/fusions/fused_bias_swiglu.py"
-    )
-    clamps_apart: bool = fact(
-        False,
-        "a clamped gated activation clamps and joins both halves by separate operators before its kernel",
-        "core/fusions/fused_bias_geglu.py: weighted_bias_quick_geglu_impl",
-    )
-    fuses_residual: bool = fact(
-        False, "bias, dropout and residual sum are one kernel", "core/fusions/fused_bias_dropout.py"
-    )
-    fuses_adapter_sum: bool = fact(False, "scaling and sum of a LoRA adapter are one kernel", "peft has two")
-    fuses_chains: bool = fact(False, "a chain of operators without a matmul is one kernel", "torch._inductor")
-    rebuilds_pointwise: bool = fact(
-        False,
-        "outputs of norms and activations are not saved; the backward computes them again",
-        "torch._functorch.partitioners",
-    )
-    norm_backward_accesses: int = fact(
-        5,
-        "memory accesses per element in a norm's backward; 3: one pass makes both gradients",
-        "TE common/normalization",
-    )
-    norm_backward_kernels: int = fact(
-        2, "kernels of a norm's backward, including those of its weight's gradient", "torch's own"
-    )
-    reads_strided: bool = fact(
-        False,
-        "activations read both halves of a merged projection in place, and 16-bit gradients are added to fp32 sums; "
-        "torch vectorizes neither kernel",
-        "nanotron: models/llama.py; torch: aten/src/ATen/native/cuda/CUDALoops.cuh",
-    )
-    norms_keep_operators: bool = fact(
-        False, "a norm of separate operators saves its input in fp32 and the normalized values", "LlamaRMSNorm"
-    )
-    softmax_in_fp32: bool = fact(
-        False,
-        "the unfused softmax is computed in fp32 and cast back, and both results are saved",
-        "eager_attention_forward",
-    )
-    repeats_keys: bool = fact(False, "unfused attention copies key and value heads for every query head", "repeat_kv")
-    keeps_merged_outputs: bool = fact(
-        False, "saving a slice of a projection's output keeps the whole output in memory", "torch.split"
-    )
-    keeps_ordered_heads: bool = fact(
-        False,
-        "with equal heads, one tensor with reordered queries, keys and values stays in memory beside the copies "
-        "that the kernel reads",
-        "nanotron: models/llama.py, CausalSelfAttention.forward",
-    )
-    output_follows_queries: bool = fact(
-        False,
-        "if queries were concatenated, attention's output has their memory order and is copied for the next matmul",
-        "torch.cat",
-    )
-    casts_routers: bool = fact(
-        True,
-        "a router in fp32 multiplies an fp32 copy of its input; otherwise 16-bit numbers, to an fp32 result",
-        "x.float(); core/transformer/moe/moe_utils.py: RouterGatingLinearFunction",
-    )
-    routing_bytes: float = fact(
-        4.0, "bytes of indices and weights saved for each token copy in an expert layer", "permutation of 32 bits"
-    )
-    skips_masked_scores: bool = fact(
-        False, "the unfused softmax reads only scores that the causal mask leaves", "core/fusions/fused_softmax.py"
-    )
-    masks_unselected: bool = fact(
-        False,
-        "sparse attention is computed as dense attention with a mask, and its indexer gets no gradient",
-        "transformers/models/deepseek_v32/modular_deepseek_v32.py",
-    )
-    attention_kernel: str = fact(
-        "",
-        "kernel (or trainer that chooses it) whose coefficients price fused attention, if the profile has them",
-        "sim.prices.attention_speed",
-    )
-    attention_copies: int = fact(
-        0,
-        "copies, each as large as the queries, that reorder or pack tokens around the fused kernel",
-        "each trainer's own",
-    )
-    attention_copy_kernels: tuple[int, int] = fact(
-        (1, 1),
-        "kernels of these copies, forward (with those that compute sequence lengths) and backward",
-        "each trainer's own",
-    )
-    loss: UnfusedLoss = fact(
-        TORCH_LOSS, "kernels of the unfused loss, forward and backward", "core/tensor_parallel/cross_entropy.py"
-    )
+    fuses_rmsnorm: bool = False
+    """RMSNorm is one kernel, not eight [TE module/rmsnorm.py; torch.compile]"""
+    fuses_rope: bool = False
+    """rope is one kernel for each tensor, not five [TE attention/rope.py]"""
+    fuses_latent_rope: bool = False
+    """rope of latent attention, with interleaved pairs, is one kernel for each tensor
+    [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb; its own kernel is experimental]"""
+    fuses_activation: bool = False
+    """SwiGLU and squared ReLU are one kernel, not two [core/fusions/fused_bias_swiglu.py]"""
+    clamps_apart: bool = False
+    """a clamped gated activation clamps and joins both halves by separate operators before its kernel
+    [core/fusions/fused_bias_geglu.py: weighted_bias_quick_geglu_impl]"""
+    fuses_residual: bool = False
+    """bias, dropout and residual sum are one kernel [core/fusions/fused_bias_dropout.py]"""
+    fuses_adapter_sum: bool = False
+    """scaling and sum of a LoRA adapter are one kernel [peft has two]"""
+    fuses_chains: bool = False
+    """a chain of operators without a matmul is one kernel [torch._inductor]"""
+    rebuilds_pointwise: bool = False
+    """outputs of norms and activations are not saved; the backward computes them again
+    [torch._functorch.partitioners]"""
+    norm_backward_accesses: int = 5
+    """memory accesses per element in a norm's backward; 3: one pass makes both gradients [TE common/normalization]"""
+    norm_backward_kernels: int = 2
+    """kernels of a norm's backward, including those of its weight's gradient [torch's own]"""
+    reads_strided: bool = False
+    """activations read both halves of a merged projection in place, and 16-bit gradients are added to fp32 sums;
+    torch vectorizes neither kernel [nanotron: models/llama.py; torch: aten/src/ATen/native/cuda/CUDALoops.cuh]"""
+    norms_keep_operators: bool = False
+    """a norm of separate operators saves its input in fp32 and the normalized values [LlamaRMSNorm]"""
+    softmax_in_fp32: bool = False
+    """the unfused softmax is computed in fp32 and cast back, and both results are saved [eager_attention_forward]"""
+    repeats_keys: bool = False
+    """unfused attention copies key and value heads for every query head [repeat_kv]"""
+    keeps_merged_outputs: bool = False
+    """saving a slice of a projection's output keeps the whole output in memory [torch.split]"""
+    keeps_ordered_heads: bool = False
+    """with equal heads, one tensor with reordered queries, keys and values stays in memory beside the copies that
+    the kernel reads [nanotron: models/llama.py, CausalSelfAttention.forward]"""
+    output_follows_queries: bool = False
+    """if queries were concatenated, attention's output has their memory order and is copied for the next matmul
+    [torch.cat]"""
+    casts_routers: bool = True
+    """a router in fp32 multiplies an fp32 copy of its input; otherwise 16-bit numbers, to an fp32 result [x.float();
+    core/transformer/moe/moe_utils.py: RouterGatingLinearFunction]"""
+    routing_bytes: float = 4.0
+    """bytes of indices and weights saved for each token copy in an expert layer [permutation of 32 bits]"""
+    skips_masked_scores: bool = False
+    """the unfused softmax reads only scores that the causal mask leaves [core/fusions/fused_softmax.py]"""
+    masks_unselected: bool = False
+    """sparse attention is computed as dense attention with a mask, and its indexer gets no gradient
+    [transformers/models/deepseek_v32/modular_deepseek_v32.py]"""
+    attention_kernel: str = ""
+    """kernel (or trainer that chooses it) whose coefficients price fused attention, if the profile has them
+    [sim.prices.attention_speed]"""
+    attention_copies: int = 0
+    """copies, each as large as the queries, that reorder or pack tokens around the fused kernel [each trainer's own]"""
+    attention_copy_kernels: tuple[int, int] = (1, 1)
+    """kernels of these copies, forward (with those that compute sequence lengths) and backward [each trainer's own]"""
+    loss: UnfusedLoss = TORCH_LOSS
+    """kernels of the unfused loss, forward and backward [core/tensor_parallel/cross_entropy.py]"""
 
-    merges_projections: bool = fact(
-        False,
-        "query, key and value are one matmul; gate and up are one matmul",
-        "core/transformer/attention.py: linear_qkv",
-    )
-    starts_with_own_rows: bool = fact(
-        False,
-        "with `tp_overlap`, a matmul of gathered rows computes the rank's own rows while the others arrive",
-        "nanotron: parallel/tensor_parallel/functional.py",
-    )
-    accumulates_in_matmul: bool = fact(
-        False, "a weight gradient's matmul adds to the kept gradient", "core: gradient_accumulation_fusion"
-    )
-    keeps_empty_gradients: bool = fact(
-        False,
-        "one empty gradient tensor is kept for each shape of a weight matrix",
-        "TE module/base.py: get_dummy_wgrad",
-    )
-    quantizer: str = fact("torchao", "library whose kernels quantize: `te` or `torchao`", "sim.models.recipes")
-    fp8_recipe: str = fact(
-        "tensorwise", "default of `training.fp8_recipe`", "training/arguments.py; torchao Float8LinearConfig"
-    )
-    grad_dtype: str = fact("fp32", "default of `training.grad_dtype`", "training/arguments.py; FSDP's own")
-    cross_entropy: str = fact("unfused", "default of `training.cross_entropy`", "training/arguments.py")
-    skips_transposes: bool = fact(
-        False,
-        "8-bit tensors with one scale have no transposed copy if matmuls read both memory orders (Blackwell)",
-        "TE common/util: is_non_tn_fp8_gemm_supported",
-    )
-    weights_experts_after_activation: bool = fact(
-        False,
-        "the router's weight multiplies the expert's activation, not its output",
-        "core/transformer/moe/experts.py",
-    )
-    router: RouterKernels = fact(
-        PLAIN_ROUTER, "kernels of an expert layer's router, forward and backward", "core/transformer/moe/router.py"
-    )
-    loops_over_experts: bool = fact(
-        False,
-        "a grouped matmul and the quantization of its operands are launched expert by expert, in a loop",
-        "TE common/gemm: multi_stream_cublas_gemm; pytorch/csrc/extensions/cast.cpp: multi_tensor_quantize_impl",
-    )
-    pads_experts: bool = fact(
-        False,
-        "rows of 8-bit grouped matmuls are copied to pad each expert's rows to a multiple of the tile, and back",
-        "TE module/fp8_padding.py",
-    )
-    biases_experts_one_by_one: bool = fact(
-        False,
-        "the bias of an expert's second matmul, weighted for each row, is added expert by expert",
-        "core/transformer/moe/experts.py: TEGroupedMLP._apply_bias",
-    )
-    sends_probabilities: bool = fact(
-        False,
-        "the router's fp32 weights of token copies are sent to their experts by a separate all-to-all",
-        "core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.token_dispatch",
-    )
-    counts_copies: bool = fact(
-        False,
-        "the token copies for each expert are counted, and the counts gathered, before an exchange",
-        "core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.preprocess",
-    )
-    splits_experts_over_tp: bool = fact(
-        False, "experts are split over tp unless `expert_tp` is given; a warning says so", "training/arguments.py"
-    )
-    engine_workspaces: int = fact(
-        0, "cuBLAS workspaces beside torch's", "TE module/base.py: get_cublas_workspace_size_bytes"
-    )
-    grouped_streams: int = fact(
-        0, "streams of grouped matmuls, each with a cuBLAS workspace", "TE common/gemm: multi_stream_cublas_gemm"
-    )
+    merges_projections: bool = False
+    """query, key and value are one matmul; gate and up are one matmul [core/transformer/attention.py: linear_qkv]"""
+    starts_with_own_rows: bool = False
+    """with `tp_overlap`, a matmul of gathered rows computes the rank's own rows while the others arrive [nanotron:
+    parallel/tensor_parallel/functional.py]"""
+    accumulates_in_matmul: bool = False
+    """a weight gradient's matmul adds to the kept gradient [core: gradient_accumulation_fusion]"""
+    keeps_empty_gradients: bool = False
+    """one empty gradient tensor is kept for each shape of a weight matrix [TE module/base.py: get_dummy_wgrad]"""
+    quantizer: str = "torchao"
+    """library whose kernels quantize: `te` or `torchao` [sim.models.recipes]"""
+    fp8_recipe: str = "tensorwise"
+    """default of `training.fp8_recipe` [training/arguments.py; torchao Float8LinearConfig]"""
+    grad_dtype: str = "fp32"
+    """default of `training.grad_dtype` [training/arguments.py; FSDP's own]"""
+    cross_entropy: str = "unfused"
+    """default of `training.cross_entropy` [training/arguments.py]"""
+    skips_transposes: bool = False
+    """8-bit tensors with one scale have no transposed copy if matmuls read both memory orders (Blackwell) [TE
+    common/util: is_non_tn_fp8_gemm_supported]"""
+    weights_experts_after_activation: bool = False
+    """the router's weight multiplies the expert's activation, not its output [core/transformer/moe/experts.py]"""
+    router: RouterKernels = PLAIN_ROUTER
+    """kernels of an expert layer's router, forward and backward [core/transformer/moe/router.py]"""
+    loops_over_experts: bool = False
+    """a grouped matmul and the quantization of its operands are launched expert by expert, in a loop [TE
+    common/gemm: multi_stream_cublas_gemm; pytorch/csrc/extensions/cast.cpp: multi_tensor_quantize_impl]"""
+    pads_experts: bool = False
+    """rows of 8-bit grouped matmuls are copied to pad each expert's rows to a multiple of the tile, and back [TE
+    module/fp8_padding.py]"""
+    biases_experts_one_by_one: bool = False
+    """the bias of an expert's second matmul, weighted for each row, is added expert by expert
+    [core/transformer/moe/experts.py: TEGroupedMLP._apply_bias]"""
+    sends_probabilities: bool = False
+    """the router's fp32 weights of token copies are sent to their experts by a separate all-to-all
+    [core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.token_dispatch]"""
+    counts_copies: bool = False
+    """the token copies for each expert are counted, and the counts gathered, before an exchange
+    [core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.preprocess]"""
+    splits_experts_over_tp: bool = False
+    """experts are split over tp unless `expert_tp` is given; a warning says so [training/arguments.py]"""
+    engine_workspaces: int = 0
+    """cuBLAS workspaces beside torch's [TE module/base.py: get_cublas_workspace_size_bytes]"""
+    grouped_streams: int = 0
+    """streams of grouped matmuls, each with a cuBLAS workspace [TE common/gemm: multi_stream_cublas_gemm]"""
 
-    adamw_by_operators: bool = fact(
-        False, "AdamW is nine kernels for each tensor", "composer/optim/decoupled_weight_decay.py: adamw"
-    )
-    adds_gradients_late: bool = fact(
-        False,
-        "16-bit gradients of a micro-batch are added to fp32 sums after its backward; "
-        "with ZeRO-0 DDP sizes its buckets by the 16-bit gradients",
-        "nanotron: optim/gradient_accumulator.py, `backward`; trainer.py, `make_ddp`",
-    )
-    all_reduces_at_zero_1: bool = fact(
-        False,
-        "with ZeRO-1, whole gradients are all-reduced at once after the last backward",
-        "nanotron: trainer.py, `make_ddp`; sync_gradients_across_dp",
-    )
-    accumulates_in_a_row: bool = fact(
-        False,
-        "default of `parallelism.accumulate_in_a_row`",
-        "Llama Team 2024, section 3.3.2",
-    )
-    checkpoint_stops_early: bool = fact(
-        True,
-        "with ZeRO-3, recomputation ends at the last tensor that the backward needs",
-        "torch.utils.checkpoint: early_stop",
-    )
-    checks_gradients: bool = fact(False, "the gradient buffer is read for NaNs", "core/distributed: check_grads")
-    averages_gradients: bool = fact(
-        False,
-        "the gradient buffer is scaled to a mean by a kernel before the reduction, not by NCCL",
-        "core/distributed: start_grad_sync",
-    )
-    zeroes_gradients: bool = fact(
-        False, "the gradient buffer is zeroed; otherwise gradients are freed", "core/distributed: zero_grad_buffer"
-    )
+    adamw_by_operators: bool = False
+    """AdamW is nine kernels for each tensor [composer/optim/decoupled_weight_decay.py: adamw]"""
+    adds_gradients_late: bool = False
+    """16-bit gradients of a micro-batch are added to fp32 sums after its backward; with ZeRO-0 DDP sizes its buckets
+    by the 16-bit gradients [nanotron: optim/gradient_accumulator.py, `backward`; trainer.py, `make_ddp`]"""
+    all_reduces_at_zero_1: bool = False
+    """with ZeRO-1, whole gradients are all-reduced at once after the last backward [nanotron: trainer.py,
+    `make_ddp`; sync_gradients_across_dp]"""
+    accumulates_in_a_row: bool = False
+    """default of `parallelism.accumulate_in_a_row` [Llama Team 2024, section 3.3.2]"""
+    checkpoint_stops_early: bool = True
+    """with ZeRO-3, recomputation ends at the last tensor that the backward needs [torch.utils.checkpoint:
+    early_stop]"""
+    checks_gradients: bool = False
+    """the gradient buffer is read for NaNs [core/distributed: check_grads]"""
+    averages_gradients: bool = False
+    """the gradient buffer is scaled to a mean by a kernel before the reduction, not by NCCL [core/distributed:
+    start_grad_sync]"""
+    zeroes_gradients: bool = False
+    """the gradient buffer is zeroed; otherwise gradients are freed [core/distributed: zero_grad_buffer]"""
 
-    communicators: tuple[tuple[str, ...], ...] = fact(
-        (), "dimensions of the mesh that have an NCCL communicator; empty: not counted", "sim.results.beside_allocator"
-    )
-    small_messages: tuple[int, int] = fact(
-        (0, 0),
-        "small messages before a stage's output and before its gradient, one after the other, while both hosts wait",
-        "nanotron: parallel/pipeline_parallel/p2p.py, `_send_meta`",
-    )
-    plain_host: bool = fact(
-        True, "an operator costs the host `host_operator_eager_s`; otherwise `host_operator_s`", "docs/calibration.md"
-    )
-    uses_torch_compile: bool = fact(False, "torch.compile generates the kernels", "torchtitan: training.compile")
-    emitted_for: tuple[str, ...] = fact((), "trainers of `--emit` whose flags express this framework", "sim.emit")
-    measurable: bool = fact(False, "calibrate.measure can run a step with this framework", "calibrate.runnable")
+    communicators: tuple[tuple[str, ...], ...] = ()
+    """dimensions of the mesh that have an NCCL communicator; empty: not counted [sim.results.beside_allocator]"""
+    small_messages: tuple[int, int] = (0, 0)
+    """small messages before a stage's output and before its gradient, one after the other, while both hosts wait
+    [nanotron: parallel/pipeline_parallel/p2p.py, `_send_meta`]"""
+    plain_host: bool = True
+    """an operator costs the host `host_operator_eager_s`; otherwise `host_operator_s` [docs/calibration.md]"""
+    uses_torch_compile: bool = False
+    """torch.compile generates the kernels [torchtitan: training.compile]"""
+    emitted_for: tuple[str, ...] = ()
+    """trainers of `--emit` whose flags express this framework [sim.emit]"""
+    measurable: bool = False
+    """calibrate.measure can run a step with this framework [calibrate.runnable]"""
 
-    kin: str = fact("", "the record with the same code base; `evidence` treats both as one", "")
+    kin: str = ""
+    """the record with the same code base; `evidence` treats both as one"""
     former: tuple[Former, ...] = ()  # newest first
-
-
-FACTS: dict[str, Said] = dict(zip(Framework.__struct_fields__[1:-1], _SAID, strict=True))
-"""By field, what is said about each fact."""

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from sim.models.framework_facts import (
     COMPILED_ROUTER,
-    FACTS,
     GROUP_BYTES,
     GROUP_KERNELS,
     Former,
@@ -217,25 +216,3 @@ def attention_picks() -> frozenset[str]:
     dates = [f.until for record in FRAMEWORKS.values() for f in record.former]
     found = {framework_at(name, date).attention_kernel for name in FRAMEWORKS for date in (None, "0000", *dates)}
     return frozenset(found) - {""}
-
-
-def framework_table() -> str:
-    """Return the records as a Markdown table: a row for each fact, a column for each framework."""
-    rows = [["fact", *(f"`{name}`" for name in FRAMEWORKS), "meaning", "source"]]
-    rows.append(["---"] * len(rows[0]))
-    for name, said in FACTS.items():
-        values = [_shown(getattr(record, name)) for record in FRAMEWORKS.values()]
-        rows.append([f"`{name}`", *values, *said])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, UnfusedLoss):
-        return f"{value.forward_kernels} and {value.backward_kernels}, {value.forward_token_kernels} a token"
-    if isinstance(value, RouterKernels):
-        return f"{value.forward_kernels} and {value.backward_kernels}"
-    if isinstance(value, bool):
-        return "yes" if value else ""
-    if not isinstance(value, tuple):
-        return str(value)
-    return ", ".join("·".join(each) if isinstance(each, tuple) else str(each) for each in value)

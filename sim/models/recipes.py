@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.models.framework_facts import Framework
-from sim.models.frameworks import framework_of
+from sim.models.frameworks import Named, framework_of
 
 RecipeName = Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
 
@@ -190,13 +190,9 @@ RECIPES: dict[tuple[str, str], Recipe] = {(r.quantizer, r.name): r for r in _REC
 SHARED = ("nvfp4",)  # formats that torchao has no recipe of its own for: Transformer Engine's stands
 
 
-class Quantized(Protocol):
+class Quantized(Named, Protocol):
     """What names a recipe: a scenario's `training`."""
 
-    @property
-    def framework(self) -> str: ...
-    @property
-    def software_date(self) -> str | None: ...
     @property
     def precision(self) -> str: ...
     @property
@@ -230,32 +226,3 @@ def recipe_of(training: Quantized) -> Recipe | None:
         f"found '{training.fp8_recipe}'; with {where} nothing is scaled: leave the key out (null), "
         f"or set training.precision to {' or '.join(low)}"
     )
-
-
-def recipe_table() -> str:
-    """The records as a Markdown table."""
-    head = (
-        "recipe",
-        "of",
-        "one scale for",
-        "activation",
-        "again",
-        "weight",
-        "again",
-        "kept",
-        "gathered",
-        "since",
-        "source",
-    )
-    rows = [list(head), ["---"] * len(head)]
-    for r in _RECORDS:
-        kept = "the format" if r.keeps_quantized else "16 bits"
-        gathered = "the format" if r.gathers_quantized else "16 bits"
-        passes = [_shown(p) for p in (r.activations, r.activations_again, r.weights, r.weights_again)]
-        rows.append([f"`{r.name}`", r.quantizer, r.scaled, *passes, kept, gathered, r.since, r.source])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _shown(p: Pass) -> str:
-    """Kernels, and accesses: 16-bit ones, those of the format."""
-    return f"{p.kernels}: {p.sixteen} + {p.copies + p.read_copies}" if p.kernels else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Program, WeightShape
@@ -21,50 +21,11 @@ from sim.models.warm_up import warm_up_flops_per_token, warms_up, without_backwa
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.models.captured_model import CapturedModel
+    from sim.models.captured_source import Captured
 
 
-class ModelSource(Protocol):
-    """What the step is built from. Layers are counted from 0 over the whole model."""
-
-    def first(self) -> Block:
-        """What comes before the layers: an embedding."""
-
-    def layer(self, number: int, shard: Shard) -> Block:
-        """A layer on the rank at `shard`."""
-
-    def last(self, shard: Shard) -> tuple[Block, ...]:
-        """What comes after the layers: output and loss."""
-
-    def layer_sort(self, number: int) -> tuple[object, ...]:
-        """Everything that a layer's program depends on besides its rank."""
-
-    def input_bytes(self, layer: int | None) -> float:
-        """Bytes of a micro-batch on one rank that enter a layer (`layers`: the output); None: the least of any."""
-
-    def parameter_bytes(self) -> float:
-        """Of an element as the layers use it, and as ZeRO gathers it."""
-
-    def tied_elements(self) -> int:
-        """Of parameters that first and last piece share, on one rank."""
-
-    def copied_elements(self) -> int:
-        """Of parameters that both ends of a pipeline hold, on one rank."""
-
-    def step_items(self, n_params: int, matrices: Sequence[WeightShape]) -> tuple[Program, Program]:
-        """Clipping and optimizer of so many parameters, among them these matrices of layers."""
-
-    def flops_per_token(self, causal_half: bool) -> float:
-        """Model FLOPs of a token, the numerator of MFU."""
-
-    def stranded_bytes(self) -> float:
-        """A segment that the loss frees and cannot use again; see `stranded_logits_bytes`."""
-
-    def unknown(self) -> dict[str, int] | None:
-        """Launches a micro-batch of a program's operators that are priced by their bytes alone."""
-
-
-def source_of(scenario: Scenario) -> ModelSource:
-    """The source of a scenario's blocks."""
+def source_of(scenario: Scenario) -> Described | Captured:
+    """What a scenario's step is built from. Each source has the methods of `Described`."""
     if scenario.model.program is None:
         return Described(scenario)
     from sim.models.captured_source import Captured  # what few scenarios need is loaded for them
@@ -73,29 +34,29 @@ def source_of(scenario: Scenario) -> ModelSource:
 
 
 class Described:
-    """A model as `sim.models` writes it down."""
+    """A model as `sim.models` writes it down. Layers are counted from 0 over the whole model."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
 
     def first(self) -> Block:
-        """The embedding."""
+        """What comes before the layers: the embedding."""
         block = embedding_block(self.scenario)
         return without_backward(block) if warms_up(self.scenario) else block
 
     def layer(self, number: int, shard: Shard) -> Block:
-        """See `layer_block`."""
+        """A layer on the rank at `shard`."""
         return layer_block(self.scenario, number, shard)
 
     def last(self, shard: Shard) -> tuple[Block, ...]:
-        """The head, and modules that predict one token further."""
+        """What comes after the layers: the head, and modules that predict one token further."""
         s = self.scenario
         modules = s.model.mtp_layers  # all equal, so one is made
         blocks = (head_block(s), *([mtp_block(s, shard)] * modules if modules else ()))
         return tuple(map(without_backward, blocks)) if warms_up(s) else blocks
 
     def layer_sort(self, number: int) -> tuple[object, ...]:
-        """Uneven experts differ from layer to layer."""
+        """Everything that a layer's program depends on besides its rank; uneven experts differ from layer to layer."""
         s = self.scenario
         moe = s.model.moe
         uneven = moe is not None and moe.imbalance != "balanced" and s.model.is_moe_layer(number)
@@ -103,31 +64,34 @@ class Described:
         return layer_kinds(s.model)[number], mode_of_layer(s, number), number if uneven else 0, first
 
     def input_bytes(self, layer: int | None) -> float:
-        """[micro-batch, seq/cp, hidden], cut by tp under sp."""
+        """Bytes of a micro-batch on one rank that enter a layer (`layers`: the output); None: the least of any.
+
+        Here of every one: [micro-batch, seq/cp, hidden], cut by tp under sp.
+        """
         s = self.scenario
         t, p = s.for_training, s.parallelism
         tokens = t.micro_batch_size * t.seq_len / p.cp / (p.tp if p.sp else 1)
         return tokens * s.model.hidden * compute_bytes(t.precision)
 
     def parameter_bytes(self) -> float:
-        """See `compute_bytes`."""
+        """Of an element as the layers use it, and as ZeRO gathers it."""
         return compute_bytes(self.scenario.for_training.precision)
 
     def tied_elements(self) -> int:
-        """See `tied_params`."""
+        """Of parameters that first and last piece share, on one rank."""
         return tied_params(self.scenario)
 
     def copied_elements(self) -> int:
-        """See `copied_table_params`."""
+        """Of parameters that both ends of a pipeline hold, on one rank."""
         return copied_table_params(self.scenario)
 
     def step_items(self, n_params: int, matrices: Sequence[WeightShape]) -> tuple[Program, Program]:
-        """See `sim.models.optimizer`."""
+        """Clipping and optimizer of so many parameters, among them these matrices of layers."""
         clip = clip_items(n_params, self.scenario) if self.scenario.for_training.gradient_clipping else ()
         return clip, optimizer_items(n_params, self.scenario, matrices)
 
     def flops_per_token(self, causal_half: bool) -> float:
-        """See `model_flops_per_token`; a frozen indexer has no gradients."""
+        """Model FLOPs of a token, the numerator of MFU; a frozen indexer has no gradients."""
         t = self.scenario.for_training
         if warms_up(self.scenario):
             return warm_up_flops_per_token(self.scenario.model, t.seq_len, causal_half)
@@ -140,11 +104,11 @@ class Described:
         return flops
 
     def stranded_bytes(self) -> float:
-        """See `stranded_logits_bytes`."""
+        """A segment that the loss frees and cannot use again."""
         return stranded_logits_bytes(self.scenario)
 
     def unknown(self) -> None:
-        """Every operator of a description is known."""
+        """Launches a micro-batch of operators that are priced by their bytes alone: none, and None is told."""
 
 
 def captured_of(scenario: Scenario) -> CapturedModel | None:

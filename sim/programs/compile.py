@@ -7,7 +7,7 @@ leaves communication running past its end (gradient buckets, prefetched weights)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ from msgspec import Struct
 from sim.core.program import BLOCK_END, Comm, Compute, Part, Program
 from sim.core.timeline import Detail
 from sim.prices.price import Price
-from sim.programs.priced_items import Host, OfPart, Run, Sent, Share, Spent, add_to, price_comm, price_run
+from sim.programs import priced_items
+from sim.programs.priced_items import Host, K, Label, OfPart, Run, Sent, Share, Spent, add_to, price_comm, price_run
 from topology.collectives import Choice
 
 COMPUTE = "compute"
@@ -79,8 +80,8 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
         """Seconds by (operator kind, source, uncertainty)."""
         total: dict[Share, float] = {}
         for x in self.spent:
-            for share, seconds in x.priced.shares.items():
-                add_to(total, share, seconds)
+            for key, seconds in x.priced.by(priced_items.share).items():
+                add_to(total, key, seconds)
             for seconds in (x.late_s, x.shared_s):
                 if seconds > 0:
                     add_to(total, ("host", "interpolated", HOST_UNCERTAINTY), seconds)
@@ -88,36 +89,28 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def parts(self) -> dict[str, float]:
-        """Seconds by part of the model."""
-        total: dict[str, float] = {}
-        for x in self.spent:
-            for name, seconds in x.priced.parts.items():
-                add_to(total, name, seconds)
-            if x.late_s > 0:
-                add_to(total, "host", x.late_s)
-        return total
+        """Seconds by operator; what the device waits for the host is `host`."""
+        return self._summed(priced_items.name, lambda x: "host", lambda x: 1.0)
 
     @cached_property
     def operators(self) -> dict[tuple[str, str], float]:
-        """Seconds by (operator, phase); what the device waits for the host is the operator `host`, and what computing
-        takes longer beside communications is spread over the operators of its task."""
-        total: dict[tuple[str, str], float] = {}
-        for x in self.spent:
-            for key, seconds in x.priced.operators.items():
-                add_to(total, key, seconds * x.longer)
-            if x.late_s > 0:
-                add_to(total, ("host", x.priced.phase), x.late_s)
-        return total
+        """Seconds by (operator, phase); otherwise as `parts`, but what computing takes longer beside communications is
+        spread over the operators of its task."""
+        return self._summed(priced_items.operator, lambda x: ("host", x.priced.phase), lambda x: x.longer)
 
     @cached_property
     def by_part(self) -> dict[OfPart, float]:
         """Seconds by part of the model and, of communication, group; otherwise as `operators`."""
-        total: dict[OfPart, float] = {}
+        return self._summed(priced_items.of_part, lambda x: (Part.HOST, ""), lambda x: x.longer)
+
+    def _summed(self, label: Label[K], host: Callable[[Spent], K], longer: Callable[[Spent], float]) -> dict[K, float]:
+        total: dict[K, float] = {}
         for x in self.spent:
-            for key, seconds in x.priced.by_part.items():
-                add_to(total, key, seconds * x.longer)
+            factor = longer(x)
+            for key, seconds in x.priced.by(label).items():
+                add_to(total, key, seconds * factor)
             if x.late_s > 0:
-                add_to(total, (Part.HOST, ""), x.late_s)
+                add_to(total, host(x), x.late_s)
         return total
 
     @cached_property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sim.core.program import Comm, Compute, Part
 from sim.core.timeline import Detail
@@ -15,10 +15,32 @@ from sim.prices.price import Price, Priced, together_s
 OfPart = tuple[Part, str]  # part of the model, and of communication its group, else ""
 Share = tuple[str, str, float]  # operator kind, source of its seconds, their uncertainty
 K = TypeVar("K")
+Label = Callable[[Compute | Comm, Priced], K]  # that by which seconds are summed
 
 
-class Run(Struct, frozen=True, eq=False, dict=True):
-    """Computations that follow each other: their seconds on the device, and the host's and device's of each block."""
+def share(item: Compute | Comm, priced: Priced) -> Share:
+    """The kind of an item, and where its seconds come from."""
+    return item.kind, priced.source, priced.uncertainty
+
+
+def name(item: Compute | Comm, priced: Priced) -> str:
+    """An operator's name, or a communication's group and kind."""
+    return item.name if isinstance(item, Compute) else f"{item.group} {item.kind}"
+
+
+def operator(item: Compute | Comm, priced: Priced) -> tuple[str, str]:
+    """Name and phase of an item."""
+    return name(item, priced), item.phase.value
+
+
+def of_part(item: Compute | Comm, priced: Priced) -> OfPart:
+    """The part of the model whose work an item is."""
+    return (item.part, "") if isinstance(item, Compute) else (Part.COMMUNICATION, item.group)
+
+
+class Run(Struct, frozen=True, eq=False):
+    """Computations that follow each other: their seconds on the device, and the host's and device's of each block.
+    `sums`: results of `by`, for layers repeat their runs."""
 
     items: list[Compute]
     cuts: list[int]
@@ -26,38 +48,15 @@ class Run(Struct, frozen=True, eq=False, dict=True):
     seconds: float
     blocks: list[tuple[float, float]]
     detail: Detail
+    sums: dict[Any, dict[Any, float]] = field(default_factory=dict)
 
-    @cached_property
-    def shares(self) -> dict[Share, float]:
-        """See `CompiledProgram.shares`."""
-        total: dict[Share, float] = {}
-        for op, p in zip(self.items, self.priced, strict=True):
-            add_to(total, (op.kind, p.source, p.uncertainty), p.seconds)
-        return total
-
-    @cached_property
-    def parts(self) -> dict[str, float]:
-        """See `CompiledProgram.parts`."""
-        total: dict[str, float] = {}
-        for op, p in zip(self.items, self.priced, strict=True):
-            add_to(total, op.name, p.seconds)
-        return total
-
-    @cached_property
-    def operators(self) -> dict[tuple[str, str], float]:
-        """See `CompiledProgram.operators`."""
-        total: dict[tuple[str, str], float] = {}
-        for op, p in zip(self.items, self.priced, strict=True):
-            add_to(total, (op.name, op.phase.value), p.seconds)
-        return total
-
-    @cached_property
-    def by_part(self) -> dict[OfPart, float]:
-        """See `CompiledProgram.by_part`."""
-        total: dict[OfPart, float] = {}
-        for op, p in zip(self.items, self.priced, strict=True):
-            add_to(total, (op.part, ""), p.seconds)
-        return total
+    def by(self, label: Label[K]) -> dict[K, float]:
+        """Seconds by a label."""
+        if label not in self.sums:
+            total = self.sums[label] = {}
+            for op, p in zip(self.items, self.priced, strict=True):
+                add_to(total, label(op, p), p.seconds)
+        return self.sums[label]
 
     @property
     def phase(self) -> str:
@@ -65,7 +64,7 @@ class Run(Struct, frozen=True, eq=False, dict=True):
         return self.items[0].phase.value
 
 
-class Sent(Struct, frozen=True, eq=False, dict=True):
+class Sent(Struct, frozen=True, eq=False):
     """A communication with its price. `seconds` and `late_s`: with and of what it waits for the host."""
 
     item: Comm
@@ -75,25 +74,9 @@ class Sent(Struct, frozen=True, eq=False, dict=True):
     late_s: float
     detail: Detail
 
-    @property
-    def shares(self) -> dict[Share, float]:
-        """See `CompiledProgram.shares`."""
-        return {(self.item.kind, self.priced.source, self.priced.uncertainty): self.priced.seconds}
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """See `CompiledProgram.parts`."""
-        return {f"{self.item.group} {self.item.kind}": self.priced.seconds}
-
-    @property
-    def operators(self) -> dict[tuple[str, str], float]:
-        """See `CompiledProgram.operators`."""
-        return {(f"{self.item.group} {self.item.kind}", self.phase): self.priced.seconds}
-
-    @property
-    def by_part(self) -> dict[OfPart, float]:
-        """See `CompiledProgram.by_part`."""
-        return {(Part.COMMUNICATION, self.item.group): self.priced.seconds}
+    def by(self, label: Label[K]) -> dict[K, float]:
+        """Seconds by a label."""
+        return {label(self.item, self.priced): self.priced.seconds}
 
     @property
     def phase(self) -> str:
@@ -112,7 +95,7 @@ class Spent(Struct, frozen=True):
     @property
     def longer(self) -> float:
         """The factor by which communication slows the computations beside it."""
-        own_s = sum(self.priced.operators.values()) if self.shared_s > 0 else 0.0
+        own_s = sum(self.priced.by(operator).values()) if self.shared_s > 0 else 0.0
         return 1.0 + self.shared_s / own_s if own_s > 0 else 1.0
 
 
@@ -123,10 +106,10 @@ def price_run(items: list[Compute], cuts: list[int], price: Price) -> Run:
         (sum([p.host_s for p in priced[start:end]]), sum([p.seconds for p in priced[start:end]]))
         for start, end in pairwise((0, *cuts, len(items)))
     ]
-    name = items[0].name if len(items) == 1 else f"{items[0].name} … {items[-1].name}"
+    words = items[0].name if len(items) == 1 else f"{items[0].name} … {items[-1].name}"
     sources = "+".join(dict.fromkeys([p.source for p in priced]))
     seconds = sum([device_s for _, device_s in blocks])
-    return Run(items, cuts, priced, seconds, blocks, Detail(name, source=sources))
+    return Run(items, cuts, priced, seconds, blocks, Detail(words, source=sources))
 
 
 def price_comm(item: Comm, price: Price) -> Sent:

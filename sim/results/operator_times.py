@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sim.programs import priced_items
 from sim.results.metrics import text_of
 from sim.results.records import Record
 
@@ -97,7 +98,7 @@ def runs_of_details(sim: FinishedStep, details: Sequence[Detail]) -> list[Runs]:
                 runs = found.setdefault((task.detail.name, task.detail.source), {})
                 if task.group or task.seconds in runs:
                     continue
-                own = dict(spent.priced.operators)
+                own = dict(spent.priced.by(priced_items.operator))
                 if spent.late_s > 0:
                     own["host", spent.priced.phase] = spent.late_s
                 rows = sorted(own.items(), key=lambda row: -row[1])

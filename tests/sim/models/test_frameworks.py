@@ -13,8 +13,9 @@ from sim.inputs.explain import explain
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import json_schema, load_scenario, parse_scenario
 from sim.models.framework_facts import Framework
-from sim.models.frameworks import FRAMEWORKS, framework_table
+from sim.models.frameworks import FRAMEWORKS
 from sim.simulation import simulate
+from tests.record_tables import framework_table
 
 
 def scenario(**training: Any) -> dict[str, Any]:
@@ -125,5 +126,5 @@ def test_explain_says_that_it_is_the_former_name() -> None:
 
 
 def test_the_page_shows_the_records() -> None:
-    """Written anew by `python -c "from sim.models.frameworks import *; print(framework_table())"`."""
+    """Written anew by `python -m tests.record_tables`."""
     assert framework_table() in (Path(__file__).parents[3] / "docs" / "operators.md").read_text(encoding="utf-8")

@@ -17,12 +17,13 @@ from sim.models.linear import linear
 from sim.models.mtp import mtp_block
 from sim.models.operators import Linear, Operator
 from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
-from sim.models.recipes import RECIPES, recipe_of, recipe_table
+from sim.models.recipes import RECIPES, recipe_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import make_data_parallel
 from sim.ranks.plan import make_plan
 from sim.validation.prediction import profile_named
 from sim.validation.stated import with_stated
+from tests.record_tables import recipe_table
 
 M, K, N = 2048, 4096, 512
 

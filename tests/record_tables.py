@@ -1,0 +1,69 @@
+"""Tables of the docs that are made of records: `python -m tests.record_tables` prints them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from sim.models.framework_facts import Framework, RouterKernels, UnfusedLoss
+from sim.models.frameworks import FRAMEWORKS
+from sim.models.recipes import RECIPES, Pass
+
+
+def framework_table() -> str:
+    """Return a row for each fact, a column for each framework; of docs/operators.md."""
+    rows = [["fact", *(f"`{name}`" for name in FRAMEWORKS), "meaning", "source"]]
+    for name, text in _texts_of(Framework):
+        meaning, source = re.fullmatch(r"(.*?)(?: \[(.*)\])?", text).groups()  # type: ignore[union-attr]
+        values = [_shown(getattr(record, name)) for record in FRAMEWORKS.values()]
+        rows.append([f"`{name}`", *values, meaning, source or ""])
+    return _table(rows)
+
+
+def recipe_table() -> str:
+    """Return a row for each recipe; of docs/number_formats.md."""
+    first = ("recipe", "of", "one scale for", "activation", "again", "weight", "again")
+    rows = [[*first, "kept", "gathered", "since", "source"]]
+    for r in RECIPES.values():
+        formats = ["the format" if own else "16 bits" for own in (r.keeps_quantized, r.gathers_quantized)]
+        passes = [_pass(p) for p in (r.activations, r.activations_again, r.weights, r.weights_again)]
+        rows.append([f"`{r.name}`", r.quantizer, r.scaled, *passes, *formats, r.since, r.source])
+    return _table(rows)
+
+
+def _texts_of(record: type) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a class that have a text behind them, and the text on one line."""
+    tree = ast.parse(inspect.getsource(record)).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    for field, text in pairwise(tree.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            yield ast.unparse(field.target), " ".join(str(text.value.value).split())
+
+
+def _table(rows: list[list[str]]) -> str:
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, UnfusedLoss):
+        return f"{value.forward_kernels} and {value.backward_kernels}, {value.forward_token_kernels} a token"
+    if isinstance(value, RouterKernels):
+        return f"{value.forward_kernels} and {value.backward_kernels}"
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if not isinstance(value, tuple):
+        return str(value)
+    return ", ".join("·".join(each) if isinstance(each, tuple) else str(each) for each in value)
+
+
+def _pass(p: Pass) -> str:
+    """Kernels, and accesses: 16-bit ones, those of the format."""
+    return f"{p.kernels}: {p.sixteen} + {p.copies + p.read_copies}" if p.kernels else ""
+
+
+if __name__ == "__main__":
+    print(framework_table(), recipe_table(), sep="\n\n")
