@@ -12,37 +12,28 @@ from typing import Any
 import click
 
 from sim.commands.command import Command
-from sim.commands.options import SCENARIO, json_option, overrides_option, page_option, write_page
+from sim.commands.options import SCENARIO, Report, report_options
 from sim.core.errors import InputError
-from sim.core.files import read_json, write_json
+from sim.core.files import read_json
 
 
 @click.command("diff", cls=Command)
 @click.argument("a", type=SCENARIO, metavar="A")
 @click.argument("b", type=SCENARIO, required=False, metavar="[B]")
-@json_option
-@page_option
-@overrides_option
-def main(a: Path, b: Path | None, json: str | None, html: Path | None, overrides: tuple[str, ...]) -> None:
+@report_options
+def main(a: Path, b: Path | None, report: Report) -> None:
     """Compare A with B, each a scenario or a result of `run --json`. Without B: A, and A changed by --set."""
+    from rich.console import Console
+
     from sim.studies.difference import difference
+    from sim.views.difference import difference_page, print_difference
 
-    if b is None and not overrides:
+    if b is None and not report.overrides:
         raise InputError("B: is missing; give a second scenario or result, or --set KEY=VALUE")
-    first = result_of(a, () if b is None else overrides)
-    found = difference(first, result_of(a if b is None else b, overrides))
-    if json is not None:
-        write_json(json, found, indent=1)
-    if html is not None:
-        from sim.views.difference import difference_page
-
-        write_page(html, difference_page(found))
-    if json != "-":
-        from rich.console import Console
-
-        from sim.views.difference import print_difference
-
-        print_difference(found, Console(width=None if sys.stdout.isatty() else 160))
+    first = result_of(a, () if b is None else report.overrides)
+    found = difference(first, result_of(a if b is None else b, report.overrides))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    report.show(found, difference_page, lambda found: print_difference(found, console))
 
 
 def result_of(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:

@@ -48,20 +48,14 @@ def main(
     """Search the best layout of every model on every number of GPUs. SCENARIO gives batch, sequence and cluster;
     by default the shipped map_llama3."""
     from sim.inputs.shipped import scenarios_folder
+    from sim.views.map_page import map_page
 
     path = scenario or scenarios_folder() / BASE
     table = measured or scenarios_folder() / MEASURED
     beside = None if str(table) == "-" else table
-    rows, columns, limit = parse_list(models), parse_gpus(gpus), narrowing.memory_limit
-    result = run_map(path, study.overrides, rows, columns, narrowing.only, limit, study.workers, study.dask, beside)
-    study.show(result, _page, print_map)
+    result = run_map(path, parse_list(models), parse_gpus(gpus), narrowing, study, beside)
+    study.show(result, map_page, print_map)
     return 0 if any(cell["best"] for cell in result["cells"]) else 1
-
-
-def _page(result: dict[str, Any]) -> str:
-    from sim.views.map_page import map_page
-
-    return map_page(result)
 
 
 def parse_list(text: str) -> list[str]:
@@ -96,13 +90,10 @@ def parse_gpus(text: str) -> list[int]:
 
 def run_map(
     path: Path,
-    overrides: Sequence[str],
     models: Sequence[str],
     gpus: Sequence[int],
-    only: Sequence[str],
-    memory_limit: str | None = None,
-    workers: int | None = None,
-    dask: str | None = None,
+    narrowing: Narrowing,
+    study: Study,
     measured: Path | None = None,
 ) -> dict[str, Any]:
     """Search every cell, and return the result in the form of `--json`: format sim-map/1.
@@ -110,17 +101,16 @@ def run_map(
     Raises:
         InputError: for a scenario, model, table or option that is wrong, or a Dask cluster that does not answer.
     """
-    from sim.studies.executors import available_cores, dask_workers, local_workers
     from sim.validation.best_measured import best_measured
 
     if len(models) * len(gpus) > MOST_CELLS:
         raise InputError(f"--models, --gpus: make {len(models) * len(gpus):,} searches; at most {MOST_CELLS:,}")
-    begin, count = time.perf_counter(), workers or available_cores()
-    with dask_workers(dask) if dask else local_workers(count) as pool, _progress(len(models) * len(gpus)) as advance:
+    begin = time.perf_counter()
+    with study.pool() as pool, _progress(len(models) * len(gpus)) as advance:
         cells = []
         for model in models:
             for n in gpus:
-                cells.append(_cell(path, overrides, model, n, only, memory_limit, pool))
+                cells.append(_cell(path, [*study.overrides, f"model={model}"], model, n, narrowing, pool))
                 advance(f"{model} on {n:,} GPUs")
         cores = pool.cores()
     return {
@@ -128,7 +118,7 @@ def run_map(
         "name": path.stem,
         "models": list(models),
         "gpus": list(gpus),
-        "only": list(only),
+        "only": list(narrowing.only),
         "memory_limit_bytes": cells[0]["memory_limit_bytes"],
         "cells": cells,
         "measured": None if measured is None else best_measured(measured),
@@ -138,22 +128,15 @@ def run_map(
 
 
 def _cell(
-    path: Path, overrides: Sequence[str], model: str, gpus: int, only: Sequence[str], limit: str | None, pool: Workers
+    path: Path, overrides: Sequence[str], model: str, gpus: int, narrowing: Narrowing, pool: Workers
 ) -> dict[str, Any]:
     """One search: the fastest layout of a model that fits, or none."""
     from sim.commands.search import search_space, space_of
 
-    narrowing = Narrowing(tuple(only), limit)
-    space, limit_bytes, _ = space_of(path, [*overrides, f"model={model}"], gpus, narrowing)
+    space, limit_bytes, _ = space_of(path, overrides, gpus, narrowing)
     found = search_space(space, limit_bytes, 1, False, pool)
     best = found["best"][0] if found["best"] else None
-    return {
-        "model": model,
-        "gpus": gpus,
-        "best": best,
-        "counts": found["counts"],
-        "memory_limit_bytes": found["memory_limit_bytes"],
-    }
+    return {"model": model, "gpus": gpus, "best": best, **{k: found[k] for k in ("counts", "memory_limit_bytes")}}
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from sim.core.files import STANDARD_INPUT, write_json, write_text
 if TYPE_CHECKING:
     from sim.core.timeline import Timeline
     from sim.results.memory import MemoryCurve
+    from sim.studies.executors import Workers
 
 
 class ScenarioFile(click.Path):
@@ -69,6 +71,7 @@ class Seconds(FloatParamType):
         return seconds
 
 
+Data = dict[str, Any]  # a result as its JSON has it
 SCENARIO = ScenarioFile()
 SECONDS = Seconds()
 
@@ -109,21 +112,14 @@ processes_option = click.option(
 dask_option = click.option("--dask", metavar="ADDRESS", help="run on the Dask cluster with this scheduler")
 
 
-class Study(Struct, frozen=True, dict=True):
-    """Where the steps of a study run, what it changes, and where its result goes: options of every such command."""
+class Report(Struct, frozen=True, dict=True):
+    """What a command changes of its scenario, and where its result goes: a file of JSON, a page."""
 
-    workers: int | None
-    dask: str | None
-    json: str | None
-    html: Path | None
-    overrides: tuple[str, ...]
+    json: str | None = None
+    html: Path | None = None
+    overrides: tuple[str, ...] = ()
 
-    def show(
-        self,
-        result: dict[str, Any],
-        page: Callable[[dict[str, Any]], str],
-        table: Callable[[dict[str, Any]], None],
-    ) -> None:
+    def show(self, result: Data, page: Callable[[Data], str], table: Callable[[Data], None]) -> None:
         """Write the result where the options say, and print its table unless its JSON is on standard output."""
         if self.json is not None:
             write_json(self.json, result, indent=1)
@@ -131,6 +127,22 @@ class Study(Struct, frozen=True, dict=True):
             write_page(self.html, page(result))
         if self.json != "-":
             table(result)
+
+
+class Study(Report, frozen=True, dict=True):
+    """The same for a study of many steps, and where these run."""
+
+    workers: int | None = None
+    dask: str | None = None
+
+    def pool(self, much: bool = True) -> AbstractContextManager[Workers]:
+        """The Dask cluster's workers, or processes; by default one for each core, or this one unless there is `much`
+        to do."""
+        from sim.studies.executors import available_cores, dask_workers, local_workers
+
+        if self.dask:
+            return dask_workers(self.dask)
+        return local_workers(self.workers or (available_cores() if much else 1))
 
 
 class Narrowing(Struct, frozen=True, dict=True):
@@ -156,6 +168,7 @@ def gathered(record: type[Struct], name: str, *options: Callable[[Any], Any]) ->
     return decorate
 
 
+report_options = gathered(Report, "report", json_option, page_option, overrides_option)
 study_options = gathered(Study, "study", processes_option, dask_option, json_option, page_option, overrides_option)
 
 

@@ -10,8 +10,7 @@ import click
 
 from sim.commands.command import Command
 from sim.commands.files_named import FILE
-from sim.commands.options import SCENARIO, json_option, overrides_option, page_option, write_page
-from sim.core.files import write_json
+from sim.commands.options import SCENARIO, Report, report_options
 
 
 @click.command("quality", cls=Command)
@@ -22,28 +21,18 @@ from sim.core.files import write_json
     metavar="FILE.csv",
     help="columns model and score, optional: set and source; by default published MMLU scores",
 )
-@json_option
-@page_option
-@overrides_option
-def main(
-    scenario: Path | None, scores: Path | None, json: str | None, html: Path | None, overrides: tuple[str, ...]
-) -> None:
+@report_options
+def main(scenario: Path | None, scores: Path | None, report: Report) -> None:
     """Simulate serving for every model of a table of scores, as SCENARIO (default: quality_serving) describes it."""
     from sim.inputs.shipped import scenarios_folder
     from sim.studies.quality import quality, read_scores
+    from sim.views.quality_page import quality_page
 
     path = scenario or scenarios_folder() / "quality_serving.yaml"
     table = scores or scenarios_folder() / "quality_mmlu.csv"
-    rows = quality(path, read_scores(table), overrides)
+    rows = quality(path, read_scores(table), report.overrides)
     result = {"format": "sim-quality/1", "name": path.stem, "scores": table.name, "models": rows}
-    if json is not None:
-        write_json(json, result, indent=1)
-    if html is not None:
-        from sim.views.quality_page import quality_page
-
-        write_page(html, quality_page(result))
-    if json != "-":
-        print_quality(result)
+    report.show(result, quality_page, print_quality)
 
 
 def print_quality(result: dict[str, Any]) -> None:

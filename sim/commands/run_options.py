@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import Struct
 
 from sim.commands.files_named import OUTPUT, FiniteRange, OutputSeries
-from sim.commands.options import SECONDS, engine_option, gathered, json_option, overrides_option
+from sim.commands.options import SECONDS, Report, engine_option, gathered, json_option, overrides_option
 from sim.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,14 +19,11 @@ RUNS = 200  # of --days
 CHAKRA = OutputSeries(r"\.(\d+\.et|groups\.json)")
 
 
-class RunOptions(Struct, frozen=True, kw_only=True):
+class RunOptions(Report, frozen=True, kw_only=True):
     """What was given; each field is the option of its name, `overrides` is --set and `price` per GPU and hour."""
 
-    json: str | None = None
-    html: Path | None = None
     trace: Path | None = None
     topology: Path | None = None
-    overrides: tuple[str, ...] = ()
     steps: int = 1
     engine: Engine = "auto"
     chakra: Path | None = None

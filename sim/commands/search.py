@@ -89,6 +89,7 @@ def main(
     """Search all layouts of SCENARIO's GPUs over tp, sp, cp, pp, dp, ep, zero, schedule, virtual stages,
     micro-batch size and recomputation; with --slo, of a serving SCENARIO over tp, pp and replicas."""
     from sim.commands.search_tables import print_clusters, print_result
+    from sim.views.search_page import search_page
 
     names, prices = parse_clusters(cluster) if cluster else [], Prices(price)
     for option, given in (("--for", trainer), ("--cluster", cluster)):
@@ -97,13 +98,8 @@ def main(
     if len(names) == 1:
         study = replace(study, overrides=(*study.overrides, f"cluster={names[0]}"))
     if slo is not None:
-        of_steps: dict[str, object] = {
-            "--for": trainer,
-            "--save": save,
-            "--cluster A,B": names[1:],
-            "--whole-front": whole_front,
-        }
-        of_steps |= {"--only": narrowing.only, "--memory-limit": narrowing.memory_limit}
+        of_steps: dict[str, object] = {"--for": trainer, "--save": save, "--cluster A,B": names[1:]}
+        of_steps |= {"--whole-front": whole_front, "--only": narrowing.only, "--memory-limit": narrowing.memory_limit}
         of_steps |= {"--objective": objective, "--workers": study.workers, "--dask": study.dask}
         for option, value in of_steps.items():
             if value:
@@ -113,13 +109,15 @@ def main(
     if len(names) > 1:
         if save is not None:
             raise InputError("--save: can be given for one cluster only")
+        from sim.views.clusters_page import clusters_page
+
         result = search_clusters(scenario, study, names, asked)
-        study.show(result, _clusters_page, print_clusters)
+        study.show(result, clusters_page, print_clusters)
         return 0 if any(one["best"] for one in result["clusters"]) else 1
     result = search_one(scenario, study, asked)
     if save is not None:
         _save(save, result)
-    study.show(result, _page, print_result)
+    study.show(result, search_page, print_result)
     return 0 if result["best"] else 1
 
 
@@ -133,24 +131,6 @@ class Asked(Struct, frozen=True, dict=True):
     objective: str = OBJECTIVES[0]
     trainer: str = ""
     prices: Prices = field(default_factory=lambda: Prices(None))
-
-
-def _page(result: dict[str, Any]) -> str:
-    from sim.views.search_page import search_page
-
-    return search_page(result)
-
-
-def _serving_page(result: dict[str, Any]) -> str:
-    from sim.views.serving_search_page import serving_search_page
-
-    return serving_search_page(result)
-
-
-def _clusters_page(result: dict[str, Any]) -> str:
-    from sim.views.clusters_page import clusters_page
-
-    return clusters_page(result)
 
 
 def _save(folder: Path, result: dict[str, Any]) -> None:
@@ -175,10 +155,11 @@ def _serving(path: Path, study: Study, gpus: int | None, slo: str, prices: Price
     from sim.inputs.scenario import name_of, read_source
     from sim.search.serving import search_serving
     from sim.search.slo import parse_slo
+    from sim.views.serving_search_page import serving_search_page
 
     source = read_source(path, study.overrides)
     result = search_serving(source, name_of(path), parse_slo(slo), gpus, prices.of(_cluster_name(source)))
-    study.show(result, _serving_page, lambda found: print_serving_search(found, top))
+    study.show(result, serving_search_page, lambda found: print_serving_search(found, top))
     return 0 if any(row["rate_per_s"] for row in result["best"]) else 1
 
 
@@ -198,13 +179,11 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
     from sim.search.found import cost_per_trillion_tokens
     from sim.search.runnable import runnable
     from sim.search.space import Layout, grid_is_legal, grids
-    from sim.studies.executors import available_cores, dask_workers, local_workers
 
     overrides = (*study.overrides, *_unsaid(path, study.overrides, asked.trainer))
     space, limit, source = space_of(path, overrides, asked.gpus, asked.narrowing, asked.trainer)
     meshes = sum(grid_is_legal(space, g) for g in grids(space))
-    count = study.workers or (available_cores() if meshes >= POOL_FROM_MESHES else 1)
-    with dask_workers(study.dask) if study.dask else local_workers(count) as pool, progress() as report:
+    with study.pool(meshes >= POOL_FROM_MESHES) as pool, progress() as report:
         result = search_space(space, limit, asked.top, asked.whole_front, pool, report, asked.objective)
     price = asked.prices.of(_cluster_name(source))
     result["price_per_gpu_hour"] = price

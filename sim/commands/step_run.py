@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -80,8 +79,7 @@ def _asked(simulation: Simulation, path: Path, options: RunOptions) -> _Asked:
     if options.days is not None:
         from sim.studies.goodput import goodput
 
-        progress = sys.stderr.isatty()
-        weeks = goodput(simulation.scenario, simulation.step_time_s, options.days, options.runs, progress=progress)
+        weeks = goodput(simulation.scenario, simulation.step_time_s, options.days, options.runs)
     if options.measured is not None:
         from sim.inputs.scenario import load_scenario
         from sim.simulation import simulate

@@ -7,10 +7,11 @@ and without, here, in other processes or on a Dask cluster: what a search's task
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +23,7 @@ from sim.commands.options import Study, scenario_argument, study_options
 from sim.core.errors import InputError
 
 if TYPE_CHECKING:
-    from sim.studies.executors import Workers
-    from sim.studies.sweep_worker import Change, WhatIf
+    from sim.studies.sweep_worker import Change
 
 MOST_KEYS = 8
 MOST_STEPS = 100_000
@@ -47,24 +47,12 @@ _RANGE = re.compile(r"(?<![^\s,])(\d{1,8})\.\.(\d{1,8})(?![^\s,])")
 @study_options
 def main(scenario: Path, vary: tuple[str, ...], metric: str | None, study: Study) -> None:
     """Simulate SCENARIO (a training step or serving) once for every combination of the values of --vary."""
-    result = run_sweep(scenario, study.overrides, vary, study.workers, study.dask, metric)
-    study.show(result, _page, print_result)
-
-
-def _page(result: dict[str, Any]) -> str:
     from sim.views.sweep_page import sweep_page
 
-    return sweep_page(result)
+    study.show(run_sweep(scenario, vary, study, metric), sweep_page, print_result)
 
 
-def run_sweep(
-    path: Path,
-    overrides: Sequence[str],
-    vary: Sequence[str],
-    workers: int | None = None,
-    dask: str | None = None,
-    metric: str | None = None,
-) -> dict[str, Any]:
+def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None = None) -> dict[str, Any]:
     """Simulate, and return the result in the form of `--json`: format sim-sweep/1.
 
     Raises:
@@ -72,7 +60,7 @@ def run_sweep(
             does not answer.
     """
     from sim.inputs.scenario import name_of, read_source
-    from sim.studies.executors import available_cores, dask_workers, local_workers
+    from sim.studies.executors import results, tracked
     from sim.studies.sweep_metrics import SERVING, TRAINING, default_metric
     from sim.studies.sweep_worker import attempt, first_legal, pack
 
@@ -81,7 +69,7 @@ def run_sweep(
         tuple(pair for axis, row in zip(axes, rows, strict=True) for pair in zip(axis.keys, row, strict=True))
         for rows in itertools.product(*(axis.rows for axis in axes))
     ]
-    source, name = read_source(path, overrides), name_of(path)
+    source, name = read_source(path, study.overrides), name_of(path)
     workload = "training" if first_legal(source, name, changes).training is not None else "serving"
     known = TRAINING if workload == "training" else SERVING
     if metric is not None and metric not in [m.key for m in known]:
@@ -90,9 +78,9 @@ def run_sweep(
     begin = time.perf_counter()
     first = attempt(packed, changes[0])  # what it takes tells whether other processes are worth their start
     much = (time.perf_counter() - begin) * len(changes) > POOL_FROM_S
-    count = workers or (available_cores() if much else 1)
-    with dask_workers(dask) if dask else local_workers(count) as pool:
-        found = [first, *_run(pool, packed, changes[1:])]
+    with study.pool(much) as pool:
+        others = results(pool, attempt, ((packed, change) for change in changes[1:]))
+        found = [first, *tracked(others, "steps", len(changes) - 1)]
         cores = pool.cores()
     if all(row.refused for row in found):
         raise InputError(f"{found[0].refused}; none of the {len(found):,} combinations can be simulated")
@@ -109,20 +97,6 @@ def run_sweep(
         "wall_s": time.perf_counter() - begin,
         "cores": cores,
     }
-
-
-def _run(pool: Workers, packed: bytes, changes: Sequence[Change]) -> Iterator[WhatIf]:
-    from sim.studies.executors import results
-    from sim.studies.sweep_worker import attempt
-
-    found = results(pool, attempt, ((packed, change) for change in changes))
-    if not sys.stderr.isatty():
-        yield from found
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(found, "steps", len(changes), console=Console(stderr=True), transient=True)
 
 
 class Axis(NamedTuple):
@@ -157,10 +131,7 @@ def parse_vary(options: Sequence[str]) -> list[Axis]:
         if twice is not None:
             raise InputError(f"{label}: {twice} is given twice")
         out.append(Axis(keys, _values(listed, label) if len(keys) == 1 else _linked(keys, listed, label)))
-    combinations = 1
-    for axis in out:
-        combinations *= len(axis.rows)
-    _check_count(combinations, "--vary")
+    _check_count(math.prod(len(axis.rows) for axis in out), "--vary")
     if len(out) > MOST_KEYS:
         raise InputError(f"--vary: found {len(out)} keys; at most {MOST_KEYS}")
     return out

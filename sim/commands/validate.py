@@ -8,8 +8,8 @@ batch limit that their table states and its own figures disprove (`sim.validatio
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -22,6 +22,7 @@ from sim.core.errors import InputError
 from sim.core.files import write_json, write_text
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import with_overrides
+from sim.studies.executors import local_workers, results, tracked
 from sim.validation.predict import predict, quantity
 from sim.validation.prediction import NotSimulated
 from sim.validation.report import Outcome, Validation
@@ -36,7 +37,6 @@ def validate_tables(
     tables: Sequence[Table],
     calibration: str | None = None,
     jobs: int | None = None,
-    progress: bool = False,
     programs: Path | None = None,
 ) -> list[Validation]:
     """Predict every row, in `jobs` processes (as many as there are cores, unless the work is small).
@@ -45,26 +45,17 @@ def validate_tables(
     their captured ones in the folder `programs`, if one is given.
     """
     work = [(i, row, calibration, programs) for i, table in enumerate(tables) for row in table.rows]
-    jobs = jobs or min(8, os.cpu_count() or 1)
+    chunks = [(work[first : first + CHUNK],) for first in range(0, len(work), CHUNK)]
+    jobs = 1 if len(work) < 2 * CHUNK else jobs or min(8, os.cpu_count() or 1)
     done: list[list[Outcome]] = [[] for _ in tables]
-    for outcome in _progress(_outcomes(work, jobs), len(work), progress):
-        done[outcome.table].append(outcome)
+    with local_workers(jobs, start=None) as workers:
+        outcomes = chain.from_iterable(results(workers, _chunk, chunks))
+        for outcome in tracked(outcomes, "predicting", len(work)):
+            done[outcome.table].append(outcome)
     return [Validation(table, tuple(found)) for table, found in zip(tables, done, strict=True)]
 
 
 Job = tuple[int, Row, "str | None", "Path | None"]
-
-
-def _outcomes(work: Sequence[Job], jobs: int) -> Iterator[Outcome]:
-    if jobs == 1 or len(work) < 2 * CHUNK:
-        yield from map(_outcome, work)
-        return
-    from sim.studies.executors import local_workers, results
-
-    chunks = [(work[first : first + CHUNK],) for first in range(0, len(work), CHUNK)]
-    with local_workers(jobs, start=None) as workers:
-        for outcomes in results(workers, _chunk, chunks):
-            yield from outcomes
 
 
 def _chunk(work: Sequence[Job]) -> list[Outcome]:
@@ -95,16 +86,6 @@ def _outcome(job: Job) -> Outcome:
     )
     missing = tuple(key for key in (*row.measured, *row.answers) if key not in found and key not in answers)
     return Outcome(index, row.id, errors, missing=missing, verdicts=verdicts)
-
-
-def _progress(outcomes: Iterator[Outcome], count: int, shown: bool) -> Iterator[Outcome]:
-    if not shown:
-        yield from outcomes
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(outcomes, "predicting", total=count, console=Console(file=sys.stderr), transient=True)
 
 
 @click.command("validate", cls=Command)
@@ -142,7 +123,7 @@ def main(
     if programs is not None and not programs.is_dir():
         raise InputError(f"--programs: {programs} is not a folder; python -m calibrate.capture --table writes one")
     kept = "" if markdown is None else _kept(markdown)
-    done = validate_tables(read, calibration, jobs, sys.stderr.isatty(), programs)
+    done = validate_tables(read, calibration, jobs, programs)
     _write(done, json, html, markdown, kept)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -63,6 +64,17 @@ def results(workers: Workers, task: Callable[..., T], work: Iterable[tuple[Any, 
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
+
+
+def tracked(found: Iterable[T], what: str, count: int) -> Iterator[T]:
+    """The same, with a bar on standard error where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield from found
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(found, what, count, console=Console(stderr=True), transient=True)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ Left out: checkpoints fall anywhere, not between steps; failures that come in gr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -149,14 +149,7 @@ def many_runs(job: Job, seeds: list[int]) -> list[Weeks]:
     return [one_run(job, np.random.default_rng(seed)) for seed in seeds]
 
 
-def goodput(
-    scenario: Scenario,
-    step_time_s: float,
-    days: float,
-    runs: int = 200,
-    jobs: int | None = None,
-    progress: bool = False,
-) -> Goodput:
+def goodput(scenario: Scenario, step_time_s: float, days: float, runs: int = 200, jobs: int | None = None) -> Goodput:
     """Useful time, its distribution over `runs` histories, where the rest goes, and the curve over the checkpoint
     interval beside Young's and Daly's optimum.
 
@@ -172,7 +165,7 @@ def goodput(
     intervals = [job.interval_s, *(best_s * x for x in CURVE)]
     few = max(1, runs // 4)
     work = [(replace(job, interval_s=w), runs if i == 0 else few) for i, w in enumerate(intervals)]
-    found = _run_all(work, faults.failures.seed, jobs, progress)
+    found = _run_all(work, faults.failures.seed, jobs)
     parts = _parts(job, found[0])
     steps = parts.useful * job.horizon_s / step_time_s if step_time_s > 0 else 0.0
     return Goodput(
@@ -213,9 +206,9 @@ def _spread(values: list[float]) -> Spread:
     return Spread(float(np.mean(values)), low, middle, high)
 
 
-def _run_all(work: list[tuple[Job, int]], seed: int, jobs: int | None, progress: bool) -> list[list[Weeks]]:
+def _run_all(work: list[tuple[Job, int]], seed: int, jobs: int | None) -> list[list[Weeks]]:
     """All runs of all jobs, in `jobs` processes; the same numbers whatever their number."""
-    from sim.studies.executors import available_cores, local_workers, results
+    from sim.studies.executors import available_cores, local_workers, results, tracked
 
     pieces = []
     for i, (job, runs) in enumerate(work):
@@ -227,16 +220,6 @@ def _run_all(work: list[tuple[Job, int]], seed: int, jobs: int | None, progress:
     out: list[list[Weeks]] = [[] for _ in work]
     with local_workers(cores) as workers:
         found = results(workers, many_runs, ((job, seeds) for _, job, seeds in pieces))
-        for (i, _, _), weeks in zip(pieces, _shown(found, len(pieces), progress), strict=True):
+        for (i, _, _), weeks in zip(pieces, tracked(found, "weeks of training", len(pieces)), strict=True):
             out[i] += weeks
     return out
-
-
-def _shown(results: Iterator[list[Weeks]], count: int, progress: bool) -> Iterator[list[Weeks]]:
-    if not progress:
-        yield from results
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(results, "weeks of training", count, console=Console(stderr=True), transient=True)

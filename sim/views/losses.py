@@ -17,6 +17,8 @@ as the rest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from msgspec import Struct
 
@@ -50,6 +52,7 @@ _LABELS = {
     "teacher": ("Teacher", "#5d3a9b"),
     "other": ("Other waiting", "#d5dbe1"),
 }
+UNKNOWN = "Which messages are exposed is told by the page of `sim.run --html`."
 
 
 def parts_of_step(result: StepResult, timeline: Timeline) -> tuple[LossShare, ...]:
@@ -57,7 +60,9 @@ def parts_of_step(result: StepResult, timeline: Timeline) -> tuple[LossShare, ..
     step_s, mean, distilled = result.step_time_s, result.mean_rank, result.distillation
     if not step_s:
         return ()
-    all_ranks = _with_teachers(result)
+    # All GPUs over the student's: means over all ranks are the student's by so much.
+    teachers = 0 if distilled is None else distilled.teacher.gpus
+    all_ranks = 1.0 + teachers / result.scenario.parallelism.ranks
     optimizer = min(all_ranks * mean_seconds(timeline, "OPTIMIZER"), mean.compute_s)
     passes = mean.compute_s - optimizer
     mfu, hfu = all_ranks * result.utilization.mfu, all_ranks * result.utilization.hfu
@@ -78,12 +83,6 @@ def parts_of_step(result: StepResult, timeline: Timeline) -> tuple[LossShare, ..
     return tuple(LossShare(k, labels[k], s, _LABELS[k][1]) for k, s in lengths.items() if s > 1e-4 * step_s)
 
 
-def _with_teachers(result: StepResult) -> float:
-    """All GPUs over the student's: means over all ranks are the student's by so much."""
-    teachers = 0 if result.distillation is None else result.distillation.teacher.gpus
-    return 1.0 + teachers / result.scenario.parallelism.ranks
-
-
 def lost_parts(result: StepResult, timeline: Timeline) -> list[LossShare]:
     """The parts that are not useful and worth a word, the largest first."""
     least_s = WORTH_A_WORD * result.step_time_s
@@ -98,9 +97,9 @@ def largest_losses(
 
     Unless `expanded`, messages within layers have no spans, and which of them are exposed is not guessed.
     """
-    lost = lost_parts(result, timeline)
-    causes = _CAUSES if expanded else {**_CAUSES, "communication": _unknown}
-    return [(part, causes[part.key](result, timeline)) for part in lost[:n]]
+    causes = _CAUSES if expanded else {**_CAUSES, "communication": UNKNOWN}
+    found = [(part, causes[part.key]) for part in lost_parts(result, timeline)[:n]]
+    return [(part, cause if isinstance(cause, str) else cause(result, timeline)) for part, cause in found]
 
 
 def mean_seconds(timeline: Timeline, kind: str) -> float:
@@ -144,8 +143,7 @@ def exposed_by_stream(timeline: Timeline) -> dict[str, float]:
 
 def _bubble(result: StepResult, timeline: Timeline) -> str:
     layout, m = result.scenario.parallelism, result.scenario.micro_batches
-    uneven = _uneven(result)
-    if uneven:
+    if uneven := _uneven(result):
         return uneven
     if layout.pp == 1:
         return "Ranks wait at collectives for the last one to arrive, a different one at different times."
@@ -173,23 +171,11 @@ def _communication(result: StepResult, timeline: Timeline) -> str:
     return f"Mostly on the `{stream}` stream." if stream else ""
 
 
-def _unknown(result: StepResult, timeline: Timeline) -> str:
-    return "Which messages are exposed is told by the page of `sim.run --html`."
-
-
 def _recompute(result: StepResult, timeline: Timeline) -> str:
     row = tightest(result)
     free = f" The worst rank has {(1 - row.peak / row.limit) * 100:.0f} % of its memory free."
     room = free if row.limit > row.peak > 0 else ""
     return f"Forward work is done a second time, to keep fewer activations.{room}"
-
-
-def _optimizer(result: StepResult, timeline: Timeline) -> str:
-    return "The update of parameters and what stands around it, once a step."
-
-
-def _below_peak(result: StepResult, timeline: Timeline) -> str:
-    return "Operators run below the device's peak: memory-bound kernels, small or odd matmuls."
 
 
 def _teacher(result: StepResult, timeline: Timeline) -> str:
@@ -200,16 +186,12 @@ def _teacher(result: StepResult, timeline: Timeline) -> str:
     return f"The teacher {turn} the student's step, on the same GPUs."
 
 
-def _other(result: StepResult, timeline: Timeline) -> str:
-    return "Ranks wait for the slowest after the pipeline has drained."
-
-
-_CAUSES = {
+_CAUSES: dict[str, str | Callable[[StepResult, Timeline], str]] = {
     "teacher": _teacher,
     "bubble": _bubble,
     "communication": _communication,
     "recompute": _recompute,
-    "optimizer": _optimizer,
-    "below_peak": _below_peak,
-    "other": _other,
+    "optimizer": "The update of parameters and what stands around it, once a step.",
+    "below_peak": "Operators run below the device's peak: memory-bound kernels, small or odd matmuls.",
+    "other": "Ranks wait for the slowest after the pipeline has drained.",
 }

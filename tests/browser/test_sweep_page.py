@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sim.commands.options import Study
 from sim.commands.sweep import run_sweep
 from sim.views.sweep_page import sweep_page
 
@@ -17,7 +18,7 @@ FILE = Path(__file__).parents[2] / "scenarios" / "1f1b_pp8.yaml"
 
 def test_lines_and_rows(open_page: Callable[[str], Any]) -> None:
     ranks, scales = "faults.stragglers.0.rank=0..7", "faults.stragglers.0.compute_scale=1.1,2"
-    result = run_sweep(FILE, [], [ranks, scales, "parallelism.tp=1,5"])
+    result = run_sweep(FILE, [ranks, scales, "parallelism.tp=1,5"], Study())
     page = open_page(sweep_page(result))
     plot = "Bokeh.documents[0].get_model_by_name('sweep')"
     assert page.evaluate(f"{plot}.renderers.length") == 3 * 2  # a line, its dashed one and its dots, for each scale

@@ -92,7 +92,7 @@ def run_search(
     path: Path, overrides: Sequence[str] = (), only: Sequence[str] = (), memory_limit: str | None = None, **asked: Any
 ) -> dict[str, Any]:
     """The result of the command on a file, by one worker; `asked` are fields of `Asked`."""
-    study = Study(1, None, None, None, tuple(overrides))
+    study = Study(workers=1, overrides=tuple(overrides))
     return search_one(path, study, Asked(narrowing=Narrowing(tuple(only), memory_limit), **asked))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sim.commands.map import ONLY, parse_gpus, parse_list, run_map
+from sim.commands.options import Narrowing, Study
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
@@ -27,7 +28,7 @@ NARROW = (*ONLY, "micro_batch_size=1,2", "tp=1,2")
 
 @cache
 def small() -> dict[str, Any]:
-    return run_map(BASE, [], ["llama3.2-1b", "llama3-70b"], [8, 16], NARROW, workers=1)
+    return run_map(BASE, ["llama3.2-1b", "llama3-70b"], [8, 16], Narrowing(NARROW), Study(workers=1))
 
 
 def test_a_cell_is_its_search() -> None:
@@ -81,9 +82,9 @@ def test_bad_models_and_too_many_cells() -> None:
     with pytest.raises(InputError, match="--models"):
         parse_list("a,a")
     with pytest.raises(InputError, match="1,001 searches"):
-        run_map(BASE, [], ["gpt2"], range(1, 1002), NARROW)
+        run_map(BASE, ["gpt2"], range(1, 1002), Narrowing(NARROW), Study())
     with pytest.raises(InputError, match="model"):
-        run_map(BASE, [], ["no-such-model"], [8], NARROW, workers=1)
+        run_map(BASE, ["no-such-model"], [8], Narrowing(NARROW), Study(workers=1))
     with pytest.raises(InputError, match="tokens_per_s_per_gpu"):
         best_measured(ROOT / "scenarios" / "published" / "flash_attention.json")
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import sim
+from sim.commands.options import Study
 from sim.commands.search import main
 from sim.commands.sweep import run_sweep
 from sim.core.errors import InputError
@@ -217,7 +218,7 @@ def test_files_beside_the_scenario_are_found(scenario_file: Path) -> None:
     assert result["name"] == scenario_file.stem
     found = result["best"][0]["scenario"]
     assert (found["model"]["layers"], Path(found["calibration"])) == (2, scenario_file.parent / "mine.json")
-    swept = run_sweep(scenario_file, overrides, ["parallelism.zero=0,1"], 1)
+    swept = run_sweep(scenario_file, ["parallelism.zero=0,1"], Study(overrides=tuple(overrides), workers=1))
     assert [row["refused"] for row in swept["rows"]] == ["", ""]
 
 

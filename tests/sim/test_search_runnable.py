@@ -35,7 +35,7 @@ LLAMA: dict[str, Any] = {
     "training": {"seq_len": 1024, "global_batch_size": 16, "recompute": {"mode": "full", "layers": 8}},
     "parallelism": {"dp": 8, "zero": 1, "schedule": "interleaved_1f1b", "virtual_stages": 4},
 }
-HERE = Study(1, None, None, None, ())
+HERE = Study(workers=1)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def asked(only: str, **more: Any) -> Asked:
 @pytest.mark.parametrize("trainer", ["", *TRAINERS])
 def test_commands_and_files_of_found_layouts_run_what_was_found(file: Path, tmp_path: Path, trainer: str) -> None:
     only = "tp=1,2 cp=1 micro_batch_size=1,2 schedule=1f1b,interleaved_1f1b zero=0,1,3 recompute=none,full"
-    study = Study(1, None, None, None, ("training.recompute=none",) if trainer else ())
+    study = Study(workers=1, overrides=("training.recompute=none",) if trainer else ())
     result = search_one(file, study, asked(only, top=6, trainer=trainer))
     assert len(result["best"]) == 6
     for row in result["best"]:
@@ -82,7 +82,7 @@ def test_a_trainer_that_never_runs_the_model_is_refused_before_anything_is_laid_
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sim.commands.search.search_space", None)
-    study = Study(1, None, None, None, ("model=qwen3-30b-a3b", "training.optimizer=sgd"))
+    study = Study(workers=1, overrides=("model=qwen3-30b-a3b", "training.optimizer=sgd"))
     with pytest.raises(InputError, match="torchtitan cannot run this scenario in any layout") as found:
         search_one(file, study, asked("tp=1", trainer="torchtitan"))
     assert "\n  - model: found 48 layers" in str(found.value)

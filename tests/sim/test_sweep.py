@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sim.commands.options import Study
 from sim.commands.sweep import parse_vary, print_result, run_sweep
 from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario, read_source
@@ -31,7 +32,7 @@ SCALES = "faults.stragglers.0.compute_scale=1,1.3"
 
 
 def test_every_step_is_the_one_that_run_simulates() -> None:
-    found = run_sweep(FILE, [], [RANKS, SCALES, "faults.jitter.sigma=0,0.05"])
+    found = run_sweep(FILE, [RANKS, SCALES, "faults.jitter.sigma=0,0.05"], Study())
     assert len(found["rows"]) == 4 * 2 * 2
     healthy_s = simulate(load_scenario(FILE)).step_time_s
     for row in found["rows"]:
@@ -44,7 +45,7 @@ def test_every_step_is_the_one_that_run_simulates() -> None:
 
 
 def test_other_keys_have_their_own_healthy_step_and_what_is_illegal_is_a_row_that_says_so() -> None:
-    found = run_sweep(FILE, [], ["parallelism.tp=1,2,5,3", SCALES, "faults.stragglers.0.rank=1"])
+    found = run_sweep(FILE, ["parallelism.tp=1,2,5,3", SCALES, "faults.stragglers.0.rank=1"], Study())
     assert len(found["rows"]) == 8
     healthy = {r["values"]["parallelism.tp"]: r["healthy_s"] for r in found["rows"] if not r["refused"]}
     assert healthy == {tp: simulate(load_scenario(FILE, [f"parallelism.tp={tp}"])).step_time_s for tp in (1, 2)}
@@ -63,15 +64,24 @@ def test_steps_of_other_sizes_share_what_was_priced() -> None:
 
 
 def test_a_varied_key_may_be_what_makes_the_scenario_legal() -> None:
-    found = run_sweep(FILE, ["parallelism.sp=true", "parallelism.pp=4"], ["parallelism.tp=1,2"])
+    found = run_sweep(
+        FILE,
+        ["parallelism.tp=1,2"],
+        Study(
+            overrides=(
+                "parallelism.sp=true",
+                "parallelism.pp=4",
+            )
+        ),
+    )
     assert [bool(row["refused"]) for row in found["rows"]] == [True, False]
     with pytest.raises(InputError, match="sequence parallelism needs tp above 1"):
-        run_sweep(FILE, ["parallelism.sp=true"], ["parallelism.pp=4,8"])
+        run_sweep(FILE, ["parallelism.pp=4,8"], Study(overrides=("parallelism.sp=true",)))
 
 
 def test_links_and_presets_and_profiles_can_be_varied(tmp_path: Path) -> None:
     link = "faults.links.0={between: [node0, node0], bandwidth_scale: 0.25},{between: [node0, node0]}"
-    found = run_sweep(FILE, ["faults.stragglers.0.rank=1"], [link, "cluster=dgx-a100,dgx-h100"])
+    found = run_sweep(FILE, [link, "cluster=dgx-a100,dgx-h100"], Study(overrides=("faults.stragglers.0.rank=1",)))
     times = [r["step_time_s"] for r in found["rows"]]
     assert len(set(times)) == 4
     assert times[0] > times[2]  # a quarter of the bandwidth against half
@@ -97,12 +107,12 @@ def test_links_and_presets_and_profiles_can_be_varied(tmp_path: Path) -> None:
 )
 def test_bad_options_are_one_message(vary: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
-        run_sweep(FILE, [], [vary])
+        run_sweep(FILE, [vary], Study())
 
 
 def test_without_faults_nothing_is_said_of_them_and_memory_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["cluster={preset: dgx-h100, gpu: {preset: h100-sxm, memory_bytes: 50GiB}}"]
-    found = run_sweep(FILE, small, ["training.recompute=none,full"])
+    found = run_sweep(FILE, ["training.recompute=none,full"], Study(overrides=tuple(small)))
     assert [row["fits_in_memory"] for row in found["rows"]] == [False, True]
     print_result(found)
     said = capsys.readouterr().out
@@ -111,11 +121,13 @@ def test_without_faults_nothing_is_said_of_them_and_memory_is_shown(capsys: pyte
     assert said.count("✗") == sweep_page(found).count("✗") == 1
     assert "fault" not in said
     assert "aults" not in re.sub(r"<script.*?</script>", "", sweep_page(found), flags=re.S)
-    assert "lost to faults" in sweep_page(run_sweep(FILE, [], [SCALES, "faults.stragglers.0.rank=1"]))
+    assert "lost to faults" in sweep_page(run_sweep(FILE, [SCALES, "faults.stragglers.0.rank=1"], Study()))
 
 
 def test_linked_keys_vary_together_and_are_compared_by_tokens_a_second() -> None:
-    found = run_sweep(FILE, [], ["parallelism.dp,training.global_batch_size=1:16,2:64", "training.recompute=none,full"])
+    found = run_sweep(
+        FILE, ["parallelism.dp,training.global_batch_size=1:16,2:64", "training.recompute=none,full"], Study()
+    )
     values = [tuple(row["values"].values()) for row in found["rows"]]
     assert values == [(1, 16, "none"), (1, 16, "full"), (2, 64, "none"), (2, 64, "full")]
     assert (found["metric"], found["linked"]) == (
@@ -125,19 +137,19 @@ def test_linked_keys_vary_together_and_are_compared_by_tokens_a_second() -> None
     assert found["vary"]["training.global_batch_size"] == [16, 64]
     page = sweep_page(found)
     assert "Best tok/s/GPU that fits" in page or "none fits" in page
-    assert run_sweep(FILE, [], ["training.recompute=none,full"])["metric"] == "step_time_s"
-    chosen = run_sweep(FILE, [], ["training.recompute=none,full"], metric="peak_memory_bytes")
+    assert run_sweep(FILE, ["training.recompute=none,full"], Study())["metric"] == "step_time_s"
+    chosen = run_sweep(FILE, ["training.recompute=none,full"], Study(), metric="peak_memory_bytes")
     assert "Best memory that fits" in sweep_page(chosen)
     with pytest.raises(InputError, match="--metric: found 'mfu'; must be one of step_time_s"):
-        run_sweep(FILE, [], ["training.recompute=none"], metric="mfu")
+        run_sweep(FILE, ["training.recompute=none"], Study(), metric="mfu")
     with pytest.raises(InputError, match="must be rows of 2 values joined by ':', such as 1:2"):
-        run_sweep(FILE, [], ["parallelism.dp,training.global_batch_size=1,2"])
+        run_sweep(FILE, ["parallelism.dp,training.global_batch_size=1,2"], Study())
 
 
 def test_serving_is_swept_too(capsys: pytest.CaptureFixture[str]) -> None:
     file = ROOT / "scenarios" / "serve_llama8b.yaml"
     few = ["inference.requests.count=8"]
-    found = run_sweep(file, few, ["inference.requests.rate_per_s=1,50", "parallelism.tp=1,3"])
+    found = run_sweep(file, ["inference.requests.rate_per_s=1,50", "parallelism.tp=1,3"], Study(overrides=tuple(few)))
     assert found["workload"] == "serving"
     assert [bool(row["refused"]) for row in found["rows"]] == [False, True, False, True]
     alone = simulate_serving(load_scenario(file, [*few, "inference.requests.rate_per_s=50"])).result
@@ -164,14 +176,16 @@ def test_serving_is_swept_too(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_replicas_that_affect_each_other_are_swept(name: str, changes: list[str], key: str) -> None:
-    found = run_sweep(ROOT / "scenarios" / f"{name}.yaml", changes, [key])
+    found = run_sweep(ROOT / "scenarios" / f"{name}.yaml", [key], Study(overrides=tuple(changes)))
     assert [row["refused"] for row in found["rows"]] == ["", ""]
 
 
 def test_an_rl_step_whose_engine_spreads_experts_is_swept() -> None:
     small = ["model=mixtral-8x7b", "rl.prompts_per_step=8", "rl.generations_per_prompt=8", "parallelism.ep=8"]
     small += ["training.global_batch_size=64", "rl.generation={tp: 2, ep: 4}"]
-    found = run_sweep(ROOT / "scenarios" / "rl_grpo_llama8b.yaml", small, ["training.recompute=full"])
+    found = run_sweep(
+        ROOT / "scenarios" / "rl_grpo_llama8b.yaml", ["training.recompute=full"], Study(overrides=tuple(small))
+    )
     assert [row["refused"] for row in found["rows"]] == [""]
 
 
@@ -187,7 +201,7 @@ def rows_of(packed: bytes, changes: list[Any], pool: Any) -> list[Any]:
 
 
 def test_other_processes_find_the_same_to_the_last_bit() -> None:
-    one, two = (run_sweep(FILE, [], [RANKS, SCALES], workers=n)["rows"] for n in (1, 2))
+    one, two = (run_sweep(FILE, [RANKS, SCALES], Study(workers=n))["rows"] for n in (1, 2))
     assert one == two
 
 
@@ -212,8 +226,8 @@ def test_a_killed_dask_worker_loses_nothing(tmp_path: Path) -> None:
                 os.kill(victim.pid, signal.SIGKILL)
         assert victim.wait(20) == -signal.SIGKILL
         assert found == expected
-        whole = run_sweep(FILE, [], [RANKS, SCALES], dask=address)
-    assert whole["rows"] == run_sweep(FILE, [], [RANKS, SCALES])["rows"]
+        whole = run_sweep(FILE, [RANKS, SCALES], Study(dask=address))
+    assert whole["rows"] == run_sweep(FILE, [RANKS, SCALES], Study())["rows"]
     assert whole["cores"] == 1
 
 
