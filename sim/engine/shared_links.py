@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sim.core.actions import Schedule
 from sim.engine.link_loads import IN, OF_CLASS, OUT, LinkLoads
 from sim.engine.link_rates import FULL, Flow, Flows
-from sim.engine.run import Times, run_contended
+from sim.engine.run import Times, run_contended, run_static
 from sim.graph.build import Built
 from sim.graph.compiled import ClassAction, Fineness
 from sim.graph.taskgraph import TaskGraph, WholeAction, ragged
@@ -206,13 +206,18 @@ Make = Callable[[Fineness], Built]
 Engine = Literal["auto", "simpy", "static"]
 
 
-def run_graph(graph: TaskGraph, flows: Flows, engine: Engine) -> Times:
-    """Run a graph on SimPy's clock or without an event queue; both give the same times.
+def _on_simpy(graph: TaskGraph, flows: Flows, engine: Engine) -> bool:
+    """Tell whether a graph runs on SimPy's clock.
 
     `engine`: "auto" takes SimPy for graphs that are small enough for the difference in time not to matter.
     """
     most = SHARING_TASKS if flows.by_task_kind else SIMPY_TASKS
-    if engine == "simpy" or (engine == "auto" and len(graph) <= most):
+    return engine == "simpy" or (engine == "auto" and len(graph) <= most)
+
+
+def run_graph(graph: TaskGraph, flows: Flows, engine: Engine) -> Times:
+    """Run a graph on SimPy's clock or without an event queue; both give the same times."""
+    if _on_simpy(graph, flows, engine):
         # Imported here, because loading SimPy takes time and larger steps do not use it.
         from sim.engine.on_simpy import run_simpy
 
@@ -245,12 +250,14 @@ def run_step(make: Make, fineness: Fineness, pricing: Pricing, schedule: Schedul
     loads = LinkLoads(pricing, shared)
     fineness = replace(fineness, apart=loads.shares)
     built = make(fineness)
-    times = run_graph(built.graph, Flows(), engine)
-    # If no link is overloaded, this run is the result. Otherwise it shows what sharing costs.
+    # This run shows which links are overloaded. It needs no clock: SimPy would give the same times later.
+    times = run_static(built.graph)
     alone_s = times.step_s
     flows, hidden = loads.flows(built.graph), loads.hidden(built.graph)
     overload = overloaded(shared, flows, hidden, built, times)
     if not overload.links:
+        if _on_simpy(built.graph, Flows(), engine):
+            times = run_graph(built.graph, Flows(), engine)
         return RunOutcome(built, times, alone_s, frozenset(), None)
     for left in reversed(range(ROUNDS)):
         if overload.hiding:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -31,11 +31,10 @@ from sim.graph.shared_collectives import merge_collectives
 from sim.graph.taskgraph import Ints, KindTable, TaskGraph, ints
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import CompiledProgram
+from sim.programs.priced_items import add_all
 from sim.programs.stages import Stage
 from sim.ranks.faults import has_jitter, jitter_of
 from sim.ranks.plan import Plan
-
-K = TypeVar("K")
 
 
 class ActionTasks(NamedTuple):
@@ -119,8 +118,8 @@ class StepBuilder:
             traffic.append({})
             for program, count in programs.items():
                 # Shares count every rank of the class, traffic counts one rank.
-                _add_times(shares, program.shares, count * len(c.ranks))
-                _add_times(traffic[-1], program.traffic, count)
+                add_all(shares, program.shares, count * len(c.ranks))
+                add_all(traffic[-1], program.traffic, count)
         actions = []
         for c, (first, last) in zip(self.plan.classes, assembled.spans(moved), strict=True):
             listed = self.lists.of_rank(c.pipeline_rank)
@@ -221,8 +220,3 @@ class StepBuilder:
 def _left_running(program: CompiledProgram) -> set[str]:
     """Return the streams on which a program placed task by task leaves communication running."""
     return {program.tasks[i].stream for _, i in program.open}
-
-
-def _add_times(total: dict[K, float], each: dict[K, float], count: int) -> None:
-    for key, value in each.items():
-        total[key] = total.get(key, 0.0) + value * count

@@ -17,7 +17,7 @@ from sim.core.program import BLOCK_END, Comm, Compute, Part, Program
 from sim.core.timeline import Detail
 from sim.prices.price import Price
 from sim.programs import priced_items
-from sim.programs.priced_items import Host, K, Label, OfPart, Run, Sent, Share, Spent, add_to, price_comm, price_run
+from sim.programs.priced_items import Host, K, Label, OfPart, Run, Sent, Share, Spent, add_all, price_comm, price_run
 from topology.collectives import Choice
 
 COMPUTE = "compute"
@@ -80,11 +80,10 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
         """Seconds by (operator kind, source, uncertainty)."""
         total: dict[Share, float] = {}
         for x in self.spent:
-            for key, seconds in x.priced.by(priced_items.share).items():
-                add_to(total, key, seconds)
+            add_all(total, x.priced.by(priced_items.share))
             for seconds in (x.late_s, x.shared_s):
                 if seconds > 0:
-                    add_to(total, ("host", "interpolated", HOST_UNCERTAINTY), seconds)
+                    add_all(total, {("host", "interpolated", HOST_UNCERTAINTY): seconds})
         return total
 
     @cached_property
@@ -106,11 +105,9 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
     def _summed(self, label: Label[K], host: Callable[[Spent], K], longer: Callable[[Spent], float]) -> dict[K, float]:
         total: dict[K, float] = {}
         for x in self.spent:
-            factor = longer(x)
-            for key, seconds in x.priced.by(label).items():
-                add_to(total, key, seconds * factor)
+            add_all(total, x.priced.by(label), longer(x))
             if x.late_s > 0:
-                add_to(total, host(x), x.late_s)
+                add_all(total, {host(x): x.late_s})
         return total
 
     @cached_property
@@ -119,7 +116,7 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
         total: dict[tuple[str, str], float] = {}
         for x in self.spent:
             if isinstance(x.priced, Sent):
-                add_to(total, (x.priced.item.kind, x.priced.item.group), x.priced.item.bytes)
+                add_all(total, {(x.priced.item.kind, x.priced.item.group): x.priced.item.bytes})
         return total
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -55,7 +55,8 @@ class Run(Struct, frozen=True, eq=False):
         if label not in self.sums:
             total = self.sums[label] = {}
             for op, p in zip(self.items, self.priced, strict=True):
-                add_to(total, label(op, p), p.seconds)
+                key = label(op, p)
+                total[key] = total.get(key, 0.0) + p.seconds
         return self.sums[label]
 
     @property
@@ -65,7 +66,8 @@ class Run(Struct, frozen=True, eq=False):
 
 
 class Sent(Struct, frozen=True, eq=False):
-    """A communication with its price. `seconds` and `late_s`: with and of what it waits for the host."""
+    """A communication with its price. `seconds` and `late_s`: with and of what it waits for the host;
+    `sums` as in `Run`."""
 
     item: Comm
     priced: Priced
@@ -73,10 +75,13 @@ class Sent(Struct, frozen=True, eq=False):
     seconds: float
     late_s: float
     detail: Detail
+    sums: dict[Any, dict[Any, float]] = field(default_factory=dict)
 
     def by(self, label: Label[K]) -> dict[K, float]:
         """Seconds by a label."""
-        return {label(self.item, self.priced): self.priced.seconds}
+        if label not in self.sums:
+            self.sums[label] = {label(self.item, self.priced): self.priced.seconds}
+        return self.sums[label]
 
     @property
     def phase(self) -> str:
@@ -95,7 +100,9 @@ class Spent(Struct, frozen=True):
     @property
     def longer(self) -> float:
         """The factor by which communication slows the computations beside it."""
-        own_s = sum(self.priced.by(operator).values()) if self.shared_s > 0 else 0.0
+        if self.shared_s <= 0:
+            return 1.0
+        own_s = sum(self.priced.by(operator).values())
         return 1.0 + self.shared_s / own_s if own_s > 0 else 1.0
 
 
@@ -144,5 +151,7 @@ class Host:
         return late_s
 
 
-def add_to(total: dict[K, float], key: K, value: float) -> None:
-    total[key] = total.get(key, 0.0) + value
+def add_all(total: dict[K, float], each: Mapping[K, float], times: float = 1.0) -> None:
+    """Add each value, so many times, to the total of its key."""
+    for key, value in each.items():
+        total[key] = total.get(key, 0.0) + value * times

@@ -16,7 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from sim.core.dtypes import dtype_bytes
 from sim.models.frameworks import FRAMEWORKS
@@ -29,6 +31,17 @@ if TYPE_CHECKING:
 FILE = Path(__file__).parents[1] / "presets" / "evidence.json"
 SHOWN = 3  # rows beside a result
 FEWEST_TABLES = 5  # of a group whose errors make an interval
+# What a factor of two in a feature adds to the distance.
+WEIGHTS = {
+    "active": 0.5,
+    "ranks": 0.15,
+    "seq_len": 0.15,
+    "tp": 0.2,
+    "pp": 0.2,
+    "cp": 0.3,
+    "ep": 0.2,
+    "bits": 1.0,
+}
 FAMILY = {"composer": "torch", "nanotron": "torch", "eager": "torch", "compiled": "torch"}
 
 
@@ -119,32 +132,46 @@ def published() -> tuple[Row, ...]:
     return tuple(Row(row[0], row[1], row[2], row[3], Features(*row[4])) for row in data["rows"])
 
 
+class _Columns(NamedTuple):
+    """Features of several steps by column; `sizes`: [steps, 8], those in `WEIGHTS`."""
+
+    sizes: NDArray[np.float64]
+    gpu: NDArray[np.str_]
+    architecture: NDArray[np.str_]
+    kind: NDArray[np.str_]
+    sharded: NDArray[np.bool_]
+    framework: NDArray[np.str_]
+    family: NDArray[np.str_]
+    year: NDArray[np.float64]
+
+
+def _columns(steps: Sequence[Features]) -> _Columns:
+    sizes = np.maximum([[getattr(f, name) for name in WEIGHTS] for f in steps], 1e-3)
+    same = [(f.gpu, f.architecture, f.kind, f.sharded, f.framework, _family(f), _year(f.date)) for f in steps]
+    return _Columns(sizes, *(np.array(column) for column in zip(*same, strict=True)))
+
+
+@lru_cache(maxsize=1)
+def _published_columns() -> _Columns:
+    return _columns([row.features for row in published()])
+
+
 def distance(a: Features, b: Features) -> float:
     """How unlike two steps are, from 0."""
-    gpu = 0.0 if a.gpu == b.gpu else 1.0 if a.architecture == b.architecture else 2.5
-    sizes = (
-        (a.active, b.active, 0.5),
-        (a.ranks, b.ranks, 0.15),
-        (a.seq_len, b.seq_len, 0.15),
-        (a.tp, b.tp, 0.2),
-        (a.pp, b.pp, 0.2),
-        (a.cp, b.cp, 0.3),
-        (a.ep, b.ep, 0.2),
-        (a.bits, b.bits, 1.0),
-    )
-    apart = sum([weight * abs(math.log2(max(x, 1e-3) / max(y, 1e-3))) for x, y, weight in sizes if x != y])
-    years = abs(_year(a.date) - _year(b.date))
-    return (
-        gpu
-        + apart
-        + 2.0 * (a.kind != b.kind)
-        + 0.5 * (a.sharded != b.sharded)
-        + (0.0 if a.framework == b.framework else 0.5 if _family(a) == _family(b) else 1.0)
-        + 0.15 * years
-    )
+    return float(_distances(a, _columns([b]))[0])
 
 
-@lru_cache(maxsize=256)  # hundreds of rows have a few dates
+def _distances(own: Features, others: _Columns) -> NDArray[np.float64]:
+    """How unlike a step is to each of several others."""
+    a, b = _columns([own]), others
+    gpu = np.where(a.gpu == b.gpu, 0.0, np.where(a.architecture == b.architecture, 1.0, 2.5))
+    framework = np.where(a.framework == b.framework, 0.0, np.where(a.family == b.family, 0.5, 1.0))
+    apart = np.abs(np.log2(a.sizes / b.sizes))
+    sizes = sum(weight * apart[:, i] for i, weight in enumerate(WEIGHTS.values()))
+    unlike = gpu + sizes + 2.0 * (a.kind != b.kind) + 0.5 * (a.sharded != b.sharded) + framework
+    return np.asarray(unlike + 0.15 * np.abs(a.year - b.year), dtype=np.float64)
+
+
 def _year(date: str) -> float:
     return int(date[:4]) + int(date[5:7]) / 12 if date else 2026.0
 
@@ -155,27 +182,18 @@ def _family(f: Features) -> str:
 
 def nearest(scenario: Scenario, count: int = SHOWN) -> tuple[Evidence, ...]:
     """The published rows nearest to a scenario, nearest first, of a table at most one."""
-    if scenario.model.program is not None:
+    if scenario.model.program is not None or not published():
         return ()
-    own, best = features_of(scenario), dict[str, tuple[float, Row]]()
-    for row in published():
-        d = distance(own, row.features)
-        if row.table not in best or d < best[row.table][0]:
-            best[row.table] = (d, row)
-    found = sorted(best.values(), key=lambda pair: pair[0])[:count]
-    return tuple(
-        Evidence(
-            r.table,
-            r.row,
-            "step_time",
-            r.measured,
-            r.predicted,
-            r.predicted / r.measured - 1.0,
-            round(d, 3),
-            in_words(r.features),
-        )
-        for d, r in found
-    )
+    apart, found = _distances(features_of(scenario), _published_columns()), dict[str, Evidence]()
+    for i in np.argsort(apart, kind="stable").tolist():
+        if len(found) == count:
+            break
+        r = published()[i]
+        if r.table not in found:
+            error, near = r.predicted / r.measured - 1.0, round(float(apart[i]), 3)
+            where = in_words(r.features)
+            found[r.table] = Evidence(r.table, r.row, "step_time", r.measured, r.predicted, error, near, where)
+    return tuple(found.values())
 
 
 def in_words(f: Features) -> str:

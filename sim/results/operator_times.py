@@ -10,16 +10,23 @@ Parts of the model sum up the same seconds; an operator's part is written down w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar
 
 from sim.programs import priced_items
+from sim.programs.priced_items import add_all
 from sim.results.metrics import text_of
 from sim.results.records import Record
 
 if TYPE_CHECKING:
-    from sim.core.timeline import Detail
+    from sim.core.timeline import Detail, RankClass
+    from sim.programs.compile import CompiledProgram
+    from sim.programs.priced_items import OfPart
     from sim.results.step import FinishedStep
+
+K = TypeVar("K")
+R = TypeVar("R")
 
 
 class OperatorTime(Record, frozen=True):
@@ -61,31 +68,46 @@ Runs = list[tuple[float, list[OperatorTime]]]  # seconds of a run, and its opera
 
 def time_by_operator(sim: FinishedStep) -> tuple[RankOperators, ...]:
     """By class of ranks; classes that run the same for equally long are one, however faults tell them apart."""
-    step_s = sim.step_time_s
-    alike: dict[tuple[OperatorTime, ...], list[int]] = {}
-    for c, programs in zip(sim.plan.classes, sim.built.programs, strict=True):
-        total: dict[tuple[str, str], float] = {}
-        for program, count in programs.items():
-            for key, seconds in program.operators.items():
-                total[key] = total.get(key, 0.0) + seconds * count
-        rows = sorted(total.items(), key=lambda row: -row[1])
-        alike.setdefault(tuple(_row(*key, seconds, step_s) for key, seconds in rows), []).extend(c.ranks)
-    return tuple(RankOperators(text_of(sorted(ranks)), min(ranks), rows) for rows, ranks in alike.items())
+
+    def row(key: tuple[str, str], seconds: float, share: float) -> OperatorTime:
+        return OperatorTime(*key, seconds, share)
+
+    return tuple([RankOperators(*found) for found in _by_class(sim, lambda program: program.operators, row)])
 
 
 def time_by_part(sim: FinishedStep) -> tuple[RankParts, ...]:
     """By class of ranks, as `time_by_operator`."""
+
+    def row(key: OfPart, seconds: float, share: float) -> PartTime:
+        return PartTime(key[0].value, key[1], seconds, share)
+
+    return tuple([RankParts(*found) for found in _by_class(sim, lambda program: program.by_part, row)])
+
+
+def _by_class(
+    sim: FinishedStep, seconds_of: Callable[[CompiledProgram], dict[K, float]], row: Callable[[K, float, float], R]
+) -> list[tuple[str, int, tuple[R, ...]]]:
+    """For classes with equal rows their ranks in words, the lowest, and the rows, longest first.
+
+    `row` makes a row of a key, its seconds in the step and their share of it.
+    """
     step_s = sim.step_time_s
-    alike: dict[tuple[PartTime, ...], list[int]] = {}
+    alike: dict[tuple[R, ...], list[RankClass]] = {}
     for c, programs in zip(sim.plan.classes, sim.built.programs, strict=True):
-        total: dict[tuple[str, str], float] = {}
+        total: dict[K, float] = {}
         for program, count in programs.items():
-            for (part, group), seconds in program.by_part.items():
-                total[part.value, group] = total.get((part.value, group), 0.0) + seconds * count
-        rows = sorted(total.items(), key=lambda row: -row[1])
-        times = tuple(PartTime(*key, seconds, seconds / step_s if step_s > 0 else 0.0) for key, seconds in rows)
-        alike.setdefault(times, []).extend(c.ranks)
-    return tuple(RankParts(text_of(sorted(ranks)), min(ranks), rows) for rows, ranks in alike.items())
+            add_all(total, seconds_of(program), count)
+        longest = sorted(total.items(), key=lambda pair: -pair[1])
+        rows = [row(key, seconds, seconds / step_s if step_s > 0 else 0.0) for key, seconds in longest]
+        alike.setdefault(tuple(rows), []).append(c)
+    return [(_named(classes), min(c.rank for c in classes), rows) for rows, classes in alike.items()]
+
+
+def _named(classes: Sequence[RankClass]) -> str:
+    first, last = min(c.ranks[0] for c in classes), max(c.ranks[-1] for c in classes)
+    if sum(len(c.ranks) for c in classes) == last - first + 1:  # classes have no rank in common, so none is missing
+        return text_of(range(first, last + 1))
+    return text_of(sorted(chain.from_iterable([c.ranks for c in classes])))
 
 
 def runs_of_details(sim: FinishedStep, details: Sequence[Detail]) -> list[Runs]:

@@ -42,6 +42,8 @@ class Record(Struct, frozen=True):
 
 def _plain(value: Any) -> Any:
     """Numbers, text, lists and dicts; tuples become lists."""
+    if value is None or isinstance(value, (float, str, int)):  # most values; enums of text among them
+        return value
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, (BaseModel, Scenario)):
