@@ -87,7 +87,7 @@ def main(
     study: Study,
 ) -> int:
     """Search all layouts of SCENARIO's GPUs over tp, sp, cp, pp, dp, ep, zero, schedule, virtual stages,
-    micro-batch size and recomputation; with --slo, of a serving SCENARIO over tp, pp and replicas."""
+    micro-batch size and recomputation; with --slo, of a serving SCENARIO over replicas or pools."""
     from sim.commands.search_tables import print_clusters, print_result
     from sim.views.search_page import search_page
 

@@ -20,28 +20,35 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print(f"{result['name']}: {result['gpus']:,} GPUs within {', '.join(result['slo'])}", highlight=False)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for head in ("requests/s", "tok/s/GPU", "first token p50, p99", "a token p50, p99", "next token p99"):
+    heads = (
+        "requests/s",
+        "tok/s/GPU",
+        "first token p50, p99",
+        "a token p50, p99",
+        "next token p99",
+        "kWh of 1M tokens",
+    )
+    for head in heads:
         table.add_column(head, justify="right")
     priced = any("cost_per_million_output_tokens" in row for row in result["best"])
     if priced:
         table.add_column("cost of 1M tokens", justify="right")
     table.add_column("layout")
     for row in result["best"][:top]:
-        table.add_row(*_cells(row, priced), " ".join(f"{k} {v}" for k, v in row["parallelism"].items() if v > 1) or "-")
+        table.add_row(*_cells(row, priced), _words(row["parallelism"]))
     if result["best"]:
         console.print(table)
     wanted, fewest = result["wanted_rate_per_s"], result["fewest_gpus"]
     if fewest is not None:
-        layout = " ".join(f"{k} {v}" for k, v in fewest["parallelism"].items())
         n = fewest["gpus"]
-        words = f"{n:,} GPU{'s' * (n != 1)} ({layout})"
+        words = f"{n:,} GPU{'s' * (n != 1)} ({_words(fewest['parallelism'], 1)})"
         console.print(f"the fewest GPUs for {wanted:g} requests/s: {words}", highlight=False)
     elif wanted is not None and any(not row["limit_found"] for row in result["best"]):
         console.print(f"the fewest GPUs for {wanted:g} requests/s: {NO_LIMIT}", highlight=False)
     elif wanted is not None:
         console.print(f"no layout serves {wanted:g} requests/s within these latencies", highlight=False)
     for refusal in result["refusals"]:
-        words = " ".join(f"{k} {v}" for k, v in refusal["parallelism"].items())
+        words = _words(refusal["parallelism"], 1)
         console.print(f"not simulated: {words}: {refusal['reason']}", highlight=False, markup=False)
     curve = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for head in ("tok/s/user", "tok/s/GPU", "requests/s/GPU"):
@@ -50,11 +57,19 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
     shown = result["curve"][:: max(1, len(result["curve"]) // CURVE_SHOWN)]
     for point in shown:
         figures = [point[k] for k in ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu", "rate_per_s_per_gpu")]
-        layout = " ".join(f"{k} {v}" for k, v in point["parallelism"].items() if v > 1) or "-"
-        curve.add_row(*(f"{x:,.4g}" for x in figures), layout)
+        curve.add_row(*(f"{x:,.4g}" for x in figures), _words(point["parallelism"]))
     if shown:
         console.print("throughput against speed for a user (best of all layouts and rates):", highlight=False)
         console.print(curve)
+
+
+def _words(degrees: dict[str, int], least: int = 2) -> str:
+    """The degrees of at least so many.
+
+    >>> _words({"tp": 1}), _words({"prefill_replicas": 2, "prefill_tp": 1}, 1)
+    ('-', 'prefill replicas 2 prefill tp 1')
+    """
+    return " ".join(f"{k.replace('_', ' ')} {v}" for k, v in degrees.items() if v >= least) or "-"
 
 
 def _cells(row: dict[str, Any], priced: bool) -> list[str]:
@@ -62,12 +77,12 @@ def _cells(row: dict[str, Any], priced: bool) -> list[str]:
     from sim.views.units import seconds
 
     if not row["rate_per_s"]:
-        return ["none", *["-"] * (4 + priced)]
+        return ["none", *["-"] * (5 + priced)]
     two = [
         ", ".join(seconds(row[k][p]) for p in ("p50", "p99"))
         for k in ("time_to_first_token_s", "time_per_output_token_s")
     ]
     rate = f"{row['rate_per_s']:.3g}" if row["limit_found"] else NO_LIMIT
     cells = [rate, f"{row['output_tokens_per_s_per_gpu']:,.0f}", *two]
-    cells.append(seconds(row["inter_token_latency_s"]["p99"]))
+    cells += [seconds(row["inter_token_latency_s"]["p99"]), f"{row['energy_kwh_per_million_output_tokens']:.3g}"]
     return [*cells, f"{row['cost_per_million_output_tokens']:.2f}"] if priced else cells

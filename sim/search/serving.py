@@ -1,7 +1,8 @@
 """Find the highest rate of requests that each layout of a serving scenario carries within promised latencies.
 
-A layout is a replica of tp x pp GPUs; a service of more GPUs has several replicas, each with its part of the requests.
-Bisection simulates a replica at one rate after another. Every simulated rate is a point of the curve of throughput and
+A layout is a unit that takes requests for itself: a replica of tp x pp GPUs, replicas that share their experts, or a
+pool for prompts with a pool for tokens. A service of more GPUs has several units, each with its part of the requests.
+Bisection simulates a unit at one rate after another. Every simulated rate is a point of the curve of throughput and
 interactivity.
 """
 
@@ -15,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
+from sim.engine.shared_links import Engine
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import Scenario, resolve
@@ -34,7 +36,7 @@ MOST_STEPS = 24  # doublings or halvings from the first guess: a factor of 16 mi
 
 
 class Point(Struct, frozen=True, dict=True):
-    """Hold the result of one replica at one rate of requests. `kept`: whether it keeps all promises."""
+    """Hold the result of one unit at one rate of requests. `kept`: whether it keeps all promises."""
 
     rate_per_s: float
     kept: bool
@@ -42,19 +44,35 @@ class Point(Struct, frozen=True, dict=True):
     result: dict[str, Any]
 
 
-class ReplicaSearch:
-    """Simulate one layout's replica at different rates, each rate once."""
+class Unit(Struct, frozen=True):
+    """The smallest service of a layout. `degrees`: how its `gpus` are used; `changes`: the scenario's keys that say so;
+    `many`: the degree that counts units."""
+
+    gpus: int
+    degrees: dict[str, int]
+    changes: dict[str, Any]
+    many: str = "dp"
+
+    def of(self, count: int) -> dict[str, int]:
+        """Return the degrees of a service of so many units."""
+        return {**self.degrees, self.many: count * self.degrees.get(self.many, 1)}
+
+
+class UnitSearch:
+    """Simulate one layout's unit at different rates, each rate once."""
 
     def __init__(self, scenario: Scenario, profile: Profile, slo: tuple[Promise, ...]) -> None:
         self.scenario, self.profile, self.slo = scenario, profile, slo
         self.points: dict[float, Point] = {}
+        alone = scenario.parallelism.dp == 1 and scenario.for_serving.disaggregated is None
+        self.engine: Engine = "static" if alone else "simpy"
 
     def at(self, rate_per_s: float) -> Point:
         """Simulate requests that arrive at this rate."""
         # Points are kept: the curve of all layouts consists of them.
         if rate_per_s not in self.points:
             requests = requests_at(self.scenario, rate_per_s)
-            served = simulate_serving(self.scenario, self.profile, requests, engine="static")
+            served = simulate_serving(self.scenario, self.profile, requests, engine=self.engine)
             result = served.result
             kept = all(p.kept(result) for p in self.slo)
             self.points[rate_per_s] = Point(rate_per_s, kept, share_within(served, self.slo), result)
@@ -66,7 +84,7 @@ class ReplicaSearch:
         # A pattern's requests have one distribution, so a few suffice. All requests of a trace are simulated.
         if isinstance(self.scenario.for_serving.requests, RequestPattern):
             requests = requests[:ALONE]
-        result = simulate_serving(self.scenario, self.profile, requests, engine="static").result
+        result = simulate_serving(self.scenario, self.profile, requests, engine=self.engine).result
         if not result["fits_in_memory"]:
             raise InputError("does not fit in memory")
         return all(p.kept(result) for p in self.slo)
@@ -75,7 +93,7 @@ class ReplicaSearch:
         """Return the highest rate that keeps all promises, within 2 %; None if requests one at a time break one.
 
         Raises:
-            InputError: if the replica does not fit in memory.
+            InputError: if the unit does not fit in memory.
         """
         # A promise that a lone request breaks is broken at every rate.
         if not self._alone():
@@ -125,11 +143,35 @@ def own_rate(scenario: Scenario) -> float | None:
     return len(found) / seconds if seconds > 0 else None
 
 
-def replicas_of(gpus: int) -> Iterator[tuple[int, int]]:
-    """Yield tp and pp of replicas that fill a number of GPUs evenly."""
+def units_of(base: Scenario, gpus: int) -> Iterator[Unit]:
+    """Yield the units that fill a number of GPUs evenly, of the kind that the scenario is."""
     for size in divisors(gpus):
+        if base.for_serving.disaggregated is not None:
+            yield from _pools(size)
+            continue
         for tp in divisors(size):
-            yield tp, size // tp
+            if base.parallelism.ep > 1:  # experts on all GPUs of the unit, attention on replicas of tp
+                degrees = {"tp": tp, "dp": size // tp, "ep": size}
+                yield Unit(size, degrees, {"parallelism": {**degrees, "pp": 1, "expert_tp": 1}})
+                continue
+            degrees = {"tp": tp, "pp": size // tp}
+            # Without expert parallelism the ranks of a replica split every expert, as vLLM does by default.
+            split = {} if base.model.moe is None else {"expert_tp": tp}
+            yield Unit(size, degrees, {"parallelism": {**degrees, "dp": 1, **split}})
+
+
+def _pools(gpus: int) -> Iterator[Unit]:
+    """Yield pools of replicas for prompts and for tokens on so many GPUs in all."""
+    for first in divisors(gpus):
+        for then in divisors(gpus):
+            for prompts in range(1, (gpus - then) // first + 1):
+                tokens, left = divmod(gpus - prompts * first, then)
+                # Twice the replicas of both pools are two units.
+                if left or math.gcd(prompts, tokens) > 1:
+                    continue
+                sizes = {"prefill": {"replicas": prompts, "tp": first}, "decode": {"replicas": tokens, "tp": then}}
+                degrees = {f"{pool}_{key}": n for pool, size in sizes.items() for key, n in size.items()}
+                yield Unit(gpus, degrees, {"inference": {"disaggregated": sizes}}, "services")
 
 
 def search_serving(
@@ -149,54 +191,48 @@ def search_serving(
         raise InputError(
             f"{source.label}: inference.batching: a static batch has no rate of requests; write continuous"
         )
-    if base.for_serving.disaggregated is not None:
-        raise InputError(f"{source.label}: inference.disaggregated: --slo searches replicas that do prefill and decode")
     if base.for_serving.autoscaling is not None:
         raise InputError(f"{source.label}: inference.autoscaling: --slo searches replicas that are always on")
     if base.parallelism.cp > 1:
         raise InputError(f"{source.label}: parallelism.cp: found {base.parallelism.cp}; --slo searches tp, pp and dp")
-    if base.parallelism.ep > 1:
-        raise InputError(f"{source.label}: parallelism.ep: found {base.parallelism.ep}; --slo searches tp, pp and dp")
-    gpus = gpus or base.parallelism.ranks
+    pools = base.for_serving.disaggregated
+    gpus = gpus or (base.parallelism.ranks if pools is None else pools.ranks)
     wanted, profile = own_rate(base), load_profile(base.calibration)
     layouts: list[dict[str, Any]] = []
     refusals: list[dict[str, Any]] = []
     curve: list[dict[str, Any]] = []
-    for tp, pp in replicas_of(gpus):
-        replicas, layout = gpus // (tp * pp), {"tp": tp, "pp": pp}
+    for unit in units_of(base, gpus):
+        units = gpus // unit.gpus
         try:
-            # Replicas share no queue, so a service of n replicas has n times the rate of one.
-            parallelism = merge(dict(source.data.get("parallelism") or {}), {**layout, "dp": 1})
-            if base.model.moe is not None:
-                # Without expert parallelism the ranks of a replica split every expert, as vLLM does by default.
-                parallelism["expert_tp"] = tp
-            scenario = resolve(replace(source, data={**source.data, "parallelism": parallelism}), name)
-            search = ReplicaSearch(scenario, profile, slo)
-            # The limit mostly lies within a few doublings of the rate that the scenario wants of one replica.
-            highest = search.highest((wanted or 1.0) / replicas)
+            # Units share no queue, so a service of n units has n times the rate of one.
+            scenario = resolve(replace(source, data=merge(dict(source.data), unit.changes)), name)
+            search = UnitSearch(scenario, profile, slo)
+            # The limit mostly lies within a few doublings of the rate that the scenario wants of one unit.
+            highest = search.highest((wanted or 1.0) / units)
         except InputError as error:
             # A layout may break a rule of the model (tp must divide heads) or not fit. The others remain.
-            refusals.append({"parallelism": layout, "reason": str(error)})
+            refusals.append({"parallelism": unit.degrees, "reason": str(error)})
             continue
-        row: dict[str, Any] = {"parallelism": {**layout, "dp": replicas}, "gpus": gpus, "replica_gpus": tp * pp}
-        sizes = replicas, gpus, price_per_gpu_hour, base.cluster.gpu.power_limit_w
+        row: dict[str, Any] = {"parallelism": unit.of(units), "gpus": gpus, "unit": unit.degrees}
+        row["unit_gpus"] = unit.gpus
+        sizes = units, gpus, price_per_gpu_hour, base.cluster.gpu.power_limit_w
         row |= _figures(highest, *sizes) if highest else {"rate_per_s": 0.0}
         row["limit_found"] = search.limit_found(highest)
         if wanted is not None:
-            own = search.at(wanted / replicas)
+            own = search.at(wanted / units)
             row["own_rate"] = _figures(own, *sizes)
-            # CLOSE is the search's resolution: a replica whose limit is 2 % below the wanted rate may carry it.
+            # CLOSE is the search's resolution: a unit whose limit is 2 % below the wanted rate may carry it.
             known = highest if row["limit_found"] else None
             needed = math.ceil(wanted / known.rate_per_s / CLOSE) if known else None
-            row["fewest_gpus"] = None if needed is None else max(1, needed) * tp * pp
+            row["fewest_gpus"] = None if needed is None else max(1, needed) * unit.gpus
         layouts.append(row)
-        curve += [_on_curve(p, layout, tp * pp) for p in search.points.values()]
+        curve += [_on_curve(p, unit) for p in search.points.values()]
     # All layouts fill the same GPUs, so the rate alone ranks them.
     layouts.sort(key=lambda row: -row["rate_per_s"])
     enough = [row for row in layouts if row.get("fewest_gpus")]
     fewest = min(enough, key=lambda row: (row["fewest_gpus"], -row["rate_per_s"]), default=None)
-    # A layout whose limit is not known may need only one replica.
-    unknown = [row["replica_gpus"] for row in layouts if not row["limit_found"]]
+    # A layout whose limit is not known may need only one unit.
+    unknown = [row["unit_gpus"] for row in layouts if not row["limit_found"]]
     if fewest is not None and any(n < fewest["fewest_gpus"] for n in unknown):
         fewest = None
     return {
@@ -206,26 +242,21 @@ def search_serving(
         "slo": [p.text for p in slo],
         "wanted_rate_per_s": wanted,
         "best": layouts,
-        "fewest_gpus": None
-        if fewest is None
-        else {
-            "gpus": fewest["fewest_gpus"],
-            "parallelism": {k: fewest["parallelism"][k] for k in ("tp", "pp")},
-        },
+        "fewest_gpus": None if fewest is None else {"gpus": fewest["fewest_gpus"], "parallelism": fewest["unit"]},
         "curve": _front(curve),
         "refusals": refusals,
     }
 
 
-def _figures(point: Point, replicas: int, gpus: int, price: float | None, power_limit_w: float) -> dict[str, Any]:
-    """Return the figures of a service of equal replicas, each at the point's rate."""
+def _figures(point: Point, units: int, gpus: int, price: float | None, power_limit_w: float) -> dict[str, Any]:
+    """Return the figures of a service of equal units, each at the point's rate."""
     result = point.result
-    tokens_per_s = replicas * result["output_tokens_per_s"]
+    tokens_per_s = units * result["output_tokens_per_s"]
     out = {
-        "rate_per_s": replicas * point.rate_per_s,
+        "rate_per_s": units * point.rate_per_s,
         "within_slo": point.kept,
         "share_within_slo": point.share_within,
-        "goodput_per_s": point.share_within * replicas * point.rate_per_s,
+        "goodput_per_s": point.share_within * units * point.rate_per_s,
         "output_tokens_per_s": tokens_per_s,
         "output_tokens_per_s_per_gpu": tokens_per_s / gpus,
     }
@@ -240,14 +271,14 @@ def _figures(point: Point, replicas: int, gpus: int, price: float | None, power_
     return out
 
 
-def _on_curve(point: Point, layout: dict[str, int], gpus: int) -> dict[str, Any]:
+def _on_curve(point: Point, unit: Unit) -> dict[str, Any]:
     # The median user, because a mean would follow the slowest answers.
     per_token_s = point.result["time_per_output_token_s"]["p50"]
     return {
-        "parallelism": layout,
-        "rate_per_s_per_gpu": point.rate_per_s / gpus,
+        "parallelism": unit.degrees,
+        "rate_per_s_per_gpu": point.rate_per_s / unit.gpus,
         "tokens_per_s_per_user": 1.0 / per_token_s if per_token_s > 0 else 0.0,
-        "output_tokens_per_s_per_gpu": point.result["output_tokens_per_s"] / gpus,
+        "output_tokens_per_s_per_gpu": point.result["output_tokens_per_s"] / unit.gpus,
         "within_slo": point.kept,
     }
 

@@ -123,7 +123,7 @@ class IterationCosts(Struct):
     chunks: dict[tuple[int, int, int, int], float] = field(
         default_factory=dict
     )  # by spec, chunk, cached and equal ones
-    seconds: dict[tuple[Work, int, int, int], float] = field(default_factory=dict)  # of `bills` by tokens
+    seconds: dict[tuple[Work, int, int, int, int], float] = field(default_factory=dict)  # of `bills`
     noted: list[tuple[Load, int]] = field(default_factory=list)  # what was computed, and how often (`sim.serve.noted`)
 
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
@@ -245,11 +245,11 @@ class IterationCosts(Struct):
         first = self._kept(work, spec, low, adapters)
         return first if share == 0.0 else first + share * (self._kept(work, spec, high, adapters) - first)
 
-    def _kept(self, work: Work, spec: int, tokens: int, adapters: int) -> float:
-        """Seconds at a kept size; without making a key for each question, of which there are ten thousands."""
-        found = self.seconds.get((work, spec, tokens, adapters))
+    def _kept(self, work: Work, spec: int, a: int, b: int, c: int = 0) -> float:
+        """Seconds at kept sizes; without making a key for each question, of which there are ten thousands."""
+        found = self.seconds.get((work, spec, a, b, c))
         if found is None:
-            found = self.seconds[work, spec, tokens, adapters] = self.bill(Key(work, spec, tokens, adapters)).seconds
+            found = self.seconds[work, spec, a, b, c] = self.bill(Key(work, spec, a, b, c)).seconds
         return found
 
     def _attention(self, load: Load, spec: int) -> float:
@@ -278,8 +278,7 @@ class IterationCosts(Struct):
 
     def _behind(self, spec: int, tokens: int, cached: int, equal: int) -> float:
         """As `_chunk`, of a kept size."""
-        keys = [(Key(Work.PREFILL, spec, tokens, kept, equal), part) for kept, part in around(cached)]
-        return sum([part * self.bill(key).seconds for key, part in keys])
+        return sum([part * self._kept(Work.PREFILL, spec, tokens, kept, equal) for kept, part in around(cached)])
 
     def _line(self, spec: int, decodes: int, low: int, queries: int) -> tuple[float, float]:
         """Single tokens' attention from the kept length number `low` to the next: seconds there, and for each token."""

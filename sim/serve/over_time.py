@@ -76,9 +76,9 @@ def _replica_changes(sim: ServingSimulation) -> tuple[Floats, Floats]:
 
 def _running_changes(replicas: Sequence[Replica]) -> tuple[Floats, Floats]:
     """When the number of running sequences changes, and by how much."""
-    times = [np.array(r.states.time_s) for r in replicas]
-    by = [np.diff(r.states.running, prepend=0) for r in replicas]
-    return np.concatenate(times), np.concatenate(by).astype(float)
+    states = [r.states.arrays() for r in replicas]
+    by = [np.diff(s.running, prepend=0.0) for s in states]
+    return np.concatenate([s.time_s for s in states]), np.concatenate(by)
 
 
 def _level(name: str, changes: Sequence[tuple[Floats, Floats]], edges: Floats) -> Level:

@@ -28,6 +28,7 @@ HEAD = (
     "A token p50",
     "A token p99",
     "Next token p99",
+    "kWh of a million tokens",
     "A million tokens",
 )
 
@@ -55,7 +56,7 @@ def layout_words(parallelism: Mapping[str, int]) -> str:
     >>> layout_words({"tp": 4, "pp": 1, "dp": 2}), layout_words({"tp": 1})
     ('tp 4, dp 2', 'one GPU')
     """
-    return ", ".join(f"{k} {v}" for k, v in parallelism.items() if v > 1) or "one GPU"
+    return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in parallelism.items() if v > 1) or "one GPU"
 
 
 def _headline(result: Result) -> list[Number]:
@@ -129,11 +130,12 @@ def _cells(row: Row) -> list[tuple[str, str]]:
         )
         for p in ps
     ]
-    cost = row.get("cost_per_million_output_tokens")
+    energy, cost = row["energy_kwh_per_million_output_tokens"], row.get("cost_per_million_output_tokens")
     return [
         (layout, layout),
         (f"{row['rate_per_s']:.9f}", f"{row['rate_per_s']:.3g}" if row["limit_found"] else NO_LIMIT),
         (f"{row['output_tokens_per_s_per_gpu']:.6f}", count(row["output_tokens_per_s_per_gpu"])),
         *[(f"{s:.12f}", seconds(s)) for s in times],
+        (f"{energy:.6f}", f"{energy:.3g}"),
         ("", "–") if cost is None else (f"{cost:.6f}", f"{cost:.2f}"),
     ]

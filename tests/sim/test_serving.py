@@ -127,7 +127,7 @@ def test_any_workload_is_served(
     for replica in sim.replicas:
         for iteration in replica.iterations:
             assert iteration.load.tokens <= inference["max_batch_tokens"]
-        states = replica.states
+        states = replica.states.arrays()
         assert 0 <= min(states.held) <= max(states.held) <= sim.capacity.blocks
         assert min(states.unused) >= 0
         assert 0 <= min(states.waste) <= max(states.waste) < 1
@@ -141,7 +141,8 @@ def test_littles_law(
 ) -> None:
     """Sequences that run, over time, are the times that each runs; and so with those that wait before them."""
     sim = simulate_serving(serving(inference, parallelism=parallelism), requests=requests, engine=engine)
-    spans = [(r.states.running, itertools.pairwise(r.states.time_s)) for r in sim.replicas]
+    states = [r.states.arrays() for r in sim.replicas]
+    spans = [(s.running, itertools.pairwise(s.time_s)) for s in states]
     running = sum(n * (b - a) for numbers, times in spans for n, (a, b) in zip(numbers, times, strict=False))
     assert running == pytest.approx(sum(s.finish_s - s.admitted_s for s in sim.sequences), rel=1e-9)
     queue, latency = sim.outcome.queue_time_s.mean, sim.outcome.request_latency_s.mean

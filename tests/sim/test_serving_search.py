@@ -75,6 +75,37 @@ def test_the_curve_trades_one_for_the_other(file: Path) -> None:
     assert len(curve) > 3
 
 
+def test_pools_are_searched_and_the_best_pair_keeps_its_promises(tmp_path: Path) -> None:
+    """On three GPUs there are one replica for prompts and two for tokens, or the reverse."""
+    file = tmp_path / "pools.yaml"
+    data = {**SMALL, "parallelism": {}, "inference": {**SMALL["inference"], "disaggregated": {}}}
+    file.write_text(json.dumps(data))
+    result = searched(file, "ttft_p99=0.05,itl_p99=0.01", "--gpus", "3")
+    degrees = [tuple(row["parallelism"].values()) for row in result["best"]]
+    assert sorted(degrees) == [(1, 1, 2, 1, 1), (2, 1, 1, 1, 1)]
+    best = result["best"][0]
+    pools = {
+        name: {"replicas": best["unit"][f"{name}_replicas"], "tp": best["unit"][f"{name}_tp"]}
+        for name in ("prefill", "decode")
+    }
+    requests = {**SMALL["inference"]["requests"], "rate_per_s": best["rate_per_s"]}
+    again = simulate_serving(parse_scenario({**data, "inference": {"requests": requests, "disaggregated": pools}}))
+    assert again.result["time_to_first_token_s"]["p99"] == best["time_to_first_token_s"]["p99"] <= 0.05
+    assert best["output_tokens_per_s_per_gpu"] == pytest.approx(again.result["output_tokens_per_s"] / 3)
+
+
+def test_replicas_that_share_experts_are_searched(tmp_path: Path) -> None:
+    """Of two GPUs: one with all experts, and both with half of them, whose attention is split or not."""
+    file = tmp_path / "experts.yaml"
+    moe = {"experts": 8, "top_k": 2, "ffn": 512}
+    model = {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "vocab": 1024, "ffn": 1024, "moe": moe}
+    file.write_text(json.dumps({**SMALL, "model": model, "parallelism": {"dp": 2, "ep": 2}}))
+    result = searched(file, "ttft_p99=0.05")
+    assert sorted([tuple(row["unit"].values()) for row in result["best"]]) == [(1, 1, 1), (1, 2, 2), (2, 1, 2)]
+    assert {row["parallelism"]["dp"] for row in result["best"]} == {1, 2}
+    assert all(row["own_rate"]["within_slo"] for row in result["best"])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

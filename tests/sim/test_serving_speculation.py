@@ -92,7 +92,7 @@ def test_any_workload_is_served(
     finished(simpy)
     for a, b in zip(quick.sequences, simpy.sequences, strict=True):
         assert b.finish_s == pytest.approx(a.finish_s, rel=1e-9)
-    waste = quick.replicas[0].states.waste
+    waste = quick.replicas[0].states.arrays().waste
     assert 0 <= min(waste) <= max(waste) < 1
 
 
