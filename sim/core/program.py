@@ -103,8 +103,9 @@ class Compute(Struct, frozen=True):
     matmul takes a 16-bit input and quantizes it, an attention is one of the measured points. `aligned`: false for a
     matmul whose sizes leave the fast kernels. `plain_host`: torch's own functions issue its kernels, whatever the
     framework. `looped`: one call of a library does, in a loop over groups. `strided`: bound by memory, over strided
-    tensors or unlike dtypes, for which torch has no vectorized kernel. `part`: whose work it is; no price depends on
-    it.
+    tensors or unlike dtypes, for which torch has no vectorized kernel. `single_elements`: where it is known how many
+    elements such a kernel handles one at a time, their number (`strided` is false then); `casts`: for how many
+    operands, with the result, it chooses a cast for each element. `part`: whose work it is; no price depends on it.
     """
 
     name: str
@@ -122,6 +123,8 @@ class Compute(Struct, frozen=True):
     plain_host: bool = False
     looped: bool = False
     strided: bool = False
+    single_elements: float = 0.0
+    casts: int = 0
     block: BlockRef | None = None
     part: Part = Part.OTHER
 

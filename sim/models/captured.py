@@ -10,7 +10,7 @@ import math
 
 from sim.core.program import Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CapturedOperator, Tensor
-from sim.models.captured_layout import is_transposing, kernel_of
+from sim.models.captured_layout import casts_of, is_transposing, kernel_of, single_elements
 from sim.models.head import ALIGNED
 from sim.prices.roofline import shape_flops
 
@@ -146,10 +146,18 @@ def _by_bytes(op: CapturedOperator) -> Compute:
     elements = max((x.elements for x in (*op.outputs, *op.inputs)), default=1)
     dtype = floats[0].dtype if floats else "fp32"
     kernel = kernel_of(op) if kind == "elementwise" else "adamw" if "adamw" in op.name else ""
-    kernels = KERNELS.get(op.name, 1)
-    flops = float(elements)
     return Compute(
-        op.name, kind, (max(1, elements),), dtype, flops, moved_bytes(op), _phase(op), kernels, kernel=kernel
+        op.name,
+        kind,
+        (max(1, elements),),
+        dtype,
+        float(elements),
+        moved_bytes(op),
+        _phase(op),
+        KERNELS.get(op.name, 1),
+        kernel=kernel,
+        single_elements=single_elements(op),
+        casts=casts_of(op),
     )
 
 

@@ -5,9 +5,20 @@
 
 from __future__ import annotations
 
+import math
+
 from sim.inputs.program_file import CapturedOperator, Tensor
 
 FLOATS = ("fp64", "fp32", "bf16", "fp16", "fp8")
+_POINTWISE = (
+    "add add_ sub mul mul_ div div_ neg pow rsqrt sqrt reciprocal exp log tanh tanh_backward sigmoid sigmoid_backward "
+    "silu silu_backward gelu gelu_backward relu threshold_backward where eq ne lt le gt ge square abs cos sin erf rsub "
+    "clamp clamp_ clamp_min masked_fill masked_fill_ bitwise_and bitwise_or bitwise_not logical_and logical_or "
+    "logical_not softplus softplus_backward floor_divide remainder lerp_ addcmul_ addcdiv_ clone copy_ _to_copy"
+)
+POINTWISE = frozenset(f"aten.{name}" for name in _POINTWISE.split())
+INTO_PART = ("aten.slice_backward", "aten.select_backward")  # zeros, and a copy into a part of them
+NARROW = ("bf16", "fp16")
 FUNCTIONS = {  # of one tensor; measured by themselves, as they compute more than they move where cores are slow
     "aten.tanh": "tanh",
     "aten.silu": "silu",
@@ -42,6 +53,80 @@ def kernel_of(op: CapturedOperator) -> str:
     if any(1 < x.elements < out.elements for x in op.inputs):
         return "broadcast"
     return "unary" if len(whole) == 1 else ""
+
+
+def is_vectorized(op: CapturedOperator) -> bool:
+    """Tell whether torch reads and writes several neighbouring elements at once.
+
+    torch has such kernels for pointwise operators whose operands lie in memory in one order without gaps and have one
+    dtype (ATen/native/cuda/CUDALoops.cuh: gpu_kernel_impl); a cast from 32 to 16 bits has its own (Copy.cu). A
+    concatenation of parts of tensors, and a copy into a part, have none. Operators that are not pointwise: true.
+
+    >>> row, x = Tensor("fp32", (64,), ()), Tensor("fp32", (32, 64), ())
+    >>> def add(*inputs): return CapturedOperator("aten.add", "forward", "", inputs, (x,), 1, False)
+    >>> is_vectorized(add(x, x)), is_vectorized(add(x, row)), is_vectorized(add(x, x._replace(dtype="bf16")))
+    (True, False, False)
+    """
+    if op.name in INTO_PART:
+        return False
+    if op.name == "aten.cat":
+        return not any(x.strides for x in op.inputs)
+    if op.name not in POINTWISE or not op.inputs:
+        return True
+    return _in_one_order((op.outputs or op.inputs)[0], op.inputs) and not casts_of(op)
+
+
+def single_elements(op: CapturedOperator) -> float:
+    """Return the elements that the operator's kernel handles one at a time; 0 if it is vectorized."""
+    if is_vectorized(op):
+        return 0.0
+    # The zeros around a part are written by another kernel, which is vectorized.
+    counted = op.inputs if op.name in INTO_PART else (*op.outputs, *op.inputs)
+    return float(max(math.prod(x.shape) for x in counted))
+
+
+def casts_of(op: CapturedOperator) -> int:
+    """Return the operands, with the result, for which a pointwise kernel chooses casts; 0 if dtypes are alike.
+
+    >>> x, y = Tensor("fp32", (32, 64), ()), Tensor("bf16", (32, 64), ())
+    >>> def casts(name, out, *inputs):
+    ...     return casts_of(CapturedOperator(name, "forward", "", inputs, (out,), 1, False))
+    >>> casts("aten.add", x, x, y), casts("aten._to_copy", x, y), casts("aten._to_copy", y, x)
+    (3, 2, 0)
+    """
+    if op.name not in POINTWISE or not op.inputs:
+        return 0
+    out = (op.outputs or op.inputs)[0]
+    # The target of a copy in place is its first input.
+    operands = (out, *(op.inputs[1:] if op.name == "aten.copy_" else op.inputs))
+    copied = op.name in ("aten._to_copy", "aten.copy_")
+    if copied and operands[-1].dtype == "fp32" and out.dtype in NARROW:
+        return 0
+    return len(operands) if len({x.dtype for x in operands if x.dtype in FLOATS}) > 1 else 0
+
+
+def _in_one_order(out: Tensor, operands: tuple[Tensor, ...]) -> bool:
+    """Tell whether all operands are as large as the result and lie in memory in its order, without gaps."""
+    shape = out.shape
+    if any(x.shape != shape for x in operands):
+        return False
+    strides = [x.strides or _contiguous(shape) for x in (out, *operands)]
+    dims = sorted((d for d, n in enumerate(shape) if n > 1), key=lambda d: strides[0][d])
+    expected = 1
+    for d in dims:
+        if any(s[d] != expected for s in strides):
+            return False
+        expected *= shape[d]
+    return True
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    count = 1
+    for n in reversed(shape):
+        strides.append(count)
+        count *= n
+    return tuple(reversed(strides))
 
 
 def _reduction(x: Tensor, out: Tensor) -> str:

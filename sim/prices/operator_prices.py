@@ -28,6 +28,8 @@ from sim.prices.kernel_tables import measured_bytes
 from sim.prices.profile import BlockPoint, CollectiveTable, Profile
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 from sim.prices.table_prices import TablePrices
+from sim.prices.unvectorized import MEASURED_APART, least_seconds, sm_clocks_per_s
+from sim.prices.unvectorized import UNCERTAINTY as UNVECTORIZED_UNCERTAINTY
 from topology.spec import GpuSpec
 
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline
@@ -56,6 +58,7 @@ class Costs:
         # Relative to the reference's limit, as `power_at_peak` is; below 1 for a GPU with a lowered limit.
         self._power_limit = gpu.power_limit_w / _reference_w(gpu, home)
         self._points = TablePrices(profile, self._device, reference, self.coefficients, self.launch_overhead_s)
+        self._sm_clocks_per_s = sm_clocks_per_s(gpu)
         self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
         # Tables of more ranks than cores are used only through `shared_cores`, which sets `ranks_per_core` to 1.
         self._collectives: dict[tuple[str, int], CollectiveTable] = {
@@ -134,8 +137,16 @@ class Costs:
         for price in (self._measured_block, self._grouped, self._attention, self._from_points):
             cost = price(op, pace)
             if cost is not None:
-                return cost
-        return self._throttled(op, self._roofline(op), pace)
+                return self._not_vectorized(op, cost)
+        return self._not_vectorized(op, self._throttled(op, self._roofline(op), pace))
+
+    def _not_vectorized(self, op: Compute, cost: Cost) -> Cost:
+        """Lengthen a kernel that handles one element at a time to the time of its instructions."""
+        # Points of such kernels have these instructions.
+        if not op.single_elements or (op.kernel in MEASURED_APART and self._points.knows(op)):
+            return cost
+        least_s = least_seconds(op, self._sm_clocks_per_s)
+        return cost if least_s <= cost.seconds else Cost(least_s, "interpolated", UNVECTORIZED_UNCERTAINTY)
 
     def _in_model(self, op: Compute, cost: Cost) -> Cost:
         """Add the time of modules and autograd on a CPU, whose core cannot compute meanwhile.

@@ -71,6 +71,10 @@ class TablePrices:
         """Tell whether the profile itself, not its kernel file, has points of exactly this operator and dtype."""
         return (op, dtype) in self._raw
 
+    def knows(self, op: Compute) -> bool:
+        """Tell whether there are points of exactly this operator's kernel."""
+        return f"{op.kind}:{op.kernel}" in self._ops
+
     def costs(self, op: Compute, shape: tuple[int, ...]) -> list[Cost]:
         """Return the cost of one kernel of `op` with this shape by each suitable table, in order of preference."""
         return [c for via in _candidates(op, self._ops) if (c := self._through(via, op, shape)) is not None]

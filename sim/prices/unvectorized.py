@@ -1,0 +1,39 @@
+"""Least seconds of torch's kernels that handle one element at a time.
+
+torch reads and writes several neighbouring elements at once only if all operands lie in memory in one order and have
+one dtype. Other kernels compute the place of each element (`OffsetCalculator`), or choose a cast for each operand of
+each element (`LoadWithCast`, `StoreWithCast`; ATen/native/cuda/CUDALoops.cuh: gpu_kernel_impl). Instructions bound
+them, not memory: they take as long on an H200 as on an H100. So a multiprocessor needs a number of clocks for an
+element.
+
+`tools/fit_unvectorized.py` fits the constants to chains of operators in eager torch: those of Liger 0.6 on an H100
+(liger_kernels.json) and those of `calibrate.run` on an H200 (scenarios/cuda/h200.json, 2026-11-20). Constants of one
+half of these chains predict the other half with a mean error of 4 to 5 %.
+"""
+
+from __future__ import annotations
+
+from sim.core.program import Compute
+from topology.spec import GpuSpec
+
+PLACE_CLOCKS = 0.70  # of one multiprocessor, for an element of tensors in different orders
+CAST_CLOCKS = 0.34  # for an element of each operand, with the result, if dtypes differ
+TRANSPOSE_CLOCKS = 1.7  # for an element whose neighbour lies in another row: the largest `permute` points of h200.json
+UNCERTAINTY = 0.1  # twice the mean error
+MEASURED_APART = ("broadcast", "mixed", "transposed")  # kernels of `calibrate.run` that are not vectorized
+
+
+def sm_clocks_per_s(gpu: GpuSpec) -> float:
+    """Return the clocks of all multiprocessors in a second; 0 if the data sheet does not say them."""
+    peak = gpu.peak_flops_per_s.get("bf16") or gpu.peak_flops_per_s.get("fp16", 0.0)
+    return peak / gpu.sm_flops_per_clock if gpu.sm_flops_per_clock else 0.0
+
+
+def least_seconds(op: Compute, clocks_per_s: float) -> float:
+    """Return the seconds that the instructions of a kernel which is not vectorized take; 0 for other kernels."""
+    if not op.single_elements or not clocks_per_s:
+        return 0.0
+    clocks = CAST_CLOCKS * op.casts if op.casts else PLACE_CLOCKS
+    if op.kind == "permute" or op.kernel == "transposed":
+        clocks = max(clocks, TRANSPOSE_CLOCKS)
+    return op.single_elements * clocks / clocks_per_s

@@ -1,0 +1,108 @@
+"""Kernels of captured programs that handle one element at a time, against published times of eager torch."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from sim.inputs.program_file import CapturedOperator, Tensor
+from sim.models.captured import compute_of
+from sim.models.captured_layout import is_vectorized, single_elements
+from sim.prices.operator_prices import Costs
+from sim.prices.profile import PointTable, Profile
+from sim.prices.profiles import load_profile
+from topology.presets import GPUS
+
+
+def made(name: str, out: Tensor, *inputs: Tensor) -> CapturedOperator:
+    return CapturedOperator(f"aten.{name}", "forward", "", inputs, (out,), 1, False)
+
+
+def seconds(gpu: str, *operators: CapturedOperator) -> float:
+    costs = Costs(load_profile(gpu), GPUS[gpu])
+    return sum(costs.compute(compute_of(op)).seconds for op in operators)
+
+
+def rope(tokens: int, heads: int, d: int) -> list[CapturedOperator]:
+    """Transformers' apply_rotary_pos_emb of one tensor, as a projection leaves it."""
+    x = Tensor("bf16", (1, heads, tokens, d), (heads * tokens * d, d, heads * d, 1))
+    half = Tensor("bf16", (1, heads, tokens, d // 2), x.strides)
+    negated = Tensor("bf16", half.shape, (heads * tokens * d // 2, d // 2, heads * d // 2, 1))
+    whole, angles = Tensor("bf16", x.shape, ()), Tensor("bf16", (1, 1, tokens, d), ())
+    return [
+        made("mul", x, x, angles),
+        made("neg", negated, half),
+        made("cat", whole, negated, half),
+        made("mul", whole, whole, angles),
+        made("add", x, x, whole),
+    ]
+
+
+@pytest.mark.parametrize(("tokens", "measured_s"), [(4096, 995e-6), (8192, 1933e-6), (16384, 3817e-6)])
+def test_rope_takes_as_long_as_on_an_a100(tokens: int, measured_s: float) -> None:
+    """Liger 0.2.1, huggingface, forward, hidden 8192, 32 query and 8 KV heads; these rows are in no fit."""
+    operators = [*rope(tokens, 32, 256), *rope(tokens, 8, 256)]
+    bytes_alone = sum(compute_of(op).bytes for op in operators) / (0.85 * 2.039e12)
+    assert seconds("a100-sxm", *operators) == pytest.approx(measured_s, rel=0.15)
+    assert bytes_alone < 0.7 * measured_s
+
+
+@pytest.mark.parametrize(("ffn", "measured_s"), [(8192, 383e-6), (16384, 750e-6), (32768, 1495e-6)])
+def test_halves_of_a_merged_projection_take_as_long_as_on_an_h100(ffn: int, measured_s: float) -> None:
+    """Liger 0.8.1, megatron_swiglu by torch, forward: neither kernel is vectorized, and each takes as long."""
+    half = Tensor("bf16", (2048, 4, ffn), (8 * ffn, 2 * ffn, 1))
+    whole = Tensor("bf16", (2048, 4, ffn), ())
+    silu, product = made("silu", whole, half), made("mul", whole, whole, half)
+    assert seconds("h100-sxm", silu, product) == pytest.approx(measured_s, rel=0.08)
+    assert seconds("h100-sxm", silu) == pytest.approx(seconds("h100-sxm", product), rel=0.02)
+
+
+def test_a_gpu_with_more_bandwidth_and_the_same_chip_is_no_faster() -> None:
+    x, row = Tensor("bf16", (32768, 4096), ()), Tensor("bf16", (4096,), ())
+    slow, fast = (seconds(gpu, made("add", x, x, row)) for gpu in ("h100-sxm", "h200-sxm"))
+    assert slow == pytest.approx(fast)
+    assert fast == pytest.approx(2**27 * 0.70 * 4096 / 989.4e12, rel=1e-3)
+    assert seconds("h200-sxm", made("add", x, x, x)) < 0.8 * seconds("h100-sxm", made("add", x, x, x))
+
+
+def test_each_operand_of_unlike_dtype_adds_a_cast() -> None:
+    wide, narrow = Tensor("fp32", (1 << 24, 4), ()), Tensor("bf16", (1 << 24, 4), ())
+    cast, total = made("_to_copy", wide, narrow), made("add", wide, wide, narrow)
+    chained = made("where", wide, wide, narrow, wide)
+    for less, more in pairwise((cast, total, chained)):
+        operands = len(more.inputs) + 1
+        assert seconds("h200-sxm", more) == pytest.approx(
+            seconds("h200-sxm", less) * operands / (operands - 1), rel=0.01
+        )
+    assert single_elements(made("_to_copy", narrow, wide)) == 0
+
+
+def test_what_torch_vectorizes() -> None:
+    x = Tensor("fp32", (4, 8, 16), ())
+    swapped = Tensor("fp32", (4, 8, 16), (128, 1, 8))
+    expanded = Tensor("fp32", (4, 8, 16), (128, 16, 0))
+    scalar = Tensor("fp32", (), ())
+    assert [is_vectorized(made("add", y, y, z)) for y, z in ((x, x), (swapped, swapped))] == [True, True]
+    assert not any(is_vectorized(made("add", x, x, y)) for y in (swapped, expanded, scalar))
+    assert is_vectorized(made("sum", scalar, swapped))
+    part = Tensor("fp32", (4, 2, 16), ())
+    assert single_elements(made("slice_backward", x, part)) == 4 * 2 * 16
+
+
+def test_points_of_such_kernels_have_their_instructions() -> None:
+    """A profile that measured sums with a row is used as it is; points of sums of two tensors are a lower limit."""
+    sizes = np.array([[2**n] for n in range(20, 32)])
+    plain, own = (
+        PointTable(op, "bf16", sizes, sizes[:, 0] / 4e12, np.full(12, 0.01), np.full(12, 9))
+        for op in ("elementwise", "elementwise:broadcast")
+    )
+    x, row = Tensor("bf16", (32768, 4096), ()), Tensor("bf16", (4096,), ())
+    op = compute_of(made("add", x, x, row))
+    without = Costs(Profile("x", "", points=(plain,)), GPUS["h200-sxm"]).compute(op).seconds
+    assert without == pytest.approx(2**27 * 0.70 * 4096 / 989.4e12, rel=1e-3)
+    measured = Costs(Profile("x", "", points=(plain, own)), GPUS["h200-sxm"]).compute(op).seconds
+    assert measured == pytest.approx(op.bytes / 4e12, rel=0.01)
+    unknown = GPUS["h200-sxm"].model_copy(update={"sm_flops_per_clock": 0})
+    assert Costs(Profile("x", "", points=(plain,)), unknown).compute(op).seconds == pytest.approx(measured, rel=0.01)
