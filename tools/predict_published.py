@@ -13,8 +13,10 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import astuple
@@ -24,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from sim.core.files import write_text  # noqa: E402
 from sim.inputs.scenario import parse_scenario  # noqa: E402
-from sim.results.evidence import FILE, Row, features_of, interval_factor, published  # noqa: E402
+from sim.results.evidence import FILE, Features, Row, features_of, interval_factor, published, sort_of  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
 from sim.validation.prediction import profile_named  # noqa: E402
 from sim.validation.tables import Row as TableRow  # noqa: E402
@@ -58,23 +60,74 @@ def tables() -> list[Path]:
     return [p for p in found if json.loads(p.read_text(encoding="utf-8")).get("kind") == "training_step"]
 
 
-def judge(rows: Sequence[Row]) -> None:
-    """Print for each table how many rows lie in intervals from the other tables' errors, and the intervals' width."""
-    by_table: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_table[row.table].append(row)
-    shares, widths = [], []
-    for name, mine in by_table.items():
+# Groups of rows, none of which is a single table, by which intervals are judged.
+GROUPS: tuple[tuple[str, Callable[[Features], bool]], ...] = (
+    ("all", lambda _: True),
+    ("dense", lambda f: f.kind == "dense"),
+    ("dense, Megatron", lambda f: f.kind == "dense" and f.framework == "megatron"),
+    ("dense, torch", lambda f: f.kind == "dense" and f.framework != "megatron"),
+    ("dense, 10B and more", lambda f: f.kind == "dense" and f.active >= 10.0),
+    ("dense, below 10B", lambda f: f.kind == "dense" and f.active < 10.0),
+    ("dense, Ampere", lambda f: f.kind == "dense" and f.architecture == "ampere"),
+    ("dense, Hopper", lambda f: f.kind == "dense" and f.architecture == "hopper"),
+    ("dense, Blackwell", lambda f: f.kind == "dense" and f.architecture == "blackwell"),
+    ("experts", lambda f: f.kind == "moe"),
+)
+
+
+class Judged(NamedTuple):
+    """A row, and half the width of its 90 % interval from the other tables' errors, as a logarithm."""
+
+    row: Row
+    half: float
+
+    @property
+    def error(self) -> float:
+        """Absolute logarithm of predicted ÷ measured."""
+        return abs(math.log(self.row.predicted / self.row.measured))
+
+
+def left_out(rows: Sequence[Row]) -> list[Judged]:
+    """Return each row with its interval from the errors of all tables but its own."""
+    found = []
+    for name in dict.fromkeys(row.table for row in rows):
         others = [row for row in rows if row.table != name]
-        factors = [interval_factor(row.features, others) for row in mine]
-        known = [(row, f.factor) for row, f in zip(mine, factors, strict=True) if f is not None]
-        inside = np.mean([abs(math.log(r.predicted / r.measured)) <= math.log(f) for r, f in known])
-        width = np.mean([f - 1.0 for _, f in known])
-        mean = np.mean([abs(r.predicted / r.measured - 1.0) for r in mine])
-        shares.append(inside)
-        widths.append(width)
-        print(f"{name:32s} {len(mine):3d} rows  error {mean:6.1%}  inside {inside:5.0%}  half width {width:6.1%}")
-    print(f"tables: mean inside {np.mean(shares):.0%}, mean half width {np.mean(widths):.1%}")
+        width = lru_cache(partial(interval_factor, rows=others))
+        for row in rows:
+            if row.table == name and (known := width(sort_of(row.features))) is not None:
+                found.append(Judged(row, math.log(known.factor)))
+    return found
+
+
+def judge(rows: Sequence[Row]) -> None:
+    """Print for each table and each group how many rows lie in intervals from the other tables' errors, and how wide
+    these are. The last column of groups is an interval that would know each table's own errors."""
+    judged = left_out(rows)
+    for name, mine in _by_table(judged).items():
+        print(f"{name:32s} {len(mine):3d} rows  error {_mean(j.error for j in mine):6.1%}  {_inside(mine)}")
+    for name, belongs in GROUPS:
+        tables = _by_table([j for j in judged if belongs(j.row.features)]).values()
+        if tables:
+            inside = _mean(_mean(j.error <= j.half for j in mine) for mine in tables)
+            half = _mean(_mean(math.expm1(j.half) for j in mine) for mine in tables)
+            own = _mean(math.expm1(np.quantile([j.error for j in mine], 0.9)) for mine in tables)
+            print(f"| {name} | {len(tables)} | {inside:.0%} | {half:.1%} | {own:.1%} |")
+
+
+def _by_table(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
+    found: dict[str, list[Judged]] = defaultdict(list)
+    for j in judged:
+        found[j.row.table].append(j)
+    return found
+
+
+def _inside(mine: Sequence[Judged]) -> str:
+    inside, half = _mean(j.error <= j.half for j in mine), _mean(math.expm1(j.half) for j in mine)
+    return f"inside {inside:5.0%}  half width {half:6.1%}"
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
 
 
 def main() -> None:

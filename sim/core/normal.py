@@ -6,6 +6,7 @@ import math
 
 SIGMA_PER_MAD = 1.4826  # standard deviations in a median absolute deviation
 NINETY_PERCENT = 1.645  # standard deviations on each side that hold 90 % of the values
+NINETY_BY_MEAN = 2.06  # means of |error| on each side that hold 90 % of the errors
 
 
 def normal_quantile(p: float) -> float:

@@ -8,14 +8,14 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from sim.core.normal import NINETY_BY_MEAN
 from sim.core.shipped import shipped_profiles
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
-from sim.results.evidence import Width, interval_factor, kind_of, published
+from sim.results.evidence import Features, Width, features_of, interval_factor, published, sort_of
 from sim.results.metrics import interval
 
 HELD_OUT = "held_out_mean_abs_error"  # a fitted profile's setting: of rows that the fit did not see
-NINETY_BY_MEAN = 2.06  # of a normal error: what 90 % of |error| lie below, by the mean of |error|
 
 
 class StepInterval(Struct, frozen=True):
@@ -32,8 +32,8 @@ def step_interval(
     """The interval of a step of `step_s` seconds; `shares`: its seconds by operator kind, source and uncertainty.
 
     A profile fitted to steps has the error on those that its fit did not see; another of one's own the uncertainty of
-    its points; a shipped one what published steps of the scenario's sort were off by, and where none is of its GPU's
-    architecture at least the prices' own.
+    its points; a shipped one the simulator's errors on published steps, and where none is of its GPU's architecture at
+    least the prices' own.
     """
     low_s, high_s = interval(step_s, dict(shares))
     own = "uncertainty of the prices"
@@ -54,20 +54,15 @@ def step_interval(
 
 def _width(scenario: Scenario) -> Width | None:
     """Of a cluster's several sorts of GPUs the widest."""
-    t, found = scenario.for_training, list[Width]()
-    for gpu in scenario.cluster.gpus:
-        width = _width_of(kind_of(scenario), gpu.architecture, t.framework)
-        found += [] if width is None else [width]
-    return max(found, key=lambda width: width.factor, default=None)
+    own = sort_of(features_of(scenario))
+    widths = [_width_of(own._replace(gpu=g.name, architecture=g.architecture)) for g in scenario.cluster.gpus]
+    return max((width for width in widths if width is not None), key=lambda width: width.factor, default=None)
 
 
 @lru_cache(maxsize=256)
-def _width_of(kind: str, architecture: str, framework: str) -> Width | None:
+def _width_of(sort: Features) -> Width | None:
     """A search asks it of thousands of steps of one sort."""
-    rows = published()
-    if not rows:
-        return None
-    return interval_factor(rows[0].features._replace(kind=kind, architecture=architecture, framework=framework))
+    return interval_factor(sort)
 
 
 @lru_cache(maxsize=1)

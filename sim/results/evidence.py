@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,16 +21,19 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.core.dtypes import dtype_bytes
+from sim.core.normal import NINETY_BY_MEAN
 from sim.models.frameworks import FRAMEWORKS
 from sim.models.parameters import count_parameters
 from sim.results.records import Record
 
 if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
     from sim.inputs.scenario import Scenario
 
 FILE = Path(__file__).parents[1] / "presets" / "evidence.json"
 SHOWN = 3  # rows beside a result
-FEWEST_TABLES = 5  # of a group whose errors make an interval
+FEWEST_TABLES = 5  # whose errors make an interval
+REACH = 2.0  # the distance over which a row's weight falls to 1/e, that of another kind of training
 # What a factor of two in a feature adds to the distance.
 WEIGHTS = {
     "active": 0.5,
@@ -104,12 +107,12 @@ def kind_of(scenario: Scenario) -> str:
 def features_of(scenario: Scenario) -> Features:
     """Features of a training scenario."""
     t, p, m = scenario.for_training, scenario.parallelism, scenario.model
-    gpu, active = scenario.cluster.gpu, round(count_parameters(m).active / 1e9, 3)
+    gpu = scenario.cluster.gpu
     return Features(
         gpu.name,
         gpu.architecture,
         kind_of(scenario),
-        active,
+        _active(m),
         p.ranks,
         p.tp,
         p.pp,
@@ -121,6 +124,12 @@ def features_of(scenario: Scenario) -> Features:
         FRAMEWORKS[t.framework].kin or t.framework,
         t.software_date or "",
     )
+
+
+@lru_cache(maxsize=64)  # candidates of a search share their model
+def _active(model: ModelConfig) -> float:
+    """Billions of parameters that a token passes."""
+    return round(count_parameters(model).active / 1e9, 3)
 
 
 @lru_cache(maxsize=1)
@@ -208,46 +217,35 @@ def in_words(f: Features) -> str:
     return f"{f.ranks:,} {f.gpu}, {size}{active} {f.kind}, {f.bits:.0f} bits, {f.framework}{when}"
 
 
-# From the most like a scenario on: what a group of published rows has in common with it, and that in words.
-GROUPS: tuple[tuple[Callable[[Features], tuple[str, ...]], str], ...] = (
-    (lambda f: (f.kind, f.architecture, _family(f)), "{kind} training with {family} on {architecture}"),
-    (lambda f: (f.kind, f.architecture), "{kind} training on {architecture} with any framework"),
-    (lambda f: (f.kind, _family(f)), "{kind} training with {family}, on any GPU"),
-    (lambda f: (f.kind,), "{kind} training"),
-    (lambda _: (), "training of any kind"),
-)
-LEVEL = 0.94  # of the errors of a group's tables, which count alike, lie within: then 90 % do on a table left out
+def sort_of(f: Features) -> Features:
+    """A step's features without its layout, sequence length and date.
+
+    Intervals do not depend on these: with them, intervals from other tables' errors are neither narrower nor surer. So
+    all candidates of a search have one interval.
+    """
+    return f._replace(ranks=1, tp=1, pp=1, cp=1, ep=1, sharded=False, seq_len=1, date="")
 
 
 def interval_factor(own: Features, rows: Sequence[Row] | None = None) -> Width | None:
-    """The factor within which published rows of a scenario's sort were met; None without any.
+    """The factor within which nine of ten published rows of a scenario's sort are met; None with too few tables.
 
+    It comes from the mean |log error| of all rows, in which nearer rows count more, and all tables alike before that.
     `rows`: in place of all that are shipped, such as without a table that is judged.
     """
     rows = published() if rows is None else rows
-    for key, words in GROUPS:
-        mine = [row for row in rows if key(row.features) == key(own)]
-        tables = {row.table for row in mine}
-        if len(tables) >= FEWEST_TABLES:
-            named = words.format(kind=own.kind, family=_family(own), architecture=own.architecture)
-            why = f"errors on {len(tables)} published tables of {named}"
-            if key is not GROUPS[0][0]:
-                alike = {row.table for row in rows if GROUPS[0][0](row.features) == GROUPS[0][0](own)}
-                known = f"only {len(alike)} of them are" if alike else "none of them is"
-                why += f" ({known} with {_family(own)} on {own.architecture})"
-            return Width(math.exp(_quantile(mine)), why)
-    return None
+    sizes = Counter([row.table for row in rows])
+    if len(sizes) < FEWEST_TABLES:
+        return None
+    apart = _distances(sort_of(own), _columns([sort_of(row.features) for row in rows]))
+    errors = [abs(math.log(row.predicted / row.measured)) for row in rows]
+    parts = np.exp(-apart / REACH) / [sizes[row.table] for row in rows]
+    mean = float(np.average(errors, weights=parts))
+    alike = {row.table for row in rows if _group(row.features) == _group(own)}
+    named = f"{own.kind} training with {_family(own)} on {own.architecture}"
+    known = f"{len(alike)} of them are" if len(alike) > 1 else "one of them is" if alike else "none of them is"
+    why = f"errors on {len(sizes)} published tables, of which nearer ones count more ({known} {named})"
+    return Width(math.exp(NINETY_BY_MEAN * mean), why)
 
 
-def _quantile(rows: Sequence[Row]) -> float:
-    """Of the rows' |log error|, every table weighing as much as the others."""
-    count: dict[str, int] = defaultdict(int)
-    for row in rows:
-        count[row.table] += 1
-    off = sorted((abs(math.log(row.predicted / row.measured)), 1.0 / count[row.table]) for row in rows)
-    reached, wanted = 0.0, LEVEL * len(count) - 1e-9
-    for error, weight in off:
-        reached += weight
-        if reached >= wanted:
-            return error
-    return off[-1][0]
+def _group(f: Features) -> tuple[str, str, str]:
+    return f.kind, f.architecture, _family(f)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sim.core.normal import NINETY_BY_MEAN
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profiles import load_profile
-from sim.results.certainty import HELD_OUT, NINETY_BY_MEAN
+from sim.results.certainty import HELD_OUT
 from sim.results.evidence import (
     FEWEST_TABLES,
+    REACH,
+    Features,
     Row,
     distance,
     features_of,
@@ -83,22 +88,61 @@ def made(table: str, errors: list[float], **features: Any) -> list[Row]:
 
 
 def test_tables_count_alike_whatever_their_rows() -> None:
-    """Nine of ten parts of the tables' weight: a table of a hundred small errors hides no table of one."""
+    """A table of a hundred small errors hides no table of one."""
     own = features_of(scenario())
-    rows = [*made("a", [0.01] * 100), *(row for name in "bcd" for row in made(name, [0.02])), *made("e", [-0.3])]
+    rows = [*made("a", [0.01] * 100), *(row for name in "bcd" for row in made(name, [-0.02])), *made("e", [-0.3])]
     width = interval_factor(own, rows)
     assert width is not None
-    assert width.factor == pytest.approx(math.exp(0.3))
-    assert width.why == "errors on 5 published tables of dense training with megatron on hopper"
+    assert math.log(width.factor) == pytest.approx(NINETY_BY_MEAN * (0.01 + 3 * 0.02 + 0.3) / 5)
+    assert "(5 of them are dense training with megatron on hopper)" in width.why
 
 
-def test_too_few_tables_of_a_sort_widen_the_group_and_are_named() -> None:
+def test_nearer_tables_count_more() -> None:
+    own = features_of(scenario())
+    near, far = made("a", [0.02]), [row for name in "bcde" for row in made(name, [0.2], kind="moe")]
+    width = interval_factor(own, [*near, *far])
+    assert width is not None
+    part = math.exp(-2.0 / REACH)  # another kind of training is 2 away
+    assert math.log(width.factor) == pytest.approx(NINETY_BY_MEAN * (0.02 + 4 * part * 0.2) / (1 + 4 * part))
+    assert "(one of them is dense" in width.why
+
+
+def test_an_interval_does_not_depend_on_the_layout() -> None:
+    own = features_of(scenario())
+    assert interval_factor(own._replace(tp=4, pp=2, ranks=512, sharded=True)) == interval_factor(own)
+    assert interval_factor(own._replace(active=100 * own.active)) != interval_factor(own)
+
+
+def test_what_is_far_from_all_tables_is_named_and_few_tables_make_no_interval() -> None:
     own = features_of(scenario())._replace(framework="nanotron")
     rows = [row for name in "abcdefgh"[:FEWEST_TABLES] for row in made(name, [0.1])]
     width = interval_factor(own, rows)
     assert width is not None
-    assert width.why.endswith("with any framework (none of them is with torch on hopper)")
-    assert interval_factor(own, rows[:1]) is None
+    assert width.why.endswith("(none of them is dense training with torch on hopper)")
+    assert interval_factor(own, rows[:-1]) is None
+
+
+@pytest.mark.parametrize(
+    ("belongs", "widest"),
+    [(lambda f: True, 0.16), (lambda f: f.kind == "dense", 0.16), (lambda f: f.framework == "megatron", 0.16)],
+)
+def test_nine_of_ten_rows_of_a_table_lie_in_intervals_made_without_it(
+    belongs: Callable[[Features], bool], widest: float
+) -> None:
+    tables: dict[str, list[Row]] = {}
+    for row in published():
+        tables.setdefault(row.table, []).append(row)
+    inside, half = [], []
+    for name, mine in tables.items():
+        others = [row for row in published() if row.table != name]
+        asked = [row for row in mine if belongs(row.features)][::4]
+        factors = [interval_factor(row.features, others) for row in asked]
+        pairs = [(row, width.factor) for row, width in zip(asked, factors, strict=True) if width is not None]
+        if pairs:
+            inside.append(statistics.fmean(1 / f <= row.predicted / row.measured <= f for row, f in pairs))
+            half.append(statistics.fmean(f - 1 for _, f in pairs))
+    assert 0.85 <= statistics.fmean(inside) <= 0.95
+    assert statistics.fmean(half) < widest
 
 
 def test_the_interval_of_a_shipped_profile_is_the_published_errors() -> None:
