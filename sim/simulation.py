@@ -52,7 +52,7 @@ from sim.results.fault_costs import blame
 from sim.results.graph_pools import pooled_peak_bytes
 from sim.results.memory import MemoryCurve, over_steps
 from sim.results.metrics import critical_path
-from sim.results.operator_times import as_json, time_by_operator, time_by_part
+from sim.results.operator_times import time_by_operator, time_by_part
 from sim.results.processes import Acted, processes_result, timeline_with_processes
 from sim.results.result import StepResult, make_result
 from sim.results.states import states
@@ -292,8 +292,8 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
     def result(self) -> dict[str, Any]:
         """`outcome` as plain data, as `sim.run --json` has it, with times by operator and part, summed here alone."""
         times = {
-            "time_by_operator": as_json(time_by_operator(self)),
-            "time_by_part": as_json(time_by_part(self)),
+            "time_by_operator": [row.to_json() for row in time_by_operator(self)],
+            "time_by_part": [row.to_json() for row in time_by_part(self)],
         }
         return self.outcome.to_json() | times | {"evidence": [row.to_json() for row in nearest(self.scenario)]}
 

@@ -25,34 +25,12 @@ UNUSED = {  # what numpy and pydantic would set up at import, a tenth of a short
     "OPENBLAS_NUM_THREADS": "1",  # threads for products of large matrices, of which there are none
     "PYDANTIC_DISABLE_PLUGINS": "__all__",  # looked for in the metadata of every package that is installed
 }
-
-
 END_WITHIN_S = 20.0  # of being asked to
 EXTRAS = {"torch": "calibrate", "torchao": "torchao", "transformers": "huggingface", "distributed": "dask"}
-LOOK_ALIKES = {  # one character each, so that columns stay where they are
-    "█": "#",
-    "▓": "=",
-    "░": ".",
-    "✓": "+",
-    "✗": "!",
-    "·": "-",
-    "–": "-",
-    "−": "-",
-    "—": "-",
-    "─": "-",
-    "…": "~",
-    "×": "x",
-    "÷": "/",
-    "µ": "u",
-    "→": ">",
-    "≤": "<",
-    "≥": ">",
-    "±": "~",
-    "‘": "'",
-    "’": "'",
-    "“": '"',
-    "”": '"',
-}
+# One character each, so that columns stay where they are.
+RARE = "█▓░✓✗·–−—─…×÷µ→≤≥±‘’“”"
+PLAIN = "#=.+!-----~x/u><>~''\"\""
+LOOK_ALIKES = dict(zip(RARE, PLAIN, strict=True))
 
 
 @contextmanager

@@ -6,7 +6,6 @@ SQLite exports of Nsight Systems; or captured programs (PREFIX.rank0.json.gz), w
 
 from __future__ import annotations
 
-import json as json_module
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,9 @@ from msgspec.structs import replace
 
 from sim.commands.command import Command
 from sim.commands.files_named import FILE, OUTPUT
-from sim.commands.options import engine_option, json_option, page_option, write_page
+from sim.commands.options import engine_option, json_option, page_option, write_page, write_trace
 from sim.core.errors import InputError
-from sim.core.files import read_json, write_json, write_text
+from sim.core.files import read_json, write_json
 from sim.inputs.file_kinds import NSYS_REPORTS, SQLITE, read_yaml_if_any, refuse_other_kind, starts_as_sqlite
 from sim.traces.changes import (
     Change,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from sim.engine.shared_links import Engine
 
 MAX_TRACES = 4096
+TIMES = ("end_s", "compute_s", "exposed_comm_s", "exposed_wait_s", "host_s")  # of a rank
 WANTED = "replay takes profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
 
 
@@ -122,10 +122,18 @@ def _captured(paths: Sequence[Path]) -> bool:
     """
     from sim.inputs.script_program import is_program
 
-    found = [is_program(p) for p in paths]
+    return _all_are("a captured program", paths, [is_program(p) for p in paths], "files")
+
+
+def _all_are(kind: str, paths: Sequence[Path], found: Sequence[bool], things: str = "traces") -> bool:
+    """Whether the files are of a kind, as `found` says of each.
+
+    Raises:
+        InputError: where some are and some are not.
+    """
     if any(found) and not all(found):
         one, other = paths[found.index(True)], paths[found.index(False)]
-        raise InputError(f"{other}: is not a captured program, but {one} is; give files of one kind")
+        raise InputError(f"{other}: is not {kind}, but {one} is; give {things} of one kind")
     return all(found)
 
 
@@ -162,26 +170,15 @@ def load(paths: Sequence[Path], step: int | None = None, groups: Path | None = N
 
     if len(paths) > MAX_TRACES:
         raise InputError(f"found {len(paths)} traces; at most {MAX_TRACES} are read at once")
-    nsys = [starts_as_sqlite(p) for p in paths]
-    if all(nsys):
+    if _all_are("a SQLite file", paths, [starts_as_sqlite(p) for p in paths]):
         return _load_nsys(paths, step, groups)
-    if any(nsys):
-        raise InputError(
-            f"{paths[nsys.index(False)]}: is not a SQLite file, but {paths[nsys.index(True)]} is; "
-            "give traces of one kind"
-        )
     contents = [read_bytes(p) for p in paths]
     for path, content in zip(paths, contents, strict=True):
         _refuse_no_trace(path, content)
-    kineto = [looks_like_kineto(c) for c in contents]
-    if all(kineto):
+    if _all_are("JSON", paths, [looks_like_kineto(c) for c in contents]):
         if groups is not None:
             raise InputError("--groups: is for Chakra traces; profiler traces name their groups' ranks")
         return join([read_kineto(p, i, c) for i, (p, c) in enumerate(zip(paths, contents, strict=True))], step)
-    if any(kineto):
-        raise InputError(
-            f"{paths[kineto.index(False)]}: is not JSON, but {paths[kineto.index(True)]} is; give traces of one kind"
-        )
     if step is not None:
         raise InputError("--step: Chakra traces are not divided into steps")
     return load_chakra(paths, contents, read_groups(groups) if groups is not None else None)
@@ -265,12 +262,8 @@ def make_result(unchanged: Replay, changed: Replay, asked: dict[str, Any]) -> di
 
 
 def _row(before: Any, after: Any) -> dict[str, Any]:
-    names = ("end_s", "compute_s", "exposed_comm_s", "exposed_wait_s", "host_s")
-    return (
-        {"rank": before.rank}
-        | {n: getattr(after, n) for n in names}
-        | {f"recorded_{n}": getattr(before, n) for n in names}
-    )
+    times = {n: getattr(after, n) for n in TIMES}
+    return {"rank": before.rank, **times, **{f"recorded_{n}": getattr(before, n) for n in TIMES}}
 
 
 def _communication(recording: Recording, unchanged: Replay, changed: Replay) -> list[dict[str, Any]]:
@@ -293,9 +286,7 @@ def _write(result: dict[str, Any], changed: Replay, json: str | None, html: Path
     if json is not None:
         write_json(json, result, indent=1)
     if trace is not None:
-        from sim.views.trace import trace_events
-
-        write_text(trace, json_module.dumps(trace_events(timeline(changed))))
+        write_trace(trace, timeline(changed))
     if html is not None:
         from sim.traces.page import replay_page
 
@@ -307,6 +298,7 @@ def _write(result: dict[str, Any], changed: Replay, json: str | None, html: Path
 
 def _print(result: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from sim.traces.page import asked
@@ -314,27 +306,20 @@ def _print(result: dict[str, Any]) -> None:
 
     console = Console()
     label = f", profiler step {result['profiler_step']}" if result["profiler_step"] is not None else ""
-    console.print(f"[b]{_plain(result['traces'])}[/b]: {len(result['ranks'])} of {result['world_size']} ranks{label}")
+    console.print(f"[b]{escape(result['traces'])}[/b]: {len(result['ranks'])} of {result['world_size']} ranks{label}")
     before, again = seconds(result["recorded_step_s"]), seconds(result["replayed_step_s"])
     if result["priced_on"]:
         console.print(f"on {result['priced_on']}: [b]{again}[/b] a step")
     else:
         console.print(f"recorded {before}, replayed unchanged {again} ({result['error'] * 100:+.2f} %)")
     if result["what_if"]:
-        words = _plain(", ".join(f"{k} {asked(v)}" for k, v in result["what_if"].items()))
+        words = escape(", ".join(f"{k} {asked(v)}" for k, v in result["what_if"].items()))
         after = f"[b]{seconds(result['step_time_s'])}[/b] ({result['change'] * 100:+.1f} %)"
         console.print(f"with {words}: {after}", soft_wrap=True)
     table = Table("rank", "ends", "compute", "exposed transfer", "waiting for ranks", "host alone")
     for row in result["per_rank"][:32]:
-        names = ("end_s", "compute_s", "exposed_comm_s", "exposed_wait_s", "host_s")
-        table.add_row(str(row["rank"]), *(seconds(row[n]) for n in names))
+        table.add_row(str(row["rank"]), *(seconds(row[n]) for n in TIMES))
     console.print(table)
     console.print(f"{result['nodes']:,} nodes, {result['engine']['path']} engine", style="dim")
     for warning in result["warnings"]:
-        console.print(f"note: {_plain(warning)}")
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+        console.print(f"note: {escape(warning)}")

@@ -37,12 +37,11 @@ def run_serving(scenario: Scenario, options: RunOptions) -> bool:
             whole |= {"slo": kept, "share_within_slo": within}
         write_json(options.json, whole, indent=1)
     if options.json != "-":
-        from sim.views.asked_numbers import spending_numbers
+        from sim.views.headline import spending_numbers
         from sim.views.serving_summary import print_serving
         from sim.views.terminal import standard_output
 
-        numbers = [] if spent is None else spending_numbers(spent)
-        print_serving(simulation.outcome, standard_output(), numbers, promises, within)
+        print_serving(simulation.outcome, standard_output(), spending_numbers(spent), promises, within)
     return simulation.outcome.fits_in_memory
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sim.studies.anchor import Anchor
     from sim.studies.goodput import Goodput
     from sim.studies.spending import Spending
-    from sim.views.headline import Number
 
 OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
 
@@ -103,24 +102,14 @@ def _show(simulation: Simulation, asked: _Asked, advice: Sequence[Tried] | None,
         write_json(options.json, simulation.result | written, indent=1)
     if options.json == "-":
         return
+    from sim.views.headline import anchor_numbers, spending_numbers
     from sim.views.summary import print_summary
     from sim.views.terminal import standard_output
 
-    print_summary(simulation.outcome, standard_output(), asked.goodput, _numbers(asked), advice or ())
+    numbers = [*anchor_numbers(asked.measured), *spending_numbers(asked.spending)]
+    print_summary(simulation.outcome, standard_output(), asked.goodput, numbers, advice or ())
     if options.operators:
         _print_operators(simulation)
-
-
-def _numbers(asked: _Asked) -> list[Number]:
-    """Headline numbers for what options ask."""
-    if asked.measured is None and asked.spending is None:
-        return []
-    from sim.views.asked_numbers import anchor_numbers, spending_numbers
-
-    return [
-        *([] if asked.measured is None else anchor_numbers(asked.measured)),
-        *([] if asked.spending is None else spending_numbers(asked.spending)),
-    ]
 
 
 def _print_operators(simulation: Simulation) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,80 +18,9 @@ from sim.core.errors import InputError
 ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s()]*)[ \t]*(?:#.*)?$")
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 MAX_CHARACTERS = 8 * 2**20
-FUSIONS = (
-    "no-bias-gelu-fusion",
-    "no-bias-swiglu-fusion",
-    "no-bias-dropout-fusion",
-    "no-masked-softmax-fusion",
-    "no-rope-fusion",
-)
+FUSIONS = ("bias-gelu", "bias-swiglu", "bias-dropout", "masked-softmax", "rope")
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "all_to_all"}
-WITHOUT_EFFECT = {  # on what a step takes and keeps
-    "adam-beta1",
-    "adam-beta2",
-    "adam-eps",
-    "ckpt-format",
-    "data-cache-path",
-    "data-path",
-    "distributed-backend",
-    "distributed-timeout-minutes",
-    "eval-interval",
-    "eval-iters",
-    "init-method-std",
-    "load",
-    "log-interval",
-    "log-num-zeros-in-grad",
-    "log-params-norm",
-    "log-throughput",
-    "lr",
-    "lr-decay-iters",
-    "lr-decay-samples",
-    "lr-decay-style",
-    "lr-warmup-fraction",
-    "lr-warmup-iters",
-    "lr-warmup-samples",
-    "make-vocab-size-divisible-by",
-    "master-addr",
-    "master-port",
-    "merge-file",
-    "min-lr",
-    "mock-data",
-    "moe-aux-loss-coeff",
-    "moe-grouped-gemm",
-    "moe-router-force-load-balancing",
-    "moe-router-load-balancing-type",
-    "moe-token-dispatcher-type",
-    "no-gradient-accumulation-fusion",
-    "no-load-optim",
-    "no-load-rng",
-    "no-save-optim",
-    "no-save-rng",
-    "node-rank",
-    "norm-epsilon",
-    "num-workers",
-    "rdzv-backend",
-    "rdzv-endpoint",
-    "rdzv-id",
-    "rotary-base",
-    "rotary-percent",
-    "save",
-    "save-interval",
-    "seed",
-    "split",
-    "tensorboard-dir",
-    "tokenizer-model",
-    "tokenizer-type",
-    "train-iters",
-    "train-samples",
-    "transformer-impl",
-    "use-flash-attn",
-    "use-mcore-models",
-    "use-rotary-position-embeddings",
-    "vocab-file",
-    "wandb-exp-name",
-    "wandb-project",
-    "weight-decay",
-}
+WITHOUT_EFFECT = files("sim.convert") / "megatron_without_effect.txt"  # on what a step takes and keeps
 
 
 def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
@@ -103,7 +33,8 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     p = _layout(s, machine)
     training = _training(s)
     model = machine.model or _model(s)
-    left = [f"--{name}" for name in s.left() if name not in WITHOUT_EFFECT]
+    without_effect = WITHOUT_EFFECT.read_text("utf-8").split()
+    left = [f"--{name}" for name in s.left() if name not in without_effect]
     notes = [f"not expressed here: {', '.join(left)}"] if left else []
     if "moe" in model and isinstance(model, dict):
         notes.append("experts are loaded evenly; model.moe.imbalance says otherwise")
@@ -249,7 +180,7 @@ def _training(s: Settings) -> dict[str, Any]:
         precision = "nvfp4"
     grads = "bf16" if s.flag("grad-reduce-in-bf16") else "fp32"
     s.take("accumulate-allreduce-grads-in-fp32")
-    fused = sum(s.flag(name) for name in FUSIONS) < len(FUSIONS)
+    fused = sum(s.flag(f"no-{name}-fusion") for name in FUSIONS) < len(FUSIONS)
     return without_none(
         {
             "seq_len": s.integer("seq-length"),

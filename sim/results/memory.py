@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from sim.core.actions import Kind
@@ -399,16 +400,6 @@ def over_steps(curve: MemoryCurve, step_time_s: float, optimizer_start_s: float,
     cut = np.sort(np.append(shift, optimizer_start_s))
     at = (np.searchsorted(shift, cut, side="right") - 1).clip(min=0)
 
-    def tiled(values: Bytes) -> Bytes:
-        return np.asarray(np.tile(values, steps)[at], dtype=np.float64)
-
-    optimizer = np.where(cut < optimizer_start_s, 0.0, tiled(curve.optimizer))
-    return MemoryCurve(
-        curve.rank,
-        cut,
-        tiled(curve.parameters),
-        tiled(curve.gradients),
-        optimizer,
-        tiled(curve.activations),
-        tiled(curve.buffers),
-    )
+    columns = {name: np.tile(getattr(curve, name), steps)[at] for name in AtMost._fields[:-1]}
+    columns["optimizer"] = np.where(cut < optimizer_start_s, 0.0, columns["optimizer"])
+    return replace(curve, time_s=cut, **columns)

@@ -130,8 +130,3 @@ def runs_of_details(sim: FinishedStep, details: Sequence[Detail]) -> list[Runs]:
 
 def _row(operator: str, phase: str, seconds: float, step_s: float) -> OperatorTime:
     return OperatorTime(operator, phase, seconds, seconds / step_s if step_s > 0 else 0.0)
-
-
-def as_json(rows: Sequence[RankOperators] | Sequence[RankParts]) -> list[dict[str, object]]:
-    """Plain data, a list entry for each class."""
-    return [row.to_json() for row in rows]

@@ -274,8 +274,7 @@ def _contention(sim: FinishedStep) -> Contention:
     graph = sim.built.graph
     slowed: list[Slowed] = []
     if sim.ran.flows is not None:
-        start_s, end_s = sim.span_arrays
-        slowed_s = end_s - start_s - graph.seconds
+        slowed_s = sim.times.end_s - sim.times.start_s - graph.seconds
         if sim.times.stretch is not None:
             slowed_s[sim.times.stretch != 1.0] = 0.0  # computations, slowed by their clock
         task, place, rows = graph.slots

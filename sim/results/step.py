@@ -70,11 +70,6 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
         ]
 
     @cached_property
-    def span_arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Start and end of every task."""
-        return self.times.start_s, self.times.end_s
-
-    @cached_property
     def names(self) -> list[str]:
         """The ranks of every class in words."""
         return [text_of(c.ranks) for c in self.plan.classes]
@@ -88,8 +83,10 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def levels(self) -> Levels:
         """Memory over time of all classes of ranks."""
-        scenario, stages = self.plan.scenario, self.stages
-        return pooled_levels(scenario, stages, self.built.actions, *self.span_arrays, self.states, self.expanded)
+        times, done = self.times, self.built.actions
+        return pooled_levels(
+            self.plan.scenario, self.stages, done, times.start_s, times.end_s, self.states, self.expanded
+        )
 
     @cached_property
     def memory(self) -> list[MemoryCurve]:

@@ -131,7 +131,6 @@ class GridPrices:
         # Faults would make equal ranks differ. `_fault_scale` of `bound.py` replaces them by one factor.
         self.plan = make_plan(scenario_of(space, x).model_copy(update={"faults": None}))
         self.pricing = Pricing(self.plan, costs, network)
-        self._dps: dict[int, DataParallel] = {}
         self._comms: dict[tuple[str, str, float], Priced] = {}
         self._sends: dict[tuple[int, int, float, bool], float] = {}
         # Classes are listed stage by stage, with the same number of lanes in each.
@@ -224,12 +223,10 @@ class GridPrices:
             self._sends[key] = self.pricing.send(a, b, size, forward).seconds
         return self._sends[key]
 
+    @cached
     def dp(self, zero: int) -> DataParallel:
         """Return the data parallelism of a ZeRO stage."""
-        if zero not in self._dps:
-            base = self.plan.scenario
-            changes = {"zero": zero, "accumulate_unsharded": self._space.accumulates(self._grid.pp, zero)}
-            parallelism = base.parallelism.model_copy(update=changes)
-            scenario = base.model_copy(update={"parallelism": parallelism})
-            self._dps[zero] = make_data_parallel(replace(self.plan, scenario=scenario))
-        return self._dps[zero]
+        base = self.plan.scenario
+        changes = {"zero": zero, "accumulate_unsharded": self._space.accumulates(self._grid.pp, zero)}
+        scenario = base.model_copy(update={"parallelism": base.parallelism.model_copy(update=changes)})
+        return make_data_parallel(replace(self.plan, scenario=scenario))

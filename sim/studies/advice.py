@@ -61,7 +61,7 @@ def tried_advice(simulation: Simulation, load: Load, effort: Effort = FULL) -> l
     found: list[Tried] = []
     for part in wanted:
         count = 0
-        for changes in _PROPOSALS.get(part, _none)(simulation.scenario):
+        for changes in _PROPOSALS[part](simulation.scenario) if part in _PROPOSALS else ():
             if changes in seen or count == most:
                 continue
             seen.add(changes)
@@ -94,107 +94,92 @@ def _simulated(before: Simulation, changes: Changes, load: Load) -> Simulation |
         return None
 
 
-def _none(scenario: Scenario) -> Iterator[Changes]:
-    yield from ()
-
-
-def _set(**values: object) -> Changes:
-    """Overrides in the form of `--set`; keys with `_` between section and name."""
-    sections = ("training", "parallelism")
-    out = []
-    for name, value in values.items():
-        section = next(s for s in sections if name.startswith(f"{s}_"))
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        out.append(f"{section}.{name.removeprefix(section + '_')}={text}")
-    return tuple(out)
-
-
 def _bubble(scenario: Scenario) -> Iterator[Changes]:
     p, t = scenario.parallelism, scenario.for_training
     if p.pp == 1:
         return
     if p.ep_overlap:
-        yield _set(parallelism_ep_overlap=False)
-    yield _set(parallelism_layers_per_stage="balanced")
-    yield _set(parallelism_schedule="zb_v")
+        yield ("parallelism.ep_overlap=false",)
+    yield ("parallelism.layers_per_stage=balanced",)
+    yield ("parallelism.schedule=zb_v",)
     if FORMS[p.schedule].least_stages is None:
-        yield _set(parallelism_schedule="interleaved_1f1b")
-    yield _set(parallelism_schedule="interleaved_1f1b", parallelism_virtual_stages=2 * max(2, p.virtual_stages))
-    yield _set(parallelism_schedule="zb_h1")
+        yield ("parallelism.schedule=interleaved_1f1b",)
+    yield ("parallelism.schedule=interleaved_1f1b", f"parallelism.virtual_stages={2 * max(2, p.virtual_stages)}")
+    yield ("parallelism.schedule=zb_h1",)
     if t.micro_batch_size % 2 == 0:
-        yield _set(training_micro_batch_size=t.micro_batch_size // 2)
+        yield (f"training.micro_batch_size={t.micro_batch_size // 2}",)
     if p.pp % 2 == 0:
-        yield _set(parallelism_pp=p.pp // 2, parallelism_dp=2 * p.dp)
+        yield (f"parallelism.pp={p.pp // 2}", f"parallelism.dp={2 * p.dp}")
 
 
 def _communication(scenario: Scenario) -> Iterator[Changes]:
     p = scenario.parallelism
     if p.tp > 1:
-        yield _set(parallelism_sp=True)
-        yield _set(parallelism_sp=True, parallelism_tp_overlap="full")
-        yield _set(parallelism_tp=p.tp // 2, parallelism_dp=2 * p.dp)
+        yield ("parallelism.sp=true",)
+        yield ("parallelism.sp=true", "parallelism.tp_overlap=full")
+        yield (f"parallelism.tp={p.tp // 2}", f"parallelism.dp={2 * p.dp}")
     if p.cp > 1:
-        yield _set(parallelism_cp_method="ring")
-        yield _set(parallelism_cp_split="zigzag")
+        yield ("parallelism.cp_method=ring",)
+        yield ("parallelism.cp_split=zigzag",)
     if p.ep > 1:
         # Hiding has a price: both halves of a pair end with it, so what waits for the first half waits for longer.
-        yield _set(parallelism_ep_overlap=not p.ep_overlap)
-        yield _set(parallelism_ep_dispatch_dtype="fp8")
+        yield (f"parallelism.ep_overlap={str(not p.ep_overlap).lower()}",)
+        yield ("parallelism.ep_dispatch_dtype=fp8",)
     if p.dp * p.cp > 1:
-        yield _set(parallelism_dp_sync="bucketed")
-        yield _set(parallelism_param_gather_overlap=True)
-        yield _set(parallelism_accumulate_unsharded=True)
-        yield _set(training_grad_reduce_dtype="bf16")
+        yield ("parallelism.dp_sync=bucketed",)
+        yield ("parallelism.param_gather_overlap=true",)
+        yield ("parallelism.accumulate_unsharded=true",)
+        yield ("training.grad_reduce_dtype=bf16",)
     if p.pp > 1:
-        yield _set(parallelism_p2p_overlap=True)
+        yield ("parallelism.p2p_overlap=true",)
     yield from _larger(scenario)
 
 
 def _below_peak(scenario: Scenario) -> Iterator[Changes]:
     p, t = scenario.parallelism, scenario.for_training
-    yield _set(training_framework="compiled")
+    yield ("training.framework=compiled",)
     if t.cross_entropy == "unfused":
-        yield _set(training_cross_entropy="fused")
+        yield ("training.cross_entropy=fused",)
     yield from _larger(scenario)
-    yield _set(training_attention="fused")
+    yield ("training.attention=fused",)
     if p.tp > 1:
-        yield _set(parallelism_tp=p.tp // 2, parallelism_dp=2 * p.dp)
-        yield _set(parallelism_sp=True)
+        yield (f"parallelism.tp={p.tp // 2}", f"parallelism.dp={2 * p.dp}")
+        yield ("parallelism.sp=true",)
 
 
 def _larger(scenario: Scenario) -> Iterator[Changes]:
     """Micro-batches of twice the size."""
     if scenario.micro_batches > 1:
-        yield _set(training_micro_batch_size=2 * scenario.for_training.micro_batch_size)
+        yield (f"training.micro_batch_size={2 * scenario.for_training.micro_batch_size}",)
 
 
 def _recompute(scenario: Scenario) -> Iterator[Changes]:
-    yield _set(training_recompute="none")
-    yield _set(training_recompute="selective")
+    yield ("training.recompute=none",)
+    yield ("training.recompute=selective",)
 
 
 def _optimizer(scenario: Scenario) -> Iterator[Changes]:
     if scenario.parallelism.dp * scenario.parallelism.cp > 1:
-        yield _set(parallelism_zero=1)
-    yield _set(training_framework="compiled")
+        yield ("parallelism.zero=1",)
+    yield ("training.framework=compiled",)
 
 
 def _to_fit(scenario: Scenario) -> Iterator[Changes]:
     """Less memory, the cheapest first."""
     p, t = scenario.parallelism, scenario.for_training
     if t.cross_entropy != "chunked":
-        yield _set(training_cross_entropy="chunked")
+        yield ("training.cross_entropy=chunked",)
     if t.micro_batch_size % 2 == 0:
-        yield _set(training_micro_batch_size=t.micro_batch_size // 2)
+        yield (f"training.micro_batch_size={t.micro_batch_size // 2}",)
     for stage in range(p.zero + 1, 4) if p.dp * p.cp > 1 else ():
-        yield _set(parallelism_zero=stage)
+        yield (f"parallelism.zero={stage}",)
     if t.recompute.mode != "full":
-        yield _set(training_recompute="selective")
-        yield _set(training_recompute="full")
+        yield ("training.recompute=selective",)
+        yield ("training.recompute=full",)
         if p.dp * p.cp > 1:
-            yield _set(parallelism_zero=3, training_recompute="full")
+            yield ("parallelism.zero=3", "training.recompute=full")
     if p.dp % 2 == 0:
-        yield _set(parallelism_tp=2 * p.tp, parallelism_dp=p.dp // 2, parallelism_sp=True)
+        yield (f"parallelism.tp={2 * p.tp}", f"parallelism.dp={p.dp // 2}", "parallelism.sp=true")
 
 
 _PROPOSALS: dict[str, Callable[[Scenario], Iterator[Changes]]] = {

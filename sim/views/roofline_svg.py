@@ -3,7 +3,9 @@
     python -m sim.views.roofline_svg a100-sxm > docs/roofline_a100.svg
 
 Attainable flops/s = min(peak, intensity · bandwidth), intensity in flops a byte (Williams, Waterman, Patterson 2009);
-one slope for each memory an operand may come from (`sim.views.on_chip` for what lies on the chip).
+one slope for each memory an operand may come from. Of a GPU's scratch memories (SRAM) a multiprocessor's serves 128
+bytes a clock: 32 banks of 4 bytes (NVIDIA's V100, A100 and H100 whitepapers). Its clock is taken from the data sheet's
+16-bit peak.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import sys
 from typing import NamedTuple
 
 from sim.prices.roofline import shape_bytes, shape_flops
-from sim.views.on_chip import sram_bytes_per_s
 from sim.views.units import rate
 from topology.presets import GPUS
 from topology.spec import GpuSpec
@@ -21,6 +22,19 @@ from topology.spec import GpuSpec
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 430, 88, 24, 18, 46
 LOW, HIGH = -2.0, 4.0  # log10 of the intensity shown
 FLOOR = 9.0  # log10 of the flops/s shown at the bottom
+BYTES_PER_CLOCK = 128
+
+
+def clock_hz(gpu: GpuSpec) -> float:
+    """Clock at which all tensor cores give the data sheet's peak in 16 bits."""
+    peak = gpu.peak_flops_per_s.get("fp16", gpu.peak_flops_per_s.get("bf16", 0.0))
+    return peak / (gpu.sm_count * gpu.sm_flops_per_clock)
+
+
+def sram_bytes_per_s(gpu: GpuSpec) -> float:
+    """Bandwidth of all multiprocessors' scratch memories together; 0 where the chip's figures are not known."""
+    known = gpu.sm_sram_bytes and gpu.sm_flops_per_clock
+    return BYTES_PER_CLOCK * gpu.sm_count * clock_hz(gpu) if known else 0.0
 
 
 class Point(NamedTuple):

@@ -310,7 +310,14 @@ def test_classes_together_as_one_by_one_and_without_times(
     for expand in (False, True):
         step = simulate(scenario, expand=expand)
         for i, (curve, row) in enumerate(zip(step.memory, step.levels.at_most(), strict=True)):
-            alone = levels([step.stages[i]], [step.built.actions[i]], *step.span_arrays, [step.states[i]], expand)
+            alone = levels(
+                [step.stages[i]],
+                [step.built.actions[i]],
+                step.times.start_s,
+                step.times.end_s,
+                [step.states[i]],
+                expand,
+            )
             names = ("time_s", *AtMost._fields[:-1])
             assert all(np.array_equal(getattr(curve, k), getattr(alone.curve(0, 0), k)) for k in names)
             assert row == AtMost(*(getattr(curve, k).max() for k in AtMost._fields[:-1]), curve.total.max())

@@ -13,8 +13,7 @@ from sim.core.program import Compute
 from sim.inputs.scenario import load_scenario, parse_scenario
 from sim.models.layer import layer_block
 from sim.simulation import simulate
-from sim.views.on_chip import clock_hz, sram_bytes_per_s
-from sim.views.roofline_svg import roofline_svg
+from sim.views.roofline_svg import clock_hz, roofline_svg, sram_bytes_per_s
 from topology.presets import GPUS
 
 ROOT = Path(__file__).parents[2]
