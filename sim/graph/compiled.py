@@ -201,9 +201,8 @@ class ActionPrograms:
             # Only communications that are separate tasks are loads on links.
             work = Collective(((class_index, local),)) if local is not None else None
             task_kinds.append(table.new_kind(detail, (table.row(class_index, stream, kind.upper()),), work=work))
-        row, detail = table.row(class_index, COMPUTE, name), Detail("", source=program.source, note=program.detail)
-        whole = WholeAction(class_index, program)
-        task_kinds[0] = table.new_kind(detail, (row,), program.compute_s, program.exposed_s, named_actions, whole)
+        row, whole = table.row(class_index, COMPUTE, name), WholeAction(class_index, program)
+        task_kinds[0] = table.new_kind(Detail(""), (row,), program.compute_s, program.exposed_s, named_actions, whole)
         return SingleTaskForm(seconds, task_kinds, list(streams), list(streams.values()))
 
     def _launches(self, class_index: int, program: CompiledProgram) -> Sequence[tuple[Launch, LocalTask | None]]:

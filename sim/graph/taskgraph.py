@@ -236,7 +236,10 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
                 actions = self.columns.steps[step]
                 key = (task_kind, *[action[0] for action in actions])
                 if key not in named:
-                    named[key] = detail._replace(name=name_of(actions))
+                    work = self.task_kinds[task_kind].work
+                    # What a whole action consists of is summed up for pages alone, so its kind does not hold it.
+                    shown = work.program.detail if isinstance(work, WholeAction) else detail
+                    named[key] = shown._replace(name=name_of(actions))
                 detail = named[key]
             out.append(detail)
         return out

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sim.models.layers import LayerSpec, layer_specs
+from sim.models.layers import layer_specs, spec_counts
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import prediction_layer
 
@@ -24,11 +23,9 @@ def model_flops_per_token(model: ModelConfig, seq_len: int, causal_half: bool = 
     over chunks, three times those of forward.
     """
     specs = (*layer_specs(model), *[prediction_layer(model)] * model.mtp_layers)
-
-    def attention_flops(spec: LayerSpec) -> float:
-        return 0.0 if spec.attention is None else spec.attention.core_flops(seq_len, causal_half)
-
-    attention = _over_layers(specs, attention_flops)
+    mixers = [spec.attention for spec in specs if spec.attention is not None]
+    flops = {x: x.core_flops(seq_len, causal_half) for x in {*mixers}}  # few differ, so each is asked once
+    attention = sum([flops[x] for x in mixers])
     return (4.0 if frozen else 6.0) * matmul_params_per_token(model) + attention
 
 
@@ -59,11 +56,5 @@ def matmul_params_per_token(model: ModelConfig) -> float:
     """Weights that a token is multiplied by: attention, MLP or its active experts and router, output (and MTP)."""
     output = model.hidden * model.vocab
     module = 2 * model.hidden**2 + prediction_layer(model).active_elements + output
-    layers = _over_layers(layer_specs(model), lambda spec: spec.active_elements)
-    return layers + output + model.mtp_layers * module
-
-
-def _over_layers(specs: Sequence[LayerSpec], number_of: Callable[[LayerSpec], float]) -> float:
-    """The sum of a number over layers; equal layers are one object, which is asked once."""
-    number = {id(spec): number_of(spec) for spec in {id(spec): spec for spec in specs}.values()}
-    return float(sum([number[id(spec)] for spec in specs]))
+    layers = sum(n * spec.active_elements for spec, n in spec_counts(model).items())
+    return float(layers + output + model.mtp_layers * module)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sim.models.layers import LayerSpec, attention_spec, layer_specs, mlp_spec, norm_elements
+from sim.models.layers import LayerSpec, attention_spec, mlp_spec, norm_elements, spec_counts
 from sim.models.layers.experts import Experts
 
 if TYPE_CHECKING:
@@ -56,23 +56,23 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     >>> count_parameters(gpt).total == 768 * 50257 + 12 * (12 * 768**2 + 13 * 768) + 2 * 768
     True
     """
-    specs = layer_specs(model)
-    dense = [spec.mlp for spec in specs if spec.mlp is not None and not isinstance(spec.mlp, Experts)]
-    experts = [spec.mlp for spec in specs if isinstance(spec.mlp, Experts)]
+    specs = spec_counts(model).items()
+    dense = [(spec.mlp, n) for spec, n in specs if spec.mlp is not None and not isinstance(spec.mlp, Experts)]
+    experts = [(spec.mlp, n) for spec, n in specs if isinstance(spec.mlp, Experts)]
     embedding = model.vocab * model.hidden
     parts = {
         "embedding": embedding,
         "positions": model.max_positions * model.hidden if model.positions == "learned" else 0,
         "head": 0 if model.tied_embeddings else embedding,
-        "attention": sum(spec.attention_parameters for spec in specs),
-        "mlp": sum(mlp.parameters for mlp in dense),
-        "router": sum(mlp.router_parameters for mlp in experts),
-        "shared_experts": sum(mlp.shared_parameters for mlp in experts),
-        "experts": sum(mlp.expert_parameters for mlp in experts),
-        "norms": sum(spec.norms * spec.norm_elements for spec in specs) + norm_elements(model),
+        "attention": sum(n * spec.attention_parameters for spec, n in specs),
+        "mlp": sum(n * mlp.parameters for mlp, n in dense),
+        "router": sum(n * mlp.router_parameters for mlp, n in experts),
+        "shared_experts": sum(n * mlp.shared_parameters for mlp, n in experts),
+        "experts": sum(n * mlp.expert_parameters for mlp, n in experts),
+        "norms": sum(n * spec.norms * spec.norm_elements for spec, n in specs) + norm_elements(model),
     }
     total = sum(parts.values())
-    idle = sum(mlp.parameters - mlp.active_parameters for mlp in experts)
+    idle = sum(n * (mlp.parameters - mlp.active_parameters) for mlp, n in experts)
     # A prediction module (arXiv 2412.19437, 2.2): a layer, two input norms, a 2h -> h matrix, an output norm.
     module = prediction_layer(model).parameters + 2 * model.hidden**2 + 3 * norm_elements(model)
     return ParameterCount(total=total, active=total - idle, **parts, mtp=model.mtp_layers * module)

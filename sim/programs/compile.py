@@ -89,25 +89,32 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def parts(self) -> dict[str, float]:
         """Seconds by operator; what the device waits for the host is `host`."""
-        return self._summed(priced_items.name, lambda x: "host", lambda x: 1.0)
+        return self._summed(priced_items.name, lambda priced: "host", [1.0] * len(self.spent))
 
     @cached_property
     def operators(self) -> dict[tuple[str, str], float]:
         """Seconds by (operator, phase); otherwise as `parts`, but what computing takes longer beside communications is
         spread over the operators of its task."""
-        return self._summed(priced_items.operator, lambda x: ("host", x.priced.phase), lambda x: x.longer)
+        return self._summed(priced_items.operator, lambda priced: ("host", priced.phase), self._longer)
 
     @cached_property
     def by_part(self) -> dict[OfPart, float]:
         """Seconds by part of the model and, of communication, group; otherwise as `operators`."""
-        return self._summed(priced_items.of_part, lambda x: (Part.HOST, ""), lambda x: x.longer)
+        return self._summed(priced_items.of_part, lambda priced: (Part.HOST, ""), self._longer)
 
-    def _summed(self, label: Label[K], host: Callable[[Spent], K], longer: Callable[[Spent], float]) -> dict[K, float]:
+    @cached_property
+    def _longer(self) -> list[float]:
+        return [x.longer for x in self.spent]
+
+    def _summed(self, label: Label[K], host: Callable[[Run | Sent], K], longer: Sequence[float]) -> dict[K, float]:
         total: dict[K, float] = {}
-        for x in self.spent:
-            add_all(total, x.priced.by(label), longer(x))
+        for x, factor in zip(self.spent, longer, strict=True):
+            # This runs for each task of each program, so it calls no function that adds.
+            for key, seconds in x.priced.by(label).items():
+                total[key] = total.get(key, 0.0) + seconds * factor
             if x.late_s > 0:
-                add_all(total, {host(x): x.late_s})
+                key = host(x.priced)
+                total[key] = total.get(key, 0.0) + x.late_s
         return total
 
     @cached_property
@@ -116,19 +123,16 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
         total: dict[tuple[str, str], float] = {}
         for x in self.spent:
             if isinstance(x.priced, Sent):
-                add_all(total, {(x.priced.item.kind, x.priced.item.group): x.priced.item.bytes})
+                key = (x.priced.item.kind, x.priced.item.group)
+                total[key] = total.get(key, 0.0) + x.priced.item.bytes
         return total
 
     @cached_property
-    def detail(self) -> str:
-        """The parts in words, longest first."""
+    def detail(self) -> Detail:
+        """The sources of the program's seconds, and its parts in words, longest first; the name is left out."""
         parts = sorted(self.parts.items(), key=lambda kv: -kv[1])
-        return ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in parts[:6])
-
-    @cached_property
-    def source(self) -> str:
-        """The source of the program's seconds."""
-        return "+".join(dict.fromkeys(s for _, s, _ in self.shares))
+        note = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in parts[:6])
+        return Detail("", source="+".join(dict.fromkeys(s for _, s, _ in self.shares)), note=note)
 
     @property
     def external(self) -> tuple[str, ...]:

@@ -52,12 +52,13 @@ class Run(Struct, frozen=True, eq=False):
 
     def by(self, label: Label[K]) -> dict[K, float]:
         """Seconds by a label."""
-        if label not in self.sums:
+        total: dict[K, float] | None = self.sums.get(label)
+        if total is None:
             total = self.sums[label] = {}
             for op, p in zip(self.items, self.priced, strict=True):
                 key = label(op, p)
                 total[key] = total.get(key, 0.0) + p.seconds
-        return self.sums[label]
+        return total
 
     @property
     def phase(self) -> str:
@@ -79,9 +80,10 @@ class Sent(Struct, frozen=True, eq=False):
 
     def by(self, label: Label[K]) -> dict[K, float]:
         """Seconds by a label."""
-        if label not in self.sums:
-            self.sums[label] = {label(self.item, self.priced): self.priced.seconds}
-        return self.sums[label]
+        total: dict[K, float] | None = self.sums.get(label)
+        if total is None:
+            total = self.sums[label] = {label(self.item, self.priced): self.priced.seconds}
+        return total
 
     @property
     def phase(self) -> str:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -201,6 +202,12 @@ def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
 
 
 @lru_cache(maxsize=64)
+def spec_counts(model: ModelConfig) -> dict[LayerSpec, int]:
+    """The distinct layers in order of appearance, and how many of the model's layers each is."""
+    return dict(Counter(layer_specs(model)))
+
+
+@lru_cache(maxsize=64)
 def layer_kinds(model: ModelConfig) -> tuple[int, ...]:
     """The number of each layer's spec among the distinct ones, in order of appearance."""
     numbers: dict[LayerSpec, int] = {}
@@ -217,4 +224,5 @@ __all__ = [
     "layer_specs",
     "mlp_spec",
     "norm_elements",
+    "spec_counts",
 ]
