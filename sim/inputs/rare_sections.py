@@ -33,7 +33,7 @@ def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
     if isinstance(inference.requests, RequestTrace):
         path = ("inference", "requests", "trace")
         changes["requests"] = RequestTrace(trace=found_file(inference.requests.trace, source, path))
-    if inference.speculative is not None:
+    if inference.speculative is not None and inference.speculative.draft is not None:
         draft = with_positions(inference.speculative.draft, sequence_length(None, inference))
         changes["speculative"] = inference.speculative.model_copy(update={"draft": draft})
     return inference.model_copy(update=changes)

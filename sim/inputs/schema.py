@@ -50,6 +50,8 @@ def scenario_schema() -> Schema:
     )
     for owner, key in (("Distillation", "teacher"), ("Speculative", "draft"), ("RewardModel", "model")):
         definitions[owner]["properties"][key] = {"$ref": "#/$defs/Model"}
+    draft = definitions["Speculative"]["properties"]["draft"]
+    definitions["Speculative"]["properties"]["draft"] = {"anyOf": [draft, _NULL], "default": None}
     _open_cluster(_section(ClusterSpec, definitions), definitions)
     nullable: dict[str, Schema] = {
         name: {"anyOf": [schema, _NULL], "default": None} for name, schema in sections.items()

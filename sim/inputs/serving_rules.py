@@ -68,15 +68,18 @@ def _pools(sections: Sections, inference: Inference) -> Problems:
 
 
 def _speculative(sections: Sections, inference: Inference) -> Problems:
-    """A draft has the model's vocabulary, and lies on the same tensor-parallel ranks."""
+    """A draft has the model's vocabulary and lies on the same tensor-parallel ranks, or is the model's own layer."""
     speculative, path = inference.speculative, ("inference", "speculative")
     if speculative is None:
         return
     draft, p = speculative.draft, sections.parallelism
-    if draft.vocab != sections.model.vocab:
+    if draft is None:
+        if not sections.model.mtp_layers:
+            yield (*path, "draft"), "found null; the model has no prediction layer (model.mtp_layers); name a model"
+    elif draft.vocab != sections.model.vocab:
         why = f"has a vocabulary of {draft.vocab}; the model that checks its tokens has {sections.model.vocab}"
         yield (*path, "draft"), why
-    if draft.heads % p.tp:
+    elif draft.heads % p.tp:
         yield (*path, "draft"), f"has {draft.heads} heads, which parallelism.tp ({p.tp}) must divide"
     if p.cp > 1:
         yield ("parallelism", "cp"), f"found {p.cp}; drafted tokens are not split over cp ranks; allowed: 1"

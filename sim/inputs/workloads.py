@@ -65,7 +65,7 @@ class Speculative(UserInput):
     """A draft model on the same GPUs proposes `tokens` tokens, each of which is accepted with probability
     `acceptance`, drawn from `seed`."""
 
-    draft: ModelConfig
+    draft: ModelConfig | None = Field(default=None, description="null: the model's own prediction layer (mtp_layers)")
     tokens: int = Field(default=4, ge=1, le=1000)
     acceptance: float = Field(default=0.7, ge=0, le=1)
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
@@ -141,7 +141,7 @@ class Inference(UserInput):
     autoscaling: Autoscaling | None = Field(default=None, description="how many of the dp replicas are on, by a rule")
     lora: ServedLora | None = Field(default=None, description="adapters of which each request uses one")
     weight_offload: WeightOffload | None = Field(default=None, description="weights in host memory, copied as needed")
-    speculative: Speculative | None = Field(default=None, description="a draft model, whose tokens are checked")
+    speculative: Speculative | None = Field(default=None, description="a draft, whose tokens are checked")
     disaggregated: Disaggregated | None = Field(
         default=None, description="pools of replicas for prompts and for the tokens after them, in place of parallelism"
     )

@@ -351,8 +351,8 @@ def prefill_parts(prefills: tuple[tuple[int, int, int], ...]) -> list[tuple[int,
     return out
 
 
-def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
-    """Prices for `scenario` out of `profile`."""
+def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec, ...] | None = None) -> IterationCosts:
+    """Prices for `scenario` out of `profile`, of the model's layers or of these in their place."""
     plan = make_plan(scenario)
     costs = costs_of(scenario, profile, PriceOptions(group_launch=False))  # serving libraries run all experts at once
     gpu, c = scenario.cluster.gpu, costs.profile.coefficients
@@ -364,7 +364,7 @@ def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     dims = replace(dims, one_kernel=_experts_measured(profile, dims))
     formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
     engine_s = 0.0 if parts is None else parts.engine
-    specs = layer_specs(scenario.model)
+    specs = specs or layer_specs(scenario.model)
     kinds, attentions = tuple(dict.fromkeys(specs)), _attentions(specs)
     stages, engine = _stages(plan, specs, kinds, attentions), ENGINES[scenario.for_serving.engine]
     lora = scenario.for_serving.lora

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from sim.inputs.scenario import Scenario
 from sim.models.activations import is_gated
 from sim.models.dims import ceil_div
@@ -149,6 +151,8 @@ def cache_capacity(
     per_token = tuple(cached_bytes(d, costs.attentions, s.attentions, mean) / d.cp for s in costs.stages)
     if draft is not None:
         (own,) = draft.stages
+        if i.speculative is not None and i.speculative.draft is None:  # the tables are the model's
+            own = replace(own, embedding=False, head=False)
         weights = (weights[0] + weight_bytes(draft.dims, draft.specs, own),)
         per_token = (per_token[0] + cached_bytes(draft.dims, draft.attentions, own.attentions, mean),)
     budget = scenario.cluster.gpu.memory_bytes * (1.0 if static else i.kv_cache.memory_fraction) - held_bytes

@@ -49,7 +49,7 @@ class Pool(Struct, frozen=True, eq=False, dict=True):
         own, speculative = replica_costs(self.costs, self.scenario, replica), self.scenario.for_serving.speculative
         if self.draft is None or speculative is None:
             return own
-        return SpeculativePrices(own, replica_costs(self.draft, self.scenario, replica), speculative.tokens)
+        return SpeculativePrices(own, replica_costs(self.draft, self.scenario, replica), speculative)
 
     @cached_property
     def bills(self) -> tuple[Bill, ...]:

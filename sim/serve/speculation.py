@@ -5,14 +5,19 @@ drafted ones those before the first rejected are kept, and the large model adds 
 the same probability, whatever became of others (their assumption); then an iteration yields (1 - a^(k+1)) / (1 - a)
 tokens on average (their equation 1). What happens to a request is drawn, not averaged, so that requests end at
 different times as they do; its draws depend on the seed, the request and the position alone, not on what else there is.
+
+The draft is a model of its own, or the model's multi-token prediction module, which drafts one token after another
+(DeepSeek-V3, section 5.4.3; vLLM and SGLang run the one module that is published as often as they draft tokens).
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Speculative
+from sim.models.served_prediction import prediction_module
 from sim.prices.profile import Profile
 from sim.serve.costs import IterationCosts, Load, iteration_costs
 from sim.serve.prices import Prices
@@ -60,7 +65,7 @@ class SpeculativePrices(Struct, frozen=True):
 
     target: Prices
     draft: Prices
-    tokens: int
+    speculative: Speculative
 
     @property
     def stages(self) -> tuple[object, ...]:
@@ -98,7 +103,10 @@ class SpeculativePrices(Struct, frozen=True):
             prompts = sum([q * alike for q, _, alike in load.prefills])
             out.append(Load(prompts, 0, 0, load.prefills, 0))
         if load.queries > 1:
-            out += [Load(n, n, load.decode_kv - n * (load.queries - 1 - i), (), n) for i in range(self.tokens)]
+            steps = range(self.speculative.tokens)
+            out += [Load(n, n, load.decode_kv - n * (load.queries - 1 - i), (), n) for i in steps]
+        if load.pooled and self.speculative.draft is None:  # the module's experts are spread as the model's are
+            out = [replace(own, pooled=max(1, round(load.pooled * own.tokens / load.tokens))) for own in out]
         return out
 
 
@@ -107,10 +115,9 @@ def draft_costs(scenario: Scenario, profile: Profile, speculative: Speculative) 
     inference = scenario.for_serving.model_copy(
         update={"speculative": None, "weight_offload": None, "engine": "bundled"}
     )
-    layout = {"layers_per_stage": (speculative.draft.layers,), "ep": 1, "expert_tp": 1}
-    own = {
-        "model": speculative.draft,
-        "inference": inference,
-        "parallelism": scenario.parallelism.model_copy(update=layout),
-    }
-    return iteration_costs(scenario.model_copy(update=own), profile)
+    model, specs, layout = speculative.draft, None, {"ep": 1, "expert_tp": 1}
+    if model is None:
+        model, specs, layout = scenario.model.model_copy(update={"layers": 1}), (prediction_module(scenario.model),), {}
+    parallelism = scenario.parallelism.model_copy(update={**layout, "layers_per_stage": (model.layers,)})
+    own = {"model": model, "inference": inference, "parallelism": parallelism}
+    return iteration_costs(scenario.model_copy(update=own), profile, specs)

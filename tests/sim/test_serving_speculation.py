@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
+from sim.models.operators import F, gemm
+from sim.models.served import served_norm
 from sim.serve.costs import Load, iteration_costs
 from sim.serve.memory import weight_bytes
 from sim.serve.requests import Request
@@ -65,6 +68,48 @@ def test_leviathans_expected_tokens(acceptance: float, tokens: int) -> None:
     assert use["tokens_per_verification"] == pytest.approx(expected, rel=0.03)
 
 
+def test_a_models_own_prediction_layer_drafts() -> None:
+    """Each drafted token costs a layer, a 2h → h projection, two norms, and the model's own embedding and head; the
+    module's weights and its part of the cache take memory, those tables do not."""
+    model = {**SMALL, "mtp_layers": 1}
+    speculative = {"tokens": 2, "acceptance": 1.0}
+    requests = {"prompt_len": 64, "output_len": 31, "count": 3}
+    sim = simulate_serving(serving({"requests": requests, "speculative": speculative}, model))
+    plain, layer = (iteration_costs(serving(model={**model, "layers": n}), sim.profile) for n in (SMALL["layers"], 1))
+    h = SMALL["hidden"]
+
+    def module_s(load: Load) -> float:
+        norms = [served_norm(layer.dims, "norm", load.tokens) for _ in range(2)]
+        extra = layer.prices.bill((*norms, gemm("projection", F, load.tokens, h, 2 * h, "bf16"))).seconds
+        return layer.stage_seconds(load)[0] + extra
+
+    expected = plain.stage_seconds(Load(192, 0, 0, ((64, 64, 3),), 3))[0]
+    expected += module_s(Load(192, 0, 0, ((64, 64, 3),), 0))
+    for done in range(0, 30, 3):
+        seen = 64 + done
+        expected += plain.stage_seconds(Load(9, 3, 3 * (seen + 3), (), 9, 3))[0]
+        expected += sum(module_s(Load(3, 3, 3 * (seen + 1 + i), (), 3)) for i in range(2))
+    assert sim.end_s == pytest.approx(expected, rel=1e-9)
+    more = sim.capacity.weight_bytes[0] - weight_bytes(plain.dims, plain.specs, plain.stages[0])
+    tables = replace(layer.stages[0], embedding=False, head=False)
+    assert more == weight_bytes(layer.dims, layer.specs, tables) + 2 * (2 * h * h + 3 * h)
+    assert sim.capacity.stage_token_bytes == (SMALL["layers"] + 1) * 2 * 2 * 32 * 2  # of two heads of 32
+
+
+def test_replicas_that_share_experts_share_those_of_the_prediction_layer() -> None:
+    """A rejected token of a module of one layer costs less than the model's four, and replicas go on in step."""
+    moe = {"experts": 8, "top_k": 2, "ffn": 256}
+    speculative = {"tokens": 1, "acceptance": 0.0}
+    requests = {"requests": {"prompt_len": 64, "output_len": 16, "count": 8}}
+    model = {**SMALL, "moe": moe, "mtp_layers": 1}
+    plain, spread = (
+        simulate_serving(serving({**requests, **own}, model, parallelism={"dp": 2, "ep": 2}))
+        for own in ({}, {"speculative": speculative})
+    )
+    assert plain.end_s < spread.end_s < 2 * plain.end_s
+    assert [s.finish_s for s in spread.replicas[0].sequences] == [s.finish_s for s in spread.replicas[1].sequences]
+
+
 def test_draws_are_a_requests_own() -> None:
     """What is accepted depends on request and position, not on who else is served."""
     alone, beside = drafted(0.5, count=1), drafted(0.5, count=1, max_batch_tokens=40)
@@ -111,7 +156,7 @@ def test_the_draft_takes_memory() -> None:
         ({"draft": DRAFT}, {"tp": 4}, "has 2 heads"),
         ({"draft": DRAFT}, {"pp": 2}, "parallelism.pp: found 2"),
         ({"draft": DRAFT, "acceptance": 1.5}, {}, "acceptance"),
-        ({"tokens": 3}, {}, "draft"),
+        ({"tokens": 3}, {}, "draft: found null; the model has no prediction layer"),
         ({"draft": "llama9"}, {}, "inference.speculative.draft"),
     ],
 )
