@@ -62,7 +62,8 @@ class CompiledLoss:
         self.recorder.operators.forget()
         model = self.step.model
         given = dict(zip(self.parameters, parameters, strict=True))
-        with torch.nn.utils.stateless._reparametrize_module(model, given):
+        # Otherwise a second name of a tied parameter keeps the old tensor, whose part of the gradient is not computed.
+        with torch.nn.utils.stateless._reparametrize_module(model, given, tie_weights=True):
             return self.step.loss()
 
     def _compiler(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

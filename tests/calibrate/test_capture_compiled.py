@@ -28,13 +28,18 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(Block(), Block())
 
 
-def captured(compiled: bool, classes: bool = False) -> tuple[list[CapturedOperator], int]:
-    """Launched operators, and the bytes that the forward saves; with `classes` the loss is a cross-entropy."""
+def captured(compiled: bool, classes: bool = False, tied: bool = False) -> tuple[list[CapturedOperator], int]:
+    """Launched operators, and the bytes that the forward saves; with `classes` the loss is a cross-entropy.
+
+    `tied`: both blocks have the same weights.
+    """
     from calibrate.capture import Step
     from calibrate.capture.run_step import record
 
     def make() -> Step:
         m, x = model(), torch.zeros(ROWS, WIDTH)
+        if tied:
+            m[1].up.weight, m[1].down.weight = m[0].up.weight, m[0].down.weight
         labels = torch.zeros(ROWS, dtype=torch.int64)
 
         def loss() -> torch.Tensor:
@@ -101,3 +106,12 @@ def test_a_cross_entropys_gradient_scatters_into_no_zeros() -> None:
     assert not [op.name for op in backward if "scatter" in op.name]
     logits = [op for op in backward if op.name.startswith("inductor") and op.outputs[0].shape == (ROWS, WIDTH)]
     assert any(x.dtype == "int64" for op in logits for x in op.inputs)
+
+
+def test_both_uses_of_a_tied_weight_give_a_gradient() -> None:
+    flops = [
+        sum(compute_of(op).flops for op in captured(compiled, tied=True)[0] if op.name in ("aten.mm", "aten.addmm"))
+        for compiled in (False, True)
+    ]
+    # Two products forward and four backward in each block; the input has no gradient, but its norm's weight has one.
+    assert flops == [12 * 2.0 * ROWS * WIDTH * 4 * WIDTH] * 2
