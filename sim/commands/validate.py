@@ -2,7 +2,8 @@
 
 Every row is predicted, or listed with the reason: `failed` are rows that the simulator should know and refused,
 `not_simulated` operators it has no use for and fitted parameters. `not_believed` are rows predicted without a
-batch limit that their table states and its own figures disprove (`sim.validation.running_requests`).
+batch limit that their table's own figures disprove (`sim.validation.running_requests`), or with the vocabulary that its
+assumptions state (`sim.validation.stated_vocabulary`).
 """
 
 from __future__ import annotations

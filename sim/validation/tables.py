@@ -3,7 +3,8 @@
 A row's scenario is the table's scenario with the row's merged over it, key by key. Of a training step it also has what
 the table says of its software (`sim.validation.stated`) and what that trainer's launch script sets
 (`sim.validation.launch_scripts`), unless the row says so itself. A batch limit that a row's own figures disprove is
-left out of all rows of its server (`sim.validation.running_requests`).
+left out of all rows of its server (`sim.validation.running_requests`). A vocabulary that the table's assumptions state
+for a model by name is the rows' (`sim.validation.stated_vocabulary`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sim.inputs.overrides import merge
 from sim.validation.launch_scripts import with_launch_script
 from sim.validation.running_requests import without_false_limits
 from sim.validation.stated import with_stated
+from sim.validation.stated_vocabulary import with_stated_vocabularies
 
 FORMAT = "measurements/1"
 KINDS = ("training_step", "kernel", "collective", "inference")
@@ -28,7 +30,7 @@ KINDS = ("training_step", "kernel", "collective", "inference")
 class Row(Struct, frozen=True):
     """One measurement: `data` is the row as it stands, `scenario` what was run, `measured` key → value, `answers`
     key → yes or no. `served_by`: what the table says of the software, the row's own `engine` first. `unreadable`: why
-    the row cannot be read; then it has no values. `not_believed`: what the table states and its figures disprove."""
+    the row cannot be read; then it has no values. `not_believed`: what the row states and its table disproves."""
 
     table: str
     kind: str
@@ -75,7 +77,8 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     source = {str(k): str(v) for k, v in _mapping(data.get("source"), f"{path}: source").items()}
     software = (str(data.get("software", "")), source.get("citation", ""))
     made = [_row(r, f"{path}: rows[{i}]", name, data["kind"], shared, software) for i, r in enumerate(rows)]
-    shown = without_false_limits(made)[:limit]
+    believed = with_stated_vocabularies(made, data.get("assumptions"))
+    shown = without_false_limits(believed)[:limit]
     return Table(name, str(data.get("title", name)), data["kind"], source, shown, str(path))
 
 
