@@ -248,6 +248,11 @@ def waves(
     return np.asarray(np.log(computed / (batch * m * n)), dtype=np.float64)
 
 
+def least_waves(batch: int, m: int, n: int, sm_count: int) -> float:
+    """Return computed elements ÷ result elements with the best of `TILES`; 1 if the multiprocessors are unknown."""
+    return math.exp(float(waves(batch, m, n, sm_count).min())) if sm_count > 1 else 1.0
+
+
 def lookup(table: Table, kind: str, shape: tuple[int, ...], sm_count: int) -> tuple[float, float, float] | None:
     """Return the efficiency at a shape on `sm_count` multiprocessors, the octaves outside the measured range, and the
     relative error.

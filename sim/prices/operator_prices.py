@@ -24,7 +24,7 @@ from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY
 from sim.prices.coefficients import AS_STATED, STRIDED, PriceOptions
 from sim.prices.collective_tables import collective_cost
 from sim.prices.cost import Cost, measured
-from sim.prices.kernel_tables import measured_bytes
+from sim.prices.kernel_tables import least_waves, measured_bytes
 from sim.prices.profile import BlockPoint, CollectiveTable, Profile
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 from sim.prices.table_prices import TablePrices
@@ -188,6 +188,10 @@ class Costs:
         whole = self._alone(one, pace)
         bandwidth = self._device.bandwidth_bytes_per_s * self.coefficients.streaming_efficiency
         seconds = whole.seconds + max(0.0, op.bytes - once) / bandwidth
+        if op.kernels == groups and not op.looped:
+            # Groups run one after another on one stream, and none fills the last wave of another.
+            alone, joined = (least_waves(b, a, c, self.gpu.sm_count) for b, a, c in ((1, *op.shape[1:3]), shape[:3]))
+            seconds *= max(1.0, alone / joined)
         # Dozens of small groups are bound by their launches.
         least = groups * self.coefficients.group_launch_s
         return Cost(max(seconds, least), "interpolated", math.hypot(whole.uncertainty, GROUPED_UNCERTAINTY))

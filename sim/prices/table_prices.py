@@ -30,6 +30,7 @@ from sim.prices.profile import PointTable, Profile
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 
 SCALED_UNCERTAINTY = 0.15  # of scaling a point from one GPU to another by the ratio of their rooflines
+SHOWN_FROM = 2.0  # times of a table's fastest point, from which on a kernel takes longer than its call
 _ATTENTION_KERNEL = "attention_forward:"
 
 
@@ -76,8 +77,22 @@ class TablePrices:
         return f"{op.kind}:{op.kernel}" in self._ops
 
     def costs(self, op: Compute, shape: tuple[int, ...]) -> list[Cost]:
-        """Return the cost of one kernel of `op` with this shape by each suitable table, in order of preference."""
-        return [c for via in _candidates(op, self._ops) if (c := self._through(via, op, shape)) is not None]
+        """Return the cost of one kernel of `op` with this shape by suitable tables, in order of preference.
+
+        Of kernels bound by memory, no table follows one that shows this kernel's own speed. Small kernels' points show
+        how long their calls take (a backward's, how long autograd takes), so that another table may know more.
+        """
+        found = []
+        for via in _candidates(op, self._ops):
+            cost = self._through(via, op, shape)
+            if cost is None:
+                continue
+            found.append(cost)
+            table = self._table(via.op, op.dtype, op.kind)
+            own = via.exact and op.kind in MEMORY_BOUND and cost.source != "roofline"
+            if own and table is not None and cost.seconds > SHOWN_FROM * float(table.seconds.min()):
+                break
+        return found
 
     def _through(self, via: _Candidate, op: Compute, shape: tuple[int, ...]) -> Cost | None:
         """Return the measured or interpolated cost of one kernel; None if the table has no point near it."""

@@ -6,7 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from sim.core.program import Compute, Phase
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured import compute_of
 from sim.models.captured_layout import is_vectorized, single_elements
@@ -106,3 +108,29 @@ def test_points_of_such_kernels_have_their_instructions() -> None:
     assert measured == pytest.approx(op.bytes / 4e12, rel=0.01)
     unknown = GPUS["h200-sxm"].model_copy(update={"sm_flops_per_clock": 0})
     assert Costs(Profile("x", "", points=(plain,)), unknown).compute(op).seconds == pytest.approx(measured, rel=0.01)
+
+
+def points(op: str, *measured: tuple[int, float]) -> PointTable:
+    sizes, seconds = np.array([[n] for n, _ in measured]), np.array([s for _, s in measured])
+    return PointTable(op, "fp32", sizes, seconds, np.full(len(seconds), 0.01), np.full(len(seconds), 9))
+
+
+def test_a_backward_s_own_points_price_it_where_they_show_its_speed() -> None:
+    """Softmax as `calibrate.run` timed it on an H200; the smallest backward shows autograd's call."""
+    forward = points("softmax", (8388608, 8.28e-6), (134217728, 57.67e-6), (1073741824, 423.34e-6))
+    backward = points("softmax_input_grad", (12582912, 79.77e-6), (201326592, 112.26e-6), (1610612736, 851.52e-6))
+    costs = Costs(Profile("x", "", points=(forward, backward)), GPUS["h200-sxm"])
+    x = Tensor("fp32", (131072, 2048), ())
+    op = replace(compute_of(made("_softmax_backward_data", x, x, x)), phase=Phase.INPUT_GRAD)
+    assert costs.compute(op).seconds == pytest.approx(op.bytes / 1.89e12, rel=0.05)
+
+
+def test_groups_that_run_one_after_another_each_end_with_a_wave() -> None:
+    """512 x 1536 are 192 tiles of 64 x 64, two waves of 132 multiprocessors; together the groups fill all waves."""
+    costs = Costs(load_profile("h200-sxm"), GPUS["h200-sxm"])
+    size = 128 * (512 * 2048 + 2048 * 1536 + 512 * 1536) * 4.0
+    flops = 2.0 * 128 * 512 * 1536 * 2048
+    at_once = Compute("experts", "grouped_gemm", (128, 512, 1536, 2048), "fp32", flops, size, Phase.FORWARD)
+    one_by_one = costs.compute(replace(at_once, kernels=128)).seconds
+    assert one_by_one == pytest.approx(costs.compute(at_once).seconds * 2 * 132 / 192, rel=0.01)
+    assert costs.compute(replace(at_once, kernels=128, looped=True)) == costs.compute(at_once)
