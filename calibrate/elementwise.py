@@ -5,6 +5,7 @@ A point's shape is (bytes,): the bytes that one kernel moves, counted as `sim.mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -106,6 +107,24 @@ def _transposed(x: Tensor) -> Tensor:
     return torch.ones(x.shape[1], x.shape[0], device=x.device, dtype=x.dtype).t()
 
 
+def _rotated(x: Tensor) -> Call:
+    """Join two halves of heads of 64, of which one is a view, as rotary embeddings do."""
+    heads = x.view(-1, 64)
+    first, second = heads[:, :32], -heads[:, 32:]
+    return partial(torch.cat, (second, first), -1)
+
+
+def _slice_backward(x: Tensor) -> Call:
+    """Put a gradient of half of the columns into zeros."""
+    half = x.shape[1] // 2
+    return partial(torch.ops.aten.slice_backward, x[:, :half].contiguous(), x.shape, 1, 0, half, 1)
+
+
+def _shuffled(x: Tensor) -> Tensor:
+    """Make the rows' numbers in random order."""
+    return torch.randperm(len(x), device=x.device)
+
+
 def _eager_forward(size: int) -> tuple[float, int]:
     """Return bytes and kernels as the simulator counts them."""
     t = rms_norm_eager(size)
@@ -138,7 +157,17 @@ _OPS: dict[str, tuple[Traffic, Maker]] = {
     "norm_eager_input_grad": (_eager_backward, _eager_norm_grad),
     "softmax": (_accesses(2), lambda x: partial(torch.softmax, x, -1)),
     "softmax_input_grad": (_accesses(3), partial(_grad, partial(torch.softmax, dim=-1))),
+    "softmax:safe": (_accesses(2), lambda x: partial(torch.ops.aten._safe_softmax, x, -1)),
     "permute": (_accesses(2), lambda x: lambda: x.t().contiguous()),
+    "elementwise:random": (_accesses(1), lambda x: partial(x.bernoulli_, 0.9)),
+    "elementwise:max_last": (_accesses(1), lambda x: partial(torch.max, x, -1)),
+    "copy:cat": (_accesses(2), _rotated),
+    "copy:slice_backward": (_accesses(2.5, 2), _slice_backward),
+    "embedding:index": (_accesses(2), lambda x: partial(torch.ops.aten.index, x, [_shuffled(x)])),
+    "embedding:index_put": (
+        _accesses(3),
+        lambda x: partial(torch.ops.aten.index_put, torch.zeros_like(x), [_shuffled(x)], x, True),
+    ),
 }
 
 
@@ -254,12 +283,12 @@ _OPTIMIZERS: dict[str, tuple[int, type[torch.optim.Optimizer], dict[str, bool]]]
 
 def _optimizer(bench: Bench, op: str, h: int) -> list[Record]:
     per_parameter, kind, options = _OPTIMIZERS[op]
-    parameters = [
-        torch.nn.Parameter(torch.randn(*shape, device=bench.device))
-        for shape in ((3 * h, h), (3 * h,), (h, h), (h,), (4 * h, h), (4 * h,), (h, 4 * h), (h,), (h,), (h,))
-    ]
-    for p in parameters:
-        p.grad = torch.randn_like(p)
-    timing = bench.time([kind(parameters, lr=1e-4, **options).step])  # type: ignore[call-arg, arg-type]
-    moved = per_parameter * sum(p.numel() for p in parameters)
-    return [point(f"optimizer:{op}", "fp32", (moved,), timing)]
+    shapes = ((3 * h, h), (3 * h,), (h, h), (h,), (4 * h, h), (4 * h,), (h, 4 * h), (h,), (h,), (h,))
+    moved = per_parameter * sum(math.prod(shape) for shape in shapes)
+    steps = []
+    for _ in range(bench.copies(moved)):  # between two of its steps, an optimizer's states leave the cache
+        parameters = [torch.nn.Parameter(torch.randn(*shape, device=bench.device)) for shape in shapes]
+        for p in parameters:
+            p.grad = torch.randn_like(p)
+        steps.append(kind(parameters, lr=1e-4, **options).step)  # type: ignore[call-arg, arg-type]
+    return [point(f"optimizer:{op}", "fp32", (moved,), bench.time(steps))]

@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,6 +20,24 @@ STANDARD_ERROR = 0.01  # of the median, at which repeating stops
 MIN_SAMPLES, MAX_SAMPLES = 5, 400
 CACHE_BYTES = {"cpu": 32 << 20, "cuda": 128 << 20}
 MAX_COPIES = 16
+
+
+class Turn:
+    """Calls the same work on different buffers in turn.
+
+    On a CPU the last results are kept, one for each buffer. Freed at once, each result would take the memory of the one
+    before it, which is in the cache; a training step writes its results to memory that is not.
+    """
+
+    def __init__(self, calls: Sequence[Callable[[], object]], device: str) -> None:
+        self.calls, self.buffers = itertools.cycle(calls), len(calls)
+        self.results = deque[object](maxlen=len(calls) if device == "cpu" else 0)
+
+    def run(self, times: int) -> None:
+        """Run the next calls."""
+        calls, keep = self.calls, self.results.append
+        for _ in range(times):
+            keep(next(calls)())
 
 
 class Timing(NamedTuple):
@@ -51,8 +70,8 @@ class Bench:
 
     def side_by_side(self, ways: Sequence[Sequence[Callable[[], object]]]) -> list[Timing]:
         """Time several implementations sample by sample in turn, so that a slow machine slows all of them."""
-        turns = [itertools.cycle(calls) for calls in ways]
-        inner = [self._warmed(turn, len(calls)) for turn, calls in zip(turns, ways, strict=True)]
+        turns = [Turn(calls, self.device) for calls in ways]
+        inner = [self._warmed(turn) for turn in turns]
         samples: list[list[float]] = [[] for _ in ways]
         end = time.perf_counter() + self.limit_s * len(ways)
         while not all(map(_settled, samples)) and (len(samples[0]) < 3 or time.perf_counter() < end):
@@ -60,10 +79,9 @@ class Bench:
                 found.append(self._sample(turn, n) / n)
         return [summarize(found) for found in samples]
 
-    def _warmed(self, turn: itertools.cycle[Callable[[], object]], calls: int) -> int:
+    def _warmed(self, turn: Turn) -> int:
         """Warm up and return how many calls a sample takes."""
-        for _ in range(min(calls, 4) + 1):
-            next(turn)()
+        turn.run(turn.buffers + 1)  # the first results take memory that no call has used
         once = max(self._sample(turn, 1), 1e-9)
         inner = max(1, math.ceil(SAMPLE_S / once))
         self._sample(turn, inner)
@@ -74,17 +92,15 @@ class Bench:
         wanted = math.ceil(2 * CACHE_BYTES[self.device] / max(bytes_, 1.0))
         return max(1, min(MAX_COPIES, wanted))
 
-    def _sample(self, turn: itertools.cycle[Callable[[], object]], inner: int) -> float:
+    def _sample(self, turn: Turn, inner: int) -> float:
         if self.device == "cpu":
             clock = time.process_time if self.cpu_seconds else time.perf_counter
             start = clock()
-            for _ in range(inner):
-                next(turn)()
+            turn.run(inner)
             return clock() - start
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         first.record()
-        for _ in range(inner):
-            next(turn)()
+        turn.run(inner)
         last.record()
         last.synchronize()
         return float(first.elapsed_time(last)) * 1e-3

@@ -21,10 +21,10 @@ ATTENTION = "aten._scaled_dot_product_"
 FLASH = "flash2"
 KINDS = {
     "norm": "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward native_group_norm",
-    "softmax": "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data",
+    "softmax": "_softmax _safe_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data",
     "cross_entropy": "nll_loss_forward nll_loss_backward",
     "embedding": "embedding embedding_dense_backward index index_put index_put_ index_select index_add gather scatter "
-    "scatter_add index_add_ scatter_add_ _unsafe_masked_index_put_accumulate",
+    "scatter_ scatter_add index_add_ scatter_add_ _unsafe_masked_index_put_accumulate",
     "cast": "_to_copy",
     "copy": "clone copy_ cat stack split_with_sizes_copy _chunk_cat slice_backward select_backward constant_pad_nd",
     "elementwise": "add add_ sub mul mul_ div div_ neg pow rsqrt sqrt reciprocal exp log tanh tanh_backward sigmoid "
@@ -33,7 +33,8 @@ KINDS = {
     "new_ones scalar_tensor arange cos sin cumsum eq ne lt le gt ge bitwise_and bitwise_or bitwise_not logical_and "
     "logical_or logical_not clamp clamp_ clamp_min masked_fill masked_fill_ rsub abs square softplus topk sort argsort "
     "histc bincount softplus_backward tril triu floor_divide remainder repeat roll flip linalg_vector_norm "
-    "erf unsqueeze_ squeeze_ lerp_ addcmul_ addcdiv_ randn normal_ uniform_ random_",
+    "erf unsqueeze_ squeeze_ lerp_ addcmul_ addcdiv_ randn normal_ uniform_ random_ "
+    "bernoulli_ logical_and_",
     "optimizer": "_fused_adamw_ _fused_adam_ _fused_sgd_",
 }
 KIND_OF = {f"aten.{name}": kind for kind, names in KINDS.items() for name in names.split()}
@@ -47,6 +48,17 @@ KERNELS = {
     "aten.nll_loss_backward": 2,
     "aten.cat": 1,
 }
+KERNEL_OF = {  # of operators whose kernel differs from their kind's; where a profile lacks it, the kind's points serve
+    "aten._safe_softmax": "safe",
+    "aten.cat": "cat",
+    "aten.slice_backward": "slice_backward",
+    "aten.select_backward": "slice_backward",
+    "aten.index": "index",
+    "aten.index_put": "index_put",
+    "aten.index_put_": "index_put",
+    "aten._fused_adamw_": "adamw",
+}
+WRITES_ALONE = ("aten.fill_", "aten.zero_", "aten.bernoulli_", "aten.normal_", "aten.uniform_", "aten.random_")
 FLOATS = ("fp32", "bf16", "fp16", "fp8")
 COPIES = ("aten.clone", "aten.copy_")
 
@@ -145,7 +157,7 @@ def _by_bytes(op: CapturedOperator) -> Compute:
     floats = [x for x in (*op.outputs, *op.inputs) if x.dtype in FLOATS]
     elements = max((x.elements for x in (*op.outputs, *op.inputs)), default=1)
     dtype = floats[0].dtype if floats else "fp32"
-    kernel = kernel_of(op) if kind == "elementwise" else "adamw" if "adamw" in op.name else ""
+    kernel = kernel_of(op) if kind == "elementwise" else KERNEL_OF.get(op.name, "")
     return Compute(
         op.name,
         kind,
@@ -175,7 +187,7 @@ def moved_bytes(op: CapturedOperator) -> float:
     if op.name in ("aten.copy_", "aten._foreach_copy_"):
         return read  # the target is among the inputs, and written alone
     if op.name.endswith("_") and not op.name.startswith("aten._foreach"):
-        return read if op.name in ("aten.fill_", "aten.zero_") else read + (op.inputs[0].bytes if op.inputs else 0)
+        return read if op.name in WRITES_ALONE else read + (op.inputs[0].bytes if op.inputs else 0)
     if op.name.startswith("aten._foreach") and op.name.endswith("_"):
         return 2 * read
     return read + written * KERNELS.get(op.name, 1)

@@ -25,8 +25,18 @@ FUNCTIONS = {  # of one tensor; measured by themselves, as they compute more tha
     "aten.silu_backward": "silu_backward",
     "aten.exp": "tanh",
     "aten.sigmoid": "tanh",
+    "aten.gelu": "gelu",
+    "aten.gelu_backward": "gelu_backward",
+    "aten.bernoulli_": "random",
+    "aten.uniform_": "random",
+    "aten.normal_": "random",
+    "aten.randn": "random",
 }
-REDUCTIONS = ("aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.var", "aten.argmax")
+PLACES = ("aten.max", "aten.min", "aten.argmax")  # reductions that also find where: torch's CPU kernel is not vectorized
+REDUCTIONS = (
+    *PLACES,
+    *("aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.var", "aten.linalg_vector_norm", "aten._foreach_norm"),
+)
 SMALL = 16  # an operand this many times smaller than the result stays in a cache
 
 
@@ -44,7 +54,8 @@ def kernel_of(op: CapturedOperator) -> str:
         return ""
     out = op.outputs[0]
     if op.name in REDUCTIONS:
-        return _reduction(op.inputs[0], out)
+        layout = _reduction(op.inputs[0], out)
+        return "max_last" if op.name in PLACES and out.shape and layout == "reduce_last" else layout
     whole = [x for x in op.inputs if x.elements * SMALL > out.elements]
     if any(_transposed(x) for x in (*whole, out)):
         return "transposed"

@@ -65,9 +65,11 @@ def main(out: str, script: str, timed: bool = False) -> None:
         with counting:
             runpy.run_path(script, run_name="__main__")
     seconds = [b - a for a, b in zip(counting.ends[2:], counting.ends[3:], strict=False)]
-    data = {"collectives": counting.steps[2], "step_s": statistics.median(seconds) if seconds else 0.0}
-    with open(out, "w", encoding="utf-8") as file:
-        json.dump(data, file)
+    middle = statistics.median(seconds) if seconds else 0.0
+    data = {"collectives": counting.steps[2], "steps_s": seconds, "step_s": middle}
+    if os.environ["RANK"] == "0":  # torchrun gives all ranks the same arguments
+        with open(out, "w", encoding="utf-8") as file:
+            json.dump(data, file)
 
 
 if __name__ == "__main__":
