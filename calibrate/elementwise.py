@@ -16,10 +16,11 @@ from torch import Tensor
 from calibrate.kernels import DTYPES, Case, dtypes, shapes_as_in
 from calibrate.norm import eager_rms_norm
 from calibrate.records import Constant, Record, point
-from calibrate.timing import Bench
+from calibrate.timing import STEP_BYTES, Bench
 from sim.models.elementwise import rms_norm_eager
 
 WIDTH = {"cpu": 512, "cuda": 4096}  # of a row that a norm or a softmax reduces: a hidden size of models run there
+CHANNELS = 64  # of images that a batch norm or a pooling works on
 Call = Callable[[], object]
 Maker = Callable[[Tensor], Call]
 
@@ -55,10 +56,12 @@ def _losses(bench: Bench) -> tuple[tuple[int, int], ...]:
     return ((2048, 32000), (8192, 32000))
 
 
-def _grad(function: Callable[[Tensor], Tensor], x: Tensor) -> Call:
+def _grad(
+    function: Callable[[Tensor], Tensor], x: Tensor, gradient: Callable[[Tensor], Tensor] = torch.randn_like
+) -> Call:
     x = x.requires_grad_()
     out = function(x)
-    return partial(torch.autograd.grad, out, x, torch.randn_like(out), retain_graph=True)
+    return partial(torch.autograd.grad, out, x, gradient(out), retain_graph=True)
 
 
 def _norm_grad(x: Tensor) -> Call:
@@ -105,6 +108,18 @@ def _mixed(size: int) -> tuple[float, int]:
 def _transposed(x: Tensor) -> Tensor:
     """Make a tensor of the size of `x` whose last dimension is not contiguous."""
     return torch.ones(x.shape[1], x.shape[0], device=x.device, dtype=x.dtype).t()
+
+
+def _images(x: Tensor) -> Tensor:
+    """View a tensor as 4 images of 64 channels that are twice as high as wide, or as high."""
+    pixels = x.numel() // (4 * CHANNELS)
+    width = 1 << (pixels.bit_length() - 1) // 2
+    return x.detach().view(4, CHANNELS, pixels // width, width)
+
+
+def _batch_norm(x: Tensor, channels: int) -> Tensor:
+    weight, bias = (torch.ones(channels, device=x.device, dtype=x.dtype, requires_grad=True) for _ in range(2))
+    return F.batch_norm(x, None, None, weight, bias, training=True)
 
 
 def _rotated(x: Tensor) -> Call:
@@ -159,6 +174,14 @@ _OPS: dict[str, tuple[Traffic, Maker]] = {
     "softmax_input_grad": (_accesses(3), partial(_grad, partial(torch.softmax, dim=-1))),
     "softmax:safe": (_accesses(2), lambda x: partial(torch.ops.aten._safe_softmax, x, -1)),
     "permute": (_accesses(2), lambda x: lambda: x.t().contiguous()),
+    "norm:batch": (_accesses(2), lambda x: partial(F.batch_norm, _images(x), None, None, training=True)),
+    "norm:batch_backward": (_accesses(3), lambda x: _grad(partial(_batch_norm, channels=CHANNELS), _images(x))),
+    "elementwise:max_pool": (
+        lambda size: (1.25 * size + 2.0, 1),  # a quarter as many results, and where each was found
+        lambda x: partial(F.max_pool2d, _images(x), 3, 2, 1),
+    ),
+    "elementwise:function_transposed": (_accesses(3), lambda x: _grad(F.silu, x, _transposed)),
+    "elementwise:in_place": (_accesses(2), lambda x: partial(x.mul_, 1.0)),
     "elementwise:random": (_accesses(1), lambda x: partial(x.bernoulli_, 0.9)),
     "elementwise:max_last": (_accesses(1), lambda x: partial(torch.max, x, -1)),
     "copy:cat": (_accesses(2), _rotated),
@@ -286,7 +309,9 @@ def _optimizer(bench: Bench, op: str, h: int) -> list[Record]:
     shapes = ((3 * h, h), (3 * h,), (h, h), (h,), (4 * h, h), (4 * h,), (h, 4 * h), (h,), (h,), (h,))
     moved = per_parameter * sum(math.prod(shape) for shape in shapes)
     steps = []
-    for _ in range(bench.copies(moved)):  # between two of its steps, an optimizer's states leave the cache
+    held = 4 * 4 * moved // per_parameter  # bytes of parameters, gradients and both moments
+    copies = -(-STEP_BYTES // held) if bench.device == "cpu" else 1
+    for _ in range(copies):  # between two steps, an optimizer's states leave the cache
         parameters = [torch.nn.Parameter(torch.randn(*shape, device=bench.device)) for shape in shapes]
         for p in parameters:
             p.grad = torch.randn_like(p)

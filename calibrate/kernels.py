@@ -53,7 +53,21 @@ def matmul_cases(bench: Bench) -> list[Case]:
         for batch, s, d in batched_shapes(shapes):
             key = f"matmul {dtype} batch {batch} {s}x{s}x{d}"
             cases.append(Case(key, partial(_batched, dtype=dtype, batch=batch, s=s, d=d)))
+        for shape in convolution_shapes(shapes):
+            for phase in ("", "_backward"):
+                run = partial(_convolution, phase=phase, dtype=dtype, shape=shape)
+                cases.append(Case(f"convolution{phase} {dtype} {'x'.join(map(str, shape))}", run))
     return cases + _fp8_cases(bench)
+
+
+def convolution_shapes(bench: Bench) -> list[tuple[int, int, int, int, int]]:
+    """Return (images, pixels in a row, channels read, channels written, kernel) of a ResNet's stages."""
+    images = {"cpu": (1, 4), "cuda": (32, 128)}[bench.device]
+    stages = [(224 >> 2 + i, 64 << i) for i in range(4)]
+    squares = [(rows, c, c, kernel) for rows, c in stages for kernel in (3, 1)]
+    narrower = [(rows // 2, c, 2 * c, kernel) for rows, c in stages[:3] for kernel in (3, 1)]
+    each = squares if bench.quick else [*squares, *narrower]
+    return [(n, *shape) for n in (images[:1] if bench.quick else images) for shape in each]
 
 
 def _fp8_cases(bench: Bench) -> list[Case]:
@@ -91,9 +105,10 @@ def batched_shapes(bench: Bench) -> list[tuple[int, int, int]]:
     """Return (batch × heads, sequence length, head size) of unfused attention's batched matmuls."""
     if bench.device == "cpu":
         return (
-            [(8, 256, 32), (4, 256, 64), (8, 512, 64)]
+            [(64, 64, 64), (8, 256, 32), (4, 256, 64), (8, 512, 64)]
             if bench.quick
-            else [(b, s, d) for b in (4, 8, 16) for s in (128, 256, 512, 1024) for d in (32, 64, 128)]
+            else [(64, 64, d) for d in (32, 64)]
+            + [(b, s, d) for b in (4, 8, 16) for s in (128, 256, 512, 1024) for d in (32, 64, 128)]
         )
     heads, lengths = ((32,), (2048,)) if bench.quick else ((8, 32, 96), (1024, 2048, 4096))
     return [(b, s, d) for b in heads for s in lengths for d in (64, 128)]
@@ -142,6 +157,27 @@ def _batched(bench: Bench, dtype: str, batch: int, s: int, d: int) -> list[Recor
         point("gemm", dtype, (batch, s, s, d), bench.time(scores)),
         point("gemm", dtype, (batch, s, d, s), bench.time(values)),
     ]
+
+
+def _convolution(bench: Bench, phase: str, dtype: str, shape: tuple[int, int, int, int, int]) -> list[Record]:
+    """Time a convolution, or its backward with the gradients of input and weight.
+
+    The point's shape is that of the matmul that computes it, as `sim.models.captured` has it.
+    """
+    images, pixels, read, written, kernel = shape
+    calls: list[Callable[[], object]] = []
+    m, k = images * pixels * pixels, read * kernel * kernel
+    size = torch.finfo(DTYPES[dtype]).bits // 8
+    for _ in range(bench.copies(size * (m * read + written * k + m * written))):
+        x = _random(bench, dtype, images, read, pixels, pixels).requires_grad_()
+        weight = _random(bench, dtype, written, read, kernel, kernel).requires_grad_()
+        call = partial(torch.nn.functional.conv2d, x, weight, padding=kernel // 2)
+        if phase:
+            out = call()
+            call = partial(torch.autograd.grad, out, (x, weight), torch.ones_like(out), retain_graph=True)
+        calls.append(call)
+    products = 2 if phase else 1
+    return [point(f"gemm:convolution{phase}", dtype, (products, m, written, k), bench.time(calls))]
 
 
 def launch_cases(bench: Bench) -> list[Case]:

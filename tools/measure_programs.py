@@ -213,7 +213,7 @@ def compared(folder: Path) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the page's table."""
     lines = [
-        "| what runs | step, measured | predicted | error | noise | steps | peak memory | collectives | others, cores |",
+        "| what runs | measured | predicted | error | noise | steps | peak memory | collectives | others, cores |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:

@@ -1,4 +1,4 @@
-"""The models and scripts that `tools/measure_programs.py` captures and runs for real, all small enough for a CPU core."""
+"""The models and scripts that `tools/measure_programs.py` captures and runs, all small enough for a CPU core."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ GROUPED = ("aten._grouped_mm", "calibrate.grouped_mm")
 ATTENTION = "aten._scaled_dot_product_"
 FLASH = "flash2"
 KINDS = {
-    "norm": "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward native_group_norm",
+    "norm": "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward native_group_norm "
+    "native_batch_norm native_batch_norm_backward",
     "softmax": "_softmax _safe_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data",
     "cross_entropy": "nll_loss_forward nll_loss_backward",
     "embedding": "embedding embedding_dense_backward index index_put index_put_ index_select index_add gather scatter "
@@ -34,7 +35,7 @@ KINDS = {
     "logical_or logical_not clamp clamp_ clamp_min masked_fill masked_fill_ rsub abs square softplus topk sort argsort "
     "histc bincount softplus_backward tril triu floor_divide remainder repeat roll flip linalg_vector_norm "
     "erf unsqueeze_ squeeze_ lerp_ addcmul_ addcdiv_ randn normal_ uniform_ random_ "
-    "bernoulli_ logical_and_",
+    "bernoulli_ logical_and_ relu_ max_pool2d_with_indices max_pool2d_with_indices_backward",
     "optimizer": "_fused_adamw_ _fused_adam_ _fused_sgd_",
 }
 KIND_OF = {f"aten.{name}": kind for kind, names in KINDS.items() for name in names.split()}
@@ -53,6 +54,8 @@ KERNEL_OF = {  # of operators whose kernel differs from their kind's; where a pr
     "aten.cat": "cat",
     "aten.slice_backward": "slice_backward",
     "aten.select_backward": "slice_backward",
+    "aten.native_batch_norm": "batch",
+    "aten.native_batch_norm_backward": "batch_backward",
     "aten.index": "index",
     "aten.index_put": "index_put",
     "aten.index_put_": "index_put",
@@ -113,7 +116,8 @@ def _convolution(op: CapturedOperator) -> Compute:
     flops = 2.0 * math.prod(shape)
     moved = float(sum(t.bytes for t in (*op.inputs, *op.outputs)))
     role = Role.INPUT_GRADIENT if backward else Role.OUTPUT
-    return Compute(op.name, "gemm", shape, y.dtype, flops, moved, _phase(op), products, role=role)
+    kernel = "convolution_backward" if backward else "convolution"
+    return Compute(op.name, "gemm", shape, y.dtype, flops, moved, _phase(op), products, role=role, kernel=kernel)
 
 
 def _transposed(x: Tensor) -> bool:

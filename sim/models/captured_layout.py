@@ -31,12 +31,18 @@ FUNCTIONS = {  # of one tensor; measured by themselves, as they compute more tha
     "aten.uniform_": "random",
     "aten.normal_": "random",
     "aten.randn": "random",
+    "aten.max_pool2d_with_indices": "max_pool",
 }
-PLACES = ("aten.max", "aten.min", "aten.argmax")  # reductions that also find where: torch's CPU kernel is not vectorized
+PLACES = (
+    "aten.max",
+    "aten.min",
+    "aten.argmax",
+)  # also find where: torch's CPU kernel is not vectorized
 REDUCTIONS = (
     *PLACES,
     *("aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.var", "aten.linalg_vector_norm", "aten._foreach_norm"),
 )
+IN_PLACE = ("aten.mul_", "aten.div_", "aten.relu_", "aten._foreach_mul_")  # by one number for each tensor
 SMALL = 16  # an operand this many times smaller than the result stays in a cache
 
 
@@ -49,15 +55,17 @@ def kernel_of(op: CapturedOperator) -> str:
     ('broadcast', '', 'unary', 'transposed')
     """
     if op.name in FUNCTIONS:
-        return FUNCTIONS[op.name]
+        return "function_transposed" if _mixes_layouts(op) else FUNCTIONS[op.name]
+    if op.name in IN_PLACE:
+        return "in_place"
     if not op.inputs or not op.outputs:
         return ""
     out = op.outputs[0]
     if op.name in REDUCTIONS:
         layout = _reduction(op.inputs[0], out)
         return "max_last" if op.name in PLACES and out.shape and layout == "reduce_last" else layout
-    whole = [x for x in op.inputs if x.elements * SMALL > out.elements]
-    if any(_transposed(x) for x in (*whole, out)):
+    whole = _whole(op)
+    if _mixes_layouts(op):
         return "transposed"
     if len({x.dtype for x in (*whole, out) if x.dtype in FLOATS}) > 1:
         return "mixed"
@@ -138,6 +146,16 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(count)
         count *= n
     return tuple(reversed(strides))
+
+
+def _whole(op: CapturedOperator) -> list[Tensor]:
+    """Return the operands about as large as the result."""
+    return [x for x in op.inputs if x.elements * SMALL > op.outputs[0].elements]
+
+
+def _mixes_layouts(op: CapturedOperator) -> bool:
+    """Return whether some large operands are transposed and others not; if all are, torch walks them in their order."""
+    return bool(op.outputs) and len({_transposed(x) for x in (*_whole(op), op.outputs[0])}) > 1
 
 
 def _reduction(x: Tensor, out: Tensor) -> str:

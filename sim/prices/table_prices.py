@@ -161,7 +161,12 @@ def _candidates(op: Compute, known: Container[str]) -> list[_Candidate]:
     found = []
     if op.kernel:
         # A kernel's own name precedes its phase, which precedes the kind.
-        found.append((f"{op.kind}:{op.kernel}", True, 0.0))
+        own = f"{op.kind}:{op.kernel}"
+        # Points of the kernel itself are closer than any other kernel's, however far they are apart: a scalar loop of
+        # SiLUs takes ten times as long as a sum, and a convolution longer than the matmul that computes it.
+        if own in known and op.kind not in ATTENTION:
+            return [_Candidate(own, True, 0.0)]
+        found.append((own, True, 0.0))
     if op.kind == "norm" and op.kernel == EAGER_NORM:
         found.append((f"norm_eager{phase}", True, 0.0))
     if phase:

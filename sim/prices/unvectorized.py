@@ -20,7 +20,8 @@ PLACE_CLOCKS = 0.70  # of one multiprocessor, for an element of tensors in diffe
 CAST_CLOCKS = 0.34  # for an element of each operand, with the result, if dtypes differ
 TRANSPOSE_CLOCKS = 1.7  # for an element whose neighbour lies in another row: the largest `permute` points of h200.json
 UNCERTAINTY = 0.1  # twice the mean error
-MEASURED_APART = ("broadcast", "mixed", "transposed")  # kernels of `calibrate.run` that are not vectorized
+# Kernels of `calibrate.run` that are not vectorized.
+MEASURED_APART = ("broadcast", "mixed", "transposed", "function_transposed", "cat", "slice_backward")
 
 
 def sm_clocks_per_s(gpu: GpuSpec) -> float:
