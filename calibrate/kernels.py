@@ -171,9 +171,10 @@ def _convolution(bench: Bench, phase: str, dtype: str, shape: tuple[int, int, in
     for _ in range(bench.copies(size * (m * read + written * k + m * written))):
         x = _random(bench, dtype, images, read, pixels, pixels).requires_grad_()
         weight = _random(bench, dtype, written, read, kernel, kernel).requires_grad_()
-        call = partial(torch.nn.functional.conv2d, x, weight, padding=kernel // 2)
+        conv: Callable[..., Tensor] = torch.nn.functional.conv2d
+        call: Callable[[], object] = partial(conv, x, weight, padding=kernel // 2)
         if phase:
-            out = call()
+            out = conv(x, weight, padding=kernel // 2)
             call = partial(torch.autograd.grad, out, (x, weight), torch.ones_like(out), retain_graph=True)
         calls.append(call)
     products = 2 if phase else 1
