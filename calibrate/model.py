@@ -213,10 +213,14 @@ class Embedding(nn.Module):
         self.positions = nn.Parameter(torch.empty(m.max_positions, m.hidden)) if m.positions == "learned" else None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = F.embedding(tokens, self.weight)
+        x = self.look_up(tokens)
         if self.positions is not None:
             x = x + self.positions[: tokens.shape[-1]]
         return dropout(x, self.m.dropout)
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """Return the tokens' rows, without positions."""
+        return F.embedding(tokens, self.weight)
 
 
 class Head(nn.Module):

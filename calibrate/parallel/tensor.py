@@ -222,12 +222,13 @@ class VocabularyEmbedding(Embedding):
         self.positions = whole.positions
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self._look_up(tokens)
+        x = self.look_up(tokens)
         if self.positions is not None:
             x = x + self.positions[self.at]
         return dropout(x, self.m.dropout, self.tokens)
 
-    def _look_up(self, tokens: Tensor) -> Tensor:
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """Return the tokens' rows, without positions: this rank's part of them with sequence parallelism."""
         if self.cut.group.size == 1:
             return F.embedding(tokens, self.weight)
         local = tokens - self.own.start

@@ -6,6 +6,7 @@ Both the engine and the simulator run `sim.serve.scheduler`. So they can differ 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -60,8 +61,16 @@ class Served:
     gaps: list[float] = field(default_factory=list)  # seconds of an iteration outside its forward
 
 
-def serve(model: Model, prompts: Items[Prompt], settings: Settings, clock: Clock = time.perf_counter) -> Served:
+def serve(
+    model: Model,
+    prompts: Items[Prompt],
+    settings: Settings,
+    clock: Clock = time.perf_counter,
+    agree: Callable[[float], float] = float,
+) -> Served:
     """Serve all prompts with greedy decoding. Times are seconds of `clock` since the start.
+
+    `agree`: the time that all ranks of the model schedule with, of each rank's own.
 
     Raises:
         ValueError: if a prompt can never fit, or if prompts of one prefix do not share its tokens.
@@ -78,7 +87,7 @@ def serve(model: Model, prompts: Items[Prompt], settings: Settings, clock: Clock
     pending = sorted(sequences, key=lambda s: s.request.arrival_s)
     begin, left = clock(), len(pending)
     while left:
-        now = clock() - begin
+        now = agree(clock() - begin)
         while pending and pending[0].request.arrival_s <= now:
             scheduler.waiting.append(pending.pop(0))
         batch = scheduler.schedule(now)
@@ -86,7 +95,7 @@ def serve(model: Model, prompts: Items[Prompt], settings: Settings, clock: Clock
             time.sleep(max(0.0, pending[0].request.arrival_s - now))
             continue
         _iterate(model, prompts, served, batch, clock)
-        end = clock() - begin
+        end = agree(clock() - begin)
         left -= _finish(prompts, served, batch, end)
         served.iterations.append((now, end, sum(p.tokens for p in batch.pieces)))
         served.gaps.append(clock() - begin - now - served.forward_s)

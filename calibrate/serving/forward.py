@@ -121,7 +121,7 @@ def forward(
     places = _places(cache, parts)
     tokens = torch.tensor([t for p in parts for t in p.tokens])
     embedding, layers, head = model.parts
-    x = F.embedding(tokens, embedding.weight)
+    x = embedding.look_up(tokens)
     if embedding.positions is not None:
         x = x + embedding.positions[places.positions]
     for i, layer in enumerate(layers):

@@ -1,5 +1,7 @@
 """Serves a scenario for real on this CPU and compares: `python -m calibrate.serving.measure SCENARIO.yaml`.
 
+With `parallelism.tp` above 1 as many processes serve together over gloo, and rank 0 compares.
+
 Every round measures the engine's parts before and after a real run, because machines drift, makes a profile of them,
 and simulates the scenario with it. The scheduler is the same, so only times can differ. The table shows the round with
 the median error, and the noise over all rounds.
@@ -17,17 +19,20 @@ from typing import Any
 import click
 import torch
 
+from calibrate.launch import is_rank, join, run_ranks
 from calibrate.machine_load import machine_busy_s
 from calibrate.serving.cache import PagedCache, make_cache
 from calibrate.serving.engine import Prompt, Served, Settings, serve
 from calibrate.serving.forward import Clock, Model, Part, forward, make_model
+from calibrate.serving.tensor_parallel import from_rank_0, split
 from calibrate.serving.weight_only import quantize
 from sim.commands.command import Command
 from sim.commands.files_named import OUTPUT
 from sim.commands.options import scenario_argument
 from sim.core.errors import InputError
 from sim.core.files import write_json
-from sim.inputs.scenario import Scenario, load_scenario
+from sim.core.processes import python_module
+from sim.inputs.scenario import ModelConfig, Scenario, load_scenario
 from sim.inputs.workloads import Inference
 from sim.prices.profile import BlockPoint, Profile
 from sim.prices.serving_parts import part_key
@@ -101,13 +106,13 @@ def _timed(model: Model, cache: PagedCache, parts: list[Part], clock: Clock) -> 
     return total, cores
 
 
-def make_profile(model: Model, samples: Samples, engine_s: float) -> Profile:
+def make_profile(m: ModelConfig, tp: int, samples: Samples, engine_s: float) -> Profile:
     """Make a profile of the medians as blocks, and of the engine's seconds between forwards."""
-    blocks = [BlockPoint(part_key(model.config, "engine", 0), "forward", 0, max(engine_s, 1e-9), 0.0)]
+    blocks = [BlockPoint(part_key(m, "engine", 0, tp=tp), "forward", 0, max(engine_s, 1e-9), 0.0)]
     for (part, a, b), values in samples.items():
         middle = statistics.median(values)
         spread = statistics.median(abs(v - middle) for v in values) / middle
-        blocks.append(BlockPoint(part_key(model.config, part, a, b), "forward", 0, middle, spread))
+        blocks.append(BlockPoint(part_key(m, part, a, b, tp), "forward", 0, middle, spread))
     return Profile(name="serving-engine", source="calibrate.serving.measure", blocks=tuple(blocks))
 
 
@@ -119,13 +124,15 @@ def compare(
     `clock`: `time.process_time` leaves out the time of other processes.
 
     Raises:
-        InputError: if this engine cannot run the scenario (more than one rank, latent attention, …).
+        InputError: if this engine cannot run the scenario (pipeline stages, latent attention, …).
     """
     inference = _runnable(scenario)
     torch.set_num_threads(1)
     requests = make_requests(inference.requests)
     longest = max(r.prompt_tokens + r.output_tokens for r in requests)
-    model = make_model(scenario.model, max(longest, LONGEST))
+    model, tp = make_model(scenario.model, max(longest, LONGEST)), scenario.parallelism.tp
+    if tp > 1:
+        model = split(model)
     if inference.quantization != "none":
         quantize(model.blocks)
     block = inference.kv_cache.block_tokens
@@ -143,11 +150,11 @@ def compare(
     for _ in range(REPEATS // 2 + 1):
         sample_parts(model, block, samples, clock)
     say("serving")
-    served = serve(model, prompts, settings, clock)
+    served = serve(model, prompts, settings, clock, from_rank_0 if tp > 1 else float)
     say("measuring parts again")
     for _ in range(REPEATS // 2):
         sample_parts(model, block, samples, clock)
-    profile = make_profile(model, samples, _between(served))
+    profile = make_profile(scenario.model, tp, samples, _between(served))
     simulated = simulate_serving(scenario, profile).result
     return Comparison(profile, _result(served), simulated)
 
@@ -156,10 +163,13 @@ def _runnable(scenario: Scenario) -> Inference:
     m, i = scenario.model, scenario.inference
     if i is None:
         raise InputError(f"{scenario.name}: this scenario has no `inference` section")
+    tp = scenario.parallelism.tp
+    uneven = [n for n in (m.heads, m.kv_heads, m.ffn, m.vocab) if n % tp]
     wrong = [
         what
         for what, bad in (
-            ("more than one rank", scenario.parallelism.ranks > 1),
+            ("ranks other than tensor-parallel ones", scenario.parallelism.ranks > tp),
+            (f"{uneven[0] if uneven else 0} heads, columns or tokens on {tp} ranks", bool(uneven)),
             ("latent attention", m.mla is not None),
             ("query-key norms", m.qk_norm),
             *((f"model.{key}", True) for key in m.variations),
@@ -230,9 +240,22 @@ def _result(served: Served) -> dict[str, Any]:
 def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int) -> None:
     """Serve SCENARIO for real and print measured and simulated figures side by side."""
     clock = time.process_time if cpu_seconds else time.perf_counter
-    loaded, begin, busy = load_scenario(scenario), time.perf_counter(), machine_busy_s() - time.process_time()
-    every = [compare(loaded, lambda text: print(text, flush=True), clock) for _ in range(rounds)]
-    others = (machine_busy_s() - time.process_time() - busy) / (time.perf_counter() - begin)
+    loaded = load_scenario(scenario)
+    tp, rank = loaded.parallelism.tp, 0
+    if tp > 1 and cpu_seconds:
+        raise InputError("--cpu-seconds: ranks that wait for each other take no CPU time; leave it out")
+    if tp > 1 and not is_rank():
+        _runnable(loaded)
+        options = ["--rounds", str(rounds), *(["--out", str(out)] if out else [])]
+        run_ranks([*python_module("calibrate.serving.measure"), str(scenario), *options], tp)
+        return
+    if tp > 1:
+        rank, _ = join()
+    begin, busy = time.perf_counter(), machine_busy_s() - tp * time.process_time()
+    every = [compare(loaded, lambda text: print(text, flush=True) if rank == 0 else None, clock) for _ in range(rounds)]
+    others = (machine_busy_s() - tp * time.process_time() - busy) / (time.perf_counter() - begin)
+    if rank:
+        return
     found = sorted(every, key=lambda c: c.error)[len(every) // 2]
     rates = [c.measured["output_tokens_per_s"] for c in every]
     print(f"{'':24} {'measured':>12} {'simulated':>12} {'error':>8}")

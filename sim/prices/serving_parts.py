@@ -24,20 +24,20 @@ _KEY = re.compile(r"(\w+) a=(\d+) b=(\d+)")
 Points = dict[tuple[int, int], float]
 
 
-def model_key(m: ModelConfig) -> str:
-    """Return a name with every size that determines the measured engine's computation."""
+def model_key(m: ModelConfig, tp: int = 1) -> str:
+    """Return a name with every size that determines the measured engine's computation on `tp` ranks."""
     e = m.moe
     experts = "" if e is None else f" experts={e.top_k}/{e.experts}+{e.shared_experts} of {e.ffn} from {e.dense_layers}"
     # The name has every size that changes a kernel's shape, so the profile of another model is never used.
     return (
         f"serve layers={m.layers} hidden={m.hidden} heads={m.heads} kv_heads={m.kv_heads} head_dim={m.head_dim} "
-        f"ffn={m.ffn} vocab={m.vocab} mlp={m.mlp} norm={m.norm}{experts}"
+        f"ffn={m.ffn} vocab={m.vocab} mlp={m.mlp} norm={m.norm}{experts}" + (f" tp={tp}" if tp > 1 else "")
     )
 
 
-def part_key(m: ModelConfig, part: str, a: int, b: int = 0) -> str:
+def part_key(m: ModelConfig, part: str, a: int, b: int = 0, tp: int = 1) -> str:
     """Return the name of one measured part in a profile."""
-    return f"{model_key(m)} | {part} a={a} b={b}"
+    return f"{model_key(m, tp)} | {part} a={a} b={b}"
 
 
 class MeasuredParts(Struct, frozen=True):
@@ -75,10 +75,10 @@ class MeasuredParts(Struct, frozen=True):
         return next(iter(self.points["engine"].values()), 0.0)
 
 
-def measured_parts(profile: Profile, m: ModelConfig) -> MeasuredParts | None:
-    """Return the profile's parts for this model; None if one is missing."""
+def measured_parts(profile: Profile, m: ModelConfig, tp: int = 1) -> MeasuredParts | None:
+    """Return the profile's parts for this model on `tp` ranks; None if one is missing."""
     found: dict[str, Points] = {}
-    start = f"{model_key(m)} | "
+    start = f"{model_key(m, tp)} | "
     for block in profile.blocks:
         match = _KEY.fullmatch(block.key.removeprefix(start)) if block.key.startswith(start) else None
         if match is not None:

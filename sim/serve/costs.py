@@ -358,7 +358,8 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     gpu, c = scenario.cluster.gpu, costs.profile.coefficients
     peaks = {dtype: c.peak_flops_per_s.get(dtype, peak) for dtype, peak in gpu.peak_flops_per_s.items()}
     bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
-    parts = measured_parts(profile, scenario.model) if scenario.parallelism.ranks == 1 else None
+    tp = scenario.parallelism.tp
+    parts = measured_parts(profile, scenario.model, tp) if scenario.parallelism.ranks == tp else None
     parts = parts if scenario.for_serving.attention == "fused" else None  # the measured engine's is fused
     dims, device = serving_dims(scenario), Device(gpu.name, peaks, bandwidth)
     dims = replace(dims, one_kernel=_experts_measured(profile, dims))

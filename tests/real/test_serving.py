@@ -24,7 +24,7 @@ LLAMA: dict[str, Any] = {
     "heads": 4,
     "kv_heads": 2,
     "ffn": 128,
-    "vocab": 101,
+    "vocab": 102,
     "mlp": "swiglu",
     "norm": "rmsnorm",
     "bias": False,
@@ -33,7 +33,7 @@ LLAMA: dict[str, Any] = {
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "experts": LLAMA | {"moe": {"experts": 4, "top_k": 2, "ffn": 64, "shared_experts": 1, "dense_layers": 1}},
-    "gpt": {"layers": 2, "hidden": 48, "heads": 4, "vocab": 67, "positions": "learned", "max_positions": 160},
+    "gpt": {"layers": 2, "hidden": 48, "heads": 4, "vocab": 68, "positions": "learned", "max_positions": 160},
 }
 
 
