@@ -75,6 +75,7 @@ PART_OF_BLOCK = {
 }  # of operators of which nothing more is known
 
 
+TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD = "torch", "torch_backward"  # torch's own kernels, of any row's length
 EAGER_NORM = "eager"  # the kernel of an RMSNorm written in separate torch operators
 
 

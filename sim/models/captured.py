@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from sim.core.program import Compute, Phase, Role
+from sim.core.program import TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD, Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CapturedOperator, Tensor
 from sim.models.captured_layout import casts_of, is_transposing, kernel_of, single_elements
 from sim.models.head import ALIGNED
@@ -50,6 +50,10 @@ KERNELS = {
     "aten.cat": 1,
 }
 KERNEL_OF = {  # of operators whose kernel differs from their kind's; where a profile lacks it, the kind's points serve
+    "aten._softmax": TORCH_SOFTMAX,
+    "aten._log_softmax": TORCH_SOFTMAX,
+    "aten._softmax_backward_data": TORCH_SOFTMAX_BACKWARD,
+    "aten._log_softmax_backward_data": TORCH_SOFTMAX_BACKWARD,
     "aten._safe_softmax": "safe",
     "aten.cat": "cat",
     "aten.slice_backward": "slice_backward",

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from sim.core.dtypes import DTYPES
 from sim.core.errors import InputError
+from sim.core.program import TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD
 from sim.inputs.input_source import nearest, show
 from sim.models.recipes import RECIPES
 from sim.prices.roofline import MEMORY_BOUND
@@ -210,6 +211,7 @@ _EFFICIENCIES = {f"memory_efficiency_{kind}": kind for kind in MEMORY_BOUND}
 # A cast that finds a block's largest value is another kernel than a plain cast.
 _EFFICIENCIES |= {f"memory_efficiency_cast_{r.kernel}": f"cast_{r.kernel}" for r in RECIPES.values() if r.kernel}
 _EFFICIENCIES[f"memory_efficiency_{STRIDED}"] = STRIDED
+_EFFICIENCIES |= {f"memory_efficiency_softmax_{k}": f"softmax_{k}" for k in (TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD)}
 _SLOWDOWNS = {f"matmul_slowdown_{r.kernel}": r.kernel for r in RECIPES.values() if r.kernel}
 _CASE_END = " peak_bytes"
 

@@ -134,3 +134,13 @@ def test_groups_that_run_one_after_another_each_end_with_a_wave() -> None:
     one_by_one = costs.compute(replace(at_once, kernels=128)).seconds
     assert one_by_one == pytest.approx(costs.compute(at_once).seconds * 2 * 132 / 192, rel=0.01)
     assert costs.compute(replace(at_once, kernels=128, looped=True)) == costs.compute(at_once)
+
+
+@pytest.mark.parametrize(("words", "forward_s", "full_s"), [(65536, 10615e-6, 30778e-6), (131072, 20726e-6, 60438e-6)])
+def test_a_loss_takes_as_long_as_on_an_a100(words: int, forward_s: float, full_s: float) -> None:
+    """Liger 0.2.1, cross_entropy of 16,384 tokens by torch; the coefficients are read off the row of 32,768 words."""
+    x = Tensor("fp32", (16384, words), ())
+    forward = seconds("a100-sxm", made("_log_softmax", x, x))
+    assert forward == pytest.approx(forward_s, rel=0.05)
+    back = (made("zeros", x), made("_log_softmax_backward_data", x, x, x))
+    assert forward + seconds("a100-sxm", *back) == pytest.approx(full_s, rel=0.05)
