@@ -21,7 +21,7 @@ CAST_CLOCKS = 0.34  # for an element of each operand, with the result, if dtypes
 TRANSPOSE_CLOCKS = 1.7  # for an element whose neighbour lies in another row: the largest `permute` points of h200.json
 UNCERTAINTY = 0.1  # twice the mean error
 # Kernels of `calibrate.run` that are not vectorized.
-MEASURED_APART = ("broadcast", "mixed", "transposed", "function_transposed", "cat", "slice_backward")
+MEASURED_APART = ("broadcast", "mixed", "transposed", "cat", "slice_backward")  # kernels of `calibrate.run` as these
 
 
 def sm_clocks_per_s(gpu: GpuSpec) -> float:
