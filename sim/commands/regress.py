@@ -17,17 +17,18 @@ tolerance), 2 bad input; with `--update` what grew is accepted and does not coun
 from __future__ import annotations
 
 import json as json_module
-import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
+from msgspec import Struct, ValidationError, convert, field
 
 from sim.commands.command import Command
 from sim.commands.compare import compare, simulate_run
@@ -146,7 +147,7 @@ def _run(command: Sequence[str], where: str, timeout_s: float) -> None:
         raise InputError(f"{where}: {module}: {run.stderr.strip()[-500:]}")
 
 
-class Expected(NamedTuple):
+class Expected(Struct, frozen=True):
     """What a folder's `expected.json` says: accepted errors by run, where the micro-benchmarks are, and limits.
 
     `limits`: the largest error by quantity. `limits_of`: by run, where a run has others, each for a reason that
@@ -154,9 +155,9 @@ class Expected(NamedTuple):
     """
 
     runs: dict[str, Errors]
-    benchmarks: str | None
-    limits: Errors
-    limits_of: dict[str, Errors]
+    benchmarks: str | None = None
+    limits: Errors = field(default_factory=dict)
+    limits_of: dict[str, Errors] = field(default_factory=dict)
 
     def check(self, where: str, names: Collection[str]) -> None:
         """Refuse limits that nothing would be held to; `names`: runs of the folder.
@@ -187,32 +188,13 @@ class Expected(NamedTuple):
 def _expected(folder: Path) -> Expected:
     path = folder / EXPECTED
     if not path.is_file():
-        return Expected({}, None, {}, {})
-    data = read_json(path)
-    key = ""
+        return Expected({})
     try:
-        found = {}
-        for key in ("runs", "limits_of"):
-            rows = data["runs"] if key == "runs" else data.get(key, {})  # type: ignore[index, attr-defined]
-            found[key] = {str(name): _figures(row) for name, row in rows.items()}
-        noted = data.get("benchmarks")  # type: ignore[attr-defined]
-        key = "limits"
-        limits = _figures(data.get(key, {}))  # type: ignore[attr-defined]
-        return Expected(found["runs"], None if noted is None else str(noted), limits, found["limits_of"])
-    except (TypeError, KeyError, ValueError, AttributeError):
+        return convert(read_json(path), Expected)
+    except ValidationError as error:
+        key = next(iter(re.findall(r"\$\.(\w+)", str(error))), "runs")
         what = "errors by quantity" + ("" if key == "limits" else " by run")
-        raise InputError(f"{path}: {key or 'runs'}: allowed: {what}, as --update writes") from None
-
-
-def _figures(row: Any) -> Errors:
-    """Numbers by quantity: nothing would ever be beyond a limit of NaN or of infinity.
-
-    Raises:
-        ValueError: for anything else.
-    """
-    if not all(type(v) in (int, float) and math.isfinite(v) for v in row.values()):
-        raise ValueError(row)
-    return {str(k): float(v) for k, v in row.items()}
+        raise InputError(f"{path}: {key}: allowed: {what}, as --update writes") from None
 
 
 def regress(folder: Path, live: bool, benchmarks: str | None = None) -> dict[str, Any]:

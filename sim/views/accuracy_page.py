@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,11 +51,11 @@ def accuracy_page(tables: Sequence[Validation]) -> str:
 
 def _headline(tables: Sequence[Validation]) -> list[Number]:
     """Mean errors of the quantities with most rows."""
-    errors = [e for v in tables for e in v.errors]
+    by_quantity = _by_quantity([e for v in tables for e in v.errors])
     numbers = []
-    for quantity, n in Counter(e.quantity for e in errors).most_common(4):
-        found = summary([e for e in errors if e.quantity == quantity])
-        note = f"mean of {count(n)} rows, bias {found['bias']:+.1%}"
+    for quantity, errors in sorted(by_quantity.items(), key=lambda item: -len(item[1]))[:4]:
+        found = summary(errors)
+        note = f"mean of {count(len(errors))} rows, bias {found['bias']:+.1%}"
         numbers.append(Number(quantity.replace("_", " ").capitalize(), f"{found['mean_abs']:.1%}", note))
     return numbers
 
@@ -64,19 +64,20 @@ def _shown(v: Validation) -> Mapping[str, Any]:
     """A table's head, and for each quantity its scatter, groups and worst rows."""
     from markupsafe import Markup
 
-    quantities = []
-    for quantity in dict.fromkeys(e.quantity for e in v.errors):
-        mine = [e for e in v.errors if e.quantity == quantity]
-        quantities.append((Markup(scatter(mine, quantity)), _groups(mine), _worst(mine)))
-    table = v.table
-    citation = table.source.get("citation", "not named")
     return {
-        "name": table.name,
-        "title": table.title,
-        "citation": citation,
+        "name": v.table.name,
+        "title": v.table.title,
+        "citation": v.table.source.get("citation", "not named"),
         "counts": _counts(v),
-        "quantities": quantities,
+        "quantities": [(Markup(scatter(x, name)), _groups(x), _worst(x)) for name, x in _by_quantity(v.errors).items()],
     }
+
+
+def _by_quantity(errors: Sequence[Error]) -> dict[str, list[Error]]:
+    out: dict[str, list[Error]] = defaultdict(list)
+    for error in errors:
+        out[error.quantity].append(error)
+    return out
 
 
 def accuracy_markdown(tables: Sequence[Validation]) -> str:
@@ -110,12 +111,8 @@ def _by_error(errors: Sequence[Error]) -> list[Error]:
 
 
 def _rows(v: Validation) -> list[tuple[str, list[str]]]:
-    out = []
-    for quantity in dict.fromkeys(e.quantity for e in v.errors):
-        s = summary([e for e in v.errors if e.quantity == quantity])
-        count = sum(e.quantity == quantity for e in v.errors)
-        out.append((quantity, [f"{count}", *(f"{s[k]:.1%}" for k in KEYS)]))
-    return out
+    sums = [(quantity, len(errors), summary(errors)) for quantity, errors in _by_quantity(v.errors).items()]
+    return [(quantity, [f"{rows}", *(f"{s[k]:.1%}" for k in KEYS)]) for quantity, rows, s in sums]
 
 
 def _counts(v: Validation) -> str:

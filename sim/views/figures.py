@@ -37,6 +37,7 @@ from sim.views.rows import Layout, Track, kinds_of, lanes_of, lay_out
 if TYPE_CHECKING:
     from sim.results.step import SpanWaits
 
+SPAN = {"y": "y", "left": "start", "right": "end", "height": "height"}  # a bar's place, by the columns of its source
 NEAR_MOST = 5000  # spans in view that are drawn one by one
 EDGED = 0.003  # of the axis: of a narrower bar a white edge would be all that shows
 FONT = "Inter, 'Segoe UI', system-ui, sans-serif"
@@ -133,23 +134,21 @@ def memory_figure(
         below = category
     total = plot.step(x="time", y=below, mode="after", source=source, line_color=INK, line_width=1, name="memory:total")
     probe = plot.line(x="time", y=below, source=source, line_alpha=0.0, name="memory:probe")
-    plot.add_tools(_memory_hover(probe))
+    # All categories at the time under the pointer, wherever it is over the line.
+    plot.add_tools(
+        HoverTool(
+            renderers=[probe],
+            mode="vline",
+            line_policy="prev",
+            attachment="right",
+            formatters={"@time": CustomJSHover(code=_MEMORY_HOVER)},
+            tooltips=_TIP.format("@time"),
+        )
+    )
     if limit_bytes:
         plot.hspan(y=limit_bytes, line_color="#b3261e", line_width=2, line_dash="dashed", name="limit")
     total.level = "glyph"
     return plot
-
-
-def _memory_hover(line: Any) -> Any:
-    """All categories at the time under the pointer, wherever it is over the line."""
-    return HoverTool(
-        renderers=[line],
-        mode="vline",
-        line_policy="prev",
-        attachment="right",
-        formatters={"@time": CustomJSHover(code=_MEMORY_HOVER)},
-        tooltips=_TIP.format("@time"),
-    )
 
 
 def _frame(name: str, x_range: Any, y_range: Any, height: int) -> Any:
@@ -249,10 +248,7 @@ def _marks(plot: Any) -> None:
     """Frames of spans that were searched for, of the pinned one, and the shade of a range: all empty at first."""
     for name, colour, width in (("found", "#d55e00", 1.5), ("pinned", INK, 3)):
         plot.hbar(
-            y="y",
-            left="start",
-            right="end",
-            height="height",
+            **SPAN,
             fill_color=None,
             line_color=colour,
             line_width=width,
@@ -307,10 +303,7 @@ def _bars(
             columns["edge"] = np.where(columns["end"] - columns["start"] >= edged_s, "#ffffff", fill).tolist()
             edge = "edge"
         bars = plot.hbar(
-            y="y",
-            left="start",
-            right="end",
-            height="height",
+            **SPAN,
             name=f"exact:{kind}",
             source=ColumnDataSource(columns),
             fill_color=fill,
@@ -372,15 +365,5 @@ def _critical(plot: Any, timeline: Timeline, layout: Layout, critical: Sequence[
         "end": timeline.end_s[chosen],
         "row": row[chosen].astype(np.int32),
     }
-    plot.hbar(
-        y="y",
-        height="height",
-        left="start",
-        right="end",
-        source=ColumnDataSource(lines),
-        fill_color="#000000",
-        line_color="#000000",
-        line_width=1,
-        visible=False,
-        name="critical",
-    )
+    black = {"fill_color": "#000000", "line_color": "#000000", "line_width": 1}
+    plot.hbar(**SPAN, source=ColumnDataSource(lines), visible=False, name="critical", **black)

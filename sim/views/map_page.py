@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -147,18 +148,20 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 def _columns(cells: Sequence[Cell]) -> dict[str, list[Any]]:
-    def of(cell: Cell, text: Callable[[Cell], str]) -> str:
-        return text(cell["best"]) if cell["best"] else "–"
+    texts = [_texts(c["best"]) if c["best"] else defaultdict(lambda: "–") for c in cells]
+    gpus = [f"{c['gpus']:,}" for c in cells]
+    columns: dict[str, list[Any]] = {"x": gpus, "model": [c["model"] for c in cells], "gpus": gpus}
+    return columns | {key: [t[key] for t in texts] for key in ("words", "step", "rate", "mfu", "memory")}
 
+
+def _texts(best: Mapping[str, Any]) -> Mapping[str, str]:
+    """The figures of a cell's best layout."""
     return {
-        "x": [f"{c['gpus']:,}" for c in cells],
-        "model": [c["model"] for c in cells],
-        "gpus": [f"{c['gpus']:,}" for c in cells],
-        "words": [of(c, lambda b: f"{mesh_words(b['layout'])}; {schedule_words(b['layout'])}") for c in cells],
-        "step": [of(c, lambda b: seconds(b["step_time_s"])) for c in cells],
-        "rate": [of(c, lambda b: count(b["tokens_per_s_per_gpu"])) for c in cells],
-        "mfu": [of(c, lambda b: percent(b["mfu"])) for c in cells],
-        "memory": [of(c, lambda b: n_bytes(b["peak_memory_bytes"])) for c in cells],
+        "words": f"{mesh_words(best['layout'])}; {schedule_words(best['layout'])}",
+        "step": seconds(best["step_time_s"]),
+        "rate": count(best["tokens_per_s_per_gpu"]),
+        "mfu": percent(best["mfu"]),
+        "memory": n_bytes(best["peak_memory_bytes"]),
     }
 
 
@@ -167,16 +170,9 @@ def _cells(cell: Cell) -> tuple[str, ...]:
     start = (cell["model"], count(cell["gpus"]))
     if best is None:
         return (*start, NOTHING, "", "", "", "", "")
-    x = best["layout"]
-    return (
-        *start,
-        seconds(best["step_time_s"]),
-        count(best["tokens_per_s_per_gpu"]),
-        percent(best["mfu"]),
-        n_bytes(best["peak_memory_bytes"]),
-        f"{mesh_words(x)}; {schedule_words(x)}",
-        f"micro-batch {x['micro_batch_size']}, recompute {x['recompute']}",
-    )
+    x, texts = best["layout"], _texts(best)
+    figures = [texts[key] for key in ("step", "rate", "mfu", "memory", "words")]
+    return (*start, *figures, f"micro-batch {x['micro_batch_size']}, recompute {x['recompute']}")
 
 
 def _run_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
