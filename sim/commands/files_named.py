@@ -64,12 +64,11 @@ def outputs_of(ctx: click.Context) -> list[Output]:
     out, plain = list[Output](), list[tuple[str, str]]()
     for parameter in ctx.command.params:
         if isinstance(parameter.type, OutputFile):
-            several = isinstance(parameter.type, OutputSeries)
-            path = _real_name(ctx.params.get(parameter.name or ""), several)
+            rest = parameter.type.rest if isinstance(parameter.type, OutputSeries) else ""
+            path = _real_name(ctx.params.get(parameter.name or ""), bool(rest))
             if path is not None:
-                rest = parameter.type.rest if isinstance(parameter.type, OutputSeries) else ""
                 out.append((parameter.opts[0], re.compile(re.escape(path) + rest)))
-                plain += [] if several else [(parameter.opts[0], path)]
+                plain += [] if rest else [(parameter.opts[0], path)]
     for option, path in plain:
         other = next((name for name, names in out if name != option and names.fullmatch(path)), None)
         if other is not None:

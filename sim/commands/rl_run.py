@@ -26,7 +26,7 @@ def run_rl(scenario: Scenario, options: RunOptions) -> bool:
     if options.json is not None:
         write_json(options.json, simulation.result, indent=1)
     if options.json != "-":
-        from sim.views.rl_summary import print_rl
+        from sim.views.rl_words import print_rl
         from sim.views.terminal import standard_output
 
         print_rl(simulation.outcome, standard_output())

@@ -52,28 +52,27 @@ def causes(scenario: Scenario) -> list[Cause]:
     faults = scenario.faults
     if faults is None or not disturbs(scenario):
         return []
-    out = []
+    out = list[Cause]()
+
+    def add(kind: str, name: str, **without: object) -> None:
+        out.append(Cause(kind, name, faults.model_copy(update=without)))
+
     for rank, scale in compute_scales(scenario).items():
         left = tuple(s for s in faults.stragglers if s.rank != rank)
-        without = faults.model_copy(update={"stragglers": left})
-        out.append(Cause("straggler", f"rank {rank}, computing {scale:g} times as long", without))
+        add("straggler", f"rank {rank}, computing {scale:g} times as long", stragglers=left)
     for pair, scale in link_scales(scenario).items():
-        without = faults.model_copy(update={"links": tuple(x for x in faults.links if x.nodes != pair)})
         where = f"inside node{pair[0]}" if pair[0] == pair[1] else f"between node{pair[0]} and node{pair[1]}"
         cut = any(x.nodes == pair and x.bandwidth_scale == 0 for x in faults.links)
         lost = f"cut, {scale:.3g} of the bandwidth over the detour" if cut else f"{scale:.3g} of the bandwidth"
-        out.append(Cause("link", f"links {where}, {lost}", without))
+        add("link", f"links {where}, {lost}", links=tuple(x for x in faults.links if x.nodes != pair))
     for i, nic in enumerate(faults.nics):
-        without = faults.model_copy(update={"nics": (*faults.nics[:i], *faults.nics[i + 1 :])})
-        which = "NICs" if nic.nic is None else f"NIC {nic.nic}"
-        out.append(Cause("nic", f"{which} of {nic.node}, {nic.bandwidth_scale:.3g} of the bandwidth", without))
+        which, others = "NICs" if nic.nic is None else f"NIC {nic.nic}", (*faults.nics[:i], *faults.nics[i + 1 :])
+        add("nic", f"{which} of {nic.node}, {nic.bandwidth_scale:.3g} of the bandwidth", nics=others)
     if has_jitter(scenario) and faults.jitter is not None:
-        without = faults.model_copy(update={"jitter": None})
         name = "jitter as measured" if faults.jitter.factors else f"jitter of {faults.jitter.sigma:g}"
-        out.append(Cause("jitter", name, without))
+        add("jitter", name, jitter=None)
     if shared_nic_scales(scenario) and faults.network_jitter is not None:
-        without = faults.model_copy(update={"network_jitter": None})
-        out.append(Cause("network", f"other jobs on the network, sigma {faults.network_jitter.sigma:g}", without))
+        add("network", f"other jobs on the network, sigma {faults.network_jitter.sigma:g}", network_jitter=None)
     if len(out) > ONE_BY_ONE:
         out = [*out[:ONE_BY_ONE], _rest(scenario, faults, len(out) - ONE_BY_ONE)]
     return [*out, Cause("all", "all faults", None)]

@@ -8,7 +8,7 @@ from typing import Any
 from sim.results.beside_allocator import allocator_bytes, most_allocator_bytes
 from sim.search.best_first import Found
 from sim.search.evaluation import Outcome
-from sim.search.space import Layout, Space, scenario_of
+from sim.search.space import SEARCHED, Layout, Space, scenario_of
 from sim.search.why_none import why_none_legal
 
 TRILLION, HOUR_S = 1e12, 3600.0
@@ -72,9 +72,7 @@ def _row(space: Space, outcome: Outcome) -> dict[str, Any]:
         "tokens_per_s_per_gpu": tokens / outcome.step_time_s / space.gpus if outcome.step_time_s else 0.0,
         "peak_memory_bytes": outcome.peak_memory_bytes,
         "layout": outcome.layout._asdict(),
-        "parallelism": {
-            k: v for k, v in outcome.layout._asdict().items() if k not in ("micro_batch_size", "recompute")
-        },
+        "parallelism": {key: getattr(outcome.layout, key) for key in SEARCHED},
     }
 
 

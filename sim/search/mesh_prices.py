@@ -16,9 +16,8 @@ from sim.programs.data_parallel import DP, DataParallel, gradients_of, make_data
 from sim.programs.stages import PHASES, Stage
 from sim.ranks.places import period_of
 from sim.ranks.plan import make_plan
-from sim.schedules import ONE_RANK
 from sim.search.cached import cached
-from sim.search.space import Grid, Layout, Space, scenario_of
+from sim.search.space import Grid, Space, scenario_of, simplest
 from topology.network import Network
 
 PROGRAMS = ("forward", "backward", "recompute")
@@ -127,7 +126,7 @@ class GridPrices:
         self.costs, self._space, self._grid = costs, space, grid
         self._programs = {} if programs is None else programs
         # Groups depend on the mesh alone, so the simplest layout serves.
-        x = Layout(grid.tp, False, grid.cp, grid.pp, grid.dp, grid.ep, 0, ONE_RANK.name, 1, 1, "none")
+        x = simplest(grid)
         # Faults would make equal ranks differ. `_fault_scale` of `bound.py` replaces them by one factor.
         self.plan = make_plan(scenario_of(space, x).model_copy(update={"faults": None}))
         self.pricing = Pricing(self.plan, costs, network)

@@ -47,23 +47,21 @@ class Form(Struct, frozen=True, eq=False, dict=True):
 
     def sum(self, per_stage: Floats) -> Floats:
         """Return the sum over each rank's stages."""
-        total = np.zeros(self.ranks)
-        np.add.at(total, self.rank_of_stage, per_stage)
-        return total
+        return self._by_rank(per_stage, np.add, 0.0)
 
     def least(self, per_stage: Floats) -> Floats:
         """Return the least of each rank's stages."""
-        return self._extreme(per_stage, np.minimum)
+        return self._by_rank(per_stage, np.minimum, np.inf)
 
     def most(self, per_stage: Floats) -> Floats:
         """Return the largest of each rank's stages."""
-        return self._extreme(per_stage, np.maximum)
+        return self._by_rank(per_stage, np.maximum, -np.inf)
 
-    def _extreme(self, per_stage: Floats, choose: np.ufunc) -> Floats:
+    def _by_rank(self, per_stage: Floats, combine: np.ufunc, of_none: float) -> Floats:
         if len(per_stage) == self.ranks and self.copies == 1:  # one stage on each rank, in order
             return per_stage
-        out = np.full(self.ranks, np.inf if choose is np.minimum else -np.inf)
-        choose.at(out, self.rank_of_stage, per_stage)
+        out = np.full(self.ranks, of_none)
+        combine.at(out, self.rank_of_stage, per_stage)
         return out
 
     @cached

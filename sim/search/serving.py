@@ -175,11 +175,7 @@ def _pools(gpus: int) -> Iterator[Unit]:
 
 
 def search_serving(
-    source: Source,
-    name: str,
-    slo: tuple[Promise, ...],
-    gpus: int | None = None,
-    price_per_gpu_hour: float | None = None,
+    source: Source, name: str, slo: tuple[Promise, ...], gpus: int | None, price_per_gpu_hour: float | None
 ) -> dict[str, Any]:
     """Search all replicas, and return the result in format sim-serving-search/1.
 
@@ -187,14 +183,14 @@ def search_serving(
         InputError: for a scenario that is wrong, no serving workload, or has a section that `--slo` does not support.
     """
     base = resolve(source, name)
-    if base.for_serving.batching == "static":
-        raise InputError(
-            f"{source.label}: inference.batching: a static batch has no rate of requests; write continuous"
-        )
-    if base.for_serving.autoscaling is not None:
-        raise InputError(f"{source.label}: inference.autoscaling: --slo searches replicas that are always on")
-    if base.parallelism.cp > 1:
-        raise InputError(f"{source.label}: parallelism.cp: found {base.parallelism.cp}; --slo searches tp, pp and dp")
+    cp, serving = base.parallelism.cp, base.for_serving
+    for refused, why in (
+        (serving.batching == "static", "inference.batching: a static batch has no rate of requests; write continuous"),
+        (serving.autoscaling is not None, "inference.autoscaling: --slo searches replicas that are always on"),
+        (cp > 1, f"parallelism.cp: found {cp}; --slo searches tp, pp and dp"),
+    ):
+        if refused:
+            raise InputError(f"{source.label}: {why}")
     pools = base.for_serving.disaggregated
     gpus = gpus or (base.parallelism.ranks if pools is None else pools.ranks)
     wanted, profile = own_rate(base), load_profile(base.calibration)

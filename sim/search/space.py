@@ -258,12 +258,16 @@ def layouts_of(space: Space, way: Way) -> Iterator[tuple[Layout, bool]]:
                 yield layout, legal
 
 
+def simplest(grid: Grid) -> Layout:
+    """Return the layout of a mesh without options, with micro-batches of one sequence."""
+    tp, cp, pp, dp, ep = grid
+    return Layout(tp, False, cp, pp, dp, ep, 0, ONE_RANK.name, 1, 1, "none")
+
+
 def grid_problem(space: Space, grid: Grid) -> Problem | None:
     """Return the first rule that the mesh alone breaks, with micro-batches of one sequence; None for a legal mesh."""
-    tp, cp, pp, dp, ep = grid
     # A mesh that is illegal with one sequence and no options is illegal with any.
-    smallest = Layout(tp, False, cp, pp, dp, ep, 0, ONE_RANK.name, 1, 1, "none")
-    return first_problem(MESH_RULES, sizes_of(space, smallest))
+    return first_problem(MESH_RULES, sizes_of(space, simplest(grid)))
 
 
 def grid_is_legal(space: Space, grid: Grid) -> bool:
@@ -317,20 +321,15 @@ def stage_layers(space: Space, stages: int) -> tuple[int, ...]:
     return fixed or split_layers(space.base.model.layers, stages)
 
 
-def stages_of(layout: Layout) -> int:
-    """Return the number of stages that share the model's layers."""
-    return FORMS[layout.schedule].model_stages(layout.pp, layout.virtual_stages) if layout.pp > 1 else 1
-
-
 def scenario_of(space: Space, layout: Layout) -> Scenario:
     """Return the layout's scenario, the same as parsing would give."""
     x, base = layout, space.base
     # `model_copy` does not validate. Validation would take longer than a bound, and the rules have passed already.
     changes: dict[str, Any] = {k: getattr(x, k) for k in SEARCHED}
-    changes["shard_size"] = space.fixed.get("shard_size", x.dp * x.cp)
-    changes["expert_tp"] = space.fixed.get("expert_tp", 1)
-    changes["ep_overlap"] = space.fixed.get("ep_overlap", False)
-    changes["layers_per_stage"] = stage_layers(space, stages_of(x))
+    changes |= {"shard_size": x.dp * x.cp, "expert_tp": 1, "ep_overlap": False}
+    changes |= {k: space.fixed[k] for k in ("shard_size", "expert_tp", "ep_overlap") if k in space.fixed}
+    stages = FORMS[x.schedule].model_stages(x.pp, x.virtual_stages) if x.pp > 1 else 1
+    changes["layers_per_stage"] = stage_layers(space, stages)
     changes["p2p_overlap"] = overlaps(space, x)
     changes["accumulate_unsharded"] = space.accumulates(x.pp, x.zero)
     training = space.training.model_copy(

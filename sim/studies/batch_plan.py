@@ -193,10 +193,7 @@ def print_plan(plan: dict[str, Any]) -> None:
     table = Table("dp", "micro", "accum.", "GPUs", "peak", "", "step", "tokens/s/GPU", box=None, padding=(0, 1))
     for c in plan["cuts"]:
         table.add_row(
-            str(c["dp"]),
-            str(c["micro_batch_size"]),
-            str(c["accumulation"]),
-            str(c["gpus"]),
+            *(str(c[key]) for key in ("dp", "micro_batch_size", "accumulation", "gpus")),
             n_bytes(c["peak_memory_bytes"]),
             "✓ fits" if c["fits_in_memory"] else "✗ too big",
             seconds(c["step_time_s"]),
@@ -209,16 +206,8 @@ def print_plan(plan: dict[str, Any]) -> None:
         steps, tokens = plan["steps_factor"], plan["tokens_factor"]
         text = f"critical batch size {plan['critical_batch_size']:,.0f}: this batch takes {steps:.2f} times the fewest"
         console.print(f"{text} steps and {tokens:.2f} times the fewest tokens to a loss", highlight=False)
-        table = Table(
-            "global batch",
-            "accum.",
-            "step",
-            "steps ÷ fewest",
-            "tokens ÷ fewest",
-            "time ÷ fewest steps",
-            box=None,
-            padding=(0, 1),
-        )
+        heads = ("global batch", "accum.", "step", "steps ÷ fewest", "tokens ÷ fewest", "time ÷ fewest steps")
+        table = Table(*heads, box=None, padding=(0, 1))
         for s in plan["batch_sizes"]:
             table.add_row(
                 f"{s['global_batch_size']:,}",

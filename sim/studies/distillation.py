@@ -109,8 +109,9 @@ def teacher_blocks(scenario: Scenario, d: Distillation) -> tuple[Block, ...]:
     return stage_blocks(plan, plan.parts[0], 0)
 
 
-def _with_faults(own: Scenario, scenario: Scenario, d: Distillation, replicas: int) -> Scenario:
+def _with_faults(scenario: Scenario, d: Distillation, replicas: int) -> Scenario:
     """The teacher's scenario with the slow ranks and links of the student's, where it runs on its GPUs."""
+    own = teacher_scenario(scenario, d)
     if d.placement == "other" or scenario.faults is None or not disturbs(scenario):
         return own
     faults = scenario.faults.model_copy(update={"jitter": None})
@@ -121,7 +122,7 @@ def _with_faults(own: Scenario, scenario: Scenario, d: Distillation, replicas: i
 def _forward(scenario: Scenario, d: Distillation, profile: Profile, replicas: int) -> tuple[float, float, float]:
     """Bytes of the teacher's weights on a rank, seconds of one micro-batch's forward on the slowest, bytes that it
     needs meanwhile."""
-    own = _with_faults(teacher_scenario(scenario, d), scenario, d, replicas)
+    own = _with_faults(scenario, d, replicas)
     costs, plan = costs_of(scenario, profile), make_plan(own)
     pricing = Pricing(plan, costs, network_of(own))
     t = own.for_training
@@ -167,7 +168,7 @@ def _generate(
             f"{scenario.name}: distillation.prompt_len: found {prompt}; must be below training.seq_len "
             f"({t.seq_len}), as the teacher writes the rest"
         )
-    own = _with_faults(teacher_scenario(scenario, d), scenario, d, replicas)
+    own = _with_faults(scenario, d, replicas)
     precision = sixteen_bit(t.precision)
     pattern = RequestPattern(prompt_len=prompt, output_len=t.seq_len - prompt, count=t.global_batch_size)
     inference = Inference(requests=pattern)

@@ -26,7 +26,7 @@ def clusters_page(result: Result) -> str:
         f"Clusters: {result['name']}",
         {"clusters": _figure(found)} if found else {},
         what=f"the best layouts of {count(result['gpus'])} GPUs of each cluster",
-        headline=_headline(result, found),
+        headline=_headline(found),
         head=("Cluster", *COLUMNS, "Trillion tokens"),
         rows=[_row(one, row) for one in found for row in one["best"]],
         copies=[copies(row) for one in found for row in one["best"]],
@@ -38,7 +38,7 @@ def _why(one: One) -> str:
     return one["why_none_legal"] or "no legal layout fits in memory"
 
 
-def _headline(result: Result, found: Sequence[One]) -> list[Number]:
+def _headline(found: Sequence[One]) -> list[Number]:
     if not found:
         return [Number("Best cluster", "none", "no legal layout fits on any", "bad")]
     quickest = max(found, key=lambda one: one["best"][0]["tokens_per_s_per_gpu"])

@@ -14,7 +14,7 @@ from bokeh.models.widgets import Button, TextInput, Toggle
 
 from sim.inputs.scenario import load_scenario
 from sim.simulation import Simulation
-from sim.views.explore_panel import PARTS, WIDGETS, Panel, Simulated, styled
+from sim.views.explore_panel import WIDGETS, Panel, Simulated, styled
 from sim.views.explore_state import controls_of, from_query, to_query
 from sim.views.page import asset
 from sim.views.templating import fragment
@@ -85,7 +85,7 @@ class Explorer:
         """Put the panels on the page and draw them."""
         a, b = self.panels
         root = column(
-            styled(self._sheet, fragment(PARTS, "title", self._title)),
+            styled(self._sheet, fragment("title", self._title)),
             row(*self._buttons(), sizing_mode="stretch_width", styles={"flex-wrap": "wrap"}),
             self._verdict,
             row(a.layout, b.layout, sizing_mode="stretch_width", spacing=36, styles={"flex-wrap": "wrap"}),
@@ -146,14 +146,13 @@ class Explorer:
         a, b = (p.simulation for p in self.panels)
         if a is None or b is None:
             return ""
-        trains = isinstance(a, Simulation)
         ours, theirs = (_rate(s) for s in (a, b))
         if abs(ours / theirs - 1) < 1e-9:
-            return fragment(PARTS, "equal")
+            return fragment("equal")
         (better, high), (worse, low) = sorted((("A", ours), ("B", theirs)), key=lambda x: -x[1])
-        what = "Steps" if trains else "Median latencies"
+        what = "Steps" if isinstance(a, Simulation) else "Median latencies"
         first, second = (_length_s(s) for s in (a, b))
-        return fragment(PARTS, "verdict", better, worse, high / low, what, first, second)
+        return fragment("verdict", better, worse, high / low, what, first, second)
 
 
 def _rate(simulation: Simulated) -> float:

@@ -39,7 +39,6 @@ WIDGETS = """
 .bk-btn.bk-active { border-color: var(--accent) !important; box-shadow: inset 0 0 0 1px var(--accent); }
 label { font: 13px Inter, "Segoe UI", system-ui, sans-serif; }
 """
-PARTS = "explorer.html"
 Simulated = Simulation | ServingSimulation
 _TIP = "<div class='tip'><b>@what</b><br>@where<br>@how_long</div>"
 
@@ -106,7 +105,7 @@ class Panel:
         half = (len(sliders) + 1) // 2
         halves = (column(*part, sizing_mode="stretch_width") for part in (sliders[:half], sliders[half:]))
         self.layout = column(
-            styled(sheet, fragment(PARTS, "panel_title", name.upper())),
+            styled(sheet, fragment("panel_title", name.upper())),
             row(*halves, sizing_mode="stretch_width", spacing=20),
             row(*menus, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"}),
             self._message,
@@ -120,30 +119,17 @@ class Panel:
 
     def _widget(self, control: Control) -> Any:
         name = f"{self.name}.{control.key}"
-        if control.slider:
-            slider = CategoricalSlider(
-                title=control.label,
-                categories=list(control.options),
-                name=name,
-                value=self.choices[control.key],
-                sizing_mode="stretch_width",
-                bar_color="#0072b2",
-                stylesheets=[WIDGETS],
-            )
-            slider.on_change("value_throttled", lambda _a, _old, new: self._choose(control, new))
-            return slider
+        same: dict[str, Any] = {"title": control.label, "name": name, "value": self.choices[control.key]}
+        same |= {"sizing_mode": "stretch_width", "stylesheets": [WIDGETS]}
         options: list[Any] = list(control.options)
-        menu = Select(
-            title=control.label,
-            options=options,
-            name=name,
-            value=self.choices[control.key],
-            sizing_mode="stretch_width",
-            styles={"min-width": "118px"},
-            stylesheets=[WIDGETS],
+        widget: Any = (
+            CategoricalSlider(categories=options, bar_color="#0072b2", **same)
+            if control.slider
+            else Select(options=options, styles={"min-width": "118px"}, **same)
         )
-        menu.on_change("value", lambda _a, _old, new: self._choose(control, new))
-        return menu
+        changed = "value_throttled" if control.slider else "value"
+        widget.on_change(changed, lambda _a, _old, new: self._choose(control, new))
+        return widget
 
     def _choose(self, control: Control, option: str) -> None:
         if option in control.options and option != self.choices[control.key]:
@@ -174,12 +160,12 @@ class Panel:
         """Simulate what is chosen; where that cannot be, say why and leave the last picture, faded."""
         outcome = attempt(self._path, self.overrides)
         if outcome.simulation is None:
-            self._message.text = fragment(PARTS, "problem", outcome.problem)
+            self._message.text = fragment("problem", outcome.problem)
             self._plots.styles = self._facts.styles = self._losses.styles = {"opacity": "0.35"}
             return
         self.simulation = outcome.simulation
         self._plots.styles = self._facts.styles = self._losses.styles = {"opacity": "1"}
-        self._message.text = fragment(PARTS, "notes", self.simulation.outcome.warnings)
+        self._message.text = fragment("notes", self.simulation.outcome.warnings)
 
     def draw(self, until_s: float, most_bytes: float, other: Simulated | None = None) -> None:
         """Draw the last step that was possible, on axes that reach at least to `until_s` and `most_bytes`; its numbers
@@ -205,7 +191,7 @@ class Panel:
         if other is not None:
             changes = changes_of(simulation.outcome, other.outcome)
             numbers = [n._replace(note=f"{changes[n.name]}; {n.note}") if n.name in changes else n for n in numbers]
-        return fragment(PARTS, "facts", layout_line(simulation.scenario) + more, numbers)
+        return fragment("facts", layout_line(simulation.scenario) + more, numbers)
 
     def outline(self, on: bool) -> None:
         """Show or hide the critical path."""
@@ -250,8 +236,8 @@ def changes_of(mine: Any, theirs: Any) -> dict[str, str]:
 def _largest(simulation: Simulated) -> str:
     """The largest losses of a step; of a serving workload, what became of requests and cache."""
     if isinstance(simulation, ServingSimulation):
-        return fragment(PARTS, "requests", cache_lines(simulation.outcome))
-    return fragment(PARTS, "largest", simulation.losses(), simulation.step_time_s or 1.0)
+        return fragment("requests", cache_lines(simulation.outcome))
+    return fragment("largest", simulation.losses(), simulation.step_time_s or 1.0)
 
 
 def _pictures(simulation: Simulated, until_s: float, most_bytes: float, sheet: InlineStyleSheet) -> list[Any]:
@@ -259,7 +245,7 @@ def _pictures(simulation: Simulated, until_s: float, most_bytes: float, sheet: I
     chart, layout = timeline_figure([timeline], tracks_of(timeline), simulation.critical_rows)
     chart.x_range.update(start=0.0, end=until_s, bounds=(-0.02 * until_s, 1.02 * until_s))
     _explain(chart, timeline, layout)
-    _number(chart, timeline)
+    _number(chart)
     curve = simulation.memory[fullest(simulation.memory)]
     limit = memory_limit_bytes(simulation.outcome)
     styles = memory_styles(simulation.scenario)
@@ -267,8 +253,8 @@ def _pictures(simulation: Simulated, until_s: float, most_bytes: float, sheet: I
     memory.tools = [t for t in memory.tools if not isinstance(t, HoverTool)]
     memory.y_range.end = 1.08 * (max(limit, most_bytes) if limit < 3 * most_bytes else most_bytes)
     kinds = [style_of(k) for k in kinds_of([timeline])]
-    above = styled(sheet, fragment(PARTS, "keys", kinds))
-    between = styled(sheet, fragment(PARTS, "keys", list(styles.values()), f"Memory of rank {curve.rank}: "))
+    above = styled(sheet, fragment("keys", kinds))
+    between = styled(sheet, fragment("keys", list(styles.values()), f"Memory of rank {curve.rank}: "))
     return [above, chart, between, memory]
 
 
@@ -296,7 +282,7 @@ def _place(stage: int, micro_batch: int) -> list[str]:
     return [f"{word} {n}" for word, n in (("stage", stage), ("micro-batch", micro_batch)) if n >= 0]
 
 
-def _number(chart: Any, timeline: Timeline) -> None:
+def _number(chart: Any) -> None:
     """Numbers of micro-batches on bars that are wide enough for them in the whole view."""
     columns: dict[str, list[Any]] = {"x": [], "y": [], "text": [], "color": []}
     least_s = 0.022 * float(chart.x_range.end)

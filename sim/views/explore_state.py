@@ -117,11 +117,6 @@ def _menu(key: str, label: str, options: Sequence[str], value: str) -> Control:
     return Control(key, label, tuple(options), value, False)
 
 
-def initial(controls: Iterable[Control]) -> dict[str, str]:
-    """What the file says."""
-    return {c.key: c.initial for c in controls}
-
-
 def overrides(choices: Choices, controls: Iterable[Control]) -> list[str]:
     """`--set` options that turn the file's scenario into the chosen one.
 

@@ -1,4 +1,4 @@
-"""A step of reinforcement learning in words and numbers, for the terminal and for pages."""
+"""A step of reinforcement learning in words and numbers, for pages and, as its summary, for the terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from sim.inputs.rl_config import Rl
 from sim.inputs.scenario import Scenario
 from sim.rl.records import PoolUse, RlResult
 from sim.views.headline import Number, gpus_words, layout_words, model_words
+from sim.views.summary import numbers_table, plain_table, print_provenance, words_table
+from sim.views.terminal import Terminal
 from sim.views.units import count, n_bytes, percent, seconds
 
 PHASE_HEAD = ("Phase", "GPUs", "Starts", "Takes", "Of the step")
@@ -95,3 +97,18 @@ def fact_lines(result: RlResult) -> list[tuple[str, str]]:
         + f"copied into place in {seconds(w.load_s)} ({w.how})"
     )
     return [("answers", written), ("training", trained), ("weights", moved)]
+
+
+def print_rl(result: RlResult, terminal: Terminal) -> None:
+    """Print a result for a person."""
+    rl = result.scenario.rl
+    assert rl is not None
+    terminal.print(result.scenario.name, "bold")
+    terminal.print(rl_line(result.scenario, rl), "dim")
+    phases = plain_table([name.lower() for name in PHASE_HEAD], phase_rows(result))
+    pools = plain_table([name.lower() for name in POOL_HEAD], pool_rows(result.pools))
+    for table in (numbers_table(rl_headline(result)), phases, pools, words_table(fact_lines(result))):
+        terminal.print()
+        terminal.print_table(table)
+    terminal.print()
+    print_provenance(result, terminal)

@@ -66,7 +66,7 @@ def _intensity(kind: str, shape: tuple[int, ...]) -> float:
     return shape_flops(kind, shape) / shape_bytes(kind, shape, "bf16")
 
 
-def roofline_svg(gpu: GpuSpec, points: list[Point] | None = None) -> str:
+def roofline_svg(gpu: GpuSpec) -> str:
     """The picture: log-log axes, a roof for 16-bit tensor cores, a slope for each memory, operators on HBM's."""
     peak = gpu.peak_flops_per_s.get("bf16", gpu.peak_flops_per_s.get("fp16", 1.0))
     memories = [
@@ -80,7 +80,7 @@ def roofline_svg(gpu: GpuSpec, points: list[Point] | None = None) -> str:
     for name, bandwidth, colour in memories:
         parts += _slope(name, bandwidth, peak, colour, top)
     bandwidth = gpu.memory_bandwidth_bytes_per_s
-    for p in points or operators():
+    for p in operators():
         x, y = _x(p.intensity), _y(min(peak, p.intensity * bandwidth), top)
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#d55e00"/>')
         anchor, shift = ("end", -4) if x > WIDTH - 160 else ("start", 7)

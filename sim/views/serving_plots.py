@@ -100,7 +100,7 @@ def _over_time(history: OverTime) -> tuple[Plot, ...]:
         _steps(rates, history.rate_edges_s, values, colour, words)
     several = len(history.running) > 1
     pools, on = dict(zip(_POOLS, history.running, strict=False)), history.replicas
-    scaled = () if on is None else (_replicas(time_axis, history, on),)
+    scaled = () if on is None else (_levels("replicas", time_axis, history, {_BLUE: on}),)
     return (
         Plot("rate", "Requests a second", ((_BLUE, "arriving"), (_ORANGE, "finishing")), rates),
         Plot("queue", "Requests that wait", (), _levels("queue", time_axis, history, {_BLUE: history.waiting})),
@@ -110,12 +110,8 @@ def _over_time(history: OverTime) -> tuple[Plot, ...]:
             tuple([(colour, level.name) for colour, level in pools.items()]) if several else (),
             _levels("batch", time_axis, history, pools),
         ),
-        *scaled,
+        *(Plot("replicas", "Replicas that are on", (), figure) for figure in scaled),
     )
-
-
-def _replicas(time_axis: Any, history: OverTime, level: Level) -> Plot:
-    return Plot("replicas", "Replicas that are on", (), _levels("replicas", time_axis, history, {_BLUE: level}))
 
 
 def _levels(name: str, time_axis: Any, history: OverTime, levels: Mapping[str, Level]) -> Any:

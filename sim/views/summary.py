@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.core.shipped import shipped_profiles
 from sim.results.evidence import nearest
-from sim.results.result import RankRow, StepResult
+from sim.results.result import StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
 from sim.views.headline import Number, evidence_line, headline, layout_line, tightest
 from sim.views.palette import memory_styles
@@ -86,25 +86,18 @@ def _ranks(result: StepResult, width: int) -> TextTable:
         Column("█ computing ▓ exposed ░ bubble", wraps=True),  # its head may take two lines, numbers may not be cut
     )
     table: list[Row] = []
-    rows = result.ranks
-    head = RANKS_SHOWN if len(rows) <= RANKS_SHOWN else RANKS_SHOWN // 2
-    for i, row in enumerate(rows):
-        if head <= i < len(rows) - (RANKS_SHOWN - head):
-            if i == head:
-                table.append(Row((f"… {len(rows) - RANKS_SHOWN} more", "", "", "", "")))
-            continue
-        lengths = _lengths(row)
+    for row in result.ranks:
+        lengths = row.compute_s, row.exposed_comm_s, row.bubble_s
         table.append(Row((ranks_text(row.ranks), *(seconds(s) for s in lengths), _bar(lengths, step, width))))
+    if (left := len(table) - RANKS_SHOWN) > 0:
+        half = RANKS_SHOWN // 2
+        table[half:-half] = [Row((f"… {left} more", "", "", "", ""))]
     return TextTable(columns, table)
 
 
-def _lengths(row: RankRow) -> tuple[float, float, float]:
-    """Seconds in the order of `BAR`."""
-    return row.compute_s, row.exposed_comm_s, row.bubble_s
-
-
 def _bar(lengths: tuple[float, float, float], step: float, width: int) -> Cell:
-    """A bar of characters; ends are rounded, not lengths, so that it is never longer than the step."""
+    """Lengths in the order of `BAR`, as a bar of characters; ends are rounded, not lengths, so that it is never longer
+    than the step."""
     bar, at, reached = list[Span](), 0, 0.0
     for length, (_, colour, character) in zip(lengths, BAR, strict=True):
         reached += length

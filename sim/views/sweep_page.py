@@ -64,13 +64,13 @@ def metric_words(row: Row, metric: Metric) -> str:
     return memory_words(row) if metric.unit == "bytes" else count(value)
 
 
-def words(values: Mapping[str, Any], without: str = "") -> str:
+def words(values: Mapping[str, Any]) -> str:
     """Keys by their last parts with their values.
 
     >>> words({"faults.stragglers.0.rank": 3, "faults.jitter.sigma": 0.1})
     'stragglers.0.rank 3, jitter.sigma 0.1'
     """
-    return ", ".join(f"{k.partition('.')[2] or k} {v}" for k, v in values.items() if k != without)
+    return ", ".join(f"{k.partition('.')[2] or k} {v}" for k, v in values.items())
 
 
 def about_faults(result: Result) -> bool:

@@ -38,9 +38,9 @@ def render(template: str, **values: Any) -> str:
     return environment().get_template(template).render(values)
 
 
-def fragment(template: str, macro: str, *values: Any) -> str:
-    """One macro of a template."""
-    return str(getattr(environment().get_template(template).module, macro)(*values))
+def fragment(macro: str, *values: Any) -> str:
+    """A piece of the explorer's page."""
+    return str(getattr(environment().get_template("explorer.html").module, macro)(*values))
 
 
 def marked(text: str) -> Markup:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.inputs.scenario import load_scenario
-from sim.views.explore_state import controls_of, from_query, initial, overrides, to_query, too_large
+from sim.views.explore_state import controls_of, from_query, overrides, to_query, too_large
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 TRAINING = [p for p in sorted(SCENARIOS.glob("*.yaml")) if not p.stem.startswith("serve")]
@@ -18,8 +18,8 @@ def test_nothing_chosen_is_the_file_itself(path: Path) -> None:
     scenario = load_scenario(path)
     controls = controls_of(scenario)
     assert all(c.initial in c.options for c in controls)
-    assert overrides(initial(controls), controls) == []
-    assert to_query("a", initial(controls), controls) == []
+    assert overrides(from_query("a", {}, controls), controls) == []
+    assert to_query("a", from_query("a", {}, controls), controls) == []
 
 
 def test_a_link_restores_what_was_chosen() -> None:
@@ -28,7 +28,7 @@ def test_a_link_restores_what_was_chosen() -> None:
     pairs = to_query("b", chosen, controls)
     arguments = {key: [value.encode()] for key, value in pairs}
     assert from_query("b", arguments, controls) == chosen
-    assert from_query("a", arguments, controls) == initial(controls)
+    assert from_query("a", arguments, controls) == from_query("a", {}, controls)
 
 
 def test_what_is_no_option_is_passed_over() -> None:
@@ -39,13 +39,13 @@ def test_what_is_no_option_is_passed_over() -> None:
         "a.parallelism.pp": [b"-1", b"8; x"],
         "a.name": [b"x"],
     }
-    assert from_query("a", evil, controls) == initial(controls)
+    assert from_query("a", evil, controls) == from_query("a", {}, controls)
 
 
 def test_what_the_file_derived_goes_back_to_its_default() -> None:
     path, listed = SCENARIOS / "uneven_pp8.yaml", ["parallelism.layers_per_stage=[4, 4, 5, 5, 4, 4, 4, 2]"]
     controls = controls_of(load_scenario(path, listed))
-    chosen = {**initial(controls), "parallelism.pp": "4", "cluster": "dgx-b200"}
+    chosen = {**from_query("a", {}, controls), "parallelism.pp": "4", "cluster": "dgx-b200"}
     changed = load_scenario(path, [*listed, *overrides(chosen, controls)])
     assert changed.parallelism.layers_per_stage == (8, 8, 8, 8)
     assert changed.calibration == "b200-sxm"
@@ -55,7 +55,7 @@ def test_balanced_layers_stay_balanced_and_can_be_chosen() -> None:
     path = SCENARIOS / "1f1b_pp8.yaml"
     controls = controls_of(load_scenario(path))
     for chosen, layers in (({}, "balanced"), ({"parallelism.layers_per_stage": "even"}, (8, 8, 8, 8))):
-        choices = {**initial(controls), "parallelism.pp": "4", **chosen}
+        choices = {**from_query("a", {}, controls), "parallelism.pp": "4", **chosen}
         assert load_scenario(path, overrides(choices, controls)).parallelism.layers_per_stage == layers
 
 
