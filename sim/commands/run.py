@@ -18,38 +18,9 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 # Options that ask for something which the workload, or another option, does not have.
-NOT_FOR_RL = (
-    "plan_batch",
-    "emit",
-    "topology",
-    "chakra",
-    "advise",
-    "steps",
-    "runs",
-    "days",
-    "measured",
-    "slo",
-    "operators",
-    "price",
-    "tokens",
-)
 NOT_FOR_SERVING = ("topology", "chakra", "days", "operators", "measured", "steps", "advise", "tokens")
-OF_A_STEP = (
-    "html",
-    "trace",
-    "topology",
-    "chakra",
-    "days",
-    "steps",
-    "advise",
-    "operators",
-    "require_fit",
-    "tokens",
-    "price",
-    "slo",
-    "measured",
-    "engine",
-)
+NOT_FOR_RL = ("plan_batch", "emit", *NOT_FOR_SERVING, "runs", "slo", "price")
+OF_A_STEP = ("html", "trace", *NOT_FOR_SERVING, "require_fit", "price", "slo", "engine")
 
 
 @click.command("run", cls=Command)

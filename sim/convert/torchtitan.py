@@ -213,6 +213,7 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     if shard == -1:
         shard = s.ranks(None, machine, tp * cp * pp * replicate, "tp · cp · pp · data_parallel_replicate_degree")
     sharded = shard * cp > 1
+    asynchronous = [s.flag(f"{table}.enable_async_tensor_parallel") for table in ("parallelism", "compile")]
     reshard = s.take("parallelism.fsdp_reshard_after_forward", "default")
     rotate = s.take("parallelism.context_parallel_rotate_method", "allgather")
     layout: dict[str, Any] = {
@@ -227,16 +228,10 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
         "shard_size": shard * cp if sharded and replicate > 1 else None,
         "accumulate_unsharded": pp > 1 if sharded else None,
         "reshard_after_forward": None if not sharded else reshard == "always" or (reshard == "default" and pp == 1),
-        "tp_overlap": "full" if tp > 1 and _pipelines_matmuls(s) else None,
+        "tp_overlap": "full" if tp > 1 and any(asynchronous) else None,
         "cp_method": None if cp == 1 else "ring" if rotate == "alltoall" else "all_gather",
     }
     return layout | (_pipeline(s, pp) if pp > 1 else {})
-
-
-def _pipelines_matmuls(s: Settings) -> bool:
-    names = ("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel")
-    found = [s.flag(name) for name in names]
-    return any(found)
 
 
 def _pipeline(s: Settings, pp: int) -> dict[str, Any]:

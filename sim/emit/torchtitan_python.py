@@ -6,13 +6,26 @@ distributed/activation_checkpoint.py, and models/llama3/config_registry.py, whos
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sim.emit.torchtitan import Titan
 from sim.models.recompute import stops_early
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 CLASSES = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "compile": "CompileConfig"}
 POLICIES = {"selective": "SelectiveAC", "full": "FullAC"}  # of recomputation
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import StrictUndefined, Template
+
+    text = (files("sim.emit") / "titan_config.py.jinja").read_text("utf-8")
+    return Template(text, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
 
 
 class TitanPython(Titan):
@@ -26,38 +39,16 @@ class TitanPython(Titan):
         tables = self._fields()
         flavor, policy = tables.pop("model")["flavor"], POLICIES.get(tables.pop("activation_checkpoint")["mode"], "")
         nodes, each = self.nodes
-        lines = [
-            "# torchtitan 0.3.0 (September 2026); save it as titan_config.py, in torchtitan's folder: the text and the",
-            "# tokenizer are those of its tests",
-            f"# torchrun --nnodes {nodes} --nproc-per-node {each} -m torchtitan.train --module titan_config "
-            "--config train",
-            *(f"# {note}" for note in self.notes),
-            "from torchtitan.components.loss import CrossEntropyLoss",
-            "from torchtitan.components.optimizer import default_adamw",
-            f"from torchtitan.config import {', '.join(sorted(CLASSES.values()))}",
-            *([f"from torchtitan.distributed.activation_checkpoint import {policy}"] if policy else []),
-            "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
-            "from torchtitan.models.common.config_utils import decoder_vocab_size",
-            "from torchtitan.models.llama3 import model_registry",
-            "from torchtitan.trainer import Trainer",
-            "",
-            "",
-            "def train() -> Trainer.Config:",
-            f"    model_spec = model_registry({flavor!r})",
-            "    return Trainer.Config(",
-            "        model_spec=model_spec,",
-            "        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),",
-            "        optimizer=default_adamw(lr=1e-4),",
-            '        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4_test"),',
-            f"        activation_checkpoint={f'{policy}.Config()' if policy else None},",
-        ]
-        for name, fields in tables.items():
-            lines += [
-                f"        {name}={CLASSES[name]}(",
-                *(f"            {k}={v!r}," for k, v in fields.items()),
-                "        ),",
-            ]
-        return "\n".join([*lines, "    )"])
+        return _template().render(
+            nodes=nodes,
+            each=each,
+            notes=self.notes,
+            classes=CLASSES,
+            policy=policy,
+            flavor=flavor,
+            tables=tables,
+            repr=repr,
+        )
 
     def _fields(self) -> dict[str, dict[str, Any]]:
         """Return the TOML's tables with the names of release 0.3.0; refuse what that release no longer has."""

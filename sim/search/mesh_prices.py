@@ -7,7 +7,7 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from sim.core.actions import Kind
-from sim.core.program import Block, Comm, Compute, Item, Phase, Program
+from sim.core.program import Block, Comm, Compute, Phase, Program
 from sim.prices.operator_prices import Costs
 from sim.prices.price import Priced, together_s
 from sim.prices.rank_prices import Pricing
@@ -105,12 +105,9 @@ class BlockSort:
         """Return the block reduced to the operators that complete gradients and the last item of its backward."""
         # The last item decides which reductions are exposed after the backward.
         last = len(self.block.backward) - 1
-        ready = [item for i, item in enumerate(self.block.backward) if i == last or _completes(item)]
+        completes = [isinstance(item, Compute) and any(gradients_of(item)) for item in self.block.backward]
+        ready = [item for i, item in enumerate(self.block.backward) if i == last or completes[i]]
         return replace(self.block, forward=(), recompute=(), backward=tuple(ready))
-
-
-def _completes(item: Item) -> bool:
-    return isinstance(item, Compute) and any(gradients_of(item))
 
 
 class GridPrices:
@@ -138,13 +135,10 @@ class GridPrices:
         cluster = self.plan.scenario.cluster
         # A period of 0 says that no two places are alike. A period beyond the last rank expresses this too.
         self._period = period_of(cluster) or cluster.gpus_per_node * cluster.nodes + 1
-        self._places = self._distinct_places()
+        # One rank for each different placement of groups: ranks of a lane that differ by a period are alike.
+        lanes, classes = len(self._stage_classes), enumerate(self.plan.classes)
+        self._places = list({(i % lanes, c.rank % self._period): c.rank for i, c in classes}.values())
         self._lanes_alike = list({c.rank % self._period: i for i, c in enumerate(self._stage_classes)}.values())
-
-    def _distinct_places(self) -> list[int]:
-        """Return one rank for each different placement of groups: ranks of a lane that differ by a period are alike."""
-        lanes = len(self._stage_classes)
-        return list({(i % lanes, c.rank % self._period): c.rank for i, c in enumerate(self.plan.classes)}.values())
 
     def _bounded_ranks(self) -> list[int]:
         """Return the ranks of a stage whose work is bounded: one of the first class, and one of the last if its work

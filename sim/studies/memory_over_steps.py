@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from sim.inputs.measured_run import MeasuredMemory, MeasuredRun
-from sim.results.memory import MemoryCurve
 from sim.simulation import Simulation
 
 MOST_POINTS = 600  # of a simulated curve
@@ -29,23 +28,19 @@ def over_steps(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]
 
 def _of_rank(simulation: Simulation, memory: MeasuredMemory, steps: int) -> dict[str, Any]:
     mine = simulation.plan.class_of(memory.rank)
-    at, total = _on_steps(simulation.memory_over(steps)[mine], simulation.step_time_s)
+    ours = simulation.memory_over(steps)[mine]
+    at, total = ours.time_s / simulation.step_time_s, ours.total
     peaks = []
     for i in range(steps):
         recorded = [b for x, b in memory.over_steps if i <= x < i + 1]
-        ours = total[(at >= i) & (at < i + 1)]
-        if recorded and len(ours):
-            simulated, measured = float(ours.max()), max(recorded)
+        within = total[(at >= i) & (at < i + 1)]
+        if recorded and len(within):
+            simulated, measured = float(within.max()), max(recorded)
             peaks.append({"simulated": simulated, "measured": measured, "error": simulated / measured - 1})
     keep = _kept(total)
     curve = [list(p) for p in zip(at[keep].tolist(), total[keep].tolist(), strict=True)]
     measured_curve = [list(p) for p in memory.over_steps]
     return {"rank": memory.rank, "peaks": peaks, "simulated": curve, "measured": measured_curve}
-
-
-def _on_steps(curve: MemoryCurve, step_s: float) -> tuple[Any, Any]:
-    """A curve's moments in steps, and its bytes."""
-    return curve.time_s / step_s, curve.total
 
 
 def _kept(total: Any) -> Any:

@@ -6,7 +6,6 @@ Hosts, switches and cooling are left out.
 
 from __future__ import annotations
 
-from sim.inputs.scenario import Scenario
 from sim.results.records import Record
 from sim.results.result import StepResult
 from sim.serve.records import ServingResult
@@ -36,10 +35,10 @@ class Spending(Record, frozen=True):
 
 def spending(result: StepResult | ServingResult, price_per_gpu_hour: float) -> Spending:
     """The costs of a result; `price_per_gpu_hour` in any currency."""
-    scenario = result.scenario
+    watts = result.scenario.cluster.mean_over(result.scenario.ranks, lambda gpu: gpu.power_limit_w)
 
     def bill(tokens: float, gpu_hours: float) -> Bill:
-        return _bill(scenario, tokens, gpu_hours, price_per_gpu_hour)
+        return Bill(tokens, gpu_hours, gpu_hours * price_per_gpu_hour, gpu_hours * watts / 1e3)
 
     if isinstance(result, ServingResult):
         hours = MILLION / result.output_tokens_per_s_per_gpu / HOUR_S if result.output_tokens_per_s_per_gpu else 0.0
@@ -48,8 +47,3 @@ def spending(result: StepResult | ServingResult, price_per_gpu_hour: float) -> S
     run = result.training_run
     whole = None if run is None else bill(run.tokens, run.gpu_hours)
     return Spending(price_per_gpu_hour, trillion_tokens=bill(TRILLION, hours), whole_training=whole)
-
-
-def _bill(scenario: Scenario, tokens: float, gpu_hours: float, price_per_gpu_hour: float) -> Bill:
-    energy_kwh = gpu_hours * scenario.cluster.mean_over(scenario.ranks, lambda gpu: gpu.power_limit_w) / 1e3
-    return Bill(tokens, gpu_hours, gpu_hours * price_per_gpu_hour, energy_kwh)

@@ -15,6 +15,7 @@ Result = Mapping[str, Any]
 One = Mapping[str, Any]
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d00", "#6b7280")  # Okabe and Ito
+NONE_FITS = "no legal layout fits in memory"
 _TIP = "<div><b>@cluster: @words</b></div><div>@step a step, @throughput tokens/s/GPU, @memory</div>"
 
 
@@ -30,12 +31,12 @@ def clusters_page(result: Result) -> str:
         head=("Cluster", *COLUMNS, "Trillion tokens"),
         rows=[_row(one, row) for one in found for row in one["best"]],
         copies=[copies(row) for one in found for row in one["best"]],
-        without=[(one["cluster"], _why(one)) for one in result["clusters"] if not one["best"]],
+        without=[
+            (one["cluster"], one["why_none_legal"] or "no legal layout fits in memory")
+            for one in result["clusters"]
+            if not one["best"]
+        ],
     )
-
-
-def _why(one: One) -> str:
-    return one["why_none_legal"] or "no legal layout fits in memory"
 
 
 def _headline(found: Sequence[One]) -> list[Number]:

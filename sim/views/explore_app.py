@@ -19,33 +19,6 @@ from sim.views.explore_state import controls_of, from_query, to_query
 from sim.views.page import asset
 from sim.views.templating import fragment
 
-_STYLE = """
-:host { font: 15px/1.5 Inter, "Segoe UI", system-ui, sans-serif; color: var(--ink); }
-.bk-clearfix { display: block !important; width: 100%; }
-.problem { background: #fdeceb; border: 1px solid #b3261e; border-radius: 10px; padding: 10px 16px; color: #7a120c;
-  overflow-wrap: anywhere; }
-.card dd { font-size: 19px; } .card { padding: 8px 10px; } .cards { margin: 8px 0;
-  grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 8px; }
-h2 { margin: 8px 0; } h3 { margin: 10px 0 0; font-size: 15px; } .warnings { margin: 6px 0; }
-.verdict { font-size: 15px; }
-"""
-_TEMPLATE = """
-{%% block preamble %%}<style>%s</style><link rel="icon" href="data:,">
-<button type="button" id="theme" aria-label="Light or dark" title="Light or dark">◐</button>
-<script>window.stepsim = {live: true, bytes: (b) => {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"]; let i = 0
-  while (Math.abs(b) >= 1024 && i < 4) { b /= 1024; i++ }
-  return (i === 0 ? b.toFixed(0) : String(parseFloat(b.toPrecision(4)))) + " " + units[i]
-}}
-%s
-%s</script>{%% endblock %%}
-"""
-_SAVE = """
-const a = document.createElement("a")
-a.href = URL.createObjectURL(new Blob([yaml.value], {type: "application/yaml"}))
-a.download = "scenario-" + name + ".yaml"
-a.click(); URL.revokeObjectURL(a.href)
-"""
 _LINK = "history.replaceState(null, '', cb_obj.value ? '?' + cb_obj.value : location.pathname)"
 _COPY = "navigator.clipboard.writeText(location.href)"
 
@@ -60,8 +33,9 @@ class Explorer:
         request: Any = getattr(document.session_context, "request", None)
         link = request.arguments if request is not None else {}
         css, script = asset("page.css"), asset("far.js")
-        self._sheet = InlineStyleSheet(css=re.sub(r"(?s):root.*?\}", "", css) + _STYLE)
-        document.template = _TEMPLATE % (css, script, asset("theme.js"))  # type: ignore[assignment]  # Bokeh makes a Template of text
+        self._sheet = InlineStyleSheet(css=re.sub(r"(?s):root.*?\}", "", css) + asset("explorer.css"))
+        page = asset("explorer.html") % (css, script, asset("theme.js"))
+        document.template = page  # type: ignore[assignment]  # Bokeh makes a Template of text
         document.title = f"{scenario.name} · explore"
         self._verdict = styled(self._sheet, name="verdict")
         self._link = TextInput(visible=False, name="link")
@@ -110,7 +84,7 @@ class Explorer:
         buttons.append(link)
         for panel, written in zip(self.panels, self._yaml, strict=True):
             save = Button(label=f"Save {panel.name.upper()} as YAML", name=f"save-{panel.name}")
-            save.js_on_click(CustomJS(args={"yaml": written, "name": panel.name}, code=_SAVE))
+            save.js_on_click(CustomJS(args={"yaml": written, "name": panel.name}, code=asset("save.js")))
             buttons.append(save)
         buttons += [self._kept, self._critical]
         for button in buttons:

@@ -24,6 +24,7 @@ from sim.views.curves import curve_columns, fullest
 from sim.views.explore_state import DEGREES, Choices, Control, keeping_gpus, overrides, too_large
 from sim.views.figures import memory_figure, timeline_figure
 from sim.views.headline import headline, layout_line, memory_limit_bytes
+from sim.views.page import asset
 from sim.views.palette import COMPUTE_KINDS, memory_styles, style_of
 from sim.views.rows import Layout, kinds_of, tracks_of
 from sim.views.serving_summary import cache_lines
@@ -33,12 +34,7 @@ from sim.views.units import seconds
 EXPAND_UP_TO = 20_000  # spans: a step of so few, by this estimate, is drawn operator by operator
 OPERATORS = 4  # of a layer that stand apart in it
 MEMORY_POINTS = 1500
-WIDGETS = """
-.bk-input, .bk-btn { background-color: var(--paper) !important; color: var(--ink) !important;
-  border-color: var(--edge) !important; font: 13px Inter, "Segoe UI", system-ui, sans-serif !important; }
-.bk-btn.bk-active { border-color: var(--accent) !important; box-shadow: inset 0 0 0 1px var(--accent); }
-label { font: 13px Inter, "Segoe UI", system-ui, sans-serif; }
-"""
+WIDGETS = asset("widgets.css")
 Simulated = Simulation | ServingSimulation
 _TIP = "<div class='tip'><b>@what</b><br>@where<br>@how_long</div>"
 

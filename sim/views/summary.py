@@ -46,7 +46,10 @@ def print_summary(
     tables = [numbers_table([*headline(result), *more])]
     if isinstance(result, StepResult):
         tables.append(_ranks(result, max(12, min(36, terminal.width - 62))))
-        tables += [_blame(result)] if result.blame else []
+        if result.blame:  # of each fault: how much shorter the step is without
+            step_s = result.step_time_s or 1.0
+            lost = ((row.cause, seconds(row.lost_s), percent(row.lost_s / step_s)) for row in result.blame)
+            tables.append(plain_table(("faults", "lost", "of the step"), lost))
         tables += [_waiting(result)] if result.waiting else []
     tables.append(_memory(result, max(12, min(36, terminal.width - 40))))
     if advice:
@@ -120,13 +123,6 @@ def _memory(result: StepResult | ServingResult, width: int) -> TextTable:
         rows.append(Row((label, n_bytes(size), (Span("█" * length, style),))))
     heads = Column(f"memory of {ranks_text(worst.ranks)}"), Column(right=True), Column(f"█ share of {n_bytes(whole)}")
     return TextTable(heads, rows)
-
-
-def _blame(result: StepResult) -> TextTable:
-    """Cost of each fault: how much shorter the step is without."""
-    step = result.step_time_s or 1.0
-    rows = ((row.cause, seconds(row.lost_s), percent(row.lost_s / step)) for row in result.blame)
-    return plain_table(("faults", "lost", "of the step"), rows)
 
 
 def _waiting(result: StepResult) -> TextTable:

@@ -101,8 +101,10 @@ def _links(graph: Graph, loads: Loads | None) -> list[tuple[str, ...]]:
     """A row per kind and speed of link; of PCIe also per what it joins, since only some of it carries messages."""
     rows: dict[tuple[str, float, float], list[float]] = {}
     for a, b, each in _edges(graph):
-        kind = graph.edges[a, b]["kind"]
-        name = _pcie_name(graph, a, b) if kind == "pcie" else _link_name(graph, a, b)
+        name = _LINK_NAMES[graph.edges[a, b]["kind"]]
+        if graph.edges[a, b]["kind"] == "pcie":
+            ends = {layer_of(graph, end) for end in (a, b)}
+            name = "PCIe: " + " to ".join(label for layer, label, _ in reversed(_LAYERS) if layer in ends)
         key = (name, each.usable_bytes_per_s, each.latency_s)
         rows.setdefault(key, []).append(_busy(loads, a, b))
     return [
@@ -115,11 +117,6 @@ def _links(graph: Graph, loads: Loads | None) -> list[tuple[str, ...]]:
         )
         for (name, bandwidth, latency_s), busy in rows.items()
     ]
-
-
-def _pcie_name(graph: Graph, a: str, b: str) -> str:
-    ends = {layer_of(graph, end) for end in (a, b)}
-    return "PCIe: " + " to ".join(name for kind, name, _ in reversed(_LAYERS) if kind in ends)
 
 
 def layer_of(graph: Graph, name: str) -> str:
@@ -143,10 +140,6 @@ def _edges(graph: Graph) -> list[tuple[str, str, Link]]:
     return found
 
 
-def _link_name(graph: Graph, a: str, b: str) -> str:
-    return _LINK_NAMES[graph.edges[a, b]["kind"]]
-
-
 def _busy(loads: Loads | None, a: str, b: str) -> float:
     return max(loads.get((a, b), 0.0), loads.get((b, a), 0.0)) if loads else 0.0
 
@@ -154,17 +147,13 @@ def _busy(loads: Loads | None, a: str, b: str) -> float:
 def positions(graph: Graph, cluster: ClusterSpec) -> dict[str, tuple[float, float]]:
     """Where each part stands: one line a kind, from the network down; a mesh's GPUs on two lines, and a torus's
     routers on one for each of its rows, to show their links."""
-    import networkx as nx
-
     lines = {
         rank: [name for name in graph if layer_of(graph, name) == kind] for rank, (kind, _, _) in enumerate(_LAYERS)
     }
-    placed = nx.multipartite_layout(graph, {k: v for k, v in lines.items() if v}, align="horizontal")
     spots: dict[str, tuple[float, float]] = {}
     for rank, names in lines.items():
         for index, name in enumerate(names):
-            x = float(placed[name][0]) if len(names) == 1 else (index + 0.5) / len(names) * 2 - 1
-            spots[name] = (x, -float(rank))
+            spots[name] = ((index + 0.5) / len(names) * 2 - 1, -float(rank))
     if cluster.intra_node.meshed:
         for index, name in enumerate(lines[6]):
             half = max(1, cluster.gpus_per_node // 2)
@@ -230,7 +219,7 @@ def _link_columns(graph: Graph, spots: Mapping[str, tuple[float, float]], loads:
             "width": [1 + 4 * (each.usable_bytes_per_s / fastest) ** 0.5 for _, _, each in edges],
             "colour": [_IDLE if loads is None else shade(part) for part in busy],
             "text": [
-                f"{a} – {b}: {_link_name(graph, a, b)}, {rate(each.usable_bytes_per_s, 'B/s')}"
+                f"{a} – {b}: {_LINK_NAMES[graph.edges[a, b]['kind']]}, {rate(each.usable_bytes_per_s, 'B/s')}"
                 + ("" if loads is None else f", busy {percent(part)}")
                 for (a, b, each), part in zip(edges, busy, strict=True)
             ],

@@ -87,7 +87,7 @@ def ranks_text(ranks: Any) -> str:
     if len(values) == 1:
         return f"rank {values[0]}"
     first, last, step = values[0], values[-1], values[1] - values[0]
-    if len(values) > 2 and (isinstance(values, range) or _even(values, step)):
+    if len(values) > 2 and (isinstance(values, range) or all(b - a == step for a, b in pairwise(values))):
         return f"ranks {first}–{last}" if step == 1 else f"ranks {first}, {values[1]} … {last}"
     if len(values) <= 4:
         return "ranks " + ", ".join(map(str, values))
@@ -101,10 +101,6 @@ def finite(value: Any) -> Any:
     (2.5, 0.0, 'x')
     """
     return 0.0 if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _even(values: list[int], step: int) -> bool:
-    return all(b - a == step for a, b in pairwise(values))
 
 
 def _digits(value: float) -> str:
