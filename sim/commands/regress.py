@@ -25,10 +25,10 @@ import tempfile
 from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
-from msgspec import Struct, ValidationError, convert, field
+from msgspec import Meta, Struct, ValidationError, convert, field
 
 from sim.commands.command import Command
 from sim.commands.compare import compare, simulate_run
@@ -55,7 +55,7 @@ BENCHMARKS_TOLERANCE = 0.25  # of a live run: kernels timed apart leave out what
 LIVE_TIMEOUT_S = 600.0
 BENCHMARKS_TIMEOUT_S = 1800.0
 
-Errors = dict[str, float]
+Errors = dict[str, Annotated[float, Meta(ge=-1e9, le=1e9)]]  # nothing would ever be beyond a limit of infinity
 
 
 def errors_of(path: Path, benchmarks: Profile | None = None) -> Errors:

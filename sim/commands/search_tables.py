@@ -115,19 +115,8 @@ def _table(first: str, priced: bool) -> Table:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    names = (
-        first,
-        "step",
-        "tok/s/GPU",
-        "MFU",
-        "exposed",
-        "bubble",
-        "GiB",
-        "layout",
-        "schedule",
-        "micro-batch",
-        "recompute",
-    )
+    figures = ("step", "tok/s/GPU", "MFU", "exposed", "bubble", "GiB")
+    names = (first, *figures, "layout", "schedule", "micro-batch", "recompute")
     for name in (*names, *(["1T tokens"] if priced else [])):
         words = name in ("layout", "schedule", "recompute")
         table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not words)

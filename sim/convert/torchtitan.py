@@ -42,17 +42,9 @@ CONVERTERS = {  # of a model's matmuls, classes of Python configs
 }
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
 FLOAT8 = {"recipe_name", "enable_fsdp_float8_all_gather"}  # of [quantize.linear.float8]
-TABLES = {  # tables that decide about a step; of a Python config the class names are these, camel-cased, with Config
-    "model",
-    "training",
-    "parallelism",
-    "activation_checkpoint",
-    "compile",
-    "optimizer",
-    "quantize",
-    "float8",
-    "mx",
-}
+# Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
+OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
+TABLES = OWN | {"quantize", "float8", "mx"}
 
 
 def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | None = None) -> Converted:

@@ -7,25 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Result = Mapping[str, Any]
+OF_STEP = ("step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "hfu", "compute_s", "exposed_comm_s")
+LATENCIES = ("request_latency_s", "time_to_first_token_s", "time_per_output_token_s")
 TIMES = (
-    "step_time_s",
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "mfu",
-    "hfu",
-    "compute_s",
-    "exposed_comm_s",
-    "bubble_fraction",
-    "duration_s",
-    "request_latency_s.p50",
-    "request_latency_s.p99",
-    "time_to_first_token_s.p50",
-    "time_to_first_token_s.p99",
-    "time_per_output_token_s.p50",
-    "time_per_output_token_s.p99",
-    "output_tokens_per_s",
-    "output_tokens_per_s_per_gpu",
-    "comm_share",
+    *(*OF_STEP, "bubble_fraction", "duration_s"),
+    *(f"{name}.{statistic}" for name in LATENCIES for statistic in ("p50", "p99")),
+    *("output_tokens_per_s", "output_tokens_per_s_per_gpu", "comm_share"),
 )
 
 

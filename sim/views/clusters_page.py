@@ -7,14 +7,14 @@ from typing import Any
 
 from sim.views.headline import Number
 from sim.views.page import still_page
-from sim.views.scatter import scatter_plot
+from sim.views.scatter import SERIES, explained, scatter_plot
 from sim.views.search_page import COLUMNS, cells, copies, mesh_words
 from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
 One = Mapping[str, Any]
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d00", "#6b7280")  # Okabe and Ito
+_COLOURS = (*SERIES, "#8a6d00", "#6b7280")
 NONE_FITS = "no legal layout fits in memory"
 _TIP = "<div><b>@cluster: @words</b></div><div>@step a step, @throughput tokens/s/GPU, @memory</div>"
 
@@ -65,7 +65,7 @@ def _row(one: One, row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _figure(found: Sequence[One]) -> Any:
-    from bokeh.models import ColumnDataSource, HoverTool
+    from bokeh.models import ColumnDataSource
 
     plot = scatter_plot("clusters", "peak memory of the fullest GPU in GiB", "tokens/s/GPU")
     dots: list[Any] = []
@@ -85,7 +85,4 @@ def _figure(found: Sequence[One]) -> Any:
         shown: dict[str, Any] = {"color": _COLOURS[min(i, len(_COLOURS) - 1)], "legend_label": one["cluster"]}
         shown["name"] = f"cluster:{one['cluster']}"
         dots.append(plot.scatter("x", "y", source=source, size=10, fill_alpha=0.7, **shown))
-    plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP))
-    plot.legend.click_policy = "hide"
-    plot.add_layout(plot.legend[0], "right")
-    return plot
+    return explained(plot, dots, _TIP)

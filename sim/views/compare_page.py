@@ -11,11 +11,10 @@ from sim.core.timeline import Timeline
 from sim.views.headline import Number
 from sim.views.page import page, view_data
 from sim.views.palette import in_order, style_of
-from sim.views.rows import Track, kinds_of
+from sim.views.rows import GROUPS, Track, kinds_of
 from sim.views.templating import signed
 from sim.views.units import n_bytes, percent, ranks_text, seconds
 
-_GROUPS = ("tp", "cp", "ep", "dp", "model", "shard", "replica", "copies", "embedding")
 Comparison = Mapping[str, Any]
 MEASURED, SIMULATED = "#1b2733", "#d9822b"
 
@@ -64,7 +63,7 @@ def paired_tracks(simulated: Timeline, measured: Timeline) -> list[Track]:
 
 def _in_one_row(timeline: Timeline) -> Timeline:
     """Collectives of all groups share a row: a measured action does not say whose it was."""
-    return replace(timeline, streams=tuple("collectives" if s in _GROUPS else s for s in timeline.streams))
+    return replace(timeline, streams=tuple("collectives" if s in GROUPS else s for s in timeline.streams))
 
 
 def _line(compare: Comparison) -> str:

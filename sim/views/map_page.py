@@ -8,6 +8,7 @@ from typing import Any
 
 from sim.views.headline import Number, layout_words
 from sim.views.page import still_page
+from sim.views.scatter import SERIES, explained, scatter_plot
 from sim.views.search_page import mesh_words, schedule_words
 from sim.views.units import count, n_bytes, percent, seconds
 
@@ -15,7 +16,6 @@ Result = Mapping[str, Any]
 Cell = Mapping[str, Any]
 
 _NONE, _INK, _PALE = "#e3e8ee", "#1b2733", "#ffffff"
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
 _TIP = (
     "<div><b>@model on @gpus GPUs</b></div><div>@words</div><div>@step a step, @rate tokens/s/GPU</div>"
     "<div>MFU @mfu, @memory</div>"
@@ -98,21 +98,10 @@ def _heat(result: Result, name: str, value: Callable[[Cell], float], text: Calla
     """A rectangle for each cell, coloured by `value` from the least to the most, with `text` in it."""
     from bokeh.models import ColumnDataSource, HoverTool
     from bokeh.palettes import Viridis256
-    from bokeh.plotting import figure
 
-    ranges: dict[str, Any] = {
-        "x_range": [f"{n:,}" for n in result["gpus"]],
-        "y_range": list(reversed(result["models"])),
-    }
-    plot = figure(
-        **ranges,
-        height=90 + _ROW_HEIGHT * len(result["models"]),
-        sizing_mode="stretch_width",
-        x_axis_label="GPUs",
-        tools="save",
-        name=name,
-    )
-    plot.toolbar.logo = None
+    places, models = [f"{n:,}" for n in result["gpus"]], list(reversed(result["models"]))
+    height = 90 + _ROW_HEIGHT * len(models)
+    plot = scatter_plot(name, "GPUs", None, height, "save", x_range=places, y_range=models)
     plot.grid.visible = False
     values = [value(cell["best"]) for cell in result["cells"] if cell["best"]]
     low, high = min(values, default=0.0), max(values, default=1.0)
@@ -191,22 +180,11 @@ def _run_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _measured_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
     """MFU by number of GPUs: measured with dots, simulated dashed, a colour for each model."""
-    from bokeh.models import ColumnDataSource, HoverTool
-    from bokeh.plotting import figure
+    from bokeh.models import ColumnDataSource
 
     places = [f"{n:,}" for n in sorted({row["gpus"] for row in rows})]
     highest = max(max(row["mfu"], row["simulated_mfu"]) for row in rows)
-    ranges: dict[str, Any] = {"x_range": places, "y_range": (0, 1.1 * highest)}
-    plot = figure(
-        **ranges,
-        height=340,
-        sizing_mode="stretch_width",
-        x_axis_label="GPUs",
-        y_axis_label="MFU",
-        tools="save",
-        name="measured",
-    )
-    plot.toolbar.logo = None
+    plot = scatter_plot("measured", "GPUs", "MFU", 340, "save", x_range=places, y_range=(0, 1.1 * highest))
     dots: list[Any] = []
     for i, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
         mine = [row for row in rows if row["model"] == model]
@@ -219,7 +197,7 @@ def _measured_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
                 "id": [row["id"] for row in mine],
             }
         )
-        colour = _COLOURS[i % len(_COLOURS)]
+        colour = SERIES[i % len(SERIES)]
         plot.line(
             "x",
             "simulated",
@@ -230,7 +208,4 @@ def _measured_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
         )
         plot.line("x", "y", source=source, color=colour, line_width=2, legend_label=f"{model}, measured")
         dots.append(plot.scatter("x", "y", source=source, color=colour, size=9, legend_label=f"{model}, measured"))
-    plot.add_tools(HoverTool(renderers=dots, tooltips="<div><b>@id</b></div><div>@words</div>"))
-    plot.legend.click_policy = "hide"
-    plot.add_layout(plot.legend[0], "right")
-    return plot
+    return explained(plot, dots, "<div><b>@id</b></div><div>@words</div>")

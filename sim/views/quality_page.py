@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.views.headline import Number
 from sim.views.page import still_page
+from sim.views.scatter import scatter_plot
 from sim.views.units import count, n_bytes, seconds
 
 Row = Mapping[str, Any]
@@ -60,17 +61,8 @@ def cells(row: Row) -> tuple[str, ...]:
 def _plot(rows: list[Row], name: str, label: str, unit: float) -> Any:
     """Score against one figure; models on the Pareto line are coloured and joined."""
     from bokeh.models import ColumnDataSource
-    from bokeh.plotting import figure
 
-    plot = figure(
-        height=380,
-        sizing_mode="stretch_width",
-        x_axis_label=label,
-        y_axis_label="score",
-        tools="pan,wheel_zoom,reset,save",
-        name=name,
-    )
-    plot.toolbar.logo = None
+    plot = scatter_plot(name, label, "score", 380, "pan,wheel_zoom,reset,save")
     front = sorted((row for row in rows if row[f"best_by_{name}"]), key=lambda row: row[name])
     plot.line([row[name] / unit for row in front], [row["score"] for row in front], color=_ON, line_width=2)
     source = ColumnDataSource(

@@ -16,22 +16,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 TALLEST = 6000.0  # pixels: canvases of 8192 and more fail on some machines
-STREAM_ORDER = (
-    "compute",
-    "tp",
-    "cp",
-    "ep",
-    "dp",
-    "shard",
-    "replica",
-    "copies",
-    "embedding",
-    "model",
-    "collectives",
-    "send",
-    "recv",
-    "host",
-)
+GROUPS = ("tp", "cp", "ep", "dp", "shard", "replica", "copies", "embedding", "model")  # of collectives
+STREAM_ORDER = ("compute", *GROUPS, "collectives", "send", "recv", "host")
 
 
 class Row(Struct, frozen=True):

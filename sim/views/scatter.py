@@ -1,11 +1,17 @@
-"""The plot that pages of layouts, clusters and sweeps draw their points in."""
+"""The plot that pages of layouts, clusters, sweeps and models draw their points in."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # a colour for each (Okabe and Ito)
 
-def scatter_plot(name: str, x_label: str, y_label: str, height: int = 420, **ranges: Any) -> Any:
+
+def scatter_plot(
+    name: str, x_label: str | None, y_label: str | None, height: int = 420, tools: str = TOOLS, **ranges: Any
+) -> Any:
     """An empty Bokeh figure as wide as the page; `name` is what scripts and tests find it by; `ranges` as Bokeh's."""
     from bokeh.plotting import figure
 
@@ -14,10 +20,21 @@ def scatter_plot(name: str, x_label: str, y_label: str, height: int = 420, **ran
         sizing_mode="stretch_width",
         x_axis_label=x_label,
         y_axis_label=y_label,
-        tools="pan,wheel_zoom,box_zoom,reset,save",
-        active_drag="box_zoom",
+        tools=tools,
+        active_drag="box_zoom" if tools == TOOLS else "auto",
         name=name,
         **ranges,
     )
     plot.toolbar.logo = None
+    return plot
+
+
+def explained(plot: Any, dots: Sequence[Any], tip: str) -> Any:
+    """The plot with `tip` for its dots, and beside it a legend that hides what is clicked."""
+    from bokeh.models import HoverTool
+
+    plot.add_tools(HoverTool(renderers=list(dots), tooltips=tip))
+    if plot.legend:
+        plot.legend.click_policy = "hide"
+        plot.add_layout(plot.legend[0], "right")
     return plot

@@ -7,25 +7,13 @@ from typing import Any
 
 from sim.views.headline import Number, layout_words, limit_words
 from sim.views.page import still_page
-from sim.views.scatter import scatter_plot
+from sim.views.scatter import SERIES, explained, scatter_plot
 from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-# One colour a schedule (Okabe and Ito); schedules beyond these share the last.
-_COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#8a6d00",
-    "#1b2733",
-    "#6b7280",
-    "#a3a9b3",
-)
+_COLOURS = (*SERIES, "#8a6d00", "#1b2733", "#6b7280", "#a3a9b3")  # schedules beyond these share the last
 COLUMNS = {  # of a table of layouts: heads, and what they mean
     "Layout": "the mesh and ZeRO stage",
     "Step": "seconds a step",
@@ -75,7 +63,7 @@ def schedule_words(layout: Mapping[str, Any]) -> str:
 
 
 def _figure(result: Result) -> Any:
-    from bokeh.models import AdaptiveTicker, ColumnDataSource, CustomJSTickFormatter, HoverTool, Range1d
+    from bokeh.models import AdaptiveTicker, ColumnDataSource, CustomJSTickFormatter, Range1d
 
     rows = result["evaluated"]
     plot = scatter_plot("search", "step time in seconds", "peak memory of the fullest GPU", 460)
@@ -101,11 +89,7 @@ def _figure(result: Result) -> Any:
     top = max(highest, limit if limit < 2 * highest else highest)
     plot.y_range = Range1d(start=max(0.0, least - 0.15 * (top - least)), end=top + 0.08 * (top - least or top))
     plot.hspan(y=limit, line_color=_BAD, line_width=2, line_dash="dashed", name="limit")
-    plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP))
-    if plot.legend:
-        plot.legend.click_policy = "hide"
-        plot.add_layout(plot.legend[0], "right")
-    return plot
+    return explained(plot, dots, _TIP)
 
 
 def _dots(plot: Any, rows: Sequence[Row]) -> list[Any]:

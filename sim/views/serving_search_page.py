@@ -7,14 +7,13 @@ from typing import Any
 
 from sim.views.headline import Number
 from sim.views.page import still_page
-from sim.views.scatter import scatter_plot
+from sim.views.scatter import SERIES, explained, scatter_plot
 from sim.views.units import count, seconds
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-# Okabe and Ito; layouts beyond these share the last.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d00", "#6b7280")
+_COLOURS = (*SERIES, "#8a6d00", "#6b7280")  # layouts beyond these share the last
 _TIP = (
     "<div><b>@words</b></div><div>@user tokens/s a user, @gpu tokens/s/GPU, @rate requests/s/GPU</div><div>@kept</div>"
 )
@@ -83,7 +82,7 @@ def _headline(result: Result) -> list[Number]:
 
 
 def _figure(curve: Sequence[Row]) -> Any:
-    from bokeh.models import ColumnDataSource, HoverTool
+    from bokeh.models import ColumnDataSource
 
     plot = scatter_plot("curve", "tokens/s of a user (median)", "output tokens/s/GPU")
     by_layout: dict[str, list[Row]] = {}
@@ -97,10 +96,7 @@ def _figure(curve: Sequence[Row]) -> Any:
             "legend_label": name,
         }
         dots.append(plot.scatter("x", "y", size=9, fill_alpha="alpha", name=f"layout:{name}", **shown))
-    plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP))
-    plot.legend.click_policy = "hide"
-    plot.add_layout(plot.legend[0], "right")
-    return plot
+    return explained(plot, dots, _TIP)
 
 
 def _columns(name: str, points: Sequence[Row]) -> dict[str, list[Any]]:

@@ -10,13 +10,13 @@ from typing import Any
 from sim.studies.sweep_metrics import STEP, Metric, metric_of, metrics_of
 from sim.views.headline import Number
 from sim.views.page import still_page
-from sim.views.scatter import scatter_plot
+from sim.views.scatter import SERIES, explained, scatter_plot
 from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1b2733")  # Okabe and Ito
+_COLOURS = (*SERIES, "#1b2733")
 MOST_LINES = 12  # of other keys' choices, those with the slowest steps
 _TIP = "<div><b>@words</b></div><div>@said</div>"
 _LOST = "<div>@lost lost to faults</div>"
@@ -111,7 +111,7 @@ def _headline(result: Result) -> list[Number]:
 
 
 def _figure(result: Result) -> Any:
-    from bokeh.models import ColumnDataSource, HoverTool
+    from bokeh.models import ColumnDataSource
 
     metric = metric_of(result)
     faults, scale = about_faults(result) and metric is STEP, 2.0**30 if metric.unit == "bytes" else 1.0
@@ -130,10 +130,7 @@ def _figure(result: Result) -> Any:
             plot.line("x", "healthy", line_dash="dashed", line_alpha=0.6, **shown)
         plot.line("x", "y", line_width=2, **shown)
         dots.append(plot.scatter("x", "y", size=8, fill_alpha="fits", **shown))
-    plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP + _LOST * about_faults(result)))
-    plot.legend.click_policy = "hide"
-    plot.add_layout(plot.legend[0], "right")
-    return plot
+    return explained(plot, dots, _TIP + _LOST * about_faults(result))
 
 
 def _lines(result: Result, key: str) -> list[tuple[str, list[Row]]]:
