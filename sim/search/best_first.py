@@ -26,32 +26,18 @@ from sim.studies.executors import Workers
 COUNTED = ("enumerated", "legal", "pruned_by_memory", "pruned_by_bound", "evaluated", *FATES)
 
 
-class Found(Struct, frozen=True, dict=True):
-    """Hold the result of a search.
-
-    `best`: the best layouts, best first. `pareto`: the Pareto front of time and memory. `fitting`: all simulated
-    layouts that fit in memory, best first. `counts`: number of layouts by COUNTED; legal = pruned by memory + pruned by
-    bound + evaluated; evaluated = the sum over FATES. `refusals`: their number by reason. `cpu_s`: CPU seconds of all
-    workers, for bounds and for the evaluations of each fate. `wall_s`: seconds of the search. `cores`: workers' cores.
-    """
-
-    best: list[Outcome]
-    pareto: list[Outcome]
-    fitting: list[Outcome]
-    counts: dict[str, int]
-    refusals: dict[str, int]
-    wall_s: float
-    cpu_s: dict[str, float]
-    cores: int
-
-
 class BestFirst(Struct, dict=True):
-    """Hold the state of a search: the parts by their bounds, and the times so far.
+    """Hold the state of a search: the parts by their bounds, and what was found so far.
 
     `limit_bytes` is that of `sim.search.evaluation`.
 
     With `whole_front` a layout is left out only if a simulated layout is faster than its bound and needs no more than
     its least memory. The Pareto front is then that of the whole space.
+
+    `fitting`: all simulated layouts that fit in memory, at the end best first. `counts`: number of layouts by COUNTED;
+    legal = pruned by memory + pruned by bound + evaluated; evaluated = the sum over FATES. `refusals`: their number by
+    reason. `cpu_s`: CPU seconds of all workers, for bounds and for the evaluations of each fate. `wall_s`: seconds of
+    the search. `cores`: workers' cores.
     """
 
     space: Space
@@ -62,15 +48,17 @@ class BestFirst(Struct, dict=True):
     report: Callable[[BestFirst], None] = lambda _: None
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTED, 0)))
     fitting: list[Outcome] = field(default_factory=list)
+    refusals: Counter[str] = field(default_factory=Counter)
     cpu_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("bounding", *FATES), 0.0))
-    _refusals: Counter[str] = field(default_factory=Counter)
+    wall_s: float = 0.0
+    cores: int = 0
     _heap: list[Bounded] = field(default_factory=list)
     _best_s: list[float] = field(default_factory=list)  # a heap of the `top` least times, negated
     _front: list[tuple[float, float]] = field(default_factory=list)
     _put_back: set[Layout] = field(default_factory=set)  # layouts that are in the heap again, with their least time
 
-    def run(self) -> Found:
-        """Run the search to its end."""
+    def run(self) -> BestFirst:
+        """Run the search to its end, and return it."""
         begin = time.perf_counter()
         # Every task carries the same bytes, so that a worker finds them unpacked already.
         packed = pack(self.space)
@@ -94,17 +82,14 @@ class BestFirst(Struct, dict=True):
         # Parts that are left are counted too, so that the counts add up to the legal layouts.
         for left in self._heap:
             self._leave_out(left)
-        ranked = sorted(self.fitting, key=_rank)
-        return Found(
-            ranked[: self.top],
-            pareto(self.fitting),
-            ranked,
-            dict(self.counts),
-            dict(self._refusals.most_common()),
-            time.perf_counter() - begin,
-            self.cpu_s,
-            self.workers.cores(),
-        )
+        self.fitting.sort(key=_rank)
+        self.wall_s, self.cores = time.perf_counter() - begin, self.workers.cores()
+        return self
+
+    @property
+    def best(self) -> list[Outcome]:
+        """Return the best layouts, best first, once the search has ended."""
+        return self.fitting[: self.top]
 
     @property
     def ceiling_s(self) -> float:
@@ -189,7 +174,7 @@ class BestFirst(Struct, dict=True):
             return
         self._settle(result.fate)
         if result.fate == "refused":
-            self._refusals[result.reason] += 1
+            self.refusals[result.reason] += 1
         if result.fate != "simulated":
             return
         self.fitting.append(result)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sim.results.beside_allocator import allocator_bytes, most_allocator_bytes
-from sim.search.best_first import Found
+from sim.search.best_first import BestFirst, pareto
 from sim.search.evaluation import Outcome
 from sim.search.space import SEARCHED, Layout, Space, scenario_of
 from sim.search.why_none import why_none_legal
@@ -15,7 +15,7 @@ TRILLION, HOUR_S = 1e12, 3600.0
 
 
 def make_result(
-    space: Space, found: Found, limit_bytes: float | None, objective: str, details: Sequence[dict[str, float]]
+    space: Space, found: BestFirst, limit_bytes: float | None, objective: str, details: Sequence[dict[str, float]]
 ) -> dict[str, Any]:
     """Return the result in format sim-search/1.
 
@@ -39,12 +39,12 @@ def make_result(
             _row(space, o) | more | _with_scenario(space, o.layout, limit_bytes)
             for o, more in zip(found.best, details, strict=True)
         ],
-        "pareto": [_row(space, o) for o in found.pareto],
+        "pareto": [_row(space, o) for o in pareto(found.fitting)],
         "evaluated": [_row(space, o) for o in found.fitting],
         "counts": c,
         # This goes through the whole space again, so only if no layout is legal.
         "why_none_legal": "" if c["legal"] else why_none_legal(space),
-        "refusals": [{"reason": reason, "count": n} for reason, n in found.refusals.items()],
+        "refusals": [{"reason": reason, "count": n} for reason, n in found.refusals.most_common()],
         "wall_s": found.wall_s,
         "cores": found.cores,
         "cpu_s": cpu_s,

@@ -7,6 +7,8 @@ Sources: https://jfly.uni-koeln.de/color, https://personal.sron.nl/~pault.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -23,40 +25,9 @@ class Style(NamedTuple):
 
 _LIGHT, _DARK = "#ffffff", "#1b2733"
 
-KINDS: dict[str, Style] = {
-    "F": Style("Forward", "#0072b2", _LIGHT),
-    "B": Style("Backward", "#009e73", _DARK),
-    "W": Style("Weight gradient", "#f0e442", _DARK),
-    "F+B": Style("Forward and backward", "#00869b", _LIGHT),
-    "OPTIMIZER": Style("Optimizer", "#cc79a7", _DARK),
-    "TEACHER": Style("Teacher forward", "#5d3a9b", _LIGHT),
-    "GENERATE": Style("Teacher writes", "#5d3a9b", _LIGHT),
-    "PREFILL": Style("Prefill", "#0072b2", _LIGHT),
-    "DECODE": Style("Decode", "#009e73", _DARK),
-    "MIXED": Style("Prefill and decode", "#56b4e9", _DARK),
-    "SEND_F": Style("Send activations", "#56b4e9", _DARK),
-    "RECV_F": Style("Receive activations", "#b5dcf3", _DARK),
-    "SEND_B": Style("Send gradients", "#5fc4a6", _DARK),
-    "RECV_B": Style("Receive gradients", "#b8e3d6", _DARK),
-    "ALL_REDUCE": Style("All-reduce", "#d55e00", _DARK),
-    "ALL_GATHER": Style("All-gather", "#e69f00", _DARK),
-    "REDUCE_SCATTER": Style("Reduce-scatter", "#8c3d00", _LIGHT),
-    "ALL_TO_ALL": Style("All-to-all", "#7b3294", _LIGHT),
-    "SEND_RECV": Style("Ring exchange", "#b2abd2", _DARK),
-    "WAIT": Style("Waiting for another rank", "#c0c8d0", _DARK),
-    "OFFLOAD": Style("Offload to host", "#6b7280", _LIGHT),
-    "RELOAD": Style("Reload from host", "#a3a9b3", _DARK),
-    "SWAP_OUT": Style("Swap out to host", "#6b7280", _LIGHT),
-    "SWAP_IN": Style("Swap in from host", "#a3a9b3", _DARK),
-    "GENERATE_ANSWERS": Style("Answers", "#009e73", _DARK),
-    "REWARD": Style("Reward", "#f0e442", _DARK),
-    "LOGPROBS": Style("Log-probabilities", "#56b4e9", _DARK),
-    "REFERENCE": Style("Reference policy", "#b2abd2", _DARK),
-    "UPDATE": Style("Training", "#0072b2", _LIGHT),
-    "WEIGHTS": Style("New weights", "#d55e00", _DARK),
-    "HOST_COPY": Style("Copies to and from the host", "#a3a9b3", _DARK),
-    "KV_TRANSFER": Style("Computed prompt from prefill", "#d55e00", _DARK),
-}
+_INKS = {"light": _LIGHT, "dark": _DARK}
+_TABLE = json.loads(Path(__file__).with_name("kinds.json").read_text("utf-8"))  # label, fill, and the text's ink
+KINDS: dict[str, Style] = {kind: Style(label, fill, _INKS[ink]) for kind, (label, fill, ink) in _TABLE.items()}
 COMPUTE_KINDS = ("F", "B", "W", "F+B", "OPTIMIZER")
 SERVING_KINDS = ("PREFILL", "MIXED", "DECODE")
 MEMORY: dict[str, Style] = {

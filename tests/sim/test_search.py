@@ -20,7 +20,7 @@ from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.search.best_first import COUNTED, BestFirst, Found, pareto
+from sim.search.best_first import COUNTED, BestFirst, pareto
 from sim.search.evaluation import FATES, Outcome, evaluate, pack
 from sim.search.space import Layout, Space, scenario_of
 from sim.simulation import prepare, simulate
@@ -29,7 +29,7 @@ from tests.processes import exit_code
 from tests.sim.search_spaces import BASE, all_outcomes, legal_layouts, run_search, small_space, space_of, varied
 
 
-def search(space: Space, limit_bytes: float, top: int = 5, front: bool = False, workers: int = 1) -> Found:
+def search(space: Space, limit_bytes: float, top: int = 5, front: bool = False, workers: int = 1) -> BestFirst:
     with local_workers(workers) as pool:
         return BestFirst(space, limit_bytes, top, front, pool).run()
 
@@ -60,7 +60,7 @@ def test_whole_front_is_that_of_exhaustive_search() -> None:
     space, outcomes = all_outcomes(0)
     line = pareto(outcomes)
     found = search(space, float("inf"), front=True)
-    assert [(o.step_time_s, o.peak_memory_bytes) for o in found.pareto] == [
+    assert [(o.step_time_s, o.peak_memory_bytes) for o in pareto(found.fitting)] == [
         (o.step_time_s, o.peak_memory_bytes) for o in line
     ]
     assert found.counts["evaluated"] < len(outcomes)

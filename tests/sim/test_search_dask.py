@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sim.inputs.input_source import Source
-from sim.search.best_first import BestFirst, Found
+from sim.search.best_first import BestFirst
 from sim.search.evaluation import Outcome
 from sim.search.space import Layout, make_space
 from sim.studies.executors import dask_workers, local_workers
@@ -72,7 +72,7 @@ def cluster(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         yield address, victim
 
 
-def best_of(found: Found) -> list[tuple[float, float, Layout]]:
+def best_of(found: BestFirst) -> list[tuple[float, float, Layout]]:
     return [(o.step_time_s, o.peak_memory_bytes, o.layout) for o in found.best]
 
 
