@@ -78,16 +78,8 @@ class Levels(Struct, frozen=True, eq=False):
         """The memory of one class, whose lowest rank is `rank`."""
         rows = slice(self.first[i], self.first[i + 1] if i + 1 < len(self.first) else None)
         ones, held = np.ones(len(self.time_s[rows])), self.held[i]
-        gradients = held.gradients + self.gradients[rows]
-        return MemoryCurve(
-            rank,
-            self.time_s[rows],
-            ones * held.parameters,
-            gradients,
-            ones * held.optimizer,
-            self.activations[rows],
-            self.buffers[rows],
-        )
+        states = ones * held.parameters, held.gradients + self.gradients[rows], ones * held.optimizer
+        return MemoryCurve(rank, self.time_s[rows], *states, self.activations[rows], self.buffers[rows])
 
     def at_most(self) -> list[AtMost]:
         """Each class's maximum of every category, and of their sum."""
@@ -391,6 +383,15 @@ def _block_by_block(stage: Stage, kind: Kind, steps: list[BlockStep]) -> list[Ch
         passed += mine
         out.append((min(1.0, passed / total), -x.freed, -x.transient, x.gradients))
     return [*out, (1.0, 0.0, -held, 0.0)] if held else out
+
+
+def thinned(total: Bytes, points: int) -> Ints:
+    """Rows of a curve to draw: all, or of more than `points` the first and the highest of each run of neighbours."""
+    rows = np.arange(len(total))
+    if len(total) <= points:
+        return rows
+    runs = np.array_split(rows, points // 2)
+    return np.unique([i for run in runs for i in (run[0], run[total[run].argmax()])])
 
 
 def over_steps(curve: MemoryCurve, step_time_s: float, optimizer_start_s: float, steps: int) -> MemoryCurve:

@@ -19,7 +19,6 @@ from sim.graph.compiled import ActionPrograms
 from sim.graph.messages import NEITHER, NO_HOP, Messages
 from sim.graph.schedule_columns import NUMBER, ScheduleColumns
 from sim.graph.taskgraph import Columns, Floats, Ints, KindTable, Launches, TaskGraph, Waits, ints
-from sim.programs.compile import CompiledProgram
 from sim.ranks.faults import has_jitter
 from sim.simulation import Prepared
 
@@ -135,7 +134,9 @@ def _seconds(step: Prepared, programs: ActionPrograms, lane: int) -> _Seconds:
         ahead.append((np.array([t.done_s for t in templates]) - after_s)[number])
         for stage in step.stages[class_index]:
             gathered[stage] = max(programs.prologue(class_index, stage).ends_s, default=0.0)
-        left_s = _left_s(programs.compiled(class_index, lists.steps[end_ - 1]))
+        last = programs.compiled(class_index, lists.steps[end_ - 1])
+        # For so many seconds communication goes on after the action.
+        left_s = max(0.0, max(last.ends_s, default=0.0) - last.done_s)
         end.append(left_s + programs.epilogue(class_index).done_s)
     return _Seconds(np.concatenate(after_input), np.concatenate(ahead), gathered, np.array(end))
 
@@ -160,11 +161,6 @@ def _alike(lists: ScheduleColumns, begin: int, end: int) -> tuple[list[int], Int
     of_step = np.empty(len(number), dtype=np.int64)
     of_step[middle_first] = of_ordered
     return (begin + middle_first[first]).tolist(), of_step
-
-
-def _left_s(template: CompiledProgram) -> float:
-    """Return for how many seconds communication goes on after an action."""
-    return max(0.0, max(template.ends_s, default=0.0) - template.done_s)
 
 
 def _sent(step: Prepared, messages: Messages, lane: int) -> tuple[Ints, Ints, Floats]:

@@ -190,7 +190,9 @@ def make_space(
     kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}
     # The written layout need not match the searched GPUs, so one pipeline of all ranks replaces it.
     neutral = {**data, "parallelism": {**kept, "pp": gpus}}
-    if isinstance(data.get("training"), dict) and not _is_captured(data.get("model")):
+    model = data.get("model")
+    captured = isinstance(model, dict) and model.get("program") is not None
+    if isinstance(data.get("training"), dict) and not captured:
         # The written micro-batch size may not divide the batch of other numbers of replicas. One sequence does.
         neutral["training"] = merge(data["training"], {"micro_batch_size": 1})
     base = resolve(replace(source, data=neutral), name)
@@ -209,10 +211,6 @@ def make_space(
     narrowed = {k: tuple(v) for k, v in (only or {}).items()}
     derives = sums_in_pipelines and "accumulate_unsharded" not in given.model_fields_set
     return Space(base, gpus, fixed, narrowed, tuple(linked), trainer, derives)
-
-
-def _is_captured(model: Any) -> bool:
-    return isinstance(model, dict) and model.get("program") is not None
 
 
 def grids(space: Space) -> Iterator[Grid]:

@@ -77,16 +77,8 @@ def _simulated(load: Load, dp: int, micro: int) -> Cut | None:
         r = simulate(scenario, engine="static").outcome
     except InputError:
         return None
-    return Cut(
-        dp,
-        micro,
-        scenario.micro_batches,
-        scenario.parallelism.ranks,
-        r.peak_memory_bytes,
-        r.fits_in_memory,
-        r.step_time_s,
-        r.tokens_per_s_per_gpu,
-    )
+    figures = (r.peak_memory_bytes, r.fits_in_memory, r.step_time_s, r.tokens_per_s_per_gpu)
+    return Cut(dp, micro, scenario.micro_batches, scenario.parallelism.ranks, *figures)
 
 
 class BatchSize(Struct, frozen=True):
@@ -166,20 +158,18 @@ def as_dict(
     cuts: list[Cut], scenario: Scenario, critical: float | None, sizes: Sequence[BatchSize] = ()
 ) -> dict[str, Any]:
     """The plan as JSON: all cuts, the best, and (with a critical batch size) what the global batch costs."""
-    training = scenario.for_training
+    batch = scenario.for_training.global_batch_size
     best = next((c for c in cuts if c.fits_in_memory), None)
     out: dict[str, Any] = {
         "format": "sim-batch-plan/1",
         "name": scenario.name,
-        "global_batch_size": training.global_batch_size,
+        "global_batch_size": batch,
         "cuts": [asdict(c) for c in cuts],
         "best": asdict(best) if best else None,
     }
     if critical is not None:
-        out["critical_batch_size"] = critical
-        out["batch_sizes"] = [asdict(s) for s in sizes]
-        out["steps_factor"] = steps_factor(training.global_batch_size, critical)
-        out["tokens_factor"] = tokens_factor(training.global_batch_size, critical)
+        out |= {"critical_batch_size": critical, "batch_sizes": [asdict(s) for s in sizes]}
+        out |= {"steps_factor": steps_factor(batch, critical), "tokens_factor": tokens_factor(batch, critical)}
     return out
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from sim.inputs.measured_run import MeasuredMemory, MeasuredRun
+from sim.results.memory import thinned
 from sim.simulation import Simulation
 
-MOST_POINTS = 600  # of a simulated curve
+MOST_POINTS = 600  # of a simulated curve, about
 
 
 def over_steps(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
@@ -37,16 +36,7 @@ def _of_rank(simulation: Simulation, memory: MeasuredMemory, steps: int) -> dict
         if recorded and len(within):
             simulated, measured = float(within.max()), max(recorded)
             peaks.append({"simulated": simulated, "measured": measured, "error": simulated / measured - 1})
-    keep = _kept(total)
+    keep = thinned(total, MOST_POINTS)
     curve = [list(p) for p in zip(at[keep].tolist(), total[keep].tolist(), strict=True)]
     measured_curve = [list(p) for p in memory.over_steps]
     return {"rank": memory.rank, "peaks": peaks, "simulated": curve, "measured": measured_curve}
-
-
-def _kept(total: Any) -> Any:
-    """Of about `MOST_POINTS` runs of neighbours the first and the highest."""
-    everything = np.arange(len(total))
-    if len(total) <= MOST_POINTS:
-        return everything
-    runs = np.array_split(everything, MOST_POINTS // 2)
-    return np.unique([i for run in runs for i in (run[0], run[total[run].argmax()])])

@@ -19,6 +19,7 @@ from sim.inputs.scenario import load_scenario
 from sim.serve.simulation import simulate_serving
 
 MOST_BYTES, MOST_MODELS = 1_000_000, 1_000
+BETTER = {"output_tokens_per_s_per_gpu": 1.0, "peak_memory_bytes": -1.0}  # beside the score; 1 if more is better
 COLUMNS = ("model", "score", "set", "source")
 
 
@@ -71,7 +72,7 @@ def quality(scenario: Path, scores: Sequence[Score], overrides: Sequence[str] = 
     if all(row["refused"] for row in rows):
         raise InputError(f"{rows[0]['refused']}; none of the {len(rows)} models can be served")
     done = [row for row in rows if not row["refused"] and row["fits_in_memory"]]
-    for name, better in (("output_tokens_per_s_per_gpu", 1.0), ("peak_memory_bytes", -1.0)):
+    for name, better in BETTER.items():
         points = [(row["score"], better * row[name]) for row in done]
         for row, (score, value) in zip(done, points, strict=True):
             row[f"best_by_{name}"] = not any(a >= score and b >= value and (a, b) != (score, value) for a, b in points)
@@ -85,8 +86,7 @@ def _served(path: Path, score: Score, overrides: Sequence[str]) -> dict[str, Any
         "source": score.source,
         "refused": "",
         "fits_in_memory": False,
-        "best_by_output_tokens_per_s_per_gpu": False,
-        "best_by_peak_memory_bytes": False,
+        **{f"best_by_{name}": False for name in BETTER},
     }
     try:
         scenario = load_scenario(path, [*overrides, f"model={score.model}", *score.overrides])

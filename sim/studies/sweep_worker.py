@@ -140,26 +140,21 @@ def _simulated(packed: bytes, change: Change) -> WhatIf:
     healthy_s = _healthy_s(packed, json.dumps(healthy.model_dump("json"))) if disturbs(scenario) else step_s
     tokens = t.global_batch_size * t.seq_len
     rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0
-    figures = {
-        STEP.key: step_s,
-        "healthy_s": healthy_s,
-        "lost_s": step_s - healthy_s,
-        RATE.key: rate,
-        MEMORY.key: simulation.peak_memory_bytes,
-    }
+    figures = _figures(step_s, healthy_s, rate, simulation.peak_memory_bytes)
     return WhatIf(dict(change), figures, simulation.fits_in_memory)
+
+
+def _figures(step_s: float, healthy_s: float, rate: float, peak_bytes: float) -> dict[str, float]:
+    times = {STEP.key: step_s, "healthy_s": healthy_s, "lost_s": step_s - healthy_s}
+    return {**times, RATE.key: rate, MEMORY.key: peak_bytes}
 
 
 def _rl_step(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
     result = simulate_rl(scenario, _given(packed)[2]).outcome
-    figures = {
-        STEP.key: result.step_time_s,
-        "healthy_s": result.step_time_s,
-        "lost_s": 0.0,
-        RATE.key: result.tokens_per_s_per_gpu,
-        MEMORY.key: result.peak_memory_bytes,
-    }
-    return WhatIf(dict(change), figures, result.fits_in_memory)
+    step_s, peak_bytes = result.step_time_s, result.peak_memory_bytes
+    return WhatIf(
+        dict(change), _figures(step_s, step_s, result.tokens_per_s_per_gpu, peak_bytes), result.fits_in_memory
+    )
 
 
 def _served(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:

@@ -16,12 +16,8 @@ def print_accuracy(tables: Sequence[dict[str, Any]]) -> None:
     console = Console(width=None if Console().is_terminal else 132)
     for table in tables:
         console.print(f"\n[bold]{table['name']}[/bold]: {table['simulated']} of {table['rows']} rows simulated")
-        for title, key in (
-            ("failed", "failed"),
-            ("not simulated", "not_simulated"),
-            ("not believed", "not_believed"),
-        ):
-            _print_reasons(console, title, table[key])
+        for key in ("failed", "not_simulated", "not_believed"):
+            _print_reasons(console, key.replace("_", " "), table[key])
         left_out = Counter(key for entry in table["not_predicted"] for key in entry["keys"])
         for key, count in left_out.items():
             console.print(f"  not predicted: {key} of {count} rows", markup=False)

@@ -82,7 +82,7 @@ def _figure(found: Sequence[One]) -> Any:
                 "memory": [n_bytes(r["peak_memory_bytes"]) for r in rows],
             }
         )
-        shown: dict[str, Any] = {"color": _COLOURS[min(i, len(_COLOURS) - 1)], "legend_label": one["cluster"]}
-        shown["name"] = f"cluster:{one['cluster']}"
+        name, colour = one["cluster"], _COLOURS[min(i, len(_COLOURS) - 1)]
+        shown: dict[str, Any] = {"color": colour, "legend_label": name, "name": f"cluster:{name}"}
         dots.append(plot.scatter("x", "y", source=source, size=10, fill_alpha=0.7, **shown))
     return explained(plot, dots, _TIP)

@@ -87,29 +87,18 @@ def _others(compare: Comparison) -> list[Number]:
 def _headline(compare: Comparison) -> list[Number]:
     step = compare["step_time_s"]
     tolerance = compare.get("tolerance")
-    verdict = "within" if compare.get("within_tolerance") else "out of"
+    verdict, mood = ("within", "good") if compare.get("within_tolerance") else ("out of", "bad")
     allowed = f" of {percent(tolerance)}" if tolerance is not None else ""
     low, high = compare.get("step_time_interval_s") or (step["simulated"], step["simulated"])
     numbers = [
-        Number(
-            "Error of step time",
-            signed(step["error"]),
-            f"{verdict} tolerance{allowed}",
-            "good" if compare.get("within_tolerance") else "bad",
-        ),
+        Number("Error of step time", signed(step["error"]), f"{verdict} tolerance{allowed}", mood),
         Number("Simulated", seconds(step["simulated"]), f"90 %: {seconds(low)} – {seconds(high)}"),
         Number("Measured", seconds(step["measured"]), f"median; noise {percent(compare.get('noise') or 0.0)}"),
         *_others(compare),
     ]
-    ends = compare.get("action_ends")
-    if ends:
-        numbers.append(
-            Number(
-                "Ends of actions differ by",
-                percent(ends["mean"]),
-                f"of the step on average, {percent(ends['max'])} at most",
-            )
-        )
+    if ends := compare.get("action_ends"):
+        note = f"of the step on average, {percent(ends['max'])} at most"
+        numbers.append(Number("Ends of actions differ by", percent(ends["mean"]), note))
     return numbers
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.results.memory import MemoryCurve
+from sim.results.memory import MemoryCurve, thinned
 from sim.views.palette import MEMORY
 
 
@@ -18,11 +18,7 @@ def fullest(memory: Sequence[MemoryCurve]) -> int:
 def curve_columns(curve: MemoryCurve, end_s: float, points: int) -> dict[str, list[float] | list[int]]:
     """`time`, up to `end_s` at least, and whole bytes of each category; of more than about `points` those are kept
     where the total is highest."""
-    keep = np.arange(len(curve.time_s))
-    if len(keep) > points:
-        total, pieces = curve.total, np.array_split(keep, points // 2)
-        highest = [piece[total[piece].argmax()] for piece in pieces]
-        keep = np.unique([*(piece[0] for piece in pieces), *highest, keep[-1]])
+    keep = np.union1d(thinned(curve.total, points), [len(curve.time_s) - 1])
     time_s = curve.time_s[keep].tolist()
     columns = {c: getattr(curve, c)[keep].round().astype(np.int64).tolist() for c in MEMORY}
     return {"time": [*time_s, max(end_s, time_s[-1])], **{c: [*values, values[-1]] for c, values in columns.items()}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from sim.simulation import Simulation, simulate
 from sim.views.curves import curve_columns, fullest
 from sim.views.explore_state import DEGREES, Choices, Control, keeping_gpus, overrides, too_large
 from sim.views.figures import memory_figure, timeline_figure
-from sim.views.headline import headline, layout_line, memory_limit_bytes
+from sim.views.headline import Number, headline, layout_line, memory_limit_bytes
 from sim.views.page import asset
 from sim.views.palette import COMPUTE_KINDS, memory_styles, style_of
 from sim.views.rows import Layout, kinds_of, tracks_of
@@ -185,8 +184,7 @@ class Panel:
         more = f" · {batches} micro-batch{plural}" if simulation.scenario.training is not None else ""
         numbers = headline(simulation.outcome)
         if other is not None:
-            changes = changes_of(simulation.outcome, other.outcome)
-            numbers = [n._replace(note=f"{changes[n.name]}; {n.note}") if n.name in changes else n for n in numbers]
+            numbers = beside(numbers, headline(other.outcome))
         return fragment("facts", layout_line(simulation.scenario) + more, numbers)
 
     def outline(self, on: bool) -> None:
@@ -209,23 +207,14 @@ class Panel:
         return written
 
 
-def changes_of(mine: Any, theirs: Any) -> dict[str, str]:
-    """By the name of a headline number, how much it differs from the other scenario's."""
-    places = {
-        "Step time": ("step_time_s",),
-        "Tokens/s per GPU": ("tokens_per_s_per_gpu",),
-        "MFU": ("utilization", "mfu"),
-        "Peak memory": ("peak_memory_bytes",),
-        "Request latency": ("request_latency_s", "p50"),
-        "Time to first token": ("time_to_first_token_s", "p50"),
-        "Output tokens/s": ("output_tokens_per_s",),
-        "Time per output token": ("time_per_output_token_s", "p50"),
-    }
-    out = {}
-    for name, path in places.items():
-        a, b = (reduce(lambda x, key: getattr(x, key, None), path, outcome) for outcome in (mine, theirs))
-        if a is not None and b and abs(a / b - 1) >= 5e-4:
-            out[name] = f"{a / b - 1:+.1%}"
+def beside(mine: list[Number], theirs: list[Number]) -> list[Number]:
+    """Headline numbers, each with how much it differs from the other scenario's."""
+    known, out = {n.name: n.compared for n in theirs}, []
+    for number in mine:
+        before = known.get(number.name)
+        if number.compared is not None and before and abs(number.compared / before - 1) >= 5e-4:
+            number = number._replace(note=f"{number.compared / before - 1:+.1%}; {number.note}")
+        out.append(number)
     return out
 
 

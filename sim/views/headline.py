@@ -30,12 +30,13 @@ LINK_NAMES = {"domain": "links inside domains", "nic": "NICs", "spine": "links a
 
 
 class Number(NamedTuple):
-    """A headline: `mood` is good, bad or nothing."""
+    """A headline: `mood` is good, bad or nothing; `compared`: by what two results differ in it, where that is said."""
 
     name: str
     value: str
     note: str = ""
     mood: str = ""
+    compared: float | None = None
 
 
 def headline(result: StepResult | ServingResult) -> list[Number]:
@@ -49,16 +50,12 @@ def _step(result: StepResult) -> list[Number]:
         return []
     low, high = result.step_time_interval_s
     use = result.utilization
-    flops = rate(use.model_flops_per_s_per_gpu, "FLOP/s")
+    flops, per_gpu = rate(use.model_flops_per_s_per_gpu, "FLOP/s"), result.tokens_per_s_per_gpu
     return [
-        Number("Step time", seconds(step_s), f"90 % interval {seconds(low)} – {seconds(high)}"),
-        Number("Tokens/s per GPU", count(result.tokens_per_s_per_gpu), f"{count(result.tokens_per_s)} in all"),
-        Number("MFU", percent(use.mfu), f"HFU {percent(use.hfu)}, {flops}"),
-        Number(
-            bubble_name(result.scenario.parallelism),
-            percent(mean.bubble_fraction),
-            "of the step",
-        ),
+        Number("Step time", seconds(step_s), f"90 % interval {seconds(low)} – {seconds(high)}", compared=step_s),
+        Number("Tokens/s per GPU", count(per_gpu), f"{count(result.tokens_per_s)} in all", compared=per_gpu),
+        Number("MFU", percent(use.mfu), f"HFU {percent(use.hfu)}, {flops}", compared=use.mfu),
+        Number(bubble_name(result.scenario.parallelism), percent(mean.bubble_fraction), "of the step"),
         Number("Exposed communication", seconds(exposed_s), f"{percent(exposed_s / step_s)} of the step"),
         *_faults(result),
         *_contention(result),
@@ -93,9 +90,8 @@ def _faults(result: StepResult) -> list[Number]:
     whole = next((row for row in result.blame if row.kind == "all"), None)
     if whole is None:
         return []
-    return [
-        Number("Lost to faults", seconds(whole.lost_s), f"{percent(whole.lost_s / result.step_time_s)} of the step")
-    ]
+    share = percent(whole.lost_s / result.step_time_s)
+    return [Number("Lost to faults", seconds(whole.lost_s), f"{share} of the step")]
 
 
 def _contention(result: StepResult) -> list[Number]:
@@ -113,22 +109,25 @@ def _serving(result: ServingResult) -> list[Number]:
         ("Time to first token", result.time_to_first_token_s),
         ("Time per output token", result.time_per_output_token_s),
     )
-    return [
-        *(Number(name, seconds(p.p50), f"median; p90 {seconds(p.p90)}, p99 {seconds(p.p99)}") for name, p in latencies),
-        Number("Output tokens/s", count(result.output_tokens_per_s)),
+    numbers = [
+        Number(name, seconds(p.p50), f"median; p90 {seconds(p.p90)}, p99 {seconds(p.p99)}", compared=p.p50)
+        for name, p in latencies
     ]
+    rate_per_s = result.output_tokens_per_s
+    return [*numbers, Number("Output tokens/s", count(rate_per_s), compared=rate_per_s)]
 
 
 def _peak(result: StepResult | ServingResult) -> Number:
     row, fits = tightest(result), result.fits_in_memory
     peak, limit, counted = row.peak, row.limit, row.beside is not None
     share = f"{percent(peak / limit)} of {n_bytes(limit)}" + " beside CUDA and NCCL" * counted
+    note, mood = f"✓ fits, {share}", "good"
     if not fits:
-        return Number("Peak memory", n_bytes(peak), f"✗ does not fit, {share}", "bad")
-    if not counted and limit - peak < TIGHT_BYTES and result.scenario.cluster.gpu.architecture != "cpu":
+        note, mood = f"✗ does not fit, {share}", "bad"
+    elif not counted and limit - peak < TIGHT_BYTES and result.scenario.cluster.gpu.architecture != "cpu":
         left = f"{n_bytes(limit - peak)} left for CUDA and NCCL, which take 2 to 4 GiB"
-        return Number("Peak memory", n_bytes(peak), f"tight, {share}: {left}", "bad")
-    return Number("Peak memory", n_bytes(peak), f"✓ fits, {share}", "good")
+        note, mood = f"tight, {share}: {left}", "bad"
+    return Number("Peak memory", n_bytes(peak), note, mood, result.peak_memory_bytes)
 
 
 def anchor_numbers(found: Anchor | None) -> list[Number]:

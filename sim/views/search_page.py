@@ -130,7 +130,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
 
 def _headline(result: Result) -> list[Number]:
     c = result["counts"]
-    numbers = []
+    numbers = [Number("Best step", "none", "no legal layout fits", "bad")]
     if result["best"]:
         best = result["best"][0]
         numbers = [
@@ -138,15 +138,14 @@ def _headline(result: Result) -> list[Number]:
             Number("Tokens/s/GPU", count(best["tokens_per_s_per_gpu"]), schedule_words(best["layout"])),
             Number("Its memory", n_bytes(best["peak_memory_bytes"]), f"recompute {best['layout']['recompute']}"),
         ]
-    else:
-        numbers.append(Number("Best step", "none", "no legal layout fits", "bad"))
     large, slow = count(c["pruned_by_memory"] + c["too_large"]), count(c["pruned_by_bound"] + c["beaten"])
-    numbers.append(Number("Legal layouts", count(c["legal"]), f"{large} need too much memory"))
-    numbers.append(Number("Simulated", count(c["simulated"]), f"{slow} cannot be better"))
-    numbers.append(
-        Number("Search", seconds(result["wall_s"]), f"{count(result['cores'])} core{'s' * (result['cores'] != 1)}")
-    )
-    return numbers
+    cores = f"{count(result['cores'])} core{'s' * (result['cores'] != 1)}"
+    return [
+        *numbers,
+        Number("Legal layouts", count(c["legal"]), f"{large} need too much memory"),
+        Number("Simulated", count(c["simulated"]), f"{slow} cannot be better"),
+        Number("Search", seconds(result["wall_s"]), cores),
+    ]
 
 
 def cells(row: Row) -> tuple[tuple[str, str], ...]:

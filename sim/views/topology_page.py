@@ -49,7 +49,8 @@ def topology_page(cluster: ClusterSpec, loads: Loads | None = None) -> str:
     `loads`: by the graph's directed edges, the part of the step for which each link was busy (`topology.loads`). Of a
     large cluster the first nodes are drawn, the page says how many.
     """
-    shown = _shown(cluster)
+    # As many nodes as can be told apart: whole domains where they fit.
+    shown = first_nodes(cluster, max(1, MAX_GPUS // cluster.gpus_per_node))
     if _is_smaller_torus(cluster, shown):
         loads = None  # fewer nodes close to a torus of their own, whose links are others
     graph = build_graph(shown)
@@ -63,12 +64,6 @@ def topology_page(cluster: ClusterSpec, loads: Loads | None = None) -> str:
         loaded=loads is not None,
         links=_links(graph, loads),
     )
-
-
-def _shown(cluster: ClusterSpec) -> ClusterSpec:
-    """As many nodes as can be told apart: whole domains where they fit."""
-    fit = max(1, MAX_GPUS // cluster.gpus_per_node)
-    return first_nodes(cluster, fit)
 
 
 def _is_smaller_torus(cluster: ClusterSpec, shown: ClusterSpec) -> bool:

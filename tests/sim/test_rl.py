@@ -30,7 +30,7 @@ from sim.simulation import simulate
 from sim.validation.predict import predict
 from sim.validation.tables import Row
 from sim.views.rl_page import rl_page
-from sim.views.rl_summary import print_rl
+from sim.views.rl_words import print_rl
 from sim.views.terminal import Terminal
 from sim.views.units import n_bytes
 
