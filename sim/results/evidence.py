@@ -108,22 +108,9 @@ def features_of(scenario: Scenario) -> Features:
     """Features of a training scenario."""
     t, p, m = scenario.for_training, scenario.parallelism, scenario.model
     gpu = scenario.cluster.gpu
-    return Features(
-        gpu.name,
-        gpu.architecture,
-        kind_of(scenario),
-        _active(m),
-        p.ranks,
-        p.tp,
-        p.pp,
-        p.cp,
-        p.ep,
-        p.zero == 3,
-        8 * dtype_bytes(t.precision),
-        t.seq_len,
-        FRAMEWORKS[t.framework].kin or t.framework,
-        t.software_date or "",
-    )
+    layout, framework = (p.ranks, p.tp, p.pp, p.cp, p.ep, p.zero == 3), FRAMEWORKS[t.framework].kin or t.framework
+    trained = (8 * dtype_bytes(t.precision), t.seq_len, framework, t.software_date or "")
+    return Features(gpu.name, gpu.architecture, kind_of(scenario), _active(m), *layout, *trained)
 
 
 @lru_cache(maxsize=64)  # candidates of a search share their model

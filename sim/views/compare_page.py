@@ -112,6 +112,8 @@ def memory_steps_figure(row: Mapping[str, Any]) -> Any:
     from bokeh.models import NumeralTickFormatter
     from bokeh.plotting import figure
 
+    from sim.views.figures import CLEAR
+
     plot = figure(
         height=260,
         sizing_mode="stretch_width",
@@ -119,9 +121,7 @@ def memory_steps_figure(row: Mapping[str, Any]) -> Any:
         toolbar_location=None,
         x_axis_label="steps done",
         y_axis_label="MiB allocated",
-        background_fill_color=None,
-        border_fill_color=None,
-        outline_line_color=None,
+        **CLEAR,
     )
     for side, colour, width in (("measured", MEASURED, 2), ("simulated", SIMULATED, 1)):
         x, y = ([p[k] for p in row[side]] for k in (0, 1))

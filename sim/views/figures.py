@@ -42,6 +42,8 @@ NEAR_MOST = 5000  # spans in view that are drawn one by one
 EDGED = 0.003  # of the axis: of a narrower bar a white edge would be all that shows
 FONT = "Inter, 'Segoe UI', system-ui, sans-serif"
 INK, FAINT, GRID = "#1b2733", "#5b6875", "#e3e8ee"
+CLEAR: dict[str, Any] = {"outline_line_color": None, "background_fill_color": None, "border_fill_color": None}
+WORDS = {"text_font_size": "11px", "text_font": {"value": FONT}}
 
 TIME_TICKS = """
 const step = ticks.length > 1 ? Math.abs(ticks[1] - ticks[0]) : Math.abs(tick) || 1
@@ -83,18 +85,9 @@ def timeline_figure(
     if len(critical):
         _critical(plot, timelines[0], layout, critical)
     _marks(plot)
-    plot.text(
-        x="x",
-        y="y",
-        text="text",
-        text_color="color",
-        text_align="center",
-        text_baseline="middle",
-        text_font_size="11px",
-        text_font={"value": FONT},
-        name="labels",
-        source=ColumnDataSource({"x": [], "y": [], "text": [], "color": []}),
-    )
+    none = ColumnDataSource({"x": [], "y": [], "text": [], "color": []})
+    placed = {"text_color": "color", "text_align": "center", "text_baseline": "middle"}
+    plot.text("x", "y", "text", name="labels", source=none, **placed, **WORDS)
     plot.add_tools(
         HoverTool(
             renderers=renderers,
@@ -119,18 +112,9 @@ def memory_figure(
     plot.min_border_left = timeline.min_border_left
     plot.yaxis.formatter = CustomJSTickFormatter(code=_BYTE_TICKS)
     plot.yaxis.ticker = AdaptiveTicker(base=1024, mantissas=[2.0**i for i in range(10)], desired_num_ticks=5)
-    below = "base"
+    below, areas = "base", {"x": "time", "step_mode": "after", "source": source, "fill_alpha": 0.92}
     for category, style in categories.items():
-        plot.varea_step(
-            x="time",
-            y1=below,
-            y2=category,
-            step_mode="after",
-            source=source,
-            fill_color=style.fill,
-            fill_alpha=0.92,
-            name=f"memory:{category}",
-        )
+        plot.varea_step(y1=below, y2=category, fill_color=style.fill, name=f"memory:{category}", **areas)
         below = category
     total = plot.step(x="time", y=below, mode="after", source=source, line_color=INK, line_width=1, name="memory:total")
     probe = plot.line(x="time", y=below, source=source, line_alpha=0.0, name="memory:probe")
@@ -167,9 +151,7 @@ def _frame(name: str, x_range: Any, y_range: Any, height: int) -> Any:
         min_border_left=130,
         min_border_right=14,
         lod_threshold=None,
-        outline_line_color=None,
-        background_fill_color=None,
-        border_fill_color=None,
+        **CLEAR,
     )
     plot.toolbar.logo = None
     plot.xgrid.grid_line_color = GRID
@@ -204,16 +186,10 @@ def _row_axes(plot: Any, layout: Layout) -> None:
     every = 1 + int(14 * len(layout.bands) / max(layout.height, 1.0))  # labels need 14 pixels each
     bands = layout.bands[::every]
     middles = [(top + bottom) / 2 for _, top, bottom in bands]
-    outer = LinearAxis(
-        ticker=FixedTicker(ticks=middles),  # type: ignore[arg-type]
-        axis_line_color=None,
-        major_tick_line_color=None,
-        minor_tick_line_color=None,
-        major_label_text_color=INK,
-        major_label_text_font=FONT,
-        major_label_text_font_size="12px",
-        major_label_text_font_style="bold",
-    )
+    no_lines: dict[str, Any] = dict.fromkeys(f"{part}_line_color" for part in ("axis", "major_tick", "minor_tick"))
+    words: dict[str, Any] = {"color": INK, "font": FONT, "font_size": "12px", "font_style": "bold"}
+    words = {f"major_label_text_{key}": value for key, value in words.items()}
+    outer = LinearAxis(ticker=FixedTicker(ticks=middles), **no_lines, **words)  # type: ignore[arg-type]
     outer.major_label_overrides = {m: band[0] for m, band in zip(middles, bands, strict=True)}
     plot.add_layout(outer, "left")
 
@@ -221,52 +197,20 @@ def _row_axes(plot: Any, layout: Layout) -> None:
 def _backgrounds(plot: Any, layout: Layout, end_s: float) -> None:
     """Bands that keep tracks apart, and in each row a pale bar: where it shows, nothing runs."""
     tops, bottoms = [b[1] for b in layout.bands][1::2], [b[2] for b in layout.bands][1::2]
-    plot.quad(
-        left=[-end_s] * len(tops),
-        right=[2 * end_s] * len(tops),
-        top=tops,
-        bottom=bottoms,
-        fill_color="#f4f6f8",
-        line_color=None,
-        level="underlay",
-        name="bands",
-    )
-    plot.hbar(
-        y=[r.y for r in layout.rows],
-        height=[r.height for r in layout.rows],
-        left=0,
-        right=end_s,
-        fill_color="#dfe5eb",
-        fill_alpha=0.75,
-        line_color=None,
-        level="underlay",
-        name="rows",
-    )
+    bands = {"left": [-end_s] * len(tops), "right": [2 * end_s] * len(tops), "top": tops, "bottom": bottoms}
+    rows = {"y": [r.y for r in layout.rows], "height": [r.height for r in layout.rows], "left": 0, "right": end_s}
+    behind = {"line_color": None, "level": "underlay"}
+    plot.quad(**bands, **behind, fill_color="#f4f6f8", name="bands")
+    plot.hbar(**rows, **behind, fill_color="#dfe5eb", fill_alpha=0.75, name="rows")
 
 
 def _marks(plot: Any) -> None:
     """Frames of spans that were searched for, of the pinned one, and the shade of a range: all empty at first."""
     for name, colour, width in (("found", "#d55e00", 1.5), ("pinned", INK, 3)):
-        plot.hbar(
-            **SPAN,
-            fill_color=None,
-            line_color=colour,
-            line_width=width,
-            source=ColumnDataSource({"start": [], "end": [], "y": [], "height": []}),
-            name=name,
-        )
-    plot.add_layout(
-        BoxAnnotation(
-            name="range",
-            left=0,
-            right=0,
-            fill_color="#e69f00",
-            fill_alpha=0.2,
-            visible=False,
-            line_color="#8a6d00",
-            line_alpha=0.8,
-        )
-    )
+        none = ColumnDataSource({"start": [], "end": [], "y": [], "height": []})
+        plot.hbar(**SPAN, fill_color=None, line_color=colour, line_width=width, source=none, name=name)
+    shade: dict[str, Any] = {"fill_color": "#e69f00", "fill_alpha": 0.2, "line_color": "#8a6d00", "line_alpha": 0.8}
+    plot.add_layout(BoxAnnotation(name="range", left=0, right=0, visible=False, **shade))
 
 
 def axis_figure(timeline: Any) -> Any:
@@ -302,20 +246,10 @@ def _bars(
         if kind in COMPUTE_KINDS and not many:
             columns["edge"] = np.where(columns["end"] - columns["start"] >= edged_s, "#ffffff", fill).tolist()
             edge = "edge"
-        bars = plot.hbar(
-            **SPAN,
-            name=f"exact:{kind}",
-            source=ColumnDataSource(columns),
-            fill_color=fill,
-            line_color=edge,
-            line_width=0.5,
-            line_alpha=0.8,
-            hover_line_color=INK,
-            hover_line_alpha=1.0,
-            hover_fill_color=fill,
-            visible=not many,
-        )
-        renderers.append(bars)
+        look = {"fill_color": fill, "line_color": edge, "line_width": 0.5, "line_alpha": 0.8}
+        look |= {"hover_line_color": INK, "hover_line_alpha": 1.0, "hover_fill_color": fill}
+        source = ColumnDataSource(columns)
+        renderers.append(plot.hbar(**SPAN, **look, name=f"exact:{kind}", source=source, visible=not many))
     if many:
         add_far(plot, spans, layout, kinds, renderers, NEAR_MOST, _TIP.format("$x"))
     else:

@@ -117,17 +117,8 @@ def _heat(result: Result, name: str, value: Callable[[Cell], float], text: Calla
         }
     )
     tiles = plot.rect("x", "model", 0.98, 0.96, source=source, fill_color="fill", line_color=None)
-    size = "11px" if name == "layout" else "14px"
-    plot.text(
-        "x",
-        "model",
-        "text",
-        source=source,
-        text_align="center",
-        text_baseline="middle",
-        text_color="ink",
-        text_font_size=size,
-    )
+    words = {"text_align": "center", "text_baseline": "middle", "text_color": "ink"}
+    plot.text("x", "model", "text", source=source, text_font_size="11px" if name == "layout" else "14px", **words)
     plot.add_tools(HoverTool(renderers=[tiles], tooltips=_TIP))
     return plot
 
@@ -197,15 +188,9 @@ def _measured_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
                 "id": [row["id"] for row in mine],
             }
         )
-        colour = SERIES[i % len(SERIES)]
-        plot.line(
-            "x",
-            "simulated",
-            source=source,
-            color=colour,
-            line_dash="dashed",
-            legend_label=f"{model}, the same layout simulated",
-        )
-        plot.line("x", "y", source=source, color=colour, line_width=2, legend_label=f"{model}, measured")
-        dots.append(plot.scatter("x", "y", source=source, color=colour, size=9, legend_label=f"{model}, measured"))
+        same: dict[str, Any] = {"source": source, "color": SERIES[i % len(SERIES)]}
+        plot.line("x", "simulated", line_dash="dashed", legend_label=f"{model}, the same layout simulated", **same)
+        same["legend_label"] = f"{model}, measured"
+        plot.line("x", "y", line_width=2, **same)
+        dots.append(plot.scatter("x", "y", size=9, **same))
     return explained(plot, dots, "<div><b>@id</b></div><div>@words</div>")

@@ -72,16 +72,8 @@ def _figure(result: Result) -> Any:
     dots = _dots(plot, rows)
     line = _columns(result["pareto"])
     if len(line["x"]) > 1:
-        plot.step(
-            "x",
-            "y",
-            source=ColumnDataSource(line),
-            mode="after",
-            color=_INK,
-            line_width=2,
-            name="pareto",
-            legend_label="Pareto line",
-        )
+        look = {"mode": "after", "color": _INK, "line_width": 2, "legend_label": "Pareto line"}
+        plot.step("x", "y", source=ColumnDataSource(line), name="pareto", **look)
     limit = result["memory_limit_bytes"]
     highest = max(line["y"], default=limit)
     highest = max([highest, *(r["peak_memory_bytes"] for r in rows)])
@@ -100,19 +92,13 @@ def _dots(plot: Any, rows: Sequence[Row]) -> list[Any]:
     for row in rows:
         name = "no pipeline" if row["layout"]["pp"] == 1 else row["layout"]["schedule"]
         by_schedule.setdefault(name, []).append(row)
-    return [
-        plot.scatter(
-            "x",
-            "y",
-            source=ColumnDataSource(_columns(mine)),
-            size=8,
-            color=_COLOURS[min(i, len(_COLOURS) - 1)],
-            fill_alpha=0.6,
-            legend_label=name,
-            name=f"schedule:{name}",
+    dots = []
+    for i, (name, mine) in enumerate(by_schedule.items()):
+        shown: dict[str, Any] = {"color": _COLOURS[min(i, len(_COLOURS) - 1)], "legend_label": name, "fill_alpha": 0.6}
+        dots.append(
+            plot.scatter("x", "y", source=ColumnDataSource(_columns(mine)), size=8, name=f"schedule:{name}", **shown)
         )
-        for i, (name, mine) in enumerate(by_schedule.items())
-    ]
+    return dots
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:

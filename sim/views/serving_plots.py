@@ -118,15 +118,8 @@ def _levels(name: str, time_axis: Any, history: OverTime, levels: Mapping[str, L
     """Means as lines; up to the most of each window a pale band."""
     plot, edges = _small(name, time_axis), history.level_edges_s
     for colour, level in levels.items():
-        most = level.most.tolist()
-        plot.varea_step(
-            x=edges.tolist(),
-            y1=[0.0] * len(edges),
-            y2=[*most, most[-1]],
-            step_mode="after",
-            fill_color=colour,
-            fill_alpha=0.22,
-        )
+        most, band = level.most.tolist(), {"step_mode": "after", "fill_color": colour, "fill_alpha": 0.22}
+        plot.varea_step(x=edges.tolist(), y1=[0.0] * len(edges), y2=[*most, most[-1]], **band)
     for colour, level in levels.items():  # after all areas, which would dim them
         pairs = zip(level.mean.tolist(), level.most.tolist(), strict=True)
         words = [f"{level.name}: {count(mean)} in the mean, {count(top)} at most" for mean, top in pairs]
@@ -156,7 +149,7 @@ def _latency(key: str, result: ServingResult, found: Distribution, promises: Seq
     from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, NumeralTickFormatter, Range1d
 
     from sim.serve.distributions import PERCENTS
-    from sim.views.figures import FONT, INK
+    from sim.views.figures import INK, WORDS
 
     name, stated = key.removesuffix("_s"), getattr(result, key)
     asked = [p for p in promises if p.key == key]
@@ -183,18 +176,8 @@ def _latency(key: str, result: ServingResult, found: Distribution, promises: Seq
     }
     dots = ColumnDataSource(marks)
     plot.scatter(x="x", y="y", source=dots, size=7, fill_color=_BLUE, line_color=None, name=f"marks:{key}")
-    plot.text(
-        x="x",
-        y="y",
-        text="text",
-        source=dots,
-        x_offset=7,
-        y_offset=1,
-        text_baseline="top",
-        text_font_size="11px",
-        text_font={"value": FONT},
-        text_color=INK,
-    )
+    below = {"x_offset": 7, "y_offset": 1, "text_baseline": "top", "text_color": INK}
+    plot.text("x", "y", "text", source=dots, **below, **WORDS)
     if near:
         limits = [p.seconds for p in near]
         plot.vspan(x=limits, line_color=_LIMIT, line_width=2, line_dash="dashed", name=f"limits:{key}")
@@ -206,7 +189,7 @@ def _small(name: str, x_range: Any, y_range: Any = None) -> Any:
     from bokeh.models import BasicTicker, CustomJSTickFormatter, DataRange1d, NumeralTickFormatter
     from bokeh.plotting import figure
 
-    from sim.views.figures import GRID, TIME_TICKS, style_axes
+    from sim.views.figures import CLEAR, GRID, TIME_TICKS, style_axes
 
     plot = figure(
         x_range=x_range,
@@ -217,9 +200,7 @@ def _small(name: str, x_range: Any, y_range: Any = None) -> Any:
         tools="",
         toolbar_location=None,
         min_border_right=16,
-        outline_line_color=None,
-        background_fill_color=None,
-        border_fill_color=None,
+        **CLEAR,
     )
     plot.toolbar.logo = None
     plot.grid.grid_line_color = GRID
