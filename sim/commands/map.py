@@ -131,10 +131,10 @@ def _cell(
     path: Path, overrides: Sequence[str], model: str, gpus: int, narrowing: Narrowing, pool: Workers
 ) -> dict[str, Any]:
     """One search: the fastest layout of a model that fits, or none."""
-    from sim.commands.search import search_space, space_of
+    from sim.commands.search import Asked, search_space, space_of
 
     space, limit_bytes, _ = space_of(path, overrides, gpus, narrowing)
-    found = search_space(space, limit_bytes, 1, False, pool)
+    found = search_space(space, limit_bytes, Asked(top=1), pool)
     best = found["best"][0] if found["best"] else None
     return {"model": model, "gpus": gpus, "best": best, **{k: found[k] for k in ("counts", "memory_limit_bytes")}}
 

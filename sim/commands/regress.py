@@ -219,12 +219,7 @@ def regress(folder: Path, live: bool, benchmarks: str | None = None) -> dict[str
     runs = []
     for path in paths:
         errors, before = errors_of(path, profile), known.runs.get(path.stem, {})
-        row: dict[str, Any] = {
-            "name": path.stem,
-            "errors": errors,
-            "expected": before,
-            "grown": grown(errors, before),
-        }
+        row: dict[str, Any] = {"name": path.stem, "errors": errors, "expected": before, "grown": grown(errors, before)}
         if not before:
             row["grown"] = ["no expectation is stored; accept one with --update"]
         row["beyond"] = known.beyond(path.stem, errors)

@@ -19,15 +19,7 @@ from sim.commands.options import engine_option, json_option, page_option, write_
 from sim.core.errors import InputError
 from sim.core.files import read_json, write_json
 from sim.inputs.file_kinds import NSYS_REPORTS, SQLITE, read_yaml_if_any, refuse_other_kind, starts_as_sqlite
-from sim.traces.changes import (
-    Change,
-    doubts,
-    dp_change,
-    gpu_pair,
-    kernel_scales,
-    network_of,
-    straggler_scales,
-)
+from sim.traces.changes import Change, doubts, dp_change, gpu_pair, kernel_scales, network_of, straggler_scales
 from sim.traces.recording import Recording
 from sim.traces.replay import Replay, rank_times, recorded_times, replay, timeline
 

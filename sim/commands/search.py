@@ -184,7 +184,7 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
     space, limit, source = space_of(path, overrides, asked.gpus, asked.narrowing, asked.trainer)
     meshes = sum(grid_is_legal(space, g) for g in grids(space))
     with study.pool(meshes >= POOL_FROM_MESHES) as pool, progress() as report:
-        result = search_space(space, limit, asked.top, asked.whole_front, pool, report, asked.objective)
+        result = search_space(space, limit, asked, pool, report)
     price = asked.prices.of(_cluster_name(source))
     result["price_per_gpu_hour"] = price
     for row in result["best"]:
@@ -256,13 +256,7 @@ def space_of(
 
 
 def search_space(
-    space: Space,
-    limit: float | None,
-    top: int,
-    whole_front: bool,
-    pool: Workers,
-    report: Callable[[BestFirst], None] = lambda _: None,
-    objective: str = OBJECTIVES[0],
+    space: Space, limit: float | None, asked: Asked, pool: Workers, report: Callable[[BestFirst], None] = lambda _: None
 ) -> dict[str, Any]:
     """Search with these workers, and return the result in the form of `--json`. `limit` as in
     `sim.search.evaluation`."""
@@ -271,7 +265,7 @@ def search_space(
     from sim.search.found import make_result
     from sim.studies.executors import results
 
-    found = BestFirst(space, limit, top, whole_front, pool, report).run()
+    found = BestFirst(space, limit, asked.top, asked.whole_front, pool, report).run()
     packed = pack(space)
     details = list(results(pool, detail, ((packed, o.layout) for o in found.best)))
-    return make_result(space, found, limit, objective, details)
+    return make_result(space, found, limit, asked.objective, details)

@@ -35,10 +35,7 @@ CHUNK = 12  # rows a process takes at a time
 
 
 def validate_tables(
-    tables: Sequence[Table],
-    calibration: str | None = None,
-    jobs: int | None = None,
-    programs: Path | None = None,
+    tables: Sequence[Table], calibration: str | None = None, jobs: int | None = None, programs: Path | None = None
 ) -> list[Validation]:
     """Predict every row, in `jobs` processes (as many as there are cores, unless the work is small).
 

@@ -35,16 +35,7 @@ SHOWN = 3  # rows beside a result
 FEWEST_TABLES = 5  # whose errors make an interval
 REACH = 2.0  # the distance over which a row's weight falls to 1/e, that of another kind of training
 # What a factor of two in a feature adds to the distance.
-WEIGHTS = {
-    "active": 0.5,
-    "ranks": 0.15,
-    "seq_len": 0.15,
-    "tp": 0.2,
-    "pp": 0.2,
-    "cp": 0.3,
-    "ep": 0.2,
-    "bits": 1.0,
-}
+WEIGHTS = {"active": 0.5, "ranks": 0.15, "seq_len": 0.15, "tp": 0.2, "pp": 0.2, "cp": 0.3, "ep": 0.2, "bits": 1.0}
 FAMILY = {"composer": "torch", "nanotron": "torch", "eager": "torch", "compiled": "torch"}
 
 

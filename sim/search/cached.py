@@ -11,9 +11,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def cached(
-    method: Callable[Concatenate[Owner, Arguments], Result],
-) -> Callable[Concatenate[Owner, Arguments], Result]:
+def cached(method: Callable[Concatenate[Owner, Arguments], Result]) -> Callable[Concatenate[Owner, Arguments], Result]:
     """Cache a method's results by its arguments, for as long as its object lives.
 
     `functools.cache` on a method would keep every object alive for as long as the class. The keys keep arguments alive,

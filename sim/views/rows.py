@@ -66,8 +66,7 @@ def kinds_of(timelines: Iterable[Timeline]) -> list[str]:
 def tracks_of(timeline: Timeline) -> list[Track]:
     """A track per class of ranks, in the order of pipeline ranks."""
     order = sorted(
-        range(len(timeline.classes)),
-        key=lambda i: (timeline.classes[i].pipeline_rank, timeline.classes[i].rank),
+        range(len(timeline.classes)), key=lambda i: (timeline.classes[i].pipeline_rank, timeline.classes[i].rank)
     )
     return [Track(ranks_text(timeline.classes[i].ranks), 0, i) for i in order]
 

@@ -116,14 +116,7 @@ def _flows(timeline: Timeline, spans: Sequence[Span], tids: Sequence[int]) -> It
         arrival_s = (max(receive.start_s, min(send.start_s, receive.end_s)) + receive.end_s) / 2
         common = {"name": "message", "cat": "message", "id": flow}
         yield {**common, "ph": "s", "pid": send.rank, "tid": tids[sends[0]], "ts": send.start_s * 1e6}
-        yield {
-            **common,
-            "ph": "f",
-            "bp": "e",
-            "pid": receive.rank,
-            "tid": tids[receives[0]],
-            "ts": arrival_s * 1e6,
-        }
+        yield {**common, "ph": "f", "bp": "e", "pid": receive.rank, "tid": tids[receives[0]], "ts": arrival_s * 1e6}
 
 
 def _counters(curve: MemoryCurve) -> Iterator[Event]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.commands.search import search_space
+from sim.commands.search import Asked, search_space
 from sim.inputs.input_source import Source
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.results.beside_allocator import allocator_bytes, communicators
@@ -99,7 +99,7 @@ def test_a_search_without_a_limit_takes_what_is_left_and_one_with_it_that() -> N
     only = {"tp": [4], "dp": [2], "sp": [False], "micro_batch_size": [1], "recompute": ["none"], "zero": [0]}
     space = make_space(Source("test", data), 8, "test", {**only, "pp": [1], "cp": [1], "ep": [1]}, [])
     with local_workers(1) as pool:
-        found = [search_space(space, limit, 1, False, pool) for limit in (None, peak + 2 * GIB)]
+        found = [search_space(space, limit, Asked(top=1), pool) for limit in (None, peak + 2 * GIB)]
     assert [bool(x["best"]) for x in found] == [False, True]
     assert found[0]["memory_limit_bytes"] == pytest.approx((peak + 2 * GIB) * 0.988875 - 0.5 * GIB)
     assert found[1]["memory_limit_bytes"] == found[1]["best"][0]["memory_limit_bytes"] == peak + 2 * GIB

@@ -74,7 +74,7 @@ def test_a_trainer_s_best_is_the_best_of_all_that_it_can_run() -> None:
     assert 10 < len(able) < len(every) / 2
     narrowed = make_space(Source("x", data), 4, "x", space.only, (), "megatron")
     with local_workers(1) as pool:
-        found = search_space(narrowed, 1e18, 1, False, pool)
+        found = search_space(narrowed, 1e18, Asked(top=1), pool)
     assert found["best"][0]["step_time_s"] == min(simulate(s, engine="static").step_time_s for s in able)
 
 
