@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 
 AUTO = "auto"  # DeepSpeed's word for what Transformers fills in
@@ -81,7 +81,7 @@ def _zero(s: Settings) -> tuple[dict[str, Any], list[str]]:
         return {"zero": int(section.get("stage", 0)), "dp_sync": overlaps, **sizes}, notes
     words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
     if fsdp in OFF or not words:
-        return without_none({"zero": 0}), notes
+        return {"zero": 0}, notes
     if "offload" in words:
         notes.append("fsdp: offload is not simulated")
     return {"zero": 2 if "shard_grad_op" in words else 3}, notes

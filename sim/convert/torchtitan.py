@@ -170,9 +170,7 @@ def _config_calls(root: ast.AST) -> list[tuple[str, ast.Call]]:
 
 
 def _name(function: ast.expr) -> str:
-    return (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-    )
+    return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
 def _plain(node: ast.expr) -> Any:

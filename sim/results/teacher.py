@@ -68,7 +68,8 @@ def timeline_with_teacher(timeline: Timeline, teacher: Teacher) -> Timeline:
         first = 1 + max(c.ranks[-1] for c in classes)
         classes = (*classes, RankClass(first, range(first, first + teacher.gpus), len(classes)))
     rows = np.arange(len(timeline.classes)) if same else np.array([len(timeline.classes)])
-    streams, kinds = (_with(values, new) for values, new in ((timeline.streams, "compute"), (timeline.kinds, kind)))
+    streams = tuple(dict.fromkeys([*timeline.streams, "compute"]))
+    kinds = tuple(dict.fromkeys([*timeline.kinds, kind]))
     new = {
         "class_index": rows,
         "stream": streams.index("compute"),
@@ -92,10 +93,6 @@ def timeline_with_teacher(timeline: Timeline, teacher: Teacher) -> Timeline:
     }
     details = (*timeline.details, Detail(f"teacher: {text}"))
     return replace(timeline, classes=classes, streams=streams, kinds=kinds, details=details, **columns)
-
-
-def _with(values: tuple[str, ...], new: str) -> tuple[str, ...]:
-    return values if new in values else (*values, new)
 
 
 def memory_with_teacher(curve: MemoryCurve, teacher: Teacher) -> MemoryCurve:

@@ -99,7 +99,6 @@ class Explorer:
 
     def _outline(self, on: bool) -> None:
         for panel in self.panels:
-            panel.critical = on
             panel.outline(on)
         self._redraw()
 

@@ -43,7 +43,8 @@ def add_far(
         "near": list(near),
         "kinds": list(kinds),
         "most": most,
-        "colours": [_little_endian(style_of(k).fill) for k in kinds],
+        # `#rrggbb` as the number whose bytes in memory are red, green, blue and a zero for opacity
+        "colours": [int.from_bytes(bytes.fromhex(style_of(k).fill[1:]), "little") for k in kinds],
     }
     _on_moves(plot, CustomJS(args=args, code=_REFINE))
     hover = HoverTool(renderers=[far], tooltips=tip, point_policy="follow_mouse")
@@ -77,9 +78,3 @@ def _blank(spans: Mapping[str, Any], layout: Layout) -> ColumnDataSource:
             "dh": height,
         }
     )
-
-
-def _little_endian(colour: str) -> int:
-    """`#rrggbb` as the number whose bytes in memory are red, green, blue and a zero for opacity."""
-    red, green, blue = bytes.fromhex(colour[1:])
-    return red | green << 8 | blue << 16

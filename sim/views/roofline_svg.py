@@ -76,7 +76,9 @@ def roofline_svg(gpu: GpuSpec) -> str:
     if sram := sram_bytes_per_s(gpu):
         memories.insert(0, ("SRAM", sram, "#009e73"))
     top = math.ceil(math.log10(peak) * 2) / 2
-    parts = [_open(), *_axes(top)]
+    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" font-family="system-ui, sans-serif">'
+    head += '<rect width="{0}" height="{1}" fill="#ffffff"/>'
+    parts = [head.format(WIDTH, HEIGHT), *_axes(top)]
     for name, bandwidth, colour in memories:
         parts += _slope(name, bandwidth, peak, colour, top)
     bandwidth = gpu.memory_bandwidth_bytes_per_s
@@ -88,12 +90,6 @@ def roofline_svg(gpu: GpuSpec) -> str:
     title = f"{gpu.name}: {rate(peak, 'FLOP/s')} (16 bits)"
     parts.append(_text(WIDTH - RIGHT - 4, _y(peak, top) - 6, title, 12, "end"))
     return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _open() -> str:
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, sans-serif">'
-    return f'{head}<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
 
 
 def _x(intensity: float) -> float:
