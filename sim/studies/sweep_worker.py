@@ -151,10 +151,9 @@ def _figures(step_s: float, healthy_s: float, rate: float, peak_bytes: float) ->
 
 def _rl_step(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
     result = simulate_rl(scenario, _given(packed)[2]).outcome
-    step_s, peak_bytes = result.step_time_s, result.peak_memory_bytes
-    return WhatIf(
-        dict(change), _figures(step_s, step_s, result.tokens_per_s_per_gpu, peak_bytes), result.fits_in_memory
-    )
+    step_s, rate = result.step_time_s, result.tokens_per_s_per_gpu
+    figures = _figures(step_s, step_s, rate, result.peak_memory_bytes)
+    return WhatIf(dict(change), figures, result.fits_in_memory)
 
 
 def _served(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:

@@ -186,10 +186,16 @@ def _row_axes(plot: Any, layout: Layout) -> None:
     every = 1 + int(14 * len(layout.bands) / max(layout.height, 1.0))  # labels need 14 pixels each
     bands = layout.bands[::every]
     middles = [(top + bottom) / 2 for _, top, bottom in bands]
-    no_lines: dict[str, Any] = dict.fromkeys(f"{part}_line_color" for part in ("axis", "major_tick", "minor_tick"))
-    words: dict[str, Any] = {"color": INK, "font": FONT, "font_size": "12px", "font_style": "bold"}
-    words = {f"major_label_text_{key}": value for key, value in words.items()}
-    outer = LinearAxis(ticker=FixedTicker(ticks=middles), **no_lines, **words)  # type: ignore[arg-type]
+    outer = LinearAxis(
+        ticker=FixedTicker(ticks=middles),  # type: ignore[arg-type]
+        axis_line_color=None,
+        major_tick_line_color=None,
+        minor_tick_line_color=None,
+        major_label_text_color=INK,
+        major_label_text_font=FONT,
+        major_label_text_font_size="12px",
+        major_label_text_font_style="bold",
+    )
     outer.major_label_overrides = {m: band[0] for m, band in zip(middles, bands, strict=True)}
     plot.add_layout(outer, "left")
 
