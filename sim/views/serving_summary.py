@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def print_serving(
-    result: ServingResult,
-    terminal: Terminal,
-    more: Sequence[Number] = (),
-    promises: Sequence[Promise] = (),
-    within: float | None = None,
+    result: ServingResult, terminal: Terminal, more: Sequence[Number], promises: Sequence[Promise], within: float | None
 ) -> None:
     """Print a serving result for a person; `more` follows the headline. `within`: the part of requests that keep all
     `promises` by themselves."""
