@@ -25,7 +25,8 @@ def _template() -> Template:
     from jinja2 import StrictUndefined, Template
 
     text = (files("sim.emit") / "titan_config.py.jinja").read_text("utf-8")
-    return Template(text, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    found: Template = Template(text, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    return found
 
 
 class TitanPython(Titan):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.gc_paused import no_collection
@@ -190,7 +190,10 @@ def _rank_rows(sim: FinishedStep, seconds: Sequence[RankSeconds]) -> tuple[RankR
             c.rank,
             len(c.ranks),
             c.pipeline_rank,
-            *astuple(r),
+            r.compute_s,
+            r.busy_s,
+            r.exposed_comm_s,
+            r.bubble_s,
             max(0.0, sim.step_time_s - r.compute_s - r.exposed_comm_s - r.bubble_s),
         )
         for name, c, r in zip(sim.names, sim.plan.classes, seconds, strict=True)
