@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from itertools import islice
 
 from calibrate.serving.cache import HostPrefixes, HostSequences, PagedCache, make_cache
+from calibrate.serving.drafting import Drafts
 from calibrate.serving.forward import Clock, Model, Part, forward
 from sim.serve.kv_cache import HostCache, KvCache
 from sim.serve.requests import Request
@@ -54,9 +56,10 @@ class Served:
     scheduler: Scheduler
     cache: PagedCache
     host: HostPrefixes
+    drafts: Drafts | None = None
     swapped: HostSequences = field(default_factory=HostSequences)
     seconds: float = 0.0
-    forward_s: float = 0.0  # seconds of the last forward
+    forward_s: float = 0.0  # seconds of the last forward, and of the draft's before it
     iterations: list[tuple[float, float, int]] = field(default_factory=list)  # start, end, tokens
     gaps: list[float] = field(default_factory=list)  # seconds of an iteration outside its forward
 
@@ -67,10 +70,11 @@ def serve(
     settings: Settings,
     clock: Clock = time.perf_counter,
     agree: Callable[[float], float] = float,
+    drafts: Drafts | None = None,
 ) -> Served:
     """Serve all prompts with greedy decoding. Times are seconds of `clock` since the start.
 
-    `agree`: the time that all ranks of the model schedule with, of each rank's own.
+    `agree`: the time that all ranks of the model schedule with, of each rank's own. `drafts`: what drafts tokens.
 
     Raises:
         ValueError: if a prompt can never fit, or if prompts of one prefix do not share its tokens.
@@ -82,8 +86,10 @@ def serve(
     scheduler = Scheduler(
         KvCache(settings.blocks, settings.block_tokens), limits, host=host, swap_tokens=settings.swap_tokens
     )
+    if drafts is not None:
+        scheduler.drafted, scheduler.acceptance = drafts.tokens, drafts
     cache = make_cache(model.config, settings.blocks, settings.block_tokens, model.dtype)
-    served = Served([[] for _ in prompts], sequences, scheduler, cache, HostPrefixes())
+    served = Served([[] for _ in prompts], sequences, scheduler, cache, HostPrefixes(), drafts)
     pending = sorted(sequences, key=lambda s: s.request.arrival_s)
     begin, left = clock(), len(pending)
     while left:
@@ -111,6 +117,8 @@ def _iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch,
             if s.swapped and s.index in cache.tables:
                 served.swapped.swap_out(cache, s.index, s.swapped)
             cache.release(s.index)
+            if served.drafts is not None:
+                served.drafts.release(s.index)
     for s, tokens, *_ in batch.pieces:
         fresh = s.index not in cache.tables
         cache.grow(s.index, s.computed + tokens)
@@ -118,13 +126,39 @@ def _iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch,
             served.swapped.swap_in(cache, s.index)
         elif fresh and s.computed:
             served.host.load(cache, s.index, prompts[s.index].tokens, s.computed)
-    parts = [Part(p.sequence.index, _tokens(prompts, served, p), p.sequence.computed) for p in batch.pieces]
     begin = clock()
-    chosen = forward(model, cache, parts).argmax(-1).tolist()
+    drafted = _drafted(prompts, served, batch)
+    parts = [
+        Part(s.index, _tokens(prompts, served, p) + drafted.get(s.index, ()), s.computed, 1 + p.drafted)
+        for p in batch.pieces
+        for s in (p.sequence,)
+    ]
+    chosen = iter(forward(model, cache, parts).argmax(-1).tolist())
     served.forward_s = clock() - begin
-    for piece, token in zip(batch.pieces, chosen, strict=True):
+    for piece in batch.pieces:
+        s, found = piece.sequence, tuple(islice(chosen, 1 + piece.drafted))
+        if piece.samples and piece.drafted:
+            assert served.drafts is not None
+            left = s.request.output_tokens - s.generated
+            found = served.drafts.check(s.index, drafted[s.index], found, s.computed + 1, left)
         if piece.samples:
-            served.outputs[piece.sequence.index].append(token)
+            served.outputs[s.index] += found
+
+
+def _drafted(prompts: Items[Prompt], served: Served, batch: Batch) -> dict[int, tuple[int, ...]]:
+    """Return the drafted tokens of each sequence that has any in this iteration; the draft computes prompts, too."""
+    if served.drafts is None:
+        return {}
+    known = {p.sequence.index: _all_tokens(prompts, served, p) for p in batch.pieces}
+    counts = {p.sequence.index: p.drafted for p in batch.pieces if p.drafted}
+    served.drafts.feed({s: tokens for s, tokens in known.items() if s not in counts})
+    return served.drafts.draft({s: known[s] for s in counts}, counts)
+
+
+def _all_tokens(prompts: Items[Prompt], served: Served, piece: Piece) -> tuple[int, ...]:
+    """Return a sequence's tokens to the end of what a piece computes of those that are known."""
+    s = piece.sequence
+    return (prompts[s.index].tokens + tuple(served.outputs[s.index]))[: s.computed + piece.tokens]
 
 
 def _tokens(prompts: Items[Prompt], served: Served, piece: Piece) -> tuple[int, ...]:
@@ -150,6 +184,8 @@ def _finish(prompts: Items[Prompt], served: Served, batch: Batch, end_s: float) 
                 served.host.store(served.cache, s.index, prompts[s.index].tokens, count)
     for s in done:
         served.cache.release(s.index)
+        if served.drafts is not None:
+            served.drafts.release(s.index)
     return len(done)
 
 

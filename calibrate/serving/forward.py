@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -22,15 +23,24 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What an iteration computes of one sequence: its tokens `start` to `end`."""
+    """What an iteration computes of one sequence: its tokens `start` to `end`, with logits after the last `logits`."""
 
     sequence: int
     tokens: tuple[int, ...]
     start: int
+    logits: int = 1
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds of a forward: of each layer's attention core, and of final norm and output matrix."""
+
+    cores: list[float] = field(default_factory=list)
+    head: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +119,13 @@ def forward(
     model: Model,
     cache: PagedCache,
     parts: Items[Part],
-    cores: list[float] | None = None,
+    spent: Spent | None = None,
     clock: Clock = time.perf_counter,
 ) -> Tensor:
-    """Compute all parts in one pass and return the logits after each part's last token: [parts, vocab].
+    """Compute all parts in one pass and return the logits after each part's last tokens: [wanted tokens, vocab].
 
     Prompts attend one by one over their own blocks. Single tokens attend together, padded to the longest sequence. The
-    seconds of `clock` in each layer's attention core are appended to `cores`.
+    seconds of `clock` that its parts take are added to `spent`.
     """
     m = model.config
     places = _places(cache, parts)
@@ -125,10 +135,14 @@ def forward(
     if embedding.positions is not None:
         x = x + embedding.positions[places.positions]
     for i, layer in enumerate(layers):
-        x = x + layer.proj(attention(model, cache, i, layer.qkv(layer.norm1(x)), places, cores, clock))
+        x = x + layer.proj(attention(model, cache, i, layer.qkv(layer.norm1(x)), places, spent, clock))
         x = x + layer.mlp(layer.norm2(x))
-    ends = torch.tensor([len(p.tokens) for p in parts]).cumsum(0) - 1
-    logits: Tensor = head.output(head.norm(x[ends]))
+    ends = accumulate(len(p.tokens) for p in parts)
+    wanted = [row for p, end in zip(parts, ends, strict=True) for row in range(end - p.logits, end)]
+    begin = clock()
+    logits: Tensor = head.output(head.norm(x[wanted]))
+    if spent is not None:
+        spent.head = clock() - begin
     return logits[:, : m.vocab]
 
 
@@ -138,7 +152,7 @@ def attention(
     layer: int,
     qkv: Tensor,
     places: _Places,
-    cores: list[float] | None = None,
+    spent: Spent | None = None,
     clock: Clock = time.perf_counter,
 ) -> Tensor:
     """Write the batch's keys and values and attend: [tokens, (heads + 2 kv_heads) · d] → [tokens, heads · d]."""
@@ -157,8 +171,8 @@ def attention(
     if len(places.singles):
         keys, values = cache.read(layer, places.tables)
         out[places.singles] = _attend(q[places.singles][:, None], keys, values, places.mask)[:, 0]
-    if cores is not None:
-        cores.append(clock() - begin)
+    if spent is not None:
+        spent.cores.append(clock() - begin)
     return out.flatten(1)
 
 

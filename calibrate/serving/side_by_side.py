@@ -22,8 +22,9 @@ import torch
 from calibrate.launch import is_rank, join, run_ranks
 from calibrate.machine_load import machine_busy_s
 from calibrate.serving.cache import PagedCache, make_cache
+from calibrate.serving.drafting import Drafts
 from calibrate.serving.engine import Prompt, Served, Settings, serve
-from calibrate.serving.forward import Clock, Model, Part, forward, make_model
+from calibrate.serving.forward import Clock, Model, Part, Spent, forward, make_model
 from calibrate.serving.tensor_parallel import from_rank_0, split
 from calibrate.serving.weight_only import quantize
 from sim.commands.command import Command
@@ -74,18 +75,18 @@ def sample_parts(
     for n in TOKENS:
         if n in DECODES:
             continue
-        parts = [Part(i, _tokens(model, min(longest, n - i * longest), i), 0) for i in range(-(-n // longest))]
-        total, cores = _timed(model, cache, parts, clock)
-        samples.setdefault(("rest", n, 0), []).append(total - sum(cores))
+        sizes = [min(longest, n - first) for first in range(0, n, longest)]
+        parts = [Part(i, _tokens(model, size, i), 0, size) for i, size in enumerate(sizes)]
+        _timed(model, cache, parts, clock, samples)
     for chunk in (c for c in CHUNKS if c <= longest // 2):
         for before in (b for b in BEFORE if b <= longest // 2):
-            _, cores = _timed(model, cache, [Part(0, _tokens(model, chunk, before), before)], clock)
-            samples.setdefault(("prefill", chunk, before), []).append(statistics.median(cores))
+            spent = _timed(model, cache, [Part(0, _tokens(model, chunk, before), before)], clock)
+            samples.setdefault(("prefill", chunk, before), []).append(statistics.median(spent.cores))
     for n in DECODES:
         for length in (x for x in LENGTHS if x <= longest):
-            total, cores = _timed(model, cache, [Part(i, _tokens(model, 1, i), length - 1) for i in range(n)], clock)
-            samples.setdefault(("decode", n, length), []).append(statistics.median(cores))
-            samples.setdefault(("rest", n, 0), []).append(total - sum(cores))
+            parts = [Part(i, _tokens(model, 1, i), length - 1) for i in range(n)]
+            spent = _timed(model, cache, parts, clock, samples)
+            samples.setdefault(("decode", n, length), []).append(statistics.median(spent.cores))
 
 
 def _tokens(model: Model, count: int, seed: int) -> tuple[int, ...]:
@@ -94,26 +95,31 @@ def _tokens(model: Model, count: int, seed: int) -> tuple[int, ...]:
     return tuple(torch.randint(0, model.config.vocab, (count,), generator=draw).tolist())
 
 
-def _timed(model: Model, cache: PagedCache, parts: list[Part], clock: Clock) -> tuple[float, list[float]]:
+def _timed(model: Model, cache: PagedCache, parts: list[Part], clock: Clock, samples: Samples | None = None) -> Spent:
+    """Time one forward; with `samples` its head and the rest are added to these."""
     for p in parts:
         cache.grow(p.sequence, p.end)
-    cores: list[float] = []
+    spent = Spent()
     begin = clock()
-    forward(model, cache, parts, cores, clock).argmax(-1).tolist()
+    forward(model, cache, parts, spent, clock).argmax(-1).tolist()
     total = clock() - begin
     for p in parts:
         cache.release(p.sequence)
-    return total, cores
+    if samples is not None:
+        rest = total - sum(spent.cores) - spent.head
+        samples.setdefault(("rest", sum(len(p.tokens) for p in parts), 0), []).append(rest)
+        samples.setdefault(("head", sum(p.logits for p in parts), 0), []).append(spent.head)
+    return spent
 
 
-def make_profile(m: ModelConfig, tp: int, samples: Samples, engine_s: float) -> Profile:
-    """Make a profile of the medians as blocks, and of the engine's seconds between forwards."""
+def measured_blocks(m: ModelConfig, tp: int, samples: Samples, engine_s: float) -> tuple[BlockPoint, ...]:
+    """Return the medians as a profile's blocks, and the engine's seconds between forwards."""
     blocks = [BlockPoint(part_key(m, "engine", 0, tp=tp), "forward", 0, max(engine_s, 1e-9), 0.0)]
     for (part, a, b), values in samples.items():
         middle = statistics.median(values)
         spread = statistics.median(abs(v - middle) for v in values) / middle
         blocks.append(BlockPoint(part_key(m, part, a, b, tp), "forward", 0, middle, spread))
-    return Profile(name="serving-engine", source="calibrate.serving.measure", blocks=tuple(blocks))
+    return tuple(blocks)
 
 
 def compare(
@@ -129,7 +135,8 @@ def compare(
     inference = _runnable(scenario)
     torch.set_num_threads(1)
     requests = make_requests(inference.requests)
-    longest = max(r.prompt_tokens + r.output_tokens for r in requests)
+    drafted = 0 if inference.speculative is None else inference.speculative.tokens
+    longest = max(r.prompt_tokens + r.output_tokens for r in requests) + drafted
     model, tp = make_model(scenario.model, max(longest, LONGEST)), scenario.parallelism.tp
     if tp > 1:
         model = split(model)
@@ -144,35 +151,62 @@ def compare(
         host_tokens=1 << 20 if inference.prefix_cache == "cpu" else 0,
     )
     prompts = _prompts(requests, scenario.model.vocab)
-    samples: Samples = {}
-    sample_parts(model, block, {}, clock)  # warms up
+    drafts, models = None, [model]
+    if inference.speculative is not None and (small := inference.speculative.draft) is not None:
+        models.append(make_model(small, max(longest, LONGEST), seed=1))
+        cache = make_cache(small, settings.blocks, block, model.dtype)
+        drafts = Drafts(models[1], cache, inference.speculative.tokens)
+    samples: list[Samples] = [{} for _ in models]
+
+    def measure(times: int) -> None:
+        for _ in range(times):
+            for made, own in zip(models, samples, strict=True):
+                sample_parts(made, block, own, clock)
+
+    measure(1)  # warms up
+    for own in samples:
+        own.clear()
     say("measuring parts")
-    for _ in range(REPEATS // 2 + 1):
-        sample_parts(model, block, samples, clock)
+    measure(REPEATS // 2 + 1)
     say("serving")
-    served = serve(model, prompts, settings, clock, from_rank_0 if tp > 1 else float)
+    served = serve(model, prompts, settings, clock, from_rank_0 if tp > 1 else float, drafts)
     say("measuring parts again")
-    for _ in range(REPEATS // 2):
-        sample_parts(model, block, samples, clock)
-    profile = make_profile(scenario.model, tp, samples, _between(served))
-    simulated = simulate_serving(scenario, profile).result
+    measure(REPEATS // 2)
+    blocks = measured_blocks(scenario.model, tp, samples[0], _between(served))
+    if drafts is not None:  # its steps are inside the other's iterations
+        blocks += measured_blocks(drafts.model.config, 1, samples[1], 0.0)
+    profile = Profile(name="serving-engine", source="calibrate.serving.measure", blocks=blocks)
+    simulated = simulate_serving(_with_acceptance(scenario, drafts), profile).result
     return Comparison(profile, _result(served), simulated)
+
+
+def _with_acceptance(scenario: Scenario, drafts: Drafts | None) -> Scenario:
+    """Return the scenario with the acceptance that was measured; speed is compared, not how well a draft guesses."""
+    inference = scenario.for_serving
+    if drafts is None or inference.speculative is None:
+        return scenario
+    own = inference.speculative.model_copy(update={"acceptance": drafts.acceptance})
+    return scenario.model_copy(update={"inference": inference.model_copy(update={"speculative": own})})
 
 
 def _runnable(scenario: Scenario) -> Inference:
     m, i = scenario.model, scenario.inference
     if i is None:
         raise InputError(f"{scenario.name}: this scenario has no `inference` section")
-    tp = scenario.parallelism.tp
-    uneven = [n for n in (m.heads, m.kv_heads, m.ffn, m.vocab) if n % tp]
+    tp, drafted = scenario.parallelism.tp, i.speculative is not None
+    draft = i.speculative.draft if i.speculative is not None else None
+    models = (m,) if draft is None else (m, draft)
+    sizes = {"heads": m.heads, "kv_heads": m.kv_heads, "ffn": m.ffn, "vocab": m.vocab}
     wrong = [
         what
         for what, bad in (
             ("ranks other than tensor-parallel ones", scenario.parallelism.ranks > tp),
-            (f"{uneven[0] if uneven else 0} heads, columns or tokens on {tp} ranks", bool(uneven)),
-            ("latent attention", m.mla is not None),
-            ("query-key norms", m.qk_norm),
-            *((f"model.{key}", True) for key in m.variations),
+            *((f"model.{key} {n} on {tp} ranks", True) for key, n in sizes.items() if n % tp),
+            ("a draft on several ranks", drafted and tp > 1),
+            ("a prediction layer as a draft", drafted and draft is None),
+            ("latent attention", any(x.mla is not None for x in models)),
+            ("query-key norms", any(x.qk_norm for x in models)),
+            *((f"model.{key}", True) for x in models for key in x.variations),
             ("precision other than fp32", i.precision != "fp32"),
             ("a contiguous cache", i.kv_cache.layout != "paged"),
             ("prefixes kept on the GPU", i.prefix_cache == "gpu"),

@@ -1,9 +1,10 @@
 """Read the parts of a serving iteration that were measured on a real engine.
 
 They are blocks `serve MODEL | PART a=… b=…` (phase forward) of a profile, which `calibrate.serving.measure` writes.
-`rest`, by tokens: everything except the attention cores, all layers together. `prefill`, by chunk and tokens before it,
-and `decode`, by sequences and cache length: the attention core of one layer. `engine`: the time between two forwards.
-Between measured sizes seconds are interpolated: log-linear in two dimensions, linear in tokens.
+`rest`, by tokens: everything except the attention cores and the head, all layers together. `head`, by tokens whose
+logits are wanted: final norm and output matrix (in older profiles a part of `rest`). `prefill`, by chunk and tokens
+before it, and `decode`, by sequences and cache length: the attention core of one layer. `engine`: the time between two
+forwards. Between measured sizes seconds are interpolated: log-linear in two dimensions, linear in tokens.
 """
 
 from __future__ import annotations
@@ -46,8 +47,15 @@ class MeasuredParts(Struct, frozen=True):
     points: dict[str, Points]
 
     def rest(self, tokens: int) -> float:
-        """Return the seconds of all layers, embedding and head for `tokens` tokens, without the attention cores."""
-        known = sorted((a, s) for (a, _), s in self.points["rest"].items())
+        """Return the seconds of embedding and all layers for `tokens` tokens, without the attention cores."""
+        return self._by_tokens("rest", tokens)
+
+    def head(self, samples: int) -> float:
+        """Return the seconds of the head for so many tokens; 0 if they are a part of `rest`."""
+        return self._by_tokens("head", samples) if "head" in self.points else 0.0
+
+    def _by_tokens(self, part: str, tokens: int) -> float:
+        known = sorted((a, s) for (a, _), s in self.points[part].items())
         # Beyond the largest size time grows with tokens; `np.interp` would stay constant.
         if tokens > known[-1][0]:
             return known[-1][1] * tokens / known[-1][0]

@@ -299,15 +299,19 @@ class IterationCosts(Struct):
         return found
 
     def _known(self, key: Key) -> Bill:
-        """Price a part by a real engine's measured parts, which hold embedding and head in those of the layers."""
+        """Price a part by a real engine's measured parts, which hold the embedding in those of the layers."""
         assert self.measured is not None
         seconds = 0.0
         if key.work is Work.PREFILL:
             seconds = self.measured.core("prefill", key.a, key.a + key.b) * key.c
+        elif key.work is Work.DECODE and key.c > 1:  # sequences with drafted tokens attend one by one, as prompts do
+            seconds = self.measured.core("prefill", key.c, max(key.b, key.c)) * key.a
         elif key.work is Work.DECODE:
             seconds = self.measured.core("decode", key.a, key.b)
         elif key.work is Work.LAYER:
             seconds = self.measured.rest(key.a) / self.dims.model.layers
+        elif key.work is Work.HEAD:
+            seconds = self.measured.head(key.a)
         seconds *= self.prices.slowdown
         return Bill(seconds, 0.0, {(key.work.value, "measured", REPEAT_UNCERTAINTY): seconds})
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec import Struct, field
 
@@ -38,8 +38,12 @@ from sim.serve.cache_tiers import CacheTiers
 from sim.serve.kv_cache import HostCache, KvCache, Link
 from sim.serve.sequences import Batch, Copy, Counts, Limits, Piece, Sequence
 
-if TYPE_CHECKING:
-    from sim.serve.speculation import Acceptance
+
+class Accepts(Protocol):
+    """Says how many drafted tokens are kept."""
+
+    def accepted(self, request: int, position: int, drafted: int) -> int:
+        """Of `drafted` tokens at a position of a request, those before the first rejected one."""
 
 
 class Scheduler(Struct):
@@ -56,7 +60,7 @@ class Scheduler(Struct):
     counts: Counts = field(default_factory=Counts)
     started: int = 0
     drafted: int = 0  # tokens that a draft adds to each sequence in an iteration
-    acceptance: Acceptance | None = None
+    acceptance: Accepts | None = None
     hands_over: bool = False  # sequences leave with their first token, for a replica that adds the others
     fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
     handed_over: list[Sequence] = field(default_factory=list)  # by another replica, and without a token of this one

@@ -11,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from calibrate.serving.cache import make_cache  # noqa: E402
+from calibrate.serving.drafting import Drafts  # noqa: E402
 from calibrate.serving.engine import Prompt, Settings, serve  # noqa: E402
 from calibrate.serving.forward import Model, greedy_without_cache, make_model  # noqa: E402
 from calibrate.serving.weight_only import quantize, weight_bytes  # noqa: E402
@@ -140,8 +142,43 @@ def test_eight_bit_weights_are_served_as_they_multiply(name: str) -> None:
     assert weight_bytes(layers) == (before - small) // 8 + small + scales
 
 
+def drafts_of(m: Model, tokens: int, blocks: int = 400, block_tokens: int = 4) -> Drafts:
+    return Drafts(m, make_cache(m.config, blocks, block_tokens, m.dtype), tokens)
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_draft_changes_no_token(alike: bool, tokens: int) -> None:
+    """A draft that is the model itself is always right; another one seldom. With prompts in chunks and preemptions."""
+    m, other = model(), model()
+    if not alike:
+        for p in other.blocks[-1].parameters():
+            p.data.copy_(p.data.flip(0))
+    asked = prompts(6, m.config.vocab, seed=5)
+    drafts = drafts_of(other, tokens)
+    settings = Settings(blocks=40, block_tokens=4, max_running=4, max_batch_tokens=24)
+    served = serve(m, asked, settings, drafts=drafts)
+    assert served.outputs == expected(m, asked)
+    assert drafts.acceptance == 1.0 if alike else drafts.acceptance < 0.5
+    assert served.scheduler.counts.accepted_tokens == drafts.kept
+    assert not drafts.cache.tables
+
+
+def test_a_draft_that_is_always_right_needs_an_iteration_for_all_its_tokens_and_one_more() -> None:
+    m = model()
+    asked = [Prompt(tuple(range(8)), 25)]
+    served = serve(m, asked, Settings(blocks=100), drafts=drafts_of(m, 3))
+    assert served.outputs == expected(m, asked)
+    assert len(served.iterations) == 1 + 24 / 4
+
+
 MORE = {
     "dense": [],
+    "a draft of one layer": [
+        "inference.speculative.draft={layers: 1, hidden: 128, heads: 4, kv_heads: 4, ffn: 384, vocab: 1024, "
+        "mlp: swiglu, norm: rmsnorm, bias: false, positions: rope}",
+        "inference.speculative.tokens=3",
+    ],
     "experts in 8 bits": ["model.moe={experts: 4, top_k: 2, ffn: 384}", "inference.quantization=int8_weight_only"],
 }
 
@@ -157,7 +194,8 @@ def test_measured_throughput_is_the_simulated_one(name: str) -> None:
     errors = []
     while len(errors) < 3:
         found = compare(scenario, clock=time.process_time)
-        assert found.measured["iterations"] == found.simulated["iterations"]
+        if name != "a draft of one layer":  # whose tokens are right or wrong at other places than simulated
+            assert found.measured["iterations"] == found.simulated["iterations"]
         errors.append(found.error)
         if abs(found.error) < 0.15:
             return

@@ -59,6 +59,19 @@ def test_a_prompt_on_one_replica_delays_the_tokens_of_the_others() -> None:
     assert gaps[0] > 5 * min(b - a for i in tied.replicas[0].iterations for a, b in i.spans)
 
 
+def test_the_rank_with_the_most_popular_experts_decides() -> None:
+    """With popularity falling as 1/rank the busiest rank has more than its even share of a prompt's tokens."""
+    requests = tuple([Request(0.0, 8000, 1) for _ in range(4)])
+    even, uneven = (
+        simulate_serving(
+            serving(model={**MIXTURE, "moe": {**MIXTURE["moe"], **more}}, parallelism={"dp": 4, "ep": 4}),
+            requests=requests,
+        )
+        for more in ({}, {"imbalance": {"zipf": 1.0}})
+    )
+    assert 1.1 * even.end_s < uneven.end_s < 4 * even.end_s
+
+
 def test_groups_of_replicas_do_not_wait_for_each_other() -> None:
     """Eight replicas, experts over four: a prompt in the first group does not reach the second."""
     requests = tuple([Request(0.0, 8000 if i == 0 else 10, 20) for i in range(8)])
