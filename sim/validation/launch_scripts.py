@@ -39,6 +39,7 @@ class LaunchScript(NamedTuple):
 
 DEEPSEEK_V3, QWEN3_30B, QWEN3_235B = Sizes(61, 7168, 256), Sizes(48, 2048, 128), Sizes(94, 4096, 128)
 GPT_OSS_120B = Sizes(36, 2880, 128)
+DEEPSEEK_V2_CUT = Sizes(4, 5120, 160)
 GRAPHED_PARTS = {"training": {"cuda_graphs": "layers"}}  # the nearest word for attention, router and preprocessing
 WHOLE_GRAPH = {"training": {"cuda_graphs": "step"}}
 # training/utils/moe_token_drop.py: apply_moe_token_drop
@@ -81,6 +82,15 @@ SCRIPTS = (
     ),
     LaunchScript(_BRIDGE, QWEN3_235B, PAIRED, "configs/qwen", "hopper", since="2026-01"),
     LaunchScript(_BRIDGE, GPT_OSS_120B, _selective("layernorm", "moe_act"), "configs/gpt_oss", since="2026-01"),
+    LaunchScript(
+        "megatron",
+        DEEPSEEK_V2_CUT,
+        # moe-expert-capacity-factor, moe-pad-expert-input-to-capacity, moe-router-group-topk. moe-router-num-groups is
+        # ep, 4 or 8, which take equally long.
+        {"model": {"moe": {"capacity_factor": 1.0, "pad_to_capacity": True, "groups": 4, "top_groups": 3}}},
+        "MooreThreads/SimuMax, simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh",
+        "blackwell",
+    ),
 )
 
 
@@ -92,7 +102,7 @@ def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
     training, model = scenario.get("training"), scenario.get("model")
     if not isinstance(training, Mapping) or not isinstance(model, Mapping):
         return scenario
-    framework, date, sizes = training.get("framework"), training.get("software_date"), _sizes(model)
+    framework, date, sizes = _framework(training), training.get("software_date"), _sizes(model)
     cluster = CLUSTERS.get(_preset(scenario.get("cluster")))
     if date is None or cluster is None:
         return scenario
@@ -107,6 +117,10 @@ def _sizes(model: Mapping[str, Any]) -> Sizes:
     moe = model.get("moe")
     experts = moe.get("experts", 0) if isinstance(moe, Mapping) else 0
     return Sizes(model.get("layers", 0), model.get("hidden", 0), experts)
+
+
+def _framework(training: Mapping[str, Any]) -> object:
+    return training.get("framework", training.get("elementwise"))  # the key's older name
 
 
 def _preset(cluster: object) -> str:
