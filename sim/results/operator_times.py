@@ -92,14 +92,17 @@ def _by_class(
     `row` makes a row of a key, its seconds in the step and their share of it.
     """
     step_s = sim.step_time_s
-    alike: dict[tuple[R, ...], list[RankClass]] = {}
+    same: dict[tuple[tuple[CompiledProgram, int], ...], list[RankClass]] = {}  # classes that run the same programs
     for c, programs in zip(sim.plan.classes, sim.built.programs, strict=True):
+        same.setdefault(tuple(programs.items()), []).append(c)
+    alike: dict[tuple[R, ...], list[RankClass]] = {}
+    for runs, classes in same.items():
         total: dict[K, float] = {}
-        for program, count in programs.items():
+        for program, count in runs:
             add_all(total, seconds_of(program), count)
         longest = sorted(total.items(), key=lambda pair: -pair[1])
         rows = [row(key, seconds, seconds / step_s if step_s > 0 else 0.0) for key, seconds in longest]
-        alike.setdefault(tuple(rows), []).append(c)
+        alike.setdefault(tuple(rows), []).extend(classes)
     return [(_named(classes), min(c.rank for c in classes), rows) for rows, classes in alike.items()]
 
 

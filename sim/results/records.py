@@ -7,9 +7,10 @@ plain data. `StepResult` (`sim.results.result`) and `ServingResult` (`sim.serve.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar
 
-from msgspec import NODEFAULT, Struct
+from msgspec import Struct
 from pydantic import BaseModel
 
 from sim.inputs.scenario import Scenario
@@ -27,17 +28,24 @@ class Record(Struct, frozen=True):
     def to_json(self) -> dict[str, Any]:
         """Keys and values as plain data."""
         out: dict[str, Any] = {}
-        required = len(self.__struct_fields__) - len(self.__struct_defaults__)
-        defaults = (NODEFAULT,) * required + self.__struct_defaults__
-        for name, key, default in zip(self.__struct_fields__, self.__struct_encode_fields__, defaults, strict=True):
+        for name, key, optional in _keys(type(self)):
             value = getattr(self, name)
-            if value is None and default is None:
+            if optional and value is None:
                 continue
             if name in self.inlined:
                 out |= value.to_json()
             else:
                 out[key] = _plain(value)
         return out
+
+
+@cache
+def _keys(record: type[Record]) -> tuple[tuple[str, str, bool], ...]:
+    """For each field its name, its key, and whether its default is None."""
+    defaults = record.__struct_defaults__
+    required = len(record.__struct_fields__) - len(defaults)
+    optional = [*[False] * required, *[default is None for default in defaults]]
+    return tuple(zip(record.__struct_fields__, record.__struct_encode_fields__, optional, strict=True))
 
 
 def _plain(value: Any) -> Any:
