@@ -42,10 +42,17 @@ causal attention.
 `python -m docs.families` writes this page from `docs/families.yaml`. [Models](models.md#families) says what is approximate.
 """
 COLOURS = {
-    "full": "#4e79a7", "window": "#a0cbe8", "chunks": "#76b7b2", "latent": "#b07aa1", "selected": "#d4a6c8",
+    "full": "#4e79a7",
+    "window": "#a0cbe8",
+    "chunks": "#76b7b2",
+    "latent": "#b07aa1",
+    "selected": "#d4a6c8",
     "state": "#f28e2b",
-    "attention and state": "#e15759", "nothing": "#dddddd", "dense": "#59a14f", "experts": "#edc948",
-}  # fmt: skip
+    "attention and state": "#e15759",
+    "nothing": "#dddddd",
+    "dense": "#59a14f",
+    "experts": "#edc948",
+}
 
 
 class Kind(NamedTuple):
@@ -141,15 +148,26 @@ def section(row: dict[str, Any], model: ModelConfig) -> str:
     source = f"`model_type: {family}`" if family else f"shipped as `{row['preset']}`"
     flops, cache = model_flops_per_token(model, LENGTH), cache_bytes_per_token(model)
     cells = [
-        f"{len(specs)}", f"{count.total:,}", f"{count.active / 1e9:.2f} B", f"{cache / 1024:.1f} KiB",
+        f"{len(specs)}",
+        f"{count.total:,}",
+        f"{count.active / 1e9:.2f} B",
+        f"{cache / 1024:.1f} KiB",
         f"{flops / 1e9:.1f} G",
-    ]  # fmt: skip
-    return "\n".join([
-        f"## {row['title']}", "", f"{row['about'][0].upper()}{row['about'][1:]}; {source}.", "",
-        f"![Layers of {row['title']}](figures/{stem(row['title'])}.svg)", "",
-        "| layers | parameters | active | cache a token | flops a token |", "|---|---|---|---|---|",
-        "| " + " | ".join(cells) + " |", "",
-    ])  # fmt: skip
+    ]
+    return "\n".join(
+        [
+            f"## {row['title']}",
+            "",
+            f"{row['about'][0].upper()}{row['about'][1:]}; {source}.",
+            "",
+            f"![Layers of {row['title']}](figures/{stem(row['title'])}.svg)",
+            "",
+            "| layers | parameters | active | cache a token | flops a token |",
+            "|---|---|---|---|---|",
+            "| " + " | ".join(cells) + " |",
+            "",
+        ]
+    )
 
 
 def written() -> dict[Path, str]:

@@ -28,7 +28,8 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topology.protocols import PLAIN, PROTOCOLS
+from topology.algorithms import TRAITS
+from topology.protocols import PLAIN
 from topology.timing import Fabric, Timing
 
 P2P_PER_ROUND = 8 * 16
@@ -231,19 +232,6 @@ def torus_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     return AlphaBeta(2 * half.latency_s, 2 * half.transfer_s)
 
 
-def hierarchical_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
-    """2((g-1)α + (d-1)α') + 2S(g-1)/g / B + 2(S/g)(d-1)/d / b: three phases, one after the other.
-
-    They are a reduce-scatter inside the domain, an all-reduce of S/g among d peers over each rail, and an all-gather
-    inside. Frameworks do this with two communicators; NCCL does not (its NVLSTree overlaps the phases).
-    """
-    g, d = group.members_max, group.domains
-    latency_s = 2 * ((g - 1) * group.latency_s + (d - 1) * group.inter_latency_s)
-    inside = 2 * size_bytes * (g - 1) / g / group.ring_bytes_per_s
-    between = 2 * size_bytes / g * (d - 1) / d / group.inter_ring_bytes_per_s if d > 1 else 0.0
-    return AlphaBeta(latency_s, inside + between)
-
-
 def _exchange(group: Group, size_bytes: float) -> AlphaBeta:
     """Every rank sends S/n to each other rank: inside its domain over NVLink, at the same time to others over its NIC.
 
@@ -307,7 +295,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
     "scatter": {"direct": direct_gather},
     "send_recv": {"direct": direct_send_recv},
 }
-"""The algorithms of each collective. Of those that a group can run (`_usable`), `choose` takes the fastest.
+"""The algorithms of each collective. Of those that a group can run (`algorithms.TRAITS`), `choose` takes the fastest.
 
 `mesh` and `torus` are not NCCL's. The first is used by libraries for chips with a link between every two (RCCL's direct
 all-gather and its all-pairs kernels), the second by compilers for a torus.
@@ -369,9 +357,9 @@ def choose(kind: str, group: Group, size_bytes: float) -> Choice:
         return Choice(name, message_protocol(group.timing, group.domains > 1, size))
     best, least_s = None, math.inf
     for name, algorithm in ALGORITHMS[kind].items():
-        if not _usable(name, group, size_bytes):
+        if not TRAITS[name].usable(group, size_bytes):
             continue
-        for protocol in PROTOCOLS[name] if group.protocols else PLAIN:
+        for protocol in TRAITS[name].protocols if group.protocols else PLAIN:
             cost = algorithm(group.stepped(protocol.step, protocol.inter_step), size_bytes)
             start_s = protocol.base * group.latency_s
             seconds = start_s + cost.latency_s + cost.transfer_s / protocol.bandwidth
@@ -379,18 +367,3 @@ def choose(kind: str, group: Group, size_bytes: float) -> Choice:
                 best, least_s = Choice(name, protocol.name), seconds
     assert best is not None
     return best
-
-
-def _usable(algorithm: str, group: Group, size_bytes: float) -> bool:
-    """Return whether a group can run an algorithm.
-
-    NVLS needs a switch that reduces, and one domain; `nvls_tree` several domains and at least `nvls_tree_bytes`; `mesh`
-    one domain with a link between every two GPUs. Trees do not run on a torus: their hops would pass several links.
-    """
-    if algorithm == "nvls":
-        return group.nvls_share > 0 and group.domains == 1
-    if algorithm == "mesh":
-        return group.sends_directly and group.domains == 1
-    if algorithm in ("torus", "tree"):
-        return (group.torus_steps > 0) == (algorithm == "torus")
-    return algorithm != "nvls_tree" or (group.domains > 1 and size_bytes >= group.nvls_tree_bytes)

@@ -13,10 +13,11 @@ flows on the same physical link are too fast. A faulty pair of nodes is not a li
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
+from topology.algorithms import TRAITS, Crossing
 from topology.collectives import Choice, Group
 from topology.durations import Way, duration
 from topology.network import Network
@@ -88,11 +89,12 @@ def collective_load(
     group = network.group(ranks)
     algorithm, protocol = choice or network.chosen(kind, ranks, size_bytes)
     cost = duration(kind, algorithm, protocol, group, size_bytes)
-    near, far = _sent_bytes(kind, algorithm, group, size_bytes)
+    traits = TRAITS[algorithm]
+    near, far = traits.sent_bytes(kind, group, size_bytes)
     wire = _WIRE.get(protocol, 1.0)
-    if algorithm == "pairwise" or kind in ("gather", "scatter"):
+    if kind in traits.exchanges:
         far *= network.regular.exchange_on_torus(ranks)[1]
-    load = _load(0.0, near * wire, far * wire, _crossing(network.cluster, algorithm, ranks, group))
+    load = _load(0.0, near * wire, far * wire, _crossing(network.cluster, traits.crossing, ranks, group))
     carried = capacities(network.cluster)
     flowing_s = max([cost.transfer_s, *(size / carried[each] for each, size in load.bytes.items())])
     return load._replace(flowing=min(1.0, flowing_s / cost.seconds))  # steps and transfer may overlap
@@ -132,26 +134,6 @@ def _load(flowing: float, near: float, far: float, crossing: float) -> Load:
     return Load(flowing, {each: size for each, size in sent.items() if size > 0})
 
 
-def _sent_bytes(kind: str, algorithm: str, group: Group, size_bytes: float) -> tuple[float, float]:
-    """Return the bytes that a member sends inside its domain and through its share of the NICs; see `collectives`."""
-    n, near, far = group.ranks, group.members_max, group.members
-    across = group.domains > 1
-    if algorithm == "nvls":
-        return size_bytes * (1 + 1 / n if kind == "all_reduce" else (n - 1) / n), 0.0
-    if algorithm == "nvls_tree":
-        return size_bytes * (1 + 1 / far), size_bytes * (1 if group.domains == 2 else 2) / far
-    if algorithm == "tree":
-        between = size_bytes * (1 if group.domains == 2 else 2) / far if across else 0.0
-        return 2 * size_bytes if near > 1 else 0.0, between
-    if algorithm == "pairwise" or kind in ("gather", "scatter"):
-        return (near - 1) * size_bytes / n, (n - far) * size_bytes / n if across else 0.0
-    if kind == "send_recv":
-        return size_bytes if near > 1 else 0.0, size_bytes / max(1.0, far / group.nics) if across else 0.0
-    passes = {"all_reduce": 2 * (n - 1) / n, "all_gather": (n - 1) / n, "reduce_scatter": (n - 1) / n}
-    sent = size_bytes * passes.get(kind, 1.0)
-    return (sent * (near - 1) / near, sent / far) if across else (sent, 0.0)
-
-
 def _has_spine(cluster: ClusterSpec) -> bool:
     """Return whether there is less bandwidth above the leaf switches than below."""
     return cluster.inter_node.oversubscription > 1.0 and cluster.inter_node.kind != "torus"
@@ -160,15 +142,11 @@ def _has_spine(cluster: ClusterSpec) -> bool:
 def crossings(network: Network, ranks: Sequence[int]) -> tuple[float, ...]:
     """Return the part of the bytes above the leaves for rings, exchanges and all others; loads depend on it."""
     group = network.group(ranks)
-    return tuple(_crossing(network.cluster, each, ranks, group) for each in ("ring", "pairwise", "tree"))
+    return tuple(_crossing(network.cluster, each, ranks, group) for each in get_args(Crossing))
 
 
-def _crossing(cluster: ClusterSpec, algorithm: str, ranks: Sequence[int], group: Group) -> float:
-    """Return the part of a GPU's NIC bytes that goes above the leaves, as `Network` counts it.
-
-    Of a ring's domains under one leaf only the last sends there; of an exchange, what leaves the leaf; all of trees and
-    shifts.
-    """
+def _crossing(cluster: ClusterSpec, crossing: Crossing, ranks: Sequence[int], group: Group) -> float:
+    """Return the part of a GPU's NIC bytes that goes above the leaves, as `Network` counts it."""
     if not _has_spine(cluster) or group.domains == 1:
         return 0.0
     placed = np.asarray(ranks)
@@ -176,9 +154,9 @@ def _crossing(cluster: ClusterSpec, algorithm: str, ranks: Sequence[int], group:
     leaves, per_leaf = np.unique(placed // span, return_counts=True)
     if len(leaves) == 1:
         return 0.0
-    if algorithm == "ring":
+    if crossing == "ring":
         under = np.unique(np.stack([placed // span, placed // cluster.domain_gpus]), axis=1)[0]
         return 1.0 / int(np.unique(under, return_counts=True)[1].min())
-    if algorithm == "pairwise":
+    if crossing == "exchange":
         return min(1.0, (group.ranks - int(per_leaf.min())) / (group.ranks - group.members))
     return 1.0

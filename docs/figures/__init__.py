@@ -13,9 +13,12 @@ from docs.figures.sources import FIGURES, memory_steps
 from docs.figures.svg import draw
 
 GANTTS = {
-    "schedules": schemes.schedules, "tp_overlap": schemes.tensor_overlap, "cp_methods": schemes.context_methods,
-    "ep_exchange": schemes.expert_exchange, "dp_sync": schemes.data_sync,
-}  # fmt: skip
+    "schedules": schemes.schedules,
+    "tp_overlap": schemes.tensor_overlap,
+    "cp_methods": schemes.context_methods,
+    "ep_exchange": schemes.expert_exchange,
+    "dp_sync": schemes.data_sync,
+}
 CHARTS = {**FIGURES, "memory_recompute": schemes.memory_recompute}
 PICTURES: dict[str, Callable[[], str]] = {
     **{name: lambda chart=chart: draw(chart()) for name, chart in CHARTS.items()},

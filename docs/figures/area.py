@@ -37,9 +37,11 @@ def draw_area(area: Area) -> str:
         chosen.append(first + int(total[first:last].argmax()))
     top = 10.0 * (int(total.max() / 1e10) + 1)  # GB
     x = [LEFT + INNER_W * i / POINTS for i in range(POINTS + 1)]
-    body = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-            _text(LEFT, 22, area.title, 15, INK, "start", ' font-weight="600"'),
-            _text(LEFT, 42, area.note, 12, FAINT, "start")]  # fmt: skip
+    body = [
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+        _text(LEFT, 22, area.title, 15, INK, "start", ' font-weight="600"'),
+        _text(LEFT, 42, area.note, 12, FAINT, "start"),
+    ]
     for tick in range(0, int(top) + 1, 10):
         y = TOP + height * (1 - tick / top)
         body.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{GRID if tick else FAINT}"/>')
@@ -56,8 +58,10 @@ def draw_area(area: Area) -> str:
         body.append(_text(middle, HEIGHT - BOTTOM + 18, f"step {step + 1}", 12, FAINT, "middle"))
     body.append(_text(16, TOP + height / 2, "GB", 12, FAINT, "middle"))
     label = escape(f"{area.title}. {area.note}", quote=True)
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" '
-            f'font-family="Inter, \'Segoe UI\', system-ui, sans-serif">\n' + "\n".join(body) + "\n</svg>\n")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" '
+        f"font-family=\"Inter, 'Segoe UI', system-ui, sans-serif\">\n" + "\n".join(body) + "\n</svg>\n"
+    )
 
 
 def _band(x: list[float], low: np.ndarray, high: np.ndarray, top: float, height: float) -> str:
@@ -72,5 +76,7 @@ def _band(x: list[float], low: np.ndarray, high: np.ndarray, top: float, height:
 
 
 def _text(x: float, y: float, text: str, size: int, colour: str, anchor: str, more: str = "") -> str:
-    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}"{more}>'
-            f"{escape(text)}</text>")  # fmt: skip
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}"{more}>'
+        f"{escape(text)}</text>"
+    )

@@ -48,8 +48,14 @@ def strip(
     for c in order:
         for stream, name in streams.items():
             mine = [i for i in seen[t.class_index[seen] == c].tolist() if row_stream(t.streams[t.stream[i]]) == stream]
-            bars = tuple((max(0.0, float(t.start_s[i]) - start_s), min(length_s, float(t.end_s[i]) - start_s),
-                          t.kinds[t.kind[i]]) for i in mine)
+            bars = tuple(
+                (
+                    max(0.0, float(t.start_s[i]) - start_s),
+                    min(length_s, float(t.end_s[i]) - start_s),
+                    t.kinds[t.kind[i]],
+                )
+                for i in mine
+            )
             rows.append((name.format(t.classes[c].rank), bars))
     return Strip(title, tuple(rows))
 
@@ -61,8 +67,10 @@ def draw_gantt(chart: Gantt) -> str:
     x, y, inner = float(LEFT), 50.0, WIDTH - LEFT - RIGHT
     for kind in kinds:
         style = style_of(kind)
-        body += [f'<rect x="{x:.1f}" y="{y:.1f}" width="11" height="11" fill="{style.fill}"/>',
-                 _text(x + 15, y + 10, style.label, 12, INK)]  # fmt: skip
+        body += [
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="11" height="11" fill="{style.fill}"/>',
+            _text(x + 15, y + 10, style.label, 12, INK),
+        ]
         x += 34 + 6.4 * len(style.label)
     per_s = inner / chart.length_s
     for s in chart.strips:
@@ -72,8 +80,11 @@ def draw_gantt(chart: Gantt) -> str:
         for label, bars in s.rows:
             body.append(_text(LEFT - 6, y + ROW - 3, label, 10, FAINT, RIGHTWARD))
             body.append(f'<rect x="{LEFT}" y="{y:.1f}" width="{inner}" height="{ROW - 2}" fill="{EMPTY}"/>')
-            body += [f'<rect x="{LEFT + a * per_s:.2f}" y="{y:.1f}" width="{max((b - a) * per_s - 0.3, 0.3):.2f}" '
-                     f'height="{ROW - 2}" fill="{style_of(kind).fill}"/>' for a, b, kind in bars]  # fmt: skip
+            body += [
+                f'<rect x="{LEFT + a * per_s:.2f}" y="{y:.1f}" width="{max((b - a) * per_s - 0.3, 0.3):.2f}" '
+                f'height="{ROW - 2}" fill="{style_of(kind).fill}"/>'
+                for a, b, kind in bars
+            ]
             y += ROW
     y += 18
     body.append(_text(WIDTH - RIGHT, y, f"width: {seconds(chart.length_s)}", 11, FAINT, RIGHTWARD))

@@ -20,10 +20,11 @@ PANEL = 170
 def draw_mesh() -> str:
     """Both orders, one above the other, each with the step that it gives."""
     height = TOP + PANEL * len(ORDERS) - 10
-    body = [f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-            _text(LEFT, 22, "A 4D mesh: tp 2, cp 2, pp 2, dp 2 on two nodes of eight GPUs", 15, INK, 600),
-            _text(LEFT, 42, "A colour for each tensor-parallel pair, which talks most; numbers are ranks.", 12,
-                  FAINT)]  # fmt: skip
+    body = [
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        _text(LEFT, 22, "A 4D mesh: tp 2, cp 2, pp 2, dp 2 on two nodes of eight GPUs", 15, INK, 600),
+        _text(LEFT, 42, "A colour for each tensor-parallel pair, which talks most; numbers are ranks.", 12, FAINT),
+    ]
     for i, order in enumerate(ORDERS):
         scenario = load_scenario(SCENARIO, [f"parallelism.rank_order={order}"])
         step = seconds(simulate(scenario).step_time_s)
@@ -47,8 +48,10 @@ def _ranks(scenario: Scenario, top: float) -> list[str]:
         group = groups.setdefault(tuple(mesh.along(("tp",), rank)), len(groups))
         colour = (*COLOURS, "#8a6d00", "#6b7280")[group % 8]
         where = {d: mesh.coordinate(d, rank) for d in ("tp", "cp", "pp", "dp")}
-        out.append(f'<rect x="{x}" y="{y}" width="{BOX_W}" height="{BOX_H}" rx="4" fill="{colour}" '
-                   f'fill-opacity="0.25" stroke="{colour}" stroke-width="2"/>')  # fmt: skip
+        out.append(
+            f'<rect x="{x}" y="{y}" width="{BOX_W}" height="{BOX_H}" rx="4" fill="{colour}" '
+            f'fill-opacity="0.25" stroke="{colour}" stroke-width="2"/>'
+        )
         out.append(_text(x + 6, y + 16, str(rank), 12, INK, 600))
         out.append(_text(x + 6, y + 30, f"tp {where['tp']}  cp {where['cp']}", 11, INK))
         out.append(_text(x + 6, y + 43, f"pp {where['pp']}  dp {where['dp']}", 11, INK))
@@ -58,5 +61,6 @@ def _ranks(scenario: Scenario, top: float) -> list[str]:
 
 
 def _text(x: float, y: float, text: str, size: int, colour: str, weight: int = 400) -> str:
-    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" font-weight="{weight}">'
-            f"{escape(text)}</text>")  # fmt: skip
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" font-weight="{weight}">{escape(text)}</text>'
+    )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from docs.figures.svg import COLOURS, FAINT, INK, WIDTH
 from sim.inputs.scenario import load_scenario
-from sim.views.link_traffic import step_traffic
 from sim.simulation import simulate
+from sim.views.link_traffic import step_traffic
 from sim.views.topology_page import shade
 from sim.views.units import percent, rate, seconds
 from topology.graph import wiring_of
@@ -32,7 +32,7 @@ NETWORKS = {
     "network_nvl72_racks": ("network_nvl72_racks", "Two racks of NVL72: one NVSwitch a rack, NICs from rack to rack"),
     "network_workstation": ("network_workstation", "A PCIe workstation: four GPUs on one host, no NVLink"),
     "network_mixed": ("network_mixed", "Nodes of two kinds under one spine"),
-}  # fmt: skip
+}
 LEFT, TOP, ROW = 74, 92, 86
 LAYERS = ("spine", "leaf", "host", "node", "NVSwitch")  # from above
 FILLS = {"spine": "#cc79a7", "leaf": "#d55e00", "host": "#6b7280", "NVSwitch": "#009e73"}  # as on the topology page
@@ -60,8 +60,11 @@ def draw_network(picture: str) -> str:
     facts = _facts(drawn)
     height = bottom + 62 + 18 * len(facts)
     note = f"stepsim run {name}: a step of {seconds(step_s)}. Links are as wide as fast, as dark as busy."
-    body = [f'<rect width="{WIDTH}" height="{height:.0f}" fill="#ffffff"/>',
-            _text(LEFT, 22, title, 15, INK, ' font-weight="600"'), _text(LEFT, 42, note, 12, FAINT)]  # fmt: skip
+    body = [
+        f'<rect width="{WIDTH}" height="{height:.0f}" fill="#ffffff"/>',
+        _text(LEFT, 22, title, 15, INK, ' font-weight="600"'),
+        _text(LEFT, 42, note, 12, FAINT),
+    ]
     body += _kinds(cluster)
     body += [_line(drawn, ends, *each) for ends, each in sorted(drawn.links.items(), key=lambda item: item[1][1])]
     body += [_vertex(cluster, wiring, drawn, vertex) for vertex in drawn.spots]

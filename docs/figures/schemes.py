@@ -26,9 +26,14 @@ def schedules() -> Gantt:
     runs = {s: run("pp_scaling_llama8b", *equal, f"parallelism.schedule={s}") for s in SCHEDULES}
     length_s = max(r.step_time_s for r in runs.values())
     return Gantt(
-        "Pipeline schedules: four ranks, eight micro-batches", "Llama 3 8B, a small vocabulary, four H100s.", length_s,
-        tuple(strip(f"{name}: {seconds(r.step_time_s)}", r, 0.0, length_s, {"compute": "rank {}"}, 4)
-              for name, r in runs.items()))  # fmt: skip
+        "Pipeline schedules: four ranks, eight micro-batches",
+        "Llama 3 8B, a small vocabulary, four H100s.",
+        length_s,
+        tuple(
+            strip(f"{name}: {seconds(r.step_time_s)}", r, 0.0, length_s, {"compute": "rank {}"}, 4)
+            for name, r in runs.items()
+        ),
+    )
 
 
 def _layer(title: str, note: str, runs: dict[str, Simulation], stream: str, layers: float) -> Gantt:
@@ -52,8 +57,10 @@ def tensor_overlap() -> Gantt:
 
 def context_methods() -> Gantt:
     """What cp_method does to a layer's forward."""
-    runs = {m: fine("cp_ring_131k", "parallelism.cp=8", f"parallelism.cp_method={m}")
-            for m in ("ring", "all_gather", "all_to_all")}  # fmt: skip
+    runs = {
+        m: fine("cp_ring_131k", "parallelism.cp=8", f"parallelism.cp_method={m}")
+        for m in ("ring", "all_gather", "all_to_all")
+    }
     note = "Llama 3 8B at 131,072 tokens on eight H100s, cp 8, zigzag."
     return _layer("Context parallelism: a layer forward", note, runs, "cp", 1.2)
 
@@ -69,15 +76,27 @@ def expert_exchange() -> Gantt:
 
 def data_sync() -> Gantt:
     """The end of a step under each dp_sync."""
-    runs = {s: fine("dp8", "training.global_batch_size=16", f"parallelism.dp_sync={s}")
-            for s in ("after_backward", "per_parameter", "bucketed")}  # fmt: skip
+    runs = {
+        s: fine("dp8", "training.global_batch_size=16", f"parallelism.dp_sync={s}")
+        for s in ("after_backward", "per_parameter", "bucketed")
+    }
     first = next(iter(runs.values()))
     length_s = 0.45 * first.step_time_s
     return Gantt(
-        "Data parallelism: the end of a step", "Llama 3.2 1B on eight H100s; the last micro-batch's backward, then the "
-        "optimizer.", length_s,
-        tuple(strip(f"{name}: step {seconds(r.step_time_s)}", r, first.step_time_s - length_s, length_s,
-                    {"compute": "compute", "dp": "dp"}) for name, r in runs.items()))  # fmt: skip
+        "Data parallelism: the end of a step",
+        "Llama 3.2 1B on eight H100s; the last micro-batch's backward, then the optimizer.",
+        length_s,
+        tuple(
+            strip(
+                f"{name}: step {seconds(r.step_time_s)}",
+                r,
+                first.step_time_s - length_s,
+                length_s,
+                {"compute": "compute", "dp": "dp"},
+            )
+            for name, r in runs.items()
+        ),
+    )
 
 
 def memory_recompute() -> Chart:

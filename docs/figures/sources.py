@@ -44,7 +44,9 @@ def tensor_parallel() -> Chart:
         "Tensor parallelism: throughput per GPU, Llama 3 8B on DGX H100",
         f"Lost from 8 to 16 (a second node): {loss(real):.0%}; "
         f"with an infinitely fast network between nodes {loss(fast):.0%}.",
-        "tensor-parallel GPUs", "tokens/s per GPU", tuple(map(str, DEGREES)),
+        "tensor-parallel GPUs",
+        "tokens/s per GPU",
+        tuple(map(str, DEGREES)),
         (Series("DGX H100", real, COLOURS[0]), Series("infinitely fast network between nodes", fast, COLOURS[1])),
         "grouped",
     )
@@ -59,9 +61,14 @@ def pipeline_parallel() -> Chart:
         "Pipeline parallelism: throughput per GPU, Llama 3 8B on DGX H100",
         f"m = 64. Lost from 8 to 16: {loss(small):.0%} with equal stages "
         f"({loss(fast):.0%} on a perfect network), {loss(head):.0%} with the 128k output layer.",
-        "pipeline stages", "tokens/s per GPU", tuple(map(str, DEGREES)),
-        (Series("equal stages (8k vocabulary)", small, COLOURS[0]),
-         Series("same, infinitely fast network", fast, COLOURS[1]), Series("128k vocabulary", head, COLOURS[2])),
+        "pipeline stages",
+        "tokens/s per GPU",
+        tuple(map(str, DEGREES)),
+        (
+            Series("equal stages (8k vocabulary)", small, COLOURS[0]),
+            Series("same, infinitely fast network", fast, COLOURS[1]),
+            Series("128k vocabulary", head, COLOURS[2]),
+        ),
         "grouped",
     )
 
@@ -78,8 +85,13 @@ def memory(title: str, note: str, x_label: str, places: Sequence[str], simulatio
     columns = list(zip(*map(at_peak, simulations), strict=True))
     gpu = simulations[0].scenario.cluster.gpu
     return Chart(
-        title, note, x_label, "GiB on the fullest GPU", tuple(places),
-        tuple(Series(s.label, values, s.fill) for s, values in zip(MEMORY.values(), columns, strict=True)), "stacked",
+        title,
+        note,
+        x_label,
+        "GiB on the fullest GPU",
+        tuple(places),
+        tuple(Series(s.label, values, s.fill) for s, values in zip(MEMORY.values(), columns, strict=True)),
+        "stacked",
         (gpu.memory_bytes / 2**30, f"{gpu.memory_bytes / 2**30:.0f} GiB"),
     )
 
@@ -88,27 +100,39 @@ def memory_tensor_parallel() -> Chart:
     """Memory of Llama 3 70B by tensor-parallel degree."""
     degrees = (1, 2, 4, 8, 16)
     runs = [run("memory_tp_llama70b", f"parallelism.tp={n}", f"parallelism.sp={str(n > 1).lower()}") for n in degrees]
-    return memory("Memory of Llama 3 70B by tensor-parallel degree",
-                  "Sequence parallelism on, 4,096 tokens, AdamW in mixed precision: everything is divided.",
-                  "tensor-parallel GPUs", tuple(map(str, degrees)), runs)
+    return memory(
+        "Memory of Llama 3 70B by tensor-parallel degree",
+        "Sequence parallelism on, 4,096 tokens, AdamW in mixed precision: everything is divided.",
+        "tensor-parallel GPUs",
+        tuple(map(str, degrees)),
+        runs,
+    )
 
 
 def memory_context_parallel() -> Chart:
     """Memory of Llama 3 8B at a long sequence by context-parallel degree."""
     degrees = (1, 2, 4, 8, 16)
     runs = [run("memory_cp_llama8b", f"parallelism.cp={n}") for n in degrees]
-    return memory("Memory of Llama 3 8B at 131,072 tokens by context-parallel degree",
-                  "Activations and buffers are divided; parameters, gradients and optimizer stay whole.",
-                  "context-parallel GPUs", tuple(map(str, degrees)), runs)
+    return memory(
+        "Memory of Llama 3 8B at 131,072 tokens by context-parallel degree",
+        "Activations and buffers are divided; parameters, gradients and optimizer stay whole.",
+        "context-parallel GPUs",
+        tuple(map(str, degrees)),
+        runs,
+    )
 
 
 def memory_zero() -> Chart:
     """Memory of Llama 3 8B by ZeRO stage."""
     stages = (0, 1, 2, 3)
     runs = [run("memory_zero_llama8b", f"parallelism.zero={n}") for n in stages]
-    return memory("Memory of Llama 3 8B over 8 GPUs by ZeRO stage",
-                  "Sharded over the replicas: 1 optimizer, 2 gradients as well, 3 parameters as well.",
-                  "", [f"ZeRO-{n}" if n else "plain data parallelism" for n in stages], runs)
+    return memory(
+        "Memory of Llama 3 8B over 8 GPUs by ZeRO stage",
+        "Sharded over the replicas: 1 optimizer, 2 gradients as well, 3 parameters as well.",
+        "",
+        [f"ZeRO-{n}" if n else "plain data parallelism" for n in stages],
+        runs,
+    )
 
 
 def memory_steps() -> Area:
@@ -118,7 +142,9 @@ def memory_steps() -> Area:
     return Area(
         "Memory over the first four steps of Llama 3.2 1B",
         f"Two micro-batches of one sequence of 4,096 tokens, unfused attention: {curve.total.max() / 1e9:.1f} GB.",
-        curve, step.step_time_s, 4,
+        curve,
+        step.step_time_s,
+        4,
     )
 
 
@@ -129,9 +155,14 @@ def memory_by_sequence(model: str, name: str) -> Chart:
     """Memory of a model by sequence length, attention unfused."""
     runs = [run("memory_seq_len", f"model={model}", f"training.seq_len={n}") for n in SEQUENCES]
     share = [at_peak(r)[list(MEMORY).index("activations")] / sum(at_peak(r)) for r in (runs[0], runs[-1])]
-    return memory(f"Memory of {name} by sequence length, one sequence",
-                  f"Unfused attention, 16 bytes a parameter. Activations are {share[0]:.0%} of it at 1,024 tokens, "
-                  f"{share[1]:.0%} at 16,384.", "tokens", [f"{n:,}" for n in SEQUENCES], runs)
+    return memory(
+        f"Memory of {name} by sequence length, one sequence",
+        f"Unfused attention, 16 bytes a parameter. Activations are {share[0]:.0%} of it at 1,024 tokens, "
+        f"{share[1]:.0%} at 16,384.",
+        "tokens",
+        [f"{n:,}" for n in SEQUENCES],
+        runs,
+    )
 
 
 def data_parallel_scaling() -> Chart:
@@ -147,10 +178,14 @@ def data_parallel_scaling() -> Chart:
     return Chart(
         "Data parallelism: throughput per GPU, Llama 3.2 1B on DGX H100",
         f"Of 4M tokens a step over 1,024 GPUs {lost:.0%} is lost; with jitter each step waits for the slowest.",
-        "data-parallel GPUs", "tokens/s per GPU", tuple(f"{n:,}" for n in degrees),
-        (Series("one sequence a GPU, jitter", weak, COLOURS[0]),
-         Series("4M tokens a step, no jitter", calm, COLOURS[1]),
-         Series("4M tokens, jitter of 2 %", jitter, COLOURS[2])),
+        "data-parallel GPUs",
+        "tokens/s per GPU",
+        tuple(f"{n:,}" for n in degrees),
+        (
+            Series("one sequence a GPU, jitter", weak, COLOURS[0]),
+            Series("4M tokens a step, no jitter", calm, COLOURS[1]),
+            Series("4M tokens, jitter of 2 %", jitter, COLOURS[2]),
+        ),
         "grouped",
     )
 
@@ -168,8 +203,11 @@ def pipeline_micro_batches() -> Chart:
         "Pipeline parallelism: throughput per GPU by number of micro-batches",
         f"Llama 3 8B, 1F1B, equal stages. With m = p - 1 half of every step is bubble; with 32 micro-batches "
         f"{1 - many[-1] / many[0]:.0%} is lost from 2 to 16.",
-        "pipeline stages", "tokens/s per GPU", tuple(map(str, DEGREES)),
-        (Series("m = p - 1", few, COLOURS[0]), Series("m = 32", many, COLOURS[1])), "grouped",
+        "pipeline stages",
+        "tokens/s per GPU",
+        tuple(map(str, DEGREES)),
+        (Series("m = p - 1", few, COLOURS[0]), Series("m = 32", many, COLOURS[1])),
+        "grouped",
     )
 
 
@@ -178,14 +216,21 @@ def batch_ends() -> Chart:
     critical, batches = 512.0, (8, 32, 128, 512, 2048, 8192)
     steps = tuple(steps_factor(b, critical) for b in batches)
     tokens = tuple(tokens_factor(b, critical) for b in batches)
-    seconds = [s * run("zero1_llama8b_dp8", f"training.global_batch_size={b}").step_time_s
-               for s, b in zip(steps, batches, strict=True)]  # fmt: skip
+    seconds = [
+        s * run("zero1_llama8b_dp8", f"training.global_batch_size={b}").step_time_s
+        for s, b in zip(steps, batches, strict=True)
+    ]
     return Chart(
         "Small and large batches: steps, tokens and time to a loss",
         "Critical batch of 512 sequences (McCandlish et al. 2018); Llama 3 8B on eight H100s; multiples of the least.",
-        "sequences a step", "multiples of the least", tuple(f"{b:,}" for b in batches),
-        (Series("steps", steps, COLOURS[0]), Series("tokens", tokens, COLOURS[1]),
-         Series("time on the same GPUs", tuple(s / min(seconds) for s in seconds), COLOURS[2])),
+        "sequences a step",
+        "multiples of the least",
+        tuple(f"{b:,}" for b in batches),
+        (
+            Series("steps", steps, COLOURS[0]),
+            Series("tokens", tokens, COLOURS[1]),
+            Series("time on the same GPUs", tuple(s / min(seconds) for s in seconds), COLOURS[2]),
+        ),
         "grouped",
     )
 
@@ -199,9 +244,15 @@ def bus_bandwidth() -> Chart:
     for (name, kind), colour in zip(kinds.items(), COLOURS, strict=False):
         costs = (network.collective(kind, range(8 * n), 256e6) for n in nodes)
         series.append(Series(name, tuple(c.bus_bandwidth_bytes_per_s / 1e9 for c in costs), colour))
-    return Chart("Bus bandwidth by number of nodes, 256 MB, DGX H100",
-                 "Closed forms of topology/collectives.py alone; bus bandwidth as nccl-tests defines it.",
-                 "nodes of 8 GPUs", "GB/s", tuple(map(str, nodes)), tuple(series), "lines")
+    return Chart(
+        "Bus bandwidth by number of nodes, 256 MB, DGX H100",
+        "Closed forms of topology/collectives.py alone; bus bandwidth as nccl-tests defines it.",
+        "nodes of 8 GPUs",
+        "GB/s",
+        tuple(map(str, nodes)),
+        tuple(series),
+        "lines",
+    )
 
 
 FIGURES: dict[str, Callable[[], Chart]] = {

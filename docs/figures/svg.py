@@ -47,14 +47,18 @@ def draw(chart: Chart) -> str:
     for i, place in enumerate(chart.places):
         body.append(_text(_x(i, len(chart.places)), HEIGHT - BOTTOM + 18, place, "middle", 12))
     label = escape(f"{chart.title}. {chart.note}", quote=True)
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" '
-            f'font-family="Inter, \'Segoe UI\', system-ui, sans-serif">\n' + "\n".join(body) + "\n</svg>\n")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" '
+        f"font-family=\"Inter, 'Segoe UI', system-ui, sans-serif\">\n" + "\n".join(body) + "\n</svg>\n"
+    )
 
 
 def _highest(chart: Chart) -> float:
     if chart.kind == "stacked":
-        return max(max(sum(column) for column in zip(*(s.values for s in chart.series), strict=True)),
-                   chart.limit[0] if chart.limit else 0.0)
+        return max(
+            max(sum(column) for column in zip(*(s.values for s in chart.series), strict=True)),
+            chart.limit[0] if chart.limit else 0.0,
+        )
     return max(max(s.values) for s in chart.series)
 
 
@@ -72,10 +76,13 @@ def _y(value: float, top: float) -> float:
     return TOP + INNER_H * (1 - value / top)
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12, colour: str = INK,
-          more: str = "") -> str:
-    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}"{more}>'
-            f"{escape(text)}</text>")
+def _text(
+    x: float, y: float, text: str, anchor: str = "start", size: int = 12, colour: str = INK, more: str = ""
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}"{more}>'
+        f"{escape(text)}</text>"
+    )
 
 
 def _number(value: float) -> str:
@@ -84,13 +91,15 @@ def _number(value: float) -> str:
 
 def _frame(chart: Chart) -> str:
     middle = TOP + INNER_H / 2
-    return "\n".join((
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        _text(LEFT, 22, chart.title, size=15, more=' font-weight="600"'),
-        _text(LEFT, 42, chart.note, size=12, colour=FAINT),
-        _text(LEFT + INNER_W / 2, HEIGHT - 12, chart.x_label, "middle", 12, FAINT),
-        _text(16, middle, chart.y_label, "middle", 12, FAINT, f' transform="rotate(-90 16 {middle:.1f})"'),
-    ))
+    return "\n".join(
+        (
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+            _text(LEFT, 22, chart.title, size=15, more=' font-weight="600"'),
+            _text(LEFT, 42, chart.note, size=12, colour=FAINT),
+            _text(LEFT + INNER_W / 2, HEIGHT - 12, chart.x_label, "middle", 12, FAINT),
+            _text(16, middle, chart.y_label, "middle", 12, FAINT, f' transform="rotate(-90 16 {middle:.1f})"'),
+        )
+    )
 
 
 def _y_axis(chart: Chart, top: float, step: float) -> list[str]:

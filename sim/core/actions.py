@@ -7,7 +7,7 @@ and `calibrate` executes the very same lists, so simulated and real runs can dif
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
@@ -178,8 +178,11 @@ def validate(schedule: Schedule, *, p2p_overlap: bool = True) -> None:
     if len(schedule.part_of_stage) != stages:
         raise ValueError(f"{schedule.name}: part_of_stage must have one entry for each of {stages} stages")
     _check_complete(schedule, _check_lists(schedule))
-    dry_run = _run_overlapped if p2p_overlap else _run_blocking
-    dry_run(schedule, Links(schedule))
+    if p2p_overlap:
+        for _ in in_turn(schedule, Links(schedule)):
+            pass  # a deadlock raises
+    else:
+        _run_blocking(schedule, Links(schedule))
 
 
 _FORWARD, _INPUT, _DONE = 1, 2, 3  # what a (stage, micro-batch) has had
@@ -281,8 +284,21 @@ class Links:
         return f"{'backward' if message % 2 else 'forward'} of stage {stage}, micro-batch {micro_batch}"
 
 
-def _run_overlapped(schedule: Schedule, links: Links) -> None:
-    """Runs every list as far as it goes; an entry waits for its inputs alone."""
+class Turn(NamedTuple):
+    """An entry whose turn it is: what it takes, as `Links.needs` has it, and what it makes, as `Links.gives` has it."""
+
+    rank: int
+    entry: Entry
+    takes: list[tuple[int, int]]
+    makes: list[tuple[int, int]]
+
+
+def in_turn(schedule: Schedule, links: Links) -> Iterator[Turn]:
+    """Yields every entry after those before it on its rank and after those that make what it takes.
+
+    Raises:
+        ValueError: if lists wait for each other forever.
+    """
     done: set[int] = set()
     waiting: dict[int, int] = {}
     position = [0] * len(schedule.ranks)
@@ -291,11 +307,13 @@ def _run_overlapped(schedule: Schedule, links: Links) -> None:
         rank = ready.pop()
         entries = schedule.ranks[rank]
         for i in range(position[rank], len(entries)):
-            missing = [message for message, _ in links.needs(entries[i]) if message not in done]
+            takes, makes = links.needs(entries[i]), links.gives(entries[i])
+            missing = [message for message, _ in takes if message not in done]
             if missing:
                 waiting[missing[0]] = rank
                 break
-            for message, _ in links.gives(entries[i]):
+            yield Turn(rank, entries[i], takes, makes)
+            for message, _ in makes:
                 done.add(message)
                 if message in waiting:
                     ready.append(waiting.pop(message))

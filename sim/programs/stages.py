@@ -45,7 +45,7 @@ def stage_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ...]:
     """The blocks of a part as `rank` runs them, first to last."""
     s = plan.scenario
     plane = rank - plan.pipeline_rank(rank) * plan.mesh.strides["pp"]
-    position = plan.mesh.along(["tp", "cp", "dp"], plane).index(plane) if s.parallelism.ep > 1 else 0
+    position = plan.mesh.plane(plane).index(plane) if s.parallelism.ep > 1 else 0
     shard = Shard(plan.mesh.coordinate("cp", rank), expert_rank(s.parallelism, position))
     source = source_of(s)
     blocks = [source.first()] if part.embedding else []

@@ -21,7 +21,7 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import Parallelism, Scenario
 from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, network_of, nic_scales
 from sim.ranks.places import GroupLocations, aligned
-from sim.ranks.rank_mesh import Mesh
+from sim.ranks.rank_mesh import PLANE, Mesh
 
 Ints = NDArray[np.int64]
 MAX_ACTIONS = 1_000_000  # forwards and backwards of ranks that faults tell apart: some minutes
@@ -31,7 +31,7 @@ APART_RANKS = 1024  # as many ranks are simulated one by one under jitter
 def group_numbers(scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, expert_shard: int) -> dict[str, Ints]:
     """By name, the group of each rank of a stage (`plane`, ascending): for those in which ranks of one stage meet."""
     p = scenario.parallelism
-    at = {d: plane // mesh.strides[d] % mesh.sizes[d] for d in ("tp", "cp", "dp")}
+    at = {d: plane // mesh.strides[d] % mesh.sizes[d] for d in PLANE}
     position = np.arange(len(plane))
     # Shards are runs of ranks that hold the same dense parameters, counted in rank order whatever `rank_order` is.
     alike = np.empty(len(plane), dtype=np.int64)  # where a rank stands among those of its tp coordinate

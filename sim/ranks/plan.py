@@ -145,7 +145,7 @@ class Plan(Struct, frozen=True):
             return sorted(both) if self.group_size(name) > 1 else [rank]
         if name in ("shard", "replica"):
             return _cut(along(["cp", "dp"], rank), rank, self.group_size("shard"), name == "replica")
-        plane = along(["tp", "cp", "dp"], rank)
+        plane = self.mesh.plane(rank)
         p = self.scenario.parallelism
         if name == "expert_tp":
             return _cut(plane, rank, p.expert_tp, False)
@@ -174,7 +174,7 @@ def make_plan(scenario: Scenario, fold: bool = True, apart: frozenset[int] = fro
     p = scenario.parallelism
     mesh = make_mesh(p)
     plan = Plan(scenario, mesh, make_parts(scenario), (), ())
-    plane = mesh.along(["tp", "cp", "dp"], 0)
+    plane = mesh.plane(0)
     ranks = np.array(plane)
     lane_of = (
         np.arange(len(plane))

@@ -8,6 +8,8 @@ from msgspec import Struct
 
 from sim.inputs.parallelism import Parallelism
 
+PLANE = ("tp", "cp", "dp")  # the dimensions along which the ranks of one pipeline rank differ
+
 
 class Mesh(Struct, frozen=True):
     """The grid of ranks. `strides[d]` is how far apart neighbours along dimension d are."""
@@ -27,6 +29,10 @@ class Mesh(Struct, frozen=True):
             ranks = [r + start + i * stride for r in ranks for i in range(self.sizes[d])]
         ranks.sort()
         return ranks
+
+    def plane(self, rank: int) -> list[int]:
+        """All ranks of the same pipeline rank, in ascending order."""
+        return self.along(PLANE, rank)
 
 
 def make_mesh(p: Parallelism) -> Mesh:

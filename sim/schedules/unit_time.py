@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sim.core.actions import Entry, Kind, Links, Overlap, Schedule, parts
+from sim.core.actions import Entry, Kind, Links, Overlap, Schedule, in_turn, parts
 
 Seconds = float | tuple[float, ...]
 
@@ -83,32 +83,16 @@ def evaluate(schedule: Schedule, times: UnitTimes | None = None) -> Timed:
     """Runs the lists, each entry as early as its rank and its inputs allow.
 
     Raises:
-        ValueError: if the lists deadlock (`sim.core.actions.validate` says where).
+        ValueError: if lists wait for each other forever.
     """
-    times, links = times or UnitTimes(), Links(schedule)
-    arrived: dict[int, float] = {}
-    waiting: dict[int, int] = {}
+    times, arrived = times or UnitTimes(), dict[int, float]()
     starts: list[list[float]] = [[] for _ in schedule.ranks]
     ends: list[list[float]] = [[] for _ in schedule.ranks]
-    ready = list(range(len(schedule.ranks)))
-    while ready:
-        rank = ready.pop()
-        entries, clock = schedule.ranks[rank], ends[rank][-1] if ends[rank] else 0.0
-        for entry in entries[len(ends[rank]) :]:
-            needs = [message for message, _ in links.needs(entry)]
-            missing = [message for message in needs if message not in arrived]
-            if missing:
-                waiting[missing[0]] = rank
-                break
-            clock = max([clock, *(arrived[message] for message in needs)])
-            starts[rank].append(clock)
-            clock += times.of(entry)
-            ends[rank].append(clock)
-            for message, taker in links.gives(entry):
-                arrived[message] = clock + (times.message_s if taker != rank else 0.0)
-                if message in waiting:
-                    ready.append(waiting.pop(message))
-    if waiting:
-        stuck = sorted(waiting.values())
-        raise ValueError(f"{schedule.name}: the lists deadlock; ranks {stuck} wait forever")
+    for rank, entry, takes, makes in in_turn(schedule, Links(schedule)):
+        clock = max([ends[rank][-1] if ends[rank] else 0.0, *(arrived[message] for message, _ in takes)])
+        starts[rank].append(clock)
+        clock += times.of(entry)
+        ends[rank].append(clock)
+        for message, taker in makes:
+            arrived[message] = clock + (times.message_s if taker != rank else 0.0)
     return Timed(tuple(map(tuple, starts)), tuple(map(tuple, ends)))

@@ -99,7 +99,7 @@ def _shard(prices: GridPrices, rank: int) -> Shard:
     plan = prices.plan
     p = plan.scenario.parallelism
     # Experts are numbered over the ranks of one stage, wherever the mesh puts them.
-    position = plan.mesh.along(["tp", "cp", "dp"], rank).index(rank) if p.ep > 1 else 0
+    position = plan.mesh.plane(rank).index(rank) if p.ep > 1 else 0
     return Shard(plan.mesh.coordinate("cp", rank), expert_rank(p, position))
 
 

@@ -18,7 +18,7 @@ from sim.programs.stages import Stage, epilogue
 from sim.simulation import Prepared, prepare
 
 ROOT = Path(__file__).parents[2]
-SCENARIOS = sorted(p for p in (ROOT / "scenarios").glob("*.yaml") if "\ntraining:" in p.read_text())
+SCENARIOS = sorted(p for p in (ROOT / "scenarios").rglob("*.yaml") if "\ntraining:" in p.read_text())
 
 
 def work(name: str = "x", phase: Phase = Phase.FORWARD, flops: float = 1.0) -> Compute:
@@ -46,7 +46,7 @@ def check_step(ready: Prepared) -> None:
         check(epilogue(tuple(held.values()), ready.plan, True))
 
 
-@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_shipped_scenario_has_programs_of_this_form(path: Path) -> None:
     scenario = with_balanced_stages(load_scenario(path))
     check_step(prepare(scenario, Costs(load_profile(scenario.calibration), scenario.cluster.gpu)))

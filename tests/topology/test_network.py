@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from topology.collectives import (
     ALGORITHMS,
     bus_factor,
-    hierarchical_all_reduce,
     ring_all_reduce,
-    tree_all_reduce,
 )
 from topology.durations import duration
 from topology.network import Network
@@ -150,16 +148,6 @@ def test_switches_and_trees_take_what_the_slower_of_both_takes() -> None:
     for ranks, expected in ((16, size * (1 + 1 / 8) / nvlink), (64, 2 * size / nics)):
         found = duration("all_reduce", "nvls_tree", "Simple", network.group(range(ranks)), size)
         assert found.seconds == pytest.approx(expected, rel=1e-3)
-
-
-def test_hierarchical_all_reduce_between_its_neighbours() -> None:
-    """With one rank a node it is the ring; with several it saves steps and pays in NVLink passes."""
-    network = Network(CLUSTERS["dgx-a100"])
-    lone, full = network.group(range(0, 64, 8)), network.group(range(64))
-    assert hierarchical_all_reduce(lone, SIZE).seconds == pytest.approx(ring_all_reduce(lone, SIZE).seconds)
-    assert hierarchical_all_reduce(full, SIZE).latency_s < ring_all_reduce(full, SIZE).latency_s
-    assert hierarchical_all_reduce(full, SIZE).latency_s > tree_all_reduce(full, SIZE).latency_s
-    assert hierarchical_all_reduce(full, SIZE).transfer_s > ring_all_reduce(full, SIZE).transfer_s
 
 
 def test_on_a_mesh_a_group_gets_the_rings_its_links_allow() -> None:

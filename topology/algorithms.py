@@ -1,0 +1,93 @@
+"""Hold the facts of collective algorithms beside their times: who can run one, its protocols, and what each rank sends.
+
+An algorithm is a record here, a closed form in `collectives` and the time of its protocols in `durations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from topology.protocols import NVLS, PLAIN, RING, TREE, Protocol
+
+if TYPE_CHECKING:
+    from topology.collectives import Group
+
+# The part of the bytes between domains that goes above the leaf switches. Of a ring's domains under one leaf only the
+# last sends there; of an exchange, what leaves the leaf; all bytes of trees and shifts.
+Crossing = Literal["ring", "exchange", "all"]
+
+
+class Traits(Struct, frozen=True):
+    """Hold the facts of one algorithm.
+
+    `sent_bytes`: from the collective's kind, the group and the size, the bytes that a member sends inside its domain
+    and through its share of the NICs. `usable`: whether a group can run the algorithm at a size. `exchanges`: the kinds
+    of collectives in which every rank sends to each other rank.
+    """
+
+    sent_bytes: Callable[[str, Group, float], tuple[float, float]]
+    crossing: Crossing = "all"
+    protocols: tuple[Protocol, ...] = PLAIN
+    usable: Callable[[Group, float], bool] = lambda group, size_bytes: True
+    exchanges: tuple[str, ...] = ()
+
+
+def _around(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
+    """All bytes pass a ring: twice in an all-reduce, once in a broadcast."""
+    n, near = group.ranks, group.members_max
+    passes = {"all_reduce": 2 * (n - 1) / n, "all_gather": (n - 1) / n, "reduce_scatter": (n - 1) / n}
+    sent = size_bytes * passes.get(kind, 1.0)
+    return (sent * (near - 1) / near, sent / group.members) if group.domains > 1 else (sent, 0.0)
+
+
+def _between_trees(group: Group, size_bytes: float) -> float:
+    return size_bytes * (1 if group.domains == 2 else 2) / group.members
+
+
+def _along_trees(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
+    between = _between_trees(group, size_bytes) if group.domains > 1 else 0.0
+    return 2 * size_bytes if group.members_max > 1 else 0.0, between
+
+
+def _to_switch(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
+    n = group.ranks
+    return size_bytes * (1 + 1 / n if kind == "all_reduce" else (n - 1) / n), 0.0
+
+
+def _to_switch_and_trees(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
+    return size_bytes * (1 + 1 / group.members), _between_trees(group, size_bytes)
+
+
+def _to_each(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
+    n = group.ranks
+    far = (n - group.members) * size_bytes / n if group.domains > 1 else 0.0
+    return (group.members_max - 1) * size_bytes / n, far
+
+
+def _directly(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
+    if kind != "send_recv":
+        return _to_each(kind, group, size_bytes)
+    far = size_bytes / max(1.0, group.members / group.nics) if group.domains > 1 else 0.0
+    return size_bytes if group.members_max > 1 else 0.0, far
+
+
+TRAITS: Mapping[str, Traits] = {
+    "ring": Traits(_around, "ring", RING),
+    # The hops of a tree on a torus would pass several links.
+    "tree": Traits(_along_trees, protocols=TREE, usable=lambda group, _: group.torus_steps == 0),
+    # The switch must reduce, and all GPUs must be at it.
+    "nvls": Traits(_to_switch, protocols=NVLS, usable=lambda group, _: group.nvls_share > 0 and group.domains == 1),
+    "nvls_tree": Traits(
+        _to_switch_and_trees,
+        protocols=NVLS,
+        usable=lambda group, size_bytes: group.domains > 1 and size_bytes >= group.nvls_tree_bytes,
+    ),
+    "mesh": Traits(_around, protocols=RING, usable=lambda group, _: group.sends_directly and group.domains == 1),
+    "torus": Traits(_around, usable=lambda group, _: group.torus_steps > 0),
+    "pairwise": Traits(_to_each, "exchange", exchanges=("all_to_all",)),
+    "direct": Traits(_directly, exchanges=("gather", "scatter")),
+}
+"""All algorithms of `collectives.ALGORITHMS`."""
