@@ -160,6 +160,7 @@ _OPS: dict[str, tuple[Traffic, Maker]] = {
     "elementwise:broadcast": (_accesses(2), lambda x: partial(torch.add, x, x[0].clone())),
     "elementwise:transposed": (_accesses(3), lambda x: partial(torch.add, x, _transposed(x))),
     "elementwise:mixed": (_mixed, lambda x: partial(torch.add, x, torch.ones_like(x, dtype=_other(x)))),
+    "cast": (lambda size: (6.0, 1), lambda x: partial(x.to(_other(x)).to, x.dtype)),
     "elementwise:tanh": (_accesses(2), lambda x: partial(torch.tanh, x)),
     "elementwise:silu": (_accesses(2), lambda x: partial(F.silu, x)),
     "elementwise:silu_backward": (_accesses(3), partial(_grad, F.silu)),

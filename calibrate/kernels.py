@@ -10,13 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from calibrate.records import Constant, Record, point
+from calibrate.records import Constant, Point, Record, point
 from calibrate.timing import Bench
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MOST_FLOPS = {"cpu": 2e10, "cuda": 1e14}
 _QUICK_FLOPS = {"cpu": 6e9, "cuda": 2e13}
 _FP32_FLOPS = 4e12  # limit on CUDA, where fp32 runs outside the tensor cores
+ODD_VOCABULARY = (8192, 1024, 50257, 50304)  # tokens, hidden size, words of GPT-2, words padded for tensor cores
 _FP8_SINCE = (8, 9)  # first compute capability with fp8 matmuls
 
 
@@ -57,6 +58,8 @@ def matmul_cases(bench: Bench) -> list[Case]:
             for phase in ("", "_backward"):
                 run = partial(_convolution, phase=phase, dtype=dtype, shape=shape)
                 cases.append(Case(f"convolution{phase} {dtype} {'x'.join(map(str, shape))}", run))
+    if bench.device == "cuda":
+        cases.append(Case("matmul odd vocabulary", _odd_vocabulary))
     return cases + _fp8_cases(bench)
 
 
@@ -128,6 +131,22 @@ def _linear(bench: Bench, phase: str, dtype: str, tokens: int, n: int, k: int) -
             calls.append(partial(torch.mm, x, w.t()))
     shapes = {"": (1, tokens, n, k), "_input_grad": (1, tokens, k, n), "_weight_grad": (1, n, k, tokens)}
     return [point(f"gemm{phase}", dtype, shapes[phase], bench.time(calls))]
+
+
+def _odd_vocabulary(bench: Bench) -> list[Record]:
+    """Time the three products of GPT-2's output layer, of odd width, and those of a padded one."""
+    tokens, hidden, words, padded = ODD_VOCABULARY
+    seconds = {
+        n: sum(
+            record.seconds
+            for phase in ("", "_input_grad", "_weight_grad")
+            for record in _linear(bench, phase, "bf16", tokens, n, hidden)
+            if isinstance(record, Point)
+        )
+        for n in (words, padded)
+    }
+    how = f"three products of {tokens} x {hidden} x {words} ÷ those of {padded}, by their widths"
+    return [Constant("unaligned_matmul_slowdown", seconds[words] / seconds[padded] * padded / words, how)]
 
 
 def _fp8(bench: Bench, m: int, n: int, k: int) -> list[Record]:

@@ -89,7 +89,9 @@ class Coefficients:
     # The next two scale the points to one machine: two GPUs of one kind differ by clocks and cooling.
     matmul_speed: float = _constant(1.0, "speed of this machine's matmuls ÷ speed of the points", True)
     attention_speed: float = _constant(1.0, "speed of this machine's fused attention ÷ the stated speed", True)
-    unaligned_matmul_slowdown: float = _constant(1.0, "time of a matmul of odd width ÷ time of a padded one", True)
+    unaligned_matmul_slowdown: float | None = _constant(
+        None, "time of a matmul of odd width ÷ time of a padded one; if left out, 2 on a GPU", True
+    )
     fp8_gradient_slowdown: float = _constant(1.0, "time of fp8 gradient matmuls ÷ time of the points", True)
     matmul_slowdown_of: Mapping[str, float] = _entries("time of matmuls of this kernel ÷ time of the points")
     result_exposed: float = _constant(

@@ -253,13 +253,13 @@ def least_waves(batch: int, m: int, n: int, sm_count: int) -> float:
     return math.exp(float(waves(batch, m, n, sm_count).min())) if sm_count > 1 else 1.0
 
 
-def lookup(table: Table, kind: str, shape: tuple[int, ...], sm_count: int) -> tuple[float, float, float] | None:
+def lookup(table: Table, kind: str, shape: tuple[float, ...], sm_count: int) -> tuple[float, float, float] | None:
     """Return the efficiency at a shape on `sm_count` multiprocessors, the octaves outside the measured range, and the
     relative error.
 
     If only the other causal flag was measured, its efficiency at the same sizes is taken, with more error.
     """
-    causal, doubt = (shape[-1], 0.0) if kind in ATTENTION else (0, 0.0)
+    causal, doubt = (int(shape[-1]), 0.0) if kind in ATTENTION else (0, 0.0)
     surface = table.surfaces.get(causal)
     # The roofline counts causal FLOPs half, so efficiencies of both flags can replace each other.
     if surface is None and len(table.surfaces) == 1:

@@ -38,6 +38,9 @@ POWER_UNCERTAINTY = 0.25  # of the time that the power limit adds, which depends
 POWER_AT_REST = 0.5  # part of the power limit that a GPU draws while it streams from memory
 GROUPED_UNCERTAINTY = 0.1  # error of pricing a grouped matmul as one matmul and its weights' traffic (b200_kernels)
 STRIDED_UNCERTAINTY = 0.3  # a cast took 1.28 times as long before it was vectorized (pytorch pull request 137053)
+# As in all shipped profiles (vtrain_single_node, A100). Hopper runs Ampere's kernels for such sizes: at one size they
+# take 3.5 times as long (m87-labs/kestrel pull request 143), at another as long (meta-pytorch/float8_experimental 145).
+UNALIGNED_SLOWDOWN = 2.0
 UNALIGNED_UNCERTAINTY = 0.25  # fits to parts of vtrain_single_node find a slowdown of 1.5 to 2.6
 
 
@@ -142,8 +145,11 @@ class Costs:
 
     def _not_vectorized(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a kernel that handles one element at a time to the time of its instructions."""
-        # Points of such kernels have these instructions.
-        if not op.single_elements or (op.kernel in MEASURED_APART and self._points.knows(op)):
+        if not op.single_elements:
+            return cost
+        # Points of such kernels have these instructions; those of casts are of the dtype that is written.
+        cast = op.kind == "cast" and self._points.has_points("cast", op.dtype)
+        if cast or (op.kernel in MEASURED_APART and self._points.knows(op)):
             return cost
         least_s = least_seconds(op, self._sm_clocks_per_s)
         return cost if least_s <= cost.seconds else Cost(least_s, "interpolated", UNVECTORIZED_UNCERTAINTY)
@@ -247,7 +253,8 @@ class Costs:
         if op.aligned:
             return cost
         # cuBLAS has fast kernels only for leading dimensions of multiples of 16 bytes, as all points have.
-        slower = self.coefficients.unaligned_matmul_slowdown
+        stated = self.coefficients.unaligned_matmul_slowdown
+        slower = stated or (1.0 if self.gpu.architecture == "cpu" else UNALIGNED_SLOWDOWN)
         return Cost(cost.seconds * slower, cost.source, math.hypot(cost.uncertainty, UNALIGNED_UNCERTAINTY))
 
     def _strided(self, op: Compute, cost: Cost) -> Cost:

@@ -111,9 +111,12 @@ class TablePrices:
             cost = measured(exact[0] * (here / there) + before_s, exact[1])
             # Equal rooflines: the measured machine itself. Otherwise the ratio is a model with its own uncertainty.
             return cost if here == there else Cost(cost.seconds, "interpolated", SCALED_UNCERTAINTY)
-        like, doubt = shape, via.uncertainty
+        like: tuple[float, ...] = shape
+        doubt = via.uncertainty
         if kind in MATMULS and table.single and shape[0] > 1:
             like, doubt = (1, shape[0] * shape[1], *shape[2:]), max(doubt, 0.15)  # as many tiles, one product
+        if kind in ATTENTION and not op.served:
+            like = _as_more_heads(shape, float(table.shapes.sizes[0].max()))
         # A GPU described by hand may not state its multiprocessors; then those of the reference are taken.
         found = lookup(table, kind, like, self._device.sm_count or self._reference.sm_count)
         if found is None:
@@ -181,6 +184,18 @@ def _candidates(op: Compute, known: Container[str]) -> list[_Candidate]:
     if op.kind == "attention_backward":
         found.append(("attention_forward", False, 0.25))
     return [_Candidate(*table) for table in found if table[0] in known]
+
+
+def _as_more_heads(shape: tuple[int, ...], most: float) -> tuple[float, ...]:
+    """Return attention of more sequences than were measured as attention of as many more heads.
+
+    Each head of each sequence has thread blocks of its own.
+
+    >>> _as_more_heads((16, 12, 4, 1024, 1024, 64, 64, 1), 4.0)
+    (4.0, 48.0, 16.0, 1024, 1024, 64, 64, 1)
+    """
+    more = shape[0] / most
+    return shape if more <= 1.0 else (most, shape[1] * more, shape[2] * more, *shape[3:])
 
 
 def _like_dtypes(op: str, dtype: str, kind: str, known: dict[tuple[str, str], list[PointTable]]) -> list[str]:

@@ -156,6 +156,13 @@ def test_an_odd_vocabulary_s_matmuls_are_slower_and_less_sure() -> None:
     assert odd.uncertainty > 0.2 > even.uncertainty
 
 
+def test_an_odd_vocabulary_s_matmuls_are_slower_where_nobody_measured_them_too() -> None:
+    odd = replace(gemm(4096, 1024, 256), aligned=False)
+    assert COSTS.compute(odd).seconds == 2.0 * COSTS.compute(gemm(4096, 1024, 256)).seconds
+    host = Costs(MEASURED, GPUS["cpu"])
+    assert host.compute(odd).seconds == host.compute(gemm(4096, 1024, 256)).seconds
+
+
 def test_a_machine_s_own_peaks_replace_the_data_sheet_s() -> None:
     profile = Profile(
         "p",

@@ -144,3 +144,28 @@ def test_a_loss_takes_as_long_as_on_an_a100(words: int, forward_s: float, full_s
     assert forward == pytest.approx(forward_s, rel=0.05)
     back = (made("zeros", x), made("_log_softmax_backward_data", x, x, x))
     assert forward + seconds("a100-sxm", *back) == pytest.approx(full_s, rel=0.05)
+
+
+def test_a_measured_cast_is_used_as_it_is() -> None:
+    wide, narrow = Tensor("fp32", (32768, 4096), ()), Tensor("bf16", (32768, 4096), ())
+    op = compute_of(made("_to_copy", wide, narrow))
+    points_of = points("cast", (2**20, 2**20 / 3.9e12), (2**30, 2**30 / 3.9e12))
+    own, without = (Costs(Profile("x", "", points=p), GPUS["h200-sxm"]).compute(op).seconds for p in ((points_of,), ()))
+    assert own == pytest.approx(op.bytes / 3.9e12, rel=0.02)
+    assert without == pytest.approx(2**27 * 0.68 * 4096 / 989.4e12, rel=1e-3)
+
+
+def test_more_sequences_than_measured_are_as_more_heads() -> None:
+    """A profile's points end at 4 sequences; 16 of 16 heads run as many thread blocks as 4 of 64."""
+    shapes = [[b, h, h, s, s, 64, 64, 1] for b in (1, 4) for h in (8, 16, 32, 64) for s in (512, 1024)]
+    seconds_of = np.array([b * h * s * s * 64 / (1e12 * b * h) + 1e-4 for b, h, _, s, *_ in shapes])
+    table = PointTable("attention_forward", "bf16", np.array(shapes), seconds_of, np.zeros(16), np.full(16, 9))
+    costs = Costs(Profile("x", "", points=(table,)), GPUS["h200-sxm"])
+    flops = 2.0 * 256 * 1024 * 1024 * 64
+
+    def attention(batch: int, heads: int) -> float:
+        shape = (batch, heads, heads, 1024, 1024, 64, 64, 1)
+        return costs.compute(Compute("a", "attention_forward", shape, "bf16", flops, 1e8, Phase.FORWARD)).seconds
+
+    assert attention(16, 16) == pytest.approx(attention(4, 64), rel=0.02)
+    assert attention(64, 4) == pytest.approx(attention(4, 64), rel=0.02)
