@@ -66,15 +66,15 @@ def scenario_of(folder: Path, name: str) -> dict[str, Any]:
     }
 
 
-def run(words: list[str], **environment: str) -> None:
-    """Run this Python in the project's folder.
+def run(words: list[str], place: Path = ROOT, **environment: str) -> None:
+    """Run this Python in a folder.
 
     Raises:
         SystemExit: if the command fails.
     """
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
     env = os.environ | {"PYTHONPATH": paths} | environment
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *words], cwd=place, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}: {done.stderr[-3000:]}")
 
@@ -95,14 +95,16 @@ def sources(temporary: Path) -> dict[str, str]:
 
 def capture(name: str, what: str, folder: Path) -> None:
     """Capture a model for a CPU, or rank 0 of a script."""
+    place = ROOT
     if name in PARALLEL:
-        options = ["--script", what, "--world-size", str(RANKS), "--out", str(folder / name)]
+        place = Path(what).parent  # the program keeps the command, which should name no temporary folder
+        options = ["--script", Path(what).name, "--world-size", str(RANKS), "--out", str(folder / name)]
     else:
         options = [what, "--device", "cpu", "--out", str(program_file(folder, name))]
     if name in MODELS:
         options += ["--seq-len", str(SEQ_LEN), "--micro-batch-size", str(MICRO_BATCH_SIZE)]
         options += ["--attention", MODELS[name].attention]
-    run(["-m", "calibrate.capture", *options])
+    run(["-m", "calibrate.capture", *options], place)
 
 
 def measure_model(name: str, what: str, folder: Path, temporary: Path, budget: float) -> dict[str, Any]:
@@ -126,7 +128,8 @@ def measure_script(name: str, what: str, temporary: Path) -> dict[str, Any]:
     launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--master-port=29513"]
     counted, timed = temporary / f"{name}.counted.json", temporary / f"{name}.timed.json"
     one = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **MALLOC}
-    run([*launcher, str(WORKER), str(counted), what], **one)
+    if not counted.exists():  # counting slows steps, so it has a run of its own
+        run([*launcher, str(WORKER), str(counted), what], **one)
     others = Others()
     run([*launcher, str(WORKER), str(timed), what, "--time"], **one)
     return {
