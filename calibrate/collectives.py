@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibrate import overlap
+from calibrate import overlap, shared_cores
 from calibrate.launch import join
 from calibrate.machine import cores, gpu_ranks
 from calibrate.ranks import stream_ranks
@@ -40,7 +40,7 @@ def group_sizes(device: str) -> list[int]:
 def sizes(bench: Bench) -> list[int]:
     """Return the sizes to measure, in bytes of the full buffer as nccl-tests counts them."""
     if bench.device == "cpu":
-        step, last = (2, 23) if bench.quick else (1, 26)
+        step, last = (2, 25) if bench.quick else (1, 26)
     else:
         step, last = (3, 28) if bench.quick else (1, 32)
     return [1 << i for i in range(10, last, step)]
@@ -78,16 +78,21 @@ def main(device: str, parent: int, limit_s: float, quick: bool, keys: tuple[str,
         return  # the parent died while this rank was starting
     bench = Bench(device, quick, limit_s)
     rank, _ = join(device)
+    burst = shared_cores.make_burst(rank) if device == "cpu" else None
     for key in keys:
-        records = overlap.interference(bench) if key.startswith("overlap") else [_collective(bench, key)]
+        records = overlap.interference(bench) if key.startswith("overlap") else [_collective(bench, key, burst)]
         if rank == 0:
             print(json.dumps([key, [to_json(r) for r in records]]), flush=True)
     dist.destroy_process_group()
 
 
-def _collective(bench: Bench, key: str) -> Record:
+def _collective(bench: Bench, key: str, burst: Work | None) -> Record:
+    """Time a collective; on a CPU after computations, because ranks that compute do not arrive at once, and sleep."""
     _, op, ranks, size = key.split()
-    timing = together(bench, make(op, int(size), bench.device))
+    call = make(op, int(size), bench.device)
+    if burst is not None:
+        return Collective(op, int(ranks), float(size), *shared_cores.message(burst, call, bench.quick))
+    timing = together(bench, call)
     return Collective(op, int(ranks), float(size), timing.seconds, timing.spread)
 
 

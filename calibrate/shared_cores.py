@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrate.collectives import MAX_CPU_RANKS, make
+from calibrate import collectives
 from calibrate.launch import join
 from calibrate.machine import cores
 from calibrate.ranks import stream_ranks
@@ -48,7 +48,7 @@ Work = Callable[[], object]
 def ranks_sharing() -> int:
     """Return the number of ranks to start; 0 if the machine has too many cores for that."""
     ranks = RANKS_PER_CORE * cores()
-    return ranks if ranks <= MAX_CPU_RANKS else 0
+    return ranks if ranks <= collectives.MAX_CPU_RANKS else 0
 
 
 def keys(bench: Bench) -> list[str]:
@@ -93,21 +93,21 @@ def main(parent: int, quick: bool, wanted: tuple[str, ...]) -> None:
         return  # the parent died while this rank was starting
     rank, ranks = join("cpu")
     pairs: list[Any] = [dist.new_group([i, i + 1]) for i in range(0, ranks, 2)]  # collective for all ranks
-    burst = _burst(rank)
+    burst = make_burst(rank)
     for key in wanted:
         if key == COMPUTE:
             records: list[Record] = [_slowdown(burst, rank, ranks, SAMPLES[quick])]
         else:
             _, op, members, size = key.split()
             group = pairs[rank // 2] if int(members) == 2 else None
-            seconds, spread = _message(burst, make(op, int(size), "cpu", group), SAMPLES[quick])
+            seconds, spread = message(burst, collectives.make(op, int(size), "cpu", group), quick)
             records = [Collective(op, int(members), float(size), seconds, spread, float(RANKS_PER_CORE))]
         if rank == 0:
             print(json.dumps([key, [to_json(r) for r in records]]), flush=True)
     dist.destroy_process_group()
 
 
-def _burst(rank: int) -> Work:
+def make_burst(rank: int) -> Work:
     """Return a burst: a narrow layer's operators, repeated so often that they take `BURST_S` on a core of their own."""
     x, w, wide = torch.randn(64, 128), torch.randn(128, 128), torch.randn(128, 512)
     once = partial(_operators, x, w, wide)
@@ -145,7 +145,7 @@ def _slowdown(burst: Work, rank: int, ranks: int, samples: int) -> Constant:
     return Constant("core_sharing_slowdown", slowdown, how)
 
 
-def _message(burst: Work, call: Work, samples: int) -> tuple[float, float]:
+def message(burst: Work, call: Work, quick: bool) -> tuple[float, float]:
     """Return the seconds by which a call after each burst lengthens it, as the mean over ranks, and their spread.
 
     It is a mean over many bursts: a median would drop the rare waits for a core, which are the cost of sharing.
@@ -153,7 +153,7 @@ def _message(burst: Work, call: Work, samples: int) -> tuple[float, float]:
     ranks = dist.get_world_size()
     call()
     found = []
-    for _ in range(samples):
+    for _ in range(SAMPLES[quick]):
         plain = _mean(_elapsed(burst), ranks)
         found.append(max(LEAST_S, (_mean(_elapsed(burst, call), ranks) - plain) / TURNS))
     seconds = statistics.fmean(found)

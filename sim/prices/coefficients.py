@@ -121,6 +121,7 @@ class Coefficients:
     )
     host_step_s: float = _constant(0.0, "host time of an optimizer step")
     host_collective_s: float = _constant(0.0, "host time for issuing a collective")
+    host_dtensor_s: float = _constant(0.0, "host time that a DTensor adds to an operator")
     # NCCL's blocking send and receive make the host wait for the device, and the device then waits for the host.
     host_message_s: float = _constant(
         0.0, "time that a blocking message adds, because host and device wait for each other"
