@@ -69,7 +69,8 @@ def convolution_shapes(bench: Bench) -> list[tuple[int, int, int, int, int]]:
     stages = [(224 >> 2 + i, 64 << i) for i in range(4)]
     squares = [(rows, c, c, kernel) for rows, c in stages for kernel in (3, 1)]
     narrower = [(rows // 2, c, 2 * c, kernel) for rows, c in stages[:3] for kernel in (3, 1)]
-    each = [(56, 3, 64, 7), *squares, *([] if bench.quick else narrower)]
+    tiny = [(2, 512, 512, kernel) for kernel in (3, 1)]  # the last stage of an image of 64 pixels
+    each = [(56, 3, 64, 7), *squares, *tiny, *([] if bench.quick else narrower)]
     return [(n, *shape) for n in images for shape in each]
 
 
@@ -202,38 +203,13 @@ def _convolution(bench: Bench, phase: str, dtype: str, shape: tuple[int, int, in
 
 def launch_cases(bench: Bench) -> list[Case]:
     """Return the measurements of a call in a loop, and of the host that issues a whole model's kernels."""
-    return [Case("launch", _launch), Case("host", _host), Case("dtensor", _dtensor)]
+    return [Case("launch", _launch), Case("host", _host)]
 
 
 def _host(bench: Bench) -> list[Record]:
     from calibrate.host import host
 
     return host(bench)
-
-
-def _dtensor(bench: Bench) -> list[Record]:
-    """Time what a DTensor adds to an operator: Python and C++ that find out what each rank's part computes."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    if dist.is_initialized():
-        return []
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with torch.no_grad():
-            plain = [torch.randn(8) for _ in range(3)]
-            mesh = init_device_mesh("cpu", (1,))
-            split = [distribute_tensor(x, mesh, [Shard(0)]) for x in plain]
-            times = [
-                [bench.time([call]) for call in (partial(a.lerp_, b, 0.1), partial(a.addcdiv_, b, c), partial(a.div, 2.0))]
-                for a, b, c in (plain, split)
-            ]
-    finally:
-        dist.destroy_process_group()
-    alone_s, through_s = (sum(t.seconds for t in found) / len(found) for found in times)
-    how = "an operator on a DTensor of 8 elements less the same on a tensor: mean of three of an optimizer's operators"
-    return [Constant("host_dtensor_s", through_s - alone_s, how)]
 
 
 def _launch(bench: Bench) -> list[Record]:

@@ -32,6 +32,7 @@ FUNCTIONS = {  # of one tensor; measured by themselves, as they compute more tha
     "aten.normal_": "random",
     "aten.randn": "random",
     "aten.max_pool2d_with_indices": "max_pool",
+    "aten.masked_fill": "masked_fill",
 }
 PLACES = (
     "aten.max",
@@ -168,8 +169,9 @@ def _reduction(x: Tensor, out: Tensor) -> str:
 
 
 def _transposed(x: Tensor) -> bool:
-    """Whether neighbours in the last dimension do not lie together."""
-    return bool(x.strides) and len(x.shape) > 1 and x.shape[-1] > 1 and x.strides[-1] > 1
+    """Whether neighbours in the last dimension, among those of more than one place, do not lie together."""
+    last = next((stride for n, stride in zip(x.shape[::-1], x.strides[::-1], strict=False) if n > 1), 1)
+    return len(x.shape) > 1 and last > 1
 
 
 def is_transposing(op: CapturedOperator) -> bool:

@@ -121,7 +121,6 @@ class Coefficients:
     )
     host_step_s: float = _constant(0.0, "host time of an optimizer step")
     host_collective_s: float = _constant(0.0, "host time for issuing a collective")
-    host_dtensor_s: float = _constant(0.0, "host time that a DTensor adds to an operator")
     # NCCL's blocking send and receive make the host wait for the device, and the device then waits for the host.
     host_message_s: float = _constant(
         0.0, "time that a blocking message adds, because host and device wait for each other"
@@ -129,15 +128,15 @@ class Coefficients:
     collective_sm_share: float = _constant(
         0.0, "part of the GPU that a collective within a node takes from kernels beside it"
     )
-    # Measured and shown, but not used in prices:
+    # Not used in prices of operators:
     host_bandwidth_bytes_per_s: float | None = _constant(
         None, "bandwidth of copies to pinned host memory; shown only", True
     )
     overlap_compute_slowdown: float | None = _constant(
-        None, "time of matmuls beside all-reduces ÷ their time alone; shown only", True
+        None, "time of matmuls beside all-reduces ÷ their time alone; for replays on a CPU only", True
     )
     overlap_comm_slowdown: float | None = _constant(
-        None, "time of all-reduces beside matmuls ÷ their time alone; shown only", True
+        None, "time of all-reduces beside matmuls ÷ their time alone; for replays on a CPU only", True
     )
     peak_bytes: Mapping[str, float] = _entries("peak bytes of a measured fused case; shown only", False)
     linear_forward_overhead_s: float | None = _constant(None, "forward of a small Linear in old profiles; not used")

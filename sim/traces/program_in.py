@@ -3,7 +3,8 @@
 On a GPU the host issues one operator or collective after the other. A kernel starts when it was issued, when the kernel
 before it on its stream has ended, and when everything that its stream was told to wait for has ended. A collective runs
 on its group's own stream, after the work that its issuing stream held (as with NCCL). On a CPU the host computes, so
-all streams are one; only collectives run beside it, until they are waited for.
+all streams are one; only collectives run beside it, until they are waited for. They need its cores, so both are slower
+meanwhile (`sim.traces.shared_host`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sim.inputs.program_file import CapturedOperator
 from sim.inputs.script_program import Collective, RankProgram, What
 from sim.traces.program_prices import ProgramPrices
 from sim.traces.recording import HOST, Message, Node, Recording
+from sim.traces.shared_host import SharedHost
 
 KINDS = {"forward": "F", "recomputed": "B", "backward": "B", "clip": "OPTIMIZER", "optimizer": "OPTIMIZER"}
 
@@ -64,6 +66,7 @@ class _Rank:
         self.events: list[list[int]] = []
         self.collectives: dict[int, int] = {}
         self.count: Counter[tuple[object, ...]] = Counter()
+        self.shared = SharedHost(*prices.slowdowns)
 
     def run(self) -> None:
         """Add all operators and entries in the order of their issue."""
@@ -78,12 +81,16 @@ class _Rank:
         while entry is not None:
             self._entry(entry.what, self._stream(entry.stream), entry.value)
             entry = next(entries, None)
+        self.shared.finish()
+        for node, seconds in self.shared.took_s.items():
+            self.nodes[node].end_ns = round(seconds * 1e9)
 
     def _stream(self, number: int) -> int:
         return 0 if self.prices.on_host else number
 
     def _operator(self, op: CapturedOperator, stream: int) -> None:
         seconds, host_s = self.prices.operator(op)
+        seconds = self.shared.compute(seconds)
         label = f"{op.name} of {op.module}" if op.module else op.name
         waits = self._issued(host_s) + self.last.get(stream, [])
         name = "compute" if stream == 0 else f"stream {stream}"
@@ -100,7 +107,9 @@ class _Rank:
         if what is What.START:
             self._start(value, stream)
         elif what is What.WAIT:
-            self._follow(stream, [self.collectives[value]] if value in self.collectives else [])
+            if value in self.collectives:
+                self._follow(stream, [self.collectives[value]])
+                self.shared.wait(self.collectives[value])
         elif what is What.RECORD:
             self.events.append(list(self.last.get(stream, [])))
         elif what is What.WAIT_EVENT:
@@ -119,7 +128,9 @@ class _Rank:
         waits = self._issued(self.prices.collective_host_s) + self.last.get(stream, [])
         if queue in self.groups:
             waits.append(self.groups[queue])
-        node = self._add(f"group {found.group}", found.kind.upper(), found.kind, self.prices.collective(found), waits)
+        seconds = self.prices.collective(found)
+        node = self._add(f"group {found.group}", found.kind.upper(), found.kind, seconds, waits)
+        self.shared.start(node, queue, seconds)
         self.nodes[node].message = self._message(found)
         self.groups[queue] = self.collectives[number] = node
 

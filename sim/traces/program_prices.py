@@ -47,6 +47,14 @@ class ProgramPrices:
         return found
 
     @property
+    def slowdowns(self) -> tuple[float, float]:
+        """Return by how much computation and communication slow each other where the host does both; 1: not at all."""
+        c = self.costs.coefficients
+        if not self.on_host:
+            return 1.0, 1.0
+        return max(1.0, c.overlap_compute_slowdown or 1.0), max(1.0, c.overlap_comm_slowdown or 1.0)
+
+    @property
     def collective_host_s(self) -> float:
         """Return the seconds in which the host issues a collective."""
         return 0.0 if self.on_host else self.costs.coefficients.host_collective_s

@@ -87,6 +87,7 @@ class Prices:
     """A matmul takes 4 ms, a transfer 10 ms, the host nothing."""
 
     name, collective_host_s = "test", 0.0
+    slowdowns = (1.0, 1.0)
 
     def __init__(self, on_host: bool = False) -> None:
         self.on_host = on_host
@@ -113,6 +114,13 @@ def test_a_collective_hides_under_what_does_not_wait_for_it(tmp_path: Path, on_h
     """Started after the first of five matmuls, waited for before the last: 3 of them, or the transfer, lie between."""
     entries = [Entry(1, What.START, 0, 0), Entry(4, What.WAIT, 0, 0)]
     assert step_s(tmp_path, 5, entries, on_host) == pytest.approx(2 * MM + max(3 * MM, TRANSFER))
+
+
+def test_a_collective_on_the_cores_that_compute_slows_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 12.5 ms in place of 10. Meanwhile matmuls run at half speed, so 6.25 ms of the 12 are left."""
+    monkeypatch.setattr(Prices, "slowdowns", (2.0, 1.25))
+    entries = [Entry(1, What.START, 0, 0), Entry(4, What.WAIT, 0, 0)]
+    assert step_s(tmp_path, 5, entries, on_host=True) == pytest.approx(2 * MM + 12.5e-3 + (3 * MM - 6.25e-3))
 
 
 def test_a_collective_that_is_waited_for_at_once_is_exposed(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""Stored steps of captured programs on two CPU cores: the stored calibration predicts them as well as it did."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the tool that predicts them imports torch")
+
+ROOT = Path(__file__).parents[2]
+LIMIT = {"fsdp2": 0.21, "tensor_parallel": 0.26, "ddp": 0.12}  # of models 10 %
+PEAK_LIMIT = 0.03
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict[str, Any]]:
+    tool = runpy.run_path(str(ROOT / "tools" / "measure_programs.py"), run_name="loaded")
+    return {row["name"]: row for row in tool["compared"](tool["FOLDER"])}
+
+
+def test_steps_are_predicted_within_their_limits(rows: dict[str, dict[str, Any]]) -> None:
+    assert len(rows) == 12
+    beyond = {name: row["error"] for name, row in rows.items() if abs(row["error"]) > LIMIT.get(name, 0.10)}
+    assert not beyond
+
+
+def test_peaks_are_predicted(rows: dict[str, dict[str, Any]]) -> None:
+    assert all(abs(row["peak_error"]) < PEAK_LIMIT for row in rows.values() if not row["script"])
+
+
+def test_collectives_are_those_that_ran(rows: dict[str, dict[str, Any]]) -> None:
+    assert all(row["collectives_equal"] and row["collectives"] for row in rows.values() if row["script"])
+
+
+def test_other_processes_used_no_core(rows: dict[str, dict[str, Any]]) -> None:
+    assert all(row["others_cores"] < 0.25 for row in rows.values())
+    machine = json.loads((ROOT / "scenarios" / "measured" / "programs" / "machine.json").read_text())
+    assert machine["settings"]["busy_cores_meanwhile"] < 0.25
