@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.models.layers import attention_spec
-from sim.models.layers.experts import active_experts
+from sim.models.moe.fullest import fullest_rank
 from sim.models.parameters import count_parameters
 from sim.prices.profiles import load_profile
 from sim.serve.costs import Load, iteration_costs
@@ -91,8 +91,8 @@ def test_llm_int8_is_slower_than_16_bits_where_batches_are_small() -> None:
 def test_active_experts() -> None:
     moe = serving(model="mixtral-8x7b").model.moe
     assert moe is not None
-    assert active_experts(moe, 8, 1) == 2
-    assert active_experts(moe, 8, 1000) == 8
+    assert fullest_rank(moe, 1, 1)[1] == 2
+    assert fullest_rank(moe, 1000, 1)[1] == 8
 
 
 def test_static_batch_is_one_prefill_and_its_decodes() -> None:

@@ -10,9 +10,10 @@ from sim.core.program import Compute, Item, Part, Program
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.moe.exchange import combine, dispatch
+from sim.models.moe.fullest import fullest_rank
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.router import router
-from sim.models.moe.routing import expert_load, routing
+from sim.models.moe.routing import routing
 from sim.models.moe.shared import shared_parts
 from sim.models.operators import F, Operator, collective, gemm, memory_op
 from sim.models.served import ServedElements, ServingDims
@@ -126,14 +127,11 @@ class Experts(Struct, frozen=True):
         return (gemm("router", F, tokens, moe.experts, hidden, d.act), *self.routed(d, tokens), *shared)
 
     def routed(self, d: ServingDims, tokens: int) -> Program:
-        """This rank's part of the routed experts, where each of the replicas that share them has `tokens`."""
+        """The fullest rank's part of the routed experts, where each of the replicas that share them has `tokens`."""
         moe, hidden = self.moe, self.one.hidden
         span = d.ep * d.expert_tp / d.tp
         pooled = max(1, round(tokens * span))  # of all replicas that share the experts, or this copy's part
-        load = expert_load(moe, pooled, 0)
-        local = ceil_div(moe.experts, d.ep)
-        rows = max(1.0, max(sum(load[r * local : (r + 1) * local]) for r in range(d.ep)))
-        groups = active_experts(moe, local, pooled)
+        rows, groups = fullest_rank(moe, pooled, d.ep)
         routed = [self._kernel(d, rows, groups)] if d.one_kernel else self._kernels(d, tokens, rows, groups)
         if span > 1:
             sent = tokens * moe.top_k * hidden / d.tp
@@ -170,15 +168,6 @@ class Experts(Struct, frozen=True):
             _grouped(d, "experts_down", groups, rows, h, ffn),
             memory_op("unpermute", F, "permute", rows * h, (rows + tokens) * h * d.act_bytes, d.act),
         ]
-
-
-def active_experts(moe: MoeConfig, local: int, tokens: float) -> int:
-    """Experts of `local` that at least one of `tokens` tokens chose, as expected when all are equally likely.
-
-    E·(1 − (1 − k/E)^T): a single token reads the weights of its top-k experts alone.
-    """
-    chosen = 1.0 - (1.0 - min(1.0, moe.top_k / moe.experts)) ** tokens
-    return max(1, min(local, round(local * float(chosen))))
 
 
 def _grouped(d: ServingDims, name: str, groups: int, rows: float, n: int, k: int) -> Compute:
