@@ -34,7 +34,8 @@ from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.coefficients import Coefficient
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.validation.tables import Row, Table, read_table
+from sim.validation.records import Row, Table
+from sim.validation.tables import read_table
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]

@@ -21,7 +21,8 @@ from sim.prices.coefficients import Coefficient
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.validation.kernel_rows import IMPLEMENTATIONS, OPERATORS, UNFUSED
-from sim.validation.tables import Row, read_table
+from sim.validation.records import Row
+from sim.validation.tables import read_table
 from topology.presets import GPUS
 
 FORWARD_SHARE = 0.85  # backward's efficiency ÷ forward's, from FlashAttention-2's H100 rows with both

@@ -32,7 +32,8 @@ from sim.serve.engines import ENGINES
 from sim.serve.simulation import simulate_serving
 from sim.validation.predict import predict
 from sim.validation.prediction import cluster_of
-from sim.validation.tables import Row, read_table
+from sim.validation.records import Row
+from sim.validation.tables import read_table
 
 PUBLISHED = Path(__file__).parent.parent / "scenarios" / "published"
 Values = NDArray[np.float64]

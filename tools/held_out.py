@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from fit_attention import by_implementation
 
-from sim.validation.tables import Row, read_table
+from sim.validation.records import Row
+from sim.validation.tables import read_table
 
 PUBLISHED = Path(__file__).parents[1] / "scenarios" / "published"
 LARGE_FLOPS = 1e12  # larger matmuls last long enough for the power limit

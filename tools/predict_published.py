@@ -29,7 +29,7 @@ from sim.inputs.scenario import parse_scenario  # noqa: E402
 from sim.results.evidence import FILE, Features, Row, features_of, interval_factor, published, sort_of  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
 from sim.validation.prediction import profile_named  # noqa: E402
-from sim.validation.tables import Row as TableRow  # noqa: E402
+from sim.validation.records import Row as TableRow  # noqa: E402
 from sim.validation.tables import read_table  # noqa: E402
 
 PER_TABLE = 60  # rows at most, spread evenly over a table

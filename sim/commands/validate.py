@@ -26,9 +26,10 @@ from sim.inputs.overrides import with_overrides
 from sim.studies.executors import local_workers, results, tracked
 from sim.validation.predict import predict, quantity
 from sim.validation.prediction import NotSimulated
+from sim.validation.records import Row, Table
 from sim.validation.report import Outcome, Validation
 from sim.validation.statistics import Error, Verdict
-from sim.validation.tables import Row, Table, read_table
+from sim.validation.tables import read_table
 
 MARK = "<!-- written by sim.validate --markdown -->"
 CHUNK = 12  # rows a process takes at a time

@@ -8,7 +8,8 @@ from typing import Any
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
-from sim.validation.tables import Row, read_table
+from sim.validation.records import Row
+from sim.validation.tables import read_table
 
 RATE = "tokens_per_s_per_gpu"
 

@@ -11,7 +11,7 @@ from sim.core.errors import InputError
 from sim.inputs.rules import MAX_RANKS
 from sim.prices.rank_prices import LINK_UNCERTAINTY
 from sim.validation.prediction import NotSimulated, Predictions, cluster_of, costs_of, spread
-from sim.validation.tables import Row
+from sim.validation.records import Row
 from topology.collectives import bus_factor
 from topology.network import Network
 from topology.spec import ClusterSpec

@@ -16,8 +16,8 @@ from sim.prices.roofline import ATTENTION_DECODE, shape_bytes, shape_flops
 from sim.validation.fused_prices import fused_costs
 from sim.validation.moe_rows import moe_layer
 from sim.validation.prediction import NotSimulated, Prediction, Predictions, costs_of, spread
+from sim.validation.records import Row
 from sim.validation.sizes import dtype_of, pass_of
-from sim.validation.tables import Row
 
 Data = Mapping[str, Any]
 PHASES = {

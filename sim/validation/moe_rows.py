@@ -41,7 +41,7 @@ from sim.validation.prediction import (
     profile_named,
     spread,
 )
-from sim.validation.tables import Row
+from sim.validation.records import Row
 from topology.network import Network
 from topology.spec import GpuSpec
 

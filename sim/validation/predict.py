@@ -19,7 +19,7 @@ from sim.validation.prediction import (
     profile_named,
     spread,
 )
-from sim.validation.tables import Row
+from sim.validation.records import Row
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

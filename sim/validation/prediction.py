@@ -13,7 +13,7 @@ from sim.prices.coefficients import PriceOptions
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.validation.tables import Row
+from sim.validation.records import Row
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec
 

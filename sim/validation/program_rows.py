@@ -9,7 +9,7 @@ import click
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import Simulation, simulate
 from sim.validation.prediction import PEAK_UNCERTAINTY, NotSimulated, Prediction, Predictions, profile_named, spread
-from sim.validation.tables import Row
+from sim.validation.records import Row
 
 OF_LAYOUT = ("seq_len", "micro_batch_size", "global_batch_size")  # what a row's `training` says beside its program
 

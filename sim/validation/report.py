@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from sim.validation.records import Table
 from sim.validation.statistics import Error, Verdict, as_dict, by_group
-from sim.validation.tables import Table
 
 
 class Outcome(Struct, frozen=True):

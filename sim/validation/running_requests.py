@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from sim.validation.tables import Row
+    from sim.validation.records import Row
 
 MARGIN = 1.1  # a tenth: printed figures are rounded
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from sim.validation.tables import Row
+    from sim.validation.records import Row
 
 BELIEVED = ("stated", "definition")
 

@@ -13,47 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, field
-
 from sim.core.errors import InputError
 from sim.inputs.file_kinds import read_data, refuse_other_kind
 from sim.inputs.overrides import merge
 from sim.validation.launch_scripts import with_launch_script
+from sim.validation.records import Row, Table
 from sim.validation.running_requests import without_false_limits
 from sim.validation.stated import with_stated
 from sim.validation.stated_vocabulary import with_stated_vocabularies
 
 FORMAT = "measurements/1"
 KINDS = ("training_step", "kernel", "collective", "inference")
-
-
-class Row(Struct, frozen=True):
-    """One measurement: `data` is the row as it stands, `scenario` what was run, `measured` key → value, `answers`
-    key → yes or no. `served_by`: what the table says of the software, the row's own `engine` first. `unreadable`: why
-    the row cannot be read; then it has no values. `not_believed`: what the row states and its table disproves."""
-
-    table: str
-    kind: str
-    id: str
-    group: str
-    scenario: Mapping[str, Any]
-    measured: Mapping[str, float]
-    data: Mapping[str, Any]
-    answers: Mapping[str, bool] = field(default_factory=dict)
-    served_by: tuple[str, ...] = ()
-    unreadable: str = ""
-    not_believed: str = ""
-
-
-class Table(Struct, frozen=True):
-    """A published table. `source` is its citation, where it was found, its licence."""
-
-    name: str
-    title: str
-    kind: str
-    source: Mapping[str, str]
-    rows: tuple[Row, ...]
-    path: str
 
 
 def read_table(path: str | Path, limit: int | None = None) -> Table:

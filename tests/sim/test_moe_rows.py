@@ -8,7 +8,7 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.validation.predict import predict
-from sim.validation.tables import Row
+from sim.validation.records import Row
 
 MODEL = {"hidden": 4096, "expert_ffn": 14336, "experts": 8, "experts_per_token": 2, "seq_len": 4096}
 MEASURED = {"forward_s": 1.0, "backward_s": 1.0, "max_allocated_bytes": 1.0}

@@ -19,7 +19,8 @@ from sim.validation.kernel_rows import total
 from sim.validation.matmul_rows import MATMUL_ROWS
 from sim.validation.predict import predict
 from sim.validation.prediction import NotSimulated, Prediction, costs_of
-from sim.validation.tables import Row, read_table
+from sim.validation.records import Row
+from sim.validation.tables import read_table
 
 PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
 SIZES = {

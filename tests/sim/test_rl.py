@@ -28,7 +28,7 @@ from sim.rl.transfer import holders_of_a_copy
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from sim.validation.predict import predict
-from sim.validation.tables import Row
+from sim.validation.records import Row
 from sim.views.rl_page import rl_page
 from sim.views.rl_words import print_rl
 from sim.views.terminal import Terminal

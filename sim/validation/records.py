@@ -1,0 +1,37 @@
+"""What a table of published measurements is once it is read: format measurements/1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class Row(Struct, frozen=True):
+    """One measurement: `data` is the row as it stands, `scenario` what was run, `measured` key → value, `answers`
+    key → yes or no. `served_by`: what the table says of the software, the row's own `engine` first. `unreadable`: why
+    the row cannot be read; then it has no values. `not_believed`: what the row states and its table disproves."""
+
+    table: str
+    kind: str
+    id: str
+    group: str
+    scenario: Mapping[str, Any]
+    measured: Mapping[str, float]
+    data: Mapping[str, Any]
+    answers: Mapping[str, bool] = field(default_factory=dict)
+    served_by: tuple[str, ...] = ()
+    unreadable: str = ""
+    not_believed: str = ""
+
+
+class Table(Struct, frozen=True):
+    """A published table. `source` is its citation, where it was found, its licence."""
+
+    name: str
+    title: str
+    kind: str
+    source: Mapping[str, str]
+    rows: tuple[Row, ...]
+    path: str
