@@ -135,32 +135,6 @@ def grid(
     return "\n".join(" ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in table)
 
 
-def in_flight(schedule: Schedule, until: Kind = Kind.I) -> tuple[int, ...]:
-    """Peak number of forwards (of one stage each) that a rank holds for their backward, per rank.
-
-    A full backward B ends a hold. Where it is split, `until` says what does: I, after which what the input
-    gradient alone needed is free, or W, after which nothing is held. An overlap's forward counts before its
-    backward frees anything, as both run at once.
-
-    Raises:
-        ValueError: if `until` is neither I nor W.
-    """
-    if until not in (Kind.I, Kind.W):
-        raise ValueError(f"until: {until!s} ends no hold; expected I or W")
-    peaks = []
-    for entries in schedule.ranks:
-        held = peak = 0
-        for entry in entries:
-            for _, kind, _ in parts(entry):
-                if kind is Kind.F:
-                    held += 1
-                    peak = max(peak, held)
-                elif kind is Kind.B or kind is until:
-                    held -= 1
-        peaks.append(peak)
-    return tuple(peaks)
-
-
 def validate(schedule: Schedule, *, p2p_overlap: bool = True) -> None:
     """Checks that every rank can run its list to the end and that the lists are the whole step's work.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 SPELLINGS: dict[str, str] = {
     **dict.fromkeys(("fp32", "float32", "float", "f32", "single"), "fp32"),
@@ -62,26 +63,19 @@ def sixteen_bit(precision: str) -> str:
     return "bf16" if precision in ("fp8", "mxfp8", "nvfp4") else precision
 
 
-def _schema(*names: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "enum": [s for s, name in SPELLINGS.items() if name in names]})
+class _Spellings:
+    """An annotation of a dtype: any usual spelling is read as the short name, and the JSON Schema lists them all."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(normalise_dtype, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        names = handler(schema)["enum"]
+        return {"type": "string", "enum": [s for s, name in SPELLINGS.items() if name in names]}
 
 
-Precision = Annotated[
-    Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"],
-    BeforeValidator(normalise_dtype),
-    _schema("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"),
-]
-StorageDtype = Annotated[
-    Literal["fp32", "bf16", "fp16"], BeforeValidator(normalise_dtype), _schema("fp32", "bf16", "fp16")
-]
-TransportDtype = Annotated[
-    Literal["fp32", "bf16", "fp16", "fp8"],
-    BeforeValidator(normalise_dtype),
-    _schema("fp32", "bf16", "fp16", "fp8"),
-]
-MomentDtype = Annotated[
-    Literal["fp32", "bf16", "int8"], BeforeValidator(normalise_dtype), _schema("fp32", "bf16", "int8")
-]
-GatherDtype = Annotated[
-    Literal["fp32", "bf16", "fp8"], BeforeValidator(normalise_dtype), _schema("fp32", "bf16", "fp8")
-]
+Precision = Annotated[Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"], _Spellings()]
+StorageDtype = Annotated[Literal["fp32", "bf16", "fp16"], _Spellings()]
+TransportDtype = Annotated[Literal["fp32", "bf16", "fp16", "fp8"], _Spellings()]
+MomentDtype = Annotated[Literal["fp32", "bf16", "int8"], _Spellings()]
+GatherDtype = Annotated[Literal["fp32", "bf16", "fp8"], _Spellings()]

@@ -21,7 +21,10 @@ Bools = NDArray[np.bool_]
 
 
 class RankList(NamedTuple):
-    """Hold the list of one rank: its steps, and each action's work number and step (from 0), in order."""
+    """Hold the list of one rank: its steps, and each action's work and step (from 0), in order.
+
+    `work`: kind and stage as one number, stage · kinds + the kind's `NUMBER`.
+    """
 
     steps: list[Step]
     work: Ints
@@ -31,11 +34,6 @@ class RankList(NamedTuple):
     def actions(self) -> list[Action]:
         """Return all actions."""
         return list(chain.from_iterable(self.steps))
-
-
-def work_number(stage: int, kind: Kind) -> int:
-    """Return kind and stage of an action as one number."""
-    return stage * len(NUMBER) + NUMBER[kind]
 
 
 class ScheduleColumns:

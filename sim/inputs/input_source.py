@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import Struct, field
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from sim.core.errors import InputError
 from sim.inputs.synonyms import synonym
@@ -33,6 +34,26 @@ class UserInput(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, defer_build=True)
+
+
+class OneOf:
+    """An annotation of a text that names an entry of `known`; the JSON Schema lists the names."""
+
+    def __init__(self, known: Mapping[str, object]) -> None:
+        self.known = known
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "enum": list(self.known)}
+
+    def _check(self, name: str) -> str:
+        if name not in self.known:
+            *others, last = map(repr, self.known)
+            expected = f"{', '.join(others)} or {last}"
+            raise PydanticCustomError("literal_error", "must be {expected}", {"expected": expected})
+        return name
 
 
 def as_tuple(value: Any) -> Any:
@@ -176,19 +197,12 @@ def _without_tags(loc: KeyPath, ends_in_own_key: bool) -> KeyPath:
 
 
 _EXPECTED = {
-    "int_type": "must be an integer",
-    "int_from_float": "must be an integer",
-    "int_parsing": "must be an integer",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "must be an integer"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping"),
+    **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
     "string_type": "must be text (put a number in quotes)",
-    "model_type": "must be a mapping",
-    "model_attributes_type": "must be a mapping",
-    "dict_type": "must be a mapping",
-    "tuple_type": "must be a list",
-    "list_type": "must be a list",
     "finite_number": "must be a finite number",
     "string_too_short": "must not be empty",
 }

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from sim.core.dtypes import GatherDtype, TransportDtype
-from sim.inputs.input_source import UserInput, as_tuple, nearest
+from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.units import BYTES
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 
@@ -22,20 +22,6 @@ def _zero(value: Any) -> Any:
     if type(value) is not int:  # true and 1.0 equal 1, and yet are no stage
         raise ValueError("must be 0, 1, 2 or 3")
     return value
-
-
-def _schedule(value: Any) -> Any:
-    if isinstance(value, str) and value not in FORMS:
-        *names, last = (f"'{name}'" for name in FORMS)
-        raise ValueError(f"must be {', '.join(names)} or {last}{nearest(value, FORMS)}")
-    return value
-
-
-class _ScheduleNames:
-    """Puts the schedules that there are into the JSON Schema."""
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        return {"type": "string", "enum": list(FORMS)}
 
 
 Degree = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -81,7 +67,7 @@ class Parallelism(UserInput):
         description="zero 2 and 3: gradients of the micro-batches that a stage takes in a row are added up whole and "
         "reduced once; null: the framework's own",
     )
-    schedule: Annotated[str, BeforeValidator(_schedule), _ScheduleNames()] = "1f1b"
+    schedule: Annotated[str, OneOf(FORMS)] = "1f1b"
     schedule_memory: float = Field(default=1.0, gt=0, le=1_000)
     virtual_stages: int = Field(
         default_factory=lambda data: FORMS[data["schedule"]].stages_per_rank if data["pp"] > 1 else 1,

@@ -22,17 +22,10 @@ FORMAT = "program/1"
 MAX_BYTES = 512 * 1024 * 1024  # of the JSON itself
 PHASES = ("forward", "recomputed", "backward", "clip", "optimizer")
 BYTES = {
-    "fp64": 8,
-    "fp32": 4,
-    "bf16": 2,
-    "fp16": 2,
-    "fp8": 1,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
+    **dict.fromkeys(("fp64", "int64"), 8),
+    **dict.fromkeys(("fp32", "int32"), 4),
+    **dict.fromkeys(("bf16", "fp16", "int16"), 2),
+    **dict.fromkeys(("fp8", "int8", "uint8", "bool"), 1),
 }
 ROW_KEYS = ("name", "phase", "module", "inputs", "input_storages", "outputs", "output_storages", "launches", "causal")
 SHORT_DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}

@@ -66,22 +66,6 @@ __all__ = [
     "resolve",
 ]
 
-KEYS = (
-    "version",
-    "name",
-    "model",
-    "training",
-    "parallelism",
-    "cluster",
-    "calibration",
-    "calibrations",
-    "inference",
-    "distillation",
-    "rl",
-    "faults",
-    "processes",
-    "engine",
-)
 SECTIONS = ("training", "parallelism", "model", "inference")  # those that a key may have been meant for
 
 
@@ -163,6 +147,9 @@ class Scenario(Struct, frozen=True, kw_only=True):
         """The precision of matmuls, of whichever workload this is."""
         workload = self.training or self.for_serving
         return workload.precision
+
+
+KEYS = tuple(name for name in Scenario.__struct_fields__ if name != "warnings")
 
 
 def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from sim.inputs.input_source import UserInput, as_tuple
-from sim.inputs.training_config import LoraTarget
+from sim.inputs.input_source import UserInput
+from sim.inputs.training_config import ALL_TARGETS, LoraTargets
 
 NVME_BYTES_PER_S = 7e9  # a direction: what PCIe 4.0 x4 carries, and data-centre SSDs read (7 GB/s; writing is slower)
 NVME_LATENCY_S = 100e-6  # of a read; their data sheets say 80 to 100 microseconds
@@ -60,12 +60,7 @@ class ServedLora(UserInput):
 
     adapters: int = Field(default=1, ge=1, le=1_000_000, description="or as many as the trace names, where more")
     rank: int = Field(default=16, ge=1, le=100_000)
-    targets: Annotated[tuple[LoraTarget, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=4)] = (
-        "qkv",
-        "attention_out",
-        "mlp_up",
-        "mlp_down",
-    )
+    targets: LoraTargets = ALL_TARGETS
     max_loras: int | None = Field(default=None, ge=1, le=1_000_000, description="on a GPU at once; null: all")
     zipf: float = Field(default=0.0, ge=0, le=100)
     seed: int = Field(default=0, ge=0, le=2**63 - 1)

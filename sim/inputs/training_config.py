@@ -4,11 +4,10 @@ from collections.abc import Callable
 from datetime import date
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from sim.core.dtypes import MomentDtype, Precision, StorageDtype, sixteen_bit
-from sim.inputs.input_source import UserInput, as_tuple
+from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.models.framework_facts import AttentionKernel
 from sim.models.frameworks import FRAMEWORKS, framework_at
 from sim.models.recipes import RecipeName
@@ -59,26 +58,16 @@ def _of_framework(key: str) -> Callable[[dict[str, Any]], Any]:
     return lambda data: getattr(framework_at(data["framework"], data["software_date"]), key)
 
 
-def _known_framework(name: str) -> str:
-    if name not in FRAMEWORKS:
-        *others, last = map(repr, FRAMEWORKS)
-        expected = f"{', '.join(others)} or {last}"
-        raise PydanticCustomError("literal_error", "must be {expected}", {"expected": expected})
-    return name
-
-
-def _list_frameworks(schema: dict[str, Any]) -> None:
-    schema["enum"] = list(FRAMEWORKS)
-
-
 USUAL_FRAMEWORK = "eager"  # the published defaults of keys that a framework decides are this one's
-FrameworkName = Annotated[str, AfterValidator(_known_framework), Field(json_schema_extra=_list_frameworks)]
+FrameworkName = Annotated[str, OneOf(FRAMEWORKS)]
 SoftwareDate = Annotated[
     str,
     BeforeValidator(lambda value: str(value) if isinstance(value, date) else value),
     Field(pattern=r"^20\d\d-(0[1-9]|1[0-2])(-([0-2]\d|3[01]))?$"),
 ]
 LoraTarget = Literal["qkv", "attention_out", "mlp_up", "mlp_down"]
+LoraTargets = Annotated[tuple[LoraTarget, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=4)]
+ALL_TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
 
 
 class Lora(UserInput):
@@ -86,12 +75,7 @@ class Lora(UserInput):
     `weights`: layers' frozen matrices are kept in NF4, 4 bits, and made 16-bit for every matmul (QLoRA)."""
 
     rank: int = Field(default=16, ge=1, le=1_000_000)
-    targets: Annotated[tuple[LoraTarget, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=4)] = (
-        "qkv",
-        "attention_out",
-        "mlp_up",
-        "mlp_down",
-    )
+    targets: LoraTargets = ALL_TARGETS
     weights: Literal["nf4"] | None = Field(default=None, description="null: as param_dtype; nf4: QLoRA")
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from sim.core.dtypes import Precision, TransportDtype
-from sim.inputs.input_source import UserInput, as_tuple
+from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.serving_keys import Autoscaling, ServedLora, Tiers, WeightOffload
 from sim.serve.engine_record import DecodeAttention, Defaults
@@ -96,18 +95,7 @@ class Disaggregated(UserInput):
         return self.prefill.ranks + self.decode.ranks
 
 
-def _known_engine(name: str) -> str:
-    if name not in ENGINES:
-        *others, last = map(repr, ENGINES)
-        raise PydanticCustomError("literal_error", "must be {expected}", {"expected": f"{', '.join(others)} or {last}"})
-    return name
-
-
-def _list_engines(schema: dict[str, Any]) -> None:
-    schema["enum"] = list(ENGINES)
-
-
-EngineName = Annotated[str, AfterValidator(_known_engine), Field(json_schema_extra=_list_engines)]
+EngineName = Annotated[str, OneOf(ENGINES)]
 
 
 class Inference(UserInput):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from sim.core.program import NeededBy, Saved, TensorRole
+from sim.core.program import NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.elementwise import Traffic
 from sim.models.operators import F, I, Operator, memory_op
@@ -103,27 +103,22 @@ def activation(d: Dims, mlp: str, elements: float, part: str = "mlp") -> Operato
     t = activation_traffic(d, mlp)
     inputs, back = 2 if is_gated(mlp) else 1, f"{mlp}_backward"
     forward, backward = t.forward_bytes * elements, t.backward_bytes * elements
-    if is_gated(mlp) and d.framework.reads_strided:
+    strided = is_gated(mlp) and d.framework.reads_strided
+    if strided:
         # Gate and up are read where they lie: forward throughout; backward by whatever is fused, or by two of the eager
         # kernels, three accesses each.
         whole = d.framework.fuses_activation
         halves, kernels = (backward, t.backward_kernels) if whole else (6 * d.act_bytes * elements, 2)
         rest = t.backward_kernels - kernels
         others = memory_op(f"{back}_rest", I, "elementwise", elements, backward - halves, d.act, rest, back)
-        return Operator(
-            mlp,
-            (memory_op(mlp, F, "elementwise", elements, forward, d.act, t.forward_kernels, mlp, strided=True),),
-            (
-                memory_op(back, I, "elementwise", elements, halves, d.act, kernels, back, strided=True),
-                *((others,) if rest else ()),
-            ),
-            activation_saved(d, mlp, elements, part),
-            backward_bytes=(1 + inputs) * elements * d.act_bytes,
-        )
+        kernel = memory_op(back, I, "elementwise", elements, halves, d.act, kernels, back, strided=True)
+        backwards: Program = (kernel, others) if rest else (kernel,)
+    else:
+        backwards = (memory_op(back, I, "elementwise", elements, backward, d.act, t.backward_kernels, back),)
     return Operator(
         mlp,
-        (memory_op(mlp, F, "elementwise", elements, forward, d.act, t.forward_kernels, mlp),),
-        (memory_op(back, I, "elementwise", elements, backward, d.act, t.backward_kernels, back),),
+        (memory_op(mlp, F, "elementwise", elements, forward, d.act, t.forward_kernels, mlp, strided=strided),),
+        backwards,
         activation_saved(d, mlp, elements, part),
         backward_bytes=(1 + inputs) * elements * d.act_bytes,
     )

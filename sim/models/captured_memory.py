@@ -37,21 +37,12 @@ class ProgramMemory(NamedTuple):
     optimizer_peak_bytes: float
 
 
-def program_memory(
-    program: CapturedProgram, pieces: Pieces, owner: Sequence[int], late: Callable[[CapturedOperator], bool]
-) -> ProgramMemory:
-    """The memory of every piece. `owner`: the piece that holds each storage that lasts; `late`: whether an operator is
-    a weight gradient's, whose inputs a split backward keeps."""
-    return _Lives(program, pieces, owner, late).memory()
+class ProgramLives:
+    """When each storage of a program is born and dies. `owner`: the piece that holds each storage that lasts; `late`:
+    whether an operator is a weight gradient's, whose inputs a split backward keeps."""
 
-
-class _Lives:
     def __init__(
-        self,
-        program: CapturedProgram,
-        pieces: Pieces,
-        owner: Sequence[int],
-        late: Callable[[CapturedOperator], bool],
+        self, program: CapturedProgram, pieces: Pieces, owner: Sequence[int], late: Callable[[CapturedOperator], bool]
     ) -> None:
         self.program, self.pieces, self.owner = program, pieces, owner
         self.rows = len(program.operators) + 1
@@ -64,6 +55,7 @@ class _Lives:
         self.kept, self.until_end = np.zeros(count), np.zeros(count)
 
     def memory(self) -> ProgramMemory:
+        """The memory of every piece."""
         passing = [(i, s) for i, s in enumerate(self.program.storages) if s.kind not in (*LASTING, "gradient")]
         for i, s in passing:
             self._place(i, s)
@@ -91,16 +83,9 @@ class _Lives:
                 self._peak(first, k, False) - float(saved + after),
                 float(self.until_end[k]),
             )
-            found.append(
-                PieceMemory(
-                    tuple(
-                        Saved("layer", "activations", float(x[k]), needed) for needed, x in self.saved.items() if x[k]
-                    ),
-                    self._peak(alive, k, True) - float(held),
-                    self._peak(later, k, False) - float(saved),
-                    own,
-                )
-            )
+            kept = (Saved("layer", "activations", float(x[k]), needed) for needed, x in self.saved.items() if x[k])
+            peaks = self._peak(alive, k, True) - float(held), self._peak(later, k, False) - float(saved)
+            found.append(PieceMemory(tuple(kept), *peaks, own))
             before = held
         return ProgramMemory(tuple(found), float(alive[self.end :].max(initial=0.0)))
 
@@ -131,9 +116,7 @@ class _Lives:
         """The most that is alive while a piece runs; a piece without operators needs what is there before it."""
         rows = range(self.forward_end) if forward else range(self.forward_end, self.end)
         mine = [r for r in rows if self.pieces.of_operator[r] == piece]
-        if mine:
-            return float(alive[mine].max())
-        return 0.0
+        return float(alive[mine].max(initial=0.0))
 
     def _alive(self, storages: Sequence[Storage]) -> Bytes:
         """Bytes alive while each operator runs."""

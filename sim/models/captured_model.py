@@ -17,7 +17,7 @@ from sim.core.program import PART_OF_BLOCK, Block, BlockKind, Compute, Part, Pha
 from sim.inputs.program_blocks import INPUT, PARAMETERS, Pieces, owners, pieces_of, tied_elements
 from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_program
 from sim.models.captured import compute_of, known
-from sim.models.captured_memory import PieceMemory, program_memory
+from sim.models.captured_memory import PieceMemory, ProgramLives
 from sim.prices.roofline import ATTENTION, COUNTED, MEMORY_BOUND
 
 PART_OF_KIND = {
@@ -62,7 +62,7 @@ def captured_model(path: str) -> CapturedModel:
 def _model(program: CapturedProgram) -> CapturedModel:
     pieces, computes = pieces_of(program), _Computes()
     owner = owners(program)[0]
-    memory = program_memory(program, pieces, owner, lambda o: _is_weight_gradient(computes, o))
+    memory = ProgramLives(program, pieces, owner, lambda o: _is_weight_gradient(computes, o)).memory()
     trained, frozen = _elements(program, pieces, owner)
     parts: list[dict[str, list[Compute]]] = [
         {"forward": [], "recomputed": [], "backward": []} for _ in range(pieces.output + 1)

@@ -72,24 +72,14 @@ def norm(d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after
     saved: tuple[Saved, ...] = (Saved("norm", f"{name} input", elements * d.act_bytes, again, TensorRole.INPUT),)
     if d.framework.norms_keep_operators and (kind == "rmsnorm" or d.norm_in_fp32):
         saved = _kept_by_operators(d, name, kind, rows, width)
+    back_bytes, tensors = t.backward_bytes * elements, 2 if kind == "layernorm" and bias else 1
     return Operator(
         name,
         (memory_op(name, F, "norm", elements, t.forward_bytes * elements, d.act, t.forward_kernels, kernel),),
-        (
-            memory_op(
-                f"{name}_backward",
-                I,
-                "norm",
-                elements,
-                t.backward_bytes * elements,
-                d.act,
-                t.backward_kernels,
-                kernel,
-            ),
-        ),
+        (memory_op(f"{name}_backward", I, "norm", elements, back_bytes, d.act, t.backward_kernels, kernel),),
         saved,
-        params=width * (2 if kind == "layernorm" and bias else 1),
-        tensors=(width,) * (2 if kind == "layernorm" and bias else 1),
+        params=width * tensors,
+        tensors=(width,) * tensors,
         backward_bytes=2 * elements * (d.act_bytes if fused else FP32_BYTES),
     )
 
@@ -110,19 +100,17 @@ def _kept_by_operators(d: Dims, name: str, kind: str, rows: int, width: int) -> 
     )
 
 
-def rope(d: Dims, elements: float, name: str = "rope", kernels: int = 2) -> Operator:
-    """Rotary embedding of query and key, `kernels` tensors in all.
+def rope(d: Dims, elements: float) -> Operator:
+    """Rotary embedding of query and key.
 
     Eager (x·cos + rotate_half(x)·sin): multiply 2, negate 1, concatenate 2, multiply 2, add 3 accesses in
     five kernels; fused 2 in one. cos and sin are constants: nothing is kept.
     """
     fused = d.framework.fuses_rope
-    moved, launches = elements * d.act_bytes * (2 if fused else 10), kernels * (1 if fused else 5)
-    items = [
-        memory_op(n, p, "elementwise", elements, moved, d.act, launches)
-        for n, p in ((name, F), (f"{name}_backward", I))
-    ]
-    return Operator(name, (items[0],), (items[1],), backward_bytes=2 * elements * d.act_bytes)
+    moved, launches = elements * d.act_bytes * (2 if fused else 10), 2 if fused else 10
+    forward = memory_op("rope", F, "elementwise", elements, moved, d.act, launches)
+    backward = memory_op("rope_backward", I, "elementwise", elements, moved, d.act, launches)
+    return Operator("rope", (forward,), (backward,), backward_bytes=2 * elements * d.act_bytes)
 
 
 def latent_rope(d: Dims, elements: float) -> Operator:
@@ -161,15 +149,10 @@ def residual(d: Dims, name: str, part: str, bias_after: bool) -> Operator:
     mask = MASK_BYTES if d.dropout else 0.0
     moved, kernels = 3 * e + mask, 1
     if not d.framework.fuses_residual:
-        moved, kernels = (
-            moved + (2 * e if d.dropout else 0) + (2 * e if bias_after else 0),
-            1 + bool(d.dropout) + bias_after,
-        )
-    backward: Program = ()
-    if d.dropout:
-        backward = (
-            memory_op(f"{name}_dropout_backward", I, "elementwise", elements, (2 * e + mask) * elements, d.act),
-        )
+        beside = bool(d.dropout) + bias_after
+        moved, kernels = moved + 2 * e * beside, 1 + beside
+    undrop = memory_op(f"{name}_dropout_backward", I, "elementwise", elements, (2 * e + mask) * elements, d.act)
+    backward: Program = (undrop,) if d.dropout else ()
     return Operator(
         name,
         (memory_op(name, F, "elementwise", elements, moved * elements, d.act, kernels),),

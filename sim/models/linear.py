@@ -5,9 +5,10 @@ Shoeybi et al. 2019 (Megatron-LM) section 3; Korthikanti et al. 2022 section 4.2
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 
-from sim.core.program import Item, NeededBy, Program, Saved, TensorRole, Wait
+from sim.core.program import Item, NeededBy, Phase, Program, Saved, TensorRole, Wait
 from sim.models.dims import Dims, ceil_div
 from sim.models.lora import with_adapters
 from sim.models.operators import (
@@ -105,6 +106,32 @@ def _own_and_others(d: Dims, rows: int) -> list[tuple[str, int]]:
     return [(f"_{name}", n) for name, n in (("own", own), ("before", before), ("after", others - before)) if n]
 
 
+def _over_gathered(
+    d: Dims,
+    spec: Linear,
+    phase: Phase,
+    name: str,
+    casts: tuple[Program, Program],
+    size: float,
+    product: Callable[[Dims, Linear, int, str], Program],
+) -> list[Item]:
+    """Rows gathered under sequence parallelism, and the matmuls that read them: after the gather, chunk by chunk beside
+    it, or with the rank's own rows beside it. `casts`: of the rank's own rows before the gather, of all after it."""
+    own, whole = casts
+    chunks = _gather_chunks(d, spec)
+    if chunks == 1 and _starts_with_own_rows(d):
+        gather = collective(name, "all_gather", size, phase, name)
+        mine, *others = (product(d, spec, rows, part) for part, rows in _own_and_others(d, spec.rows))
+        return [*own, gather, *mine, Wait(name, phase), *whole, *chain.from_iterable(others)]
+    if chunks == 1:
+        return [*own, collective(name, "all_gather", size, phase), *whole, *product(d, spec, spec.rows, "")]
+    names = [f"{name}{c}" for c in range(chunks)]
+    items: list[Item] = [*own, *(collective(x, "all_gather", size / chunks, phase, x) for x in names), *whole]
+    for c, handle in enumerate(names):
+        items += (Wait(handle, phase), *product(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}"))
+    return items
+
+
 def _column_forward(d: Dims, spec: Linear) -> Program:
     weights = weight_casts(d, spec.name, spec.k * spec.n)
     if d.tp == 1 or not d.sp or spec.mode == "plain":
@@ -112,20 +139,7 @@ def _column_forward(d: Dims, spec: Linear) -> Program:
         return cast + weights + _gemms(d, spec, spec.rows)
     own, whole = gather_casts(d, spec.name, F, spec.rows * spec.k, normed=True)
     size = spec.rows * spec.k * gathered_element_bytes(d)
-    chunks = _gather_chunks(d, spec)
-    if chunks == 1 and _starts_with_own_rows(d):
-        name = f"{spec.name}_gather"
-        gather = collective(name, "all_gather", size, F, name)
-        mine, *others = (_gemms(d, spec, rows, part) for part, rows in _own_and_others(d, spec.rows))
-        return (*own, gather, *weights, *mine, Wait(name, F), *whole, *chain.from_iterable(others))
-    if chunks == 1:
-        gather = collective(f"{spec.name}_gather", "all_gather", size, F)
-        return (*own, gather, *whole, *weights, *_gemms(d, spec, spec.rows))
-    names = [f"{spec.name}_gather{c}" for c in range(chunks)]
-    items: list[Item] = [*own, *(collective(x, "all_gather", size / chunks, F, x) for x in names), *whole, *weights]
-    for c, name in enumerate(names):
-        items += (Wait(name, F), *_gemms(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}"))
-    return tuple(items)
+    return tuple(_over_gathered(d, spec, F, f"{spec.name}_gather", (own, whole + weights), size, _gemms))
 
 
 def _row_forward(d: Dims, spec: Linear) -> Program:
@@ -148,19 +162,10 @@ def _row_forward(d: Dims, spec: Linear) -> Program:
 def _input_gradient(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:
     """`dX = dY W`, summed over the matmuls that share the input."""
     items: list[Item] = []
+    written = rows * spec.k * d.act_bytes
     for i, n in enumerate(spec.outs):
-        items.append(
-            gemm(
-                f"{spec.out_name(i)}_dgrad{chunk}",
-                I,
-                rows,
-                spec.k,
-                n,
-                d.linear,
-                out_bytes=rows * spec.k * d.act_bytes,
-                kernel=d.matmul,
-            )
-        )
+        name = f"{spec.out_name(i)}_dgrad{chunk}"
+        items.append(gemm(name, I, rows, spec.k, n, d.linear, out_bytes=written, kernel=d.matmul))
         if i:
             items.append(accumulate(d, f"{spec.name}_dgrad_sum{chunk}", rows * spec.k))
     return tuple(items)
@@ -212,22 +217,9 @@ def _row_backward(d: Dims, spec: Linear) -> Program:
         cast = gradient_casts(d, spec.name, spec.rows * spec.n)
         return cast + weights + _input_gradient(d, spec, spec.rows) + last + _weight_gradients(d, spec)
     own, whole = gather_casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
-    whole += weights
     last += casts_again(d, f"{spec.name}_grad", spec.rows * spec.n)
     last += transposes(d, f"{spec.name}_grad", spec.rows * spec.n)
     last += _weight_gradients(d, spec)
     size = spec.rows * spec.n * gathered_element_bytes(d)
-    chunks = _gather_chunks(d, spec)
-    name = f"{spec.name}_grad_gather"
-    if chunks == 1 and _starts_with_own_rows(d):
-        mine, *others = (_input_gradient(d, spec, rows, part) for part, rows in _own_and_others(d, spec.rows))
-        gather = collective(name, "all_gather", size, I, name)
-        return (*own, gather, *mine, Wait(name, I), *whole, *chain.from_iterable(others), *last)
-    if chunks == 1:
-        gather = collective(name, "all_gather", size, I)
-        return (*own, gather, *whole, *_input_gradient(d, spec, spec.rows), *last)
-    names = [f"{name}{c}" for c in range(chunks)]
-    items: list[Item] = [*own, *(collective(x, "all_gather", size / chunks, I, x) for x in names), *whole]
-    for c, handle in enumerate(names):
-        items += (Wait(handle, I), *_input_gradient(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}"))
-    return (*items, *last)
+    casts = (own, whole + weights)
+    return (*_over_gathered(d, spec, I, f"{spec.name}_grad_gather", casts, size, _input_gradient), *last)

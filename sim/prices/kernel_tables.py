@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from sim.core.dtypes import dtype_bytes
@@ -47,9 +48,8 @@ HEADS = (1, 2, 4)  # attention's coordinates of heads, KV heads and head size
 class Table(Struct, frozen=True, eq=False, dict=True):
     """Hold an operator's points on a device.
 
-    `floor_s`: added to the roofline in the efficiency. `error`: as in `Surface`, None if unknown. `in_waves`:
-    efficiency depends on how full the waves of tiles are. `input_s`: time of quantizing the input, which was subtracted
-    from `seconds`; see `KernelFile.input_s`.
+    `floor_s`: added to the roofline in the efficiency. `error`: as in `Surface`, None if unknown. `input_s`: time of
+    quantizing the input, which `adjusted` subtracts from `seconds`; see `KernelFile.input_s`.
     """
 
     kind: str
@@ -58,10 +58,15 @@ class Table(Struct, frozen=True, eq=False, dict=True):
     shapes: Shapes
     seconds: NDArray[np.floating[Any]]
     spread: NDArray[np.float64]
-    floor_s: float
     error: float | None
-    in_waves: bool
     input_s: tuple[float, float] = (0.0, 0.0)
+    floor_s: float = 0.0
+
+    @property
+    def in_waves(self) -> bool:
+        """Tell whether efficiency depends on how full the waves of tiles are."""
+        # Attention has tiles too, but under a causal mask their rows differ in length, so waves make no steps.
+        return self.kind in MATMULS and self.device.sm_count > 0
 
     @cached_property
     def single(self) -> bool:
@@ -149,69 +154,46 @@ def make_table(
     error: float | None = None,
     input_s: tuple[float, float] = (0.0, 0.0),
 ) -> Table:
-    """Make a table of points measured on `device`; arguments as in `table_of`."""
+    """Make a table of points measured on `device`; `floored`: as for `adjusted`, others as in `Table`."""
     shapes = Shapes.of(np.concatenate([t.shapes for t in points]))
     seconds = np.concatenate([t.seconds for t in points])
     spread = np.concatenate([t.spread for t in points])
-    return table_of(kind, dtype, shapes, seconds, spread, device, floored, error, input_s)
+    return adjusted(Table(kind, dtype, device, shapes, seconds, spread, error, input_s), floored)
 
 
-def table_of(
-    kind: str,
-    dtype: str,
-    shapes: Shapes,
-    seconds: NDArray[np.floating[Any]],
-    spread: NDArray[np.float64],
-    device: Device,
-    floored: bool,
-    error: float | None,
-    input_s: tuple[float, float],
-) -> Table:
-    """Make a table of points measured on `device`; `floored`: the fastest point is the floor; others as in `Table`."""
+def adjusted(table: Table, floored: bool) -> Table:
+    """Return the table with seconds of the kernels alone; `floored`: the fastest point is the floor."""
     # The input's time is subtracted first, because the floor and the split's bound are about the matmul or layer alone.
-    if any(input_s):
-        seconds = without_input(kind, shapes.columns(), seconds, dtype, device, input_s)
-    if kind == MOE_LAYER:
-        seconds = within_splits(shapes.sizes, shapes.codes, seconds)
-    if floored and kind == ATTENTION_DECODE:
-        seconds = read_from_memory(shapes.columns(), seconds, dtype, device)
+    seconds = _without_input(table) if any(table.input_s) else table.seconds
+    if table.kind == MOE_LAYER:
+        seconds = within_splits(table.shapes.sizes, table.shapes.codes, seconds)
+    if floored and table.kind == ATTENTION_DECODE:
+        seconds = _read_from_memory(table, seconds)
     # The fastest of thousands of points is hardly more than a launch. A profile's few points may all be large.
-    floor_s = float(seconds.min()) if floored else 0.0
-    # Attention has tiles too, but under a causal mask their rows differ in length, so waves make no steps.
-    in_waves = kind in MATMULS and device.sm_count > 0
-    return Table(kind, dtype, device, shapes, seconds, spread, floor_s, error, in_waves, input_s)
+    return replace(table, seconds=seconds, floor_s=float(seconds.min()) if floored else 0.0)
 
 
-def without_input(
-    kind: str,
-    shapes: Columns,
-    seconds: NDArray[np.floating[Any]],
-    dtype: str,
-    device: Device,
-    input_s: tuple[float, float],
-) -> NDArray[np.float64]:
+def _without_input(table: Table) -> NDArray[np.float64]:
     """Return the seconds of measured matmuls without the quantization of their inputs.
 
     For short matmuls this is a small difference of two measurements; therefore the result is at least the roofline at
     `BEST` of its speed, and at least a tenth of the measured time.
     """
+    shapes, seconds = table.shapes.columns(), table.seconds.astype(np.float64)
     # [batch, m, k]: only activations are quantized, because weights are stored quantized.
-    elements = shapes[0] * shapes[1] * shapes[3]
-    seconds = seconds.astype(np.float64)
-    left = seconds - input_s[0] - input_s[1] * elements
-    least: NDArray[np.float64] = np.maximum(bounds(kind, shapes, dtype, device) / BEST, 0.1 * seconds)
+    left = seconds - table.input_s[0] - table.input_s[1] * (shapes[0] * shapes[1] * shapes[3])
+    bound = bounds(table.kind, shapes, table.dtype, table.device)
+    least: NDArray[np.float64] = np.maximum(bound / BEST, 0.1 * seconds)
     return np.maximum(left, least)
 
 
-def read_from_memory(
-    shapes: Columns, seconds: NDArray[np.floating[Any]], dtype: str, device: Device
-) -> NDArray[np.floating[Any]]:
+def _read_from_memory(table: Table, seconds: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     """Return measured decodes; if some are faster than memory, limit all to `READ` of its bandwidth.
 
     An A100's decodes with 4 GB of keys and values reach 1.7 times the bandwidth: they had few pages, which they read
     again from the L2 cache. On other GPUs the fastest decode reaches 0.96, so nothing is changed.
     """
-    least = bounds(ATTENTION_DECODE, shapes, dtype, device)
+    least = bounds(ATTENTION_DECODE, table.shapes.columns(), table.dtype, table.device)
     return np.maximum(seconds, least / READ) if (seconds < least).any() else seconds
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct, field, to_builtins
 from numpy.typing import NDArray
 
 from sim.core.files import write_json
@@ -44,7 +44,7 @@ class BlockPoint(NamedTuple):
     spread: float
 
 
-class PointTable(Struct, frozen=True, eq=False):
+class PointTable(Struct, frozen=True, eq=False, rename={"shapes": "shape"}):
     """Hold measured kernels of one operator and dtype; `sim.prices.table_prices` describes `shapes`."""
 
     op: str
@@ -102,41 +102,13 @@ class Profile(Struct, frozen=True, eq=False):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `json.dumps`; `profile_input.profile_from` reads it back unchanged."""
-        return {
-            "format": FORMAT,
-            "name": self.name,
-            "source": self.source,
-            "date": self.date,
-            "reference": self.reference,
-            "hardware": dict(self.hardware),
-            "software": dict(self.software),
-            "settings": dict(self.settings),
-            "coefficients": {name: c._asdict() for name, c in self.coefficients.flat().items()},
-            "points": [
-                {
-                    "op": t.op,
-                    "dtype": t.dtype,
-                    "shape": t.shapes.tolist(),
-                    "seconds": t.seconds.tolist(),
-                    "spread": t.spread.tolist(),
-                    "samples": t.samples.tolist(),
-                }
-                for t in self.points
-            ],
-            "blocks": [b._asdict() for b in self.blocks],
-            "collectives": [
-                {
-                    "op": t.op,
-                    "ranks": t.ranks,
-                    "bytes": t.bytes.tolist(),
-                    "seconds": t.seconds.tolist(),
-                    "spread": t.spread.tolist(),
-                    **({"ranks_per_core": t.ranks_per_core} if t.ranks_per_core != 1 else {}),
-                }
-                for t in self.collectives
-            ],
-            "kernels": self.kernels,
-        }
+        plain: dict[str, Any] = to_builtins(self, enc_hook=lambda column: column.tolist())
+        plain["coefficients"] = {name: c._asdict() for name, c in self.coefficients.flat().items()}
+        plain["blocks"] = [b._asdict() for b in self.blocks]
+        plain["points"] = list(plain["points"])
+        usual = ("ranks_per_core", 1.0)  # left out
+        plain["collectives"] = [{k: v for k, v in t.items() if (k, v) != usual} for t in plain["collectives"]]
+        return {"format": FORMAT, **plain}
 
     def save(self, path: str | Path) -> None:
         """Write the file under a temporary name, then rename it, so that it is never incomplete."""

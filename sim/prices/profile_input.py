@@ -44,22 +44,7 @@ def profile_from(data: object, where: str = "profile") -> Profile:
     top = _mapping(data, where)
     if top.get("format") != FORMAT:
         raise InputError(f"{where}: format: found {show(top.get('format'))}; allowed: {FORMAT!r}")
-    known = (
-        "format",
-        "name",
-        "source",
-        "date",
-        "reference",
-        "hardware",
-        "software",
-        "settings",
-        "coefficients",
-        "points",
-        "blocks",
-        "collectives",
-        "kernels",
-    )
-    _keys(top, where, known, required=("name",))
+    _keys(top, where, ("format", *Profile.__struct_fields__), required=("name",))
     # Kernels are scaled to another GPU by the ratio of two rooflines, which needs the reference.
     if top.get("kernels") and not top.get("reference"):
         raise InputError(f"{where}: reference: is missing; kernels are those of a GPU, which it names")

@@ -28,17 +28,7 @@ ATTENTION_DECODE = "attention_decode"  # (batch, heads, kv_heads, kv_len, head_d
 COUNTED = (*MATMULS, *ATTENTION, ATTENTION_DECODE, MOE_LAYER)  # kinds whose FLOPs follow from the shape
 ACTIVATION_BYTES = 2.0  # bytes of an activation of served layers, for any dtype of weights
 # Several kernels of these kinds read `bytes / kernels` each; an optimizer's or a copy's bytes are one sweep.
-MEMORY_BOUND = (
-    "norm",
-    "elementwise",
-    "softmax",
-    "embedding",
-    "cross_entropy",
-    "optimizer",
-    "permute",
-    "cast",
-    "copy",
-)
+MEMORY_BOUND = ("norm", "elementwise", "softmax", "embedding", "cross_entropy", "optimizer", "permute", "cast", "copy")
 N = TypeVar("N", float, NDArray[np.float64])  # one shape, or a column of many shapes
 M = TypeVar("M", int, float, NDArray[np.float64])
 

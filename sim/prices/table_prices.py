@@ -25,7 +25,7 @@ from sim.core.program import EAGER_NORM, Compute, Phase
 from sim.prices.coefficients import USUAL_KERNEL, Coefficients
 from sim.prices.cost import OUTSIDE_PER_OCTAVE, REPEAT_UNCERTAINTY, Cost, measured
 from sim.prices.kernel_file import kernel_file
-from sim.prices.kernel_tables import Table, lookup, make_table, table_of
+from sim.prices.kernel_tables import Table, adjusted, lookup, make_table
 from sim.prices.profile import PointTable, Profile
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 
@@ -155,7 +155,8 @@ def _stored_table(kernels: str, op: str, dtype: str, kind: str, reference: str) 
     file = kernel_file(kernels)
     shapes, seconds, error = file.points(op, dtype)
     spread, device = np.broadcast_to(0.0, len(seconds)), Device.of(GPUS[reference])
-    return table_of(kind, dtype, shapes, seconds, spread, device, True, error, file.input_s(op, dtype))
+    table = Table(kind, dtype, device, shapes, seconds, spread, error, file.input_s(op, dtype))
+    return adjusted(table, floored=True)
 
 
 def _candidates(op: Compute, known: Container[str]) -> list[_Candidate]:

@@ -19,24 +19,6 @@ from sim.ranks.equal_ranks import expert_rank as expert_rank
 from sim.ranks.equal_ranks import lanes, position_of, uneven_context, uneven_experts
 from sim.ranks.rank_mesh import Mesh, make_mesh
 
-GROUPS = (
-    "tp",
-    "cp",
-    "dp",
-    "pp",
-    "dp_cp",
-    "shard",
-    "replica",
-    "ep",
-    "expert_tp",
-    "expert_dp",
-    "expert_shard",
-    "expert_replica",
-    "model",
-    "embedding",
-    "copies",
-)
-
 
 class ModelSlice(Struct, frozen=True):
     """A slice of the model: what one stage holds."""
@@ -96,6 +78,11 @@ class Plan(Struct, frozen=True):
 
     def group_size(self, name: str) -> int:
         """Members of each group of this name."""
+        return self.group_sizes[name]
+
+    @property
+    def group_sizes(self) -> dict[str, int]:
+        """By name, the members of each group."""
         p = self.scenario.parallelism
         plane = p.tp * p.cp * p.dp
         shard = min(p.shard_size or p.dp * p.cp, p.dp * p.cp)
@@ -118,10 +105,10 @@ class Plan(Struct, frozen=True):
             "model": p.tp * p.pp,
             "embedding": min(p.pp, 2),
             "copies": p.form.model_copies,
-        }[name]
+        }
 
     def group(self, name: str, rank: int) -> list[int]:
-        """The members of the group of this name that `rank` belongs to, ascending; see `GROUPS`.
+        """The members of the group of this name that `rank` belongs to, ascending.
 
         dp_cp: who holds the same dense parameters; shard and replica: dp_cp cut into ranks that shard the states
         together (consecutive ones) and those that hold the same shard; ep, expert_tp, expert_dp: as in this file's
@@ -159,7 +146,7 @@ class Plan(Struct, frozen=True):
             return copies
         if name in ("expert_shard", "expert_replica"):
             return _cut(copies, rank, self.group_size("expert_shard"), name == "expert_replica")
-        raise ValueError(f"group: {name!r} is none of {', '.join(GROUPS)}")
+        raise ValueError(f"group: {name!r} is none of {', '.join(self.group_sizes)}")
 
 
 def _cut(ranks: list[int], rank: int, size: int, across: bool) -> list[int]:

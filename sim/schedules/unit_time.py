@@ -57,27 +57,6 @@ class Timed(Struct, frozen=True):
         """From zero to the end of the last entry of any rank."""
         return max((ends[-1] for ends in self.end_s if ends), default=0.0)
 
-    @property
-    def busy_s(self) -> tuple[float, ...]:
-        """Seconds each rank works."""
-        return tuple(sum(e) - sum(s) for s, e in zip(self.start_s, self.end_s, strict=True))
-
-    @property
-    def idle_s(self) -> tuple[float, ...]:
-        """Seconds each rank is idle from zero to the makespan: the bubble as `bubble_ratio` counts it."""
-        return tuple(self.makespan_s - busy for busy in self.busy_s)
-
-    @property
-    def inner_idle_s(self) -> tuple[float, ...]:
-        """Seconds each rank is idle between its own first start and last end: the zero-bubble paper's."""
-        spans = ((s[0], e[-1]) for s, e in zip(self.start_s, self.end_s, strict=True))
-        return tuple(end - start - busy for (start, end), busy in zip(spans, self.busy_s, strict=True))
-
-    @property
-    def bubble_ratio(self) -> float:
-        """Idle over busy, over the common makespan, all ranks together: (p−1)/m for GPipe and 1F1B."""
-        return sum(self.idle_s) / sum(self.busy_s)
-
 
 def evaluate(schedule: Schedule, times: UnitTimes | None = None) -> Timed:
     """Runs the lists, each entry as early as its rank and its inputs allow.

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 import sim.core.actions
-from sim.core.actions import Action, Entry, Kind, Overlap, Schedule, grid, in_flight, parse_entry, validate
+from sim.core.actions import Action, Entry, Kind, Overlap, Schedule, grid, parse_entry, validate
+from tests.sim.schedule_facts import in_flight
 
 
 def schedule(*ranks: str, stages: tuple[int, ...] | None = None, m: int = 2) -> Schedule:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.inputs.scenario import Scenario
-from sim.ranks.plan import GROUPS, make_plan
+from sim.ranks.plan import make_plan
 from tests.sim.cases import case
 
 MOE = {"moe": {"experts": 8, "top_k": 2, "ffn": 512}, "mlp": "swiglu", "bias": False}
@@ -31,7 +31,7 @@ def layouts(draw: st.DrawFn) -> Scenario:
 def test_groups_partition_the_ranks(scenario: Scenario) -> None:
     plan = make_plan(scenario)
     n = scenario.parallelism.ranks
-    for name in GROUPS:
+    for name in plan.group_sizes:
         groups = {tuple(plan.group(name, r)) for r in range(n)}
         sizes = {len(g) for g in groups}
         if name == "embedding" and scenario.parallelism.pp > 2:

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.program import BLOCK_END, Comm, Compute, Item, Phase, Program, Wait
-from sim.core.program_check import check
 from sim.inputs.scenario import load_scenario
 from sim.models.balance import with_balanced_stages
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.programs.stages import Stage, epilogue
 from sim.simulation import Prepared, prepare
+from tests.sim.program_check import check
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = sorted(p for p in (ROOT / "scenarios").rglob("*.yaml") if "\ntraining:" in p.read_text())

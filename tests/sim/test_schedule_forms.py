@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.core.actions import Kind, Overlap, Schedule, in_flight, parts, validate
+from sim.core.actions import Kind, Overlap, Schedule, parts, validate
 from sim.schedules import FORMS, ScheduleForm
 from sim.schedules.form import count_first_forwards
 from sim.schedules.unit_time import evaluate
+from tests.sim.schedule_facts import bubble_ratio, in_flight
 
 
 def kinds_of(schedule: Schedule) -> set[Kind]:
@@ -97,7 +98,7 @@ def test_whole_groups_of_p_or_more_have_the_bubble_and_memory_of_the_closed_form
     n = p + more
     m = n * groups
     built = GROUPED.grouped(n).build(p, m, v)
-    assert evaluate(built).bubble_ratio == pytest.approx((p - 1) / (v * m))
+    assert bubble_ratio(evaluate(built)) == pytest.approx((p - 1) / (v * m))
     assert in_flight(built) == tuple(min(m * v, (v - 1) * n + 2 * (p - 1 - r) + 1) for r in range(p))
     if n == p:
         assert built == GROUPED.build(p, m, v)

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.core.actions import Action, Kind, Overlap, Schedule, grid, in_flight, parts, validate
-from sim.graph.schedule_columns import ScheduleColumns, work_number
+from sim.core.actions import Action, Kind, Overlap, Schedule, grid, parts, validate
+from sim.graph.schedule_columns import NUMBER, ScheduleColumns
 from sim.schedules import FORMS, build
 from sim.schedules.unit_time import Timed, UnitTimes, evaluate
 from sim.schedules.zb_search import zb_search
+from tests.sim.schedule_facts import bubble_ratio, idle_s, in_flight, inner_idle_s
 
 ANY_M = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2", "zb_v", "zb_search")
 RANKS = st.integers(1, 9)
@@ -108,16 +109,16 @@ def test_schedules_that_need_messages_posted_ahead(name: str) -> None:
 @settings(deadline=None, max_examples=60)
 @given(p=RANKS, m=st.integers(1, 40))
 def test_bubble_of_naive_gpipe_and_1f1b(p: int, m: int) -> None:
-    assert make("naive", p, m)[1].bubble_ratio == pytest.approx(p - 1)
-    assert make("gpipe", p, m)[1].bubble_ratio == pytest.approx((p - 1) / m)
-    assert make("1f1b", p, m)[1].bubble_ratio == pytest.approx((p - 1) / m)
+    assert bubble_ratio(make("naive", p, m)[1]) == pytest.approx(p - 1)
+    assert bubble_ratio(make("gpipe", p, m)[1]) == pytest.approx((p - 1) / m)
+    assert bubble_ratio(make("1f1b", p, m)[1]) == pytest.approx((p - 1) / m)
 
 
 @settings(deadline=None, max_examples=40)
 @given(p=RANKS, rounds=st.integers(1, 6), v=st.integers(2, 5), f=DURATION, i=DURATION, w=DURATION)
 def test_bubble_of_interleaved(p: int, rounds: int, v: int, f: float, i: float, w: float) -> None:
     timed = evaluate(build("interleaved_1f1b", p, p * rounds, v), UnitTimes(f, i, w))
-    assert timed.bubble_ratio == pytest.approx((p - 1) / (v * p * rounds))
+    assert bubble_ratio(timed) == pytest.approx((p - 1) / (v * p * rounds))
 
 
 @settings(deadline=None, max_examples=60)
@@ -126,7 +127,7 @@ def test_bubble_of_zb_h1(p: int, extra: int, f: float, i: float, w: float) -> No
     """(p−1)(F + I − W) on each rank over the common makespan, where W fits beside both F and I."""
     w = min(f, i, w)
     timed = evaluate(build("zb_h1", p, p + extra), UnitTimes(f, i, w))
-    assert timed.idle_s == pytest.approx([(p - 1) * (f + i - w)] * p)
+    assert idle_s(timed) == pytest.approx([(p - 1) * (f + i - w)] * p)
 
 
 @settings(deadline=None, max_examples=60)
@@ -135,7 +136,7 @@ def test_bubble_of_zb_h2(p: int, extra: int, f: float, i: float, w: float) -> No
     """(p−1)(F + I − 2W) at most between a rank's first and last action: none with F = I = W."""
     w = min(f, i, w)
     timed = evaluate(build("zb_h2", p, 2 * p - 1 + extra), UnitTimes(f, i, w))
-    assert max(timed.inner_idle_s) == pytest.approx((p - 1) * (f + i - 2 * w))
+    assert max(inner_idle_s(timed)) == pytest.approx((p - 1) * (f + i - 2 * w))
 
 
 @settings(deadline=None, max_examples=40)
@@ -143,8 +144,8 @@ def test_bubble_of_zb_h2(p: int, extra: int, f: float, i: float, w: float) -> No
 def test_bubble_of_zb_v(p: int, extra: int, unit: float) -> None:
     """None between a rank's first and last action; over the common makespan the way down to the last rank."""
     timed = evaluate(build("zb_v", p, 2 * p - 1 + extra), UnitTimes(unit, unit, unit))
-    assert timed.inner_idle_s == pytest.approx([0.0] * p)
-    assert timed.idle_s == pytest.approx([(p - 1) * unit] * p)
+    assert inner_idle_s(timed) == pytest.approx([0.0] * p)
+    assert idle_s(timed) == pytest.approx([(p - 1) * unit] * p)
 
 
 @settings(deadline=None, max_examples=60)
@@ -156,16 +157,16 @@ def test_bubble_of_dualpipe(half: int, extra: int, f: float, w: float, hidden: f
     times = UnitTimes(f, f, w, overlap_s=together)
     bubble = (half - 1) * (together + backward - 3 * w)
     two_ways = evaluate(build("dualpipe", 2 * half, 4 * half + 2 * extra), times)
-    assert max(two_ways.idle_s) == pytest.approx(bubble)
+    assert max(idle_s(two_ways)) == pytest.approx(bubble)
     v_shaped = evaluate(build("dualpipe_v", half, 2 * half + extra), times)
-    assert max(v_shaped.idle_s) == pytest.approx(bubble)
+    assert max(idle_s(v_shaped)) == pytest.approx(bubble)
 
 
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 32), (16, 32)])
 @pytest.mark.parametrize("name", ["zb_h1", "zb_h2", "zb_v", "zb_search", "dualpipe", "dualpipe_v"])
 def test_bubble_against_1f1b(name: str, p: int, m: int) -> None:
     """Over the common makespan, so with the skew that zero-bubble papers hide; a third is what holds."""
-    assert make(name, p, m)[1].bubble_ratio <= 0.34 * make("1f1b", p, m)[1].bubble_ratio
+    assert bubble_ratio(make(name, p, m)[1]) <= 0.34 * bubble_ratio(make("1f1b", p, m)[1])
 
 
 # Memory.
@@ -299,7 +300,7 @@ def test_the_page_shows_what_is_built(name: str) -> None:
     shown = build(call[1], int(call[2]), int(call[3]), memory=float(call[4] or 1))
     assert shown.name == name
     assert call[5] == grid(picture(shown))
-    ratios = [f"{make(name, p, m)[1].bubble_ratio:.4f}" for p, m in ((4, 8), (8, 32), (16, 32))]
+    ratios = [f"{bubble_ratio(make(name, p, m)[1]):.4f}" for p, m in ((4, 8), (8, 32), (16, 32))]
     assert f"| {name} | {' | '.join(ratios)} |" in PAGE
 
 
@@ -359,5 +360,5 @@ def test_each_rank_has_its_actions_by_column_too(name: str, pair: bool) -> None:
         listed = lists.of_rank(rank)
         actions, work, step = listed.actions, listed.work, listed.step
         assert actions == [a for step in lists.steps[begin:end] for a in step]
-        assert work.tolist() == [work_number(a.stage, a.kind) for a in actions]
+        assert work.tolist() == [a.stage * len(NUMBER) + NUMBER[a.kind] for a in actions]
         assert step.tolist() == [i for i, step in enumerate(lists.steps[begin:end]) for _ in step]

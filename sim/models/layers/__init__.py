@@ -23,7 +23,6 @@ from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.indexer import Indexer
 from sim.models.layers.latent import LatentAttention
-from sim.models.layers.matrix import Matrix
 from sim.models.layers.scans import SCANS
 from sim.models.layers.selective_scan import SelectiveScan
 from sim.models.layers.sparse_latent import SparseLatentAttention
@@ -212,17 +211,3 @@ def layer_kinds(model: ModelConfig) -> tuple[int, ...]:
     """The number of each layer's spec among the distinct ones, in order of appearance."""
     numbers: dict[LayerSpec, int] = {}
     return tuple([numbers.setdefault(spec, len(numbers)) for spec in layer_specs(model)])
-
-
-__all__ = [
-    "Attention",
-    "LayerSpec",
-    "Matrix",
-    "Mlp",
-    "attention_spec",
-    "layer_kinds",
-    "layer_specs",
-    "mlp_spec",
-    "norm_elements",
-    "spec_counts",
-]
