@@ -25,7 +25,7 @@ from calibrate.quantization import BATCH, SEQ, SMALL, loss, make_small, next_wor
 from calibrate.serving.engine import Prompt, Served, Settings, serve
 from calibrate.serving.forward import Clock, Model
 from sim.commands.command import Command, run_command
-from sim.inputs.scenario import ModelConfig
+from sim.inputs.model_config import ModelConfig
 
 STUDENT = ModelConfig(layers=1, hidden=32, heads=2, vocab=SMALL.vocab, positions="learned", max_positions=SEQ)
 TEMPERATURE = 2.0

@@ -24,7 +24,7 @@ from calibrate.linear import Linear, WeightGrads
 from calibrate.norm import Norm
 from calibrate.rotation import Constants, make_constants, rotate
 from sim.inputs.model_config import ModelConfig, MoeConfig
-from sim.inputs.scenario import Training
+from sim.inputs.training_config import Training
 
 
 def activation(mlp: str, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sim.inputs.scenario import ModelConfig
+from sim.inputs.model_config import ModelConfig
 
 EPSILON = 1e-5
 

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from calibrate.linear import Linear
 from calibrate.model import Build, Layer, make_blocks
 from sim.commands.command import Command, run_command
-from sim.inputs.scenario import ModelConfig, Training
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.training_config import Training
 
 OUTLIER_THRESHOLD = 6.0  # section 3.2: a feature with any value of this magnitude is multiplied in 16 bits
 INT4_GROUP = 128

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from calibrate.linear import Linear
 from calibrate.model import Build, make_blocks, parameter_count
 from calibrate.quantization import METHODS, OUTLIER_THRESHOLD, Product, loss, quantized
-from sim.inputs.scenario import ModelConfig, Training
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.training_config import Training
 
 SEQ, BATCH, HELD_OUT = 128, 16, 32
 SHAPES: Mapping[str, tuple[int, int]] = {"S": (2, 32), "M": (3, 64), "L": (4, 128)}  # layers, hidden

@@ -18,7 +18,7 @@ from calibrate.model import Embedding, Head, Layer
 from calibrate.norm import EPSILON
 from calibrate.norm import Norm as BundledNorm
 from calibrate.rotation import Constants, rotate
-from sim.inputs.scenario import ModelConfig
+from sim.inputs.model_config import ModelConfig
 
 
 class Attention(nn.Module):

@@ -28,7 +28,8 @@ from calibrate.parallel.loss_scale import square_sum
 from calibrate.parallel.tensor import ColumnLinear, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
 from calibrate.parallel.zero import Sharding
 from calibrate.rotation import Constants
-from sim.inputs.scenario import ModelConfig, Scenario
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.scenario import Scenario
 from sim.ranks.plan import Plan
 
 OwnGradient = Callable[[nn.Parameter, int], Tensor]  # a rank's part of a gradient from a row on, flat

@@ -111,7 +111,7 @@ def _ways(plan: Plan, mesh: Mesh, rank: int) -> tuple[dist.ProcessGroup | None, 
 
 
 def _own_group(plan: Plan, name: str, rank: int) -> dist.ProcessGroup | None:
-    """Make this rank's process group of a name of `sim.ranks.plan.Plan.group`; None if it would be alone. Collective."""
+    """Make this rank's process group of a name of `Plan.group`; None if it would be alone. Collective."""
     own: dist.ProcessGroup | None = None
     if plan.group_size(name) > 1:
         for first in range(plan.scenario.parallelism.ranks):

@@ -28,7 +28,7 @@ from calibrate.linear import Linear, bias_gradient, weight_gradient
 from calibrate.model import Embedding, Head, Layer
 from calibrate.parallel.chunked import ChunkedColumn, ChunkedRow
 from calibrate.parallel.cut import Cut
-from sim.inputs.scenario import ModelConfig
+from sim.inputs.model_config import ModelConfig
 
 
 class _Column(torch.autograd.Function):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sim.inputs.scenario import ModelConfig
+from sim.inputs.model_config import ModelConfig
 
 
 @dataclass(slots=True)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from calibrate.model import Build, Embedding, Head, Layer, Router, make_blocks
 from calibrate.rotation import Constants
 from calibrate.serving.cache import PagedCache
-from sim.inputs.scenario import ModelConfig, Training
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.training_config import Training
 
 Clock = Callable[[], float]
 

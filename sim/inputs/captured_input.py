@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sim.inputs.input_source import Source, show, validate
+from sim.inputs.input_source import Source, file_named, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.program_blocks import pieces_of, tied_elements
 from sim.inputs.program_file import CapturedProgram, read_program
@@ -47,21 +47,14 @@ def captured_config(data: dict[str, Any], source: Source, path: KeyPath) -> Mode
 def _program(name: Any, source: Source, path: KeyPath) -> tuple[CapturedProgram, str]:
     if not isinstance(name, str):
         raise source.error(path, f"found {show(name)}; must be a file that python -m calibrate.capture wrote")
-    for folder in dict.fromkeys((source.folder, "")):
-        try:
-            there = Path(folder, name).is_file()
-        except (OSError, ValueError):
-            break
-        if there:
-            return _of_one_process(read_program(Path(folder, name)), source, path), str(Path(folder, name))
-    raise source.error(path, f"found {show(name)}; no such file; python -m calibrate.capture writes one")
-
-
-def _of_one_process(program: CapturedProgram, source: Source, path: KeyPath) -> CapturedProgram:
+    file = file_named(name, source)
+    if file is None:
+        raise source.error(path, f"found {show(name)}; no such file; python -m calibrate.capture writes one")
+    program = read_program(file)
     if not program.seq_len:
         said = "is a rank of a distributed script, whose layout is fixed; python -m sim.replay plays it"
         raise source.error(path, f"found {show(program.path)}; {said}")
-    return program
+    return program, str(file)
 
 
 def captured_training(data: Any, file: str, source: Source) -> Training:

@@ -117,14 +117,23 @@ def found_file(name: str, source: Source, path: KeyPath) -> str:
     Raises:
         InputError: where there is none.
     """
-    for folder in dict.fromkeys((source.folder, "")):
-        try:
-            if Path(folder, name).is_file():
-                return str(Path(folder, name))
-        except (OSError, ValueError):
-            break
+    if (file := file_named(name, source)) is not None:
+        return str(file)
     why = "is a folder; a file is needed" if is_folder(name, source) else "no such file"
     raise source.error(path, f"found {show(name)}; {why}")
+
+
+def file_named(name: str, source: Source, inside: str = "") -> Path | None:
+    """The file of a name, beside the source or else from here; of a folder the one called `inside`."""
+    for folder in dict.fromkeys((source.folder, "")):
+        try:
+            path = Path(folder, name)
+            path = path / inside if path.is_dir() else path
+            if path.is_file():
+                return path
+        except (OSError, ValueError):  # a name too long, or with a NUL byte
+            break
+    return None
 
 
 def is_folder(name: str, source: Source) -> bool:

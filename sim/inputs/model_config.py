@@ -260,8 +260,3 @@ class ModelConfig(UserInput):
     def has_dense_layers(self) -> bool:
         """Whether any layer has a dense MLP of `ffn`."""
         return any(self.mlp_kind(layer) == "dense" for layer in range(self.layers))
-
-    @property
-    def moe_layers(self) -> int:
-        """How many of the layers have experts (prediction layers not counted)."""
-        return sum(self.is_moe_layer(layer) for layer in range(self.layers))

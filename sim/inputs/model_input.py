@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.core.files import read_text
-from sim.inputs.input_source import Source, nearest, show, validate
+from sim.inputs.input_source import Source, file_named, nearest, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_rules import check_model
 from sim.inputs.overrides import merge
@@ -79,7 +79,7 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
         raise source.error((*path, "preset"), f"found {show(preset)}; must be a preset's name or a path")
     if preset in model_presets():
         return _preset(preset)
-    found = _find(preset, source) if preset else None
+    found = file_named(preset, source, "config.json") if preset else None
     if found is not None:
         from sim.inputs.huggingface import model_from_config
 
@@ -116,15 +116,3 @@ def _preset(name: str) -> dict[str, Any]:
     assert isinstance(data, dict), path
     other = data.pop("preset", None)
     return data if other is None else merge(_preset(other), data)
-
-
-def _find(name: str, source: Source) -> Path | None:
-    for folder in dict.fromkeys((source.folder, "")):
-        candidate = Path(folder, name)
-        try:
-            found = candidate / "config.json" if candidate.is_dir() else candidate
-            if found.is_file():
-                return found
-        except (OSError, ValueError):  # a name too long, or with a NUL byte
-            break
-    return None

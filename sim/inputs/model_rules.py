@@ -1,12 +1,10 @@
 """Rules between the keys of a model, whatever workload it is used for.
 
-A rule yields the problems that it finds: the key, and what is wrong with its value. The first of all is told.
+A rule yields the problems that it finds: the key, and what is wrong with its value. The first of all is told, so a rule
+may take for granted what those before it hold.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from itertools import chain
 
 from sim.inputs.input_source import Problems, Source, raise_first, show
 from sim.inputs.model_config import LOCAL, STATEFUL, ModelConfig
@@ -15,7 +13,8 @@ from sim.inputs.yaml_input import KeyPath
 
 def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
     """Raise InputError for the first rule broken; `path`: of the model in its scenario."""
-    raise_first(chain.from_iterable(rule(model) for rule in RULES), source, path)
+    for rule in (_heads, _latent_attention, _window, _state_space, _mlp_pattern, _layers, _experts):
+        raise_first(rule(model), source, path)
 
 
 def _heads(m: ModelConfig) -> Problems:
@@ -128,15 +127,3 @@ def _experts(m: ModelConfig) -> Problems:
         yield ("moe", "top_k"), f"found {moe.top_k}; must be at most experts ({moe.experts})"
     if moe.dense_layers > m.layers:
         yield ("moe", "dense_layers"), f"found {moe.dense_layers}; must be at most layers ({m.layers})"
-
-
-# In the order in which problems are told: a rule may take for granted what those before it hold.
-RULES: tuple[Callable[[ModelConfig], Problems], ...] = (
-    _heads,
-    _latent_attention,
-    _window,
-    _state_space,
-    _mlp_pattern,
-    _layers,
-    _experts,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING
 
 from sim.inputs.model_config import ModelConfig
@@ -32,50 +32,48 @@ TRAINING_ONLY = (
 )
 
 
-def notes(sections: Sections, given: Set[str]) -> tuple[str, ...]:
+def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
     """What is legal but worth saying: the padded vocabulary, keys that have no effect here; `given`: keys of
     `inference` that are not the engine's own."""
     model, p = sections.model, sections.parallelism
-    found: list[str] = []
     padded = model.padded_vocab(p.tp)
     if padded != model.vocab and model.program is None:
-        found.append(f"model.vocab: {model.vocab} is padded to {padded}, a multiple of 128·tp")
+        yield f"model.vocab: {model.vocab} is padded to {padded}, a multiple of 128·tp"
     if not p.reshard_after_forward and p.zero != 3:
-        found.append(f"parallelism.reshard_after_forward: of no effect with zero {p.zero}, only with 3")
+        yield f"parallelism.reshard_after_forward: of no effect with zero {p.zero}, only with 3"
     if p.accumulate_unsharded and p.zero < 2:
-        found.append(f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3")
+        yield f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3"
     t = sections.training
     by_itself = t is not None and framework_of(t).accumulates_in_a_row
     if p.accumulate_in_a_row and not p.reduces_rows and not by_itself:
-        found.append("parallelism.accumulate_in_a_row: of no effect but with zero 2 or 3, without accumulate_unsharded")
-    found += _expert_split_note(sections)
-    found += _packing_note(sections)
+        yield "parallelism.accumulate_in_a_row: of no effect but with zero 2 or 3, without accumulate_unsharded"
+    yield from _expert_split_note(sections)
+    yield from _packing_note(sections)
     if "schedule_memory" in p.model_fields_set and p.schedule_memory != 1.0 and not FORMS[p.schedule].follows_times:
         only = ", ".join(name for name, form in FORMS.items() if form.follows_times)
-        found.append(f"parallelism.schedule_memory: of no effect with schedule {p.schedule}, only with {only}")
+        yield f"parallelism.schedule_memory: of no effect with schedule {p.schedule}, only with {only}"
     if p.param_gather_dtype is not None and p.zero == 0:
-        found.append("parallelism.param_gather_dtype: of no effect with zero 0, which gathers no parameters")
+        yield "parallelism.param_gather_dtype: of no effect with zero 0, which gathers no parameters"
     if p.micro_batch_group is not None and FORMS[p.schedule].in_groups_of is None:
         only = ", ".join(name for name, form in FORMS.items() if form.in_groups_of is not None)
-        found.append(f"parallelism.micro_batch_group: of no effect with schedule {p.schedule}, only with {only}")
+        yield f"parallelism.micro_batch_group: of no effect with schedule {p.schedule}, only with {only}"
     if t is not None and t.optimizer_dtype != "fp32" and t.optimizer == "sgd":
-        found.append(f"training.optimizer_dtype: of no effect with optimizer {t.optimizer}, which has no moments")
+        yield f"training.optimizer_dtype: of no effect with optimizer {t.optimizer}, which has no moments"
     if t is not None and t.zero_grad == "keep" and model.program is not None:
-        found.append("training.zero_grad: of no effect with a captured program, whose gradients come and go as it ran")
+        yield "training.zero_grad: of no effect with a captured program, whose gradients come and go as it ran"
     if t is not None and t.master_weights is False and t.param_dtype == "fp32":
-        found.append("training.master_weights: of no effect with param_dtype fp32, which has no master copy")
+        yield "training.master_weights: of no effect with param_dtype fp32, which has no master copy"
     if sections.training is None:
         usual = Parallelism(dp=p.dp, cp=p.cp, schedule=p.schedule, accumulate_in_a_row=False)
         changed = (key for key in TRAINING_ONLY if getattr(p, key) != getattr(usual, key))
-        found += (f"parallelism.{key}: of no effect on serving" for key in changed)
+        yield from (f"parallelism.{key}: of no effect on serving" for key in changed)
     i = sections.inference
     if i is not None and i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
-        found.append("inference.router: of no effect with dp 1, which is one replica")
+        yield "inference.router: of no effect with dp 1, which is one replica"
     if i is not None:
-        found += unknown_length_note(i, given, model)
+        yield from unknown_length_note(i, given, model)
     if p.ep_overlap and p.ep == 1:
-        found.append("parallelism.ep_overlap: of no effect with ep 1")
-    return tuple(found)
+        yield "parallelism.ep_overlap: of no effect with ep 1"
 
 
 def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:
@@ -92,36 +90,32 @@ def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) ->
     return [f"model.trained_positions: unknown; {what}; simulated with {values}"]
 
 
-def _expert_split_note(sections: Sections) -> list[str]:
+def _expert_split_note(sections: Sections) -> Iterator[str]:
     """Frameworks split experts as they do all else unless told otherwise (Megatron's
     `--expert-tensor-parallel-size`, by default the tensor-parallel size)."""
     p, t = sections.parallelism, sections.training
     unsaid = p.tp > 1 and "expert_tp" not in p.model_fields_set and sections.model.moe is not None
     if unsaid and t is None and p.ep == 1:
-        split = (
-            f"expert_tp: {p.tp} splits each expert (default of vLLM, SGLang, TensorRT-LLM), ep: {p.tp} distributes them"
-        )
-        return [f"parallelism.tp: each of {p.tp} ranks holds all experts; {split}"]
-    if not unsaid or t is None or not framework_of(t).splits_experts_over_tp:
-        return []
-    return [f"parallelism.expert_tp: 1, as nothing is said; framework {t.framework}'s own default is tp, {p.tp}"]
+        split = f"expert_tp: {p.tp} splits each expert (default of vLLM, SGLang, TensorRT-LLM)"
+        yield f"parallelism.tp: each of {p.tp} ranks holds all experts; {split}, ep: {p.tp} distributes them"
+    elif unsaid and t is not None and framework_of(t).splits_experts_over_tp:
+        yield f"parallelism.expert_tp: 1, as nothing is said; framework {t.framework}'s own default is tp, {p.tp}"
 
 
-def _packing_note(sections: Sections) -> list[str]:
+def _packing_note(sections: Sections) -> Iterator[str]:
     """How full the packed sequences are, and how uneven the replicas' work is."""
     t, dp = sections.training, sections.parallelism.dp
     if t is None or t.packing is None:
-        return []
+        return
     from sim.models.packing import pack  # numpy draws them, which no other reader of scenarios needs
 
     batch = pack(t.packing, t.seq_len, t.global_batch_size, dp)
     number = sum(n for _, n in batch.all_documents)
-    found = (
-        f"training.packing: each sequence holds {number:.1f} documents on average, which fill {batch.filled:.1%} of it"
-    )
+    documents = f"{number:.1f} documents on average, which fill {batch.filled:.1%} of it"
+    found = f"training.packing: each sequence holds {documents}"
     if (given := t.packing.mean_seq_len) is not None:
         mean = batch.filled * t.seq_len / number
         found += f"; a document has {mean:.0f} tokens on average, against {given:g} before lengths are clipped or cut"
     if batch.imbalance > 1.0:
         found += f"; the slowest of {dp} replicas has {batch.imbalance:.3f} times the mean number of query-key pairs"
-    return [found]
+    yield found

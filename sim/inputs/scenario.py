@@ -40,7 +40,7 @@ from sim.inputs.rare_sections import (
 from sim.inputs.rules import check_rules, check_size
 from sim.inputs.sections import Sections
 from sim.inputs.synonyms import synonym
-from sim.inputs.training_config import Recompute, Training
+from sim.inputs.training_config import Training
 from sim.inputs.units import with_units
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 from sim.models.frameworks import framework_of
@@ -50,21 +50,6 @@ if TYPE_CHECKING:
     from sim.inputs.processes_input import Processes
     from sim.inputs.rl_config import Rl
     from sim.inputs.workloads import Distillation, Faults, Inference
-
-__all__ = [
-    "ClusterSpec",
-    "ModelConfig",
-    "Parallelism",
-    "Recompute",
-    "Scenario",
-    "Training",
-    "json_schema",
-    "load_mapping",
-    "load_scenario",
-    "parse_scenario",
-    "read_source",
-    "resolve",
-]
 
 SECTIONS = ("training", "parallelism", "model", "inference")  # those that a key may have been meant for
 

@@ -26,16 +26,9 @@ _SIZE: Schema = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "
 def scenario_schema() -> Schema:
     """What `sim.inputs.scenario` accepts, as far as one key can say; rules between keys are not in it."""
     definitions: dict[str, Schema] = {}
-    sections = {
-        "training": _section(Training, definitions),
-        "parallelism": _section(Parallelism, definitions),
-        "inference": _section(Inference, definitions),
-        "distillation": _section(Distillation, definitions),
-        "rl": _section(Rl, definitions),
-        "faults": _section(Faults, definitions),
-        "processes": _section(Processes, definitions),
-        "engine": _section(EngineOptions, definitions),
-    }
+    classes = (Training, Parallelism, Inference, Distillation, Rl, Faults, Processes)
+    sections = {section.__name__.lower(): _section(section, definitions) for section in classes}
+    sections["engine"] = _section(EngineOptions, definitions)
     for (section, former), present in FORMER_NAMES.items():
         known = definitions[sections[section]["$ref"].rpartition("/")[2]]["properties"]
         known[former] = {

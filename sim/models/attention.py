@@ -80,7 +80,7 @@ def core_forward(d: Dims, c: Core, name: str = "attention") -> Program:
     """Fused: one kernel, 2·b·a·q·kv·(d + d_v) flops, half when causal; q, k, v read, o written."""
     if not d.fused_attention:
         return _unfused_forward(d, c, name)
-    moved = _qo_bytes(d, c) + _kv_bytes(d, c) + d.batch * c.heads * c.q_len * LSE_BYTES
+    moved = _qo_bytes(d, c) + kv_bytes(d, c) + d.batch * c.heads * c.q_len * LSE_BYTES
     return (_fused(d, c, name, "attention_forward", 1.0, moved),)
 
 
@@ -90,7 +90,7 @@ def core_backward(d: Dims, c: Core, name: str = "attention_backward") -> Program
     """
     if not d.fused_attention:
         return _unfused_backward(d, c, name)
-    moved = 2 * (_qo_bytes(d, c) + _kv_bytes(d, c)) + 2 * d.batch * c.heads * c.q_len * LSE_BYTES
+    moved = 2 * (_qo_bytes(d, c) + kv_bytes(d, c)) + 2 * d.batch * c.heads * c.q_len * LSE_BYTES
     return (_fused(d, c, name, "attention_backward", BACKWARD_FLOPS, moved),)
 
 
@@ -98,7 +98,8 @@ def _qo_bytes(d: Dims, c: Core) -> float:
     return d.batch * c.q_len * c.heads * (c.head_dim + c.v_head_dim) * d.act_bytes
 
 
-def _kv_bytes(d: Dims, c: Core) -> float:
+def kv_bytes(d: Dims, c: Core) -> float:
+    """A rank's keys and values, with as many heads as they have (grouped queries have fewer)."""
     return d.batch * c.kv_len * c.kv_heads * (c.head_dim + c.v_head_dim) * d.act_bytes
 
 
@@ -172,8 +173,7 @@ def _softmax(d: Dims, c: Core) -> tuple[SoftmaxPass, SoftmaxPass]:
 
 def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`."""
-    repeated = _repeated(d, c, F, f"{name}_repeat")
-    repeats = d.framework.repeats_keys
+    repeated, repeats = _repeated(d, c, F, f"{name}_repeat"), d.framework.repeats_keys
     return (*repeated, *unfused_core(d.batch, c, d.act, d.act_bytes, _softmax(d, c)[0], bool(d.dropout), name, repeats))
 
 
@@ -181,26 +181,20 @@ def _repeated(d: Dims, c: Core, phase: Phase, name: str) -> Program:
     """Keys and values copied for every query head; backward their gradients are summed: as many reads and writes."""
     if not d.framework.repeats_keys or c.heads == c.kv_heads:
         return ()
-    own = _kv_bytes(d, c)
+    own = kv_bytes(d, c)
     moved = own * (1 + c.heads / c.kv_heads)
     return (memory_op(name, phase, "copy", own / d.act_bytes * c.heads / c.kv_heads, moved, d.act, 2),)
 
 
 def unfused_core(
-    batch: int,
-    c: Core,
-    act: str,
-    act_bytes: float,
-    softmax: SoftmaxPass,
-    dropout: bool,
-    name: str,
-    repeats: bool = False,
+    batch: int, c: Core, act: str, e: float, softmax: SoftmaxPass, dropout: bool, name: str, repeats: bool = False
 ) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context, of `batch` sequences, kernel by kernel.
 
-    The query heads that share a KV head are stacked as rows of one matmul, unless keys and values are repeated.
+    `e`: bytes of an element of the activations. The query heads that share a KV head are stacked as rows of one
+    matmul, unless keys and values are repeated.
     """
-    n, e = float(batch * c.heads * c.q_len * c.kv_len), act_bytes
+    n = float(batch * c.heads * c.q_len * c.kv_len)
     batch, rows = _stacked(batch, c, repeats)
     context = batch * rows * c.v_head_dim
     items = [
@@ -298,7 +292,7 @@ def core_part(
     """The core as a part; `blocks` are the shapes it is computed in (one without context parallelism). `exchanged`:
     other ranks get its output before it is projected."""
     e = d.act_bytes
-    tensors = _qo_bytes(d, own) + _kv_bytes(d, own)
+    tensors = _qo_bytes(d, own) + kv_bytes(d, own)
     scores = 0.0 if d.fused_attention else 2 * max((_scores(d, c) for c in blocks), default=0.0) * e
     out = d.batch * own.heads * own.q_len * own.v_head_dim * e
     return Operator(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, Item, Phase, Wait
-from sim.models.attention import Core, core_backward, core_forward, core_part
+from sim.models.attention import Core, core_backward, core_forward, core_part, kv_bytes
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
 from sim.models.operators import F, I, Operator, collective, memory_op
 from sim.models.packing import PackedBatch, pairs_between, queries_between
@@ -130,11 +130,6 @@ def gathered_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core, ..
         replace(own, q_len=half, kv_len=(rank + 1) * half),
         replace(own, q_len=half, kv_len=(2 * cp - rank) * half),
     )
-
-
-def kv_bytes(d: Dims, own: Core) -> float:
-    """This rank's keys and values, with as many heads as they have (grouped queries send less)."""
-    return d.batch * own.kv_len * own.kv_heads * (own.head_dim + own.v_head_dim) * d.act_bytes
 
 
 def _shift(name: str, bytes_: float, phase: Phase) -> Comm:

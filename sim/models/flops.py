@@ -9,7 +9,7 @@ from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import prediction_layer
 
 if TYPE_CHECKING:
-    from sim.inputs.scenario import ModelConfig
+    from sim.inputs.model_config import ModelConfig
 
 
 def model_flops_per_token(model: ModelConfig, seq_len: int, causal_half: bool = True, frozen: bool = False) -> float:

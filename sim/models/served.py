@@ -20,11 +20,10 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
 from sim.models.attention import Core, SoftmaxPass, unfused_core
 from sim.models.operators import F, collective, gemm, memory_op
-from sim.models.window import Window
 from sim.prices.roofline import attended_pairs
 
 if TYPE_CHECKING:
-    from sim.inputs.scenario import ModelConfig
+    from sim.inputs.model_config import ModelConfig
     from sim.models.layers.matrix import Matrix
 
 OUTLIER_SHARE = 0.001  # LLM.int8(): more than 99.9 % of values are multiplied in 8 bits (arXiv 2208.07339, section 1)
@@ -144,35 +143,20 @@ def unfused_attention(d: ServingDims, batch: int, core: Core) -> Program:
 
 
 def prefill_attention(d: ServingDims, batch: int, core: Core) -> Program:
-    """Causal attention of `batch` prompt chunks."""
+    """Causal attention of `batch` prompt chunks; fused as serving libraries run it."""
     if not d.fused_attention:
         return unfused_attention(d, batch, core)
-    c = core
-    sizes = (c.heads, c.kv_heads, c.q_len, c.kv_len, c.head_dim, c.v_head_dim)
-    return (prefill_kernel(d, batch, *sizes, c.window),)
-
-
-def prefill_kernel(
-    d: ServingDims,
-    batch: int,
-    heads: int,
-    kv_heads: int,
-    q: int,
-    kv: int,
-    width: int,
-    v_width: int,
-    window: Window | None = None,
-) -> Compute:
-    """Fused causal attention of `batch` chunks of `q` tokens over `kv` keys, as serving libraries run it."""
+    c, q, kv = core, core.q_len, core.kv_len
     pairs, read = float(attended_pairs(q, kv, True)), float(kv)
-    if window is not None and window.tokens < kv:
-        seen, reached = window.pairs(q, kv), window.reach(q, kv)
-        number, q, kv = window.blocks(q, kv)
+    if c.windowed is not None:
+        seen, reached = c.windowed.pairs(q, kv), c.windowed.reach(q, kv)
+        number, q, kv = c.windowed.blocks(q, kv)
         batch, pairs, read = batch * number, seen / number, reached / number
-    flops = 2.0 * batch * heads * pairs * (width + v_width)
-    moved = batch * (width + v_width) * (heads * q * d.act_bytes + kv_heads * read * d.kv_bytes)
-    shape = (batch, heads, kv_heads, q, kv, width, v_width, int(q > 1))
-    return Compute("prefill", "attention_forward", shape, d.act, flops, moved, F, served=True)
+    widths = c.head_dim + c.v_head_dim
+    flops = 2.0 * batch * c.heads * pairs * widths
+    moved = batch * widths * (c.heads * q * d.act_bytes + c.kv_heads * read * d.kv_bytes)
+    shape = (batch, c.heads, c.kv_heads, q, kv, c.head_dim, c.v_head_dim, int(q > 1))
+    return (Compute("prefill", "attention_forward", shape, d.act, flops, moved, F, served=True),)
 
 
 def embedding_tokens(d: ServingDims, tokens: int) -> Program:

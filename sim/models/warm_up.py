@@ -19,7 +19,8 @@ from sim.models.lora import frozen
 from sim.models.operators import Operator
 
 if TYPE_CHECKING:
-    from sim.inputs.scenario import ModelConfig, Scenario
+    from sim.inputs.model_config import ModelConfig
+    from sim.inputs.scenario import Scenario
 
 
 def warms_up(scenario: Scenario) -> bool:

@@ -208,14 +208,16 @@ _FIELDS = {f.name: f for f in fields(Coefficients) if f.metadata}
 _MAPPINGS = ("memory_efficiency_of", "matmul_slowdown_of", "peak_flops_per_s", "attention", "peak_bytes")
 _PARTS = {f.name: f for f in fields(AttentionSpeed)}
 _LONGEST_FIRST = sorted(_PARTS, key=len, reverse=True)  # `backward_tile_rows` ends with `tile_rows`
-_PEAKS = {f"peak_{dtype}_flops_per_s": dtype for dtype in DTYPES}
-_EFFICIENCIES = {f"memory_efficiency_{kind}": kind for kind in MEMORY_BOUND}
-# A cast that finds a block's largest value is another kernel than a plain cast.
-_EFFICIENCIES |= {f"memory_efficiency_cast_{r.kernel}": f"cast_{r.kernel}" for r in RECIPES.values() if r.kernel}
-_EFFICIENCIES[f"memory_efficiency_{STRIDED}"] = STRIDED
-_EFFICIENCIES |= {f"memory_efficiency_softmax_{k}": f"softmax_{k}" for k in (TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD)}
-_SLOWDOWNS = {f"matmul_slowdown_{r.kernel}": r.kernel for r in RECIPES.values() if r.kernel}
 _CASE_END = " peak_bytes"
+_KERNELS = [r.kernel for r in RECIPES.values() if r.kernel]
+# A cast that finds a block's largest value is another kernel than a plain cast.
+_KINDS = (*MEMORY_BOUND, *(f"cast_{kernel}" for kernel in _KERNELS), STRIDED)
+_KINDS += (f"softmax_{TORCH_SOFTMAX}", f"softmax_{TORCH_SOFTMAX_BACKWARD}")
+# The names that are known without the names of kernels and cases.
+_PLACES = {name: Place(name, f.metadata["positive"]) for name, f in _FIELDS.items() if name not in _MAPPINGS}
+_PLACES |= {f"peak_{dtype}_flops_per_s": Place("peak_flops_per_s", True, dtype) for dtype in DTYPES}
+_PLACES |= {f"memory_efficiency_{kind}": Place("memory_efficiency_of", True, kind) for kind in _KINDS}
+_PLACES |= {f"matmul_slowdown_{kernel}": Place("matmul_slowdown_of", True, kernel) for kernel in _KERNELS}
 
 
 @lru_cache(maxsize=1024)  # each name of a profile is asked for twice
@@ -228,15 +230,8 @@ def place_of(name: str, where: str = "coefficients") -> Place:
     >>> place_of("flash2_efficiency_128")
     Place(field='attention', positive=True, key='flash2', part='efficiency_128')
     """
-    # Exact names come first: `memory_efficiency` is a field, and the prefix of other names.
-    if name in _FIELDS and name not in _MAPPINGS:
-        return Place(name, _FIELDS[name].metadata["positive"])
-    if name in _PEAKS:
-        return Place("peak_flops_per_s", True, _PEAKS[name])
-    if name in _EFFICIENCIES:
-        return Place("memory_efficiency_of", True, _EFFICIENCIES[name])
-    if name in _SLOWDOWNS:
-        return Place("matmul_slowdown_of", True, _SLOWDOWNS[name])
+    if name in _PLACES:
+        return _PLACES[name]
     if name.endswith(_CASE_END):
         return Place("peak_bytes", False, name.removesuffix(_CASE_END))
     # Any word may be a kernel's name, so this rule comes last.
@@ -245,8 +240,7 @@ def place_of(name: str, where: str = "coefficients") -> Place:
         # Empty: the name is a part without a kernel. Equal: the name does not end with this part.
         if kernel not in ("", name):
             return Place("attention", _PARTS[part].metadata["positive"], kernel, part)
-    known = (*(n for n in _FIELDS if n not in _MAPPINGS), *_PEAKS, *_EFFICIENCIES, *_SLOWDOWNS, *_usual_parts())
-    raise InputError(f"{where}: unknown coefficient {show(name)}{nearest(name, known)}")
+    raise InputError(f"{where}: unknown coefficient {show(name)}{nearest(name, (*_PLACES, *_usual_parts()))}")
 
 
 def coefficients_from(stated: Mapping[str, Coefficient], where: str = "coefficients") -> Coefficients:

@@ -62,20 +62,17 @@ class Pricing:
 
     def on(self, rank: int) -> Price:
         """Return the prices on `rank`."""
+        scale = self._scales.get(rank, 1.0)
 
         def price(item: Compute | Comm) -> Priced:
-            return self.compute(item, rank) if isinstance(item, Compute) else self.comm(item, rank)
-
-        # Only a slow rank's computations are scaled. Links have their own faults.
-        def scaled(item: Compute | Comm) -> Priced:
+            # Only a slow rank's computations are scaled. Links have their own faults.
             if not isinstance(item, Compute):
                 return self.comm(item, rank)
             priced = self.compute(item, rank)
-            return priced._replace(seconds=priced.seconds * scale)
+            # Most ranks have no fault and need no copied record at every look-up.
+            return priced if scale == 1.0 else priced._replace(seconds=priced.seconds * scale)
 
-        # Most ranks have no fault and need no copied record at every look-up.
-        scale = self._scales.get(rank, 1.0)
-        return price if scale == 1.0 else scaled
+        return price
 
     @cached_property
     def healthy(self) -> Pricing:

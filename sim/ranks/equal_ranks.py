@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.core.errors import InputError
-from sim.inputs.scenario import Parallelism, Scenario
+from sim.inputs.parallelism import Parallelism
+from sim.inputs.scenario import Scenario
 from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, network_of, nic_scales
 from sim.ranks.places import GroupLocations, aligned
 from sim.ranks.rank_mesh import PLANE, Mesh

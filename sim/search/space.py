@@ -23,7 +23,8 @@ from sim.inputs.input_source import Source, validate
 from sim.inputs.layout_rules import LAYOUT_RULES, MESH_RULES, Problem, Sizes, first_problem
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import Parallelism, split_layers
-from sim.inputs.scenario import Recompute, Scenario, Training, resolve
+from sim.inputs.scenario import Scenario, resolve
+from sim.inputs.training_config import Recompute, Training
 from sim.models.balance import cost_of_last, deal
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 from sim.search.cached import cached

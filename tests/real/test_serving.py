@@ -16,7 +16,7 @@ from calibrate.serving.drafting import Drafts  # noqa: E402
 from calibrate.serving.engine import Prompt, Settings, serve  # noqa: E402
 from calibrate.serving.forward import Model, greedy_without_cache, make_model  # noqa: E402
 from calibrate.serving.weight_only import quantize, weight_bytes  # noqa: E402
-from sim.inputs.scenario import ModelConfig  # noqa: E402
+from sim.inputs.model_config import ModelConfig  # noqa: E402
 
 torch.set_num_threads(1)  # operators this small only wait for one another's threads
 
