@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from sim.core.errors import InputError
 from sim.core.files import read_json
 from sim.inputs import families, hybrid_families
@@ -15,24 +18,31 @@ from sim.inputs.model_config import MAX_POSITIONS
 from sim.inputs.yaml_input import MAX_BYTES, one_line
 
 FAMILIES = families.FAMILIES | hybrid_families.FAMILIES
+_FILE = Path(__file__).parents[1] / "presets" / "huggingface.yaml"
 
-
-_CAPTURE = "it can be captured as a program: python -m calibrate.capture config.json --out PROGRAM.json.gz"
+_CAPTURE = "can be captured as a program: python -m calibrate.capture config.json --out PROGRAM.json.gz"
 _FUNCTION = (
     "a function that makes its step can be captured as a program: python -m calibrate.capture package.module:function "
     "--out PROGRAM.json.gz"
 )
-_ENCODER, _BOTH = "an encoder", "an encoder with a decoder that attends to it"
-_OTHER_INPUT = "a model of pictures or sound"
 _DECODERS = ("text_config", "language_config", "llm_config")
 _TOWER = re.compile("vision|visual|image|video|audio|speech|sound|projector|aligner|thinker|talker|token2wav")
 _OTHER_TOWERS = ("embd_layer", "img_processor", "audio_processor", "mm_vision_tower", "vision_tower")  # Phi 4, LLaVA
-REFUSED = {  # families that people ask for and that no scenario's words describe
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "electra", "deberta-v2", "modernbert"), _ENCODER),
-    **dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "t5gemma"), _BOTH),
-    **dict.fromkeys(("vit", "clip", "siglip", "siglip_vision_model", "clip_vision_model"), _OTHER_INPUT),
-    **dict.fromkeys(("dinov2", "whisper"), _OTHER_INPUT),
-}
+
+
+class _Refused(Struct):
+    """Families, by their `model_type`; `captured_from_config`: their `config.json` is enough to capture a step."""
+
+    what: str
+    families: str
+    captured_from_config: bool = True
+
+
+class _Known(Struct):
+    """What `huggingface.yaml` holds."""
+
+    refused: list[_Refused]
+    known_keys: str
 
 
 def model_from_config(file: Path) -> Config:
@@ -83,15 +93,16 @@ def _of_several_inputs(config: Config, family: Any, towers: list[str]) -> str:
 
 def _unknown(config: Config, family: Any) -> str:
     """Name the keys that nothing here reads, and the other way in."""
-    if isinstance(family, str) and family in REFUSED:
-        why = REFUSED[family]
-        way = _FUNCTION if why == _OTHER_INPUT else _CAPTURE
-        return f"model_type: found {show(family)}, {why}, which a scenario's keys do not describe; {way}"
-    strange = sorted(key for key in config if key not in _KNOWN_KEYS and not key.startswith("_"))
+    known = msgspec.yaml.decode(_FILE.read_bytes(), type=_Known)
+    for refused in known.refused:
+        if family in refused.families.split():
+            way = f"it {_CAPTURE}" if refused.captured_from_config else _FUNCTION
+            return f"model_type: found {show(family)}, {refused.what}, which a scenario's keys do not describe; {way}"
+    strange = [key for key in sorted({*config} - {*known.known_keys.split()}) if not key.startswith("_")]
     keys = f"; keys that no known family has: {', '.join(map(one_line, strange[:12]))}" if strange else ""
     return (
         f"model_type: found {show(family)}; must be one of {', '.join(FAMILIES)}{nearest(family, FAMILIES)}{keys}; "
-        "any other model can be captured as a program: python -m calibrate.capture config.json --out PROGRAM.json.gz"
+        f"any other model {_CAPTURE}"
     )
 
 
@@ -100,20 +111,3 @@ def _read(file: Path) -> Config:
     if not isinstance(config, dict):
         raise InputError(f"{file}: must hold a mapping (a Hugging Face config.json)")
     return config
-
-
-# Keys that say how a known family computes or how it is written down, read here or of no weight for time and memory.
-_KNOWN_KEYS_TEXT = """
-    architectures attention_bias attention_chunk_size attention_dropout auto_map bos_token_id decoder_sparse_step
-    dtype eos_token_id first_k_dense_replace head_dim hidden_act hidden_activation hidden_dropout hidden_size
-    index_head_dim index_n_heads index_topk initializer_range interleave_moe_layer_step intermediate_size
-    intermediate_size_mlp kv_lora_rank layer_norm_eps layer_types max_position_embeddings max_window_layers mlp_bias
-    mlp_layer_types mlp_only_layers model_type moe_intermediate_size moe_layer_freq n_embd n_group n_head n_layer
-    n_routed_experts n_shared_experts norm_topk_prob num_attention_heads num_experts num_experts_per_tok
-    num_hidden_layers num_key_value_heads num_local_experts num_nextn_predict_layers output_router_logits
-    pad_token_id partial_rotary_factor pretraining_tp q_lora_rank qk_nope_head_dim qk_rope_head_dim rms_norm_eps
-    rope_parameters rope_scaling rope_theta routed_scaling_factor router_aux_loss_coef scoring_func
-    shared_expert_intermediate_size sliding_window sliding_window_pattern tie_word_embeddings topk_group topk_method
-    torch_dtype transformers_version use_cache use_qk_norm use_sliding_window v_head_dim vocab_size
-"""
-_KNOWN_KEYS = frozenset(_KNOWN_KEYS_TEXT.split())

@@ -125,7 +125,7 @@ def read_program(path: Path) -> CapturedProgram:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise InputError(f"{path}: format: found {str(found)[:60]!r}; allowed: {FORMAT!r}")
     least = 0 if "script" in data else 1  # nobody says how much a script's step holds
-    seq_len, micro_batch_size = (_count(data.get(k), f"{path}: {k}", least) for k in ("seq_len", "micro_batch_size"))
+    seq_len, micro_batch_size = (whole(data.get(k), f"{path}: {k}", least) for k in ("seq_len", "micro_batch_size"))
     tables, rows = _mapping(data, "tables", path), _mapping(data, "operators", path)
     autocast, optimizer = (_text(data.get(k), f"{path}: {k}") for k in ("autocast", "optimizer"))
     device, facts = _text(data.get("device", "cuda"), f"{path}: device"), _mapping(data, "facts", path)
@@ -146,9 +146,9 @@ def _storages(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) ->
     found = []
     for i, (size, kind, born, died, module) in enumerate(zip(*(columns[k] for k in STORAGE_KEYS), strict=True)):
         where = f"{path}: storages[{i}]"
-        end = _count(died, f"{where}.died", -1)
+        end = whole(died, f"{where}.died", -1)
         name, made_by = _pick(kinds, kind, f"{where}.kind"), _pick(modules, module, f"{where}.module")
-        size, born = _count(size, f"{where}.bytes", 0), _count(born, f"{where}.born", 0)
+        size, born = whole(size, f"{where}.bytes", 0), whole(born, f"{where}.born", 0)
         found.append(Storage(size, name, born, None if end < 0 else end, made_by))
     return tuple(found)
 
@@ -163,8 +163,8 @@ def _parameters(value: Any, modules: list[str], path: Path) -> tuple[Parameter, 
             raise InputError(f"{where}: found {str(row)[:60]}; allowed: [name, elements, dtype, trained]")
         name = _pick(modules, row[0], where)
         dtype = _text(row[2], where)
-        trained = bool(_count(row[3], where, 0))
-        found.append(Parameter(name, _count(row[1], where, 0), SHORT_DTYPES.get(dtype, dtype), trained))
+        trained = bool(whole(row[3], where, 0))
+        found.append(Parameter(name, whole(row[1], where, 0), SHORT_DTYPES.get(dtype, dtype), trained))
     return tuple(found)
 
 
@@ -193,10 +193,11 @@ def _json(path: Path) -> Any:
 
 def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -> tuple[CapturedOperator, ...]:
     names, modules = (_words(tables, key, path) for key in ("names", "modules"))
-    tensors = [_tensor(x, f"{path}: tables.tensors[{i}]") for i, x in enumerate(_list(tables, "tensors", path))]
+    where = f"{path}: tables"
+    tensors = [_tensor(x, f"{where}.tensors[{i}]") for i, x in enumerate(listed(tables, "tensors", where))]
     phases = _words(tables, "phases", path)
     if unknown := [p for p in phases if p not in PHASES]:
-        raise InputError(f"{path}: tables.phases: found {unknown[0][:60]!r}; allowed: {', '.join(PHASES)}")
+        raise InputError(f"{where}.phases: found {unknown[0][:60]!r}; allowed: {', '.join(PHASES)}")
     columns = _columns(rows, ROW_KEYS, f"{path}: operators")
     found = []
     for i in range(len(columns["name"])):
@@ -208,8 +209,8 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
                 _pick(modules, row["module"], f"{where}.module"),
                 _picked(tensors, row["inputs"], f"{where}.inputs"),
                 _picked(tensors, row["outputs"], f"{where}.outputs"),
-                _count(row["launches"], f"{where}.launches", 0),
-                bool(_count(row["causal"], f"{where}.causal", 0)),
+                whole(row["launches"], f"{where}.launches", 0),
+                bool(whole(row["causal"], f"{where}.causal", 0)),
                 _counts(row["input_storages"], f"{where}.input_storages"),
                 _counts(row["output_storages"], f"{where}.output_storages"),
             )
@@ -220,7 +221,7 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
 def _tensor(value: Any, where: str) -> Tensor:
     if not isinstance(value, list) or len(value) != 3 or not isinstance(value[0], str):
         raise InputError(f"{where}: found {str(value)[:60]}; allowed: [dtype, shape, strides]")
-    shape, strides = (tuple(_count(n, where, 0) for n in x) if isinstance(x, list) else () for x in value[1:])
+    shape, strides = (tuple(whole(n, where, 0) for n in x) if isinstance(x, list) else () for x in value[1:])
     if strides and len(strides) != len(shape):
         raise InputError(f"{where}: found {len(strides)} strides; allowed: none, or one for each of {len(shape)} sizes")
     return Tensor(value[0], shape, strides)
@@ -233,15 +234,16 @@ def _mapping(data: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]
     return value
 
 
-def _list(data: Mapping[str, Any], key: str, path: Path) -> list[Any]:
+def listed(data: Mapping[str, Any], key: str, where: str) -> list[Any]:
+    """The list under a key; InputError for anything else."""
     value = data.get(key)
     if not isinstance(value, list):
-        raise InputError(f"{path}: tables.{key}: found {type(value).__name__}; allowed: a list")
+        raise InputError(f"{where}.{key}: found {type(value).__name__}; allowed: a list")
     return value
 
 
 def _words(data: Mapping[str, Any], key: str, path: Path) -> list[str]:
-    values = _list(data, key, path)
+    values = listed(data, key, f"{path}: tables")
     if not all(isinstance(x, str) for x in values):
         raise InputError(f"{path}: tables.{key}: allowed: a list of texts")
     return values
@@ -254,26 +256,27 @@ def _columns(data: Mapping[str, Any], keys: tuple[str, ...], where: str) -> dict
     return {key: data[key] for key in keys}
 
 
-def _count(value: Any, where: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{where}: found {str(value)[:60]}; allowed: a whole number from {least}")
-    return value
+def whole(value: Any, where: str, least: int, most: int | None = None) -> int:
+    """A whole number of these limits; InputError for anything else."""
+    wrong = isinstance(value, bool) or not isinstance(value, int) or value < least
+    if wrong or (most is not None and value > most):
+        limits = f"from {least}" if most is None else f"from {least} to {most}"
+        raise InputError(f"{where}: found {str(value)[:60]}; allowed: a whole number {limits}")
+    return int(value)
 
 
 def _counts(values: Any, where: str) -> tuple[int, ...]:
     if not isinstance(values, list):
         raise InputError(f"{where}: found {type(values).__name__}; allowed: a list of numbers")
-    return tuple(_count(n, where, 0) for n in values)
+    return tuple(whole(n, where, 0) for n in values)
 
 
 def _picked(values: list[T], numbers: Any, where: str) -> tuple[T, ...]:
-    if not isinstance(numbers, list):
-        raise InputError(f"{where}: found {type(numbers).__name__}; allowed: a list of numbers")
-    return tuple(_pick(values, n, where) for n in numbers)
+    return tuple(_pick(values, n, where) for n in _counts(numbers, where))
 
 
 def _pick(values: list[T], number: Any, where: str) -> T:
-    at = _count(number, where, 0)
+    at = whole(number, where, 0)
     if at >= len(values):
         raise InputError(f"{where}: found {at}; allowed: 0 to {len(values) - 1}")
     return values[at]

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from sim.core.collectives import KINDS
 from sim.core.errors import InputError
-from sim.inputs.program_file import FORMAT, CapturedProgram, read_program
+from sim.inputs.program_file import FORMAT, CapturedProgram, listed, read_program, whole
 
 HEAD = f'{{"format":"{FORMAT}"'.encode()
 MAX_RANK = 10_000_000
@@ -88,9 +88,9 @@ def read_rank_program(path: Path) -> RankProgram:
     where = f"{path}: script"
     if not isinstance(script, dict):
         raise InputError(f"{where}: found {type(script).__name__}; allowed: a mapping")
-    world = _whole(script.get("world_size"), f"{where}.world_size", 1, MAX_RANK)
-    rank = _whole(script.get("rank"), f"{where}.rank", 0, world - 1)
-    streams = tuple(_whole(x, f"{where}.streams", 0, 1000) for x in _list(script, "streams", where))
+    world = whole(script.get("world_size"), f"{where}.world_size", 1, MAX_RANK)
+    rank = whole(script.get("rank"), f"{where}.rank", 0, world - 1)
+    streams = tuple(whole(x, f"{where}.streams", 0, 1000) for x in listed(script, "streams", where))
     if len(streams) != count:
         raise InputError(f"{where}.streams: found {len(streams)}; allowed: one for each of {count} operators")
     collectives = _collectives(script, world, where)
@@ -102,11 +102,11 @@ def read_rank_program(path: Path) -> RankProgram:
 
 def _collectives(script: Mapping[str, Any], world: int, where: str) -> tuple[Collective, ...]:
     groups = []
-    for i, group in enumerate(_list(script, "groups", where)):
+    for i, group in enumerate(listed(script, "groups", where)):
         at = f"{where}.groups[{i}]"
         if not isinstance(group, dict) or not isinstance(group.get("name"), str):
             raise InputError(f"{at}: found {str(group)[:60]}; allowed: a mapping with name and ranks")
-        ranks = tuple(_whole(r, f"{at}.ranks", 0, world - 1) for r in _list(group, "ranks", at))
+        ranks = tuple(whole(r, f"{at}.ranks", 0, world - 1) for r in listed(group, "ranks", at))
         if not ranks:
             raise InputError(f"{at}.ranks: found none; allowed: one or more")
         groups.append((group["name"], ranks))
@@ -115,24 +115,24 @@ def _collectives(script: Mapping[str, Any], world: int, where: str) -> tuple[Col
         at = f"{where}.collectives[{i}]"
         if kind not in KINDS:
             raise InputError(f"{at}.kind: found {str(kind)[:60]!r}; allowed: {', '.join(KINDS)}")
-        name, ranks = groups[_whole(group, f"{at}.group", 0, len(groups) - 1)]
-        found.append(Collective(kind, name, ranks, _whole(size, f"{at}.bytes", 0, 2**62)))
+        name, ranks = groups[whole(group, f"{at}.group", 0, len(groups) - 1)]
+        found.append(Collective(kind, name, ranks, whole(size, f"{at}.bytes", 0, 2**62)))
     return tuple(found)
 
 
 def _entries(script: Mapping[str, Any], operators: int, collectives: int, where: str) -> tuple[Entry, ...]:
-    names = _list(script, "whats", where)
+    names = listed(script, "whats", where)
     if unknown := [x for x in names if x not in list(What)]:
         raise InputError(f"{where}.whats: found {str(unknown[0])[:60]!r}; allowed: {', '.join(What)}")
     found: list[Entry] = []
     events = 0
     for i, row in enumerate(_columns(script, "entries", ("before", "what", "stream", "value"), where)):
         at = f"{where}.entries[{i}]"
-        before = _whole(row[0], f"{at}.before", found[-1].before if found else 0, operators)
-        what = What(names[_whole(row[1], f"{at}.what", 0, len(names) - 1)])
+        before = whole(row[0], f"{at}.before", found[-1].before if found else 0, operators)
+        what = What(names[whole(row[1], f"{at}.what", 0, len(names) - 1)])
         most = collectives if what in (What.START, What.WAIT) else events + (what is What.RECORD)
-        stream = _whole(row[2], f"{at}.stream", 0, 1000)
-        found.append(Entry(before, what, stream, _whole(row[3], f"{at}.value", 0, most - 1)))
+        stream = whole(row[2], f"{at}.stream", 0, 1000)
+        found.append(Entry(before, what, stream, whole(row[3], f"{at}.value", 0, most - 1)))
         events += what is What.RECORD
     return tuple(found)
 
@@ -141,20 +141,7 @@ def _columns(data: Mapping[str, Any], key: str, names: tuple[str, ...], where: s
     table = data.get(key)
     if not isinstance(table, dict):
         raise InputError(f"{where}.{key}: found {type(table).__name__}; allowed: a mapping of columns")
-    columns = [_list(table, name, f"{where}.{key}") for name in names]
+    columns = [listed(table, name, f"{where}.{key}") for name in names]
     if len({len(c) for c in columns}) > 1:
         raise InputError(f"{where}.{key}: allowed: columns of equal length")
     return list(zip(*columns, strict=True))
-
-
-def _list(data: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    value = data.get(key)
-    if not isinstance(value, list):
-        raise InputError(f"{where}.{key}: found {type(value).__name__}; allowed: a list")
-    return value
-
-
-def _whole(value: Any, where: str, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InputError(f"{where}: found {str(value)[:60]}; allowed: a whole number from {least} to {most}")
-    return value

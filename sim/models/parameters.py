@@ -72,7 +72,7 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
         "norms": sum(n * spec.norms * spec.norm_elements for spec, n in specs) + norm_elements(model),
     }
     total = sum(parts.values())
-    idle = sum(n * (mlp.parameters - mlp.active_parameters) for mlp, n in experts)
+    idle = sum(n * mlp.one.parameters * max(0, mlp.moe.experts - mlp.moe.top_k) for mlp, n in experts)
     # A prediction module (arXiv 2412.19437, 2.2): a layer, two input norms, a 2h -> h matrix, an output norm.
     module = prediction_layer(model).parameters + 2 * model.hidden**2 + 3 * norm_elements(model)
     return ParameterCount(total=total, active=total - idle, **parts, mtp=model.mtp_layers * module)

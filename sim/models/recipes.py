@@ -14,8 +14,10 @@ common/recipe; torchao's own count of its kernels' traffic (torchao/testing/trai
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from sim.core.errors import InputError
@@ -39,7 +41,7 @@ NOTHING = Pass(0, 0, 0)
 TRANSPOSE = Pass(0, 1, 1, 1)
 
 
-class Recipe(Struct, frozen=True):
+class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     """One recipe as one library runs it.
 
     `scaled`: what has a scale of its own, for people. `one_scale`: a whole tensor has, so that its other order is its
@@ -77,115 +79,8 @@ class Recipe(Struct, frozen=True):
     quantizes_groups: bool = False
 
 
-BOTH = Pass(1, 2, 1)  # read once, written in both orders
-MEASURED_BOTH = Pass(2, 2, 2)  # the largest value is a pass by itself
-ROW = Pass(1, 1, 1)
-
-_RECORDS = (
-    Recipe(
-        "delayed",
-        "te",
-        "fp8",
-        "a tensor, by the largest values of steps before",
-        BOTH,
-        BOTH,
-        "2022-10",
-        "TE DelayedScaling; common/transpose/cast_transpose.cu takes the largest value in the same pass",
-        after_norm=TRANSPOSE,
-        one_scale=True,
-        quantizes_groups=True,
-    ),
-    Recipe(
-        "tensorwise",
-        "te",
-        "fp8",
-        "a tensor",
-        MEASURED_BOTH,
-        MEASURED_BOTH,
-        "2025-03",
-        "TE Float8CurrentScaling, since 2.2: two reads",
-        after_norm=BOTH,
-        one_scale=True,
-    ),
-    Recipe(
-        "blockwise",
-        "te",
-        "fp8",
-        "128 numbers of an activation or gradient, 128 x 128 of a weight",
-        BOTH,
-        BOTH,
-        "2025-05",
-        "TE Float8BlockScaling, since 2.3; DeepSeek-V3, arXiv 2412.19437, section 3.3",
-        scale_bytes=4 / 128,
-        weight_scale_bytes=4 / 128**2,
-        kernel="blockwise",
-    ),
-    Recipe(
-        "mxfp8",
-        "te",
-        "mxfp8",
-        "32 numbers",
-        BOTH,
-        BOTH,
-        "2025-02",
-        "TE MXFP8BlockScaling, since 2.0",
-    ),
-    Recipe(
-        "nvfp4",
-        "te",
-        "nvfp4",
-        "16 numbers (16 x 16 of a weight), and the tensor",
-        Pass(3, 2, 3),  # largest values before and after the Hadamard transform in one read; rows; columns, transformed
-        MEASURED_BOTH,
-        "2025-10",
-        "TE NVFP4BlockScaling, since 2.8; arXiv 2509.25149; common/hadamard_transform",
-    ),
-    Recipe(
-        "tensorwise",
-        "torchao",
-        "fp8",
-        "a tensor",
-        MEASURED_BOTH,
-        Pass(2, 1, 2),
-        "2024-08",
-        "torchao Float8LinearRecipeName.TENSORWISE; fast accumulation in the forward alone",
-        weights_again=ROW,
-        one_scale=True,
-        caches_weights=False,
-        shards_quantized=True,
-    ),
-    Recipe(
-        "rowwise",
-        "torchao",
-        "fp8",
-        "a row of what a matmul reads",
-        ROW,
-        ROW,
-        "2025-02",
-        "torchao Float8LinearRecipeName.ROWWISE; fast accumulation everywhere; no Float8ColwiseParallel",
-        activations_again=Pass(2, 1, 2),  # largest values of columns; columns
-        weights_again=Pass(3, 1, 2),  # transposed in 16 bits; its rows
-        keeps_quantized=False,
-        caches_weights=False,
-        gathers_quantized=False,
-        kernel="rowwise",
-    ),
-    Recipe(
-        "mxfp8",
-        "torchao",
-        "mxfp8",
-        "32 numbers",
-        ROW,
-        ROW,
-        "2025-08",
-        "torchao prototype/mx_formats: rows and columns by kernels of their own",
-        activations_again=ROW,
-        weights_again=ROW,
-        keeps_quantized=False,
-        caches_weights=False,
-        gathers_quantized=False,
-    ),
-)
+_FILE = Path(__file__).parents[1] / "presets" / "recipes.yaml"
+_RECORDS = msgspec.yaml.decode(_FILE.read_bytes(), type=list[Recipe])
 RECIPES: dict[tuple[str, str], Recipe] = {(r.quantizer, r.name): r for r in _RECORDS}
 SHARED = ("nvfp4",)  # formats that torchao has no recipe of its own for: Transformer Engine's stands
 

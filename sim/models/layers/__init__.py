@@ -23,7 +23,7 @@ from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.indexer import Indexer
 from sim.models.layers.latent import LatentAttention
-from sim.models.layers.scans import SCANS
+from sim.models.layers.scans import scans
 from sim.models.layers.selective_scan import SelectiveScan
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.layers.state_space import StateSpace
@@ -158,7 +158,7 @@ def _state_space(model: ModelConfig) -> StateSpace | SelectiveScan:
         own = (c.conv_kernel, c.conv_bias, c.inner_norms, c.state_dtype)
         return SelectiveScan(model.hidden, c.heads * c.head_dim, c.state, c.rank, *own)
     sizes = (c.heads, c.head_dim, c.state, c.groups, c.conv_kernel, c.chunk)
-    return StateSpace(model.hidden, SCANS[c.kind], *sizes, c.conv_bias, c.bias, c.gated_norm, c.state_dtype)
+    return StateSpace(model.hidden, scans()[c.kind], *sizes, c.conv_bias, c.bias, c.gated_norm, c.state_dtype)
 
 
 def window_of(model: ModelConfig, layer: int) -> Window | None:

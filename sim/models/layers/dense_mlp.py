@@ -23,17 +23,13 @@ class DenseMlp(Struct, frozen=True):
     """Sizes of the whole model. `activation`: a name of `sim.models.activations.ACTIVATIONS`."""
 
     part: ClassVar = Part.MLP
+    module: ClassVar[RecomputeModule] = "mlp"
 
     hidden: int
     ffn: int
     activation: str
     bias: bool
     merged: bool = False  # gate and up are one matmul in the model's own code
-
-    @property
-    def module(self) -> RecomputeModule:
-        """Its name among the parts that may be recomputed."""
-        return "mlp"
 
     @property
     def gated(self) -> bool:
@@ -80,11 +76,6 @@ class DenseMlp(Struct, frozen=True):
     def active_elements(self) -> int:
         """Weights that one token is multiplied by."""
         return sum(m.elements for m in self.matrices())
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token uses."""
-        return self.parameters
 
     def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
         """Weights on one rank, counted as serving stores them."""

@@ -29,20 +29,12 @@ class Experts(Struct, frozen=True):
     """Experts of a layer: `one` is the shape of each routed expert; `shared` sees every token."""
 
     part: ClassVar = Part.EXPERTS
+    module: ClassVar[RecomputeModule] = "moe"
+    bias_after: ClassVar = False  # they add their own biases
 
     moe: MoeConfig
     one: DenseMlp
     shared: DenseMlp | None
-
-    @property
-    def module(self) -> RecomputeModule:
-        """Its name among the parts that may be recomputed."""
-        return "moe"
-
-    @property
-    def bias_after(self) -> bool:
-        """Experts add their own biases."""
-        return False
 
     def train(self, scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
@@ -92,11 +84,6 @@ class Experts(Struct, frozen=True):
         """Weights that one token is multiplied by: router, its top-k experts, shared experts."""
         shared = 0 if self.shared is None else self.shared.active_elements + self.gate_elements
         return self.router_elements + self.moe.top_k * self.one.active_elements + shared
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token uses."""
-        return self.parameters - self.one.parameters * max(0, self.moe.experts - self.moe.top_k)
 
     def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
         """Weights on one rank, counted as serving stores them."""

@@ -130,10 +130,6 @@ class GroupedQueryAttention(Struct, frozen=True):
         norms = self.heads + self.kv_heads if self.qk_norm_over == "all_heads" else 2
         return (norms * self.head_dim if self.qk_norm else 0) + (self.heads if self.sinks else 0)
 
-    def cache_elements(self, tp: int) -> int:
-        """Cached numbers of one token on one rank: its key and its value for each KV head."""
-        return 2 * self.heads_of(tp)[1] * self.head_dim
-
     def seen_keys(self, length: int) -> float | None:
         """Keys that a query of a sequence of `length` sees in the mean; None where no window hides any."""
         if self.window is None or self.window.tokens >= length:
@@ -155,24 +151,22 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
         """Cache of a sequence of `length` tokens on one rank."""
-        return self.cache_elements(d.tp) * d.kv_bytes * self.kept_tokens(length)
+        of_token = 2 * self.heads_of(d.tp)[1] * self.head_dim  # its key and its value for each KV head
+        return of_token * d.kv_bytes * self.kept_tokens(length)
 
     def serve(self, d: ServingDims, tokens: int) -> Program:
         """What depends on an iteration's number of tokens alone, up to the sum over tp."""
         qkv, out = self.matrices(d.tp)
         n = tokens * out.inputs
         gate = (memory_op("attention_gate", F, "elementwise", n, 3 * n * d.act_bytes, d.act),) if self.gate else ()
-        turned = rope_cache(d, tokens, self.rotated_width(d.tp))
+        turned = rope_cache(d, tokens, self.expanded_width(d.tp))
         return (*served_linear(d, qkv, tokens), turned, *gate, *served_linear(d, out, tokens))
 
-    def rotated_width(self, tp: int) -> int:
-        """Numbers of a token that the rope-and-cache kernel of serving engines reads and writes."""
+    def expanded_width(self, tp: int) -> int:
+        """Numbers of a token's queries, keys and values on one rank, which the rope-and-cache kernel of serving engines
+        reads and writes."""
         heads, kv_heads = self.heads_of(tp)
         return (heads + 2 * kv_heads) * self.head_dim
-
-    def expanded_width(self, tp: int) -> int:
-        """Numbers of a token's queries, keys and values in prefill, on one rank."""
-        return self.rotated_width(tp)
 
     def prefill(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
         """`batch` prompt chunks of `q_len` tokens, each the last of the `kv_len` that they see."""

@@ -138,10 +138,6 @@ class LatentAttention(Struct, frozen=True):
         """Weights of the norms of both latents."""
         return (self.query_rank or 0) + self.latent_rank
 
-    def cache_elements(self, tp: int) -> int:
-        """Cached numbers of one token: the whole latent and the shared rope key, on every rank."""
-        return self.latent_rank + self.rope_width
-
     def seen_keys(self, length: int) -> float | None:
         """None: a query sees all keys before it."""
         return None
@@ -155,8 +151,8 @@ class LatentAttention(Struct, frozen=True):
         return attention_flops(self.heads, self.widths, self.seen_keys(seq_len), seq_len, causal_half)
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
-        """Cache of a sequence of `length` tokens on one rank."""
-        return self.cache_elements(d.tp) * d.kv_bytes * length
+        """Cache of a sequence of `length` tokens on every rank: whole latents and shared rope keys."""
+        return (self.latent_rank + self.rope_width) * d.kv_bytes * length
 
     def serve(self, d: ServingDims, tokens: int) -> Program:
         """What depends on an iteration's number of tokens alone, up to the sum over tp; the latent is expanded in
@@ -167,7 +163,7 @@ class LatentAttention(Struct, frozen=True):
 
     def rotated_width(self, tp: int) -> int:
         """Numbers of a token that the rope-and-cache kernel of serving engines reads and writes."""
-        return ceil_div(self.heads, tp) * self.widths[0] + self.cache_elements(tp)
+        return ceil_div(self.heads, tp) * self.widths[0] + self.latent_rank + self.rope_width
 
     def expanded_width(self, tp: int) -> int:
         """Numbers of a token's queries, keys and values in prefill, on one rank."""

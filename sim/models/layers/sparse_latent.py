@@ -28,7 +28,7 @@ from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, W, accumulation, collective, gemm
 from sim.models.recompute_modules import inside
-from sim.models.served import ServingDims, rope_cache, served_linear
+from sim.models.served import ServingDims
 from sim.prices.attention_speed import SPARSE
 from sim.prices.roofline import shape_flops
 
@@ -157,12 +157,9 @@ class SparseLatentAttention(LatentAttention, frozen=True):
             latent = self.latent_rank + scales + self.rope_width * d.act_bytes
         return (latent + self.indexer.key_cache_bytes) * length
 
-    def serve(self, d: ServingDims, tokens: int) -> Program:
-        """What depends on an iteration's number of tokens alone, up to the sum over tp."""
-        *projected, _, out = self.matrices(d.tp)
-        items = [item for matrix in projected for item in served_linear(d, matrix, tokens)]
-        turned = self.rotated_width(d.tp) + (self.indexer.heads + 1) * self.indexer.head_dim
-        return (*items, rope_cache(d, tokens, turned), *served_linear(d, out, tokens))
+    def rotated_width(self, tp: int) -> int:
+        """The indexer's queries and key too."""
+        return super().rotated_width(tp) + (self.indexer.heads + 1) * self.indexer.head_dim
 
     def prefill(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
         """Up to `top_k` keys as dense latent attention, which is quicker there (the report's masked mode for short
