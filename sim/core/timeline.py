@@ -79,17 +79,9 @@ class Timeline(Struct, frozen=True, eq=False):
 
     def spans(self) -> Iterator[Span]:
         """Every span as a record, for views and traces."""
-        for c, s, k, d, stage, mb, start, end in zip(
-            self.class_index.tolist(),
-            self.stream.tolist(),
-            self.kind.tolist(),
-            self.detail.tolist(),
-            self.stage.tolist(),
-            self.micro_batch.tolist(),
-            self.start_s.tolist(),
-            self.end_s.tolist(),
-            strict=True,
-        ):
+        shown = self.class_index, self.stream, self.kind, self.detail
+        columns = (*shown, self.stage, self.micro_batch, self.start_s, self.end_s)
+        for c, s, k, d, stage, mb, start, end in zip(*(x.tolist() for x in columns), strict=True):
             yield Span(self.classes[c].rank, self.streams[s], self.kinds[k], stage, mb, start, end, self.details[d])
 
 

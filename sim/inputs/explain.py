@@ -23,28 +23,27 @@ def explain(key: str) -> str:
     Raises:
         InputError: if a scenario has no such key; names the nearest one.
     """
-    root = _root()
     key = _full_key(key)
-    schema: Schema = root
+    schema = _root()
     default: Any = None
     walked: list[str] = []
     for part in [p for p in key.split(".") if p]:
-        keys = _keys(schema, root)
+        keys = _keys(schema)
         if part not in keys:
             where = ".".join(walked) or "a scenario"
             raise InputError(
                 f"--explain: {where} has no key '{part[:60]}'{nearest(part, keys)} (there are: {', '.join(keys)})"
             )
         walked.append(part)
-        required = part in _required(schema, root)
+        required = part in _required(schema)
         schema = keys[part]
         default = "required" if required else schema.get("default")
-    return _text(".".join(walked), schema, default, root)
+    return _text(".".join(walked), schema, default)
 
 
 def _full_key(key: str) -> str:
     """A key of one section alone with its section: `zero` is `parallelism.zero`."""
-    if not key or key.partition(".")[0] in _keys(_root(), _root()):
+    if not key or key.partition(".")[0] in _keys(_root()):
         return key
     found = [known for known in all_keys() if known.endswith(f".{key}")]
     short = [known for known in found if known.count(".") == min(k.count(".") for k in found)]
@@ -53,16 +52,15 @@ def _full_key(key: str) -> str:
 
 def all_keys() -> list[str]:
     """Every key that `explain` knows, in the schema's order."""
-    root = _root()
     out: list[str] = []
 
     def walk(prefix: str, schema: Schema, depth: int) -> None:
-        for name, inner in _keys(schema, root).items():
+        for name, inner in _keys(schema).items():
             out.append(f"{prefix}{name}")
             if depth < 6:
                 walk(f"{prefix}{name}.", inner, depth + 1)
 
-    walk("", root, 0)
+    walk("", _root(), 0)
     return out
 
 
@@ -71,19 +69,16 @@ def _root() -> Schema:
     return json_schema()
 
 
-def _text(key: str, schema: Schema, default: Any, root: Schema) -> str:
-    lines = [f"{key or 'scenario'}: {' | '.join(_forms(schema, root))}"]
-    note = _documented().get(key) or _note(schema, root)
+def _text(key: str, schema: Schema, default: Any) -> str:
+    lines = [f"{key or 'scenario'}: {' | '.join(_forms(schema))}"]
+    note = _documented().get(key) or _note(schema)
     lines += [f"  {note}"] if note else []
-    keys = _keys(schema, root)
     if key:
         lines.append(f"  default: {'required, there is none' if default == 'required' else _value(default)}")
-    required = _required(schema, root)
-    for name, inner in keys.items():
+    required = _required(schema)
+    for name, inner in _keys(schema).items():
         inner_default = "required" if name in required else _value(inner.get("default"))
-        lines.append(
-            f"  {key + '.' if key else ''}{name}: {' | '.join(_forms(inner, root))} (default: {inner_default})"
-        )
+        lines.append(f"  {key + '.' if key else ''}{name}: {' | '.join(_forms(inner))} (default: {inner_default})")
     return "\n".join(lines)
 
 
@@ -103,35 +98,35 @@ def _documented() -> dict[str, str]:
     return out
 
 
-def _alternatives(schema: Schema, root: Schema) -> list[Schema]:
+def _alternatives(schema: Schema) -> list[Schema]:
     """The schema's forms with references and nested choices resolved; null is left out."""
     if "$ref" in schema:
-        return _alternatives(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+        return _alternatives(_root()["$defs"][schema["$ref"].rpartition("/")[2]])
     choices = schema.get("anyOf") or schema.get("oneOf")
     if choices and "properties" not in schema:
-        return [form for choice in choices for form in _alternatives(choice, root)]
+        return [form for choice in choices for form in _alternatives(choice)]
     return [] if schema.get("type") == "null" else [schema]
 
 
-def _keys(schema: Schema, root: Schema) -> dict[str, Schema]:
+def _keys(schema: Schema) -> dict[str, Schema]:
     out: dict[str, Schema] = {}
-    for form in _alternatives(schema, root):
+    for form in _alternatives(schema):
         out = {**form.get("properties", {}), **out}
     return out
 
 
-def _required(schema: Schema, root: Schema) -> set[str]:
+def _required(schema: Schema) -> set[str]:
     """Keys without which no form of the mapping is complete."""
-    needed = [set(f.get("required", [])) for f in _alternatives(schema, root) if "properties" in f]
+    needed = [set(f.get("required", [])) for f in _alternatives(schema) if "properties" in f]
     return needed[0] if needed else set()
 
 
-def _forms(schema: Schema, root: Schema) -> list[str]:
-    words = list(dict.fromkeys(_form(f, root) for f in _alternatives(schema, root)))
+def _forms(schema: Schema) -> list[str]:
+    words = list(dict.fromkeys(_form(f) for f in _alternatives(schema)))
     return words or ["null"]
 
 
-def _form(form: Schema, root: Schema) -> str:
+def _form(form: Schema) -> str:
     if "enum" in form:
         return " | ".join(_value(v) for v in form["enum"])
     if "const" in form:
@@ -140,7 +135,7 @@ def _form(form: Schema, root: Schema) -> str:
     if isinstance(kind, list):
         kind = " or ".join(k for k in kind if k != "null")
     if kind == "array":
-        return f"list of {' | '.join(_forms(form.get('items', {}), root))}"
+        return f"list of {' | '.join(_forms(form.get('items', {})))}"
     if kind == "object":
         return "mapping"
     names = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false"}
@@ -155,10 +150,10 @@ def _limits(form: Schema) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def _note(schema: Schema, root: Schema) -> str:
+def _note(schema: Schema) -> str:
     note = schema.get("description")
     if note is None:
-        note = next((f["description"] for f in _alternatives(schema, root) if "description" in f), "")
+        note = next((f["description"] for f in _alternatives(schema) if "description" in f), "")
     return " ".join(str(note).split())
 
 

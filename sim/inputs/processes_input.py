@@ -4,17 +4,20 @@ the arguments of the function of its name in `sim.processes.examples`."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
 from sim.inputs.input_source import Source, UserInput, as_tuple
+from sim.inputs.yaml_input import KeyPath
 
 Rank = Annotated[int, Field(ge=0, le=10_000_000)]
 Ranks = Annotated[tuple[Rank, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=100_000)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Bytes = Annotated[float, Field(gt=0, le=1e18)]
 Speed = Annotated[float, Field(gt=0, le=1e18)]
+Process = TypeVar("Process")
+Listed = Annotated[tuple[Process, ...], BeforeValidator(as_tuple), Field(max_length=1000)]
 
 
 class ThermalThrottling(UserInput):
@@ -69,11 +72,11 @@ class StorageRead(UserInput):
 class Processes(UserInput):
     """Lists of shipped processes, by the name of each."""
 
-    thermal_throttling: Annotated[tuple[ThermalThrottling, ...], BeforeValidator(as_tuple), Field(max_length=1000)] = ()
-    link_flap: Annotated[tuple[LinkFlap, ...], BeforeValidator(as_tuple), Field(max_length=1000)] = ()
-    background_traffic: Annotated[tuple[BackgroundTraffic, ...], BeforeValidator(as_tuple), Field(max_length=1000)] = ()
-    checkpoint: Annotated[tuple[Checkpoint, ...], BeforeValidator(as_tuple), Field(max_length=1000)] = ()
-    storage_read: Annotated[tuple[StorageRead, ...], BeforeValidator(as_tuple), Field(max_length=1000)] = ()
+    thermal_throttling: Listed[ThermalThrottling] = ()
+    link_flap: Listed[LinkFlap] = ()
+    background_traffic: Listed[BackgroundTraffic] = ()
+    checkpoint: Listed[Checkpoint] = ()
+    storage_read: Listed[StorageRead] = ()
 
     def listed(self) -> Iterator[tuple[str, int, UserInput]]:
         """Name, place in its list and arguments of each."""
@@ -84,11 +87,7 @@ class Processes(UserInput):
     @property
     def named_ranks(self) -> frozenset[int]:
         """All ranks that stand in it."""
-        ranks = set[int]()
-        for _, _, arguments in self.listed():
-            ranks.update(getattr(arguments, "ranks", None) or ())
-            ranks.update(getattr(arguments, key) for key in ("source", "target") if hasattr(arguments, key))
-        return frozenset(ranks)
+        return frozenset(rank for *_, rank in _ranks_of(self))
 
 
 def check_processes(processes: Processes, ranks: int, source: Source) -> None:
@@ -97,12 +96,18 @@ def check_processes(processes: Processes, ranks: int, source: Source) -> None:
     Raises:
         InputError: names the key.
     """
+    for path, rank in _ranks_of(processes):
+        if rank >= ranks:
+            raise source.error(path, f"found {rank}; must be below the number of ranks ({ranks})")
+    for name, index, arguments in processes.listed():
+        if isinstance(arguments, BackgroundTraffic) and arguments.source == arguments.target:
+            raise source.error(("processes", name, index, "target"), f"found {arguments.target}, which is the source")
+
+
+def _ranks_of(processes: Processes) -> Iterator[tuple[KeyPath, int]]:
+    """Each rank that stands in it, and where."""
     for name, index, arguments in processes.listed():
         for key in ("ranks", "source", "target"):
             found = getattr(arguments, key, None)
             for rank in (found,) if isinstance(found, int) else found or ():
-                if rank >= ranks:
-                    path = ("processes", name, index, key)
-                    raise source.error(path, f"found {rank}; must be below the number of ranks ({ranks})")
-        if isinstance(arguments, BackgroundTraffic) and arguments.source == arguments.target:
-            raise source.error(("processes", name, index, "target"), f"found {arguments.target}, which is the source")
+                yield ("processes", name, index, key), rank

@@ -15,9 +15,11 @@ from msgspec.structs import replace
 
 from sim.core.timeline import RankClass
 from sim.inputs.scenario import Scenario
-from sim.ranks.equal_ranks import expert_rank as expert_rank
-from sim.ranks.equal_ranks import lanes, position_of, uneven_context, uneven_experts
+from sim.ranks.equal_ranks import expert_rank, lanes, position_of, uneven_context, uneven_experts
 from sim.ranks.rank_mesh import Mesh, make_mesh
+
+# The groups of all ranks along some dimensions of the mesh.
+ALONG = {**{d: [d] for d in ("tp", "cp", "dp", "pp")}, "dp_cp": ["cp", "dp"], "model": ["tp", "pp"]}
 
 
 class ModelSlice(Struct, frozen=True):
@@ -116,12 +118,8 @@ class Plan(Struct, frozen=True):
         pipeline ranks i and p-1-i, which hold the same two parts under DualPipe.
         """
         along = self.mesh.along
-        if name in ("tp", "cp", "dp", "pp"):
-            return along([name], rank)
-        if name == "dp_cp":
-            return along(["cp", "dp"], rank)
-        if name == "model":
-            return along(["tp", "pp"], rank)
+        if name in ALONG:
+            return along(ALONG[name], rank)
         if name == "embedding":
             stages = along(["pp"], rank)
             return [stages[0], stages[-1]] if len(stages) > 1 else stages
@@ -134,14 +132,12 @@ class Plan(Struct, frozen=True):
             return _cut(along(["cp", "dp"], rank), rank, self.group_size("shard"), name == "replica")
         plane = self.mesh.plane(rank)
         p = self.scenario.parallelism
+        inner = p.expert_tp * p.ep
         if name == "expert_tp":
             return _cut(plane, rank, p.expert_tp, False)
-        position = plane.index(rank)
-        inner = p.expert_tp * p.ep
         if name == "ep":
-            first = position // inner * inner + position % p.expert_tp
-            return plane[first : first + inner : p.expert_tp]
-        copies = plane[position % inner :: inner]
+            return _cut(_cut(plane, rank, inner, False), rank, p.expert_tp, True)
+        copies = _cut(plane, rank, inner, True)
         if name == "expert_dp":
             return copies
         if name in ("expert_shard", "expert_replica"):
@@ -163,11 +159,8 @@ def make_plan(scenario: Scenario, fold: bool = True, apart: frozenset[int] = fro
     plan = Plan(scenario, mesh, make_parts(scenario), (), ())
     plane = mesh.plane(0)
     ranks = np.array(plane)
-    lane_of = (
-        np.arange(len(plane))
-        if not fold
-        else (lanes(scenario, mesh, ranks, plan.group_size("shard"), plan.group_size("expert_shard"), apart))
-    )
+    shards = plan.group_size("shard"), plan.group_size("expert_shard")
+    lane_of = lanes(scenario, mesh, ranks, *shards, apart) if fold else np.arange(len(plane))
     if lane_of is None:
         return replace(plan, classes=tuple(_folded_class(mesh, plane, i) for i in range(p.pp)))
     order = np.argsort(lane_of, kind="stable")  # lane after lane, ranks ascending in each
