@@ -33,7 +33,8 @@ from sim.commands.options import scenario_argument
 from sim.core.errors import InputError
 from sim.core.files import write_json
 from sim.core.processes import python_module
-from sim.inputs.scenario import ModelConfig, Scenario, load_scenario
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.scenario import Scenario, load_scenario
 from sim.inputs.workloads import Inference
 from sim.prices.profile import BlockPoint, Profile
 from sim.prices.serving_parts import part_key

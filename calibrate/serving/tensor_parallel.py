@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from calibrate.linear import Linear
 from calibrate.model import Embedding
 from calibrate.serving.forward import Model
-from sim.inputs.scenario import ModelConfig
+from sim.inputs.model_config import ModelConfig
 
 
 class SummedLinear(nn.Module):
