@@ -229,8 +229,22 @@ def step():
 LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "bias": False, "positions": "rope", "kv_heads": 2}
 
 
-@pytest.mark.parametrize("model", [{}, LLAMA])
-@pytest.mark.parametrize(("attention", "precision"), [("unfused", "fp32"), ("fused", "bf16")])
+LATENT = {
+    **{k: v for k, v in LLAMA.items() if k != "kv_heads"},
+    "mla": {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "attention", "precision"),
+    [
+        ({}, "unfused", "fp32"),
+        ({}, "fused", "bf16"),
+        (LLAMA, "unfused", "fp32"),
+        (LLAMA, "fused", "bf16"),
+        (LATENT, "unfused", "fp32"),
+    ],
+)
 def test_bundled_model_is_as_it_is_described(
     tmp_path: Path, attention: str, precision: str, model: dict[str, Any]
 ) -> None:
