@@ -176,9 +176,9 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
         InputError: for a scenario or an option that is wrong, or a Dask cluster that does not answer.
     """
     from sim.commands.search_tables import progress
-    from sim.search.found import cost_per_trillion_tokens
     from sim.search.runnable import runnable
     from sim.search.space import Layout, grid_is_legal, grids
+    from sim.studies.spending import HOUR_S, TRILLION
 
     overrides = (*study.overrides, *_unsaid(path, study.overrides, asked.trainer))
     space, limit, source = space_of(path, overrides, asked.gpus, asked.narrowing, asked.trainer)
@@ -190,7 +190,8 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
     for row in result["best"]:
         row |= runnable(space, Layout(**row["layout"]), source, path, overrides)
         if price is not None:
-            row["cost_per_trillion_tokens"] = cost_per_trillion_tokens(row, price)
+            rate = row["tokens_per_s_per_gpu"]
+            row["cost_per_trillion_tokens"] = TRILLION / rate / HOUR_S * price if rate else None
     return result
 
 
@@ -248,8 +249,7 @@ def space_of(
     only, linked = parse_only(narrowing.only)
     if trainer:
         only = with_trainer(only, trainer, TRAINERS[trainer])
-    sums = bool(trainer) and TRAINERS[trainer].sums_in_pipelines
-    space = make_space(source, gpus, name_of(path), only, linked, trainer, sums)
+    space = make_space(source, gpus, name_of(path), only, linked, trainer)
     if trainer:
         check_every_layout(space.base, trainer)
     return space, limit_bytes(narrowing.memory_limit), source
@@ -268,4 +268,4 @@ def search_space(
     found = BestFirst(space, limit, asked.top, asked.whole_front, pool, report).run()
     packed = pack(space)
     details = list(results(pool, detail, ((packed, o.layout) for o in found.best)))
-    return make_result(space, found, limit, asked.objective, details)
+    return make_result(found, asked.objective, details)

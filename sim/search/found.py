@@ -11,16 +11,10 @@ from sim.search.evaluation import Outcome
 from sim.search.space import SEARCHED, Layout, Space, scenario_of
 from sim.search.why_none import why_none_legal
 
-TRILLION, HOUR_S = 1e12, 3600.0
 
-
-def make_result(
-    space: Space, found: BestFirst, limit_bytes: float | None, objective: str, details: Sequence[dict[str, float]]
-) -> dict[str, Any]:
-    """Return the result in format sim-search/1.
-
-    `limit_bytes` is that of `sim.search.evaluation`. `details`: `evaluation.detail` of each of the best layouts.
-    """
+def make_result(found: BestFirst, objective: str, details: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Return the result in format sim-search/1. `details`: `evaluation.detail` of each of the best layouts."""
+    space, limit_bytes = found.space, found.limit_bytes
     gpu = space.base.cluster.gpu
     # Rates are per second of a worker, so that searches on different numbers of cores compare.
     c, cpu_s, per_core = found.counts, found.cpu_s, found.wall_s * found.cores
@@ -55,12 +49,6 @@ def make_result(
             "simulated_per_s_per_core": c["simulated"] / cpu_s["simulated"] if cpu_s["simulated"] else 0.0,
         },
     }
-
-
-def cost_per_trillion_tokens(row: dict[str, Any], price_per_gpu_hour: float) -> float | None:
-    """Return the cost of a trillion tokens, in the currency of the price; None if the throughput is 0."""
-    rate = row["tokens_per_s_per_gpu"]
-    return TRILLION / rate / HOUR_S * price_per_gpu_hour if rate else None
 
 
 def _row(space: Space, outcome: Outcome) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
+from sim.emit import TRAINERS
 from sim.inputs.input_source import Source, validate
 from sim.inputs.layout_rules import LAYOUT_RULES, MESH_RULES, Problem, Sizes, first_problem
 from sim.inputs.overrides import merge
@@ -162,7 +163,6 @@ def make_space(
     only: Mapping[str, Sequence[Any]] | None = None,
     linked: Sequence[Linked] = (),
     trainer: str = "",
-    sums_in_pipelines: bool = False,
 ) -> Space:
     """Return the space of a scenario as its file says it (`sim.inputs.scenario.read_source`); `name`: see `resolve`.
 
@@ -210,7 +210,8 @@ def make_space(
     # Keys that the scenario sets, even to their default.
     fixed = {k: getattr(given, k) for k in DERIVED if k in given.model_fields_set}
     narrowed = {k: tuple(v) for k, v in (only or {}).items()}
-    derives = sums_in_pipelines and "accumulate_unsharded" not in given.model_fields_set
+    sums = bool(trainer) and TRAINERS[trainer].sums_in_pipelines
+    derives = sums and "accumulate_unsharded" not in given.model_fields_set
     return Space(base, gpus, fixed, narrowed, tuple(linked), trainer, derives)
 
 

@@ -26,12 +26,7 @@ class Anchor(Record, frozen=True):
 def anchor(measured_s: float, as_measured: StepResult, changed: StepResult) -> Anchor:
     """`as_measured`: the simulation of what ran; `changed`: of what is asked for."""
     low, high = as_measured.step_time_interval_s
-    ratio = measured_s / as_measured.step_time_s
-    return Anchor(
-        measured_s,
-        as_measured.step_time_s,
-        1 / ratio - 1,
-        low <= measured_s <= high,
-        changed.step_time_s * ratio,
-        changed.tokens_per_s / ratio,
-    )
+    simulated_s, inside = as_measured.step_time_s, low <= measured_s <= high
+    ratio = measured_s / simulated_s
+    scaled = changed.step_time_s * ratio, changed.tokens_per_s / ratio
+    return Anchor(measured_s, simulated_s, 1 / ratio - 1, inside, *scaled)

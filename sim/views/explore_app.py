@@ -119,24 +119,16 @@ class Explorer:
         a, b = (p.simulation for p in self.panels)
         if a is None or b is None:
             return ""
-        ours, theirs = (_rate(s) for s in (a, b))
+        (ours, first), (theirs, second) = _pace(a), _pace(b)
         if abs(ours / theirs - 1) < 1e-9:
             return fragment("equal")
         (better, high), (worse, low) = sorted((("A", ours), ("B", theirs)), key=lambda x: -x[1])
         what = "Steps" if isinstance(a, Simulation) else "Median latencies"
-        first, second = (_length_s(s) for s in (a, b))
         return fragment("verdict", better, worse, high / low, what, first, second)
 
 
-def _rate(simulation: Simulated) -> float:
-    """Tokens a second and GPU: trained, or written."""
+def _pace(simulation: Simulated) -> tuple[float, float]:
+    """Tokens a second and GPU, trained or written, and the seconds of the step or of the median request."""
     if isinstance(simulation, Simulation):
-        return simulation.outcome.tokens_per_s_per_gpu
-    return simulation.outcome.output_tokens_per_s_per_gpu
-
-
-def _length_s(simulation: Simulated) -> float:
-    """Seconds of the step, or of the median request."""
-    if isinstance(simulation, Simulation):
-        return simulation.timeline.step_time_s
-    return simulation.outcome.request_latency_s.p50
+        return simulation.outcome.tokens_per_s_per_gpu, simulation.timeline.step_time_s
+    return simulation.outcome.output_tokens_per_s_per_gpu, simulation.outcome.request_latency_s.p50

@@ -16,7 +16,6 @@ from sim.views.units import billions, count, n_bytes, percent, rate, seconds
 from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
-    from sim.inputs.workloads import Disaggregated
     from sim.results.evidence import Evidence
     from sim.results.records import MemoryRow
     from sim.serve.records import ServingResult
@@ -185,7 +184,12 @@ def layout_line(scenario: Scenario) -> str:
     """The scenario in one line: model, layout, batch, cluster."""
     layout, training, inference = scenario.parallelism, scenario.training, scenario.inference
     pools = None if inference is None else inference.disaggregated
-    words = [model_words(scenario.model), *(layout_words(layout.model_dump()) if pools is None else _pool_words(pools))]
+    shape = layout_words(layout.model_dump())
+    if pools is not None:  # what computes prompts, and what adds tokens
+        shape = [
+            f"{name} {p.replicas} × tp {p.tp}" for name, p in (("prefill", pools.prefill), ("decode", pools.decode))
+        ]
+    words = [model_words(scenario.model), *shape]
     if layout.pp > 1 and inference is None:
         words.append(layout.schedule)
     if training is not None:
@@ -198,11 +202,6 @@ def layout_line(scenario: Scenario) -> str:
         words.append(f"{inference.batching} batching")
         words.append(inference.precision if inference.quantization == "none" else inference.quantization)
     return " · ".join([*words, gpus_words(scenario)])
-
-
-def _pool_words(pools: Disaggregated) -> list[str]:
-    """What computes prompts, and what adds tokens."""
-    return [f"{name} {p.replicas} × tp {p.tp}" for name, p in (("prefill", pools.prefill), ("decode", pools.decode))]
 
 
 def model_words(model: ModelConfig) -> str:

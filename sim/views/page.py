@@ -24,21 +24,16 @@ def page(template: str, title: str, plots: Mapping[str, Any], data: Mapping[str,
     own = f"window.stepsim = {{data: {json_for_script(data)}}}"
     scripts = "".join(asset(name) for name in TIMELINE_SCRIPTS)
     plots = {"axis": axis_figure(plots["timeline"]), **plots}
-    return _document(template, title, plots, [own, scripts], [], values)
+    return _document(template, title, plots, [own, scripts], [], **values)
 
 
 def still_page(template: str, title: str, plots: Mapping[str, Any], **values: Any) -> str:
     """A document whose plots need no script of ours."""
-    return _document(template, title, plots, [], [asset("ready.js")], values)
+    return _document(template, title, plots, [], [asset("ready.js")], **values)
 
 
 def _document(
-    template: str,
-    title: str,
-    plots: Mapping[str, Any],
-    before: Sequence[str],
-    after: Sequence[str],
-    values: Mapping[str, Any],
+    template: str, title: str, plots: Mapping[str, Any], before: Sequence[str], after: Sequence[str], **values: Any
 ) -> str:
     """A whole HTML document that fetches nothing. `before` and `after` are scripts around that which draws `plots`.
 

@@ -61,7 +61,7 @@ def metric_words(row: Row, metric: Metric) -> str:
     value = row[metric.key]
     if metric.unit == "s":
         return seconds(value)
-    return memory_words(row) if metric.unit == "bytes" else count(value)
+    return n_bytes(value) + " ✗" * (not row["fits_in_memory"]) if metric.unit == "bytes" else count(value)
 
 
 def words(values: Mapping[str, Any]) -> str:
@@ -83,11 +83,6 @@ def about_faults(result: Result) -> bool:
 def lost_words(row: Row) -> str:
     """Seconds lost to faults, and which part of the step that is."""
     return f"{seconds(row['lost_s'])} ({percent(row['lost_s'] / row['step_time_s'])})"
-
-
-def memory_words(row: Row) -> str:
-    """The fullest GPU's peak, marked where it is more than the GPU has."""
-    return n_bytes(row["peak_memory_bytes"]) + ("" if row["fits_in_memory"] else " ✗")
 
 
 def _headline(result: Result) -> list[Number]:

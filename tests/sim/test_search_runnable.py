@@ -91,11 +91,10 @@ def test_a_trainer_that_never_runs_the_model_is_refused_before_anything_is_laid_
 
 
 def test_bounds_know_how_torchtitan_reduces_gradients_in_pipelines() -> None:
-    trainer = TRAINERS["torchtitan"]
     plain = {"schedule": None, "virtual_stages": None}
     data = merge(LLAMA, {"training": {"param_dtype": "fp32"}, "parallelism": plain})
     only = {"zero": (3,), "schedule": ("1f1b",), "recompute": ("none",), "micro_batch_size": (1,)}
-    space = make_space(Source("x", data), 8, "x", only, (), "torchtitan", trainer.sums_in_pipelines)
+    space = make_space(Source("x", data), 8, "x", only, (), "torchtitan")
     costs = Costs(load_profile(space.base.calibration), space.base.cluster.gpu)
     for grid in (Grid(1, 1, 2, 4, 1), Grid(1, 1, 1, 8, 1)):
         search = GridSearch(space, grid, GridPrices(space, grid, costs, Network(space.base.cluster)), 1e18)
