@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrate import collectives
+from calibrate.collective_calls import MAX_CPU_RANKS, make
 from calibrate.launch import join
 from calibrate.machine import cores
 from calibrate.ranks import stream_ranks
@@ -48,7 +48,7 @@ Work = Callable[[], object]
 def ranks_sharing() -> int:
     """Return the number of ranks to start; 0 if the machine has too many cores for that."""
     ranks = RANKS_PER_CORE * cores()
-    return ranks if ranks <= collectives.MAX_CPU_RANKS else 0
+    return ranks if ranks <= MAX_CPU_RANKS else 0
 
 
 def keys(bench: Bench) -> list[str]:
@@ -100,7 +100,7 @@ def main(parent: int, quick: bool, wanted: tuple[str, ...]) -> None:
         else:
             _, op, members, size = key.split()
             group = pairs[rank // 2] if int(members) == 2 else None
-            seconds, spread = message(burst, collectives.make(op, int(size), "cpu", group), quick)
+            seconds, spread = message(burst, make(op, int(size), "cpu", group), quick)
             records = [Collective(op, int(members), float(size), seconds, spread, float(RANKS_PER_CORE))]
         if rank == 0:
             print(json.dumps([key, [to_json(r) for r in records]]), flush=True)

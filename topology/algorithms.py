@@ -13,7 +13,7 @@ from msgspec import Struct
 from topology.protocols import NVLS, PLAIN, RING, TREE, Protocol
 
 if TYPE_CHECKING:
-    from topology.collectives import Group
+    from topology.group import Group
 
 # The part of the bytes between domains that goes above the leaf switches. Of a ring's domains under one leaf only the
 # last sends there; of an exchange, what leaves the leaf; all bytes of trees and shifts.

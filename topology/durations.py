@@ -26,7 +26,6 @@ from topology.collectives import (
     ALGORITHMS,
     P2P_PER_ROUND,
     AlphaBeta,
-    Group,
     direct_send_recv,
     mesh_all_gather,
     message_protocol,
@@ -36,6 +35,7 @@ from topology.collectives import (
     ring_all_gather,
     ring_broadcast,
 )
+from topology.group import Group
 from topology.protocols import SIMPLE_NVLINK_S
 from topology.timing import (
     LINES_WINDOW_BYTES,

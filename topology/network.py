@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topology.collectives import Choice, Group, bus_factor, choose
+from topology.collectives import Choice, bus_factor, choose
 from topology.durations import Way, duration, message_seconds
+from topology.group import Group
 from topology.regular import RegularNetwork, of_several
 from topology.spec import ClusterSpec
 from topology.timing import TREE_SHARE, slower

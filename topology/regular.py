@@ -15,8 +15,8 @@ from math import inf, lcm
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topology.collectives import Group
 from topology.durations import Way
+from topology.group import Group
 from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
 from topology.spec import ClusterSpec
 from topology.timing import fabric_of, slower, timing_of

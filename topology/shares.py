@@ -18,8 +18,9 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from topology.algorithms import TRAITS, Crossing
-from topology.collectives import Choice, Group
+from topology.collectives import Choice
 from topology.durations import Way, duration
+from topology.group import Group
 from topology.network import Network
 from topology.spec import ClusterSpec
 

@@ -12,9 +12,9 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from topology.collectives import Group
 from topology.durations import Way
 from topology.graph import described
+from topology.group import Group
 from topology.loads import mesh_transfers, ring_transfers
 from topology.routes import Passage, Routes
 from topology.spec import ClusterSpec

@@ -5,8 +5,9 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from topology.collectives import Group, choose
+from topology.collectives import choose
 from topology.durations import duration
+from topology.group import Group
 from topology.network import Network
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec, InterNode, IntraNode

@@ -7,8 +7,9 @@ import math
 import pytest
 
 from topology.algorithms import TRAITS, Traits
-from topology.collectives import ALGORITHMS, AlphaBeta, Choice, Group, ring_all_reduce
+from topology.collectives import ALGORITHMS, AlphaBeta, Choice, ring_all_reduce
 from topology.durations import DURATIONS
+from topology.group import Group
 from topology.network import Network
 from topology.presets import CLUSTERS
 from topology.protocols import RING

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.topology.link_flows import cluster
-from topology.collectives import Group
 from topology.graph import described
+from topology.group import Group
 from topology.network import Network
 from topology.presets import CLUSTERS
 from topology.recognise import recognise

@@ -1,0 +1,73 @@
+"""A group of ranks as collectives see it: where its members lie, and what each may send."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from topology.timing import Fabric, Timing
+
+
+class Group(Struct, frozen=True, dict=True):
+    """Hold where a group's ranks lie and what each may send: the input of a closed form.
+
+    Bandwidths are bytes/s of one GPU and direction. The `inter_` ones are its share of the node's NICs while all GPUs
+    of the node do the same, after oversubscription or a torus's hops.
+    """
+
+    ranks: int
+    domains: int
+    members: int  # in the domain with the fewest
+    members_max: int
+    ring_bytes_per_s: float  # inside a domain, in rings over the members
+    chain_bytes_per_s: float  # all-reduce along chains, bytes of S per second: half of the ring's on a switch
+    exchange_bytes_per_s: float  # inside a domain, to all members at once
+    pair_bytes_per_s: float  # inside a domain, to the next rank alone
+    latency_s: float
+    inter_ring_bytes_per_s: float
+    inter_tree_bytes_per_s: float
+    inter_exchange_bytes_per_s: float
+    inter_pair_bytes_per_s: float
+    inter_latency_s: float
+    nics: float  # that the members of the smallest domain own together, at least one
+    nvls_share: float  # part of the ring's bandwidth under in-switch reduction; 0: the switch cannot reduce
+    nvls_tree_bytes: float  # from this size on NCCL considers NVLS with trees between domains; inf: never
+    protocols: bool  # whether NCCL's apply
+    timing: Timing  # of its machine, for `durations`
+    fabric: Fabric
+    # Whether every two GPUs of a domain are linked and the library sends directly over these links.
+    sends_directly: bool = False
+    torus_steps: int = 0  # steps of one pass of rings along all axes of a torus; 0: no torus
+
+    @cached_property
+    def _kept(self) -> dict[tuple[str, float, float], Group]:
+        """Variants of this group, cached for messages of other sizes."""
+        return {}
+
+    def stepped(self, near: float, far: float) -> Group:
+        """Return the group with its latencies inside domains times `near` and between them times `far`; cached."""
+        key = ("stepped", near, far)
+        if key not in self._kept:
+            latency_s, inter_latency_s = self.latency_s * near, self.inter_latency_s * far
+            self._kept[key] = replace(self, latency_s=latency_s, inter_latency_s=inter_latency_s)
+        return self._kept[key]
+
+    def sustained(self, near: float, far: float) -> Group:
+        """Return the group with bandwidths inside domains times `near` in rings between them times `far`; cached."""
+        key = ("sustained", near, far)
+        if key not in self._kept:
+            self._kept[key] = replace(
+                self,
+                ring_bytes_per_s=self.ring_bytes_per_s * near,
+                chain_bytes_per_s=self.chain_bytes_per_s * near,
+                exchange_bytes_per_s=self.exchange_bytes_per_s * near,
+                inter_ring_bytes_per_s=self.inter_ring_bytes_per_s * far,
+            )
+        return self._kept[key]
+
+    @property
+    def nodes_share_bytes_per_s(self) -> float:
+        """Bandwidth at which a domain's members together send to the next domain of a ring."""
+        return self.members * self.inter_ring_bytes_per_s
