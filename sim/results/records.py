@@ -15,6 +15,8 @@ from pydantic import BaseModel
 
 from sim.inputs.scenario import Scenario
 
+PLAIN = frozenset({float, int, str, bool, type(None)})  # most values are of these
+
 
 class Record(Struct, frozen=True):
     """A frozen result that prints as a JSON object with a key for each field, in the order of the fields.
@@ -35,7 +37,7 @@ class Record(Struct, frozen=True):
             if name in self.inlined:
                 out |= value.to_json()
             else:
-                out[key] = _plain(value)
+                out[key] = value if type(value) in PLAIN else _plain(value)
         return out
 
 
@@ -50,7 +52,7 @@ def _keys(record: type[Record]) -> tuple[tuple[str, str, bool], ...]:
 
 def _plain(value: Any) -> Any:
     """Numbers, text, lists and dicts; tuples become lists."""
-    if value is None or isinstance(value, (float, str, int)):  # most values; enums of text among them
+    if type(value) in PLAIN:
         return value
     if isinstance(value, Record):
         return value.to_json()
