@@ -249,8 +249,8 @@ class Costs:
             raise InputError(f"training.attention_kernel: found '{wanted}'; profile {self.profile.name} has: {found}")
 
     def _unaligned(self, op: Compute, cost: Cost) -> Cost:
-        """Slow a matmul whose sizes do not allow the fast kernels."""
-        if op.aligned:
+        """Slow a matmul whose sizes do not allow the fast kernels; a point of exactly these sizes had the slow ones."""
+        if op.aligned or cost.source == "measured":
             return cost
         # cuBLAS has fast kernels only for leading dimensions of multiples of 16 bytes, as all points have.
         stated = self.coefficients.unaligned_matmul_slowdown
