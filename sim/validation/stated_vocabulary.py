@@ -47,8 +47,8 @@ def with_stated_vocabularies(rows: Sequence[Row], assumptions: object) -> list[R
 
 
 def _with_stated(row: Row, stated: Mapping[str, int]) -> Row:
-    model, group = row.scenario.get("model"), _plain(row.group)
-    names = [name for name in stated if group.startswith(name)]
+    model = row.scenario.get("model")
+    names = [name for name in stated if _begins_with(row.group, name)]
     if not isinstance(model, Mapping) or not isinstance(model.get("vocab"), int) or not names:
         return row
     vocab = stated[max(names, key=len)]
@@ -56,6 +56,15 @@ def _with_stated(row: Row, stated: Mapping[str, int]) -> Row:
         return row
     why = f"model.vocab {model['vocab']} is not believed, because an assumption of the table states {vocab}"
     return replace(row, scenario={**row.scenario, "model": {**model, "vocab": vocab}}, not_believed=why)
+
+
+def _begins_with(group: str, name: str) -> bool:
+    """Whether a group's first words are a model's plain name, and not a longer number or word.
+
+    >>> [_begins_with(group, "qwen2") for group in ("Qwen2-7B", "Qwen 2 7B", "Qwen 2.5 7B", "qwen25", "Qwen2VL 7B")]
+    [True, True, False, False, False]
+    """
+    return bool(re.match(r"[^a-z0-9]*".join(name) + r"(?![a-z0-9]|\.[0-9])", group.lower()))
 
 
 def _plain(name: str) -> str:

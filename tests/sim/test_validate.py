@@ -342,6 +342,8 @@ def test_a_limit_that_a_rows_own_figures_disprove_is_not_believed_of_its_server(
         ("vocabulary: Nemotron not known", "stated", "Nemotron-22B", 1024),
         ("vocabulary 256000 for Nemotron", "stated", "Nemotron-22B", 1024),
         ("layers: Nemotron 256000", "stated", "Nemotron-22B", 1024),
+        ("vocabulary: Qwen 2 151936, GPT-3 51200", "stated", "Qwen 2.5 7B", 1024),  # another model
+        ("vocabulary: Qwen 2 151936, GPT-3 51200", "stated", "GPT-30B", 1024),
     ],
 )
 def test_a_vocabulary_that_an_assumption_states_for_the_model_is_believed_before_the_rows(
