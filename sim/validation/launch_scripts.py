@@ -25,7 +25,8 @@ class Sizes(NamedTuple):
 class LaunchScript(NamedTuple):
     """Keys that `framework`'s script sets for a model, in releases from the month `since` on and before `until`.
 
-    `architecture`: of the GPUs that the script is for, "" for all.
+    `architecture`: of the GPUs that the script is for, "" for all. `published_by`: whose tables ran the script, if it
+    is not the trainer's own.
     """
 
     framework: str
@@ -35,6 +36,7 @@ class LaunchScript(NamedTuple):
     architecture: str = ""
     since: str = ""
     until: str = "9999"
+    published_by: str = ""
 
 
 DEEPSEEK_V3, QWEN3_30B, QWEN3_235B = Sizes(61, 7168, 256), Sizes(48, 2048, 128), Sizes(94, 4096, 128)
@@ -90,13 +92,15 @@ SCRIPTS = (
         {"model": {"moe": {"capacity_factor": 1.0, "pad_to_capacity": True, "groups": 4, "top_groups": 3}}},
         "MooreThreads/SimuMax, simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh",
         "blackwell",
+        published_by="SimuMax",
     ),
 )
 
 
-def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
+def with_launch_script(scenario: dict[str, Any], citation: str = "") -> dict[str, Any]:
     """A row's scenario, and under it what its trainer's script sets for this model, GPU and release.
 
+    `citation`: of the row's table.
     A row whose release or machine is not known is left as it is.
     """
     training, model = scenario.get("training"), scenario.get("model")
@@ -108,6 +112,7 @@ def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
         return scenario
     for script in SCRIPTS:
         meant = script.framework == framework and script.model == sizes and script.since <= date < script.until
+        meant = meant and script.published_by in citation
         if meant and script.architecture in ("", cluster.gpu.architecture):
             scenario = merge(script.changes, scenario)
     return scenario

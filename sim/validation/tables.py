@@ -66,7 +66,8 @@ def _row(data: object, where: str, table: str, kind: str, shared: dict[str, Any]
         measured = {key: _value(value, f"{where}.measured.{key}") for key, value in given.items() if key not in answers}
         scenario = merge(shared, _mapping(row.get("scenario"), f"{where}.scenario"))
         if kind == "training_step" and isinstance(scenario.get("training"), dict):
-            scenario = with_launch_script(scenario | {"training": with_stated(scenario["training"], software[0], row)})
+            scenario |= {"training": with_stated(scenario["training"], software[0], row)}
+            scenario = with_launch_script(scenario, software[1])
     except InputError as error:
         return Row(table, kind, str(name), group, {}, {}, row, unreadable=str(error))
     return Row(table, kind, str(name), group, scenario, measured, row, answers, (str(row.get("engine", "")), *software))
