@@ -43,7 +43,7 @@ def software(device: str) -> Facts:
     """Return the versions of software that speed depends on."""
     facts: dict[str, str | int | float | bool] = {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a subclass of str, which msgspec does not write
         "kernel": platform.release(),
         "system": platform.system(),
     }
