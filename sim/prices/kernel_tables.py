@@ -38,8 +38,12 @@ from sim.prices.roofline import (
     shape_flops,
 )
 
-BEST = 0.8  # part of the peak that large 16-bit matmuls reach
-READ = 0.86  # part of an A100's bandwidth that the longest decodes reach with one KV head for each query head
+# The part of the peak that no 8- or 4-bit matmul exceeds without its quantization. Large 16-bit matmuls reach about as
+# much. The value was chosen by judgement: the history records no measurement and no fit for it.
+BEST = 0.8
+# The largest part of an A100's bandwidth that its longest measured decodes reach with one KV head for each query head:
+# 0.862 among the ten largest caches of the A100's kernels (AIConfigurator). It is read off these kernels alone.
+READ = 0.86
 
 
 HEADS = (1, 2, 4)  # attention's coordinates of heads, KV heads and head size
