@@ -16,6 +16,7 @@ from topology.preset_files import read_gpu, read_machine
 from topology.presets import CLUSTER_SOURCES, CLUSTERS, GPU_SOURCES, GPUS, Shipped, gpu_products
 
 ROOT = Path(__file__).parents[2]
+NO_DATA = {".py", ".pyi", ".c", ".h", ".so", ".md"}
 GPU: dict[str, Any] = {
     "name": "x900",
     "memory_bytes": 64e9,
@@ -119,9 +120,16 @@ def test_every_shipped_figure_has_a_document_and_every_file_is_installed() -> No
         assert needed <= GPU_SOURCES[name].keys(), name
         assert gpu.source
     assert all(CLUSTER_SOURCES[name] for name in CLUSTERS)
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["topology"]
-    installed = {path for pattern in patterns for path in (ROOT / "topology").glob(pattern)}
-    assert set((ROOT / "topology").glob("**/*.json")) <= installed
+
+
+@pytest.mark.parametrize(
+    ("package", "folder"), [("topology", "topology"), ("sim", "sim"), ("sim.scenarios", "scenarios")]
+)
+def test_every_data_file_is_installed(package: str, folder: str) -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][package]
+    files = {path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix not in NO_DATA}
+    installed = {path for pattern in patterns for path in (ROOT / folder).glob(pattern)}
+    assert {path for path in files if "__pycache__" not in path.parts} <= installed
 
 
 @pytest.mark.parametrize(
