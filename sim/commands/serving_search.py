@@ -64,12 +64,14 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
 
 
 def _words(degrees: dict[str, int], least: int = 2) -> str:
-    """The degrees of at least so many.
+    """The degrees of at least so many, and all of pools.
 
-    >>> _words({"tp": 1}), _words({"prefill_replicas": 2, "prefill_tp": 1}, 1)
-    ('-', 'prefill replicas 2 prefill tp 1')
+    >>> _words({"tp": 1}), _words({"tp": 1}, 1)
+    ('-', 'tp 1')
     """
-    return " ".join(f"{k.replace('_', ' ')} {v}" for k, v in degrees.items() if v >= least) or "-"
+    from sim.views.serving_search_page import degrees_shown
+
+    return " ".join(degrees_shown(degrees, least)) or "-"
 
 
 def _cells(row: dict[str, Any], priced: bool) -> list[str]:

@@ -31,11 +31,7 @@ def clusters_page(result: Result) -> str:
         head=("Cluster", *COLUMNS, "Trillion tokens"),
         rows=[_row(one, row) for one in found for row in one["best"]],
         copies=[copies(row) for one in found for row in one["best"]],
-        without=[
-            (one["cluster"], one["why_none_legal"] or "no legal layout fits in memory")
-            for one in result["clusters"]
-            if not one["best"]
-        ],
+        without=[(one["cluster"], one["why_none_legal"] or NONE_FITS) for one in result["clusters"] if not one["best"]],
     )
 
 

@@ -49,13 +49,22 @@ def serving_search_page(result: Result) -> str:
     )
 
 
+def degrees_shown(parallelism: Mapping[str, int], least: int = 2) -> list[str]:
+    """Degrees of at least so many in words; of a pool for prompts and a pool for tokens all degrees."""
+    # Pools of one GPU each are two GPUs, which no degree above 1 says.
+    least = 1 if "prefill_tp" in parallelism else least
+    return [f"{k.replace('_', ' ')} {v}" for k, v in parallelism.items() if v >= least]
+
+
 def layout_words(parallelism: Mapping[str, int]) -> str:
     """Degrees above 1.
 
     >>> layout_words({"tp": 4, "pp": 1, "dp": 2}), layout_words({"tp": 1})
     ('tp 4, dp 2', 'one GPU')
+    >>> layout_words({"prefill_replicas": 2, "prefill_tp": 1, "decode_replicas": 1, "decode_tp": 1})
+    'prefill replicas 2, prefill tp 1, decode replicas 1, decode tp 1'
     """
-    return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in parallelism.items() if v > 1) or "one GPU"
+    return ", ".join(degrees_shown(parallelism)) or "one GPU"
 
 
 def _headline(result: Result) -> list[Number]:

@@ -94,6 +94,18 @@ def test_pools_are_searched_and_the_best_pair_keeps_its_promises(tmp_path: Path)
     assert best["output_tokens_per_s_per_gpu"] == pytest.approx(again.result["output_tokens_per_s"] / 3)
 
 
+def test_a_pair_of_pools_is_never_called_one_gpu(tmp_path: Path) -> None:
+    file = tmp_path / "pair.yaml"
+    inference = {**SMALL["inference"], "disaggregated": {}}
+    file.write_text(json.dumps({**SMALL, "parallelism": {}, "inference": inference}))
+    page = tmp_path / "pair.html"
+    options = [str(file), "--slo", "ttft_p99=0.05", "--gpus", "2", "--html", str(page)]
+    done = CliRunner().invoke(main, options, catch_exceptions=False)
+    for text, between in ((page.read_text(), ", "), (done.stdout, " ")):
+        assert between.join(("prefill replicas 1", "prefill tp 1", "decode replicas 1", "decode tp 1")) in text
+        assert "one GPU" not in text
+
+
 def test_replicas_that_share_experts_are_searched(tmp_path: Path) -> None:
     """Of two GPUs: one with all experts, and both with half of them, whose attention is split or not."""
     file = tmp_path / "experts.yaml"
