@@ -59,6 +59,9 @@ def model_from_config(file: Path) -> Config:
         raise InputError(f"{file}: {missing.args[0]}: is required and missing for model_type {family}") from None
     except NotExpressibleError as problem:
         raise InputError(f"{file}: {problem}") from None
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as problem:
+        # A value of a wrong type, or 0, of a key that is only computed with.
+        raise InputError(f"{file}: has a value that model_type {family} does not allow ({problem})") from None
     longest = config.get("max_position_embeddings")
     if mapping.get("positions") != "learned" and isinstance(longest, int) and longest > 0:
         # Said here by the config's own key, which the model's key would hide.

@@ -32,6 +32,23 @@ def test_parameters_are_those_of_transformers(tmp_path: Path, name: str) -> None
     assert count_parameters(model).total == CONFIGS[name]["parameters"]
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("jamba_v0.1", "expert_layer_period", 0),
+        ("jamba_v0.1", "attn_layer_offset", []),
+        ("kimi_linear_48b", "linear_attn_config", "abc"),
+        ("nemotron_h_8b", "hybrid_override_pattern", 3),
+        ("qwen3_next_80b", "full_attention_interval", None),
+    ],
+)
+def test_a_value_that_cannot_be_computed_with_is_refused(tmp_path: Path, name: str, key: str, value: object) -> None:
+    path = written(tmp_path, CONFIGS[name]["config"] | {key: value})
+    family = CONFIGS[name]["config"]["model_type"]
+    with pytest.raises(InputError, match=f"has a value that model_type {family} does not allow"):
+        load_model(path)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_family_is_trained_and_served(tmp_path: Path, name: str) -> None:
     tp = 1 if name == "minimax_m2" else 2
