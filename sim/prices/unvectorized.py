@@ -20,8 +20,7 @@ PLACE_CLOCKS = 0.70  # of one multiprocessor, for an element of tensors in diffe
 CAST_CLOCKS = 0.34  # for an element of each operand, with the result, if dtypes differ
 TRANSPOSE_CLOCKS = 1.7  # for an element whose neighbour lies in another row: the largest `permute` points of h200.json
 UNCERTAINTY = 0.1  # twice the mean error
-# Kernels of `calibrate.run` that are not vectorized.
-MEASURED_APART = ("broadcast", "mixed", "transposed", "cat", "slice_backward")  # kernels of `calibrate.run` as these
+MEASURED_APART = ("broadcast", "mixed", "transposed", "cat", "slice_backward")  # points of `calibrate.run`
 
 
 def sm_clocks_per_s(gpu: GpuSpec) -> float:
