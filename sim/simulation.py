@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sim.processes.cluster import Process
-    from sim.views.losses import LossShare
+    from sim.results.losses import LossShare
 
 UNFOLDED_RANKS = 256  # as many ranks are simulated one by one, beside processes or where collectives are messages
 EXPAND_UP_TO = 4000  # spans: expanding a step of so many for its losses takes well under a second
@@ -394,7 +394,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
         Which messages are exposed can only be told where those of layers (tp, cp, ep) have spans of their own, as in
         an expanded simulation. One is made where that is quick; else the advice on communication is not guessed.
         """
-        from sim.views.losses import largest_losses
+        from sim.results.losses import largest_losses
 
         timeline, p = self.timeline, self.scenario.parallelism
         known = self.expanded or p.tp * p.cp * p.ep == 1

@@ -25,6 +25,15 @@ def imported(path: Path) -> set[str]:
     return names
 
 
+def modules(node: ast.AST) -> list[str]:
+    """Full names that an import statement may load; none for any other node."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
 @pytest.mark.parametrize("package", FORBIDDEN)
 def test_packages_depend_one_way(package: str) -> None:
     for path in (ROOT / package).rglob("*.py"):
@@ -54,6 +63,18 @@ def test_building_a_graph_knows_nothing_of_running_it() -> None:
         for path in (ROOT / "sim" / folder).glob("*.py"):
             modules = [n.module or "" for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
             assert not [m for m in modules if m.startswith("sim.engine")], path
+
+
+def test_only_commands_show_results() -> None:
+    """Nothing but views and commands imports `sim.views`; a notebook asks a result itself for its HTML."""
+    for path in (ROOT / "sim").rglob("*.py"):
+        if path.relative_to(ROOT / "sim").parts[0] in ("views", "commands"):
+            continue
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        html = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == "_repr_html_"]
+        allowed = {id(n) for function in html for n in ast.walk(function)}
+        wrong = [name for n in nodes if id(n) not in allowed for name in modules(n) if name.startswith("sim.views")]
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
 @pytest.mark.parametrize(("scenario", "engine"), [("1f1b_pp8", "simpy"), ("llama3_405b_16k", "static")])

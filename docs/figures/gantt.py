@@ -9,10 +9,10 @@ from html import escape
 import numpy as np
 
 from docs.figures.svg import FAINT, INK
+from sim.core.timeline import row_stream
+from sim.core.units import seconds
 from sim.simulation import Simulation
 from sim.views.palette import in_order, style_of
-from sim.views.rows import row_stream
-from sim.views.units import seconds
 
 WIDTH, LEFT, RIGHT, ROW, GAP = 760, 84, 20, 13, 30
 EMPTY = "#dfe5eb"

@@ -6,10 +6,10 @@ from html import escape
 from pathlib import Path
 
 from docs.figures.svg import COLOURS, FAINT, INK, WIDTH
+from sim.core.units import seconds
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.ranks.rank_mesh import make_mesh
 from sim.simulation import simulate
-from sim.views.units import seconds
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "mesh_llama8b.yaml"
 ORDERS = ("tp-cp-pp-dp", "dp-pp-cp-tp")

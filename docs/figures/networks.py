@@ -8,11 +8,11 @@ from html import escape
 from pathlib import Path
 
 from docs.figures.svg import COLOURS, FAINT, INK, WIDTH
+from sim.core.units import percent, rate, seconds
 from sim.inputs.scenario import load_scenario
 from sim.simulation import simulate
 from sim.views.link_traffic import step_traffic
 from sim.views.topology_page import shade
-from sim.views.units import percent, rate, seconds
 from topology.graph import wiring_of
 from topology.loads import link_loads
 from topology.recognise import node_of

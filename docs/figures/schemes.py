@@ -7,9 +7,9 @@ from pathlib import Path
 from docs.figures.gantt import Gantt, strip
 from docs.figures.sources import memory, run
 from docs.figures.svg import Chart
+from sim.core.units import seconds
 from sim.inputs.scenario import load_scenario
 from sim.simulation import Simulation, simulate
-from sim.views.units import seconds
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dualpipe_v")

@@ -42,8 +42,8 @@ def main(traces: tuple[Path, ...], groups: Path | None, step: int | None, json: 
 
 
 def _print(found: Diagnosis, recording: Recording) -> None:
+    from sim.core.units import n_bytes, percent, seconds
     from sim.traces.diagnosis import verdict
-    from sim.views.units import n_bytes, percent, seconds
 
     print(f"{recording.name}: {len(recording.ranks)} of {recording.world_size} ranks, step {seconds(found.step_s)}")
     print(f"{verdict(found)}\n")
@@ -90,7 +90,7 @@ def _waited_for(found: Diagnosis) -> dict[int, tuple[float, Waiting]]:
 
 
 def _gain(gain_s: float, found: Diagnosis) -> str:
-    from sim.views.units import percent, seconds
+    from sim.core.units import percent, seconds
 
     if gain_s <= 0:
         return "which gains nothing"

@@ -280,7 +280,7 @@ def _write(result: dict[str, Any], changed: Replay, json: str | None, html: Path
     if trace is not None:
         write_trace(trace, timeline(changed))
     if html is not None:
-        from sim.traces.page import replay_page
+        from sim.views.replay_page import replay_page
 
         recorded = timeline(recorded_times(changed.recording))
         write_page(html, replay_page(result, timeline(changed), recorded))
@@ -293,8 +293,8 @@ def _print(result: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from sim.traces.page import asked
-    from sim.views.units import seconds
+    from sim.core.units import seconds
+    from sim.views.replay_page import asked
 
     console = Console()
     label = f", profiler step {result['profiler_step']}" if result["profiler_step"] is not None else ""

@@ -92,7 +92,8 @@ def _run(path: Path, options: RunOptions) -> bool:
 
 def _plan_batch(path: Path, options: RunOptions) -> None:
     from sim.inputs.scenario import load_scenario
-    from sim.studies.batch_plan import as_dict, batch_sizes, kaplan_critical_tokens, plan_batch, print_plan
+    from sim.studies.batch_plan import as_dict, batch_sizes, kaplan_critical_tokens, plan_batch
+    from sim.views.batch_plan_tables import print_plan
 
     def load(more: list[str]) -> Scenario:
         return load_scenario(path, [*options.overrides, *more])

@@ -125,8 +125,8 @@ def _table(first: str, priced: bool) -> Table:
 
 def _cells(row: dict[str, Any], unpriced: str = "") -> list[str]:
     """Texts of a layout; `unpriced`: in place of a cost where others have one."""
+    from sim.core.units import seconds
     from sim.views.headline import layout_words
-    from sim.views.units import seconds
 
     x, cost = row["layout"], row.get("cost_per_trillion_tokens")
     schedule = x["schedule"] + (f" x{x['virtual_stages']}" if x["virtual_stages"] > 1 else "")

@@ -75,8 +75,8 @@ def _words(degrees: dict[str, int], least: int = 2) -> str:
 
 
 def _cells(row: dict[str, Any], priced: bool) -> list[str]:
+    from sim.core.units import seconds
     from sim.views.serving_search_page import NO_LIMIT
-    from sim.views.units import seconds
 
     if not row["rate_per_s"]:
         return ["none", *["-"] * (5 + priced)]

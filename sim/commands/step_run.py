@@ -114,9 +114,9 @@ def _show(simulation: Simulation, asked: _Asked, advice: Sequence[Tried] | None,
 
 def _print_operators(simulation: Simulation) -> None:
     """Parts of the model and the longest operators, of every class of ranks."""
+    from sim.core.units import percent, seconds
     from sim.results.operator_times import time_by_operator, time_by_part
     from sim.views.part_names import part_name
-    from sim.views.units import percent, seconds
 
     for of in time_by_part(simulation):
         print(f"\nParts of rank{'s' * (not of.ranks.isdigit())} {of.ranks}, share of the step")

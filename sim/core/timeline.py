@@ -15,6 +15,13 @@ from numpy.typing import NDArray
 # Kinds of the two ends of a message between pipeline stages: activations forward, their gradients backward.
 SENDS, RECEIVES = ("SEND_F", "SEND_B"), ("RECV_F", "RECV_B")
 MESSAGES = (*SENDS, *RECEIVES)
+# Kinds of the work of a step itself: forward, backward, its weight-gradient half, both at once, and the update.
+COMPUTE_KINDS = ("F", "B", "W", "F+B", "OPTIMIZER")
+
+
+def row_stream(stream: str) -> str:
+    """The stream without its direction: messages forward and backward are one row of a page."""
+    return stream.split("_")[0] if stream.startswith(("send_", "recv_")) else stream
 
 
 class RankClass(Struct, frozen=True):

@@ -6,7 +6,7 @@ plain data. `StepResult` (`sim.results.result`) and `ServingResult` (`sim.serve.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -89,6 +89,11 @@ class MemoryRow(Record, frozen=True, kw_only=True):
     def lasting(self) -> float:
         """Bytes held all the time."""
         return self.parameters + self.gradients + self.optimizer
+
+
+def tightest(memory: Sequence[MemoryRow]) -> MemoryRow:
+    """The ranks that come nearest to what fits on their GPUs."""
+    return max(memory, key=lambda row: row.peak / row.limit)
 
 
 class Provenance(Record, frozen=True):

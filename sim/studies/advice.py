@@ -2,8 +2,8 @@
 
 A proposal is a list of `--set` overrides of the scenario as its file has it, so that what is said is what a user gets.
 Global batch and number of GPUs stay as they are: step times compare. Proposals belong to the part of the step that they
-shorten (`sim.views.losses`); the largest parts are tried first. Which of them a scenario may take, its reader says: one
-that is refused is left out, as is one that is what the scenario says already.
+shorten (`sim.results.losses`); the largest parts are tried first. A proposal that the scenario's reader refuses is left
+out, and so is one that the scenario has already.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
+from sim.results.losses import lost_parts
 from sim.results.records import Record
 from sim.schedules import FORMS
 from sim.simulation import Simulation, simulate
-from sim.views.losses import lost_parts
 
 LEAST_GAIN = 0.002  # of the step: less is not worth a change
 QUICK_TASKS = 5_000  # a step of so many has proposals tried unasked; by tasks, since times differ from run to run

@@ -9,11 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sim.core.units import count, n_bytes, percent, seconds
 from sim.validation.report import Validation
 from sim.validation.statistics import Error, by_group, summary
 from sim.views.headline import Number
 from sim.views.page import asset, still_page
-from sim.views.units import count, n_bytes, percent, seconds
 
 WORST = 10
 SIZE, MARGIN, EDGE = 340, 62, 12

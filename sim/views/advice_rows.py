@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sim.views.units import n_bytes, percent, seconds
+from sim.core.units import n_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from sim.studies.advice import Tried

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sim.core.units import count, n_bytes, percent, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
 from sim.views.search_page import COLUMNS, cells, copies, mesh_words
-from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
 One = Mapping[str, Any]

@@ -8,12 +8,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.core.timeline import Timeline
+from sim.core.units import n_bytes, percent, ranks_text, seconds
 from sim.views.headline import Number
 from sim.views.page import page, view_data
 from sim.views.palette import in_order, style_of
 from sim.views.rows import GROUPS, Track, kinds_of
 from sim.views.templating import signed
-from sim.views.units import n_bytes, percent, ranks_text, seconds
 
 Comparison = Mapping[str, Any]
 MEASURED, SIMULATED = "#1b2733", "#d9822b"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.views.units import count, n_bytes, percent, seconds
+from sim.core.units import count, n_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,7 +14,8 @@ from bokeh.models.widgets import CategoricalSlider, Div, Select
 from msgspec import Struct
 
 from sim.core.errors import InputError
-from sim.core.timeline import Timeline
+from sim.core.timeline import COMPUTE_KINDS, Timeline
+from sim.core.units import seconds
 from sim.inputs.scenario import Scenario, load_mapping, load_scenario
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
@@ -24,11 +25,10 @@ from sim.views.explore_state import DEGREES, Choices, Control, keeping_gpus, ove
 from sim.views.figures import memory_figure, timeline_figure
 from sim.views.headline import Number, headline, layout_line, memory_limit_bytes
 from sim.views.page import asset
-from sim.views.palette import COMPUTE_KINDS, memory_styles, style_of
+from sim.views.palette import memory_styles, style_of
 from sim.views.rows import Layout, kinds_of, tracks_of
 from sim.views.serving_summary import cache_lines
 from sim.views.templating import fragment
-from sim.views.units import seconds
 
 EXPAND_UP_TO = 20_000  # spans: a step of so few, by this estimate, is drawn operator by operator
 OPERATORS = 4  # of a layer that stand apart in it

@@ -29,9 +29,9 @@ from bokeh.models import (
 from bokeh.models.annotations import BoxAnnotation
 from bokeh.plotting import figure
 
-from sim.core.timeline import Timeline
+from sim.core.timeline import COMPUTE_KINDS, Timeline
 from sim.views.level_of_detail import add_clip, add_far
-from sim.views.palette import COMPUTE_KINDS, MEMORY, Style, style_of
+from sim.views.palette import MEMORY, Style, style_of
 from sim.views.rows import Layout, Track, kinds_of, lanes_of, lay_out
 
 if TYPE_CHECKING:

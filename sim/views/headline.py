@@ -6,25 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim.core.units import billions, count, n_bytes, percent, rate, seconds
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import preset_name
-from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario
 from sim.models.parameters import count_parameters
+from sim.results.losses import bubble_name
+from sim.results.records import tightest
 from sim.results.result import StepResult
-from sim.views.units import billions, count, n_bytes, percent, rate, seconds
 from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
     from sim.results.evidence import Evidence
-    from sim.results.records import MemoryRow
     from sim.serve.records import ServingResult
     from sim.studies.anchor import Anchor
     from sim.studies.spending import Bill, Spending
 
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
 TIGHT_BYTES = 2 * 2**30  # of a GPU's memory: CUDA's context, NCCL's buffers and the driver take about so much or more
-PIPELINE_BUBBLE = "Pipeline bubble"
 LINK_NAMES = {"domain": "links inside domains", "nic": "NICs", "spine": "links above leaves", "host": "PCIe"}
 
 
@@ -71,11 +70,6 @@ def _training_run(result: StepResult) -> list[Number]:
     return [Number("Whole training", f"{run.days:,.1f} days", f"{run.steps:,} steps, {run.gpu_hours:,.0f} GPU hours")]
 
 
-def bubble_name(layout: Parallelism) -> str:
-    """Name of idle time within the passes: a pipeline's bubble; without one, ranks wait for each other."""
-    return PIPELINE_BUBBLE if layout.pp > 1 else "Waiting for ranks"
-
-
 def _processes(result: StepResult) -> list[Number]:
     """How much longer processes beside the step make it."""
     if result.processes is None:
@@ -117,7 +111,7 @@ def _serving(result: ServingResult) -> list[Number]:
 
 
 def _peak(result: StepResult | ServingResult) -> Number:
-    row, fits = tightest(result), result.fits_in_memory
+    row, fits = tightest(result.memory), result.fits_in_memory
     peak, limit, counted = row.peak, row.limit, row.beside is not None
     share = f"{percent(peak / limit)} of {n_bytes(limit)}" + " beside CUDA and NCCL" * counted
     note, mood = f"✓ fits, {share}", "good"
@@ -265,14 +259,9 @@ def evidence_line(row: Evidence) -> str:
     return f"{row.table}, {row.where}: {said}"
 
 
-def tightest(result: StepResult | ServingResult) -> MemoryRow:
-    """The ranks that come nearest to what fits on their GPUs."""
-    return max(result.memory, key=lambda row: row.peak / row.limit)
-
-
 def memory_limit_bytes(result: StepResult | ServingResult) -> float:
     """What fits on the device that is tightest."""
-    return tightest(result).limit
+    return tightest(result.memory).limit
 
 
 def limit_words(found: Mapping[str, Any]) -> str:

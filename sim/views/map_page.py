@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sim.core.units import count, n_bytes, percent, seconds
 from sim.views.headline import Number, layout_words
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
 from sim.views.search_page import mesh_words, schedule_words
-from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
 Cell = Mapping[str, Any]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.core.timeline import Timeline
+from sim.results.losses import LossShare, parts_of_step
 from sim.views.headline import headline, layout_line
-from sim.views.losses import LossShare, parts_of_step
 from sim.views.templating import render
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from importlib.resources import files
 from typing import Any
 
 from sim.core.timeline import Timeline
+from sim.core.units import finite
 from sim.views.palette import style_of
 from sim.views.rows import Layout, kinds_of
 from sim.views.templating import render
-from sim.views.units import finite
 
 TIMELINE_SCRIPTS = ("far.js", "page.js", "rows.js", "pin.js", "measure.js", "link.js")
 _CDN = "https://cdn.jsdelivr.net/"

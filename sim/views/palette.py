@@ -28,8 +28,18 @@ _LIGHT, _DARK = "#ffffff", "#1b2733"
 _INKS = {"light": _LIGHT, "dark": _DARK}
 _TABLE = json.loads(Path(__file__).with_name("kinds.json").read_text("utf-8"))  # label, fill, and the text's ink
 KINDS: dict[str, Style] = {kind: Style(label, fill, _INKS[ink]) for kind, (label, fill, ink) in _TABLE.items()}
-COMPUTE_KINDS = ("F", "B", "W", "F+B", "OPTIMIZER")
 SERVING_KINDS = ("PREFILL", "MIXED", "DECODE")
+PARTS = {  # of a step's time, or of a replica's
+    "useful": "#0072b2",
+    "below_peak": "#7fb2d6",
+    "recompute": "#f0e442",
+    "optimizer": "#cc79a7",
+    "communication": "#d55e00",
+    "bubble": "#aab4bf",
+    "teacher": "#5d3a9b",
+    "other": "#d5dbe1",
+    "idle": "#d5dbe1",
+}
 MEMORY: dict[str, Style] = {
     "parameters": Style("Parameters", "#332288", _LIGHT),
     "gradients": Style("Gradients", "#88ccee", _DARK),
@@ -52,6 +62,11 @@ def memory_styles(scenario: Scenario) -> dict[str, Style]:
 def style_of(kind: str) -> Style:
     """The style of a kind; one without an entry is grey, under its own name."""
     return KINDS.get(kind) or Style(kind.replace("_", " ").capitalize(), "#9aa3ad", _DARK)
+
+
+def part_colour(key: str) -> str:
+    """The colour of a part of a step's time (`sim.results.losses`); a kind of span has its own."""
+    return PARTS.get(key) or style_of(key).fill
 
 
 def in_order(kinds: tuple[str, ...]) -> list[str]:

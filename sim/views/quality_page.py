@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sim.core.units import count, n_bytes, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import scatter_plot
-from sim.views.units import count, n_bytes, seconds
 
 Row = Mapping[str, Any]
 HEAD = ("Model", "Score", "Tokens/s/GPU", "", "Memory", "", "First token", "A token")

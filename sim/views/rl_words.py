@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sim.core.units import count, n_bytes, percent, seconds
 from sim.inputs.rl_config import Rl
 from sim.inputs.scenario import Scenario
 from sim.rl.records import PoolUse, RlResult
 from sim.views.headline import Number, gpus_words, layout_words, model_words
 from sim.views.summary import numbers_table, plain_table, print_provenance, words_table
 from sim.views.terminal import Terminal
-from sim.views.units import count, n_bytes, percent, seconds
 
 PHASE_HEAD = ("Phase", "GPUs", "Starts", "Takes", "Of the step")
 POOL_HEAD = ("GPUs", "Number", "Busy", "Idle", "Peak memory", "Most during")

@@ -14,8 +14,8 @@ import math
 import sys
 from typing import NamedTuple
 
+from sim.core.units import rate
 from sim.prices.roofline import shape_bytes, shape_flops
-from sim.views.units import rate
 from topology.presets import GPUS
 from topology.spec import GpuSpec
 

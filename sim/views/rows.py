@@ -8,9 +8,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from sim.core.timeline import Timeline
+from sim.core.timeline import Timeline, row_stream
+from sim.core.units import ranks_text
 from sim.views.palette import in_order
-from sim.views.units import ranks_text
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -45,11 +45,6 @@ class Layout(Struct, frozen=True):
     height: float
     row_of: tuple[Ints, ...]  # per timeline, per span
     tracks: tuple[Track, ...]
-
-
-def row_stream(stream: str) -> str:
-    """The row that a stream is drawn in: messages forward and backward share one."""
-    return stream.split("_")[0] if stream.startswith(("send_", "recv_")) else stream
 
 
 def stream_place(stream: str) -> tuple[int, str]:

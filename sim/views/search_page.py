@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sim.core.units import count, n_bytes, percent, seconds
 from sim.views.headline import Number, layout_words, limit_words
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
-from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sim.views.units import count, percent, seconds
+from sim.core.units import count, percent, seconds
 
 if TYPE_CHECKING:
     from sim.results.records import Record

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sim.core.units import count, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
-from sim.views.units import count, seconds
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]

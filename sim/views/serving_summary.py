@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sim.core.units import count, n_bytes, percent, seconds
 from sim.views.headline import Number
 from sim.views.serving_plots import promise_words
 from sim.views.summary import print_summary, words_table
 from sim.views.terminal import Terminal
-from sim.views.units import count, n_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from sim.search.slo import Promise

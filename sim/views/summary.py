@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sim.core.shipped import shipped_profiles
+from sim.core.units import count, n_bytes, percent, ranks_text, seconds
 from sim.results.evidence import nearest
+from sim.results.records import tightest
 from sim.results.result import StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
-from sim.views.headline import Number, evidence_line, headline, layout_line, tightest
+from sim.views.headline import Number, evidence_line, headline, layout_line
 from sim.views.palette import memory_styles
 from sim.views.terminal import Cell, Column, Row, Span, Terminal, TextTable
-from sim.views.units import count, n_bytes, percent, ranks_text, seconds
 
 if TYPE_CHECKING:
     from sim.rl.records import RlResult
@@ -112,7 +113,7 @@ def _bar(lengths: tuple[float, float, float], step: float, width: int) -> Cell:
 
 def _memory(result: StepResult | ServingResult, width: int) -> TextTable:
     """The fullest class of ranks by category, against what fits on its device."""
-    worst = tightest(result)
+    worst = tightest(result.memory)
     whole = worst.limit
     rows: list[Row] = []
     names = {category: style.label for category, style in memory_styles(result.scenario).items()}

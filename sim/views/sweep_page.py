@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sim.core.units import count, n_bytes, percent, seconds
 from sim.studies.sweep_metrics import STEP, Metric, metric_of, metrics_of
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
-from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sim.views.palette import style_of
-from sim.views.units import count, n_bytes, percent, ranks_text, rate, seconds
+from sim.core.units import count, n_bytes, percent, ranks_text, rate, seconds
+from sim.views.palette import part_colour, style_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -29,7 +29,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     units = {f.__name__: f for f in (count, n_bytes, percent, rate, seconds)}
-    found.filters |= {**units, "ranks": ranks_text, "marked": marked, "signed": signed, "style_of": style_of}
+    found.filters |= {**units, "ranks": ranks_text, "marked": marked, "signed": signed}
+    found.filters |= {"style_of": style_of, "part_colour": part_colour}
     return found
 
 

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.core.timeline import Timeline
+from sim.core.units import count, percent, ranks_text, seconds
 from sim.results.evidence import nearest
+from sim.results.losses import LossShare, largest_losses, mean_seconds, parts_of_step
 from sim.results.result import StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
 from sim.views.curves import curve_columns, fullest
 from sim.views.headline import evidence_line, headline, layout_line, memory_limit_bytes
-from sim.views.losses import LossShare, largest_losses, mean_seconds, parts_of_step
 from sim.views.page import page, view_data
 from sim.views.palette import SERVING_KINDS, memory_styles, style_of
 from sim.views.part_names import part_name
 from sim.views.rows import kinds_of
 from sim.views.serving_summary import cache_lines
-from sim.views.units import count, percent, ranks_text, seconds
 
 if TYPE_CHECKING:
     from sim.results.memory import MemoryCurve
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 OPERATOR_CLASSES, OPERATORS_SHOWN = 4, 20  # of so many classes of ranks so many operators
 MEMORY_POINTS = 200_000  # of all curves together
 CURVE_POINTS = 20_000  # of one: a wide screen shows ten in a pixel
-_IDLE = "#d5dbe1"
 _RANK_BARS = (
     ("computing", "#0072b2"),
     ("exposed communication", "#d55e00"),
@@ -127,8 +126,8 @@ def _serving_parts(result: ServingResult, timeline: Timeline) -> Mapping[str, An
     """Parts of the mean replica's time, and what became of requests and cache."""
     end_s = timeline.step_time_s or 1.0
     kinds = [k for k in kinds_of([timeline]) if k in SERVING_KINDS]
-    parts = [LossShare(k, style_of(k).label, mean_seconds(timeline, k), style_of(k).fill) for k in kinds]
-    parts.append(LossShare("idle", "Idle", max(end_s - sum(p.seconds for p in parts), 0.0), _IDLE))
+    parts = [LossShare(k, style_of(k).label, mean_seconds(timeline, k)) for k in kinds]
+    parts.append(LossShare("idle", "Idle", max(end_s - sum(p.seconds for p in parts), 0.0)))
     return {"parts": parts, "whole_s": end_s, "cache": cache_lines(result)}
 
 

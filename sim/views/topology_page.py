@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sim.core.units import count, n_bytes, percent, rate, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
-from sim.views.units import count, n_bytes, percent, rate, seconds
 from topology.graph import build_graph, link
 from topology.recognise import first_nodes
 from topology.spec import ClusterSpec

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.core.timeline import Span, Timeline
+from sim.core.units import finite, ranks_text
 from sim.views.palette import MEMORY, style_of
 from sim.views.rows import lanes_of, stream_place
-from sim.views.units import finite, ranks_text
 
 if TYPE_CHECKING:
     from sim.results.memory import MemoryCurve

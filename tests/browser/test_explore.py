@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from sim.core.units import seconds
 from sim.inputs.scenario import load_scenario
 from sim.simulation import simulate
-from sim.views.units import seconds
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]

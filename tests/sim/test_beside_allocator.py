@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sim.commands.search import Asked, search_space
+from sim.core.units import n_bytes, percent
 from sim.inputs.input_source import Source
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.results.beside_allocator import allocator_bytes, communicators
@@ -14,7 +15,6 @@ from sim.search.space import make_space
 from sim.simulation import simulate
 from sim.studies.executors import local_workers
 from sim.views.headline import headline, memory_limit_bytes
-from sim.views.units import n_bytes, percent
 
 GIB = 2.0**30
 

@@ -15,6 +15,7 @@ from sim.commands.explore import make_server
 from sim.commands.run import main as run
 from sim.core.actions import Kind
 from sim.core.errors import InputError
+from sim.core.units import n_bytes
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import load_scenario, parse_scenario
 from sim.models.parameters import count_parameters
@@ -32,7 +33,6 @@ from sim.validation.records import Row
 from sim.views.rl_page import rl_page
 from sim.views.rl_words import print_rl
 from sim.views.terminal import Terminal
-from sim.views.units import n_bytes
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 SMALL: dict[str, Any] = {

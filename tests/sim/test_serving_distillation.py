@@ -11,8 +11,8 @@ import pytest
 from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario
 from sim.models.parameters import count_parameters
+from sim.results.losses import largest_losses, parts_of_step
 from sim.simulation import simulate
-from sim.views.losses import largest_losses, parts_of_step
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 

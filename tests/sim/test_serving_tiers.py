@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.core.errors import InputError
+from sim.core.units import percent
 from sim.inputs.scenario import load_scenario
 from sim.serve.hashed_prefixes import HASHED_TOKENS
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_summary import cache_lines
-from sim.views.units import percent
 from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, finished, requests_of, serving
 from tests.sim.test_serving_hashes import trees
 

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from sim.core.timeline import Detail, RankClass, Span, from_spans
 from sim.inputs.scenario import load_scenario
+from sim.results.losses import exposed_by_stream, largest_losses, parts_of_step
 from sim.results.result import StepResult
 from sim.simulation import simulate
-from sim.views.losses import exposed_by_stream, largest_losses, parts_of_step
 
 
 def example(**changes: Any) -> tuple[StepResult, Any]:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: the one place where views scale base units for display."""
+"""Numbers as people read them: the one place that scales base units for display."""
 
 from __future__ import annotations
 

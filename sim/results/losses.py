@@ -22,13 +22,12 @@ from collections.abc import Callable
 import numpy as np
 from msgspec import Struct
 
-from sim.core.timeline import Timeline
+from sim.core.timeline import COMPUTE_KINDS, Timeline, row_stream
+from sim.core.units import ranks_text, seconds
+from sim.inputs.parallelism import Parallelism
+from sim.results.records import tightest
 from sim.results.result import StepResult
 from sim.schedules import FORMS
-from sim.views.headline import PIPELINE_BUBBLE, bubble_name, tightest
-from sim.views.palette import COMPUTE_KINDS
-from sim.views.rows import row_stream
-from sim.views.units import ranks_text, seconds
 
 WORTH_A_WORD = 0.005  # of the step: less is listed and not advised on
 
@@ -39,18 +38,16 @@ class LossShare(Struct, frozen=True):
     key: str
     label: str
     seconds: float
-    colour: str
 
 
 _LABELS = {
-    "useful": ("Useful work at peak speed", "#0072b2"),
-    "below_peak": ("Kernels below peak speed", "#7fb2d6"),
-    "recompute": ("Recomputation", "#f0e442"),
-    "optimizer": ("Optimizer", "#cc79a7"),
-    "communication": ("Exposed communication", "#d55e00"),
-    "bubble": (PIPELINE_BUBBLE, "#aab4bf"),
-    "teacher": ("Teacher", "#5d3a9b"),
-    "other": ("Other waiting", "#d5dbe1"),
+    "useful": "Useful work at peak speed",
+    "below_peak": "Kernels below peak speed",
+    "recompute": "Recomputation",
+    "optimizer": "Optimizer",
+    "communication": "Exposed communication",
+    "teacher": "Teacher",
+    "other": "Other waiting",
 }
 UNKNOWN = "Which messages are exposed is told by the page of `sim.run --html`."
 
@@ -79,8 +76,13 @@ def parts_of_step(result: StepResult, timeline: Timeline) -> tuple[LossShare, ..
     if distilled is not None:
         lengths["teacher"] = max(0.0, step_s - distilled.student_step_s)
     lengths["other"] = step_s - sum(lengths.values())
-    labels = {k: label for k, (label, _) in _LABELS.items()} | {"bubble": bubble_name(result.scenario.parallelism)}
-    return tuple(LossShare(k, labels[k], s, _LABELS[k][1]) for k, s in lengths.items() if s > 1e-4 * step_s)
+    labels = _LABELS | {"bubble": bubble_name(result.scenario.parallelism)}
+    return tuple(LossShare(k, labels[k], s) for k, s in lengths.items() if s > 1e-4 * step_s)
+
+
+def bubble_name(layout: Parallelism) -> str:
+    """Name of idle time within the passes: a pipeline's bubble; without one, ranks wait for each other."""
+    return "Pipeline bubble" if layout.pp > 1 else "Waiting for ranks"
 
 
 def lost_parts(result: StepResult, timeline: Timeline) -> list[LossShare]:
@@ -172,7 +174,7 @@ def _communication(result: StepResult, timeline: Timeline) -> str:
 
 
 def _recompute(result: StepResult, timeline: Timeline) -> str:
-    row = tightest(result)
+    row = tightest(result.memory)
     free = f" The worst rank has {(1 - row.peak / row.limit) * 100:.0f} % of its memory free."
     room = free if row.limit > row.peak > 0 else ""
     return f"Forward work is done a second time, to keep fewer activations.{room}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sim.core.timeline import Timeline
+from sim.core.units import n_bytes, percent, seconds
 from sim.views.headline import Number
 from sim.views.page import page, view_data
 from sim.views.rows import Track, kinds_of
-from sim.views.units import n_bytes, percent, seconds
 
 Result = dict[str, Any]
 
