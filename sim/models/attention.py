@@ -16,7 +16,6 @@ from sim.models.operators import F, I, Operator, gemm, memory_op
 from sim.models.window import Window
 
 LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
-BACKWARD_FLOPS = 2.5  # five matmuls in a fused backward, two forward (Dao 2023, section 3.1)
 
 
 class Core(Struct, frozen=True):
@@ -81,17 +80,17 @@ def core_forward(d: Dims, c: Core, name: str = "attention") -> Program:
     if not d.fused_attention:
         return _unfused_forward(d, c, name)
     moved = _qo_bytes(d, c) + kv_bytes(d, c) + d.batch * c.heads * c.q_len * LSE_BYTES
-    return (_fused(d, c, name, "attention_forward", 1.0, moved),)
+    return (_fused(d, c, name, "attention_forward", c.head_dim + c.v_head_dim, moved),)
 
 
 def core_backward(d: Dims, c: Core, name: str = "attention_backward") -> Program:
-    """Fused: 2.5 times the forward's flops; q, k, v, o, dO read, dQ, dK, dV written (and the rows' dO·o
-    sums).
+    """Fused: five matmuls where the forward has two (Dao 2023, section 3.1): scores, dQ and dK over `head_dim`, dP and
+    dV over `v_head_dim`. q, k, v, o, dO are read; dQ, dK, dV written (and the rows' dO·o sums).
     """
     if not d.fused_attention:
         return _unfused_backward(d, c, name)
     moved = 2 * (_qo_bytes(d, c) + kv_bytes(d, c)) + 2 * d.batch * c.heads * c.q_len * LSE_BYTES
-    return (_fused(d, c, name, "attention_backward", BACKWARD_FLOPS, moved),)
+    return (_fused(d, c, name, "attention_backward", 3 * c.head_dim + 2 * c.v_head_dim, moved),)
 
 
 def _qo_bytes(d: Dims, c: Core) -> float:
@@ -103,8 +102,9 @@ def kv_bytes(d: Dims, c: Core) -> float:
     return d.batch * c.kv_len * c.kv_heads * (c.head_dim + c.v_head_dim) * d.act_bytes
 
 
-def _fused(d: Dims, c: Core, name: str, kind: str, factor: float, moved: float) -> Compute:
-    flops = factor * 2.0 * d.batch * c.heads * c.visible * (c.head_dim + c.v_head_dim)
+def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) -> Compute:
+    """`widths`: of all the matmuls together, each over one score."""
+    flops = 2.0 * d.batch * c.heads * c.visible * widths
     number, q, kv = (1, c.q_len, c.kv_len) if c.windowed is None else c.windowed.blocks(c.q_len, c.kv_len)
     if c.packed < 1.0:
         number, q, kv = packed_blocks(c)

@@ -48,19 +48,19 @@ def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float, c: Coeffic
     if speed is None or efficiency <= 0:
         return None
     _, _, _, q_len, kv_len, d, dv, causal = op.shape
-    # `passes` is in units of the two matmuls of a forward.
-    rows, passes = speed.tile_rows, 1.0
+    rows, widths = speed.tile_rows, d + dv
     if op.kind == "attention_backward":
         efficiency *= speed.backward_share
         # Backward has five matmuls: it recomputes the scores before the four gradients (FlashAttention-2, section 3.1).
-        rows, passes = rows if speed.backward_tile_rows is None else speed.backward_tile_rows, 2.5
+        rows = rows if speed.backward_tile_rows is None else speed.backward_tile_rows
+        widths = 3 * d + 2 * dv
     flops_per_s = peak_flops_per_s * efficiency
     ramp = 1.0 + speed.ramp_tokens / kv_len
     # Causal FLOPs count half of the square. Each row of tiles also computes the masked half of its diagonal tile: TILE
     # / 2 more keys for a query that sees kv_len / 2 keys on average.
     work_s = op.flops * (1.0 + TILE / kv_len * bool(causal)) * ramp / flops_per_s
     # One multiprocessor computes a row alone, at its share of the GPU's speed. This dominates with few heads.
-    tail_s = passes * 2.0 * min(rows, q_len) * kv_len * (d + dv) / (flops_per_s / gpu.sm_count)
+    tail_s = 2.0 * min(rows, q_len) * kv_len * widths / (flops_per_s / gpu.sm_count)
     # The longest row runs in part beside others, so the time is between the sum and the maximum.
     x = speed.overlap
     moved_s = op.bytes / (gpu.memory_bandwidth_bytes_per_s * c.streaming_efficiency)

@@ -243,6 +243,7 @@ LATENT = {
         (LLAMA, "unfused", "fp32"),
         (LLAMA, "fused", "bf16"),
         (LATENT, "unfused", "fp32"),
+        (LATENT, "fused", "bf16"),
     ],
 )
 def test_bundled_model_is_as_it_is_described(
