@@ -193,7 +193,8 @@ def _expected(folder: Path) -> Expected:
         return convert(read_json(path), Expected)
     except ValidationError as error:
         key = next(iter(re.findall(r"\$\.(\w+)", str(error))), "runs")
-        what = "errors by quantity" + ("" if key == "limits" else " by run")
+        others = {"limits": "errors by quantity", "benchmarks": "a profile's file, by its path from the folder"}
+        what = others.get(key, "errors by quantity by run")
         raise InputError(f"{path}: {key}: allowed: {what}, as --update writes") from None
 
 

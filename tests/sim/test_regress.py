@@ -124,9 +124,12 @@ def test_wrong_limits_are_refused(folder: Path) -> None:
     [
         ({"limits": {"nosuch_quantity": 0.0001}}, "limits: unknown quantity 'nosuch_quantity'; allowed: step_time"),
         ({"limits_of": {"nosuch_run": {"step_time": 0.1}}}, "limits_of: no run is called 'nosuch_run'"),
+        ({"limits_of": {"a_run": 0.1}}, "limits_of: allowed: errors by quantity by run"),
+        ({"limits": {"step_time": True}}, "limits: allowed: errors by quantity, as"),
+        ({"benchmarks": 3}, "benchmarks: allowed: a profile's file"),
     ],
 )
-def test_limits_of_nothing_are_refused(
+def test_limits_of_nothing_and_of_another_type_are_refused(
     folder: Path, limits: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = json.loads((folder / EXPECTED).read_text())
