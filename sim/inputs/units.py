@@ -35,9 +35,12 @@ class Unit(Struct, frozen=True):
             return value
         # The pattern is compiled here, because few scenarios have a number with a unit.
         found = re.fullmatch(_NUMBER + self.pattern + r"\s*", value[:60])
-        if found is None:
-            raise ValueError(f"must be a number of {self.what}")
-        return self.read(float(found[1]), found)
+        try:
+            if found is not None:
+                return self.read(float(found[1]), found)
+        except OverflowError:
+            pass  # 1e400 is infinite, and no whole number of bytes
+        raise ValueError(f"must be a number of {self.what}")
 
 
 def _power_of(base: int, prefix: str | None) -> int:

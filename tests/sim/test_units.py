@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sim.core.errors import InputError
@@ -39,6 +39,8 @@ def test_each_unit_is_its_multiple(number: Any) -> None:
 
 
 @given(st.text(max_size=12))
+@example("1e400")
+@example("1e300TB")
 def test_any_text_is_a_number_or_one_message(text: str) -> None:
     for unit in UNITS:
         try:
