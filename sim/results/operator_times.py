@@ -89,21 +89,23 @@ def _by_class(
 ) -> list[tuple[str, int, tuple[R, ...]]]:
     """For classes with equal rows their ranks in words, the lowest, and the rows, longest first.
 
-    `row` makes a row of a key, its seconds in the step and their share of it.
+    `row` makes a row of a key, its seconds in the step and their share of it. Rows that differ by what sums in another
+    order round are equal.
     """
     step_s = sim.step_time_s
     same: dict[tuple[tuple[CompiledProgram, int], ...], list[RankClass]] = {}  # classes that run the same programs
     for c, programs in zip(sim.plan.classes, sim.built.programs, strict=True):
         same.setdefault(tuple(programs.items()), []).append(c)
-    alike: dict[tuple[R, ...], list[RankClass]] = {}
+    alike: dict[frozenset[tuple[K, str]], tuple[tuple[R, ...], list[RankClass]]] = {}
     for runs, classes in same.items():
         total: dict[K, float] = {}
         for program, count in runs:
             add_all(total, seconds_of(program), count)
         longest = sorted(total.items(), key=lambda pair: -pair[1])
         rows = [row(key, seconds, seconds / step_s if step_s > 0 else 0.0) for key, seconds in longest]
-        alike.setdefault(tuple(rows), []).extend(classes)
-    return [(_named(classes), min(c.rank for c in classes), rows) for rows, classes in alike.items()]
+        rounded = frozenset([(key, f"{seconds:.9e}") for key, seconds in longest])
+        alike.setdefault(rounded, (tuple(rows), []))[1].extend(classes)
+    return [(_named(classes), min(c.rank for c in classes), rows) for rows, classes in alike.values()]
 
 
 def _named(classes: Sequence[RankClass]) -> str:
