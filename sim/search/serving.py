@@ -187,7 +187,7 @@ def search_serving(
     for refused, why in (
         (serving.batching == "static", "inference.batching: a static batch has no rate of requests; write continuous"),
         (serving.autoscaling is not None, "inference.autoscaling: --slo searches replicas that are always on"),
-        (cp > 1, f"parallelism.cp: found {cp}; --slo searches tp, pp and dp"),
+        (cp > 1, f"parallelism.cp: found {cp}; --slo searches tp, pp, dp, ep and pools"),
     ):
         if refused:
             raise InputError(f"{source.label}: {why}")

@@ -121,7 +121,7 @@ def test_replicas_that_share_experts_are_searched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"parallelism": {"cp": 2}}, "parallelism.cp: found 2; --slo searches tp, pp and dp"),
+        ({"parallelism": {"cp": 2}}, "parallelism.cp: found 2; --slo searches tp, pp, dp, ep and pools"),
         (
             {"inference": {**SMALL["inference"], "autoscaling": {}}},
             "inference.autoscaling: --slo searches replicas that are always on",
