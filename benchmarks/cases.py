@@ -52,7 +52,7 @@ VERY_LARGE = (
     "parallelism.layers_per_stage=null",
     "parallelism.schedule=1f1b",
 )
-Row = dict[str, Any]
+BenchmarkRow = dict[str, Any]
 
 
 def scenario(base: dict[str, Any], changes: dict[str, Any]) -> Scenario:
@@ -60,7 +60,7 @@ def scenario(base: dict[str, Any], changes: dict[str, Any]) -> Scenario:
     return parse_scenario(merge(base, changes), "benchmark")
 
 
-def engines(repeats: int) -> list[Row]:
+def engines(repeats: int) -> list[BenchmarkRow]:
     """Tasks a second of the two engines on one graph: every operator and message of a 16-stage pipeline's step."""
     graph = simulate(scenario(LLAMA_405B, {"training": {"global_batch_size": 16384}})).built.graph
     best = shortest_s({"simpy": lambda: run_simpy(graph), "static": lambda: run_static(graph)}, repeats)
@@ -72,12 +72,12 @@ def engines(repeats: int) -> list[Row]:
     return rows
 
 
-def large(repeats: int) -> list[Row]:
+def large(repeats: int) -> list[BenchmarkRow]:
     """From plan to metrics: Llama 3 405B on 16,384 GPUs, and 100,352 GPUs; ratio: to the same with shared links. Also
     as where no compiler was found."""
     steps = {"16,384 GPUs": load_scenario(LARGE), "100,352 GPUs": load_scenario(LARGE, VERY_LARGE)}
     profile = load_profile(next(iter(steps.values())).calibration)
-    rows: list[Row] = []
+    rows: list[BenchmarkRow] = []
     for name, s in steps.items():
         runs = {share: partial(_whole, s, profile, share_links=share) for share in (True, False)}
         best = shortest_s(runs, repeats)
@@ -100,7 +100,7 @@ def large(repeats: int) -> list[Row]:
     return rows
 
 
-def processes(repeats: int) -> list[Row]:
+def processes(repeats: int) -> list[BenchmarkRow]:
     """CPU seconds of whole processes."""
     rows = []
     for name, arguments in {"sim.run --help": ["--help"], "sim.run, 16,384 GPUs": [str(LARGE), "--json", "-"]}.items():
@@ -110,7 +110,7 @@ def processes(repeats: int) -> list[Row]:
     return rows
 
 
-def folding(repeats: int) -> list[Row]:
+def folding(repeats: int) -> list[BenchmarkRow]:
     """A whole simulation of 64 ranks, equal ones folded or every one by itself."""
     s = scenario(LLAMA_70B, {})
     profile = load_profile(s.calibration)
@@ -125,7 +125,7 @@ def folding(repeats: int) -> list[Row]:
     return rows
 
 
-def contended(replicas: int) -> list[Row]:
+def contended(replicas: int) -> list[BenchmarkRow]:
     """One step of Llama 3 70B, every rank by itself, gradients and messages sharing NICs: 32 ranks a replica."""
     changes = {"parallelism": {"tp": 8, "pp": 4, "dp": replicas}, "training": {"global_batch_size": 16 * replicas}}
     s = scenario(LLAMA_70B, changes)
@@ -144,7 +144,7 @@ def contended(replicas: int) -> list[Row]:
     ]
 
 
-def search(gpus: int) -> list[Row]:
+def search(gpus: int) -> list[BenchmarkRow]:
     """Layouts a second on one core: all of Llama 3 8B on `gpus` GPUs, and those evaluated one by one."""
     space = make_space(Source("benchmark", LLAMA_8B), gpus, "benchmark")
     begin = time.process_time()
@@ -160,7 +160,7 @@ def search(gpus: int) -> list[Row]:
     return [{"what": what, "tasks": n, "seconds": s, "per_s": n / s, "unit": "layouts"} for what, n, s in sorts]
 
 
-def growth(repeats: int) -> list[Row]:
+def growth(repeats: int) -> list[BenchmarkRow]:
     """CPU seconds of a whole simulation as one size grows, and the exponent."""
     series: dict[str, tuple[tuple[int, ...], Callable[[int], dict[str, Any]]]] = {
         "GPUs": (

@@ -34,7 +34,7 @@ from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.coefficients import Coefficient
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.validation.records import Row, Table
+from sim.validation.records import Measurement, Table
 from sim.validation.tables import read_table
 
 Vector = NDArray[np.float64]
@@ -77,7 +77,7 @@ FEW_ROWS_WIDTH: Mapping[str, float] = {
 class Case:
     """A measured training step that a fit uses."""
 
-    row: Row
+    row: Measurement
     scenario: Scenario
 
     def log_error(self, profile: Profile) -> float:
@@ -224,7 +224,7 @@ def cases_of(table: Table) -> list[Case]:
     Raises:
         InputError: if the table has no training step with a measured time.
     """
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[Measurement]] = {}
     for row in table.rows:
         if row.kind == "training_step" and "step_time_s" in row.measured:
             groups.setdefault(row.group, []).append(row)

@@ -261,7 +261,7 @@ def plant_outliers(
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class QuantizationResult:
     """One method: the model's perplexity, and the relative error of the first layer's products."""
 
     method: str
@@ -270,18 +270,18 @@ class Row:
     error: float
 
 
-def table(steps: int = 300) -> list[Row]:
+def table(steps: int = 300) -> list[QuantizationResult]:
     """Train, plant outliers, and measure every method on held-out text."""
     blocks = plant_outliers(train(make_small(), steps))
     held_out = text(64, 1)
-    rows = [Row("fp32", 32.0, perplexity(blocks, held_out), 0.0)]
+    rows = [QuantizationResult("fp32", 32.0, perplexity(blocks, held_out), 0.0)]
     for name, product in METHODS.items():
         found = perplexity(quantized(blocks, product), held_out)
-        rows.append(Row(name, WEIGHT_BITS[name], found, product_error(blocks, held_out, product)))
+        rows.append(QuantizationResult(name, WEIGHT_BITS[name], found, product_error(blocks, held_out, product)))
     return rows + torchao_rows(blocks, held_out)
 
 
-def torchao_rows(blocks: list[nn.Module], held_out: Tensor) -> list[Row]:
+def torchao_rows(blocks: list[nn.Module], held_out: Tensor) -> list[QuantizationResult]:
     """Measure torchao's formats; if it is not installed, return nothing and say so on standard error."""
     from calibrate import quantization_torchao as ao
 
@@ -293,7 +293,7 @@ def torchao_rows(blocks: list[nn.Module], held_out: Tensor) -> list[Row]:
         made = ao.quantized_by_torchao(blocks, name)
         bits = 4 + 16 / ao.GROUP if "int4" in name else 8.0
         error = product_error(blocks, held_out, _without_bias(cast(Layer, made[1]).qkv))
-        rows.append(Row(name, bits, perplexity(made, held_out), error))
+        rows.append(QuantizationResult(name, bits, perplexity(made, held_out), error))
     return rows
 
 

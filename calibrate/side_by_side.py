@@ -28,7 +28,7 @@ _LOSS = re.compile(r"(linear_cross_entropy):(\w+?)(_backward)?")
 _ATTENTION = re.compile(r"(attention)_(unfused_)?(forward|backward)(?::(\w+))?")
 
 
-class Row(NamedTuple):
+class KernelTiming(NamedTuple):
     """One implementation of one kernel. `peak_bytes` is known for losses only; it is NaN if it was not measured."""
 
     what: str
@@ -44,7 +44,7 @@ class Row(NamedTuple):
         return self.forward_s + self.backward_s
 
 
-def rows_of(profile: Profile) -> list[Row]:
+def rows_of(profile: Profile) -> list[KernelTiming]:
     """Return all implementations of each kernel that was measured in more than one, the unfused one first."""
     found: dict[tuple[str, str, tuple[int, ...]], dict[str, dict[bool, float]]] = {}
     for table in profile.points:
@@ -61,7 +61,7 @@ def rows_of(profile: Profile) -> list[Row]:
         for how in sorted(ways, key=lambda how: (how not in UNFUSED, how)):
             forward_s, backward_s = (ways[how].get(backward, math.nan) for backward in (False, True))
             peak = profile.coefficients.peak_bytes.get(f"{what}:{how} {dtype} {'x'.join(map(str, shape))}", math.nan)
-            rows.append(Row(what, dtype, _size(what, shape), how, forward_s, backward_s, peak))
+            rows.append(KernelTiming(what, dtype, _size(what, shape), how, forward_s, backward_s, peak))
     return rows
 
 
@@ -83,7 +83,7 @@ def _size(what: str, shape: tuple[int, ...]) -> str:
     return f"{shape[0] / 2**20:g} MiB"
 
 
-def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+def cells(rows: Sequence[KernelTiming]) -> list[tuple[str, ...]]:
     """Return the table's text: kernel, dtype, size, implementation, forward, backward, speedup, peak memory."""
     out: list[tuple[str, ...]] = []
     base = math.nan
@@ -102,7 +102,7 @@ def _ms(seconds: float) -> str:
 HEAD = ("kernel", "dtype", "size", "", "forward", "backward", "speed", "peak memory")
 
 
-def print_rows(rows: Sequence[Row]) -> None:
+def print_rows(rows: Sequence[KernelTiming]) -> None:
     """Print the table on the terminal."""
     from rich.console import Console
     from rich.table import Table
@@ -116,7 +116,7 @@ def print_rows(rows: Sequence[Row]) -> None:
     Console(width=console.width if console.is_terminal else 120).print(table, highlight=False)
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[KernelTiming]) -> str:
     """Return the table as Markdown."""
     lines = [HEAD, ("---",) * len(HEAD), *cells(rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n"
@@ -125,7 +125,7 @@ def markdown(rows: Sequence[Row]) -> str:
 BAR, LINE, LEFT, WIDTH = 12, 17, 330, 820
 
 
-def svg(rows: Sequence[Row]) -> str:
+def svg(rows: Sequence[KernelTiming]) -> str:
     """Return bars of forward and backward for each implementation, relative to the unfused one's sum."""
     parts, y, base = [], 28, 1.0
     group = ("", "", "")

@@ -26,7 +26,7 @@ from sim.prices.profiles import load_profile
 from topology.node_parts import NodeParts, gpu_by_name, pcie_bytes_per_s
 from topology.presets import GPUS
 from topology.timing import timing_of
-from topology.wiring import Link, Part, Wiring, link_word
+from topology.wiring import Link, NetworkDevice, Wiring, link_word
 
 _GPU, _NIC = ("0x0300", "0x0302", "0x1200"), ("0x0200", "0x0207")  # PCI classes
 _FALLBACK_NIC_BYTES_PER_S = 1.25e9
@@ -88,21 +88,21 @@ def node_wiring(sysfs: Path, cpu_vendor: str, run: Run | None) -> Wiring:
     """Return the node as sysfs shows it; `run` runs nvidia-smi with arguments, None if there is none."""
     made = NodeParts("this-node", "calibrate.topology: sysfs" + (" and nvidia-smi" if run else ""))
     for node in sorted((sysfs / "devices/system/node").glob("node[0-9]*")):
-        made.add(Part(f"cpu{int(node.name.removeprefix('node'))}", "cpu"))
+        made.add(NetworkDevice(f"cpu{int(node.name.removeprefix('node'))}", "cpu"))
     found = devices(sysfs)
     names = _gpu_names(run) if run else {}
     gpus = [d for d in found if d.kind == "gpu" and d.bus in names]
     nics = [d for d in found if d.kind == "nic"]
     bridges = _shared_bridges([*gpus, *nics])
     for device in gpus + nics:
-        top = made.add(Part(f"cpu{device.numa}", "cpu"))
+        top = made.add(NetworkDevice(f"cpu{device.numa}", "cpu"))
         for bridge in device.above:
             if bridge in bridges:
-                switch = made.add(Part(f"pcie {bridge}", "pcie"))
+                switch = made.add(NetworkDevice(f"pcie {bridge}", "pcie"))
                 made.join_pcie(top, switch, _pcie(sysfs / "bus/pci/devices" / bridge))
                 top = switch
         gpu = names.get(device.bus, "")
-        name = made.add(Part(f"gpu {device.bus}" if gpu else f"nic {device.bus}", device.kind, gpu))
+        name = made.add(NetworkDevice(f"gpu {device.bus}" if gpu else f"nic {device.bus}", device.kind, gpu))
         made.join_pcie(top, name, device.pcie_bytes_per_s)
     made.join_sockets(cpu_vendor)
     if run and gpus:

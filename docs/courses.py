@@ -43,7 +43,7 @@ test, and compare every number.
 """
 
 
-class Row(NamedTuple):
+class CourseRow(NamedTuple):
     """One item of the courses."""
 
     n: int
@@ -57,19 +57,19 @@ class Row(NamedTuple):
     note: str = ""
 
 
-def sections() -> list[tuple[str, str, list[Row]]]:
+def sections() -> list[tuple[str, str, list[CourseRow]]]:
     """Letter, title and rows of each section."""
     data = yaml.safe_load(DATA.read_text("utf-8"))
-    return [(s["letter"], s["title"], [Row(**row) for row in s["rows"]]) for s in data["sections"]]
+    return [(s["letter"], s["title"], [CourseRow(**row) for row in s["rows"]]) for s in data["sections"]]
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[CourseRow]:
     """All rows."""
     for *_, mine in sections():
         yield from mine
 
 
-def commands(row: Row) -> set[str]:
+def commands(row: CourseRow) -> set[str]:
     """A row's command, and those that some of its numbers have for themselves."""
     return {row.run, *(f["run"] for f in row.figures if "run" in f)}
 
@@ -120,7 +120,7 @@ def _at(found: Any, place: str) -> Any:
     return found
 
 
-def shown(row: Row, results: Mapping[str, Any]) -> str:
+def shown(row: CourseRow, results: Mapping[str, Any]) -> str:
     """The courses' numbers of a row and ours; `results`: JSON by command."""
     out = []
     for figure in row.figures:
@@ -131,7 +131,7 @@ def shown(row: Row, results: Mapping[str, Any]) -> str:
     return "; ".join(out)
 
 
-def line(row: Row, results: Mapping[str, Any]) -> str:
+def line(row: CourseRow, results: Mapping[str, Any]) -> str:
     """A row of the page's table."""
     test = row.test.partition("::")
     name = f"{row.item} ({row.deck})"

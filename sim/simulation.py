@@ -53,7 +53,7 @@ from sim.results.graph_pools import pooled_peak_bytes
 from sim.results.memory import MemoryCurve, over_steps
 from sim.results.metrics import critical_path
 from sim.results.operator_times import time_by_operator, time_by_part
-from sim.results.processes import Acted, processes_result, timeline_with_processes
+from sim.results.processes import ProcessesRun, processes_result, timeline_with_processes
 from sim.results.result import StepResult, make_result
 from sim.results.states import states
 from sim.results.step import FinishedStep, SpanWaits, make_timeline, rows_of, span_waits
@@ -240,10 +240,10 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
         """The step with processes beside it; `alone`: without them."""
         from sim.processes.run import run_live
 
-        ran, acted = run_live(processes, self._build_apart(), self.pricing, self.plan, alone.ran)
-        if not acted.changed:
-            return replace(alone, acted=acted, wall_s=time.perf_counter() - self.begin_s + alone.wall_s)
-        return replace(self._simulation(ran), acted=acted, alone_s=alone.step_time_s)
+        ran, processes_run = run_live(processes, self._build_apart(), self.pricing, self.plan, alone.ran)
+        if not processes_run.changed:
+            return replace(alone, processes_run=processes_run, wall_s=time.perf_counter() - self.begin_s + alone.wall_s)
+        return replace(self._simulation(ran), processes_run=processes_run, alone_s=alone.step_time_s)
 
     def _build(self, fineness: Fineness) -> Built:
         plan, schedule, pricing = self.plan, self.schedule, self.pricing
@@ -276,11 +276,11 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
     """One simulated step and its result.
 
     `FinishedStep` is what one run of one graph says. Here stands what takes further simulations: the cost of each
-    fault, a teacher, the spans that its losses need, processes beside the step (`acted`: what they did; `alone_s`: how
-    long it takes without them, None where they changed nothing).
+    fault, a teacher, the spans that its losses need, processes beside the step (`processes_run`: what they did;
+    `alone_s`: how long it takes without them, None where they changed nothing).
     """
 
-    acted: Acted | None = None
+    processes_run: ProcessesRun | None = None
     alone_s: float | None = None
 
     @property
@@ -325,9 +325,9 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
         def without_s(scenario: Scenario) -> float:
             return simulate(scenario, self.profile, engine="static").step_time_s
 
-        if self.acted is None:
+        if self.processes_run is None:
             return make_result(self, blame(self, without_s))
-        return replace(make_result(self, ()), processes=processes_result(self.acted, self.without_processes_s))
+        return replace(make_result(self, ()), processes=processes_result(self.processes_run, self.without_processes_s))
 
     @cached_property
     def teacher(self) -> Teacher | None:
@@ -342,8 +342,8 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
     def timeline(self) -> Timeline:
         """Every span of every simulated rank."""
         timeline = make_timeline(self.built, self.times)
-        if self.acted is not None:
-            timeline = timeline_with_processes(timeline, self.plan, self.acted)
+        if self.processes_run is not None:
+            timeline = timeline_with_processes(timeline, self.plan, self.processes_run)
         if self.teacher is None:
             return timeline
         return timeline_with_teacher(timeline, self.teacher)
@@ -358,7 +358,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
 
     def _rows_before(self, own: int) -> int:
         """Rows of `timeline` before the step's own: the teacher's."""
-        return len(self.timeline) - own - (self.acted.rows(self.plan) if self.acted else 0)
+        return len(self.timeline) - own - (self.processes_run.rows(self.plan) if self.processes_run else 0)
 
     @property
     def waits(self) -> SpanWaits:

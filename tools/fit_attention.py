@@ -21,7 +21,7 @@ from sim.prices.coefficients import Coefficient
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.validation.kernel_rows import IMPLEMENTATIONS, OPERATORS, UNFUSED
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 from sim.validation.tables import read_table
 from topology.presets import GPUS
 
@@ -30,7 +30,7 @@ NAMES = ("efficiency_64", "efficiency_128", "efficiency_256", "ramp_tokens", "ba
 START = np.log([0.5, 0.6, 0.6, 100.0, FORWARD_SHARE])
 
 
-def errors(rows: list[Row], gpu: str, name: str, p: np.ndarray) -> np.ndarray:
+def errors(rows: list[Measurement], gpu: str, name: str, p: np.ndarray) -> np.ndarray:
     """Return log(predicted ÷ measured), with the simulator's prices (power limit included); `p`: logs of `NAMES`."""
     base = load_profile(gpu)
     fitted = {f"{name}_{n}": Coefficient(float(v), "") for n, v in zip(NAMES, np.exp(p), strict=True)}
@@ -39,9 +39,9 @@ def errors(rows: list[Row], gpu: str, name: str, p: np.ndarray) -> np.ndarray:
     return np.log(np.array(seconds) / [r.measured["seconds"] for r in rows])
 
 
-def by_implementation(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+def by_implementation(rows: Iterable[Measurement]) -> dict[tuple[str, str], list[Measurement]]:
     """Group rows of fused attention by GPU and implementation; the first of every two is fitted."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[Measurement]] = {}
     for row in rows:
         if "attention" in str(row.data.get("op")) and row.data.get("impl") not in UNFUSED:
             name = str(row.data.get("impl", "attention"))
@@ -57,7 +57,7 @@ def main() -> None:
         width = np.array([1.0, 1.0, 0.2, 1.0, 0.05 if name != "attention" else 1.0])
 
         def residuals(
-            p: np.ndarray, rows: list[Row] = rows, gpu: str = gpu, name: str = name, width: np.ndarray = width
+            p: np.ndarray, rows: list[Measurement] = rows, gpu: str = gpu, name: str = name, width: np.ndarray = width
         ) -> np.ndarray:
             return np.concatenate([errors(rows[::2], gpu, name, p) / 0.05, (p - START) / width])
 

@@ -32,7 +32,7 @@ from sim.serve.engines import ENGINES
 from sim.serve.simulation import simulate_serving
 from sim.validation.predict import predict
 from sim.validation.prediction import cluster_of
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 from sim.validation.tables import read_table
 
 PUBLISHED = Path(__file__).parent.parent / "scenarios" / "published"
@@ -85,7 +85,7 @@ def changed(engine: Engine, architecture: str, names: list[str], values: Values)
     return replace(engine, experts_speed=speed, host={**engine.host, architecture: times})
 
 
-def errors(fit: Fit, rows: list[Row], values: Values) -> Values:
+def errors(fit: Fit, rows: list[Measurement], values: Values) -> Values:
     """Return log(predicted ÷ measured) of all measured quantities of `rows` with these constants."""
     before = ENGINES[fit.engine]
     ENGINES[fit.engine] = changed(before, fit.architecture, list(fit.start), values)
@@ -98,7 +98,7 @@ def errors(fit: Fit, rows: list[Row], values: Values) -> Values:
     return np.array([np.log(p[key].value / measured[key]) for p, measured in found for key in p])
 
 
-def _scenario(row: Row) -> Scenario:
+def _scenario(row: Measurement) -> Scenario:
     from sim.validation.predict import _served_by, _with
 
     return parse_scenario(_served_by(row, _with(row, None)), row.id)
@@ -112,7 +112,7 @@ def _iterations(table: str, row_id: str) -> tuple[Any, ...]:
     return tuple((i.load, i.steps) for r in served.replicas for i in r.iterations)
 
 
-def _rate(row: Row) -> float:
+def _rate(row: Measurement) -> float:
     """Return output tokens/s of each GPU, pricing the iterations of the row's schedule with the present records."""
     s = _scenario(row)
     costs = iteration_costs(s, load_profile(s.calibration))
@@ -124,7 +124,7 @@ def _rate(row: Row) -> float:
     return requests.count * requests.output_len / seconds / s.parallelism.ranks
 
 
-def solve(fit: Fit, rows: list[Row]) -> Values:
+def solve(fit: Fit, rows: list[Measurement]) -> Values:
     """Return the constants that fit `rows` best."""
     start = np.log(list(fit.start.values()))
     found = least_squares(

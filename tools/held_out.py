@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from fit_attention import by_implementation
 
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 from sim.validation.tables import read_table
 
 PUBLISHED = Path(__file__).parents[1] / "scenarios" / "published"
@@ -30,42 +30,42 @@ class Split(NamedTuple):
 
     title: str
     table: str
-    left: Callable[[list[Row]], list[Row]]
+    left: Callable[[list[Measurement]], list[Measurement]]
     by_group: bool = False
 
 
-def others(rows: Sequence[Row], every: int) -> list[Row]:
+def others(rows: Sequence[Measurement], every: int) -> list[Measurement]:
     """Return all rows but the first of each `every`."""
     return [row for i, row in enumerate(rows) if i % every]
 
 
-def configurations(rows: list[Row]) -> list[Row]:
+def configurations(rows: list[Measurement]) -> list[Measurement]:
     """Return the rows of all but every fifth configuration, sorted by name."""
     names = others(sorted({row.group for row in rows}), 5)  # type: ignore[type-var]
     return [row for row in rows if row.group in names]
 
 
-def fused(rows: list[Row]) -> list[Row]:
+def fused(rows: list[Measurement]) -> list[Measurement]:
     """Return every second row of each implementation on each GPU."""
     return [row for group in by_implementation(rows).values() for row in others(group, 2)]
 
 
-def of_each_gpu(rows: list[Row]) -> list[Row]:
+def of_each_gpu(rows: list[Measurement]) -> list[Measurement]:
     """Return every second row of GPUs whose profiles have the other rows as points, and all rows of other GPUs."""
     gpus = {str(row.scenario["calibration"]): [r for r in rows if r.measured.get("seconds")] for row in rows}
     split = {gpu: [r for r in each if r.scenario["calibration"] == gpu] for gpu, each in gpus.items()}
     return [r for gpu, each in split.items() for r in (others(each, 2) if gpu in ("a100-sxm", "h100-sxm") else each)]
 
 
-def flops(row: Row) -> float:
+def flops(row: Measurement) -> float:
     """Return the FLOPs of a matmul's row."""
     return 2.0 * np.prod([float(row.data.get(key) or 1) for key in ("batch", "m", "n", "k")])
 
 
-def matmuls(op: str, least_flops: float) -> Callable[[list[Row]], list[Row]]:
+def matmuls(op: str, least_flops: float) -> Callable[[list[Measurement]], list[Measurement]]:
     """Return a function that selects an operator's rows, without every second large one, which were fitted."""
 
-    def left(rows: list[Row]) -> list[Row]:
+    def left(rows: list[Measurement]) -> list[Measurement]:
         mine = [row for row in rows if row.data.get("op") == op]
         large = [row for row in mine if flops(row) >= LARGE_FLOPS]
         small = [row for row in mine if flops(row) < LARGE_FLOPS] if least_flops < LARGE_FLOPS else []
@@ -74,7 +74,7 @@ def matmuls(op: str, least_flops: float) -> Callable[[list[Row]], list[Row]]:
     return left
 
 
-def grouped(rows: list[Row]) -> list[Row]:
+def grouped(rows: list[Measurement]) -> list[Measurement]:
     """Return every second grouped matmul."""
     return others([row for row in rows if row.data.get("op") == "grouped_gemm"], 2)
 

@@ -26,17 +26,17 @@ sys.path.insert(0, str(ROOT))
 
 from sim.core.files import write_text  # noqa: E402
 from sim.inputs.scenario import parse_scenario  # noqa: E402
-from sim.results.evidence import FILE, Features, Row, features_of, interval_factor, published, sort_of  # noqa: E402
+from sim.results.evidence import FILE, Features, PublishedStep, features_of, interval_factor, published, sort_of  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
 from sim.validation.prediction import profile_named  # noqa: E402
-from sim.validation.records import Row as TableRow  # noqa: E402
+from sim.validation.records import Measurement  # noqa: E402
 from sim.validation.tables import read_table  # noqa: E402
 
 PER_TABLE = 60  # rows at most, spread evenly over a table
 UNLIKE = (", stalled", ", pp and tp")  # groups of ultrascale_h100 with other code (see the table's assumptions)
 
 
-def chosen(rows: Sequence[TableRow]) -> list[TableRow]:
+def chosen(rows: Sequence[Measurement]) -> list[Measurement]:
     """Return a table's rows with a step time, at most `PER_TABLE`, without rows of other code.
 
     These are groups that a table itself marks, and ZeRO-3 of DeepSpeed in 2021 (docs/accuracy_causes.md, "Worst rows").
@@ -47,11 +47,11 @@ def chosen(rows: Sequence[TableRow]) -> list[TableRow]:
     return mine[::every]
 
 
-def predicted(row: TableRow) -> Row:
+def predicted(row: Measurement) -> PublishedStep:
     """Simulate a row and return it with the prediction."""
     scenario = parse_scenario({**row.scenario, "name": row.id}, row.id)
     step_s = simulate(scenario, profile_named(scenario.calibration)).step_time_s
-    return Row(row.table, row.id, row.measured["step_time_s"], float(f"{step_s:.9g}"), features_of(scenario))
+    return PublishedStep(row.table, row.id, row.measured["step_time_s"], float(f"{step_s:.9g}"), features_of(scenario))
 
 
 def tables() -> list[Path]:
@@ -78,7 +78,7 @@ GROUPS: tuple[tuple[str, Callable[[Features], bool]], ...] = (
 class Judged(NamedTuple):
     """A row, and half the width of its 90 % interval from the other tables' errors, as a logarithm."""
 
-    row: Row
+    row: PublishedStep
     half: float
 
     @property
@@ -87,7 +87,7 @@ class Judged(NamedTuple):
         return abs(math.log(self.row.predicted / self.row.measured))
 
 
-def left_out(rows: Sequence[Row]) -> list[Judged]:
+def left_out(rows: Sequence[PublishedStep]) -> list[Judged]:
     """Return each row with its interval from the errors of all tables but its own."""
     found = []
     for name in dict.fromkeys(row.table for row in rows):
@@ -99,7 +99,7 @@ def left_out(rows: Sequence[Row]) -> list[Judged]:
     return found
 
 
-def judge(rows: Sequence[Row]) -> None:
+def judge(rows: Sequence[PublishedStep]) -> None:
     """Print for each table and each group how many rows lie in intervals from the other tables' errors, and how wide
     these are. The last column of groups is an interval that would know each table's own errors."""
     judged = left_out(rows)

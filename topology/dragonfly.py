@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from topology.graph import described
 from topology.spec import ClusterSpec
-from topology.wiring import Link, Part, Wiring
+from topology.wiring import Link, NetworkDevice, Wiring
 
 GLOBAL_S = 0.5e-6  # 100 m of fibre
 
@@ -36,12 +36,12 @@ def dragonfly_plus(cluster: ClusterSpec, groups: int) -> Wiring:
     up = inter.nics_per_node * inter.nic_bandwidth_bytes_per_s / size
     for node in range(cluster.nodes):
         leaf, group = f"leaf{node}", node // size
-        parts[leaf] = Part(leaf, "switch", tier="leaf")
+        parts[leaf] = NetworkDevice(leaf, "switch", tier="leaf")
         for nic in range(inter.nics_per_node):
             join(f"nic{node}.{nic}", leaf, inter.nic_bandwidth_bytes_per_s, inter.latency_s / 2)
         for index in range(size):
             spine = f"spine{group}.{index}"
-            parts[spine] = Part(spine, "switch", tier="spine")
+            parts[spine] = NetworkDevice(spine, "switch", tier="spine")
             join(leaf, spine, up, 0.0)
     for index in range(size):
         for a in range(groups):

@@ -241,7 +241,7 @@ def _message_wire(timing: Timing, protocol: str) -> float:
 Duration = Callable[[Group, str, float], AlphaBeta]
 
 
-class Way(Struct, frozen=True):
+class NetworkPath(Struct, frozen=True):
     """Describe the path between two ranks.
 
     `latency_s`, `inter_latency_s`: of its steps within domains and between them. `bytes_per_s`: of its narrowest link.
@@ -282,16 +282,18 @@ def duration(kind: str, algorithm: str, protocol: str, group: Group, size_bytes:
     return DURATIONS[kind][algorithm](group, protocol, size_bytes)
 
 
-def message_seconds(timing: Timing, fabric: Fabric, way: Way, near_latency_s: float, size_bytes: float) -> float:
+def message_seconds(
+    timing: Timing, fabric: Fabric, path: NetworkPath, near_latency_s: float, size_bytes: float
+) -> float:
     """Return the seconds of one message between two ranks, with the protocol that its size gets: startup, steps, bytes.
 
     The startup includes the first step inside a domain. `near_latency_s`: the cluster's step inside a domain, which
     scales startup and steps.
     """
     kernel, scale = timing.direct, near_latency_s / SIMPLE_NVLINK_S
-    protocol = message_protocol(timing, way.hops > 0, size_bytes)
-    share = 1.0 if way.hops else kernel.share
-    further_s = max(0.0, way.latency_s - (0.0 if way.hops else near_latency_s))
+    protocol = message_protocol(timing, path.hops > 0, size_bytes)
+    share = 1.0 if path.hops else kernel.share
+    further_s = max(0.0, path.latency_s - (0.0 if path.hops else near_latency_s))
     if protocol == "LL":
         start_s, step_s = kernel.ll_start_s, timing.ring.ll_step_s
     else:
@@ -299,6 +301,6 @@ def message_seconds(timing: Timing, fabric: Fabric, way: Way, near_latency_s: fl
     return (
         start_s * scale
         + further_s * step_s / SIMPLE_NVLINK_S
-        + way.hops * _far_step(way.inter_latency_s / max(1, way.hops), fabric.message_step_s)
-        + size_bytes * _message_wire(timing, protocol) / (way.bytes_per_s * share)
+        + path.hops * _far_step(path.inter_latency_s / max(1, path.hops), fabric.message_step_s)
+        + size_bytes * _message_wire(timing, protocol) / (path.bytes_per_s * share)
     )

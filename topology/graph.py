@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from topology.mesh import links, links_per_gpu
 from topology.spec import ClusterSpec
 from topology.torus import torus_position, torus_shape
-from topology.wiring import Ends, Link, Part, Wiring, link_word
+from topology.wiring import Ends, Link, NetworkDevice, Wiring, link_word
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -41,7 +41,7 @@ def described(cluster: ClusterSpec) -> Wiring:
 
 
 def build_graph(cluster: ClusterSpec) -> Graph:
-    """Return the cluster as a networkx graph: nodes have the fields of `Part`, edges a `link` and its `kind`."""
+    """Return the cluster as a networkx graph: nodes have the fields of `NetworkDevice`, edges `link` and `kind`."""
     import networkx as nx
 
     wiring = wiring_of(cluster)
@@ -64,10 +64,10 @@ class _Made:
     """Collect parts and links."""
 
     def __init__(self) -> None:
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, NetworkDevice] = {}
         self.links: dict[Ends, Link] = {}
 
-    def add(self, part: Part) -> str:
+    def add(self, part: NetworkDevice) -> str:
         self.parts[part.name] = part
         return part.name
 
@@ -83,20 +83,20 @@ def _add_node(made: _Made, cluster: ClusterSpec, node: int) -> None:
     (ConnectX-8 on HGX B300).
     """
     gpus, inter = cluster.gpus_per_node, cluster.inter_node
-    host = made.add(Part(f"host{node}", "cpu"))
+    host = made.add(NetworkDevice(f"host{node}", "cpu"))
     switches = min(gpus, inter.nics_per_node)
     nics_per_gpu = max(1.0, inter.nics_per_node / gpus)
     per_gpu = max(cluster.gpu.host_bandwidth_bytes_per_s, inter.usable_bytes_per_s * nics_per_gpu)
     for index in range(switches):
-        switch = made.add(Part(f"pcie{node}.{index}", "pcie"))
+        switch = made.add(NetworkDevice(f"pcie{node}.{index}", "pcie"))
         made.join(switch, host, cluster.gpu.host_bandwidth_bytes_per_s)
     for index in range(gpus):
         rank = node * gpus + index
-        name = made.add(Part(gpu(rank), "gpu", cluster.gpu.name, rank))
+        name = made.add(NetworkDevice(gpu(rank), "gpu", cluster.gpu.name, rank))
         made.join(name, f"pcie{node}.{index * switches // gpus}", per_gpu)
     for index in range(inter.nics_per_node):
         nic = made.add(
-            Part(
+            NetworkDevice(
                 f"nic{node}.{index}", "nic", rendezvous=inter.rendezvous, transport=inter.transport, spread=inter.spread
             )
         )
@@ -118,7 +118,7 @@ def _add_nvlink(made: _Made, cluster: ClusterSpec, node: int) -> None:
     hub = f"host{node}"
     if intra.kind == "nvswitch":
         name = f"nvswitch{ranks[0] // cluster.domain_gpus}"
-        hub = made.add(Part(name, "nvswitch", nvls_efficiency=intra.nvls_efficiency))
+        hub = made.add(NetworkDevice(name, "nvswitch", nvls_efficiency=intra.nvls_efficiency))
     for rank in ranks:
         made.join(gpu(rank), hub, intra.bandwidth_bytes_per_s, intra.latency_s / 2, intra.efficiency)
 
@@ -133,12 +133,12 @@ def _add_tree(made: _Made, cluster: ClusterSpec) -> None:
     below: dict[str, int] = {}
     for node, nic in product(range(cluster.nodes), range(inter.nics_per_node)):
         group = node // inter.nodes_per_leaf
-        leaf = made.add(Part(f"leaf{group}.{nic}" if rails else f"leaf{group}", "switch", tier="leaf"))
+        leaf = made.add(NetworkDevice(f"leaf{group}.{nic}" if rails else f"leaf{group}", "switch", tier="leaf"))
         made.join(f"nic{node}.{nic}", leaf, inter.nic_bandwidth_bytes_per_s, inter.latency_s / 2, inter.efficiency)
         below[leaf] = below.get(leaf, 0) + 1
     if cluster.nodes <= inter.nodes_per_leaf:
         return
-    spine = made.add(Part("spine", "switch", tier="spine"))
+    spine = made.add(NetworkDevice("spine", "switch", tier="spine"))
     for leaf, nics in below.items():
         up = nics * inter.nic_bandwidth_bytes_per_s / inter.oversubscription
         made.join(leaf, spine, up, 0.0, inter.efficiency)
@@ -154,7 +154,7 @@ def _add_torus(made: _Made, cluster: ClusterSpec) -> None:
     a_link = inter.nic_bandwidth_bytes_per_s * inter.nics_per_node / (2 * len(shape))
     routers = {torus_position(node, shape): f"router{node}" for node in range(cluster.nodes)}
     for node, router in enumerate(routers.values()):
-        made.add(Part(router, "switch", tier="router"))
+        made.add(NetworkDevice(router, "switch", tier="router"))
         for nic in range(inter.nics_per_node):
             made.join(f"nic{node}.{nic}", router, inter.nic_bandwidth_bytes_per_s, 0.0, inter.efficiency)
     for position, router in routers.items():

@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from topology.presets import GPUS
-from topology.wiring import KINDS, Ends, Link, Part, Wiring, node_link
+from topology.wiring import KINDS, Ends, Link, NetworkDevice, Wiring, node_link
 
 MAX_PARTS, MAX_NAME = 1_000_000, 200
 _GRAPHML = "{http://graphml.graphdrawing.org/xmlns}"
@@ -152,10 +152,10 @@ def _gpus(given: Any) -> dict[str, Mapping[str, Any]]:
     return {str(key): value for key, value in given.items()}
 
 
-def _parts(nodes: list[Any], gpus: Mapping[str, Any]) -> dict[str, Part]:
+def _parts(nodes: list[Any], gpus: Mapping[str, Any]) -> dict[str, NetworkDevice]:
     if len(nodes) > MAX_PARTS:
         raise TopologyError(f"has {len(nodes):,} nodes; at most {MAX_PARTS:,}")
-    parts: dict[str, Part] = {}
+    parts: dict[str, NetworkDevice] = {}
     for index, node in enumerate(nodes):
         if not isinstance(node, Mapping) or not isinstance(node.get("id"), str | int) or not str(node["id"]):
             raise TopologyError(f"nodes.{index}: must be a mapping with an id")
@@ -165,7 +165,7 @@ def _parts(nodes: list[Any], gpus: Mapping[str, Any]) -> dict[str, Part]:
         kind = node.get("kind")
         if kind not in KINDS:
             raise TopologyError(f"node '{name}': kind: found {kind!r:.60}; must be one of {', '.join(KINDS)}")
-        parts[name] = Part(
+        parts[name] = NetworkDevice(
             name,
             kind,
             _gpu_name(name, node.get("gpu"), gpus) if kind == "gpu" else "",
@@ -206,7 +206,7 @@ def _transport(name: str, found: Any) -> str:
     return str(found)
 
 
-def _with_ranks(parts: dict[str, Part]) -> dict[str, Part]:
+def _with_ranks(parts: dict[str, NetworkDevice]) -> dict[str, NetworkDevice]:
     """Return the parts with ranks: in the order of the file if no GPU has one; otherwise every rank must occur once."""
     gpus = [part for part in parts.values() if part.kind == "gpu"]
     if len(gpus) < 2:
@@ -226,7 +226,7 @@ def _with_ranks(parts: dict[str, Part]) -> dict[str, Part]:
     return parts
 
 
-def _links(edges: list[Any], parts: Mapping[str, Part], directed: bool) -> dict[Ends, Link]:
+def _links(edges: list[Any], parts: Mapping[str, NetworkDevice], directed: bool) -> dict[Ends, Link]:
     links: dict[Ends, Link] = {}
     for index, edge in enumerate(edges):
         if not isinstance(edge, Mapping):

@@ -9,7 +9,7 @@ from topology.graph_files import TopologyError, check
 from topology.presets import GPUS
 from topology.recognise import node_of
 from topology.spec import ClusterSpec
-from topology.wiring import Ends, Link, Part, Wiring
+from topology.wiring import Ends, Link, NetworkDevice, Wiring
 
 SPINE = "spine"
 
@@ -23,7 +23,7 @@ def mixed(clusters: Sequence[ClusterSpec]) -> Wiring:
     Raises:
         TopologyError: for nodes of unequal size, a torus, two GPUs of one name, or if no spine joins the nodes.
     """
-    parts: dict[str, Part] = {}
+    parts: dict[str, NetworkDevice] = {}
     links: dict[Ends, Link] = {}
     gpus = {}
     total, start = sum(each.nodes for each in clusters), 0

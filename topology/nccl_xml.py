@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 
 from topology.graph_files import TopologyError, check
 from topology.node_parts import NodeParts, gpu_by_capability, pcie_bytes_per_s
-from topology.wiring import Part, Wiring
+from topology.wiring import NetworkDevice, Wiring
 
 _NVSWITCH = "0x0680"  # the PCI class of its bridge
 _NIC_BITS_PER_S = 1e6  # the unit of a net's speed
@@ -36,7 +36,7 @@ def from_nccl(root: Element, name: str = "node") -> Wiring:
     speeds: dict[str, float] = {}
     found: list[_Gpu] = []
     for cpu in cpus:
-        socket = made.add(Part(f"cpu{cpu.get('numaid', '0')}", "cpu"))
+        socket = made.add(NetworkDevice(f"cpu{cpu.get('numaid', '0')}", "cpu"))
         for pci in cpu.findall("pci"):
             _pci(made, socket, pci, found, speeds)
         for nic in cpu.findall("nic"):
@@ -62,7 +62,7 @@ def _pci(made: NodeParts, above: str, pci: Element, found: list[_Gpu], speeds: d
         _nets(made, above, nic, wide, speeds)
     below = pci.findall("pci")
     if below:
-        switch = made.add(Part(f"pcie {bus}", "pcie"))
+        switch = made.add(NetworkDevice(f"pcie {bus}", "pcie"))
         made.join_pcie(above, switch, wide)
         for each in below:
             _pci(made, switch, each, found, speeds)
@@ -70,7 +70,7 @@ def _pci(made: NodeParts, above: str, pci: Element, found: list[_Gpu], speeds: d
 
 def _nets(made: NodeParts, above: str, nic: Element, wide: float | None, speeds: dict[str, float]) -> None:
     for net in nic.findall("net"):
-        name = made.add(Part(f"nic {net.get('name', net.get('dev', ''))}", "nic"))
+        name = made.add(NetworkDevice(f"nic {net.get('name', net.get('dev', ''))}", "nic"))
         speeds[name] = _integer(net, "speed", 100_000) * _NIC_BITS_PER_S / 8
         made.join_pcie(above, name, wide)
 
@@ -82,7 +82,7 @@ def _gpus(made: NodeParts, found: list[_Gpu]) -> dict[str, Element]:
         preset = gpu_by_capability(_integer(gpu, "sm", 0))
         if preset is None:
             raise TopologyError(f"gpu of rank {rank}: sm: found {gpu.get('sm')}; no shipped GPU has it")
-        name = made.add(Part(bus, "gpu", preset))
+        name = made.add(NetworkDevice(bus, "gpu", preset))
         made.join_pcie(above, name, wide)
         out[name] = gpu
     return out

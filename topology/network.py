@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from topology.collectives import Choice, bus_factor, choose
-from topology.durations import Way, duration, message_seconds
+from topology.durations import NetworkPath, duration, message_seconds
 from topology.group import Group
 from topology.regular import RegularNetwork, of_several
 from topology.spec import ClusterSpec
@@ -121,23 +121,23 @@ class Network:
         if src == dst:
             return 0.0
         seen = self._seen_by((src, dst))
-        way, sorts = self.way(src, dst), self._sorts_of((src, dst))
+        path, sorts = self.path(src, dst), self._sorts_of((src, dst))
         if not all(each.regular.protocols for each in sorts):
-            return way.latency_s + way.inter_latency_s + size_bytes / way.bytes_per_s
+            return path.latency_s + path.inter_latency_s + size_bytes / path.bytes_per_s
         timing = reduce(slower, (each.regular.timing for each in sorts))
-        return message_seconds(timing, self.regular.fabric, way, seen.cluster.intra_node.latency_s, size_bytes)
+        return message_seconds(timing, self.regular.fabric, path, seen.cluster.intra_node.latency_s, size_bytes)
 
-    def way(self, src: int, dst: int) -> Way:
+    def path(self, src: int, dst: int) -> NetworkPath:
         """Return the latency and bandwidth of a message between two ranks."""
         if (seen := self._seen_by((src, dst))) is not self:
-            return seen.way(src, dst)
-        found, gpus = self.regular.way(src, dst), self.cluster.gpus_per_node
+            return seen.path(src, dst)
+        found, gpus = self.regular.path(src, dst), self.cluster.gpus_per_node
         if (scale := self._scale(src // gpus, dst // gpus)) != 1.0:
             found = replace(found, bytes_per_s=scale * found.bytes_per_s)
         if self._spread and found.hops:
             found = replace(found, bytes_per_s=found.bytes_per_s * left_by_others(self._spread, 2))
         if self._uneven is not None:
-            found = self._uneven.way(found, src, dst)
+            found = self._uneven.path(found, src, dst)
         if self._nics and found.hops:
             left = min(self._nics.get(rank, 1.0) for rank in (src, dst))
             found = replace(found, bytes_per_s=found.bytes_per_s * left)

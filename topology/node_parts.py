@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from topology.presets import GPUS, NVLINK_EFFICIENCY, gpu_capabilities, gpu_products
 from topology.protocols import SIMPLE_NETWORK_S, SIMPLE_NVLINK_S
-from topology.wiring import Ends, Link, Part, Wiring
+from topology.wiring import Ends, Link, NetworkDevice, Wiring
 
 _ENCODING = {2.5: 8 / 10, 5.0: 8 / 10, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 128 / 130, 64.0: 242 / 256}
 """Part of a lane's bits that is data, by GT/s (PCI Express base specification)."""
@@ -57,10 +57,10 @@ class NodeParts:
 
     def __init__(self, name: str, source: str) -> None:
         self.name, self.source = name, source
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, NetworkDevice] = {}
         self.links: dict[Ends, Link] = {}
 
-    def add(self, part: Part) -> str:
+    def add(self, part: NetworkDevice) -> str:
         """Add a part if it is new; return its name."""
         self.parts.setdefault(part.name, part)
         return part.name
@@ -92,7 +92,7 @@ class NodeParts:
         if switched is None:
             switched = any(sum(each) > _MOST_NVLINKS for each in own.values())
         if switched:
-            hub = self.add(Part("nvswitch", "nvswitch"))
+            hub = self.add(NetworkDevice("nvswitch", "nvswitch"))
             for gpu, each in own.items():
                 if each:
                     self.join(gpu, hub, self.nvlink(gpu, max(each), SIMPLE_NVLINK_S / 2))
@@ -110,7 +110,7 @@ class NodeParts:
     def join_network(self, speeds: Mapping[str, float]) -> None:
         """Join all NICs to one switch at these bytes/s, because a node's description does not contain the network."""
         for nic in [part.name for part in self.parts.values() if part.kind == "nic"]:
-            switch = self.add(Part("network", "switch", tier="leaf"))
+            switch = self.add(NetworkDevice("network", "switch", tier="leaf"))
             self.join(nic, switch, Link(speeds[nic], SIMPLE_NETWORK_S / 2, NIC_EFFICIENCY))
 
     def wiring(self) -> Wiring:

@@ -15,7 +15,7 @@ from math import inf, lcm
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topology.durations import Way
+from topology.durations import NetworkPath
 from topology.group import Group
 from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
 from topology.spec import ClusterSpec
@@ -65,7 +65,7 @@ class RegularNetwork:
             self._placed[like] = self.place(like)
         return self._placed[like]
 
-    def way(self, src: int, dst: int) -> Way:
+    def path(self, src: int, dst: int) -> NetworkPath:
         """Return the path between two ranks.
 
         Between nodes it has one network step, on a torus one for each hop. On rails, a message to another local index
@@ -76,7 +76,7 @@ class RegularNetwork:
         intra, inter = self.cluster.intra_node, self.cluster.inter_node
         gpus = self.cluster.gpus_per_node
         if src // self.domain_gpus == dst // self.domain_gpus:
-            return Way(self._latency(src, dst), 0.0, self._pair(src, dst))
+            return NetworkPath(self._latency(src, dst), 0.0, self._pair(src, dst))
         latency_s, hops, share = 0.0, 1, self.nic_share_bytes_per_s
         senders = min(gpus, abs(dst - src))  # GPUs of a node whose messages leave it, if all send equally far
         alone = max(1.0, min(gpus / senders, inter.usable_bytes_per_s / share))
@@ -89,7 +89,7 @@ class RegularNetwork:
         share *= alone
         if inter.kind == "rail_optimized" and src % gpus != dst % gpus:
             latency_s, share = intra.latency_s, min(share, self.gpu_bytes_per_s)
-        return Way(latency_s, inter.latency_s * hops, share, hops, alone)
+        return NetworkPath(latency_s, inter.latency_s * hops, share, hops, alone)
 
     def place(self, ranks: Sequence[int]) -> Group:
         """Return where the ranks lie and what each may send."""

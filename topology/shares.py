@@ -19,7 +19,7 @@ import numpy as np
 
 from topology.algorithms import TRAITS, Crossing
 from topology.collectives import Choice
-from topology.durations import Way, duration
+from topology.durations import NetworkPath, duration
 from topology.group import Group
 from topology.network import Network
 from topology.spec import ClusterSpec
@@ -105,14 +105,14 @@ def message_load(network: Network, src: int, dst: int, size_bytes: float) -> Loa
     """Return a message's load on the links out of the sender and into the receiver."""
     if src == dst or size_bytes <= 0:
         return NOTHING
-    way, relayed, crosses = way_of(network, src, dst)
+    path, relayed, crosses = path_of(network, src, dst)
     flowing = 1.0 - network.send(src, dst, 0.0) / network.send(src, dst, size_bytes)
-    if not way.hops:
+    if not path.hops:
         return _load(flowing, size_bytes, 0.0, 0.0)
-    return _load(flowing, size_bytes if relayed else 0.0, size_bytes * way.hops / way.alone, float(crosses))
+    return _load(flowing, size_bytes if relayed else 0.0, size_bytes * path.hops / path.alone, float(crosses))
 
 
-def way_of(network: Network, src: int, dst: int) -> tuple[Way, bool, bool]:
+def path_of(network: Network, src: int, dst: int) -> tuple[NetworkPath, bool, bool]:
     """Return a message's path, whether it first crosses NVLink, and whether it goes above the leaves.
 
     Its load depends only on these and its size.
@@ -120,7 +120,7 @@ def way_of(network: Network, src: int, dst: int) -> tuple[Way, bool, bool]:
     cluster = network.cluster
     span = cluster.gpus_per_node * cluster.inter_node.nodes_per_leaf
     crosses = _has_spine(cluster) and src // span != dst // span
-    return network.way(src, dst), _relayed(cluster, src, dst), crosses
+    return network.path(src, dst), _relayed(cluster, src, dst), crosses
 
 
 def copy_load(network: Network, size_bytes: float) -> Load:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from topology.durations import Way
+from topology.durations import NetworkPath
 from topology.graph import described
 from topology.group import Group
 from topology.loads import mesh_transfers, ring_transfers
@@ -108,7 +108,7 @@ class Uneven:
             inter_latency_s=group.inter_latency_s * step_far,
         )
 
-    def way(self, way: Way, src: int, dst: int) -> Way:
+    def path(self, path: NetworkPath, src: int, dst: int) -> NetworkPath:
         """Return a message's latency and bandwidth, scaled by its route's ratios."""
         if (src, dst) not in self._ways:
             own = [(src, dst, 1.0)]
@@ -122,10 +122,10 @@ class Uneven:
             self._ways[src, dst] = self._compared(key, own, all_alike)
         left, step = self._ways[src, dst]
         return replace(
-            way,
-            latency_s=way.latency_s * step,
-            inter_latency_s=way.inter_latency_s * step,
-            bytes_per_s=way.bytes_per_s * left,
+            path,
+            latency_s=path.latency_s * step,
+            inter_latency_s=path.inter_latency_s * step,
+            bytes_per_s=path.bytes_per_s * left,
         )
 
     def of_rank(self, rank: int) -> dict[str, float]:

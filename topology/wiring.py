@@ -25,8 +25,8 @@ class Link(NamedTuple):
         return self.bandwidth_bytes_per_s * self.efficiency
 
 
-class Part(NamedTuple):
-    """Describe one part of the network.
+class NetworkDevice(NamedTuple):
+    """Describe one GPU, NIC, switch or CPU of the network.
 
     `gpu`, `rank`: a GPU's preset and rank. `tier`: a switch's label in drawings (leaf, spine, router).
     `nvls_efficiency`: of an NVSwitch, as in `IntraNode`. `rendezvous`, `transport`, `spread`: of a NIC, as in
@@ -53,7 +53,7 @@ class Wiring(Struct, frozen=True, dict=True):
     `name`, `source`: of the cluster. `gpus`: by name, descriptions of GPUs that are not presets.
     """
 
-    parts: Mapping[str, Part]
+    parts: Mapping[str, NetworkDevice]
     links: Mapping[Ends, Link]
     name: str = "custom"
     source: str = ""
@@ -117,7 +117,7 @@ def node_link(wiring: Wiring) -> dict[str, Any]:
     return {"directed": one_way, "multigraph": False, "graph": graph, "nodes": nodes, "edges": edges}
 
 
-def _said(part: Part) -> dict[str, Any]:
+def _said(part: NetworkDevice) -> dict[str, Any]:
     """Return the fields of a part that differ from the defaults."""
-    usual = Part("", "")._asdict()
+    usual = NetworkDevice("", "")._asdict()
     return {key: value for key, value in part._asdict().items() if key != "name" and value != usual[key]}

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from calibrate.capture.fusion import Kernel, is_view, kernels_of
-from calibrate.capture.recorder import Recorder, Row, describe
+from calibrate.capture.recorder import RecordedOperator, Recorder, describe
 from calibrate.capture.step import Step
 
 
@@ -121,7 +121,7 @@ def _record(recorder: Recorder, kernel: Kernel, read: list[Any], written: list[A
     inputs, outputs = (
         _once(recorder, [x for x in tree_leaves(t) if isinstance(x, torch.Tensor)]) for t in (read, written)
     )
-    recorder.rows.append(Row(name, *recorder._place(), inputs, outputs, 1, 0))
+    recorder.rows.append(RecordedOperator(name, *recorder._place(), inputs, outputs, 1, 0))
 
 
 def _once(recorder: Recorder, tensors: list[torch.Tensor]) -> list[tuple[Any, int]]:

@@ -34,7 +34,7 @@ CAUSAL = "is_causal"
 
 
 @dataclass(slots=True)
-class Row:
+class RecordedOperator:
     """One operator. `launches` is 0 for a view or an allocation, which takes only host time."""
 
     name: str
@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):
         self.modules = Modules({id(m): name for name, m in model.named_modules()})
         self.operators = operators
         self.phase = ""
-        self.rows: list[Row] = []
+        self.rows: list[RecordedOperator] = []
         self.lives: list[Life] = []
         self.storages: dict[int, int] = {}  # address of a living storage: its number
         self.refs: dict[int, weakref.ref[Any]] = {}
@@ -151,7 +151,7 @@ class Recorder(TorchDispatchMode):
             return out
         outputs = [(describe(x), self.storage(x)) for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
         self.rows.append(
-            Row(
+            RecordedOperator(
                 name,
                 *self._place(),
                 inputs,

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.collectives import NAMESPACES, collective_of, is_asynchronous
 from calibrate.capture.device_queue import Queue
-from calibrate.capture.recorder import Recorder, Row, describe, module_hooks
+from calibrate.capture.recorder import RecordedOperator, Recorder, describe, module_hooks
 
 READ_AS = 1.0
 REAL_BYTES = 1 << 26  # larger tensors of integers are fake
@@ -175,7 +175,7 @@ class ScriptRecorder(Recorder):
             [(describe(x), self.storage(x)) for x in tree_leaves(t) if isinstance(x, torch.Tensor)]
             for t in (read, written)
         )
-        self.rows.append(Row(name, *self._place(), inputs, outputs, 1, 0))
+        self.rows.append(RecordedOperator(name, *self._place(), inputs, outputs, 1, 0))
         self._count()
 
     def resized(self, storage: Any) -> None:

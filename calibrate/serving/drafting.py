@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from calibrate.serving.cache import PagedCache
-from calibrate.serving.forward import Model, Part, forward
+from calibrate.serving.forward import Model, SequenceChunk, forward
 
 Tokens = tuple[int, ...]
 
@@ -76,7 +76,7 @@ class Drafts:
         parts = []
         for sequence, tokens in known.items():
             before = self.fed.get(sequence, 0)
-            parts.append(Part(sequence, tokens[before:], before))
+            parts.append(SequenceChunk(sequence, tokens[before:], before))
             self.cache.grow(sequence, len(tokens))
             self.fed[sequence] = len(tokens)
         chosen: list[int] = forward(self.model, self.cache, parts).argmax(-1).tolist()

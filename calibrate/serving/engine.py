@@ -13,7 +13,7 @@ from itertools import islice
 
 from calibrate.serving.cache import HostPrefixes, HostSequences, PagedCache, make_cache
 from calibrate.serving.drafting import Drafts
-from calibrate.serving.forward import Clock, Model, Part, forward
+from calibrate.serving.forward import Clock, Model, SequenceChunk, forward
 from sim.serve.kv_cache import HostCache, KvCache
 from sim.serve.requests import Request
 from sim.serve.scheduler import Scheduler
@@ -129,7 +129,7 @@ def _iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch,
     begin = clock()
     drafted = _drafted(prompts, served, batch)
     parts = [
-        Part(s.index, _tokens(prompts, served, p) + drafted.get(s.index, ()), s.computed, 1 + p.drafted)
+        SequenceChunk(s.index, _tokens(prompts, served, p) + drafted.get(s.index, ()), s.computed, 1 + p.drafted)
         for p in batch.pieces
         for s in (p.sequence,)
     ]

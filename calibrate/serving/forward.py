@@ -23,7 +23,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SequenceChunk:
     """What an iteration computes of one sequence: its tokens `start` to `end`, with logits after the last `logits`."""
 
     sequence: int
@@ -87,13 +87,13 @@ class _Places:
 
     positions: Tensor
     slots: Tensor
-    prompts: tuple[tuple[slice, Part, Tensor], ...]  # rows, part, its block table [1, blocks]
+    prompts: tuple[tuple[slice, SequenceChunk, Tensor], ...]  # rows, part, its block table [1, blocks]
     singles: Tensor  # rows of sequences with one token
     tables: Tensor  # their block tables [singles, blocks]
     mask: Tensor  # keys that they see [singles, 1, 1, blocks · block_tokens]
 
 
-def _places(cache: PagedCache, parts: Items[Part]) -> _Places:
+def _places(cache: PagedCache, parts: Items[SequenceChunk]) -> _Places:
     positions = torch.cat([torch.arange(p.start, p.end) for p in parts])
     slots = torch.cat([cache.slots(p.sequence, p.start, p.end) for p in parts])
     prompts, singles, row = [], [], 0
@@ -119,7 +119,7 @@ def _integers(values: list[int] | list[list[int]]) -> Tensor:
 def forward(
     model: Model,
     cache: PagedCache,
-    parts: Items[Part],
+    parts: Items[SequenceChunk],
     spent: Spent | None = None,
     clock: Clock = time.perf_counter,
 ) -> Tensor:

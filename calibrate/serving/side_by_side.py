@@ -24,7 +24,7 @@ from calibrate.machine_load import machine_busy_s
 from calibrate.serving.cache import PagedCache, make_cache
 from calibrate.serving.drafting import Drafts
 from calibrate.serving.engine import Prompt, Served, Settings, serve
-from calibrate.serving.forward import Clock, Model, Part, Spent, forward, make_model
+from calibrate.serving.forward import Clock, Model, SequenceChunk, Spent, forward, make_model
 from calibrate.serving.tensor_parallel import from_rank_0, split
 from calibrate.serving.weight_only import quantize
 from sim.commands.command import Command
@@ -77,15 +77,15 @@ def sample_parts(
         if n in DECODES:
             continue
         sizes = [min(longest, n - first) for first in range(0, n, longest)]
-        parts = [Part(i, _tokens(model, size, i), 0, size) for i, size in enumerate(sizes)]
+        parts = [SequenceChunk(i, _tokens(model, size, i), 0, size) for i, size in enumerate(sizes)]
         _timed(model, cache, parts, clock, samples)
     for chunk in (c for c in CHUNKS if c <= longest // 2):
         for before in (b for b in BEFORE if b <= longest // 2):
-            spent = _timed(model, cache, [Part(0, _tokens(model, chunk, before), before)], clock)
+            spent = _timed(model, cache, [SequenceChunk(0, _tokens(model, chunk, before), before)], clock)
             samples.setdefault(("prefill", chunk, before), []).append(statistics.median(spent.cores))
     for n in DECODES:
         for length in (x for x in LENGTHS if x <= longest):
-            parts = [Part(i, _tokens(model, 1, i), length - 1) for i in range(n)]
+            parts = [SequenceChunk(i, _tokens(model, 1, i), length - 1) for i in range(n)]
             spent = _timed(model, cache, parts, clock, samples)
             samples.setdefault(("decode", n, length), []).append(statistics.median(spent.cores))
 
@@ -96,7 +96,9 @@ def _tokens(model: Model, count: int, seed: int) -> tuple[int, ...]:
     return tuple(torch.randint(0, model.config.vocab, (count,), generator=draw).tolist())
 
 
-def _timed(model: Model, cache: PagedCache, parts: list[Part], clock: Clock, samples: Samples | None = None) -> Spent:
+def _timed(
+    model: Model, cache: PagedCache, parts: list[SequenceChunk], clock: Clock, samples: Samples | None = None
+) -> Spent:
     """Time one forward; with `samples` its head and the rest are added to these."""
     for p in parts:
         cache.grow(p.sequence, p.end)

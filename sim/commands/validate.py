@@ -26,7 +26,7 @@ from sim.inputs.overrides import with_overrides
 from sim.studies.executors import local_workers, results, tracked
 from sim.validation.predict import predict, quantity
 from sim.validation.prediction import NotSimulated
-from sim.validation.records import Row, Table
+from sim.validation.records import Measurement, Table
 from sim.validation.report import Outcome, Validation
 from sim.validation.statistics import Error, Verdict
 from sim.validation.tables import read_table
@@ -54,7 +54,7 @@ def validate_tables(
     return [Validation(table, tuple(found)) for table, found in zip(tables, done, strict=True)]
 
 
-Job = tuple[int, Row, "str | None", "Path | None"]
+Job = tuple[int, Measurement, "str | None", "Path | None"]
 
 
 def _chunk(work: Sequence[Job]) -> list[Outcome]:

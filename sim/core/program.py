@@ -48,7 +48,7 @@ class BlockKind(StrEnum):
     MTP = "multi-token prediction"
 
 
-class Part(StrEnum):
+class ModelPart(StrEnum):
     """The part of a model, or of a step, whose work an operator is."""
 
     __hash__ = str.__hash__
@@ -68,10 +68,10 @@ class Part(StrEnum):
 
 
 PART_OF_BLOCK = {
-    BlockKind.EMBEDDING: Part.EMBEDDING,
-    BlockKind.LAYER: Part.LAYER,
-    BlockKind.HEAD: Part.HEAD,
-    BlockKind.MTP: Part.LAYER,
+    BlockKind.EMBEDDING: ModelPart.EMBEDDING,
+    BlockKind.LAYER: ModelPart.LAYER,
+    BlockKind.HEAD: ModelPart.HEAD,
+    BlockKind.MTP: ModelPart.LAYER,
 }  # of operators of which nothing more is known
 
 
@@ -127,7 +127,7 @@ class Compute(Struct, frozen=True):
     single_elements: float = 0.0
     casts: int = 0
     block: BlockRef | None = None
-    part: Part = Part.OTHER
+    part: ModelPart = ModelPart.OTHER
 
 
 MATMUL_KINDS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward")  # what model FLOPs count

@@ -15,7 +15,7 @@ from sim.graph.taskgraph import Collective, CollectiveStep, Message, TaskGraph, 
 from sim.prices.profile import HOST_COPIES
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import CompiledProgram, LocalTask
-from topology.shares import LINKS, Load, capacities, collective_load, copy_load, links_of, message_load, way_of
+from topology.shares import LINKS, Load, capacities, collective_load, copy_load, links_of, message_load, path_of
 
 OUT, IN = 0, 1
 # A link's number is OF_CLASS * class + 2 * position in LINKS + direction.
@@ -112,7 +112,7 @@ class LinkLoads:
         network, classes = self.pricing.network, self.pricing.plan.classes
         source, target = classes[sender].rank, classes[receiver].rank
         # Messages with the same kind of route, size and seconds have equal loads, whoever sends.
-        key = ("message", *way_of(network, source, target), size_bytes, seconds)
+        key = ("message", *path_of(network, source, target), size_bytes, seconds)
         sent = self._class_loads.get(key)
         if sent is None:
             load = message_load(network, source, target, size_bytes)

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.program import PART_OF_BLOCK, Block, BlockKind, Compute, Part, Phase, Program, Role
+from sim.core.program import PART_OF_BLOCK, Block, BlockKind, Compute, ModelPart, Phase, Program, Role
 from sim.inputs.program_blocks import INPUT, PARAMETERS, Pieces, owners, pieces_of, tied_elements
 from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_program
 from sim.models.captured import compute_of, known
@@ -21,9 +21,9 @@ from sim.models.captured_memory import PieceMemory, ProgramLives
 from sim.prices.roofline import ATTENTION, COUNTED, MEMORY_BOUND
 
 PART_OF_KIND = {
-    **dict.fromkeys(ATTENTION, Part.ATTENTION),
-    "grouped_gemm": Part.EXPERTS,
-    "norm": Part.NORM,
+    **dict.fromkeys(ATTENTION, ModelPart.ATTENTION),
+    "grouped_gemm": ModelPart.EXPERTS,
+    "norm": ModelPart.NORM,
 }
 
 
@@ -70,7 +70,7 @@ def _model(program: CapturedProgram) -> CapturedModel:
     end: dict[str, list[Compute]] = {"clip": [], "optimizer": []}
     for piece, op in zip(pieces.of_operator, program.operators, strict=True):
         if op.launches:
-            part = Part.OPTIMIZER if piece < 0 else PART_OF_BLOCK[_kind(piece, pieces)]
+            part = ModelPart.OPTIMIZER if piece < 0 else PART_OF_BLOCK[_kind(piece, pieces)]
             (end if piece < 0 else parts[piece])[op.phase].append(computes.of(op, part))
     blocks = [_block(k, pieces, parts[k], memory.pieces[k], trained[k], frozen[k]) for k in range(pieces.output + 1)]
     sorts: dict[Block, int] = {}
@@ -96,19 +96,21 @@ class _Computes:
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], Compute] = {}
 
-    def of(self, op: CapturedOperator, part: Part) -> Compute:
+    def of(self, op: CapturedOperator, part: ModelPart) -> Compute:
         """`part`: of its piece; of a block's operators some tell by their kind what they are."""
         key = (op.name, op.phase, op.inputs, op.outputs, op.causal, part)
         found = self._known.get(key)
         if found is None:
             made = compute_of(op)
-            own = PART_OF_KIND.get(made.kind, part) if part is Part.LAYER else part
+            own = PART_OF_KIND.get(made.kind, part) if part is ModelPart.LAYER else part
             found = self._known[key] = replace(made, part=own)
         return found
 
 
 def _is_weight_gradient(computes: _Computes, op: CapturedOperator) -> bool:
-    return bool(op.launches) and op.phase == "backward" and computes.of(op, Part.LAYER).role is Role.WEIGHT_GRADIENT
+    return (
+        bool(op.launches) and op.phase == "backward" and computes.of(op, ModelPart.LAYER).role is Role.WEIGHT_GRADIENT
+    )
 
 
 def _halved(c: Compute) -> bool:

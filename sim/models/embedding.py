@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sim.core.program import Block, BlockKind, NeededBy, Part, Program, Saved
+from sim.core.program import Block, BlockKind, ModelPart, NeededBy, Program, Saved
 from sim.models.dims import Dims, dims
 from sim.models.layer import shape_key
 from sim.models.lora import frozen
@@ -26,7 +26,7 @@ TOKEN_BYTES = 8.0  # an int64 token number
 def embedding_block(scenario: Scenario) -> Block:
     """Look-up, sum over vocabulary shards (a reduce-scatter with sp), positions, dropout."""
     d = dims(scenario)
-    parts = of_part(Part.EMBEDDING, (lookup(scenario, d), *_positions(scenario, d), *_dropout(d)))
+    parts = of_part(ModelPart.EMBEDDING, (lookup(scenario, d), *_positions(scenario, d), *_dropout(d)))
     if d.lora is not None:  # nothing behind the first adapter needs a gradient
         parts = tuple(replace(frozen(p), backward=(), saved=(), backward_bytes=0.0) for p in parts)
     key = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Block, BlockKind, Compute, Item, Part, Phase, Program, Saved
+from sim.core.program import Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
 from sim.models.chunked_loss import chunked_output
 from sim.models.dims import Dims, dims
 from sim.models.elementwise import norm
@@ -62,7 +62,7 @@ def tied_params(scenario: Scenario) -> int:
 def head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     """The head's operators in forward order, with what it learns from a teacher."""
     parts = hard_head_parts(scenario, d)
-    return (*parts, *of_part(Part.HEAD, [soft_loss(scenario, d)])) if learns_logits(scenario) else parts
+    return (*parts, *of_part(ModelPart.HEAD, [soft_loss(scenario, d)])) if learns_logits(scenario) else parts
 
 
 def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, Operator, Operator]:
@@ -91,7 +91,10 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, Operator, Op
     loss = Operator("cross_entropy") if chunked else cross_entropy(scenario, d, vocab)
     if m.logit_softcap is not None and scenario.for_training.cross_entropy == "unfused":
         output = _capped(d, output, vocab)
-    (final,), (output, loss) = of_part(Part.NORM, [replace(final, saved=kept)]), of_part(Part.HEAD, [output, loss])
+    (final,), (output, loss) = (
+        of_part(ModelPart.NORM, [replace(final, saved=kept)]),
+        of_part(ModelPart.HEAD, [output, loss]),
+    )
     return final, output, loss
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sim.core.program import Block, BlockKind, Part
+from sim.core.program import Block, BlockKind, ModelPart
 from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import branch_sum, norm, residual
 from sim.models.layers import LayerSpec, layer_specs
@@ -64,7 +64,7 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
     assert spec.attention is not None
     assert spec.mlp is not None
     first, *rest = spec.mlp.train(scenario, d, layer, shard)
-    norms = of_part(Part.NORM, (norm(d, "attention_norm", m.norm, d.rows, d.hidden, m.bias),))
+    norms = of_part(ModelPart.NORM, (norm(d, "attention_norm", m.norm, d.rows, d.hidden, m.bias),))
     attention = (
         branch_sum(d),
         *inside("layernorm", norms),
@@ -93,7 +93,7 @@ def _branch(
 
     def norms(of: str, here: bool, after_sum: bool = False) -> tuple[Operator, ...]:
         made = (norm(d, of, m.norm, d.rows, d.hidden, m.bias, after_sum),) if here else ()
-        return of_part(Part.NORM, made)
+        return of_part(ModelPart.NORM, made)
 
     return (
         branch_sum(d),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sim.core.program import Block, BlockKind, Part
+from sim.core.program import Block, BlockKind, ModelPart
 from sim.models.dims import Shard, dims
 from sim.models.elementwise import norm
 from sim.models.embedding import lookup
@@ -34,12 +34,12 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     m, last = scenario.model, scenario.model.layers - 1
     project = Linear("mtp_projection", "layer", d.rows, 2 * d.hidden, (d.hidden,))
     before = (
-        *of_part(Part.EMBEDDING, [replace(lookup(scenario, d), params=0)]),
+        *of_part(ModelPart.EMBEDDING, [replace(lookup(scenario, d), params=0)]),
         *of_part(
-            Part.NORM,
+            ModelPart.NORM,
             [norm(d, name, m.norm, d.rows, d.hidden, m.bias) for name in ("mtp_embedding_norm", "mtp_hidden_norm")],
         ),
-        *of_part(Part.LAYER, [linear(d, project)]),
+        *of_part(ModelPart.LAYER, [linear(d, project)]),
     )
     layer = layer_parts(scenario, d, last, shard)
     final, output, loss = hard_head_parts(scenario, d)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import Comm, Compute, Item, Part, Phase, Program, Role, Saved, Wait
+from sim.core.program import Comm, Compute, Item, ModelPart, Phase, Program, Role, Saved, Wait
 from sim.models.dims import Dims
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def keeping(part: Operator, name: str, size: float) -> Operator:
     return replace(part, saved=(*part.saved, Saved("attention", name, size)))
 
 
-def of_part(part: Part, operators: Iterable[Operator]) -> tuple[Operator, ...]:
+def of_part(part: ModelPart, operators: Iterable[Operator]) -> tuple[Operator, ...]:
     """The operators as the work of that part of a model, but for what is of a part already."""
     return tuple(
         replace(
@@ -93,9 +93,9 @@ def of_part(part: Part, operators: Iterable[Operator]) -> tuple[Operator, ...]:
     )
 
 
-def items_of_part(part: Part, program: Iterable[Item]) -> Program:
+def items_of_part(part: ModelPart, program: Iterable[Item]) -> Program:
     """The program, its computations as the work of that part, but for what is of a part already."""
-    return tuple(replace(i, part=part) if isinstance(i, Compute) and i.part is Part.OTHER else i for i in program)
+    return tuple(replace(i, part=part) if isinstance(i, Compute) and i.part is ModelPart.OTHER else i for i in program)
 
 
 def forward_of(parts: Iterable[Operator]) -> Program:

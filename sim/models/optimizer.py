@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import Part, Phase, Program, WeightShape
+from sim.core.program import ModelPart, Phase, Program, WeightShape
 from sim.models.frameworks import framework_of
 from sim.models.muon import muon_items
 from sim.models.operators import items_of_part, memory_op
@@ -50,7 +50,7 @@ def optimizer_items(n_params: int, scenario: Scenario, matrices: Sequence[Weight
         step = (*rest, *muon_items(matrices, dtype_bytes(t.grad_dtype), updated, moment_bytes(t), written))
     else:
         step = _one_pass(t.optimizer, n_params, t, held, updated, written)
-    return items_of_part(Part.OPTIMIZER, step)
+    return items_of_part(ModelPart.OPTIMIZER, step)
 
 
 def _one_pass(name: str, n_params: int, t: Training, held: KeptBytes, updated: float, written: float) -> Program:
@@ -115,7 +115,7 @@ def clip_items(n_params: int, scenario: Scenario) -> Program:
     size = n_params * dtype_bytes(t.grad_dtype)
     norm = memory_op("grad_norm", Phase.OPTIMIZER, "elementwise", n_params, size, "fp32", kernel="grad_norm")
     scale = memory_op("grad_scale", Phase.OPTIMIZER, "elementwise", n_params, 2 * size, "fp32", kernel="grad_scale")
-    return items_of_part(Part.OPTIMIZER, (norm, scale))
+    return items_of_part(ModelPart.OPTIMIZER, (norm, scale))
 
 
 def gradient_buffer_items(n_params: int, scenario: Scenario) -> Program:
@@ -146,4 +146,4 @@ def gradient_buffer_items(n_params: int, scenario: Scenario) -> Program:
         for name, count in passes.items()
         if count
     ]
-    return items_of_part(Part.OPTIMIZER, made)
+    return items_of_part(ModelPart.OPTIMIZER, made)

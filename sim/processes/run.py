@@ -19,7 +19,7 @@ from sim.graph.build import Built
 from sim.prices.rank_prices import Pricing
 from sim.processes.cluster import Cluster, Process
 from sim.ranks.plan import Plan
-from sim.results.processes import Acted
+from sim.results.processes import ProcessesRun
 from topology.shares import LINKS
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ STUCK_EVENTS = 1_000_000  # without a task that starts or ends: the step will no
 
 def run_live(
     processes: Sequence[Process], built: Built, pricing: Pricing, plan: Plan, alone: RunOutcome
-) -> tuple[RunOutcome, Acted]:
+) -> tuple[RunOutcome, ProcessesRun]:
     """Run a graph with processes beside it; `alone`: the step without them.
 
     Raises:
@@ -54,7 +54,7 @@ def run_live(
     waited = tuple(dict.fromkeys(cluster.waiting.values()))
     lost_s = max(0.0, alone.times.step_s - alone.alone_s)
     outcome = RunOutcome(built, times, times.step_s - lost_s, alone.links, flows if alone.flows is not None else None)
-    return outcome, Acted(names, tuple(cluster.shown), waited, cluster.changed)
+    return outcome, ProcessesRun(names, tuple(cluster.shown), waited, cluster.changed)
 
 
 def _generator(f: Process, env: simpy.Environment, cluster: Cluster) -> Generator[Event, Any, Any]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from sim.core.program import BLOCK_END, Comm, Compute, Part, Program
+from sim.core.program import BLOCK_END, Comm, Compute, ModelPart, Program
 from sim.core.timeline import Detail
 from sim.prices.price import Price
 from sim.programs import priced_items
@@ -100,7 +100,7 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def by_part(self) -> dict[OfPart, float]:
         """Seconds by part of the model and, of communication, group; otherwise as `operators`."""
-        return self._summed(priced_items.of_part, lambda priced: (Part.HOST, ""), self._longer)
+        return self._summed(priced_items.of_part, lambda priced: (ModelPart.HOST, ""), self._longer)
 
     @cached_property
     def _longer(self) -> list[float]:

@@ -27,7 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import Block, Comm, Compute, Item, Part, Phase, Program, Wait
+from sim.core.program import Block, Comm, Compute, Item, ModelPart, Phase, Program, Wait
 from sim.models.dims import gathers_quantized_shards
 from sim.models.frameworks import framework_of
 from sim.models.operators import memory_op
@@ -170,7 +170,7 @@ def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Com
     elements = size / dp.gathered_bytes
     moved = size + elements * dp.parameter_bytes
     made = memory_op("unpack", phase, "copy", elements, moved, "bf16")
-    return [replace(made, part=Part.PARAMETER_COPIES)] if size else []
+    return [replace(made, part=ModelPart.PARAMETER_COPIES)] if size else []
 
 
 def cast(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Compute]:

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
-from sim.core.program import Comm, Compute, Part
+from sim.core.program import Comm, Compute, ModelPart
 from sim.core.timeline import Detail
 from sim.prices.price import Price, Priced, together_s
 
-OfPart = tuple[Part, str]  # part of the model, and of communication its group, else ""
+OfPart = tuple[ModelPart, str]  # part of the model, and of communication its group, else ""
 Share = tuple[str, str, float]  # operator kind, source of its seconds, their uncertainty
 K = TypeVar("K")
 Label = Callable[[Compute | Comm, Priced], K]  # that by which seconds are summed
@@ -35,7 +35,7 @@ def operator(item: Compute | Comm, priced: Priced) -> tuple[str, str]:
 
 def of_part(item: Compute | Comm, priced: Priced) -> OfPart:
     """The part of the model whose work an item is."""
-    return (item.part, "") if isinstance(item, Compute) else (Part.COMMUNICATION, item.group)
+    return (item.part, "") if isinstance(item, Compute) else (ModelPart.COMMUNICATION, item.group)
 
 
 class Run(Struct, frozen=True, eq=False):

@@ -78,7 +78,7 @@ class GroupLocations:
         per_node = self.cluster.gpus_per_node
         return self._numbers(
             np.stack([sources, targets], axis=1),
-            lambda r: (self.network.way(*r), r[0] // per_node == r[1] // per_node, crossings(self.network, r)),
+            lambda r: (self.network.path(*r), r[0] // per_node == r[1] // per_node, crossings(self.network, r)),
         )
 
     def _numbers(self, table: Ints, key_of: Callable[[tuple[int, ...]], object]) -> Ints:

@@ -58,7 +58,7 @@ class Features(NamedTuple):
     date: str
 
 
-class Row(Struct, frozen=True):
+class PublishedStep(Struct, frozen=True):
     """A published step: its table, its name there, what was measured and is predicted (seconds), its features."""
 
     table: str
@@ -111,12 +111,12 @@ def _active(model: ModelConfig) -> float:
 
 
 @lru_cache(maxsize=1)
-def published() -> tuple[Row, ...]:
+def published() -> tuple[PublishedStep, ...]:
     """The shipped rows; none where the file is missing, as while it is being written."""
     if not FILE.is_file():
         return ()
     data = json.loads(FILE.read_text(encoding="utf-8"))
-    return tuple(Row(row[0], row[1], row[2], row[3], Features(*row[4])) for row in data["rows"])
+    return tuple(PublishedStep(row[0], row[1], row[2], row[3], Features(*row[4])) for row in data["rows"])
 
 
 class _Columns(NamedTuple):
@@ -204,7 +204,7 @@ def sort_of(f: Features) -> Features:
     return f._replace(ranks=1, tp=1, pp=1, cp=1, ep=1, sharded=False, seq_len=1, date="")
 
 
-def interval_factor(own: Features, rows: Sequence[Row] | None = None) -> Width | None:
+def interval_factor(own: Features, rows: Sequence[PublishedStep] | None = None) -> Width | None:
     """The factor within which nine of ten published rows of a scenario's sort are met; None with too few tables.
 
     It comes from the mean |log error| of all rows, in which nearer rows count more, and all tables alike before that.

@@ -5,7 +5,7 @@ Sums over the programs that a rank runs, each as often as it runs. Operators hav
 the host. Collectives count whether or not computation hides them, so shares need not add up to one; messages between
 pipeline stages belong to no program and are left out. A measured block is one operator (`layer`).
 Parts of the model sum up the same seconds; an operator's part is written down where the model's description makes it
-(`sim.core.program.Part`).
+(`sim.core.program.ModelPart`).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class ProcessesResult(Record, frozen=True):
     waited_in_vain: tuple[str, ...]
 
 
-class Acted(Struct, frozen=True):
+class ProcessesRun(Struct, frozen=True):
     """Processes that ran beside a step. `changed`: whether they did anything that may change a time."""
 
     names: tuple[str, ...]
@@ -63,9 +63,9 @@ class Acted(Struct, frozen=True):
         return len(_rows(plan, self))
 
 
-def timeline_with_processes(timeline: Timeline, plan: Plan, acted: Acted) -> Timeline:
+def timeline_with_processes(timeline: Timeline, plan: Plan, processes_run: ProcessesRun) -> Timeline:
     """The timeline with what processes left on it, on two streams: what lasts, and marks."""
-    rows = _rows(plan, acted)
+    rows = _rows(plan, processes_run)
     if not rows:
         return timeline
     streams = (*timeline.streams, STREAM, MARKS)
@@ -90,18 +90,18 @@ def timeline_with_processes(timeline: Timeline, plan: Plan, acted: Acted) -> Tim
     return replace(timeline, streams=streams, kinds=kinds, details=(*timeline.details, *details), **columns)
 
 
-def _rows(plan: Plan, acted: Acted) -> list[tuple[int, Shown]]:
+def _rows(plan: Plan, processes_run: ProcessesRun) -> list[tuple[int, Shown]]:
     """What processes left, by class of ranks."""
-    return [(c, shown) for shown in acted.shown for c in dict.fromkeys(map(plan.class_of, shown.ranks))]
+    return [(c, shown) for shown in processes_run.shown for c in dict.fromkeys(map(plan.class_of, shown.ranks))]
 
 
-def processes_result(acted: Acted, without_s: float) -> ProcessesResult:
+def processes_result(processes_run: ProcessesRun, without_s: float) -> ProcessesResult:
     """What the result says."""
     alike: dict[tuple[str, str, str, float, float], set[int]] = {}
-    for x in acted.shown:
+    for x in processes_run.shown:
         alike.setdefault((x.process, x.kind, x.text, x.start_s, x.end_s), set()).update(x.ranks)
     spans = tuple(
         ProcessSpan(process, text_of(sorted(ranks)), kind, text, start_s, end_s)
         for (process, kind, text, start_s, end_s), ranks in alike.items()
     )
-    return ProcessesResult(acted.names, without_s, spans, acted.waited)
+    return ProcessesResult(processes_run.names, without_s, spans, processes_run.waited)

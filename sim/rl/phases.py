@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sim.rl.records import Phase, PhaseKind, Pool
 
 
-class Part(NamedTuple):
+class UnplacedPhase(NamedTuple):
     """A phase before it has its place."""
 
     name: str
@@ -39,7 +39,7 @@ def step_s(parts: Sequence[tuple[Pool, float]], steps_off: int) -> float:
     return (max(alone) if steps_off else sum(alone)) + sums["both"]
 
 
-def place(parts: Sequence[Part], steps_off: int) -> tuple[Phase, ...]:
+def place(parts: Sequence[UnplacedPhase], steps_off: int) -> tuple[Phase, ...]:
     """The phases with their starts. One step off, each pool begins at 0 and what both do comes when both have ended."""
     out, free = [], {"generation": 0.0, "training": 0.0}
     for part in parts:

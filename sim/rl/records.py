@@ -53,7 +53,7 @@ class WeightTransfer(Record, frozen=True):
         return self.gather_s + self.broadcast_s + self.load_s
 
 
-class Written(Record, frozen=True, kw_only=True):
+class GenerationResult(Record, frozen=True, kw_only=True):
     """What the engine wrote. `tail_s`: seconds at the end in which fewer than a tenth of the answers are under way;
     `busy_share`: of its GPUs, while the last answer is not finished."""
 
@@ -112,7 +112,7 @@ class RlResult(Record, frozen=True, kw_only=True):
     answers_per_s: float
     critical_path: Mapping[str, float]  # seconds by phase
     phases: tuple[Phase, ...]
-    generation: Written
+    generation: GenerationResult
     training: Trained
     weight_transfer: WeightTransfer
     pools: tuple[PoolUse, ...]

@@ -12,7 +12,7 @@ from sim.results.metrics import source_shares
 from sim.results.records import Engine, Provenance
 from sim.rl.memory import peaks
 from sim.rl.phases import step_s
-from sim.rl.records import PoolUse, RlResult, Trained, Written
+from sim.rl.records import GenerationResult, PoolUse, RlResult, Trained
 from sim.rl.step import RlStep
 
 TAIL = 0.1  # of the answers
@@ -35,7 +35,7 @@ def make_rl_result(sim: RlStep) -> RlResult:
         answers_per_s=sim.rl.answers / seconds,
         critical_path=_critical_path(sim),
         phases=sim.phases,
-        generation=_written(sim),
+        generation=_generation(sim),
         training=_trained(sim),
         weight_transfer=sim.transfer,
         pools=pools,
@@ -78,9 +78,9 @@ def busy_share(sim: RlStep) -> float:
     return min(1.0, busy / whole) if whole > 0 else 0.0
 
 
-def _written(sim: RlStep) -> Written:
+def _generation(sim: RlStep) -> GenerationResult:
     outcome, kv, answers = sim.served.outcome, sim.served.outcome.kv_cache, sim.answers
-    return Written(
+    return GenerationResult(
         duration_s=sim.served.end_s,
         tail_s=tail_s([s.finish_s for s in sim.served.sequences]),
         busy_share=busy_share(sim),

@@ -1,9 +1,10 @@
 """Search for the best layouts by best-first branch and bound.
 
-A part of the space is a mesh, a way to run its layers, or a layout. The search always takes the part with the least
-lower bound on the step time: it divides a mesh or a way into smaller parts with sharper bounds, and simulates a layout.
-It leaves out a part only if the part's bound is above the `top`-th best simulated time. With true lower bounds the
-best `top` layouts are therefore those of an exhaustive search, in whatever order workers answer.
+A part of the space is a mesh, a partial layout (mesh and how its layers run), or a layout. The search always takes
+the part with the least lower bound on the step time. It divides a mesh or a partial layout into smaller parts with
+sharper bounds, and simulates a layout. It leaves out a part only if the part's bound is above the `top`-th best
+simulated time. With true lower bounds the best `top` layouts are therefore those of an exhaustive search, in whatever
+order workers answer.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 from msgspec import Struct, field
 
 from sim.search.bound import Bounded, Bounds
-from sim.search.evaluation import FATES, Fate, Outcome, bound_grid, bound_way, evaluate, pack
-from sim.search.space import Grid, Layout, Space, Way, grid_is_legal, grids
+from sim.search.evaluation import FATES, Fate, Outcome, bound_grid, bound_partial_layout, evaluate, pack
+from sim.search.space import Grid, Layout, PartialLayout, Space, grid_is_legal, grids
 from sim.studies.executors import Workers
 
 COUNTED = ("enumerated", "legal", "pruned_by_memory", "pruned_by_bound", "evaluated", *FATES)
@@ -123,8 +124,8 @@ class BestFirst(Struct, dict=True):
         part = found.part
         if isinstance(part, Grid):
             return bound_grid, packed, part, self.limit_bytes
-        if isinstance(part, Way):
-            return bound_way, packed, part, self.limit_bytes, next_s, ceiling_s
+        if isinstance(part, PartialLayout):
+            return bound_partial_layout, packed, part, self.limit_bytes, next_s, ceiling_s
         # A layout that was put back has its least time as its bound. Testing that again would put it back for ever.
         at_once = self.whole_front or part in self._put_back
         return evaluate, packed, part, self.limit_bytes, math.inf if at_once else next_s

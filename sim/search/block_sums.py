@@ -18,7 +18,7 @@ from sim.programs.stages import stage_input_bytes
 from sim.ranks.equal_ranks import expert_rank
 from sim.search.cached import cached
 from sim.search.mesh_prices import BlockSort, GridPrices
-from sim.search.pipeline_bound import Floats, Form
+from sim.search.pipeline_bound import Floats, StagePlacement
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 EMBEDDING, HEAD, MTP = -1, -2, -3  # sorts of blocks; layers' sorts are 0 and up
@@ -115,9 +115,9 @@ class Cut(Struct, frozen=True, eq=False, dict=True):
         known = {stage: of_stage(stage) for stage in dict.fromkeys(self.stages)}
         return np.array([known[stage] for stage in self.stages])
 
-    def by_rank(self, form: Form) -> list[Signature]:
+    def by_rank(self, placement: StagePlacement) -> list[Signature]:
         """Return the sorts of the blocks on each pipeline rank."""
-        held: list[Signature] = [()] * form.ranks
-        for rank, stage in zip(form.rank_of_stage.tolist(), self.stages, strict=True):
+        held: list[Signature] = [()] * placement.ranks
+        for rank, stage in zip(placement.rank_of_stage.tolist(), self.stages, strict=True):
             held[rank] += stage
         return held

@@ -32,18 +32,18 @@ from sim.schedules import FORMS
 from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Cut, Signature
 from sim.search.cached import cached
 from sim.search.mesh_prices import BlockSort, GridPrices
-from sim.search.pipeline_bound import Actions, Floats, Form, StageSeconds, form_of, pipeline_bound_s
+from sim.search.pipeline_bound import Actions, Floats, StagePlacement, StageSeconds, pipeline_bound_s, placement_of
 from sim.search.space import (
     Grid,
     Layout,
+    PartialLayout,
     Space,
-    Way,
     layouts_of,
     overlaps,
+    partial_layouts_of,
     scenario_of,
     schedule_form,
     stage_layers,
-    ways_of,
 )
 
 ROUNDING = 1 - 1e-9  # keeps a bound below the simulated time though the engine adds in another order
@@ -52,18 +52,18 @@ ROUNDING = 1 - 1e-9  # keeps a bound below the simulated time though the engine 
 class Bounded(NamedTuple):
     """Hold a part of the space with its bounds in seconds and bytes. Parts sort by bounds, then by `depth` and part.
 
-    `depth`: 0 for a mesh, 1 for a way to run its layers, 2 for a layout. `legal`: the number of its legal layouts.
+    `depth`: 0 for a mesh, 1 for a partial layout, 2 for a layout. `legal`: the number of its legal layouts.
     """
 
     bound_s: float
     memory_bytes: float
     depth: int
-    part: Grid | Way | Layout
+    part: Grid | PartialLayout | Layout
     legal: int = 1
 
 
 class Bounds(Struct, frozen=True):
-    """Hold the parts of a mesh or a way that the bounds do not rule out; `counts`: number of layouts by outcome."""
+    """Hold the parts of a mesh or a partial layout that the bounds leave; `counts`: number of layouts by outcome."""
 
     bounded: list[Bounded]
     counts: Counter[str]
@@ -82,24 +82,26 @@ class GridSearch:
     def ways(self) -> Bounds:
         """Return the ways to run layers on the mesh, which is legal, each with the least work of its layouts."""
         bounded, counts = [], Counter[str]()
-        for way in ways_of(self.space, self.grid):
-            found = list(layouts_of(self.space, way))
+        for partial in partial_layouts_of(self.space, self.grid):
+            found = list(layouts_of(self.space, partial))
             legal = [x for x, fine in found if fine]
             counts.update(enumerated=len(found), legal=len(legal))
             if legal:
-                # The least work of a way's layouts differs only by whether their schedule pairs (see `blocks`).
+                # The least work of these layouts differs only by whether their schedule pairs (see `blocks`).
                 examples = {schedule_form(self.space, x).pairs: x for x in legal}.values()
-                bounded.append(Bounded(min(map(self.least_work_s, examples)), 0.0, 1, way, len(legal)))
+                bounded.append(Bounded(min(map(self.least_work_s, examples)), 0.0, 1, partial, len(legal)))
         return Bounds(bounded, counts)
 
-    def layouts(self, way: Way, patience_s: float, ceiling_s: float) -> Bounds:
-        """Return the layouts of a way that may fit in memory and take at most `ceiling_s` seconds; or the way itself,
-        with a sharper bound, if its work alone takes longer than `patience_s` seconds."""
-        legal = [x for x, fine in layouts_of(self.space, way) if fine]
+    def layouts(self, partial: PartialLayout, patience_s: float, ceiling_s: float) -> Bounds:
+        """Return the layouts of a partial layout that may fit in memory and take at most `ceiling_s` seconds.
+
+        If the work alone takes longer than `patience_s` seconds, return the partial layout with a sharper bound.
+        """
+        legal = [x for x, fine in layouts_of(self.space, partial) if fine]
         # Additions of unsharded gradients (ZeRO-0 and 1) only add work, so their blocks are built only for ways that
         # are not put off. ZeRO-3 adds gathers, but its recomputation may stop earlier, so it is bounded by itself.
         if (work_s := min(map(self.work_bound_s, {x if x.zero == 3 else _least_zero(x) for x in legal}))) > patience_s:
-            return Bounds([Bounded(work_s, 0.0, 1, way, len(legal))], Counter())
+            return Bounds([Bounded(work_s, 0.0, 1, partial, len(legal))], Counter())
         bounded, counts = [], Counter[str]()
         for layout in legal:
             found = self._bounded(layout, ceiling_s)
@@ -130,52 +132,54 @@ class GridSearch:
 
     def _states_alone(self, x: Layout) -> float:
         """Return bytes of parameters, gradients and optimizer on the worst rank; recomputation does not change them."""
-        form = form_of(x.schedule, x.pp, x.virtual_stages)
-        return self._most_state_bytes(x.zero, form, self.cut(self.blocks(_least_work(x))[0].order, form))
+        placement = placement_of(x.schedule, x.pp, x.virtual_stages)
+        return self._most_state_bytes(x.zero, placement, self.cut(self.blocks(_least_work(x))[0].order, placement))
 
     @cached
-    def _most_state_bytes(self, zero: int, form: Form, cut: Cut) -> float:
-        return float(self._state_bytes(zero, form, cut).max()) * ROUNDING
+    def _most_state_bytes(self, zero: int, placement: StagePlacement, cut: Cut) -> float:
+        return float(self._state_bytes(zero, placement, cut).max()) * ROUNDING
 
     def memory_bytes(self, x: Layout, timed: bool = False) -> float:
         """Return the least bytes of the worst rank; `timed`: use the actions' seconds if the schedule follows them."""
-        blocks, form = self.blocks(x)[0], form_of(x.schedule, x.pp, x.virtual_stages)
-        cut = self.cut(blocks.order, form)
+        blocks, placement = self.blocks(x)[0], placement_of(x.schedule, x.pp, x.virtual_stages)
+        cut = self.cut(blocks.order, placement)
         # By pipeline rank; the fullest rank decides.
-        kept = self._state_bytes(x.zero, form, cut) + self._activation_bytes(blocks, form, cut, self._micro_batches(x))
+        kept = self._state_bytes(x.zero, placement, cut) + self._activation_bytes(
+            blocks, placement, cut, self._micro_batches(x)
+        )
         if timed and (count := self._searched_forwards(x, blocks, cut)) > 1:
             # Only rank 0 is known to run more than one forward first.
             saved, _, backward = self._stage_bytes(blocks, cut)
             # Arrays are cached: a change in place would change the bound of the next layout.
             kept = kept.copy()
             # Rank 0 keeps `count` micro-batches when its first backward starts, which needs `backward` bytes more.
-            first = self._state_bytes(x.zero, form, cut)[0] + count * saved[0] + backward[0]
+            first = self._state_bytes(x.zero, placement, cut)[0] + count * saved[0] + backward[0]
             kept[0] = max(kept[0], first)
         return float(kept.max()) * ROUNDING
 
     @cached
-    def _state_bytes(self, zero: int, form: Form, cut: Cut) -> Floats:
+    def _state_bytes(self, zero: int, placement: StagePlacement, cut: Cut) -> Floats:
         """Return the exact bytes of states and of gathered parameters, by pipeline rank."""
         found: dict[Signature, float] = {}
-        for held in cut.by_rank(form):
+        for held in cut.by_rank(placement):
             if held not in found:
                 # The function of the simulation's memory: states are exact.
                 s = states(self.prices.plan, [self._stage(zero, cut.order, held)])
                 found[held] = s.parameters + s.gradients + s.optimizer + s.gathered
-        return np.array([found[held] for held in cut.by_rank(form)])
+        return np.array([found[held] for held in cut.by_rank(placement)])
 
     @cached
-    def _activation_bytes(self, blocks: Blocks, form: Form, cut: Cut, m: int) -> Floats:
+    def _activation_bytes(self, blocks: Blocks, placement: StagePlacement, cut: Cut, m: int) -> Floats:
         """Return the larger of what the forwards before a rank's first backward keep and one micro-batch, in bytes."""
         saved, forward, backward = self._stage_bytes(blocks, cut)
         # Any schedule runs each stage, and then at least that micro-batch's activations are present.
-        single = form.most(saved + np.maximum(forward, backward))
+        single = placement.most(saved + np.maximum(forward, backward))
         if self.space.training.activation_offload:
             return single
         # When the first backward starts, all forwards before it are kept. The schedule chooses the stage of this
         # backward, so the least one counts.
-        many = np.bincount(form.rank_of_stage, form.forwards_first(m) * saved, form.ranks)
-        return np.maximum(single, many + form.least(backward))
+        many = np.bincount(placement.rank_of_stage, placement.forwards_first(m) * saved, placement.ranks)
+        return np.maximum(single, many + placement.least(backward))
 
     def _searched_forwards(self, x: Layout, blocks: Blocks, cut: Cut) -> float:
         """Return rank 0's number of forwards before its first backward; 1 if a forward's longest time is unknown."""
@@ -221,14 +225,14 @@ class GridSearch:
 
     def bound_s(self, x: Layout) -> float:
         """Return the lower bound of the layout's step time in seconds."""
-        form, m = form_of(x.schedule, x.pp, x.virtual_stages), self._micro_batches(x)
+        placement, m = placement_of(x.schedule, x.pp, x.virtual_stages), self._micro_batches(x)
         bound = 0.0
         # A step ends when its last rank ends, so the largest bound of a rank bounds the step.
         for blocks in self.blocks(x):
-            cut = self.cut(blocks.order, form)
-            t, end = self.stage_seconds(x, blocks, form, cut), self._epilogue_s(x.zero, form, cut)
-            pipeline_s = pipeline_bound_s(form, t, m, not overlaps(self.space, x), end)
-            bound = max(bound, pipeline_s, self._stream_bound_s(x.zero, form, cut, m))
+            cut = self.cut(blocks.order, placement)
+            t, end = self.stage_seconds(x, blocks, placement, cut), self._epilogue_s(x.zero, placement, cut)
+            pipeline_s = pipeline_bound_s(placement, t, m, not overlaps(self.space, x), end)
+            bound = max(bound, pipeline_s, self._stream_bound_s(x.zero, placement, cut, m))
         return bound * self.scale * ROUNDING
 
     def _micro_batches(self, x: Layout) -> int:
@@ -238,19 +242,21 @@ class GridSearch:
         """Tell whether every action gathers its parameters."""
         return x.zero == 3 and self.prices.dp(3).reshard
 
-    def stage_seconds(self, x: Layout, blocks: Blocks, form: Form, cut: Cut) -> StageSeconds:
+    def stage_seconds(self, x: Layout, blocks: Blocks, placement: StagePlacement, cut: Cut) -> StageSeconds:
         """Return the seconds of each stage's actions, with the data-parallel communication that nothing hides."""
         dp, none = self.prices.dp(x.zero), np.zeros(len(cut.stages))
         alone = self._alone(blocks, cut, self._gathered(x))
         queued, lag = self._queued(blocks, cut) if self._gathered(x) else (alone, none)
         # With ZeRO-3 the last backward includes its gathers, and reductions may hide under all of it.
-        last = queued.weight_grad if form.backward == "split" else queued.backward
+        last = queued.weight_grad if placement.backward == "split" else queued.backward
         total, final = self._reductions_s(x.zero, cut)
         # ZeRO-1 and 2 gather updated parameters during the forward. The first forward cannot end before the last
         # gather.
         gathered = self._gathers_s(x.zero, cut) if dp.zero in (1, 2) and dp.gather_overlap else none
         # Reductions of the last backward may hide under it, but no longer than it takes.
-        return StageSeconds(alone, queued, lag, *self._sends(blocks, form), np.maximum(final, total - last), gathered)
+        return StageSeconds(
+            alone, queued, lag, *self._sends(blocks, placement), np.maximum(final, total - last), gathered
+        )
 
     @cached
     def _alone(self, blocks: Blocks, cut: Cut, gathered: bool) -> Actions:
@@ -265,17 +271,17 @@ class GridSearch:
         f, _, b, lag, i, _ = each.T
         return Actions(f, b, i, self._alone(blocks, cut, True).weight_grad), lag
 
-    def _sends(self, blocks: Blocks, form: Form) -> tuple[Floats, Floats]:
+    def _sends(self, blocks: Blocks, placement: StagePlacement) -> tuple[Floats, Floats]:
         p = blocks.scenario.parallelism
         # Without sequence parallelism all tp ranks hold the same tensor, so each may send 1 / tp of it.
-        return self._sends_of(form, blocks.message_bytes / (p.tp if p.p2p_scatter and not p.sp else 1))
+        return self._sends_of(placement, blocks.message_bytes / (p.tp if p.p2p_scatter and not p.sp else 1))
 
     @cached
-    def _sends_of(self, form: Form, size: float) -> tuple[Floats, Floats]:
+    def _sends_of(self, placement: StagePlacement, size: float) -> tuple[Floats, Floats]:
         """Return the seconds of each stage's message forward and back; 0 at a chain's ends and to the same rank."""
-        forward, backward = np.zeros(len(form.rank_of_stage)), np.zeros(len(form.rank_of_stage))
-        rank = form.rank_of_stage.tolist()
-        for chain in form.chains:
+        forward, backward = np.zeros(len(placement.rank_of_stage)), np.zeros(len(placement.rank_of_stage))
+        rank = placement.rank_of_stage.tolist()
+        for chain in placement.chains:
             for a, b in pairwise(chain):
                 forward[a] = self.prices.send_s(rank[a], rank[b], size, forward=True)
                 backward[b] = self.prices.send_s(rank[b], rank[a], size, forward=False)
@@ -303,14 +309,14 @@ class GridSearch:
         return cut.each(seconds)[:, 0]
 
     @cached
-    def _epilogue_s(self, zero: int, form: Form, cut: Cut) -> Floats:
+    def _epilogue_s(self, zero: int, placement: StagePlacement, cut: Cut) -> Floats:
         """Return the seconds of clipping, optimizer and exposed gathers, by pipeline rank."""
         # The first and the last rank all-reduce the gradient of tied embeddings.
-        tied_model = self.space.base.model.tied_embeddings and form.ranks > 1
+        tied_model = self.space.base.model.tied_embeddings and placement.ranks > 1
         found: dict[tuple[Signature, bool], float] = {}
         out = []
-        for rank, held in enumerate(cut.by_rank(form)):
-            key = (held, tied_model and rank in (0, form.ranks - 1))
+        for rank, held in enumerate(cut.by_rank(placement)):
+            key = (held, tied_model and rank in (0, placement.ranks - 1))
             if key not in found:
                 program = epilogue((self._stage(zero, cut.order, held),), self.prices.plan, key[1])
                 found[key] = self.prices.program_s(program)
@@ -318,9 +324,9 @@ class GridSearch:
         return np.array(out)
 
     @cached
-    def _stream_bound_s(self, zero: int, form: Form, cut: Cut, m: int) -> float:
+    def _stream_bound_s(self, zero: int, placement: StagePlacement, cut: Cut, m: int) -> float:
         """Return the seconds of the busiest rank's data-parallel collectives, one after the other, and its epilogue."""
-        dp, runs = self.prices.dp(zero), m // form.copies
+        dp, runs = self.prices.dp(zero), m // placement.copies
         # NCCL runs the collectives of a communicator one after the other, so their sum is a bound.
         seconds = self._reductions_s(zero, cut)[0] * (runs if dp.each_micro_batch else 1)
         if zero == 3:
@@ -328,7 +334,9 @@ class GridSearch:
             seconds = seconds + self._gathers_s(zero, cut) * (2 * runs if dp.reshard else 1)
         elif dp.zero and dp.gather_overlap:
             seconds = seconds + self._gathers_s(zero, cut)
-        busy: Floats = np.bincount(form.rank_of_stage, seconds, form.ranks) + self._epilogue_s(zero, form, cut)
+        busy: Floats = np.bincount(placement.rank_of_stage, seconds, placement.ranks) + self._epilogue_s(
+            zero, placement, cut
+        )
         return float(busy.max())
 
     # --- what layouts share
@@ -352,10 +360,10 @@ class GridSearch:
                 self._of_order.setdefault(blocks.order, blocks)
         return self._blocks[key]
 
-    def cut(self, order: Signature, form: Form) -> Cut:
+    def cut(self, order: Signature, placement: StagePlacement) -> Cut:
         """Return the model's cut into the stages of a schedule."""
-        whole = self._cut(order, len(form.chains[0]))
-        return whole if form.copies == 1 else self._copied(whole, form)
+        whole = self._cut(order, len(placement.chains[0]))
+        return whole if placement.copies == 1 else self._copied(whole, placement)
 
     @cached
     def _cut(self, order: Signature, count: int) -> Cut:
@@ -370,9 +378,9 @@ class GridSearch:
         return Cut(order, tuple(out))
 
     @cached
-    def _copied(self, cut: Cut, form: Form) -> Cut:
+    def _copied(self, cut: Cut, placement: StagePlacement) -> Cut:
         """Repeat the stages for a schedule whose ranks hold the model several times."""
-        return Cut(cut.order, tuple([cut.stages[i] for i in form.part_of_stage.tolist()]))
+        return Cut(cut.order, tuple([cut.stages[i] for i in placement.part_of_stage.tolist()]))
 
 
 def _least_zero(x: Layout) -> Layout:

@@ -28,7 +28,7 @@ from sim.results.beside_allocator import allocator_bytes, most_allocator_bytes
 from sim.search.bound import ROUNDING, Bounds, GridSearch
 from sim.search.least_time import least_time_s
 from sim.search.mesh_prices import GridPrices
-from sim.search.space import Grid, Layout, Space, Way, scenario_of
+from sim.search.space import Grid, Layout, PartialLayout, Space, scenario_of
 from sim.simulation import prepare
 from topology.network import Network
 
@@ -83,9 +83,11 @@ def bound_grid(packed: bytes, grid: Grid, limit_bytes: float | None) -> Bounds:
     return _timed(lambda: _grid_search(packed, grid, limit_bytes).ways())
 
 
-def bound_way(packed: bytes, way: Way, limit_bytes: float | None, patience_s: float, ceiling_s: float) -> Bounds:
-    """Bound the layouts of a way; see `GridSearch.layouts`."""
-    return _timed(lambda: _grid_search(packed, way.grid, limit_bytes).layouts(way, patience_s, ceiling_s))
+def bound_partial_layout(
+    packed: bytes, partial: PartialLayout, limit_bytes: float | None, patience_s: float, ceiling_s: float
+) -> Bounds:
+    """Bound the layouts of a partial layout; see `GridSearch.layouts`."""
+    return _timed(lambda: _grid_search(packed, partial.grid, limit_bytes).layouts(partial, patience_s, ceiling_s))
 
 
 def _timed(bound: Callable[[], Bounds]) -> Bounds:
@@ -123,7 +125,7 @@ def evaluate(
 
 
 @lru_cache(maxsize=KEPT_PROGRAMS)
-def _program_cache(packed: bytes, way: Layout) -> ProgramCache:
+def _program_cache(packed: bytes, layout: Layout) -> ProgramCache:
     """Return the cache of compiled programs for all layouts that differ only in schedule and virtual stages."""
     # The arguments are only the key of `lru_cache`.
     return ProgramCache()

@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Form(Struct, frozen=True, eq=False, dict=True):
+class StagePlacement(Struct, frozen=True, eq=False, dict=True):
     """Hold where a schedule's stages lie, how its backwards run, and whether micro-batches run one at a time."""
 
     name: str
@@ -71,13 +71,13 @@ class Form(Struct, frozen=True, eq=False, dict=True):
 
 
 @cache
-def form_of(name: str, p: int, v: int) -> Form:
-    """Return the form of a schedule on p ranks with v stages each."""
+def placement_of(name: str, p: int, v: int) -> StagePlacement:
+    """Return where the stages of a schedule lie on p ranks with v stages each."""
     form = FORMS[name] if p > 1 else ONE_RANK
     built = form.fewest(p, v)
     # The lists for the fewest micro-batches already show where every stage lies, and are built fast.
     ranks, parts = np.array(built.rank_of_stage), np.array(built.part_of_stage)
-    return Form(name, v, p, ranks, parts, built.chains, form.backward, form.one_at_a_time)
+    return StagePlacement(name, v, p, ranks, parts, built.chains, form.backward, form.one_at_a_time)
 
 
 class Actions(Struct, frozen=True, eq=False):
@@ -88,12 +88,12 @@ class Actions(Struct, frozen=True, eq=False):
     input_grad: Floats
     weight_grad: Floats
 
-    def back(self, form: Form) -> Floats:
+    def back(self, placement: StagePlacement) -> Floats:
         """Return the seconds of one micro-batch's backward as the schedule runs it, by stage."""
-        if form.backward == "whole":
+        if placement.backward == "whole":
             return self.backward
         split = self.input_grad + self.weight_grad
-        return split if form.backward == "split" else np.minimum(self.backward, split)
+        return split if placement.backward == "split" else np.minimum(self.backward, split)
 
 
 class StageSeconds(Struct, frozen=True, eq=False):
@@ -115,18 +115,20 @@ class StageSeconds(Struct, frozen=True, eq=False):
     gathered: Floats
 
 
-def pipeline_bound_s(form: Form, t: StageSeconds, micro_batches: int, blocking: bool, epilogue_s: Floats) -> float:
+def pipeline_bound_s(
+    placement: StagePlacement, t: StageSeconds, micro_batches: int, blocking: bool, epilogue_s: Floats
+) -> float:
     """Return the bound in seconds. `blocking`: ranks wait for the messages that they send; `epilogue_s`: by rank."""
     # A bidirectional schedule (DualPipe) runs half of the micro-batches through each copy of the model.
-    m = micro_batches // form.copies
-    whole = form.backward == "whole"
+    m = micro_batches // placement.copies
+    whole = placement.backward == "whole"
     # A blocking message delays its sender. Nothing follows the last backward's message, hence m - 1.
     held = (m * t.send_forward + (m - 1) * t.send_backward) if blocking else np.zeros_like(t.lag)
     # Each backward but the last is followed by an action that queues behind its reductions.
     lag = (m - 1) * t.lag if whole else 0.0
 
     def work(of: Actions, extra: Floats | float, with_weights: bool) -> Floats:
-        return form.sum(m * (of.forward + (of.back(form) if with_weights else of.input_grad)) + extra)
+        return placement.sum(m * (of.forward + (of.back(placement) if with_weights else of.input_grad)) + extra)
 
     # Gathers may run while a rank waits for its messages, so only the longer of the two counts.
     full = np.maximum(work(t.queued, lag, True), work(t.alone, held, True))
@@ -134,29 +136,31 @@ def pipeline_bound_s(form: Form, t: StageSeconds, micro_batches: int, blocking: 
     early = full if whole else np.maximum(work(t.queued, lag, False), work(t.alone, held, False))
     # On the way back the next stage waits only for the input gradient.
     chain_back = t.alone.backward if whole else t.alone.input_grad
-    before, after = _chains(form, t.alone.forward + t.send_forward, chain_back, t.send_backward)
-    ends = _chain_ends(form, t, epilogue_s)
+    before, after = _chains(placement, t.alone.forward + t.send_forward, chain_back, t.send_backward)
+    ends = _chain_ends(placement, t, epilogue_s)
     first = np.maximum(np.maximum(before + t.alone.forward, t.gathered), t.queued.forward)  # end of a first forward
     # The schedule chooses which of a rank's stages is first or last, so the least counts. `full` and `early` contain
     # all m forwards, so the first one is subtracted here. The queued time is the longer one; subtracting it keeps the
     # sum a bound with either kind of work.
-    start = form.least(first - t.queued.forward)
+    start = placement.least(first - t.queued.forward)
     # Chain 1: forwards of the stages before, all work of the rank, its exposed reductions and its optimizer.
-    own = start + full + form.least(t.exposed) + epilogue_s
+    own = start + full + placement.least(t.exposed) + epilogue_s
     # Chain 2: after the rank's last input gradient the micro-batch goes back to stage 0, which ends its own step.
-    tail = start + early + form.least(after + ends)
+    tail = start + early + placement.least(after + ends)
     bound = max(float(own.max()), float(tail.max()))
-    if form.one_at_a_time:
+    if placement.one_at_a_time:
         # Micro-batches run one at a time, so the whole way there and back counts m times.
         way = t.alone.forward + chain_back + t.send_forward + t.send_backward
         bound = max(bound, m * float(way.sum()) + float(ends[0]))
     return bound
 
 
-def _chains(form: Form, forward: Floats, backward: Floats, send_backward: Floats) -> tuple[Floats, Floats]:
+def _chains(
+    placement: StagePlacement, forward: Floats, backward: Floats, send_backward: Floats
+) -> tuple[Floats, Floats]:
     """Return, by stage, the seconds of the forwards before it, and of the backwards after its own on the way back."""
     before, after = np.empty_like(forward), np.empty_like(forward)
-    for chain in form.chains:
+    for chain in placement.chains:
         index = np.array(chain)
         down = np.cumsum(forward[index])
         # Rounding may make a difference of sums negative.
@@ -165,12 +169,12 @@ def _chains(form: Form, forward: Floats, backward: Floats, send_backward: Floats
     return before, after
 
 
-def _chain_ends(form: Form, t: StageSeconds, epilogue_s: Floats) -> Floats:
+def _chain_ends(placement: StagePlacement, t: StageSeconds, epilogue_s: Floats) -> Floats:
     """Return, by stage, the seconds that follow the input gradient of the first stage of its chain."""
     out = np.empty_like(t.lag)
-    for chain in form.chains:
+    for chain in placement.chains:
         first = chain[0]
         # A whole backward includes weight gradients. A mixed form may run them earlier, so they need not follow.
-        weights = t.alone.weight_grad[first] if form.backward == "split" else 0.0
-        out[list(chain)] = weights + t.exposed[first] + epilogue_s[form.rank_of_stage[first]]
+        weights = t.alone.weight_grad[first] if placement.backward == "split" else 0.0
+        out[list(chain)] = weights + t.exposed[first] + epilogue_s[placement.rank_of_stage[first]]
     return out

@@ -65,8 +65,8 @@ class Grid(NamedTuple):
     ep: int
 
 
-class Way(NamedTuple):
-    """Hold how layers run on a mesh. Layouts of one way differ only in ZeRO stage, schedule and virtual stages."""
+class PartialLayout(NamedTuple):
+    """Hold a mesh and how layers run on it. ZeRO stage, schedule and virtual stages are still open."""
 
     grid: Grid
     sp: bool
@@ -234,18 +234,18 @@ def grids(space: Space) -> Iterator[Grid]:
                         yield grid
 
 
-def ways_of(space: Space, grid: Grid) -> Iterator[Way]:
+def partial_layouts_of(space: Space, grid: Grid) -> Iterator[PartialLayout]:
     """Yield all ways to run layers on one legal mesh; some have no legal layout."""
     sizes = [b for b in divisors(space.training.global_batch_size // grid.dp) if space.allows("micro_batch_size", b)]
     modes = [r for r in space.recomputes if space.allows("recompute", r)]
     for sp in (False, True) if grid.tp > 1 else (False,):
         if space.allows("sp", sp):
-            yield from (Way(grid, sp, size, mode) for size in sizes for mode in modes)
+            yield from (PartialLayout(grid, sp, size, mode) for size in sizes for mode in modes)
 
 
-def layouts_of(space: Space, way: Way) -> Iterator[tuple[Layout, bool]]:
-    """Yield the layouts of one way, each with whether it is legal."""
-    (tp, cp, pp, dp, ep), sp, size, mode = way
+def layouts_of(space: Space, partial: PartialLayout) -> Iterator[tuple[Layout, bool]]:
+    """Yield the layouts that a partial layout leaves open, each with whether it is legal."""
+    (tp, cp, pp, dp, ep), sp, size, mode = partial
     # With one replica there is nothing to shard. `reduce_broadcast` needs unsharded gradients on every rank.
     whole = dp * cp == 1 or space.base.parallelism.dp_sync == "reduce_broadcast"
     zeros = [z for z in ((0,) if whole else (0, 1, 2, 3)) if space.allows("zero", z)]

@@ -6,7 +6,7 @@ from collections import Counter
 
 from sim.inputs.layout_rules import LAYOUT_RULES, Problem, first_problem
 from sim.inputs.yaml_input import dotted
-from sim.search.space import Space, grid_problem, grids, layouts_of, sizes_of, ways_of
+from sim.search.space import Space, grid_problem, grids, layouts_of, partial_layouts_of, sizes_of
 
 MESH = ("tp", "cp", "pp", "dp")
 NEEDS = {
@@ -39,7 +39,9 @@ def why_none_legal(space: Space) -> str:
         problem = grid_problem(space, grid)
         _count(broken, problem)
         if problem is None:
-            for layout, _ in (found for way in ways_of(space, grid) for found in layouts_of(space, way)):
+            for layout, _ in (
+                found for partial in partial_layouts_of(space, grid) for found in layouts_of(space, partial)
+            ):
                 _count(broken, first_problem(LAYOUT_RULES, sizes_of(space, layout)))
     if broken:
         # The rule that most layouts break is the most likely mistake.

@@ -43,7 +43,7 @@ from sim.serve.dims import serving_dims
 from sim.serve.engines import ENGINES
 from sim.serve.host import Host
 from sim.serve.kept_sizes import LENGTHS, around, sizes_around
-from sim.serve.operator_prices import Bill, OperatorPrices
+from sim.serve.operator_prices import OperatorPrices, PricedProgram
 from sim.serve.weight_offload import Streamed, streamed_weights
 from topology.network import Network
 
@@ -117,13 +117,13 @@ class IterationCosts(Struct):
     measured: MeasuredParts | None = None
     lora: ServedLora | None = None
     offloaded: tuple[Streamed, ...] = ()  # weights in host memory, by stage
-    bills: dict[Key, Bill] = field(default_factory=dict)
+    priced_programs: dict[Key, PricedProgram] = field(default_factory=dict)
     without_attention: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)  # by tokens and samples
     lines: dict[tuple[int, int, int, int], tuple[float, float]] = field(default_factory=dict)
     chunks: dict[tuple[int, int, int, int], float] = field(
         default_factory=dict
     )  # by spec, chunk, cached and equal ones
-    seconds: dict[tuple[Work, int, int, int, int], float] = field(default_factory=dict)  # of `bills`
+    seconds: dict[tuple[Work, int, int, int, int], float] = field(default_factory=dict)  # of `priced_programs`
     noted: list[tuple[Load, int]] = field(default_factory=list)  # what was computed, and how often (`sim.serve.noted`)
 
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
@@ -249,7 +249,7 @@ class IterationCosts(Struct):
         """Seconds at kept sizes; without making a key for each question, of which there are ten thousands."""
         found = self.seconds.get((work, spec, a, b, c))
         if found is None:
-            found = self.seconds[work, spec, a, b, c] = self.bill(Key(work, spec, a, b, c)).seconds
+            found = self.seconds[work, spec, a, b, c] = self.priced(Key(work, spec, a, b, c)).seconds
         return found
 
     def _attention(self, load: Load, spec: int) -> float:
@@ -284,21 +284,21 @@ class IterationCosts(Struct):
         """Single tokens' attention from the kept length number `low` to the next: seconds there, and for each token."""
         found = self.lines.get((spec, decodes, low, queries))
         if found is None:
-            at = [self.bill(Key(Work.DECODE, spec, decodes, k, queries)).seconds for k in LENGTHS[low : low + 2]]
+            at = [self.priced(Key(Work.DECODE, spec, decodes, k, queries)).seconds for k in LENGTHS[low : low + 2]]
             slope = (at[1] - at[0]) / (LENGTHS[low + 1] - LENGTHS[low]) if len(at) > 1 else 0.0
             found = self.lines[spec, decodes, low, queries] = at[0], slope
         return found
 
-    def bill(self, key: Key) -> Bill:
+    def priced(self, key: Key) -> PricedProgram:
         """A part's price, kept."""
-        found = self.bills.get(key)
+        found = self.priced_programs.get(key)
         if found is None:
             known = self.measured is not None and key.work is not Work.ADAPTERS
-            found = self._known(key) if known else self.prices.bill(self._program(key))
-            self.bills[key] = found
+            found = self._known(key) if known else self.prices.priced(self._program(key))
+            self.priced_programs[key] = found
         return found
 
-    def _known(self, key: Key) -> Bill:
+    def _known(self, key: Key) -> PricedProgram:
         """Price a part by a real engine's measured parts, which hold the embedding in those of the layers."""
         assert self.measured is not None
         seconds = 0.0
@@ -313,7 +313,7 @@ class IterationCosts(Struct):
         elif key.work is Work.HEAD:
             seconds = self.measured.head(key.a)
         seconds *= self.prices.slowdown
-        return Bill(seconds, 0.0, {(key.work.value, "measured", REPEAT_UNCERTAINTY): seconds})
+        return PricedProgram(seconds, 0.0, {(key.work.value, "measured", REPEAT_UNCERTAINTY): seconds})
 
     def _program(self, key: Key) -> Program:
         if self.dims.cp > 1 and key.work in (Work.PREFILL, Work.DECODE):

@@ -69,7 +69,7 @@ def replica_costs(healthy: IterationCosts, scenario: Scenario, replica: int) -> 
                 healthy,
                 prices=prices,
                 stages=layers,
-                bills={},
+                priced_programs={},
                 seconds={},
                 without_attention={},
                 chunks={},

@@ -6,25 +6,25 @@ from collections import Counter, defaultdict
 
 from sim.serve.costs import IterationCosts, Key, Work, prefill_parts
 from sim.serve.kept_sizes import around, length_below, sizes_around
-from sim.serve.operator_prices import Bill, Shares
+from sim.serve.operator_prices import PricedProgram, Shares
 
 HOST = "host_between_iterations"  # a kind of seconds, beside those of operators
 Prefills = tuple[tuple[int, int, int], ...]
 
 
-def bill_of_all(costs: IterationCosts) -> Bill:
+def priced_together(costs: IterationCosts) -> PricedProgram:
     """Seconds of everything noted, each part at the kept size below its own."""
     seconds, comm_s, shares = 0.0, 0.0, Shares()
     for key, times in _used(costs).items():
-        bill = costs.bill(key)
-        seconds += bill.seconds * times
-        comm_s += bill.comm_s * times
-        for sort, each in bill.shares.items():
+        priced = costs.priced(key)
+        seconds += priced.seconds * times
+        comm_s += priced.comm_s * times
+        for sort, each in priced.shares.items():
             shares[sort] = shares.get(sort, 0.0) + times * each
     waited_s, decides_s = _host_seconds(costs)
     if waited_s > 0.0:
         shares[HOST, "host", costs.host.times.uncertainty * decides_s / waited_s] = waited_s
-    return Bill(seconds, comm_s, shares)
+    return PricedProgram(seconds, comm_s, shares)
 
 
 def _host_seconds(costs: IterationCosts) -> tuple[float, float]:

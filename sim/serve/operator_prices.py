@@ -24,7 +24,7 @@ FEW_ROWS = 64  # of one expert: less than a tile
 Shares = dict[tuple[str, str, float], float]
 
 
-class Bill(NamedTuple):
+class PricedProgram(NamedTuple):
     """Seconds of a program, communication among them, and by (kind, source, uncertainty)."""
 
     seconds: float
@@ -46,7 +46,7 @@ class OperatorPrices(Struct, frozen=True):
     slowdown: float = 1.0
     own: AllReduces | None = None
 
-    def bill(self, program: Program) -> Bill:
+    def priced(self, program: Program) -> PricedProgram:
         """Operators one after another, as kernels on one stream; messages between them, but those that are waited for
         later: of these what computing does not hide."""
         seconds, comm, shares = 0.0, 0.0, Shares()
@@ -68,7 +68,7 @@ class OperatorPrices(Struct, frozen=True):
             seconds += price.seconds
             sort = (item.kind, price.source, price.uncertainty)
             shares[sort] = shares.get(sort, 0.0) + price.seconds
-        return Bill(seconds, comm, shares)
+        return PricedProgram(seconds, comm, shares)
 
     def _comm(self, comm: Comm) -> Priced:
         """A collective; an all-reduce in the engine's own kernel where it has one, and with its ranks' waits."""

@@ -17,8 +17,8 @@ from sim.serve.faults import replica_costs
 from sim.serve.hashed_prefixes import HashedHostCache, HashedKvCache
 from sim.serve.kv_cache import HostCache, KvCache, Link
 from sim.serve.memory import Capacity, adapter_bytes, cache_capacity
-from sim.serve.noted import bill_of_all
-from sim.serve.operator_prices import Bill, Shares
+from sim.serve.noted import priced_together
+from sim.serve.operator_prices import PricedProgram, Shares
 from sim.serve.prices import Prices
 from sim.serve.replica import Replica
 from sim.serve.requests import Request
@@ -52,23 +52,23 @@ class Pool(Struct, frozen=True, eq=False, dict=True):
         return SpeculativePrices(own, replica_costs(self.draft, self.scenario, replica), speculative)
 
     @cached_property
-    def bills(self) -> tuple[Bill, ...]:
+    def priced_programs(self) -> tuple[PricedProgram, ...]:
         """What all iterations cost, those of the draft apart."""
-        return tuple([bill_of_all(costs) for costs in (self.costs, self.draft) if costs is not None])
+        return tuple([priced_together(costs) for costs in (self.costs, self.draft) if costs is not None])
 
     @property
     def shares(self) -> Shares:
         """Seconds of all iterations, the draft's among them, by (operator kind, source, uncertainty)."""
         total: Shares = {}
-        for bill in self.bills:
-            for sort, seconds in bill.shares.items():
+        for priced in self.priced_programs:
+            for sort, seconds in priced.shares.items():
                 total[sort] = total.get(sort, 0.0) + seconds
         return total
 
     @property
     def comm_s(self) -> float:
         """Seconds of communication of all iterations."""
-        return sum([bill.comm_s for bill in self.bills])
+        return sum([priced.comm_s for priced in self.priced_programs])
 
     def first_rank_of(self, replica: Replica, stage: int = 0) -> int:
         """The first rank of a replica's stage, among the cluster's."""

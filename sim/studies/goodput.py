@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.results.records import Record
-from sim.studies.weeks import Job, Weeks, one_run
+from sim.studies.weeks import Job, TimeBreakdown, one_run
 
 DAY_S = 86400.0
 CURVE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # intervals of the curve, in multiples of Daly's
@@ -144,7 +144,7 @@ def effective(job: Job, interval_s: float) -> float:
     return interval_s / (m * math.exp(job.restart_s / m) * math.expm1((interval_s + job.checkpoint_s) / m))
 
 
-def many_runs(job: Job, seeds: list[int]) -> list[Weeks]:
+def many_runs(job: Job, seeds: list[int]) -> list[TimeBreakdown]:
     """A run for each seed."""
     return [one_run(job, np.random.default_rng(seed)) for seed in seeds]
 
@@ -192,12 +192,12 @@ def goodput(scenario: Scenario, step_time_s: float, days: float, runs: int = 200
     )
 
 
-def _parts(job: Job, weeks: list[Weeks]) -> Parts:
+def _parts(job: Job, weeks: list[TimeBreakdown]) -> Parts:
     columns = zip(*((x.useful_s, x.checkpoint_s, x.lost_s, x.restart_s, x.waiting_s) for x in weeks), strict=True)
     return Parts(*(sum(column) / len(weeks) / job.horizon_s for column in columns))
 
 
-def _useful(job: Job, weeks: list[Weeks]) -> Spread:
+def _useful(job: Job, weeks: list[TimeBreakdown]) -> Spread:
     return _spread([x.useful_s / job.horizon_s for x in weeks])
 
 
@@ -206,7 +206,7 @@ def _spread(values: list[float]) -> Spread:
     return Spread(float(np.mean(values)), low, middle, high)
 
 
-def _run_all(work: list[tuple[Job, int]], seed: int, jobs: int | None) -> list[list[Weeks]]:
+def _run_all(work: list[tuple[Job, int]], seed: int, jobs: int | None) -> list[list[TimeBreakdown]]:
     """All runs of all jobs, in `jobs` processes; the same numbers whatever their number."""
     from sim.studies.executors import available_cores, local_workers, results, tracked
 
@@ -217,7 +217,7 @@ def _run_all(work: list[tuple[Job, int]], seed: int, jobs: int | None) -> list[l
     expected = sum(runs * job.horizon_s / job.mtbf_s for job, runs in work)
     few = expected < 3e5  # failures, which are done before a process has started
     cores = jobs or (1 if few else min(8, available_cores()))
-    out: list[list[Weeks]] = [[] for _ in work]
+    out: list[list[TimeBreakdown]] = [[] for _ in work]
     with local_workers(cores) as workers:
         found = results(workers, many_runs, ((job, seeds) for _, job, seeds in pieces))
         for (i, _, _), weeks in zip(pieces, tracked(found, "weeks of training", len(pieces)), strict=True):

@@ -14,7 +14,7 @@ HOUR_S = 3_600.0
 TRILLION, MILLION = 1e12, 1e6
 
 
-class Bill(Record, frozen=True):
+class TokenCost(Record, frozen=True):
     """GPU hours, their price, and the energy that the GPUs take at their power limit."""
 
     tokens: float
@@ -28,22 +28,22 @@ class Spending(Record, frozen=True):
     the whole training where `training.tokens` gives its length."""
 
     price_per_gpu_hour: float
-    trillion_tokens: Bill | None = None
-    million_output_tokens: Bill | None = None
-    whole_training: Bill | None = None
+    trillion_tokens: TokenCost | None = None
+    million_output_tokens: TokenCost | None = None
+    whole_training: TokenCost | None = None
 
 
 def spending(result: StepResult | ServingResult, price_per_gpu_hour: float) -> Spending:
     """The costs of a result; `price_per_gpu_hour` in any currency."""
     watts = result.scenario.cluster.mean_over(result.scenario.ranks, lambda gpu: gpu.power_limit_w)
 
-    def bill(tokens: float, gpu_hours: float) -> Bill:
-        return Bill(tokens, gpu_hours, gpu_hours * price_per_gpu_hour, gpu_hours * watts / 1e3)
+    def cost(tokens: float, gpu_hours: float) -> TokenCost:
+        return TokenCost(tokens, gpu_hours, gpu_hours * price_per_gpu_hour, gpu_hours * watts / 1e3)
 
     if isinstance(result, ServingResult):
         hours = MILLION / result.output_tokens_per_s_per_gpu / HOUR_S if result.output_tokens_per_s_per_gpu else 0.0
-        return Spending(price_per_gpu_hour, million_output_tokens=bill(MILLION, hours))
+        return Spending(price_per_gpu_hour, million_output_tokens=cost(MILLION, hours))
     hours = TRILLION / result.tokens_per_s_per_gpu / HOUR_S if result.tokens_per_s_per_gpu else 0.0
     run = result.training_run
-    whole = None if run is None else bill(run.tokens, run.gpu_hours)
-    return Spending(price_per_gpu_hour, trillion_tokens=bill(TRILLION, hours), whole_training=whole)
+    whole = None if run is None else cost(run.tokens, run.gpu_hours)
+    return Spending(price_per_gpu_hour, trillion_tokens=cost(TRILLION, hours), whole_training=whole)

@@ -45,7 +45,7 @@ class Job(Struct, frozen=True):
         return sum(rate * restart_s for rate, restart_s, _ in self.kinds) * self.mtbf_s
 
 
-class Weeks(Struct, frozen=True):
+class TimeBreakdown(Struct, frozen=True):
     """Where the seconds of one run went; all but `failures` add up to the horizon."""
 
     useful_s: float
@@ -56,7 +56,7 @@ class Weeks(Struct, frozen=True):
     failures: int
 
 
-def one_run(job: Job, random: np.random.Generator) -> Weeks:
+def one_run(job: Job, random: np.random.Generator) -> TimeBreakdown:
     """One history of the job."""
     history = _History(job, random)
     history.env.process(history.train())
@@ -120,7 +120,7 @@ class _History:
         self.saving_s += runs_s - cycles * job.interval_s - worked_s
         return worked_s
 
-    def until_now(self) -> Weeks:
+    def until_now(self) -> TimeBreakdown:
         """The history so far; work under way counts as useful."""
         lasted_s = self.env.now - self.since_s
         if self.doing == "training":
@@ -131,4 +131,6 @@ class _History:
         else:
             self.restarting_s += lasted_s
         self.since_s = self.env.now
-        return Weeks(self.useful_s, self.saving_s, self.lost_s, self.restarting_s, self.waiting_s, self.failures)
+        return TimeBreakdown(
+            self.useful_s, self.saving_s, self.lost_s, self.restarting_s, self.waiting_s, self.failures
+        )

@@ -8,7 +8,7 @@ from typing import Any
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 from sim.validation.tables import read_table
 
 RATE = "tokens_per_s_per_gpu"
@@ -21,7 +21,7 @@ def best_measured(path: Path) -> dict[str, Any]:
         InputError: if the file is no such table, or none of its rows has tokens a second and GPU.
     """
     table = read_table(path)
-    best: dict[tuple[str, int], Row] = {}
+    best: dict[tuple[str, int], Measurement] = {}
     for row in table.rows:
         ranks = _ranks(row)
         if table.kind == "training_step" and RATE in row.measured and ranks:
@@ -34,7 +34,7 @@ def best_measured(path: Path) -> dict[str, Any]:
     return {"table": table.name, "title": table.title, "source": dict(table.source), "rows": rows}
 
 
-def _ranks(row: Row) -> int:
+def _ranks(row: Measurement) -> int:
     layout = row.scenario.get("parallelism", {})
     ranks = 1
     for key in ("dp", "tp", "cp", "pp"):
@@ -42,7 +42,7 @@ def _ranks(row: Row) -> int:
     return ranks
 
 
-def _beside(model: str, gpus: int, row: Row) -> dict[str, Any]:
+def _beside(model: str, gpus: int, row: Measurement) -> dict[str, Any]:
     scenario = parse_scenario(dict(row.scenario), row.id)
     result = simulate(scenario).result
     measured, simulated = row.measured[RATE], result[RATE]

@@ -11,7 +11,7 @@ from sim.core.errors import InputError
 from sim.inputs.rules import MAX_RANKS
 from sim.prices.rank_prices import LINK_UNCERTAINTY
 from sim.validation.prediction import NotSimulated, Predictions, cluster_of, costs_of, spread
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 from topology.collectives import bus_factor
 from topology.network import Network
 from topology.spec import ClusterSpec
@@ -30,7 +30,7 @@ MESSAGES = ("send", "receive")
 MAX_BYTES = 10**18
 
 
-def collective_predictions(row: Row, calibration: str | None) -> Predictions:
+def collective_predictions(row: Measurement, calibration: str | None) -> Predictions:
     """Seconds, and bandwidths by nccl-tests' convention, of `op` over `bytes` and `ranks` (of one node, or `nodes`).
 
     A profile's measured points count inside a node; the links' closed forms everywhere else.
@@ -51,7 +51,7 @@ def collective_predictions(row: Row, calibration: str | None) -> Predictions:
     return {key: value for key, value in known.items() if key in row.measured}
 
 
-def _number(row: Row, key: str, least: int, most: int) -> float:
+def _number(row: Measurement, key: str, least: int, most: int) -> float:
     found = row.data.get(key, 1)
     if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found <= most:
         raise InputError(f"{row.id}: {key}: found {str(found)[:40]}; allowed: {least} to {most:,}")
@@ -65,7 +65,9 @@ def _usual_names(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **data, "op": _NAMES.get(op, op)}
 
 
-def _seconds(row: Row, calibration: str | None, op: str, count: int, nodes: int, size: float) -> tuple[float, float]:
+def _seconds(
+    row: Measurement, calibration: str | None, op: str, count: int, nodes: int, size: float
+) -> tuple[float, float]:
     cluster = cluster_of(row)
     ranks = _placed(count, nodes, cluster)
     cluster = cluster.model_copy(update={"nodes": max(cluster.nodes, ranks[-1] // cluster.gpus_per_node + 1)})

@@ -16,7 +16,7 @@ from sim.prices.roofline import ATTENTION_DECODE, shape_bytes, shape_flops
 from sim.validation.fused_prices import fused_costs
 from sim.validation.moe_rows import moe_layer
 from sim.validation.prediction import NotSimulated, Prediction, Predictions, costs_of, spread
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 from sim.validation.sizes import dtype_of, pass_of
 
 Data = Mapping[str, Any]
@@ -30,7 +30,7 @@ PHASES = {
 }
 
 
-def kernel_predictions(row: Row, calibration: str | None) -> Predictions:
+def kernel_predictions(row: Measurement, calibration: str | None) -> Predictions:
     """Seconds of the row's kernel, or of a layer's parts."""
     if row.data.get("fit"):
         raise NotSimulated("a fitted parameter, not a measured kernel")

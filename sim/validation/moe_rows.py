@@ -41,12 +41,12 @@ from sim.validation.prediction import (
     profile_named,
     spread,
 )
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 from topology.network import Network
 from topology.spec import GpuSpec
 
 
-def moe_layer(row: Row, calibration: str | None) -> Predictions:
+def moe_layer(row: Measurement, calibration: str | None) -> Predictions:
     """Router, dispatch, grouped experts and combine of one layer on expert-parallel ranks, no attention."""
     name = calibration or calibration_of(row)
     scenario = parse_scenario(_scenario(row, name), row.id)
@@ -112,7 +112,7 @@ _NAMES = {
 _LAYOUT = ("dp", "tp", "cp", "ep", "pp", "expert_tp", "sp")
 
 
-def _scenario(row: Row, calibration: str) -> dict[str, Any]:
+def _scenario(row: Measurement, calibration: str) -> dict[str, Any]:
     """The row's own short words as a scenario of one layer."""
     given, layout, training = (_mapping(row.data, key) for key in ("model", "parallelism", "training"))
     model = {name: _size(given, name) for name in _NAMES}

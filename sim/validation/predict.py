@@ -19,7 +19,7 @@ from sim.validation.prediction import (
     profile_named,
     spread,
 )
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 Answers = dict[str, bool]
 
 
-def predict(row: Row, calibration: str | None = None, programs: Path | None = None) -> tuple[Predictions, Answers]:
+def predict(
+    row: Measurement, calibration: str | None = None, programs: Path | None = None
+) -> tuple[Predictions, Answers]:
     """Predictions by measured key, and answers to what was only said to be so or not.
 
     `calibration` takes the place of the profile that the row names; `programs` holds captured programs, which take the
@@ -60,7 +62,7 @@ def quantity(key: str) -> str:
     return key.removesuffix("_bytes").removesuffix("_s")
 
 
-def _training_step(row: Row, calibration: str | None) -> tuple[Predictions, Answers]:
+def _training_step(row: Measurement, calibration: str | None) -> tuple[Predictions, Answers]:
     from sim.inputs.scenario import parse_scenario
     from sim.simulation import simulate
 
@@ -77,7 +79,7 @@ def _training_step(row: Row, calibration: str | None) -> tuple[Predictions, Answ
     return _asked(row, result, "a training step")
 
 
-def _rl_step(row: Row, scenario: Scenario) -> tuple[Predictions, Answers]:
+def _rl_step(row: Measurement, scenario: Scenario) -> tuple[Predictions, Answers]:
     """A row whose scenario has `rl`: the step, and the seconds of its phases by `RlResult.phase_seconds`."""
     from sim.rl.simulation import simulate_rl
 
@@ -86,7 +88,7 @@ def _rl_step(row: Row, scenario: Scenario) -> tuple[Predictions, Answers]:
     return _asked(row, result, "an rl step")
 
 
-def _asked(row: Row, result: Mapping[str, Any], workload: str) -> tuple[Predictions, Answers]:
+def _asked(row: Measurement, result: Mapping[str, Any], workload: str) -> tuple[Predictions, Answers]:
     """Of a result what the row measured and answered; NotSimulated where that is nothing."""
     out = {key: _from_result(result, key) for key in row.measured if isinstance(result.get(_name(key)), float)}
     answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
@@ -132,7 +134,7 @@ def _name(key: str) -> str:
     return _COUNTED_AS.get(key, key)
 
 
-def _inference(row: Row, calibration: str | None) -> tuple[Predictions, Answers]:
+def _inference(row: Measurement, calibration: str | None) -> tuple[Predictions, Answers]:
     from sim.inputs.scenario import parse_scenario
     from sim.serve.simulation import simulate_serving
 
@@ -153,7 +155,7 @@ def _inference(row: Row, calibration: str | None) -> tuple[Predictions, Answers]
     return out, answers
 
 
-def _served_by(row: Row, scenario: dict[str, Any]) -> dict[str, Any]:
+def _served_by(row: Measurement, scenario: dict[str, Any]) -> dict[str, Any]:
     """The scenario on the engine that the table names, where the row's own scenario names none."""
     from sim.serve.engines import engine_named
 
@@ -183,7 +185,7 @@ _SERVED = {
 SERVING_UNCERTAINTY = 0.15  # kernels of another library, schedulers of another server
 
 
-def _with(row: Row, calibration: str | None) -> dict[str, Any]:
+def _with(row: Measurement, calibration: str | None) -> dict[str, Any]:
     scenario = dict(row.scenario)
     scenario.setdefault("name", row.id)
     if calibration is not None:

@@ -13,7 +13,7 @@ from sim.prices.coefficients import PriceOptions
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec
 
@@ -48,7 +48,7 @@ def profile_named(name: str) -> Profile:
     return load_profile(name)
 
 
-def calibration_of(row: Row) -> str:
+def calibration_of(row: Measurement) -> str:
     """The profile that the row names, or that of its cluster's GPU; empty where it names neither."""
     named = row.scenario.get("calibration")
     if named or row.scenario.get("cluster") is None:
@@ -56,12 +56,12 @@ def calibration_of(row: Row) -> str:
     return cluster_of(row).gpu.name
 
 
-def cluster_of(row: Row) -> ClusterSpec:
+def cluster_of(row: Measurement) -> ClusterSpec:
     """The cluster that a row of kernels or collectives names, or that of the GPU of its profile."""
     return _cluster(json.dumps(row.scenario.get("cluster"), sort_keys=True), str(row.scenario.get("calibration") or ""))
 
 
-def costs_of(row: Row, calibration: str | None = None, burst: bool = False) -> Costs:
+def costs_of(row: Measurement, calibration: str | None = None, burst: bool = False) -> Costs:
     """Prices on the row's GPU out of its profile, or out of the one named instead; `burst`: with no power limit."""
     profile = profile_named(calibration or calibration_of(row))
     return Costs(profile, cluster_of(row).gpu, PriceOptions(power=not burst))

@@ -9,12 +9,12 @@ import click
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import Simulation, simulate
 from sim.validation.prediction import PEAK_UNCERTAINTY, NotSimulated, Prediction, Predictions, profile_named, spread
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 
 OF_LAYOUT = ("seq_len", "micro_batch_size", "global_batch_size")  # what a row's `training` says beside its program
 
 
-def program_predictions(row: Row, calibration: str | None, folder: Path) -> Predictions:
+def program_predictions(row: Measurement, calibration: str | None, folder: Path) -> Predictions:
     """Step time and peak memory of a row whose program is `folder/ROW_ID.json.gz`.
 
     Raises:
@@ -34,7 +34,7 @@ def program_predictions(row: Row, calibration: str | None, folder: Path) -> Pred
     return found
 
 
-def captured_step(row: Row, calibration: str | None, path: Path) -> Simulation:
+def captured_step(row: Measurement, calibration: str | None, path: Path) -> Simulation:
     """A row's layout with its captured program as the model; what else its scenario says describes the same in words.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct, field
 
 
-class Row(Struct, frozen=True):
+class Measurement(Struct, frozen=True):
     """One measurement: `data` is the row as it stands, `scenario` what was run, `measured` key → value, `answers`
     key → yes or no. `served_by`: what the table says of the software, the row's own `engine` first. `unreadable`: why
     the row cannot be read; then it has no values. `not_believed`: what the row states and its table disproves."""
@@ -33,5 +33,5 @@ class Table(Struct, frozen=True):
     title: str
     kind: str
     source: Mapping[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[Measurement, ...]
     path: str

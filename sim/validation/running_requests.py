@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from sim.validation.records import Row
+    from sim.validation.records import Measurement
 
 MARGIN = 1.1  # a tenth: printed figures are rounded
 
 
-def running_requests(row: Row) -> float | None:
+def running_requests(row: Measurement) -> float | None:
     """Requests that a row's own figures need in the batch at least, of all replicas; None where they do not say.
 
     The mean time a token, the output tokens a second of all GPUs and the length of outputs are needed. A median proves
@@ -43,8 +43,11 @@ def running_requests(row: Row) -> float | None:
     return rate * (count - 1) / count * gap_s
 
 
-def without_false_limits(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows, without the batch limits that their own figures disprove; `Row.not_believed` says which row does."""
+def without_false_limits(rows: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """The rows, without the batch limits that their own figures disprove.
+
+    `Measurement.not_believed` says which row does.
+    """
     proofs: dict[str, str] = {}
     for row in rows:
         if row.kind == "inference" and (why := contradiction(row)):
@@ -54,7 +57,7 @@ def without_false_limits(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple([_without_limit(row, proofs[_server(row)]) if _server(row) in proofs else row for row in rows])
 
 
-def contradiction(row: Row) -> str:
+def contradiction(row: Measurement) -> str:
     """Why a row cannot have run with the batch limit that it states, or nothing."""
     allowed, parallelism = _section(row).get("max_running_requests"), row.scenario.get("parallelism")
     if not isinstance(allowed, int) or "disaggregated" in _section(row) or (needed := running_requests(row)) is None:
@@ -68,23 +71,23 @@ def contradiction(row: Row) -> str:
     )
 
 
-def _server(row: Row) -> str:
+def _server(row: Measurement) -> str:
     """All that a row says of what served its requests."""
     others = {**row.scenario, "inference": {**_section(row), "requests": None}}
     return json.dumps([row.served_by, others], sort_keys=True, default=str)
 
 
-def _without_limit(row: Row, why: str) -> Row:
+def _without_limit(row: Measurement, why: str) -> Measurement:
     section = {key: value for key, value in _section(row).items() if key != "max_running_requests"}
     return replace(row, scenario={**row.scenario, "inference": section}, not_believed=why)
 
 
-def _section(row: Row) -> Mapping[str, Any]:
+def _section(row: Measurement) -> Mapping[str, Any]:
     section = row.scenario.get("inference")
     return section if isinstance(section, Mapping) else {}
 
 
-def _output_tokens_per_s(row: Row) -> float | None:
+def _output_tokens_per_s(row: Measurement) -> float | None:
     """Of all GPUs, measured or published beside what is compared."""
     published = row.data.get("published")
     for found in (row.measured, published if isinstance(published, Mapping) else {}):

@@ -2,7 +2,8 @@
 
 An assumption is written for a person, with its basis. A row's `model.vocab` may be the default of a conversion. So if
 an assumption "vocabulary: NAME NUMBER, …" names a row's model (the row's group begins with NAME) and the numbers
-differ, the row is simulated with the assumption's, and `Row.not_believed` says so. Inferred assumptions do not count.
+differ, the row is simulated with the assumption's, and `Measurement.not_believed` says so. Inferred assumptions do not
+count.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from sim.validation.records import Row
+    from sim.validation.records import Measurement
 
 BELIEVED = ("stated", "definition")
 
@@ -40,13 +41,13 @@ def stated_vocabularies(assumptions: object) -> dict[str, int]:
     return found
 
 
-def with_stated_vocabularies(rows: Sequence[Row], assumptions: object) -> list[Row]:
+def with_stated_vocabularies(rows: Sequence[Measurement], assumptions: object) -> list[Measurement]:
     """The rows, with the vocabulary that an assumption states for their model."""
     stated = stated_vocabularies(assumptions)
     return [_with_stated(row, stated) for row in rows] if stated else list(rows)
 
 
-def _with_stated(row: Row, stated: Mapping[str, int]) -> Row:
+def _with_stated(row: Measurement, stated: Mapping[str, int]) -> Measurement:
     model = row.scenario.get("model")
     names = [name for name in stated if _begins_with(row.group, name)]
     if not isinstance(model, Mapping) or not isinstance(model.get("vocab"), int) or not names:

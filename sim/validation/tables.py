@@ -17,7 +17,7 @@ from sim.core.errors import InputError
 from sim.inputs.file_kinds import read_data, refuse_other_kind
 from sim.inputs.overrides import merge
 from sim.validation.launch_scripts import with_launch_script
-from sim.validation.records import Row, Table
+from sim.validation.records import Measurement, Table
 from sim.validation.running_requests import without_false_limits
 from sim.validation.stated import with_stated
 from sim.validation.stated_vocabulary import with_stated_vocabularies
@@ -52,7 +52,9 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     return Table(name, str(data.get("title", name)), data["kind"], source, shown, str(path))
 
 
-def _row(data: object, where: str, table: str, kind: str, shared: dict[str, Any], software: tuple[str, ...]) -> Row:
+def _row(
+    data: object, where: str, table: str, kind: str, shared: dict[str, Any], software: tuple[str, ...]
+) -> Measurement:
     """A row; one that cannot be read says why and leaves the rest of its table alone."""
     row = data if isinstance(data, dict) else {}
     name = row.get("id") if isinstance(row.get("id"), str) else where.rpartition(": ")[2]
@@ -69,8 +71,10 @@ def _row(data: object, where: str, table: str, kind: str, shared: dict[str, Any]
             scenario |= {"training": with_stated(scenario["training"], software[0], row)}
             scenario = with_launch_script(scenario, software[1])
     except InputError as error:
-        return Row(table, kind, str(name), group, {}, {}, row, unreadable=str(error))
-    return Row(table, kind, str(name), group, scenario, measured, row, answers, (str(row.get("engine", "")), *software))
+        return Measurement(table, kind, str(name), group, {}, {}, row, unreadable=str(error))
+    return Measurement(
+        table, kind, str(name), group, scenario, measured, row, answers, (str(row.get("engine", "")), *software)
+    )
 
 
 def _value(value: object, where: str) -> float:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sim.results.evidence import Evidence
     from sim.serve.records import ServingResult
     from sim.studies.anchor import Anchor
-    from sim.studies.spending import Bill, Spending
+    from sim.studies.spending import Spending, TokenCost
 
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
 TIGHT_BYTES = 2 * 2**30  # of a GPU's memory: CUDA's context, NCCL's buffers and the driver take about so much or more
@@ -141,21 +141,21 @@ def spending_numbers(spent: Spending | None) -> list[Number]:
     """Cost and energy of a trillion tokens, a million output tokens, or the whole training, at the given price."""
     if spent is None:
         return []
-    bills = (
+    costs = (
         ("Cost per trillion tokens", spent.trillion_tokens),
         ("Cost per million output tokens", spent.million_output_tokens),
         ("Cost of the whole training", spent.whole_training),
     )
-    return [Number(name, _money(bill.price), _bill_note(bill)) for name, bill in bills if bill is not None]
+    return [Number(name, _money(cost.price), _cost_note(cost)) for name, cost in costs if cost is not None]
 
 
 def _money(price: float) -> str:
     return f"{price:,.0f}" if price >= 100 else f"{price:.3g}"
 
 
-def _bill_note(bill: Bill) -> str:
-    hours = f"{bill.gpu_hours:,.0f}" if bill.gpu_hours >= 100 else f"{bill.gpu_hours:.3g}"
-    kwh = bill.energy_kwh
+def _cost_note(cost: TokenCost) -> str:
+    hours = f"{cost.gpu_hours:,.0f}" if cost.gpu_hours >= 100 else f"{cost.gpu_hours:.3g}"
+    kwh = cost.energy_kwh
     energy = f"{kwh / 1e3:,.0f} MWh" if kwh >= 1e5 else f"{kwh:,.0f} kWh" if kwh >= 100 else f"{kwh:.3g} kWh"
     return f"{hours} GPU hours; GPUs take {energy} at their power limit"
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.core.program import Part
+from sim.core.program import ModelPart
 
 if TYPE_CHECKING:
     from sim.results.operator_times import PartTime
 
 _NAMES = {
-    Part.MLP: "MLP",
-    Part.NORM: "norms",
-    Part.HEAD: "head and loss",
-    Part.LAYER: "layers, parts not told apart",
-    Part.HOST: "waiting for the host",
+    ModelPart.MLP: "MLP",
+    ModelPart.NORM: "norms",
+    ModelPart.HEAD: "head and loss",
+    ModelPart.LAYER: "layers, parts not told apart",
+    ModelPart.HOST: "waiting for the host",
 }
 
 
 def part_name(row: PartTime) -> str:
     """Of a row of `sim.results.operator_times.time_by_part`; communication has its group before it."""
-    name = _NAMES.get(Part(row.part), row.part)
+    name = _NAMES.get(ModelPart(row.part), row.part)
     return f"{row.group} {name}" if row.group else name

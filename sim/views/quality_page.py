@@ -10,7 +10,7 @@ from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import scatter_plot
 
-Row = Mapping[str, Any]
+JsonRow = Mapping[str, Any]
 HEAD = ("Model", "Score", "Tokens/s/GPU", "", "Memory", "", "First token", "A token")
 _ON, _OFF, _INK = "#0072b2", "#a3a9b3", "#1b2733"
 
@@ -41,7 +41,7 @@ def quality_page(result: Mapping[str, Any]) -> str:
     )
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: JsonRow) -> tuple[str, ...]:
     """A line of the table."""
     if row["refused"]:
         return (row["model"], f"{row['score']:g}", "refused", "", row["refused"][:60], "", "", "")
@@ -58,7 +58,7 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _plot(rows: list[Row], name: str, label: str, unit: float) -> Any:
+def _plot(rows: list[JsonRow], name: str, label: str, unit: float) -> Any:
     """Score against one figure; models on the Pareto line are coloured and joined."""
     from bokeh.models import ColumnDataSource
 

@@ -20,7 +20,7 @@ GROUPS = ("tp", "cp", "ep", "dp", "shard", "replica", "copies", "embedding", "mo
 STREAM_ORDER = ("compute", *GROUPS, "collectives", "send", "recv", "host")
 
 
-class Row(Struct, frozen=True):
+class StreamRow(Struct, frozen=True):
     """One stream of one class; `y` is its centre, counted in pixels from the top of the plot."""
 
     track: str  # "ranks 0–7", or "rank 0 measured"
@@ -40,7 +40,7 @@ class Track(Struct, frozen=True):
 class Layout(Struct, frozen=True):
     """Rows from top to bottom, the bands that hold one track each, and the span → row map per timeline."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[StreamRow, ...]
     bands: tuple[tuple[str, float, float], ...]  # label, top, bottom
     height: float
     row_of: tuple[Ints, ...]  # per timeline, per span
@@ -75,7 +75,7 @@ def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float 
     listed = [(track, stream) for track in tracks for stream in used[track.timeline][track.class_index]]
     wanted = sum(27 if s == "compute" else 14 for _, s in listed) + 8 * len(tracks)
     scale = min(1.0, max(room, min(0.45 * wanted, TALLEST)) / max(wanted, 1))
-    rows: list[Row] = []
+    rows: list[StreamRow] = []
     bands: list[tuple[str, float, float]] = []
     row_of = [np.zeros(len(t), dtype=np.int64) for t in timelines]
     y = 0.0
@@ -87,7 +87,7 @@ def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float 
             mine = timeline.class_index == track.class_index
             mine &= np.isin(timeline.stream, members)
             row_of[track.timeline][mine] = len(rows)
-            rows.append(Row(track.label, stream, y + step / 2, step * 0.86))
+            rows.append(StreamRow(track.label, stream, y + step / 2, step * 0.86))
             y += step
         y += 4 * scale
         bands.append((track.label, top, y))

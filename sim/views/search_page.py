@@ -11,7 +11,7 @@ from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
 
 Result = Mapping[str, Any]
-Row = Mapping[str, Any]
+JsonRow = Mapping[str, Any]
 
 _COLOURS = (*SERIES, "#8a6d00", "#1b2733", "#6b7280", "#a3a9b3")  # schedules beyond these share the last
 COLUMNS = {  # of a table of layouts: heads, and what they mean
@@ -84,11 +84,11 @@ def _figure(result: Result) -> Any:
     return explained(plot, dots, _TIP)
 
 
-def _dots(plot: Any, rows: Sequence[Row]) -> list[Any]:
+def _dots(plot: Any, rows: Sequence[JsonRow]) -> list[Any]:
     """A renderer for each schedule, so that the legend can hide it."""
     from bokeh.models import ColumnDataSource
 
-    by_schedule: dict[str, list[Row]] = {}
+    by_schedule: dict[str, list[JsonRow]] = {}
     for row in rows:
         name = "no pipeline" if row["layout"]["pp"] == 1 else row["layout"]["schedule"]
         by_schedule.setdefault(name, []).append(row)
@@ -101,7 +101,7 @@ def _dots(plot: Any, rows: Sequence[Row]) -> list[Any]:
     return dots
 
 
-def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+def _columns(rows: Sequence[JsonRow]) -> dict[str, list[Any]]:
     return {
         "x": [r["step_time_s"] for r in rows],
         "y": [r["peak_memory_bytes"] for r in rows],
@@ -134,7 +134,7 @@ def _headline(result: Result) -> list[Number]:
     ]
 
 
-def cells(row: Row) -> tuple[tuple[str, str], ...]:
+def cells(row: JsonRow) -> tuple[tuple[str, str], ...]:
     """Of each cell the text to sort by, and the text shown; rows of earlier files lack MFU and what follows it."""
     x = row["layout"]
     mfu, exposed_s, bubble = (row.get(k) for k in ("mfu", "exposed_comm_s", "bubble_fraction"))
@@ -158,7 +158,7 @@ def _columns_with_values(rows: list[tuple[tuple[str, str], ...]]) -> tuple[list[
     return kept, [[row[i] for i in kept] for row in rows]
 
 
-def _table(name: str, heading: str, rows: Sequence[Row]) -> tuple[Any, ...]:
+def _table(name: str, heading: str, rows: Sequence[JsonRow]) -> tuple[Any, ...]:
     kept, shown = _columns_with_values([cells(row) for row in rows])
     return name, heading, kept, shown, [copies(row) for row in rows]
 
@@ -167,7 +167,7 @@ def _share(value: float | None) -> tuple[str, str]:
     return ("", "–") if value is None else (f"{value:.12f}", percent(value))
 
 
-def copies(row: Row) -> list[tuple[str, str]]:
+def copies(row: JsonRow) -> list[tuple[str, str]]:
     """What a row's buttons copy: its scenario's file, the command that runs it, a trainer's flags."""
     words = (("YAML", "yaml"), ("Command", "command"), ("Flags", "flags"))
     return [(name, row[key]) for name, key in words if row.get(key)]

@@ -11,7 +11,7 @@ from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
 
 Result = Mapping[str, Any]
-Row = Mapping[str, Any]
+JsonRow = Mapping[str, Any]
 
 _COLOURS = (*SERIES, "#8a6d00", "#6b7280")  # layouts beyond these share the last
 _TIP = (
@@ -90,11 +90,11 @@ def _headline(result: Result) -> list[Number]:
     return numbers
 
 
-def _figure(curve: Sequence[Row]) -> Any:
+def _figure(curve: Sequence[JsonRow]) -> Any:
     from bokeh.models import ColumnDataSource
 
     plot = scatter_plot("curve", "tokens/s of a user (median)", "output tokens/s/GPU")
-    by_layout: dict[str, list[Row]] = {}
+    by_layout: dict[str, list[JsonRow]] = {}
     for point in curve:
         by_layout.setdefault(layout_words(point["parallelism"]), []).append(point)
     dots: list[Any] = []
@@ -108,7 +108,7 @@ def _figure(curve: Sequence[Row]) -> Any:
     return explained(plot, dots, _TIP)
 
 
-def _columns(name: str, points: Sequence[Row]) -> dict[str, list[Any]]:
+def _columns(name: str, points: Sequence[JsonRow]) -> dict[str, list[Any]]:
     return {
         "x": [p["tokens_per_s_per_user"] for p in points],
         "y": [p["output_tokens_per_s_per_gpu"] for p in points],
@@ -121,7 +121,7 @@ def _columns(name: str, points: Sequence[Row]) -> dict[str, list[Any]]:
     }
 
 
-def _cells(row: Row) -> list[tuple[str, str]]:
+def _cells(row: JsonRow) -> list[tuple[str, str]]:
     """Of each cell the text to sort by, and the text shown."""
     layout = layout_words(row["parallelism"])
     if not row["rate_per_s"]:

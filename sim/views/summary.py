@@ -13,7 +13,7 @@ from sim.results.result import StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
 from sim.views.headline import Number, evidence_line, headline, layout_line
 from sim.views.palette import memory_styles
-from sim.views.terminal import Cell, Column, Row, Span, Terminal, TextTable
+from sim.views.terminal import Cell, Column, Span, Terminal, TextRow, TextTable
 
 if TYPE_CHECKING:
     from sim.rl.records import RlResult
@@ -66,18 +66,20 @@ def print_summary(
 
 def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> TextTable:
     """A table whose columns stand right, but for the first."""
-    return TextTable(tuple(Column(head, right=i > 0) for i, head in enumerate(heads)), [Row(tuple(r)) for r in rows])
+    return TextTable(
+        tuple(Column(head, right=i > 0) for i, head in enumerate(heads)), [TextRow(tuple(r)) for r in rows]
+    )
 
 
 def words_table(rows: Iterable[tuple[str, str]]) -> TextTable:
     """Names, and what there is to say about each."""
-    return TextTable((Column(style="dim"), Column(wraps=True)), [Row(row) for row in rows], gap=2)
+    return TextTable((Column(style="dim"), Column(wraps=True)), [TextRow(row) for row in rows], gap=2)
 
 
 def numbers_table(numbers: Sequence[Number]) -> TextTable:
     """Headline numbers, one a line."""
     columns = (Column(style="dim"), Column(style="bold"), Column(wraps=True))
-    rows = [Row((n.name, n.value, n.note), "bold red" if n.mood == "bad" else "") for n in numbers]
+    rows = [TextRow((n.name, n.value, n.note), "bold red" if n.mood == "bad" else "") for n in numbers]
     return TextTable(columns, rows, gap=2)
 
 
@@ -89,13 +91,13 @@ def _ranks(result: StepResult, width: int) -> TextTable:
         *(Column(name, right=True) for name in ("computing", "exposed", "bubble")),
         Column("█ computing ▓ exposed ░ bubble", wraps=True),  # its head may take two lines, numbers may not be cut
     )
-    table: list[Row] = []
+    table: list[TextRow] = []
     for row in result.ranks:
         lengths = row.compute_s, row.exposed_comm_s, row.bubble_s
-        table.append(Row((ranks_text(row.ranks), *(seconds(s) for s in lengths), _bar(lengths, step, width))))
+        table.append(TextRow((ranks_text(row.ranks), *(seconds(s) for s in lengths), _bar(lengths, step, width))))
     if (left := len(table) - RANKS_SHOWN) > 0:
         half = RANKS_SHOWN // 2
-        table[half:-half] = [Row((f"… {left} more", "", "", "", ""))]
+        table[half:-half] = [TextRow((f"… {left} more", "", "", "", ""))]
     return TextTable(columns, table)
 
 
@@ -115,13 +117,13 @@ def _memory(result: StepResult | ServingResult, width: int) -> TextTable:
     """The fullest class of ranks by category, against what fits on its device."""
     worst = tightest(result.memory)
     whole = worst.limit
-    rows: list[Row] = []
+    rows: list[TextRow] = []
     names = {category: style.label for category, style in memory_styles(result.scenario).items()}
     for category, label in {**names, "peak": "Peak"}.items():
         size: float = getattr(worst, category)
         length = round(min(1.0, size / whole) * width)
         style = "red" if category == "peak" and size > whole else "cyan"
-        rows.append(Row((label, n_bytes(size), (Span("█" * length, style),))))
+        rows.append(TextRow((label, n_bytes(size), (Span("█" * length, style),))))
     heads = Column(f"memory of {ranks_text(worst.ranks)}"), Column(right=True), Column(f"█ share of {n_bytes(whole)}")
     return TextTable(heads, rows)
 
@@ -134,14 +136,16 @@ def _waiting(result: StepResult) -> TextTable:
         Column("time", right=True),
     )
     shown = result.waiting[: RANKS_SHOWN // 2]
-    return TextTable(columns, [Row((ranks_text(r.ranks), ranks_text(r.awaited), seconds(r.seconds))) for r in shown])
+    return TextTable(
+        columns, [TextRow((ranks_text(r.ranks), ranks_text(r.awaited), seconds(r.seconds))) for r in shown]
+    )
 
 
 def _advice(tried: Sequence[Tried], fits: bool) -> TextTable:
     """The changes that were tried and help, with the step and the memory that each gives."""
     first = Column("faster with --set" if fits else "fits with --set", wraps=True)
     others = (Column(name.lower(), right=True) for name in ADVICE_HEAD[1:])
-    return TextTable((first, *others), [Row(row) for row in advice_rows(tried)])
+    return TextTable((first, *others), [TextRow(row) for row in advice_rows(tried)])
 
 
 def _goodput(found: Goodput) -> TextTable:
@@ -175,7 +179,7 @@ def _goodput(found: Goodput) -> TextTable:
         forms = f"effective {percent(point.useful.mean)}, by closed form {percent(point.closed_form)}"
         rows.append(("  if it were", seconds(point.interval_s), forms))
     rows.append(("simulated by", f"{found.engine['path']} engine", ""))
-    return TextTable(columns, [Row(row) for row in rows])
+    return TextTable(columns, [TextRow(row) for row in rows])
 
 
 def _evidence(result: StepResult | ServingResult) -> list[str]:

@@ -14,7 +14,7 @@ from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
 
 Result = Mapping[str, Any]
-Row = Mapping[str, Any]
+JsonRow = Mapping[str, Any]
 
 _COLOURS = (*SERIES, "#1b2733")
 MOST_LINES = 12  # of other keys' choices, those with the slowest steps
@@ -56,7 +56,7 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
     return out
 
 
-def metric_words(row: Row, metric: Metric) -> str:
+def metric_words(row: JsonRow, metric: Metric) -> str:
     """A metric of a row in words; memory is marked where it is more than the GPU has."""
     value = row[metric.key]
     if metric.unit == "s":
@@ -80,7 +80,7 @@ def about_faults(result: Result) -> bool:
     return any(key.startswith("faults") for key in result["vary"]) or any(row["lost_s"] for row in result["rows"])
 
 
-def lost_words(row: Row) -> str:
+def lost_words(row: JsonRow) -> str:
     """Seconds lost to faults, and which part of the step that is."""
     return f"{seconds(row['lost_s'])} ({percent(row['lost_s'] / row['step_time_s'])})"
 
@@ -128,11 +128,11 @@ def _figure(result: Result) -> Any:
     return explained(plot, dots, _TIP + _LOST * about_faults(result))
 
 
-def _lines(result: Result, key: str) -> list[tuple[str, list[Row]]]:
+def _lines(result: Result, key: str) -> list[tuple[str, list[JsonRow]]]:
     """Rows by the choice of all keys but one and those linked with it; of many the choices with the most."""
     metric = metric_of(result).key
     together = next((set(keys) for keys in result["linked"] if key in keys), {key})
-    lines: dict[str, list[Row]] = {}
+    lines: dict[str, list[JsonRow]] = {}
     for row in result["rows"]:
         if not row["refused"]:
             others = {k: v for k, v in row["values"].items() if k not in together}
@@ -141,7 +141,7 @@ def _lines(result: Result, key: str) -> list[tuple[str, list[Row]]]:
     return [(name, rows) for name, rows in lines.items() if name in most]
 
 
-def _columns(rows: Sequence[Row], key: str, numbers: bool, result: Result, scale: float) -> dict[str, list[Any]]:
+def _columns(rows: Sequence[JsonRow], key: str, numbers: bool, result: Result, scale: float) -> dict[str, list[Any]]:
     ordered = sorted(rows, key=lambda r: r["values"][key]) if numbers else rows
     faults, metric = about_faults(result), metric_of(result)
     return {
@@ -154,7 +154,7 @@ def _columns(rows: Sequence[Row], key: str, numbers: bool, result: Result, scale
     }
 
 
-def _cells(row: Row, result: Result, faults: bool) -> list[tuple[float, str]]:
+def _cells(row: JsonRow, result: Result, faults: bool) -> list[tuple[float, str]]:
     """Of each number its value and its text."""
     more = ("healthy_s", "lost_s") if faults else ()
     return [
@@ -163,7 +163,7 @@ def _cells(row: Row, result: Result, faults: bool) -> list[tuple[float, str]]:
     ]
 
 
-def _copies(row: Row) -> list[tuple[str, str]]:
+def _copies(row: JsonRow) -> list[tuple[str, str]]:
     """A row's keys, as options of any command and as a scenario file's text."""
     options = " ".join(f"--set {shlex.quote(f'{key}={_plain(value)}')}" for key, value in row["values"].items())
     return [("--set", options), ("YAML", nested_yaml(row["values"]))]

@@ -40,7 +40,7 @@ class Column(Struct, frozen=True):
     most: int | None = None
 
 
-class Row(Struct, frozen=True):
+class TextRow(Struct, frozen=True):
     """A row of a table; its style, if any, takes the place of the columns'."""
 
     cells: tuple[Cell, ...]
@@ -51,7 +51,7 @@ class TextTable(Struct, frozen=True):
     """A table without a frame: heads, where there are any, stand above a rule; `gap`: spaces between columns."""
 
     columns: tuple[Column, ...]
-    rows: Sequence[Row]
+    rows: Sequence[TextRow]
     gap: int = 3
 
 
@@ -71,7 +71,7 @@ class Terminal(Struct, frozen=True):
         """A table no wider than the terminal."""
         widths = _widths(table, self.width)
         if any(column.head for column in table.columns):
-            heads = Row(tuple(column.head for column in table.columns), "dim")
+            heads = TextRow(tuple(column.head for column in table.columns), "dim")
             for line in _lines(heads, table, widths):
                 self._write(line)
             self._write([Span("─" * (sum(widths) + table.gap * (len(widths) - 1)))])
@@ -142,7 +142,7 @@ def _widths(table: TextTable, most: int) -> list[int]:
     return widths
 
 
-def _lines(row: Row, table: TextTable, widths: Sequence[int]) -> Iterator[list[Span]]:
+def _lines(row: TextRow, table: TextTable, widths: Sequence[int]) -> Iterator[list[Span]]:
     """A row as lines; cells are filled up to their column's width."""
     cells = [_fitted(*each) for each in zip(row.cells, table.columns, widths, strict=True)]
     for parts in zip_longest(*cells, fillvalue=()):

@@ -23,7 +23,6 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "screenshots"
 MODEL = "Bokeh.documents[0].get_model_by_name"
 MOST_BYTES = 200_000
-Part = dict[str, float]
 
 
 def made(tmp_path: Path, *command: str) -> str:

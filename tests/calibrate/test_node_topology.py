@@ -72,8 +72,8 @@ def test_a_workstation_without_nvlink(workstation: Path, tmp_path: Path) -> None
     cluster = read_topology(str(tmp_path / "here.json"))
     assert (cluster.gpus_per_node, cluster.intra_node.kind) == (4, "pcie")
     network = Network(cluster)
-    assert network.way(0, 1).bytes_per_s == pytest.approx(24e9)
-    assert network.way(0, 2).bytes_per_s == pytest.approx(8e9)  # 0 and 1 both cross between the sockets
+    assert network.path(0, 1).bytes_per_s == pytest.approx(24e9)
+    assert network.path(0, 2).bytes_per_s == pytest.approx(8e9)  # 0 and 1 both cross between the sockets
     assert network.group(range(2)).ring_bytes_per_s == pytest.approx(24e9)
     assert network.group(range(4)).ring_bytes_per_s == pytest.approx(16e9)
 

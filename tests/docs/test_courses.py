@@ -37,7 +37,7 @@ def test_there_are_135_in_order() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.n)
-def test_scenario_and_test_are_there(row: courses.Row) -> None:
+def test_scenario_and_test_are_there(row: courses.CourseRow) -> None:
     assert (ROOT / "scenarios" / f"{row.scenario}.yaml").is_file()
     file, _, name = row.test.partition("::")
     assert re.search(rf"^def {name}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE)
@@ -57,7 +57,7 @@ def test_a_command_runs(command: str) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.figures], ids=lambda row: row.n)
-def test_numbers_are_those_of_the_page(row: courses.Row) -> None:
+def test_numbers_are_those_of_the_page(row: courses.CourseRow) -> None:
     old = next(line for line in committed() if line.startswith(f"| {row.n} | "))
     new = courses.line(row, {command: found(command) for command in courses.commands(row)})
     assert NUMBER.sub("#", old) == NUMBER.sub("#", new), "python -m docs.courses"

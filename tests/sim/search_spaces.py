@@ -12,7 +12,7 @@ from sim.commands.search import Asked, search_one
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.search.evaluation import Outcome, evaluate, pack
-from sim.search.space import Layout, Space, grid_is_legal, grids, layouts_of, make_space, ways_of
+from sim.search.space import Layout, Space, grid_is_legal, grids, layouts_of, make_space, partial_layouts_of
 
 GPT: dict[str, Any] = {
     "layers": 4,
@@ -113,7 +113,7 @@ def legal(space: Space) -> list[Layout]:
         x
         for grid in grids(space)
         if grid_is_legal(space, grid)
-        for way in ways_of(space, grid)
+        for way in partial_layouts_of(space, grid)
         for x, fine in layouts_of(space, way)
         if fine
     ]

@@ -19,7 +19,7 @@ from sim.results.evidence import (
     FEWEST_TABLES,
     REACH,
     Features,
-    Row,
+    PublishedStep,
     distance,
     features_of,
     interval_factor,
@@ -46,7 +46,7 @@ SAMPLE = published()[::29]
 
 
 @pytest.mark.parametrize("row", SAMPLE, ids=lambda row: row.row)
-def test_what_is_shipped_is_what_is_simulated_today(row: Row) -> None:
+def test_what_is_shipped_is_what_is_simulated_today(row: PublishedStep) -> None:
     """Where this fails: `python tools/predict_published.py`."""
     found = next(r for r in read_table(PUBLISHED / f"{row.table}.json").rows if r.id == row.row)
     s = parse_scenario({**found.scenario, "name": row.row})
@@ -82,9 +82,9 @@ def test_distance_is_symmetric_and_grows_with_each_difference() -> None:
     assert distance(a, far) > distance(a, a._replace(gpu="h200-sxm"))
 
 
-def made(table: str, errors: list[float], **features: Any) -> list[Row]:
+def made(table: str, errors: list[float], **features: Any) -> list[PublishedStep]:
     f = features_of(scenario())._replace(**features)
-    return [Row(table, f"{table}{i}", 1.0, math.exp(e), f) for i, e in enumerate(errors)]
+    return [PublishedStep(table, f"{table}{i}", 1.0, math.exp(e), f) for i, e in enumerate(errors)]
 
 
 def test_tables_count_alike_whatever_their_rows() -> None:
@@ -129,7 +129,7 @@ def test_what_is_far_from_all_tables_is_named_and_few_tables_make_no_interval() 
 def test_nine_of_ten_rows_of_a_table_lie_in_intervals_made_without_it(
     belongs: Callable[[Features], bool], widest: float
 ) -> None:
-    tables: dict[str, list[Row]] = {}
+    tables: dict[str, list[PublishedStep]] = {}
     for row in published():
         tables.setdefault(row.table, []).append(row)
     inside, half = [], []

@@ -15,7 +15,7 @@ from msgspec.structs import astuple, replace
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.studies.goodput import DAY_S, daly_s, effective, goodput, job_of, many_runs, young_s
-from sim.studies.weeks import Job, Weeks, one_run
+from sim.studies.weeks import Job, TimeBreakdown, one_run
 from tests.modules import run_module
 from tests.sim.cases import case
 
@@ -149,7 +149,7 @@ def test_llama3_405b_over_54_days() -> None:
     assert "weeks of training" not in done.stdout
 
 
-def by_sums(job: Job, random: np.random.Generator) -> Weeks:
+def by_sums(job: Job, random: np.random.Generator) -> TimeBreakdown:
     """A history without a clock: sums over failures, and a sorted list of when nodes return."""
     useful = saving = lost = restarting = waiting = now = 0.0
     failures, cycle_s = 0, job.interval_s + job.checkpoint_s
@@ -162,7 +162,7 @@ def by_sums(job: Job, random: np.random.Generator) -> Weeks:
         useful += cycles * job.interval_s
         saving += runs_s - cycles * job.interval_s - worked_s
         if now >= job.horizon_s:
-            return Weeks(useful + worked_s, saving, lost, restarting, waiting, failures)
+            return TimeBreakdown(useful + worked_s, saving, lost, restarting, waiting, failures)
         lost += worked_s
         again = True
         while again and now < job.horizon_s:
@@ -180,7 +180,7 @@ def by_sums(job: Job, random: np.random.Generator) -> Weeks:
             now += min(restart_s, next_s)
             again = next_s < restart_s
         if now >= job.horizon_s:
-            return Weeks(useful, saving, lost, restarting, waiting, failures)
+            return TimeBreakdown(useful, saving, lost, restarting, waiting, failures)
 
 
 @settings(deadline=None, max_examples=60)

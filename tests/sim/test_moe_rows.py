@@ -8,7 +8,7 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.validation.predict import predict
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 
 MODEL = {"hidden": 4096, "expert_ffn": 14336, "experts": 8, "experts_per_token": 2, "seq_len": 4096}
 MEASURED = {"forward_s": 1.0, "backward_s": 1.0, "max_allocated_bytes": 1.0}
@@ -21,7 +21,7 @@ def found(model: dict[str, Any] | None = None, precision: str = "bf16", **layout
         "parallelism": layout or {"dp": 8, "ep": 8},
         "training": {"micro_batch_size": 1, "precision": precision},
     }
-    row = Row("t", "kernel", "r", "g", {"cluster": "dgx-h100"}, MEASURED, data)
+    row = Measurement("t", "kernel", "r", "g", {"cluster": "dgx-h100"}, MEASURED, data)
     return {key: value.value for key, value in predict(row)[0].items()}
 
 

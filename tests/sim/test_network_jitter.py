@@ -48,8 +48,8 @@ def test_a_collective_goes_at_the_pace_of_the_node_that_has_least() -> None:
         expected = own.group(ranks).inter_ring_bytes_per_s * least
         assert shared.group(ranks).inter_ring_bytes_per_s == pytest.approx(expected)
     assert shared.group(range(8)) == own.group(range(8))
-    assert shared.way(0, 9).bytes_per_s == pytest.approx(
-        own.way(0, 9).bytes_per_s * min(left.get(0, 1.0), left.get(9, 1.0))
+    assert shared.path(0, 9).bytes_per_s == pytest.approx(
+        own.path(0, 9).bytes_per_s * min(left.get(0, 1.0), left.get(9, 1.0))
     )
 
 

@@ -36,7 +36,7 @@ def test_one_nic_slows_the_groups_that_pass_it_and_all_of_a_node_s_slow_all() ->
         assert found == pytest.approx([0.25 if rank == 3 else 1.0, 0.25])
     beside = network_of(every).group((0, 16)).inter_ring_bytes_per_s
     assert beside == network_of(whole).group((0, 16)).inter_ring_bytes_per_s
-    assert network_of(one).way(11, 3).bytes_per_s == pytest.approx(0.25 * network_of(whole).way(11, 3).bytes_per_s)
+    assert network_of(one).path(11, 3).bytes_per_s == pytest.approx(0.25 * network_of(whole).path(11, 3).bytes_per_s)
     assert network_of(one).group(range(8, 16)) == network_of(whole).group(range(8, 16))
 
 

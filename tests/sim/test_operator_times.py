@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.core.program import Compute, Part
+from sim.core.program import Compute, ModelPart
 from sim.inputs.scenario import load_scenario
 from sim.inputs.shipped import scenarios_folder
 from sim.inputs.workloads import Faults, JitterFault
@@ -84,8 +84,8 @@ def test_matmuls_of_a_layer_by_part() -> None:
     matmuls = [i for i in (*block.forward, *block.backward) if isinstance(i, Compute) and i.kind == "gemm"]
     flops = {part: sum(i.flops for i in matmuls if i.part is part) for part in {i.part for i in matmuls}}
     assert flops == {
-        Part.MLP: 3 * 2 * tokens * 3 * h * f,
-        Part.ATTENTION: 3 * 2 * tokens * h * h * (2 + 2 / 4),
+        ModelPart.MLP: 3 * 2 * tokens * 3 * h * f,
+        ModelPart.ATTENTION: 3 * 2 * tokens * h * h * (2 + 2 / 4),
     }
 
 

@@ -19,7 +19,7 @@ from sim.validation.kernel_rows import total
 from sim.validation.matmul_rows import MATMUL_ROWS
 from sim.validation.predict import predict
 from sim.validation.prediction import NotSimulated, Prediction, costs_of
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 from sim.validation.tables import read_table
 
 PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
@@ -59,7 +59,7 @@ OPS = (
 
 
 def seconds(kind: str, scenario: dict[str, Any], measured: str = "seconds", **data: Any) -> Prediction:
-    row = Row("t", kind, "r", "g", scenario, {measured: 1.0}, data)
+    row = Measurement("t", kind, "r", "g", scenario, {measured: 1.0}, data)
     return predict(row)[0][measured]
 
 
@@ -233,7 +233,7 @@ def test_steps_by_other_names() -> None:
         "peak_memory_bytes",
         "max_allocated_bytes",
     )
-    row = Row("t", "training_step", "r", "g", scenario, dict.fromkeys(keys, 1.0), {})
+    row = Measurement("t", "training_step", "r", "g", scenario, dict.fromkeys(keys, 1.0), {})
     found = {key: value.value for key, value in predict(row)[0].items()}
     assert found["step_time_s"] == found["iteration_time_s"]
     assert found["samples_per_s"] == pytest.approx(16 / found["step_time_s"]) == found["tokens_per_s"] / 512

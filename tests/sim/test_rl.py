@@ -29,7 +29,7 @@ from sim.rl.transfer import holders_of_a_copy
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from sim.validation.predict import predict
-from sim.validation.records import Row
+from sim.validation.records import Measurement
 from sim.views.rl_page import rl_page
 from sim.views.rl_words import print_rl
 from sim.views.terminal import Terminal
@@ -372,7 +372,7 @@ def test_a_page_and_a_summary_name_every_phase() -> None:
 def test_a_table_of_measurements_may_hold_steps() -> None:
     sim = ran()
     measured = {"step_time_s": sim.step_time_s, "generation_s": 1.0, "log_probabilities_s": 1.0, "unknown_s": 1.0}
-    row = Row("table", "training_step", "a", "all", SMALL, measured, {})
+    row = Measurement("table", "training_step", "a", "all", SMALL, measured, {})
     found, _ = predict(row)
     assert found["step_time_s"].value == pytest.approx(sim.step_time_s, rel=1e-9)
     assert found["generation_s"].value == pytest.approx(sim.served.end_s, rel=1e-9)

@@ -21,7 +21,7 @@ from sim.schedules.zb_search import first_forwards
 from sim.search.bound import ROUNDING, GridSearch
 from sim.search.least_time import least_time_s
 from sim.search.mesh_prices import GridPrices
-from sim.search.pipeline_bound import form_of
+from sim.search.pipeline_bound import placement_of
 from sim.search.space import Grid, Layout, Space, scenario_of
 from sim.simulation import prepare, simulate
 from tests.sim.search_spaces import VARIANTS, all_outcomes, legal_layouts, space_of, varied
@@ -114,8 +114,8 @@ def test_stages_that_lie_unlike_are_bounded_by_what_is_least(
     space = varied({**changes, "calibration": calibration}, x.tp * x.pp)
     step, search = simulate(scenario_of(space, x)), grid_search(space, x)
     assert search.bound_s(x) <= step.step_time_s
-    blocks, form = search.blocks(x)[0], form_of(x.schedule, x.pp, x.virtual_stages)
-    bounded_s = search.stage_seconds(x, blocks, form, search.cut(blocks.order, form)).alone.forward.tolist()
+    blocks, placement = search.blocks(x)[0], placement_of(x.schedule, x.pp, x.virtual_stages)
+    bounded_s = search.stage_seconds(x, blocks, placement, search.cut(blocks.order, placement)).alone.forward.tolist()
     for c, spans in zip(step.plan.classes, step.spans, strict=True):
         start, end = next(span for action, span in spans.items() if action.kind is Kind.F)
         assert bounded_s[c.pipeline_rank] <= end - start

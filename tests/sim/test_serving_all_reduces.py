@@ -34,7 +34,7 @@ def all_reduce(priced: IterationCosts | FaultyCosts, size_bytes: float) -> tuple
     """Seconds of an all-reduce as the engine does it, and as NCCL does."""
     prices = (priced.stages[0] if isinstance(priced, FaultyCosts) else priced).prices
     comm = Comm("sum", "all_reduce", "tp", size_bytes, Phase.FORWARD)
-    return prices.bill((comm,)).seconds, prices.pricing.comm(comm, 0).seconds
+    return prices.priced((comm,)).seconds, prices.pricing.comm(comm, 0).seconds
 
 
 @pytest.mark.parametrize("architecture", TIMES)

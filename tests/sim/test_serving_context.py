@@ -55,18 +55,18 @@ def test_a_rings_messages_come_while_blocks_are_computed() -> None:
     merges = [op for op in program if isinstance(op, Compute) and op.kind == "elementwise"]
     assert (len(messages), len(blocks), len(merges)) == (3, 4, 3)
     assert messages[0].bytes == 16_000 * 2 * 8 * 128 * 2
-    bill = costs.prices.bill
+    priced = costs.prices.priced
     message = costs.prices.pricing.comm(messages[0], 0).seconds
-    block, merge = (bill((op,)).seconds for op in (blocks[0], merges[0]))
+    block, merge = (priced((op,)).seconds for op in (blocks[0], merges[0]))
     expected = max(block, message) + 2 * max(block + merge, message) + block + merge
-    assert bill(program).seconds == pytest.approx(expected, rel=1e-12)
+    assert priced(program).seconds == pytest.approx(expected, rel=1e-12)
     slow = tuple(
         [
             c if not isinstance(c, Comm) else Comm("", c.kind, "cp", 1e4 * c.bytes, c.phase, False, c.handle)
             for c in program
         ]
     )
-    assert bill(slow).seconds == pytest.approx(
+    assert priced(slow).seconds == pytest.approx(
         3 * costs.prices.pricing.comm(next(c for c in slow if isinstance(c, Comm)), 0).seconds + block + merge, rel=1e-9
     )
 

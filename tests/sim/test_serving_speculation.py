@@ -80,7 +80,7 @@ def test_a_models_own_prediction_layer_drafts() -> None:
 
     def module_s(load: Load) -> float:
         norms = [served_norm(layer.dims, "norm", load.tokens) for _ in range(2)]
-        extra = layer.prices.bill((*norms, gemm("projection", F, load.tokens, h, 2 * h, "bf16"))).seconds
+        extra = layer.prices.priced((*norms, gemm("projection", F, load.tokens, h, 2 * h, "bf16"))).seconds
         return layer.stage_seconds(load)[0] + extra
 
     expected = plain.stage_seconds(Load(192, 0, 0, ((64, 64, 3),), 3))[0]

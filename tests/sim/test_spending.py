@@ -33,9 +33,9 @@ def test_a_million_output_tokens_cost_what_serving_them_takes() -> None:
     from sim.inputs.scenario import load_scenario
 
     result = simulate_serving(load_scenario("scenarios/serve_static_a100.yaml")).outcome
-    bill = spending(result, 2.0).million_output_tokens
-    assert bill is not None
-    assert bill.price == pytest.approx(2.0 * 1e6 / result.output_tokens_per_s_per_gpu / 3600)
+    cost = spending(result, 2.0).million_output_tokens
+    assert cost is not None
+    assert cost.price == pytest.approx(2.0 * 1e6 / result.output_tokens_per_s_per_gpu / 3600)
 
 
 def test_what_is_off_by_a_factor_is_scaled_by_it() -> None:

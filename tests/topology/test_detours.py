@@ -39,7 +39,7 @@ def test_a_node_without_nvlink_goes_over_pcie(name: str) -> None:
 def test_trays_of_a_domain_reach_each_other_over_their_nics() -> None:
     spec = cluster("gb200-nvl72", 36)  # two domains
     left = left_of_cut(spec, 0, 1) * spec.intra_node.usable_bytes_per_s
-    assert left == pytest.approx(Network(spec).way(0, 72).bytes_per_s)
+    assert left == pytest.approx(Network(spec).path(0, 72).bytes_per_s)
 
 
 @pytest.mark.parametrize(("nodes", "nics"), [(8, 8), (27, 8), (64, 8), (12, 4), (4, 1), (7, 1), (2, 4), (16, 4)])

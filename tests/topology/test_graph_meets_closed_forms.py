@@ -18,7 +18,7 @@ SWITCHED = ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200", "dgx-b300"]
 
 def bare_send_s(network: Network, src: int, dst: int) -> float:
     """A message's α + S/B with no protocol."""
-    way = network.way(src, dst)
+    way = network.path(src, dst)
     return way.latency_s + way.inter_latency_s + SIZE / way.bytes_per_s
 
 

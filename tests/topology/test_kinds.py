@@ -30,9 +30,9 @@ def test_a_dragonfly_blocks_between_groups_alone() -> None:
     found = recognise(dragonfly_plus(spec, 4))
     here, tree = Network(found), Network(spec)
     assert here.group((0, 8)) == tree.group((0, 8))
-    near, far = here.way(0, 8), here.way(0, 16)
-    assert near == tree.way(0, 8)
-    assert far.bytes_per_s == pytest.approx(tree.way(0, 16).bytes_per_s / 3)
+    near, far = here.path(0, 8), here.path(0, 16)
+    assert near == tree.path(0, 8)
+    assert far.bytes_per_s == pytest.approx(tree.path(0, 16).bytes_per_s / 3)
     assert far.inter_latency_s == pytest.approx(spec.inter_node.latency_s + GLOBAL_S)
     ring = tuple(range(0, 64, 8))  # of a group's two nodes one sends to the next group
     assert here.group(ring).inter_ring_bytes_per_s == pytest.approx(tree.group(ring).inter_ring_bytes_per_s * 2 / 3)

@@ -49,7 +49,7 @@ def test_a_pair_of_a_full_mesh_has_one_link() -> None:
     links = Links(cluster("mi300x-node", 1))
     network = Network(links.spec)
     for src, dst in permutations(range(8), 2):
-        way = network.way(src, dst)
+        way = network.path(src, dst)
         assert way.bytes_per_s == pytest.approx(LINK)
         assert way.latency_s + SIZE / way.bytes_per_s == pytest.approx(links.alone_s(src, dst, SIZE), rel=1e-12)
     switched = Network(CLUSTERS["mi300x-node"].model_copy(update={"intra_node": CLUSTERS["dgx-h100"].intra_node}))
@@ -72,7 +72,7 @@ def test_a_node_of_fewer_chips_has_only_the_links_between_those(given: dict[str,
     found = parse_scenario({**step, "cluster": given}).cluster
     assert found.intra_node.bandwidth_bytes_per_s == pytest.approx(lanes * 64e9)
     if found.intra_node.kind == "full_mesh" and "bandwidth_bytes_per_s" not in str(given):
-        assert Network(found).way(0, 1).bytes_per_s == pytest.approx(LINK)
+        assert Network(found).path(0, 1).bytes_per_s == pytest.approx(LINK)
 
 
 @pytest.mark.parametrize("name", ["mi300x-node", "gaudi2-node"])
@@ -176,7 +176,7 @@ def test_places_left_out_share_the_axis() -> None:
     """Two interleaved groups on a ring of four: each hop passes two links, so each has half of both directions."""
     assert ring_links((4,), [0, 2]) == (0.5, 2)
     far_apart = Network(CLUSTERS["tpu-v5p-torus"].model_copy(update={"nodes": 512}))
-    assert far_apart.collective("all_gather", [0, 4], SIZE).latency_s == far_apart.way(0, 4).inter_latency_s
+    assert far_apart.collective("all_gather", [0, 4], SIZE).latency_s == far_apart.path(0, 4).inter_latency_s
     assert ring_links((4,), [0, 1, 3]) == (0.5, 2)
 
 

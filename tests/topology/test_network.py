@@ -331,7 +331,7 @@ def test_a_message_shares_the_nics_with_those_that_leave_its_node_with_it() -> N
             update={"gpus_per_node": 4, "nvlink_domain": 4, "nodes": 4, "inter_node": InterNode(**one_nic)}
         )
     )
-    assert [network.way(src, dst).bytes_per_s for src, dst in ((3, 4), (2, 4), (0, 4), (4, 3))] == [
+    assert [network.path(src, dst).bytes_per_s for src, dst in ((3, 4), (2, 4), (0, 4), (4, 3))] == [
         12e9,
         6e9,
         3e9,
@@ -340,7 +340,7 @@ def test_a_message_shares_the_nics_with_those_that_leave_its_node_with_it() -> N
     ring, apart = network.group(range(8)), network.group(range(0, 16, 4))  # context parallelism: one leaves each node
     assert (ring.inter_pair_bytes_per_s, apart.inter_pair_bytes_per_s) == (12e9, 3e9)
     nics = Network(CLUSTERS["dgx-v100"].model_copy(update={"nodes": 2}))
-    assert [nics.way(7, 8).bytes_per_s, nics.way(0, 8).bytes_per_s] == [12e9, 6e9]  # one NIC of four, half of one
+    assert [nics.path(7, 8).bytes_per_s, nics.path(0, 8).bytes_per_s] == [12e9, 6e9]  # one NIC of four, half of one
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])

@@ -20,7 +20,7 @@ from topology.shares import (
     links_between,
     links_of,
     message_load,
-    way_of,
+    path_of,
 )
 
 RANKS = {"a node": range(8), "two nodes": range(16), "one a node": range(0, 64, 8), "four a node": range(0, 64, 2)}
@@ -107,7 +107,7 @@ def test_messages_of_equal_ways_have_equal_loads(name: str) -> None:
         for dst in range(1, 100, 7):
             if src != dst:
                 load = message_load(network, src, dst, 1e7)
-                assert known.setdefault(way_of(network, src, dst), load) == load, (src, dst)
+                assert known.setdefault(path_of(network, src, dst), load) == load, (src, dst)
                 links = links_between(network, src, dst)
                 assert set(load.bytes) <= {*links, "host"}, (src, dst)
                 assert ("domain" in load.bytes) == ("domain" in links), (src, dst)

@@ -43,7 +43,7 @@ def test_routes_of_a_regular_network_give_the_closed_forms(name: str) -> None:
     for members in (range(2), range(ranks), range(0, ranks, 2), range(1, ranks, spec.gpus_per_node)):
         assert graph.group(members) == preset.group(members)
     for dst in (1, ranks // 2, ranks - 1):
-        assert graph.way(0, dst) == preset.way(0, dst)
+        assert graph.path(0, dst) == preset.path(0, dst)
 
 
 def bandwidths(group: Group) -> dict[str, float]:
@@ -72,9 +72,9 @@ def test_half_a_nic_halves_what_passes_it_and_nothing_else(kind: str) -> None:
                 continue  # successive members are neighbours: which of them leaves the node depends on the group
             assert value == pytest.approx(part * bandwidths(before)[name]), (ranks, name)
     for src, dst in ((10, 18), (2, 10), (18, 10)):
-        assert here.way(src, dst) == replace(preset.way(src, dst), bytes_per_s=preset.way(src, dst).bytes_per_s / 2)
+        assert here.path(src, dst) == replace(preset.path(src, dst), bytes_per_s=preset.path(src, dst).bytes_per_s / 2)
     for src, dst in ((11, 19), (0, 1), (10, 11), (2, 18)):
-        assert here.way(src, dst) == preset.way(src, dst)
+        assert here.path(src, dst) == preset.path(src, dst)
 
 
 def test_half_an_nvlink_slows_its_node_alone() -> None:
@@ -98,7 +98,7 @@ def test_a_slow_link_above_the_leaves_slows_what_crosses_it() -> None:
     assert here.group((5, 13)) == preset.group((5, 13))  # under one leaf
     rail = (5, 13, 21, 29)
     assert here.group(rail).inter_ring_bytes_per_s == pytest.approx(preset.group(rail).inter_ring_bytes_per_s / 2)
-    assert here.way(5, 21).bytes_per_s == pytest.approx(preset.way(5, 21).bytes_per_s / 4)
+    assert here.path(5, 21).bytes_per_s == pytest.approx(preset.path(5, 21).bytes_per_s / 4)
     assert here.group((4, 12, 20, 28)) == preset.group((4, 12, 20, 28))
 
 
@@ -106,7 +106,7 @@ def test_a_gpu_cut_off_nvlink_goes_over_pcie() -> None:
     spec = cluster("dgx-h100", 2)
     here = Network(changed(spec, ("gpu3", "nvswitch0"), 0))
     assert here.cluster.domain_gpus == 8
-    assert here.way(3, 4).bytes_per_s == pytest.approx(spec.gpu.host_bandwidth_bytes_per_s)
+    assert here.path(3, 4).bytes_per_s == pytest.approx(spec.gpu.host_bandwidth_bytes_per_s)
     assert here.group(range(3)) == Network(spec).group(range(3))
     assert here.group(range(8)).ring_bytes_per_s == pytest.approx(spec.gpu.host_bandwidth_bytes_per_s)
 
@@ -123,14 +123,14 @@ def test_a_cut_link_of_a_torus_is_gone_round() -> None:
     spec = cluster("dgx-h100", 5, kind="torus", nics_per_node=1)
     here, preset = Network(changed(spec, ("router0", "router1"), 0)), Network(spec)
     assert here.cluster.inter_node.kind == "torus"
-    assert here.way(0, 8).bytes_per_s == preset.way(0, 8).bytes_per_s  # nobody else goes backwards
-    assert here.way(0, 8).inter_latency_s == pytest.approx(4 * preset.way(0, 8).inter_latency_s)
+    assert here.path(0, 8).bytes_per_s == preset.path(0, 8).bytes_per_s  # nobody else goes backwards
+    assert here.path(0, 8).inter_latency_s == pytest.approx(4 * preset.path(0, 8).inter_latency_s)
 
 
 def test_mesh_links() -> None:
     spec = cluster("dgx-v100", 1)
     here, preset = Network(changed(spec, ("gpu0", "gpu1"), 0.5)), Network(spec)
-    assert here.way(0, 1).bytes_per_s == preset.way(0, 1).bytes_per_s / 2
-    assert here.way(4, 5) == preset.way(4, 5)
+    assert here.path(0, 1).bytes_per_s == preset.path(0, 1).bytes_per_s / 2
+    assert here.path(4, 5) == preset.path(4, 5)
     assert here.group(range(8)).ring_bytes_per_s == pytest.approx(preset.group(range(8)).ring_bytes_per_s / 2)
     assert here.group((4, 5, 6, 7)) == preset.group((4, 5, 6, 7))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.program import Part, Program
+from sim.core.program import ModelPart, Program
 from sim.models.dims import Dims, Shard
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.matrix import Matrix
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Beside(Struct, frozen=True):
     """Both branches of a layer. Each has its own sum over tp, as row-parallel layers of serving engines have."""
 
-    part: ClassVar = Part.ATTENTION
+    part: ClassVar = ModelPart.ATTENTION
 
     attention: GroupedQueryAttention
     state_space: StateSpace

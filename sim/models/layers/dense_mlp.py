@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from sim.core.program import Part, Program
+from sim.core.program import ModelPart, Program
 from sim.models.activations import activation, is_gated
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class DenseMlp(Struct, frozen=True):
     """Sizes of the whole model. `activation`: a name of `sim.models.activations.ACTIVATIONS`."""
 
-    part: ClassVar = Part.MLP
+    part: ClassVar = ModelPart.MLP
     module: ClassVar[RecomputeModule] = "mlp"
 
     hidden: int

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from sim.core.program import Compute, Item, Part, Program
+from sim.core.program import Compute, Item, ModelPart, Program
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.moe.exchange import combine, dispatch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Experts(Struct, frozen=True):
     """Experts of a layer: `one` is the shape of each routed expert; `shared` sees every token."""
 
-    part: ClassVar = Part.EXPERTS
+    part: ClassVar = ModelPart.EXPERTS
     module: ClassVar[RecomputeModule] = "moe"
     bias_after: ClassVar = False  # they add their own biases
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.program import Compute, Part, Program, Saved
+from sim.core.program import Compute, ModelPart, Program, Saved
 from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
@@ -32,7 +32,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     query projection whose sigmoid multiplies the result (Qwen3-Next). `softcap`: scores are capped (Gemma 2).
     `rope_share`: of a head's width, turned apart and joined to the rest (GLM-4.5); None: heads are turned whole."""
 
-    part: ClassVar = Part.ATTENTION
+    part: ClassVar = ModelPart.ATTENTION
 
     hidden: int
     heads: int

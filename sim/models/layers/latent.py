@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from sim.core.program import Compute, Part, Program
+from sim.core.program import Compute, ModelPart, Program
 from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
@@ -32,7 +32,7 @@ class LatentAttention(Struct, frozen=True):
     """Sizes of the whole model. `query_rank` None: queries are not compressed. A query or key head has a part without
     rope and a part with it; the keys' part with rope is shared by all heads."""
 
-    part: ClassVar = Part.ATTENTION
+    part: ClassVar = ModelPart.ATTENTION
 
     hidden: int
     heads: int

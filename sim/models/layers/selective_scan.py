@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import Compute, Part, Phase, Program, Saved
+from sim.core.program import Compute, ModelPart, Phase, Program, Saved
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import norm
 from sim.models.layers.matrix import Matrix
@@ -34,7 +34,7 @@ KEPT_EVERY = 2048
 class SelectiveScan(Struct, frozen=True):
     """Sizes of the whole model. `inner`: channels; `state`: numbers of a channel's state; `rank`: of the steps."""
 
-    part: ClassVar = Part.STATE_SPACE
+    part: ClassVar = ModelPart.STATE_SPACE
 
     hidden: int
     inner: int

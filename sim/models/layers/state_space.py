@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import Compute, Part, Phase, Program, Saved
+from sim.core.program import Compute, ModelPart, Phase, Program, Saved
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.layers.scans import Scan
@@ -47,7 +47,7 @@ class StateSpace(Struct, frozen=True):
     share B and C (key and query heads of the delta rule). `bias`: of both projections. `state_dtype` None: that of
     activations."""
 
-    part: ClassVar = Part.STATE_SPACE
+    part: ClassVar = ModelPart.STATE_SPACE
 
     hidden: int
     scan: Scan

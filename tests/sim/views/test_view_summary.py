@@ -13,7 +13,7 @@ from sim.results.result import StepResult
 from sim.serve.records import Percentiles, ServingResult
 from sim.serve.simulation import simulate_serving
 from sim.views.summary import print_summary
-from sim.views.terminal import Column, Row, Span, Terminal, TextTable, standard_output
+from sim.views.terminal import Column, Span, Terminal, TextRow, TextTable, standard_output
 
 
 def printed(result: StepResult | ServingResult, width: int = 100, styled: bool = False) -> str:
@@ -24,7 +24,7 @@ def printed(result: StepResult | ServingResult, width: int = 100, styled: bool =
 
 def table(width: int, columns: tuple[Column, ...], *rows: tuple[str | tuple[Span, ...], ...]) -> list[str]:
     out = io.StringIO()
-    Terminal(width, file=out).print_table(TextTable(columns, [Row(row) for row in rows]))
+    Terminal(width, file=out).print_table(TextTable(columns, [TextRow(row) for row in rows]))
     return out.getvalue().splitlines()
 
 
