@@ -62,6 +62,7 @@ def serving_search() -> str:
         "rate_per_s": 12.5,
         "limit_found": True,
         "output_tokens_per_s_per_gpu": 900.0,
+        "energy_kwh_per_million_output_tokens": 0.4,
         "cost_per_million_output_tokens": 1.25,
     }
     one |= dict.fromkeys(QUANTITIES, LATENCIES)
