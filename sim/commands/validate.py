@@ -2,8 +2,7 @@
 
 Every row is predicted, or listed with the reason: `failed` are rows that the simulator should know and refused,
 `not_simulated` operators it has no use for and fitted parameters. `not_believed` are rows predicted without a
-batch limit that their table's own figures disprove (`sim.validation.running_requests`), or with the vocabulary that its
-assumptions state (`sim.validation.stated_vocabulary`).
+batch limit that their table's own figures disprove (`sim.validation.running_requests`).
 """
 
 from __future__ import annotations

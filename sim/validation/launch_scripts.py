@@ -25,8 +25,7 @@ class Sizes(NamedTuple):
 class LaunchScript(NamedTuple):
     """Keys that `framework`'s script sets for a model, in releases from the month `since` on and before `until`.
 
-    `architecture`: of the GPUs that the script is for, "" for all. `published_by`: whose tables ran the script, if it
-    is not the trainer's own.
+    `architecture`: of the GPUs that the script is for, "" for all.
     """
 
     framework: str
@@ -36,12 +35,10 @@ class LaunchScript(NamedTuple):
     architecture: str = ""
     since: str = ""
     until: str = "9999"
-    published_by: str = ""
 
 
 DEEPSEEK_V3, QWEN3_30B, QWEN3_235B = Sizes(61, 7168, 256), Sizes(48, 2048, 128), Sizes(94, 4096, 128)
 GPT_OSS_120B = Sizes(36, 2880, 128)
-DEEPSEEK_V2_CUT = Sizes(4, 5120, 160)
 GRAPHED_PARTS = {"training": {"cuda_graphs": "layers"}}  # the nearest word for attention, router and preprocessing
 WHOLE_GRAPH = {"training": {"cuda_graphs": "step"}}
 # training/utils/moe_token_drop.py: apply_moe_token_drop
@@ -84,35 +81,23 @@ SCRIPTS = (
     ),
     LaunchScript(_BRIDGE, QWEN3_235B, PAIRED, "configs/qwen", "hopper", since="2026-01"),
     LaunchScript(_BRIDGE, GPT_OSS_120B, _selective("layernorm", "moe_act"), "configs/gpt_oss", since="2026-01"),
-    LaunchScript(
-        "megatron",
-        DEEPSEEK_V2_CUT,
-        # moe-expert-capacity-factor, moe-pad-expert-input-to-capacity, moe-router-group-topk. moe-router-num-groups is
-        # ep, 4 or 8, which take equally long.
-        {"model": {"moe": {"capacity_factor": 1.0, "pad_to_capacity": True, "groups": 4, "top_groups": 3}}},
-        "MooreThreads/SimuMax, simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh",
-        "blackwell",
-        published_by="SimuMax",
-    ),
 )
 
 
-def with_launch_script(scenario: dict[str, Any], citation: str = "") -> dict[str, Any]:
+def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
     """A row's scenario, and under it what its trainer's script sets for this model, GPU and release.
 
-    `citation`: of the row's table.
     A row whose release or machine is not known is left as it is.
     """
     training, model = scenario.get("training"), scenario.get("model")
     if not isinstance(training, Mapping) or not isinstance(model, Mapping):
         return scenario
-    framework, date, sizes = _framework(training), training.get("software_date"), _sizes(model)
+    framework, date, sizes = training.get("framework"), training.get("software_date"), _sizes(model)
     cluster = CLUSTERS.get(_preset(scenario.get("cluster")))
     if date is None or cluster is None:
         return scenario
     for script in SCRIPTS:
         meant = script.framework == framework and script.model == sizes and script.since <= date < script.until
-        meant = meant and script.published_by in citation
         if meant and script.architecture in ("", cluster.gpu.architecture):
             scenario = merge(script.changes, scenario)
     return scenario
@@ -122,10 +107,6 @@ def _sizes(model: Mapping[str, Any]) -> Sizes:
     moe = model.get("moe")
     experts = moe.get("experts", 0) if isinstance(moe, Mapping) else 0
     return Sizes(model.get("layers", 0), model.get("hidden", 0), experts)
-
-
-def _framework(training: Mapping[str, Any]) -> object:
-    return training.get("framework", training.get("elementwise"))  # the key's older name
 
 
 def _preset(cluster: object) -> str:

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 class Measurement(Struct, frozen=True):
     """One measurement: `data` is the row as it stands, `scenario` what was run, `measured` key → value, `answers`
     key → yes or no. `served_by`: what the table says of the software, the row's own `engine` first. `unreadable`: why
-    the row cannot be read; then it has no values. `not_believed`: what the row states and its table disproves."""
+    the row cannot be read; then it has no values. `not_believed`: why the row is simulated without its batch limit."""
 
     table: str
     kind: str

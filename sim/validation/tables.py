@@ -3,8 +3,7 @@
 A row's scenario is the table's scenario with the row's merged over it, key by key. Of a training step it also has what
 the table says of its software (`sim.validation.stated`) and what that trainer's launch script sets
 (`sim.validation.launch_scripts`), unless the row says so itself. A batch limit that a row's own figures disprove is
-left out of all rows of its server (`sim.validation.running_requests`). A vocabulary that the table's assumptions state
-for a model by name is the rows' (`sim.validation.stated_vocabulary`).
+left out of all rows of its server (`sim.validation.running_requests`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from sim.validation.launch_scripts import with_launch_script
 from sim.validation.records import Measurement, Table
 from sim.validation.running_requests import without_false_limits
 from sim.validation.stated import with_stated
-from sim.validation.stated_vocabulary import with_stated_vocabularies
 
 FORMAT = "measurements/1"
 KINDS = ("training_step", "kernel", "collective", "inference")
@@ -47,8 +45,7 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     source = {str(k): str(v) for k, v in _mapping(data.get("source"), f"{path}: source").items()}
     software = (str(data.get("software", "")), source.get("citation", ""))
     made = [_row(r, f"{path}: rows[{i}]", name, data["kind"], shared, software) for i, r in enumerate(rows)]
-    believed = with_stated_vocabularies(made, data.get("assumptions"))
-    shown = without_false_limits(believed)[:limit]
+    shown = without_false_limits(made)[:limit]
     return Table(name, str(data.get("title", name)), data["kind"], source, shown, str(path))
 
 
@@ -68,8 +65,7 @@ def _row(
         measured = {key: _value(value, f"{where}.measured.{key}") for key, value in given.items() if key not in answers}
         scenario = merge(shared, _mapping(row.get("scenario"), f"{where}.scenario"))
         if kind == "training_step" and isinstance(scenario.get("training"), dict):
-            scenario |= {"training": with_stated(scenario["training"], software[0], row)}
-            scenario = with_launch_script(scenario, software[1])
+            scenario = with_launch_script(scenario | {"training": with_stated(scenario["training"], software[0], row)})
     except InputError as error:
         return Measurement(table, kind, str(name), group, {}, {}, row, unreadable=str(error))
     return Measurement(

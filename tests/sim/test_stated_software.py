@@ -35,20 +35,12 @@ BRIDGE = "Megatron-Bridge on Megatron-Core, NeMo container of the named release"
 QWEN3 = {"layers": 94, "hidden": 4096, "moe": {"experts": 128}}
 
 
-def launched(
-    tmp_path: Path,
-    group: str,
-    cluster: str,
-    model: dict[str, Any],
-    software: str = BRIDGE,
-    citation: str = "",
-    **keys: Any,
-) -> dict[str, Any]:
+def launched(tmp_path: Path, group: str, cluster: str, model: dict[str, Any], **keys: Any) -> dict[str, Any]:
     scenario = {"training": {"seq_len": 8}, "model": model, "cluster": cluster, **keys}
     row = {"id": "r", "group": group, "scenario": scenario, "measured": {"step_time_s": 1.0}}
-    data = {"format": "measurements/1", "name": "t", "kind": "training_step", "software": software, "rows": [row]}
+    data = {"format": "measurements/1", "name": "t", "kind": "training_step", "software": BRIDGE, "rows": [row]}
     file = tmp_path / "table.json"
-    file.write_text(json.dumps(data | {"source": {"citation": citation}}), encoding="utf-8")
+    file.write_text(json.dumps(data), encoding="utf-8")
     return dict(read_table(file).rows[0].scenario)
 
 
@@ -63,20 +55,6 @@ def test_a_launch_script_sets_what_its_release_has_for_a_model_on_a_gpu(tmp_path
     found = launched(tmp_path, "DeepSeekV3 H100 25.09", "dgx-h100", deepseek)
     assert found["training"]["recompute"]["modules"] == ["mla_up_proj", "mlp"]
     assert sum(found["parallelism"]["layers_per_stage"]) == 61
-
-
-def test_a_script_of_simumax_is_known_by_the_older_name_of_the_key_too(tmp_path: Path) -> None:
-    model, simumax = {"layers": 4, "hidden": 5120, "moe": {"experts": 160, "top_groups": 2}}, "SimuMax, B200 v1.2"
-    for key in ("framework", "elementwise"):
-        keys = {"training": {"seq_len": 8, key: "megatron"}}
-        software = "Megatron-LM, PyTorch 2.10.0a0"
-        found = launched(tmp_path, "cut to 4 layers", "dgx-b200", model, software, simumax, **keys)
-        chosen = {"capacity_factor": 1.0, "pad_to_capacity": True, "groups": 4, "top_groups": 2}
-        assert found["model"]["moe"] == {"experts": 160, **chosen}
-        own = launched(tmp_path, "cut to 4 layers", "dgx-b200", model, software, "runs of my own", **keys)
-        assert own["model"] == model
-    keys = {"training": {"seq_len": 8, "framework": "eager"}}
-    assert launched(tmp_path, "r", "dgx-b200", model, "torchtitan, PyTorch 2.10", simumax, **keys)["model"] == model
 
 
 def test_what_a_row_says_stands_against_the_launch_script(tmp_path: Path) -> None:

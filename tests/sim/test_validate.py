@@ -332,34 +332,6 @@ def test_a_limit_that_a_rows_own_figures_disprove_is_not_believed_of_its_server(
     assert all("a needs 4 running requests" in x["reason"] for x in done["not_believed"])
 
 
-@pytest.mark.parametrize(
-    ("fact", "basis", "group", "vocab"),
-    [
-        ("vocabulary: Llama 2 32000, GPT 51200; others (Nemotron 256000: known)", "definition", "Nemotron-22B", 256000),
-        ("vocabulary: Llama 2 32000, Nemotron 256000", "stated", "LLAMA2-7B", 32000),
-        ("vocabulary: Llama 32000, Llama 3 128256", "stated", "LLAMA3-8B", 128256),  # the longer name is nearer
-        ("vocabulary: Nemotron 256000", "inferred", "Nemotron-22B", 1024),  # a guess is no better than the row
-        ("vocabulary: Nemotron not known", "stated", "Nemotron-22B", 1024),
-        ("vocabulary 256000 for Nemotron", "stated", "Nemotron-22B", 1024),
-        ("layers: Nemotron 256000", "stated", "Nemotron-22B", 1024),
-        ("vocabulary: Qwen 2 151936, GPT-3 51200", "stated", "Qwen 2.5 7B", 1024),  # another model
-        ("vocabulary: Qwen 2 151936, GPT-3 51200", "stated", "GPT-30B", 1024),
-    ],
-)
-def test_a_vocabulary_that_an_assumption_states_for_the_model_is_believed_before_the_rows(
-    tmp_path: Path, fact: str, basis: str, group: str, vocab: int
-) -> None:
-    rows = [{"id": "a", "group": group, "scenario": {"model": {"vocab": 1024}}, "measured": {"step_time_s": 1.0}}]
-    path = table_file(tmp_path, rows, "training_step")
-    data = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(data | {"assumptions": [{"fact": fact, "basis": basis}]}), encoding="utf-8")
-    (row,) = read_table(path).rows
-    assert row.scenario["model"]["vocab"] == vocab
-    assert row.not_believed == (
-        "" if vocab == 1024 else f"model.vocab 1024 is not believed, because an assumption of the table states {vocab}"
-    )
-
-
 def test_no_simulated_run_contradicts_itself(tmp_path: Path) -> None:
     """What the simulator says of a full batch needs as many as run, and no more."""
     given = {**SERVED["scenario"], "name": "full"}
