@@ -25,6 +25,13 @@ SMALL = {
     "positions": "rope",
 }
 WEIGHTS_AND_BUFFERS = 1.5e7  # of SMALL, roughly: what a test leaves beside its cache
+ONE = {"prompt_len": 128, "output_len": 33, "count": 4}
+
+
+def engine_scenario(engine: str, tp: int = 1, model: str = "llama3-8b", **inference: Any) -> Scenario:
+    """Serving on H100s by an engine, four equal requests at once unless said otherwise."""
+    section = {"engine": engine, "batching": "static", "requests": ONE, **inference}
+    return parse_scenario({"model": model, "cluster": "dgx-h100", "parallelism": {"tp": tp}, "inference": section})
 
 
 def serving(

@@ -21,18 +21,19 @@ from sim.serve.engines import ENGINES, engine_named, engine_table
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
 from sim.views.summary import SHARES
-from tests.sim.serving_cases import SMALL, WEIGHTS_AND_BUFFERS, every_way, requests_of, serving, settings_of
-
-ONE = {"prompt_len": 128, "output_len": 33, "count": 4}
-
-
-def scenario(engine: str, tp: int = 1, model: str = "llama3-8b", **inference: Any) -> Any:
-    section = {"engine": engine, "batching": "static", "requests": ONE, **inference}
-    return parse_scenario({"model": model, "cluster": "dgx-h100", "parallelism": {"tp": tp}, "inference": section})
+from tests.sim.serving_cases import (
+    ONE,
+    WEIGHTS_AND_BUFFERS,
+    engine_scenario,
+    every_way,
+    requests_of,
+    serving,
+    settings_of,
+)
 
 
 def costs(engine: str, **more: Any) -> IterationCosts:
-    s = scenario(engine, **more)
+    s = engine_scenario(engine, **more)
     return iteration_costs(s, load_profile(s.calibration))
 
 
@@ -61,7 +62,7 @@ def test_the_bundled_engine_is_what_is_simulated_without_one() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_engine_is_faster_than_its_weights_are_read(engine: str) -> None:
-    result = simulate_serving(scenario(engine)).result
+    result = simulate_serving(engine_scenario(engine)).result
     assert result["time_per_output_token_s"]["p50"] > 16.06e9 / 3.35e12
 
 
@@ -110,10 +111,10 @@ def test_per_head_kernels_read_the_cache_for_every_query_head() -> None:
 
 def test_keys_left_out_are_the_engines_and_keys_given_stay(made: Any) -> None:
     made(defaults=Defaults(max_running_requests=7, max_batch_tokens=77, block_tokens=5, memory_fraction=0.5))
-    left_out = scenario("own").for_serving
+    left_out = engine_scenario("own").for_serving
     assert (left_out.max_running_requests, left_out.max_batch_tokens) == (7, 77)
     assert (left_out.kv_cache.block_tokens, left_out.kv_cache.memory_fraction) == (5, 0.5)
-    given = scenario("own", max_running_requests=9, kv_cache={"block_tokens": 3}).for_serving
+    given = engine_scenario("own", max_running_requests=9, kv_cache={"block_tokens": 3}).for_serving
     assert (given.max_running_requests, given.kv_cache.block_tokens, given.kv_cache.memory_fraction) == (9, 3, 0.5)
 
 
@@ -140,14 +141,17 @@ def test_an_engine_that_keeps_the_cache_in_fp8_beside_fp8_weights(
 
 def test_requests_wait_for_the_front_end_before_they_reach_the_engine(made: Any) -> None:
     host = HostTimes(request_s=0.25)
-    bare, own = simulate_serving(scenario("bundled")).result, simulate_serving(scenario(made(host=host))).result
+    bare, own = (
+        simulate_serving(engine_scenario("bundled")).result,
+        simulate_serving(engine_scenario(made(host=host))).result,
+    )
     for key, more in (("time_to_first_token_s", 0.25), ("request_latency_s", 0.25), ("time_per_output_token_s", 0.0)):
         assert own[key]["p50"] - bare[key]["p50"] == pytest.approx(more, abs=1e-9)
 
 
 def test_an_unknown_engine_is_refused_with_those_known() -> None:
     with pytest.raises(InputError, match=r"inference\.engine.*'bundled'.*'vllm-v1'"):
-        scenario("vlm")
+        engine_scenario("vlm")
 
 
 @pytest.mark.parametrize(
@@ -235,95 +239,15 @@ def test_a_prompt_delays_tokens_where_prompts_go_first() -> None:
     assert done[1][2] > done[0][2]  # they wait for all chunks
 
 
-@pytest.mark.parametrize(
-    ("engine", "cluster", "tp", "found"),
-    [
-        ("vllm-v1", "dgx-h100", 1, (1024, 8192, 0.9, "gpu", True)),
-        ("vllm-v1", "dgx-a100", 1, (256, 2048, 0.9, "gpu", True)),
-        ("vllm-0.6", "dgx-h100", 1, (256, 8192, 0.9, "none", False)),
-        ("sglang", "dgx-h100", 8, (4096, 8192, 0.81, "gpu", False)),
-        ("sglang-0.5", "dgx-h200", 8, (4096, 8192, 0.897, "gpu", False)),
-        ("sglang-0.5", "dgx-h100", 1, (4096, 8192, 0.836, "gpu", False)),
-        ("trtllm-1.0", "dgx-h100", 1, (2048, 8192, 0.9, "gpu", False)),
-    ],
-)
-def test_engines_set_their_limits_by_gpu_and_layout(
-    engine: str, cluster: str, tp: int, found: tuple[object, ...]
-) -> None:
-    data = {"model": "llama3-8b", "cluster": cluster, "parallelism": {"tp": tp}}
-    i = parse_scenario({**data, "inference": {"engine": engine, "requests": ONE}}).for_serving
-    own = (i.max_running_requests, i.max_batch_tokens, i.kv_cache.memory_fraction, i.prefix_cache, i.chunked_prefill)
-    assert own == found
-
-
-@pytest.mark.parametrize(
-    ("engine", "gib", "tp", "found"),
-    [
-        ("sglang", 24, 1, (2048, 8, 0.88)),
-        ("sglang", 24, 4, (2048, 80, 0.85)),
-        ("sglang", 40, 1, (8192, 160, 0.88)),
-        ("sglang-0.5", 16, 1, (2048, 8, 0.772)),
-        ("sglang-0.5", 24, 1, (2048, 24, 0.847)),
-        ("sglang-0.5", 48, 4, (4096, 160, 0.848)),
-        ("sglang-0.5", 192, 8, (16384, 512, 0.862)),
-    ],
-)
-def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
-    engine: str, gib: int, tp: int, found: tuple[int, int, float]
-) -> None:
-    """0.5, 24 GiB: 512 + 1.5 · 2,048 + 2 · 24 + 128 MiB of 24,576 are not the cache's."""
-    d = ENGINES[engine].defaults_on("ada", gib * 2.0**30, tp, 1, 0)
-    assert (d.max_batch_tokens, d.graphs_to, d.memory_fraction) == found
-
-
-def test_each_pool_has_the_memory_fraction_of_its_own_ranks() -> None:
-    pools = {"prefill": {"tp": 1}, "decode": {"tp": 4}}
-    data = {"model": "llama3-8b", "cluster": "dgx-h100"}
-    for cache, found in (({}, [0.88, 0.85]), ({"memory_fraction": 0.5}, [0.5, 0.5])):
-        section = {"engine": "sglang", "requests": ONE, "disaggregated": pools, "kv_cache": cache}
-        s = parse_scenario({**data, "inference": section})
-        own = [p.scenario.for_serving.kv_cache.memory_fraction for p in simulate_serving(s).pools]
-        assert own == found
-        assert parse_scenario(s.model_dump(mode="json")).for_serving == s.for_serving
-
-
-@pytest.mark.parametrize(
-    ("model", "prompt", "found"),
-    [
-        ("llama3.1-8b", 128, (True, 512)),
-        ("llama3-8b", 128, (False, 8192)),
-        ("llama2-7b", 40_000, (False, 4096)),
-        ("gpt2", 128, (False, 2048)),
-        ({"preset": "llama2-7b", "trained_positions": None}, 40_000, (False, 8192)),
-        ({**SMALL, "positions": "learned"}, 40_000, (False, 8192)),
-        ({**SMALL, "positions": "learned", "max_positions": 65_536}, 40_000, (True, 512)),
-    ],
-)
-def test_chunks_and_budget_go_by_the_models_length_not_by_the_prompts(
-    model: Any, prompt: int, found: tuple[bool, int]
-) -> None:
-    requests = {"prompt_len": prompt, "output_len": 33}
-    s = scenario("vllm-0.6", model=model, batching="continuous", requests=requests)
-    assert (s.for_serving.chunked_prefill, s.for_serving.max_batch_tokens) == found
-    assert any("trained_positions: unknown" in w for w in s.warnings) == (s.model.longest == 0)
-    assert parse_scenario(s.model_dump(mode="json")).model == s.model
-
-
-def test_what_a_scenario_resolves_to_parses_to_itself() -> None:
-    s = scenario("vllm-v1", batching="continuous", kv_cache={"memory_fraction": 0.8})
-    again = parse_scenario(s.model_dump(mode="json"))
-    assert again.for_serving == s.for_serving
-
-
 def test_hosts_that_no_table_judged_widen_the_interval() -> None:
     """Where the host takes half of the time and is uncertain by 40 %, so is a fifth of the whole."""
-    sure, unsure = (simulate_serving(scenario(e, batching="continuous")).result for e in ("bundled", "vllm-0.5"))
+    sure, unsure = (simulate_serving(engine_scenario(e, batching="continuous")).result for e in ("bundled", "vllm-0.5"))
     spread = [r["duration_interval_s"][1] / r["duration_interval_s"][0] for r in (sure, unsure)]
     assert spread[1] > 1.3 * spread[0]
 
 
 def test_each_source_of_prices_has_words_in_the_summary(made: Any) -> None:
-    shares = simulate_serving(scenario(made(host=HostTimes(iteration_s=1e-3)))).outcome.provenance.shares
+    shares = simulate_serving(engine_scenario(made(host=HostTimes(iteration_s=1e-3)))).outcome.provenance.shares
     assert shares["host"] > 0
     assert shares.keys() <= SHARES.keys()
 
@@ -331,10 +255,10 @@ def test_each_source_of_prices_has_words_in_the_summary(made: Any) -> None:
 def test_an_overlapped_host_that_is_slower_gives_all_of_its_uncertainty(made: Any) -> None:
     """Where the host decides when iterations end, seconds of which it is 10 % uncertain are 10 % uncertain."""
     host = HostTimes(iteration_s=0.1, uncertainty=0.1)
-    slow = simulate_serving(scenario(made(host=host, overlaps=True), batching="continuous"))
+    slow = simulate_serving(engine_scenario(made(host=host, overlaps=True), batching="continuous"))
     assert slow.host_uncertainty == pytest.approx(0.1, rel=1e-3)
     quick = made(host=HostTimes(iteration_s=1e-6, uncertainty=0.1), overlaps=True)
-    assert simulate_serving(scenario(quick, batching="continuous")).host_uncertainty == 0.0
+    assert simulate_serving(engine_scenario(quick, batching="continuous")).host_uncertainty == 0.0
 
 
 @pytest.mark.parametrize("engine", [name for name, e in ENGINES.items() if e.host])
@@ -420,36 +344,9 @@ def test_a_prompt_that_its_engine_would_refuse_is_computed_and_said() -> None:
     assert not any("exceed" in w for w in warnings[1])
 
 
-def test_sglang_leaves_memory_for_every_rank_of_a_pipeline() -> None:
-    """128 MiB each of 81,920."""
-    one, two = (ENGINES["sglang-0.5"].defaults_on("hopper", 80 * 2.0**30, 8, pp, 0).memory_fraction for pp in (1, 16))
-    assert one - two == pytest.approx(8 * 15 * 128 / 81920, abs=1e-3)
-    section = {"engine": "sglang-0.5", "requests": ONE}
-    data = {"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"tp": 8, "pp": 16}, "inference": section}
-    assert parse_scenario(data).for_serving.kv_cache.memory_fraction == two
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({}, ("chunked_prefill false", "max_batch_tokens 8192")),
-        ({"max_batch_tokens": 4096}, ("chunked_prefill false",)),
-        ({"max_batch_tokens": 4096, "chunked_prefill": False}, ()),
-        ({"batching": "static", "chunked_prefill": False}, ()),
-    ],
-)
-def test_an_unknown_length_is_noted_where_a_key_follows_from_it(given: dict[str, Any], said: tuple[str, ...]) -> None:
-    model = {"preset": "llama2-7b", "trained_positions": None}
-    s = scenario("vllm-0.6", model=model, **{"batching": "continuous", **given})  # type: ignore[arg-type]
-    notes = [w for w in s.warnings if "trained_positions: unknown" in w]
-    assert len(notes) == bool(said)
-    assert all(what in note for what in said for note in notes)
-    assert all(("max_batch_tokens" in note) == ("max_batch_tokens" not in given) for note in notes)
-
-
 def test_the_documented_cost_of_prompts_first_is_simulated() -> None:
     page = (Path(__file__).parents[2] / "docs" / "inference.md").read_text(encoding="utf-8")
     requests = {"prompt_len": 220, "output_len": 190, "count": 300, "rate_per_s": 24}
     for engine, said in (("sglang-0.5", "a token takes {} ms on SGLang"), ("vllm-0.14", "and {} ms on vLLM 0.14")):
-        served = simulate_serving(scenario(engine, batching="continuous", requests=requests)).outcome
+        served = simulate_serving(engine_scenario(engine, batching="continuous", requests=requests)).outcome
         assert said.format(f"{1e3 * served.time_per_output_token_s.mean:.1f}") in page

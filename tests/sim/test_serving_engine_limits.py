@@ -1,0 +1,119 @@
+"""What an engine sets by itself: limits by GPU, layout and the model's length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.inputs.scenario import parse_scenario
+from sim.serve.engines import ENGINES
+from sim.serve.simulation import simulate_serving
+from tests.sim.serving_cases import ONE, SMALL, engine_scenario
+
+
+@pytest.mark.parametrize(
+    ("engine", "cluster", "tp", "found"),
+    [
+        ("vllm-v1", "dgx-h100", 1, (1024, 8192, 0.9, "gpu", True)),
+        ("vllm-v1", "dgx-a100", 1, (256, 2048, 0.9, "gpu", True)),
+        ("vllm-0.6", "dgx-h100", 1, (256, 8192, 0.9, "none", False)),
+        ("sglang", "dgx-h100", 8, (4096, 8192, 0.81, "gpu", False)),
+        ("sglang-0.5", "dgx-h200", 8, (4096, 8192, 0.897, "gpu", False)),
+        ("sglang-0.5", "dgx-h100", 1, (4096, 8192, 0.836, "gpu", False)),
+        ("trtllm-1.0", "dgx-h100", 1, (2048, 8192, 0.9, "gpu", False)),
+    ],
+)
+def test_engines_set_their_limits_by_gpu_and_layout(
+    engine: str, cluster: str, tp: int, found: tuple[object, ...]
+) -> None:
+    data = {"model": "llama3-8b", "cluster": cluster, "parallelism": {"tp": tp}}
+    i = parse_scenario({**data, "inference": {"engine": engine, "requests": ONE}}).for_serving
+    own = (i.max_running_requests, i.max_batch_tokens, i.kv_cache.memory_fraction, i.prefix_cache, i.chunked_prefill)
+    assert own == found
+
+
+@pytest.mark.parametrize(
+    ("engine", "gib", "tp", "found"),
+    [
+        ("sglang", 24, 1, (2048, 8, 0.88)),
+        ("sglang", 24, 4, (2048, 80, 0.85)),
+        ("sglang", 40, 1, (8192, 160, 0.88)),
+        ("sglang-0.5", 16, 1, (2048, 8, 0.772)),
+        ("sglang-0.5", 24, 1, (2048, 24, 0.847)),
+        ("sglang-0.5", 48, 4, (4096, 160, 0.848)),
+        ("sglang-0.5", 192, 8, (16384, 512, 0.862)),
+    ],
+)
+def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
+    engine: str, gib: int, tp: int, found: tuple[int, int, float]
+) -> None:
+    """0.5, 24 GiB: 512 + 1.5 · 2,048 + 2 · 24 + 128 MiB of 24,576 are not the cache's."""
+    d = ENGINES[engine].defaults_on("ada", gib * 2.0**30, tp, 1, 0)
+    assert (d.max_batch_tokens, d.graphs_to, d.memory_fraction) == found
+
+
+def test_each_pool_has_the_memory_fraction_of_its_own_ranks() -> None:
+    pools = {"prefill": {"tp": 1}, "decode": {"tp": 4}}
+    data = {"model": "llama3-8b", "cluster": "dgx-h100"}
+    for cache, found in (({}, [0.88, 0.85]), ({"memory_fraction": 0.5}, [0.5, 0.5])):
+        section = {"engine": "sglang", "requests": ONE, "disaggregated": pools, "kv_cache": cache}
+        s = parse_scenario({**data, "inference": section})
+        own = [p.scenario.for_serving.kv_cache.memory_fraction for p in simulate_serving(s).pools]
+        assert own == found
+        assert parse_scenario(s.model_dump(mode="json")).for_serving == s.for_serving
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "found"),
+    [
+        ("llama3.1-8b", 128, (True, 512)),
+        ("llama3-8b", 128, (False, 8192)),
+        ("llama2-7b", 40_000, (False, 4096)),
+        ("gpt2", 128, (False, 2048)),
+        ({"preset": "llama2-7b", "trained_positions": None}, 40_000, (False, 8192)),
+        ({**SMALL, "positions": "learned"}, 40_000, (False, 8192)),
+        ({**SMALL, "positions": "learned", "max_positions": 65_536}, 40_000, (True, 512)),
+    ],
+)
+def test_chunks_and_budget_go_by_the_models_length_not_by_the_prompts(
+    model: Any, prompt: int, found: tuple[bool, int]
+) -> None:
+    requests = {"prompt_len": prompt, "output_len": 33}
+    s = engine_scenario("vllm-0.6", model=model, batching="continuous", requests=requests)
+    assert (s.for_serving.chunked_prefill, s.for_serving.max_batch_tokens) == found
+    assert any("trained_positions: unknown" in w for w in s.warnings) == (s.model.longest == 0)
+    assert parse_scenario(s.model_dump(mode="json")).model == s.model
+
+
+def test_what_a_scenario_resolves_to_parses_to_itself() -> None:
+    s = engine_scenario("vllm-v1", batching="continuous", kv_cache={"memory_fraction": 0.8})
+    again = parse_scenario(s.model_dump(mode="json"))
+    assert again.for_serving == s.for_serving
+
+
+def test_sglang_leaves_memory_for_every_rank_of_a_pipeline() -> None:
+    """128 MiB each of 81,920."""
+    one, two = (ENGINES["sglang-0.5"].defaults_on("hopper", 80 * 2.0**30, 8, pp, 0).memory_fraction for pp in (1, 16))
+    assert one - two == pytest.approx(8 * 15 * 128 / 81920, abs=1e-3)
+    section = {"engine": "sglang-0.5", "requests": ONE}
+    data = {"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"tp": 8, "pp": 16}, "inference": section}
+    assert parse_scenario(data).for_serving.kv_cache.memory_fraction == two
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, ("chunked_prefill false", "max_batch_tokens 8192")),
+        ({"max_batch_tokens": 4096}, ("chunked_prefill false",)),
+        ({"max_batch_tokens": 4096, "chunked_prefill": False}, ()),
+        ({"batching": "static", "chunked_prefill": False}, ()),
+    ],
+)
+def test_an_unknown_length_is_noted_where_a_key_follows_from_it(given: dict[str, Any], said: tuple[str, ...]) -> None:
+    model = {"preset": "llama2-7b", "trained_positions": None}
+    s = engine_scenario("vllm-0.6", model=model, **{"batching": "continuous", **given})  # type: ignore[arg-type]
+    notes = [w for w in s.warnings if "trained_positions: unknown" in w]
+    assert len(notes) == bool(said)
+    assert all(what in note for what in said for note in notes)
+    assert all(("max_batch_tokens" in note) == ("max_batch_tokens" not in given) for note in notes)
