@@ -87,7 +87,8 @@ def _mixtral(config: Config) -> Config:
 
 def _minimax_m2(config: Config) -> Config:
     found = _mixtral({"head_dim": 128, **config})
-    return found | {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads"}
+    share = config["rotary_dim"] / found["head_dim"] if "rotary_dim" in config else rope_share(config, 1.0)
+    return found | {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads", "rope_share": share}
 
 
 def _cohere(config: Config) -> Config:

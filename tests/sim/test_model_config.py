@@ -41,7 +41,14 @@ PUBLISHED = {
     "qwen2.5-7b": 7_615_616_512,
     "qwen2.5-72b": 72_706_203_648,
     "qwen3-8b": 8_190_735_360,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "mixtral-8x22b": 140_620_634_112,
+    "gemma3-27b": 27_009_346_304,
+    "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
 }
 
@@ -64,6 +71,11 @@ ROUNDED = {
     "korthikanti-175b": (175.0, 0.5),
     "korthikanti-530b": (530.0, 0.5),
     "korthikanti-1t": (1000.0, 10.0),
+    "glm-4.5": (355.0, 3.0),
+    "glm-4.5-air": (106.0, 1.0),
+    "llama4-scout": (109.0, 1.5),
+    "llama4-maverick": (400.0, 1.0),
+    "minimax-m2": (230.0, 2.0),
 }
 
 
@@ -80,7 +92,7 @@ def test_rounded_parameter_count(name: str) -> None:
 
 def test_every_preset_is_checked_against_a_published_count() -> None:
     aliases = {"gpt2-124m", "llama3.1-8b", "llama3.1-70b"}
-    assert set(model_presets()) == set(PUBLISHED) | set(ROUNDED) | aliases | {"deepseek-v3", "deepseek-v3.2"}
+    assert set(model_presets()) == set(PUBLISHED) | set(ROUNDED) | aliases | {"deepseek-v3", "deepseek-v3.2", "kimi-k2"}
 
 
 def test_deepseek_v3_is_published_with_router_biases_and_37_billion_active() -> None:
@@ -91,6 +103,27 @@ def test_deepseek_v3_is_published_with_router_biases_and_37_billion_active() -> 
     assert count.active / 1e9 == pytest.approx(37, abs=0.6)
     # 14 B published for the module with its copies of embedding and head (685 B in all, its README)
     assert (count.mtp + count.embedding + count.head) / 1e9 == pytest.approx(13.5, abs=0.6)
+
+
+def test_kimi_k2_is_published_with_router_biases() -> None:
+    model = load_model("kimi-k2")
+    assert model.moe is not None
+    assert count_parameters(model).total + (61 - 1) * model.moe.experts == 1_026_408_232_448
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "tolerance"),
+    [
+        ("qwen3-235b-a22b", 22, 0.5),
+        ("mixtral-8x22b", 39, 0.5),
+        ("glm-4.5", 32, 2),
+        ("kimi-k2", 32.6, 0.5),
+        ("llama4-scout", 17, 0.5),
+        ("llama4-maverick", 17, 0.5),
+    ],
+)
+def test_active_parameters_of_experts(name: str, billions: float, tolerance: float) -> None:
+    assert count_parameters(load_model(name)).active / 1e9 == pytest.approx(billions, abs=tolerance)
 
 
 def test_active_parameters() -> None:
