@@ -39,7 +39,8 @@ the parameters that one token uses. "Cache a token": keys, values and states of 
 token of a sequence of {length:,} tokens. "Flops a token": forward and backward for one token of such a sequence, with
 causal attention.
 
-`python -m docs.families` writes this page from `docs/families.yaml`. [Models](models.md#families) says what is approximate.
+`python -m docs.families` writes this page from `docs/families.yaml`. [Models](models.md#families) says what is
+approximate.
 """
 COLOURS = {
     "full": "#4e79a7",
