@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from topology.recognise import node_of
 from topology.spec import ClusterSpec
@@ -27,15 +27,14 @@ class NoWay(ValueError):
     """Report that no path joins two GPUs."""
 
 
-class Passage(Struct):
-    """Hold a message's bytes on each link, for each byte sent, and the latency of its longest path."""
+class Passage(Struct, frozen=True, eq=False):
+    """Hold a message's bytes on each link, for each byte sent, and the latency of its longest path.
 
-    loads: dict[Ends, float] = field(default_factory=dict)
-    latency_s: float = 0.0
+    A key of dictionaries by identity: messages over the same links share one.
+    """
 
-    def seconds_per_byte(self, wiring: Wiring) -> float:
-        """Return the seconds per byte of a message without other traffic, which its most loaded link decides."""
-        return max((load / wiring.links[ends].usable_bytes_per_s for ends, load in self.loads.items()), default=0.0)
+    loads: dict[Ends, float]
+    latency_s: float
 
 
 Branch = tuple[float, tuple[Passage, ...]]
@@ -45,13 +44,13 @@ the loads of many messages can be added section by section."""
 
 def whole(branches: Iterable[Branch]) -> Passage:
     """Return the passage of a message that uses all its branches at the same time."""
-    out = Passage()
+    loads, latency_s = dict[Ends, float](), 0.0
     for part, stretches in branches:
-        out.latency_s = max(out.latency_s, sum(each.latency_s for each in stretches))
+        latency_s = max(latency_s, sum(each.latency_s for each in stretches))
         for each in stretches:
             for ends, load in each.loads.items():
-                out.loads[ends] = out.loads.get(ends, 0.0) + part * load
-    return out
+                loads[ends] = loads.get(ends, 0.0) + part * load
+    return Passage(loads, latency_s)
 
 
 class Routes:

@@ -43,24 +43,19 @@ class _Side:
     def _summed(self, transfers: Iterable[tuple[int, int, float]]) -> tuple[dict[Ends, float], float]:
         """Return the bytes on each link, and the longest latency; bytes are first added by section, for speed."""
         latency_s = 0.0
-        sizes: dict[int, float] = {}
-        stretches: dict[int, Passage] = {}
+        sizes: dict[Passage, float] = {}
         branches = self.routes.branches
         for src, dst, size in transfers:
             for part, passed in branches(src, dst):
                 took_s = 0.0
                 for each in passed:
                     took_s += each.latency_s
-                    key = id(each)  # which `stretches` keeps alive
-                    if key in sizes:
-                        sizes[key] += size * part
-                    else:
-                        sizes[key], stretches[key] = size * part, each
+                    sizes[each] = sizes.get(each, 0.0) + size * part
                 latency_s = max(latency_s, took_s)
         out: dict[Ends, float] = {}
-        for key, each in stretches.items():
+        for each, size in sizes.items():
             for ends, load in each.loads.items():
-                out[ends] = out.get(ends, 0.0) + sizes[key] * load
+                out[ends] = out.get(ends, 0.0) + size * load
         return out, latency_s
 
     def seconds(self, own: Transfers, loads: dict[Ends, float]) -> tuple[float, float]:

@@ -58,15 +58,14 @@ class LinkLoads:
 
     def flows(self, graph: TaskGraph) -> Flows:
         """Return the flows of a graph's communications, by kind of task."""
-        flows, steps = Flows(self.capacity_bytes_per_s), dict[int, Flow]()
+        flows, steps = Flows(self.capacity_bytes_per_s), dict[CollectiveStep, Flow]()
         for number, kind in enumerate(graph.task_kinds):
             if isinstance(kind.work, Message):
                 flow = self.message(kind.work)
             elif isinstance(kind.work, Collective):
                 flow = self._collective(kind.work)
             elif isinstance(kind.work, CollectiveStep):
-                # All messages between two members have one work object, so identity replaces comparison.
-                flow = steps.get(id(kind.work)) or steps.setdefault(id(kind.work), self._step(kind.work))
+                flow = steps.get(kind.work) or steps.setdefault(kind.work, self._step(kind.work))
             else:
                 continue
             # A communication without shared links is no flow: its end is known at its start.
@@ -126,7 +125,8 @@ class LinkLoads:
         # The slowest part comes first, because `_flow` takes the quiet time of the first.
         parts = sorted(collective.parts, key=lambda part: -part[1].seconds)
         seconds = parts[0][1].seconds
-        # Most members of a group have one program and one context. Their load is looked up once for all of them.
+        # Most members of a group have one program and one context. Their load is looked up once for all of them, by the
+        # identity of their task, because hashing its content would take longer.
         loads: dict[tuple[int, int], _ClassLoad | None] = {}
         sharing: list[tuple[int, _ClassLoad]] = []
         for c, local in parts:

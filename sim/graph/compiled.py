@@ -133,7 +133,7 @@ class ActionPrograms:
     def prologue(self, class_index: int, stage: int) -> CompiledProgram:
         """Return the program that a class runs for one of its stages before all actions."""
         own = self.stages[class_index][stage]
-        return self._once(class_index, ("prologue", id(own)), own.prologue)
+        return self._once(class_index, ("prologue", own), own.prologue)
 
     def epilogue(self, class_index: int) -> CompiledProgram:
         """Return the program at the end of a class's step."""
@@ -142,7 +142,7 @@ class ActionPrograms:
         # Megatron has a copy of a tied embedding on the first and the last stage and all-reduces its gradient between
         # them. With pp 1 there is only one copy.
         tied = source_of(self.plan.scenario).copied_elements() > 0 and p.pp > 1 and is_end
-        key = ("epilogue", tied, self.plan.group_size("copies"), *map(id, stages))
+        key = ("epilogue", tied, self.plan.group_size("copies"), *stages)
         return self._once(class_index, key, lambda: epilogue(stages, self.plan, tied))
 
     def _once(self, class_index: int, key: tuple[object, ...], program: Callable[[], Program]) -> CompiledProgram:
@@ -218,9 +218,8 @@ class ActionPrograms:
         # All lanes of a pipeline rank must order an overlapped pair's communications alike: by the first lane.
         stages, leading = self.stages[class_index], self.stages[class_index // self.lanes * self.lanes]
         remote = [bool(self.messages.needs[a.stage, DIRECTION[a.kind]] != NO_HOP) for a in step]
-        # Stages live as long as the cache, so their identity can replace their content in the key.
         actions = [
-            (id(stages[a.stage]), id(leading[a.stage]), a.kind, a in self.ends, from_afar)
+            (stages[a.stage], leading[a.stage], a.kind, a in self.ends, from_afar)
             for a, from_afar in zip(step, remote, strict=True)
         ]
         key = (self._context(class_index), *actions)

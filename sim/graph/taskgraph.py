@@ -56,8 +56,10 @@ class WholeAction(NamedTuple):
     program: CompiledProgram
 
 
-class CollectiveStep(Struct, frozen=True):
+class CollectiveStep(Struct, frozen=True, eq=False):
     """Hold the work of a task that is one message of a collective (`collective_steps`).
+
+    All messages between two members share one, which is a key of dictionaries by identity.
 
     `sender`, `receiver`: both classes' parts in the collective. `seconds`: of the collective alone. `chain`: the number
     of messages on its longest chain. `out`, `into`: the message's share of the collective's load on the sender's

@@ -225,10 +225,9 @@ class Pricing:
         # A fault may be in any node, and the slowest node decides.
         for _, held in groupby(ranks, key=lambda rank: rank // per_node):
             members = list(held)
-            sorts = {id(self._sort(rank)): self._sort(rank) for rank in members}
-            sort = sorts.popitem()[1]
-            # After the pop a sort is left only if the node has two sorts, which no profile has measured.
-            measured = None if sorts else sort.measured_collective(kind, ranks[:here], here, size)
+            sort, *others = {self._sort(rank) for rank in members}
+            # No profile has measured collectives in a node of two sorts.
+            measured = None if others else sort.measured_collective(kind, ranks[:here], here, size)
             if measured is None:
                 return None
             found.append(measured)

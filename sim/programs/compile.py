@@ -204,7 +204,7 @@ class _Compiler:
         self.run: list[Compute] = []  # computations not yet put into a task
         self.cuts: list[int] = []  # where blocks end among them
         self.runs: dict[Compute, list[Run]] = {}  # by their first computation
-        self.sent: dict[int, Sent] = {}  # by identity: equal layers share their items
+        self.sent: dict[Comm, Sent] = {}  # layers repeat their communications
         self.host = Host()
         self.ends: list[float] = []  # of the tasks, with all streams free at zero
         self.free: dict[str, float] = {}
@@ -235,9 +235,9 @@ class _Compiler:
     def _communicate(self, item: Comm) -> None:
         if self.run:
             self._compute()
-        sent = self.sent.get(id(item))
+        sent = self.sent.get(item)
         if sent is None:
-            sent = self.sent[id(item)] = price_comm(item, self.price)
+            sent = self.sent[item] = price_comm(item, self.price)
         deps, index = (*self.last_compute, *self.waiting), len(self.tasks)
         if item.after:
             deps += (self.handles[item.after],)

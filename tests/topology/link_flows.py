@@ -9,6 +9,7 @@ from topology.mesh import ring_cycles
 from topology.presets import CLUSTERS
 from topology.routes import Passage, Routes
 from topology.spec import ClusterSpec
+from topology.wiring import Wiring
 
 Transfer = tuple[int, int, float]
 
@@ -17,6 +18,11 @@ def cluster(name: str, nodes: int, **inter_node: object) -> ClusterSpec:
     preset = CLUSTERS[name]
     inter = preset.inter_node.model_copy(update=inter_node)
     return preset.model_copy(update={"nodes": nodes, "inter_node": inter})
+
+
+def seconds_per_byte(way: Passage, wiring: Wiring) -> float:
+    """Of a message without other traffic: its most loaded link decides."""
+    return max((load / wiring.links[ends].usable_bytes_per_s for ends, load in way.loads.items()), default=0.0)
 
 
 class Links:
@@ -34,7 +40,7 @@ class Links:
     def alone_s(self, src: int, dst: int, size: float) -> float:
         """What a lone message takes, protocols left out."""
         way = self.route(src, dst)
-        return way.latency_s + size * way.seconds_per_byte(self.routes.wiring)
+        return way.latency_s + size * seconds_per_byte(way, self.routes.wiring)
 
     def seconds(self, transfers: Sequence[Transfer]) -> float:
         """When the last of the transfers ends that start together, latency left out."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.topology.link_flows import seconds_per_byte
 from tests.topology.max_min import max_min_rates
 from topology.collectives import pairwise_all_to_all, ring_all_gather
 from topology.contention import shared_fractions
@@ -103,7 +104,7 @@ def test_random_flows_on_its_routes_are_max_min_fair(spec: ClusterSpec, data: st
     pairs = data.draw(st.lists(st.tuples(ranks, ranks).filter(lambda p: p[0] != p[1]), min_size=1, max_size=12))
     ways = [routes.passage(*pair).loads for pair in pairs]
     capacity = {ends: each.usable_bytes_per_s for ends, each in wiring.links.items()}
-    alone = [1 / routes.passage(*pair).seconds_per_byte(wiring) for pair in pairs]
+    alone = [1 / seconds_per_byte(routes.passage(*pair), wiring) for pair in pairs]
     loads = [{e: part * rate for e, part in way.items()} for way, rate in zip(ways, alone, strict=True)]
     kept = shared_fractions(loads, capacity)
     carried: dict[tuple[str, str], float] = {}
