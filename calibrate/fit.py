@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from sim.commands.command import Command, run_command
 from sim.commands.files_named import FILE, OUTPUT
 from sim.core.errors import InputError
+from sim.core.units import counted
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.coefficients import Coefficient
 from sim.prices.profile import Profile
@@ -251,7 +252,7 @@ def given_and_rest(table: Table, base: Profile, count: int) -> tuple[list[Case],
 
 def fitted_profile(base: Profile, table: Table, found: Fit, count: int) -> Profile:
     """Return the base with fitted coefficients; each one's source names the old value and the table."""
-    source = f"fitted to {table.name} ({count} steps); before: "
+    source = f"fitted to {table.name} ({counted(count, 'step')}); before: "
     stated, fitted = base.coefficients.flat(), {}
     for name, value in found.coefficients.items():
         old = stated.get(name)
@@ -319,7 +320,7 @@ def _report(base: Profile, found: Fit, out: Path) -> None:
         off = np.abs(np.expm1(logs))
         print(
             f"{title:16s} mean {off.mean():6.1%}  median {np.median(off):6.1%}  max {off.max():6.1%}"
-            f"  ({len(off)} steps)"
+            f"  ({counted(len(off), 'step')})"
         )
     print(f"wrote {out}")
 

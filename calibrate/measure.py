@@ -28,6 +28,7 @@ from sim.core.errors import InputError
 from sim.core.files import write_json
 from sim.core.processes import python_module
 from sim.core.program import Block, Compute
+from sim.core.units import counted
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.models.balance import with_balanced_stages
 from sim.prices.profile import Facts, Profile
@@ -101,7 +102,7 @@ def main(
     try:
         if is_rank():
             return _rank_main(loaded, wanted)
-        say(f"{loaded.name}: {loaded.parallelism.ranks} ranks, until {steps} quiet steps are timed")
+        say(f"{loaded.name}: {counted(loaded.parallelism.ranks, 'rank')}, stops after {counted(steps, 'quiet step')}")
         command = [*python_module("calibrate.measure"), *wanted.arguments()]
         run_ranks(command, loaded.parallelism.ranks, HANGS_AFTER_S)
         return 0
@@ -159,7 +160,7 @@ def _rank_main(scenario: Scenario, wanted: Wanted) -> int:
     rank, ranks = join(device)
     try:
         if ranks != scenario.parallelism.ranks:
-            raise InputError(f"{wanted.scenario}: needs {scenario.parallelism.ranks} ranks; found {ranks}")
+            raise InputError(f"{wanted.scenario}: needs {counted(scenario.parallelism.ranks, 'rank')}; found {ranks}")
         measured = _how(wanted)(scenario, rank, device, wanted)
         found: list[Any] = [None] * ranks
         dist.all_gather_object(found, warned())

@@ -18,6 +18,7 @@ import click
 from sim.commands.command import Command, run_command
 from sim.commands.files_named import OUTPUT
 from sim.core.errors import InputError
+from sim.core.units import counted
 
 if TYPE_CHECKING:
     from calibrate.kernels import Case
@@ -110,7 +111,7 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
         print(f"warning: other processes use {busy:.1f} cores; measured times will be too long", file=sys.stderr)
     kept = Partial(out.with_name(out.name + ".partial"), facts)
     if len(kept):
-        print(f"resuming from {len(kept)} measurements in {kept.path}", file=sys.stderr)
+        print(f"resuming from {counted(len(kept), 'measurement')} in {kept.path}", file=sys.stderr)
     others = Others()
     keys = _measure(Bench(device, quick, LIMIT_S[quick], cpu_seconds), groups, kept)
     load = {"busy_cores_before": round(busy, 2), "busy_cores_meanwhile": round(others.cores(), 2)}
@@ -122,7 +123,8 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
         print_rows(rows)
     points = sum(len(t.seconds) for t in profile.points)
     sizes = sum(len(t.seconds) for t in profile.collectives)
-    print(f"{out}: {points} kernels, {sizes} collectives, {len(profile.coefficients.flat())} coefficients")
+    coefficients = counted(len(profile.coefficients.flat()), "coefficient")
+    print(f"{out}: {counted(points, 'kernel')}, {counted(sizes, 'collective')}, {coefficients}")
     if "collectives" in groups and not sizes:
         print("no collectives: this machine has no room for two ranks", file=sys.stderr)
 

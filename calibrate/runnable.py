@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
+from sim.core.units import counted
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
 from sim.models.activations import is_gated
@@ -75,7 +76,11 @@ def _distillation(s: Scenario) -> Iterator[Problem]:
     if d.placement == "other":
         yield "distillation.placement", d.placement, "same"
     if p.ranks != p.dp or (d.mode == "sequence" and p.ranks > 1):
-        yield "parallelism", f"{p.ranks} ranks", "data parallelism only with mode logits, one rank with mode sequence"
+        yield (
+            "parallelism",
+            counted(p.ranks, "rank"),
+            "dp alone with mode logits, one rank with mode sequence",
+        )
     if d.teacher_parallelism.tp > 1:
         yield "distillation.teacher_parallelism.tp", d.teacher_parallelism.tp, "1"
     t = d.teacher
@@ -198,12 +203,16 @@ def _layout(s: Scenario) -> Iterator[Problem]:
         yield "parallelism.accumulate_in_a_row", "true", "false"
     most = RANKS_PER_CORE * (os.cpu_count() or 1)
     if s.cluster.gpu.architecture == "cpu" and p.ranks > most:
-        yield "parallelism", f"{p.ranks} ranks", f"at most {most} on this machine ({RANKS_PER_CORE} for each core)"
+        yield (
+            "parallelism",
+            counted(p.ranks, "rank"),
+            f"at most {most} here ({RANKS_PER_CORE} for each core)",
+        )
     if s.cluster.gpu.architecture != "cpu":
         from calibrate.machine import gpu_ranks
 
         if gpu_ranks() < p.ranks:
-            yield "cluster", f"{p.ranks} GPUs", f"cpu-host, or {gpu_ranks()} CUDA devices"
+            yield "cluster", counted(p.ranks, "GPU"), f"cpu-host, or {counted(gpu_ranks(), 'CUDA device')}"
 
 
 def _within_layers(s: Scenario) -> Iterator[Problem]:
@@ -219,7 +228,7 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
         yield "parallelism.tp_overlap", p.tp_overlap, f"none; wgrad and full at pp 1 or with schedules {whole}"
     tokens = t.micro_batch_size * t.seq_len // p.cp // (p.tp if p.sp else 1)
     if p.tp > 1 and p.tp_overlap == "full" and tokens < CHUNKS:
-        yield "training.seq_len", f"{tokens} tokens on a rank", f"at least {CHUNKS} with tp_overlap full"
+        yield "training.seq_len", f"{counted(tokens, 'token')} on a rank", f"at least {CHUNKS} with tp_overlap full"
 
 
 def _experts(s: Scenario) -> Iterator[Problem]:

@@ -30,6 +30,7 @@ from sim.core.actions import Schedule
 from sim.core.errors import InputError
 from sim.core.gc_paused import no_collection
 from sim.core.timeline import Timeline
+from sim.core.units import counted
 from sim.engine.shared_links import Engine, RunOutcome, run_alone, run_messages, run_step
 from sim.graph.build import Built, StepBuilder
 from sim.graph.compiled import Fineness, ProgramCache
@@ -386,7 +387,8 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
         ]
 
     def __repr__(self) -> str:
-        return f"Simulation({self.scenario.name}: {self.step_time_s:.6g} s on {self.scenario.parallelism.ranks} ranks)"
+        ranks = counted(self.scenario.parallelism.ranks, "rank")
+        return f"Simulation({self.scenario.name}: {self.step_time_s:.6g} s on {ranks})"
 
     def losses(self, n: int = 3) -> list[tuple[LossShare, str]]:
         """The n largest losses of the step, each with its cause.

@@ -14,6 +14,7 @@ from sim.commands.command import Command
 from sim.commands.files_named import FILE
 from sim.commands.options import json_option
 from sim.core.files import write_json
+from sim.core.units import counted
 
 if TYPE_CHECKING:
     from sim.traces.diagnosis import Diagnosis, Waiting
@@ -45,7 +46,8 @@ def _print(found: Diagnosis, recording: Recording) -> None:
     from sim.core.units import n_bytes, percent, seconds
     from sim.traces.diagnosis import verdict
 
-    print(f"{recording.name}: {len(recording.ranks)} of {recording.world_size} ranks, step {seconds(found.step_s)}")
+    ranks = f"{len(recording.ranks)} of {counted(recording.world_size, 'rank')}"
+    print(f"{recording.name}: {ranks}, step {seconds(found.step_s)}")
     print(f"{verdict(found)}\n")
     for row in found.slow_ranks[:RANKS_SHOWN]:
         more = f"{percent(row.compute_s / row.peers_s - 1)} longer than its peers" if row.peers_s else "alone"

@@ -19,6 +19,7 @@ from sim.commands.command import Command
 from sim.commands.files_named import FILE
 from sim.commands.options import SCENARIO, Narrowing, Study, narrowing_options, study_options
 from sim.core.errors import InputError
+from sim.core.units import counted
 
 if TYPE_CHECKING:
     from sim.studies.executors import Workers
@@ -111,7 +112,7 @@ def run_map(
         for model in models:
             for n in gpus:
                 cells.append(_cell(path, [*study.overrides, f"model={model}"], model, n, narrowing, pool))
-                advance(f"{model} on {n:,} GPUs")
+                advance(f"{model} on {counted(n, 'GPU')}")
         cores = pool.cores()
     return {
         "format": "sim-map/1",
@@ -165,7 +166,7 @@ def print_map(result: dict[str, Any]) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("MFU, GiB, layout")
     for n in result["gpus"]:
-        table.add_column(f"{n:,} GPUs")
+        table.add_column(counted(n, "GPU"))
     cells = {(cell["model"], cell["gpus"]): cell for cell in result["cells"]}
     for model in result["models"]:
         table.add_row(model, *("\n".join(cell_words(cells[model, n])) for n in result["gpus"]))
@@ -182,5 +183,5 @@ def print_map(result: dict[str, Any]) -> None:
         source = result["measured"]["source"].get("citation", result["measured"]["table"])
         console.print(f"Fastest measured layouts and their simulation: {source}", highlight=False, markup=False)
         console.print(beside)
-    cores = f"{result['cores']} core{'s' * (result['cores'] != 1)}"
+    cores = counted(result["cores"], "core")
     console.print(f"{len(cells)} searches in {result['wall_s']:.1f} s on {cores}", highlight=False)

@@ -18,6 +18,7 @@ from sim.commands.files_named import FILE, OUTPUT
 from sim.commands.options import engine_option, json_option, page_option, write_page, write_trace
 from sim.core.errors import InputError
 from sim.core.files import read_json, write_json
+from sim.core.units import counted
 from sim.inputs.file_kinds import NSYS_REPORTS, SQLITE, read_yaml_if_any, refuse_other_kind, starts_as_sqlite
 from sim.traces.changes import Change, doubts, dp_change, gpu_pair, kernel_scales, network_of, straggler_scales
 from sim.traces.recording import Recording
@@ -298,7 +299,9 @@ def _print(result: dict[str, Any]) -> None:
 
     console = Console()
     label = f", profiler step {result['profiler_step']}" if result["profiler_step"] is not None else ""
-    console.print(f"[b]{escape(result['traces'])}[/b]: {len(result['ranks'])} of {result['world_size']} ranks{label}")
+    console.print(
+        f"[b]{escape(result['traces'])}[/b]: {len(result['ranks'])} of {counted(result['world_size'], 'rank')}{label}"
+    )
     before, again = seconds(result["recorded_step_s"]), seconds(result["replayed_step_s"])
     if result["priced_on"]:
         console.print(f"on {result['priced_on']}: [b]{again}[/b] a step")
@@ -312,6 +315,6 @@ def _print(result: dict[str, Any]) -> None:
     for row in result["per_rank"][:32]:
         table.add_row(str(row["rank"]), *(seconds(row[n]) for n in TIMES))
     console.print(table)
-    console.print(f"{result['nodes']:,} nodes, {result['engine']['path']} engine", style="dim")
+    console.print(f"{counted(result['nodes'], 'node')}, {result['engine']['path']} engine", style="dim")
     for warning in result["warnings"]:
         console.print(f"note: {escape(warning)}")

@@ -127,4 +127,4 @@ def _emit(path: Path, options: RunOptions) -> None:
     from sim.inputs.scenario import load_scenario
 
     assert options.emit is not None
-    print(emit(load_scenario(path, options.overrides), options.emit))
+    print(emit(load_scenario(path, options.overrides), options.emit, path))

@@ -251,7 +251,7 @@ def space_of(
         only = with_trainer(only, trainer, TRAINERS[trainer])
     space = make_space(source, gpus, name_of(path), only, linked, trainer)
     if trainer:
-        check_every_layout(space.base, trainer)
+        check_every_layout(space.base, trainer, path)
     return space, limit_bytes(narrowing.memory_limit), source
 
 

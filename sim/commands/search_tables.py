@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sim.core.units import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -33,7 +35,7 @@ def progress() -> Iterator[Callable[[BestFirst], None]]:
         def report(search: BestFirst) -> None:
             c = search.counts
             best = min((o.step_time_s for o in search.fitting), default=None)
-            text = f"{c['legal']:,} layouts, {c['evaluated']:,} evaluated" + (
+            text = f"{counted(c['legal'], 'layout')}, {c['evaluated']:,} evaluated" + (
                 f", best {best:.4g} s" if best is not None else ""
             )
             bar.update(task, completed=search.progress, description=text)
@@ -47,8 +49,7 @@ def print_result(result: dict[str, Any]) -> None:
 
     console = _console()
     c = result["counts"]
-    gpus = f"{result['gpus']:,} GPU" + "s" * (result["gpus"] != 1)
-    console.print(f"{result['name']}: {gpus}, {limit_words(result)}", highlight=False)
+    console.print(f"{result['name']}: {counted(result['gpus'], 'GPU')}, {limit_words(result)}", highlight=False)
     if not c["legal"]:
         with_only = " with these values of --only" * bool(result["only"] or result["linked"])
         console.print(f"No layout is legal{with_only}: {result['why_none_legal']}", highlight=False, markup=False)
@@ -61,7 +62,7 @@ def print_result(result: dict[str, Any]) -> None:
     else:
         fits = "No legal layout fits in memory" + (" and can be simulated." if c["refused"] else ".")
         console.print(fits, highlight=False)
-    took = f"{result['wall_s']:.1f} s on {result['cores']} core" + "s" * (result["cores"] != 1)
+    took = f"{result['wall_s']:.1f} s on {counted(result['cores'], 'core')}"
     console.print(f"{_counts_words(c)}; {took}", highlight=False)
     for refusal in result["refusals"][:REFUSALS_SHOWN]:
         console.print(f"refused: {refusal['reason']}", highlight=False, markup=False)
@@ -80,7 +81,9 @@ def _print_runnable(row: dict[str, Any], console: Console) -> None:
 def print_clusters(result: dict[str, Any]) -> None:
     """The best layout of each cluster, most tokens a second and GPU first, or least cost where prices are given."""
     console = _console()
-    console.print(f"{result['name']}: the best layout of {result['gpus']:,} GPUs of each cluster", highlight=False)
+    console.print(
+        f"{result['name']}: the best layout of {counted(result['gpus'], 'GPU')} of each cluster", highlight=False
+    )
     priced = any(one["price_per_gpu_hour"] is not None for one in result["clusters"])
     table = _table("cluster", priced)
     table.columns[0].justify = "left"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from sim.core.units import counted
+
 PIPE_WIDTH = 240  # columns where nobody watches: a table in a file is never cut
 CURVE_SHOWN = 12
 
@@ -18,7 +20,9 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
     from sim.views.serving_search_page import NO_LIMIT
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    console.print(f"{result['name']}: {result['gpus']:,} GPUs within {', '.join(result['slo'])}", highlight=False)
+    console.print(
+        f"{result['name']}: {counted(result['gpus'], 'GPU')} within {', '.join(result['slo'])}", highlight=False
+    )
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     heads = (
         "requests/s",
@@ -41,7 +45,7 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
     wanted, fewest = result["wanted_rate_per_s"], result["fewest_gpus"]
     if fewest is not None:
         n = fewest["gpus"]
-        words = f"{n:,} GPU{'s' * (n != 1)} ({_words(fewest['parallelism'], 1)})"
+        words = f"{counted(n, 'GPU')} ({_words(fewest['parallelism'], 1)})"
         console.print(f"the fewest GPUs for {wanted:g} requests/s: {words}", highlight=False)
     elif wanted is not None and any(not row["limit_found"] for row in result["best"]):
         console.print(f"the fewest GPUs for {wanted:g} requests/s: {NO_LIMIT}", highlight=False)

@@ -21,6 +21,7 @@ from sim.commands.command import Command
 from sim.commands.layout_options import LINK
 from sim.commands.options import Study, scenario_argument, study_options
 from sim.core.errors import InputError
+from sim.core.units import counted
 
 if TYPE_CHECKING:
     from sim.studies.sweep_worker import Change
@@ -198,6 +199,6 @@ def print_result(result: dict[str, Any]) -> None:
         console.print(said, highlight=False)
     for number, reason in enumerate(reasons, 1):
         console.print(f"({number}) refused: {reason}", highlight=False, markup=False)
-    cores = f"{result['cores']} core{'s' * (result['cores'] != 1)}"
+    cores = counted(result["cores"], "core")
     what = "steps" if result["workload"] == "training" else "workloads"
     console.print(f"{len(rows):,} {what} in {result['wall_s']:.1f} s on {cores}", highlight=False)

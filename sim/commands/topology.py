@@ -9,6 +9,7 @@ import click
 from sim.commands.command import Command
 from sim.commands.files_named import OUTPUT
 from sim.core.errors import InputError
+from sim.core.units import counted
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.input_source import Source
 from sim.inputs.topology_input import with_own_gpu, write_topology
@@ -36,8 +37,8 @@ def main(cluster: str, nodes: int | None, out: Path, groups: int | None) -> None
     wiring = with_own_gpu(wiring_of(found) if groups is None else _dragonfly(found, groups), found)
     write_topology(out, wiring)
     click.echo(
-        f"wrote {out}: {len(wiring.ranks):,} GPUs of {found.name}, {len(wiring.parts):,} parts, "
-        f"{len(wiring.links) // 2:,} links"
+        f"wrote {out}: {counted(len(wiring.ranks), 'GPU')} of {found.name}, {counted(len(wiring.parts), 'part')}, "
+        f"{counted(len(wiring.links) // 2, 'link')}"
     )
 
 

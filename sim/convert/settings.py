@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from sim.core.errors import InputError
+from sim.core.units import counted
 from sim.inputs.input_source import show
 
 
@@ -77,7 +78,7 @@ class Settings(Struct, dict=True):
         if gpus is None:
             raise InputError(f"{self.file}: does not say how many GPUs it runs on: give --gpus N")
         if gpus % divisor:
-            raise InputError(f"{self.file}: {gpus} GPUs; must be a multiple of {divisor} ({words})")
+            raise InputError(f"{self.file}: {counted(gpus, 'GPU')}; must be a multiple of {divisor} ({words})")
         return gpus // divisor
 
 

@@ -49,6 +49,16 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:,.1f}"
 
 
+def counted(number: float, noun: str) -> str:
+    """A number with its noun, in the plural unless the number is one.
+
+    >>> counted(1, "rank"), counted(2048, "rank"), counted(2, "micro-batch")
+    ('1 rank', '2,048 ranks', '2 micro-batches')
+    """
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count(number)} {noun}{ending}"
+
+
 def billions(value: float) -> str:
     """A number of parameters with three digits.
 

@@ -7,6 +7,7 @@ in a comment of the output.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -55,30 +56,29 @@ TRAINERS = {
 }
 
 
-def emit(scenario: Scenario, trainer: str) -> str:
-    """Return the text of the flags.
+def emit(scenario: Scenario, trainer: str, where: str | Path = "") -> str:
+    """Return the text of the flags. Errors begin with `where`, the scenario's file; by default with its name.
 
     Raises:
         InputError: for an unknown trainer, a workload that is no training, or a layout that the trainer lacks.
     """
     if trainer not in TRAINERS:
         raise InputError(f"--emit: found '{trainer[:40]}'; must be one of {', '.join(TRAINERS)}")
+    where = where or scenario.name
     if scenario.training is None:
-        raise InputError(
-            f"{scenario.name}: --emit: the scenario has no training section; flags are written for training only"
-        )
+        raise InputError(f"{where}: training: is missing; --emit writes flags for training only")
     if scenario.rl is not None:
-        raise InputError(f"{scenario.name}: --emit: flags are not written for an rl step")
+        raise InputError(f"{where}: rl: --emit writes no flags for a step of reinforcement learning")
     text, reasons = _written(scenario, trainer)
     if reasons:
         name = TRAINERS[trainer].writer.TRAINER
         said = f"--emit {trainer}: flags of {name} cannot express this scenario"
-        raise InputError(f"{scenario.name}: {said}:{_listed(reasons)}")
+        raise InputError(f"{where}: {said}:{_listed(reasons)}")
     return text
 
 
-def check_every_layout(scenario: Scenario, trainer: str) -> None:
-    """Check, before a search, that the trainer can run the training scenario in any layout.
+def check_every_layout(scenario: Scenario, trainer: str, where: str | Path) -> None:
+    """Check, before a search, that the trainer can run the training scenario of the file `where` in any layout.
 
     Raises:
         InputError: if the trainer lacks something of the model or of its training.
@@ -87,7 +87,7 @@ def check_every_layout(scenario: Scenario, trainer: str) -> None:
     if reasons:
         name = TRAINERS[trainer].writer.TRAINER
         said = f"--for {trainer}: {name} cannot run this scenario in any layout"
-        raise InputError(f"{scenario.name}: {said}:{_listed(reasons)}")
+        raise InputError(f"{where}: {said}:{_listed(reasons)}")
 
 
 def reasons_against(scenario: Scenario, trainer: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import tomli_w
 
+from sim.core.units import counted
 from sim.emit.common import Emission
 from sim.models.dims import gathers_quantized_shards
 from sim.models.recipes import RECIPES, recipe_of
@@ -94,7 +95,7 @@ class Titan(Emission):
             self.refuse("model.dropout", m.dropout, "has no dropout")
         same = found and llama and m.moe is None and m.mla is None and not m.mtp_layers and m.vocab == 128_256
         if not same:
-            shown = f"{m.layers} layers of {m.hidden}, {m.heads} heads, vocabulary {m.vocab}"
+            shown = f"{counted(m.layers, 'layer')} of {m.hidden}, {counted(m.heads, 'head')}, vocabulary {m.vocab}"
             has = f"has the llama3 flavors {', '.join(_FLAVORS)}, and no option changes their sizes"
             self.refuse("model", shown, has)
         return found

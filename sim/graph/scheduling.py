@@ -8,6 +8,7 @@ import numpy as np
 
 from sim.core.actions import Kind, Schedule
 from sim.core.errors import InputError
+from sim.core.units import counted
 from sim.graph.compiled import ProgramCache
 from sim.inputs.scenario import Scenario
 from sim.prices.rank_prices import Pricing
@@ -28,9 +29,10 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
     """
     p, m = scenario.parallelism, scenario.micro_batches
     if (actions := 2 * p.stages * m) > MOST_ACTIONS:
+        size = f"{counted(m, 'micro-batch')} through {counted(p.stages, 'stage')}"
         raise InputError(
-            f"{scenario.name}: training.global_batch_size: {m:,} micro-batches through {p.stages} stages make "
-            f"{actions:,} forwards and backwards to simulate; at most {MOST_ACTIONS:,} (they repeat long before)"
+            f"{scenario.name}: training.global_batch_size: {size} make {actions:,} forwards and backwards to "
+            f"simulate; at most {MOST_ACTIONS:,} (they repeat long before)"
         )
     try:
         times = None
@@ -40,7 +42,7 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
     except ValueError as error:
         raise InputError(
             f"{scenario.name}: parallelism.schedule: {error} (global_batch_size / (micro_batch_size * dp) "
-            f"= {m} micro-batches, pp = {p.pp})"
+            f"= {counted(m, 'micro-batch')}, pp = {p.pp})"
         ) from None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from sim.core.units import counted
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.training_config import Training
 from sim.inputs.yaml_input import KeyPath
@@ -265,10 +266,10 @@ def stages(s: Sizes) -> Problem | None:
     if counts is None or counts == "balanced":
         return None
     if len(counts) != (number := form.model_stages(s.pp, s.virtual_stages)):
-        made = f"pp {s.pp} with schedule {form.name} and {s.virtual_stages} virtual stages makes {number} stages"
-        return ("parallelism", "layers_per_stage"), f"found {len(counts)} entries; {made}"
+        why = f"pp {s.pp}, schedule {form.name} and virtual_stages {s.virtual_stages} make {counted(number, 'stage')}"
+        return ("parallelism", "layers_per_stage"), f"found a list of {len(counts)}; {why}"
     if sum(counts) != s.model.layers:
-        why = f"found {sum(counts)} layers in all; model.layers is {s.model.layers}"
+        why = f"found {counted(sum(counts), 'layer')} in all; model.layers is {s.model.layers}"
         return ("parallelism", "layers_per_stage"), why
     return None
 
@@ -280,7 +281,7 @@ def micro_batches(s: Sizes) -> Problem | None:
     m = s.training.global_batch_size // (s.micro_batch_size * s.dp)
     if (problem := s.form.micro_batches_problem(s.pp, m)) is None:
         return None
-    origin = f"global_batch_size / (micro_batch_size·dp) = {m} micro-batches"
+    origin = f"global_batch_size / (micro_batch_size·dp) = {counted(m, 'micro-batch')}"
     return _found("schedule", s.form.name, f"with pp {s.pp}, {origin} {problem}")
 
 

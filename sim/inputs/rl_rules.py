@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
+from sim.core.units import counted
 from sim.inputs.input_source import Problems, Source, raise_first, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model, with_positions
@@ -82,7 +83,7 @@ def _resolve_generation(
     each = given.tp * given.pp
     replicas = given.replicas or parallelism.ranks // each
     if replicas == 0:
-        why = f"one replica needs {each} GPUs (tp·pp), more than the {parallelism.ranks} training ranks; give replicas"
+        why = f"one replica needs {each} GPUs (tp·pp), more than parallelism has ({parallelism.ranks}); give replicas"
         raise source.error((*PATH, "generation", "replicas"), f"found null; {why}")
     contiguous = given.kv_cache is not None and given.kv_cache.layout == "contiguous"
     alone = model.state_space is not None or contiguous  # neither a state nor such a cache is shared
@@ -137,7 +138,7 @@ def _of_lengths(rl: Rl, training: Training) -> Problems:
         found = f"prompts_per_step·generations_per_prompt = {rl.answers:,}"
         yield ("rl", "prompts_per_step"), f"{found}; at most {MAX_ANSWERS:,} answers are simulated in a step"
     if rl.answers % training.global_batch_size:
-        found = f"found {training.global_batch_size}; must divide the {rl.answers:,} answers of a step"
+        found = f"found {training.global_batch_size}; must divide {counted(rl.answers, 'answer')} of a step"
         why = "(rl.prompts_per_step·rl.generations_per_prompt); the policy is updated once for each batch"
         yield ("training", "global_batch_size"), f"{found} {why}"
 
@@ -151,8 +152,9 @@ def _of_turns(rl: Rl, parallelism: Parallelism) -> Problems:
         why = "two processes can share memory only on the same GPU; with colocated false weights are broadcast"
         yield ("rl", "transfer"), f"found 'ipc'; {why}"
     if rl.colocated and rl.generation.ranks > parallelism.ranks:
-        found = f"found {rl.generation.replicas} replicas of {rl.generation.tp * rl.generation.pp} GPUs"
-        why = f"with colocated true they must fit on the {parallelism.ranks} training ranks"
+        each = counted(rl.generation.tp * rl.generation.pp, "GPU")
+        found = f"found {rl.generation.replicas} replicas of {each}"
+        why = f"with colocated true they must fit on {counted(parallelism.ranks, 'training rank')}"
         yield ("rl", "generation", "replicas"), f"{found}; {why}"
     if isinstance(rl.reward, RewardModel):
         tp = rl.reward.tp

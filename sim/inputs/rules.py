@@ -11,6 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import matmul_peak_names, sixteen_bit
+from sim.core.units import counted
 from sim.inputs.input_source import Problems, Source, raise_first
 from sim.inputs.layout_rules import ALL_RULES, first_problem
 from sim.inputs.parallelism import Parallelism
@@ -25,7 +26,7 @@ MAX_STAGES = 1_000_000
 
 
 def _product(p: Parallelism) -> str:
-    return f"tp·cp·dp·pp = {p.tp}·{p.cp}·{p.dp}·{p.pp} = {p.ranks:,} ranks"
+    return f"tp·cp·dp·pp = {p.tp}·{p.cp}·{p.dp}·{p.pp} = {counted(p.ranks, 'rank')}"
 
 
 def check_size(p: Parallelism, source: Source) -> None:
@@ -71,8 +72,8 @@ def _of_ranks(sections: Sections) -> Problems:
     p, cluster = sections.parallelism, sections.cluster
     gpus = cluster.nodes * cluster.gpus_per_node
     if p.ranks > gpus:
-        found = f"found {cluster.nodes} nodes of {cluster.gpus_per_node} = {gpus:,} GPUs"
-        least = f"at least {-(-p.ranks // cluster.gpus_per_node)} nodes (or leave nodes out)"
+        found = f"found {counted(cluster.nodes, 'node')} of {cluster.gpus_per_node} = {counted(gpus, 'GPU')}"
+        least = f"at least {counted(-(-p.ranks // cluster.gpus_per_node), 'node')} (or leave nodes out)"
         yield ("cluster", "nodes"), f"{found}; {_product(p)} need {least}"
 
 
@@ -92,7 +93,7 @@ def _of_program(sections: Sections) -> Problems:
 def _of_positions(sections: Sections) -> Problems:
     model = sections.model
     if model.positions == "learned" and sections.seq_len > model.max_positions:
-        why = f"learned positions must cover {sections.seq_len} tokens"
+        why = f"learned positions must cover {counted(sections.seq_len, 'token')}"
         yield ("model", "max_positions"), f"found {model.max_positions}; {why}"
 
 
@@ -121,7 +122,7 @@ def _of_distillation(sections: Sections, distillation: Distillation) -> Problems
         why = f"mode logits needs the student's ({sections.model.vocab})"
         yield (*path, "teacher"), f"has a vocabulary of {teacher.vocab}; {why}"
     if teacher.positions == "learned" and sections.seq_len > teacher.max_positions:
-        why = f"learned positions must cover {sections.seq_len} tokens"
+        why = f"learned positions must cover {counted(sections.seq_len, 'token')}"
         yield (*path, "teacher", "max_positions"), f"found {teacher.max_positions}; {why}"
     ranks = sections.parallelism.ranks
     sizes = (("the teacher's heads", teacher.heads), ("the teacher's ffn", teacher.ffn), ("the number of ranks", ranks))

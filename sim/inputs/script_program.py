@@ -92,7 +92,7 @@ def read_rank_program(path: Path) -> RankProgram:
     rank = whole(script.get("rank"), f"{where}.rank", 0, world - 1)
     streams = tuple(whole(x, f"{where}.streams", 0, 1000) for x in listed(script, "streams", where))
     if len(streams) != count:
-        raise InputError(f"{where}.streams: found {len(streams)}; allowed: one for each of {count} operators")
+        raise InputError(f"{where}.streams: found {len(streams)}; allowed: {count}, one for each operator")
     collectives = _collectives(script, world, where)
     if (device := script.get("device")) not in DEVICES:
         raise InputError(f"{where}.device: found {str(device)[:60]!r}; allowed: {', '.join(DEVICES)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.core.dtypes import sixteen_bit
+from sim.core.units import counted
 from sim.inputs.input_source import Problems
 from sim.inputs.layout_rules import ALL_RULES, first_problem
 from sim.inputs.sections import Sections, sizes_of
@@ -60,7 +61,7 @@ def _pools(sections: Sections, inference: Inference) -> Problems:
             yield (*path, name, "tp"), problem[1]
     gpus = sections.cluster.nodes * sections.cluster.gpus_per_node
     if pools.ranks > gpus:
-        yield path, f"found pools of {pools.ranks:,} GPUs; the cluster has {gpus:,} (or leave nodes out)"
+        yield path, f"found pools of {counted(pools.ranks, 'GPU')}; the cluster has {gpus:,} (or leave nodes out)"
     if inference.batching == "static":
         yield path, "found pools; all requests of a static batch start and end together; needs batching continuous"
     if sections.faults is not None:
@@ -80,7 +81,7 @@ def _speculative(sections: Sections, inference: Inference) -> Problems:
         why = f"has a vocabulary of {draft.vocab}; the model that checks its tokens has {sections.model.vocab}"
         yield (*path, "draft"), why
     elif draft.heads % p.tp:
-        yield (*path, "draft"), f"has {draft.heads} heads, which parallelism.tp ({p.tp}) must divide"
+        yield (*path, "draft"), f"has {counted(draft.heads, 'head')}, which parallelism.tp ({p.tp}) must divide"
     if p.cp > 1:
         yield ("parallelism", "cp"), f"found {p.cp}; drafted tokens are not split over cp ranks; allowed: 1"
     if p.pp > 1:

@@ -23,7 +23,7 @@ import numpy as np
 from msgspec import Struct
 
 from sim.core.timeline import COMPUTE_KINDS, Timeline, row_stream
-from sim.core.units import ranks_text, seconds
+from sim.core.units import counted, ranks_text, seconds
 from sim.inputs.parallelism import Parallelism
 from sim.results.records import tightest
 from sim.results.result import StepResult
@@ -149,7 +149,7 @@ def _bubble(result: StepResult, timeline: Timeline) -> str:
         return uneven
     if layout.pp == 1:
         return "Ranks wait at collectives for the last one to arrive, a different one at different times."
-    text = f"{layout.pp} stages fill and drain around {m} micro-batches."
+    text = f"{layout.pp} stages fill and drain around {counted(m, 'micro-batch')}."
     if FORMS[layout.schedule].one_at_a_time:
         return f"{text} The {layout.schedule} schedule runs one stage at a time."
     return text

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from sim.core.timeline import Detail, RankClass, Timeline
+from sim.core.units import counted
 from sim.results.memory import MemoryCurve
 from sim.results.records import Record
 
@@ -61,7 +62,9 @@ class Distilled(Record, frozen=True):
 def timeline_with_teacher(timeline: Timeline, teacher: Teacher) -> Timeline:
     """The student's timeline after the teacher's turn, a span on every rank; or beside it, on the teacher's ranks."""
     kind = "GENERATE" if teacher.mode == "sequence" else "TEACHER"
-    text = f"{teacher.generated_tokens:,} tokens written" if teacher.generated_tokens else "forward, nothing kept"
+    text = (
+        f"{counted(teacher.generated_tokens, 'token')} written" if teacher.generated_tokens else "forward, nothing kept"
+    )
     same = teacher.placement == "same"
     classes = timeline.classes
     if not same:

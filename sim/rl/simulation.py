@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.core.errors import InputError
 from sim.core.timeline import Timeline
+from sim.core.units import counted
 from sim.inputs.rl_config import RewardModel
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
@@ -92,4 +93,4 @@ class RlSimulation(RlStep, frozen=True, eq=False, dict=True):
         return []
 
     def __repr__(self) -> str:
-        return f"RlSimulation({self.scenario.name}: {self.step_time_s:.6g} s on {self.scenario.ranks} GPUs)"
+        return f"RlSimulation({self.scenario.name}: {self.step_time_s:.6g} s on {counted(self.scenario.ranks, 'GPU')})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
+from sim.core.units import counted
 from sim.rl.records import Phase, PhaseKind
 from sim.rl.step import RlStep
 
@@ -37,6 +38,6 @@ def _replicas(sim: RlStep, c: RankClass) -> list[Span]:
         ended = ended[: REPLICAS_SHOWN // 2] + ended[-REPLICAS_SHOWN // 2 :]
     kind, width = PhaseKind.GENERATION.value, len(str(max((i for _, i, _ in ended), default=0)))
     return [
-        Span(c.rank, f"replica {i:{width}d}", kind, -1, -1, 0.0, end, Detail(f"replica {i}", note=f"{n:,} answers"))
+        Span(c.rank, f"replica {i:{width}d}", kind, -1, -1, 0.0, end, Detail(f"replica {i}", note=counted(n, "answer")))
         for end, i, n in sorted(ended, key=lambda x: x[1])
     ]

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.actions import Kind, Overlap, Schedule, parts
+from sim.core.units import counted
 from sim.schedules.unit_time import UnitTimes
 
 Backward = Literal["whole", "split", "mixed"]
@@ -105,7 +106,7 @@ class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
         """A sentence that says which numbers of stages per rank can be, if v is none."""
         n = self.stages_per_rank
         if self.least_stages is None:
-            return None if v == n else f"it has {n} stage{'s' * (n > 1)} per rank"
+            return None if v == n else f"it has {counted(n, 'stage')} per rank"
         return None if v >= n else f"it needs {n} or more stages per rank"
 
     def micro_batches_from(self, p: int, m: int) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from sim.core.timeline import Timeline
+from sim.core.units import counted
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.ranks.faults import has_jitter
@@ -125,7 +126,9 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
         return memory_curves(self.pools)
 
     def __repr__(self) -> str:
-        return f"ServingSimulation({self.scenario.name}: {len(self.sequences):,} requests in {self.end_s:.6g} s)"
+        return (
+            f"ServingSimulation({self.scenario.name}: {counted(len(self.sequences), 'request')} in {self.end_s:.6g} s)"
+        )
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

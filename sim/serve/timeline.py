@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
+from sim.core.units import counted
 from sim.results.memory import MemoryCurve
 from sim.serve.cache_states import StateArrays
 from sim.serve.pools import Pool
@@ -47,7 +48,7 @@ def make_timeline(pools: tuple[Pool, ...], transfers: tuple[Transfer, ...]) -> T
                     spans.append(Span(own[i].rank, "compute", kind, i, number, start, end, detail))
             size = pool.capacity.stage_token_bytes
             for start, end, tokens, kind in r.scheduler.copies:
-                detail = Detail(COPIES[kind], tokens * size, 0.0, "topology", f"{tokens:,} tokens")
+                detail = Detail(COPIES[kind], tokens * size, 0.0, "topology", counted(tokens, "token"))
                 stream = "to host" if kind == "SWAP_OUT" else "host"
                 spans.append(Span(own[0].rank, stream, kind, 0, -1, start, end, detail))
             spans += _tier_spans(r, own[0].rank, size)
@@ -56,7 +57,7 @@ def make_timeline(pools: tuple[Pool, ...], transfers: tuple[Transfer, ...]) -> T
                 spans.append(Span(own[0].rank, "host", "RELOAD", 0, -1, start, end, detail))
     for t in transfers:
         size = max(pool.capacity.stage_token_bytes for pool in pools) * t.tokens
-        note = f"{t.tokens:,} tokens from prefill replica {t.prefill}"
+        note = f"{counted(t.tokens, 'token')} from prefill replica {t.prefill}"
         rank = pools[-1].first_rank_of(pools[-1].replicas[t.decode])
         detail = Detail("computed prompt", size, 0.0, "topology", note)
         spans.append(Span(rank, "network", "KV_TRANSFER", 0, -1, t.start_s, t.end_s, detail))
@@ -69,7 +70,7 @@ def _tier_spans(replica: Replica, rank: int, token_bytes: float) -> list[Span]:
     out = []
     for c in () if replica.scheduler.tiers is None else replica.scheduler.tiers.copies:
         words = f"prefix from {c.tier}" if c.up else f"prefix to {c.tier}"
-        detail = Detail(words, c.tokens * token_bytes, 0.0, "topology", f"{c.tokens:,} tokens")
+        detail = Detail(words, c.tokens * token_bytes, 0.0, "topology", counted(c.tokens, "token"))
         kind, stream = ("RELOAD", c.tier) if c.up else ("OFFLOAD", f"to {c.tier}")
         out.append(Span(rank, stream, kind, 0, -1, c.start_s, c.end_s, detail))
     return out
@@ -87,10 +88,10 @@ def _detail(iteration: Iteration) -> Detail:
     prompts = sum(n for _, _, n in load.prefills)
     words = []
     if prompts:
-        words.append(f"{load.tokens - load.decodes:,} prompt tokens of {prompts:,} requests")
+        words.append(f"{counted(load.tokens - load.decodes, 'prompt token')} of {counted(prompts, 'request')}")
     if load.decodes:
         words.append(
-            f"{load.decodes:,} sequences add {'a token' if steps == 1 else f'{steps:,} tokens'} each, "
+            f"{counted(load.decodes, 'sequence')}, {counted(steps, 'more token')} each, "
             f"{load.decode_kv / load.decodes:,.0f} in the cache"
         )
     return Detail("iteration" if steps == 1 else f"{steps:,} iterations", note="; ".join(words))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from sim.core.errors import InputError
 from sim.core.files import read_text
+from sim.core.units import counted
 from sim.inputs.scenario import load_scenario
 from sim.serve.simulation import simulate_serving
 
@@ -70,7 +71,7 @@ def quality(scenario: Path, scores: Sequence[Score], overrides: Sequence[str] = 
     """
     rows = [_served(scenario, score, overrides) for score in scores]
     if all(row["refused"] for row in rows):
-        raise InputError(f"{rows[0]['refused']}; none of the {len(rows)} models can be served")
+        raise InputError(f"{rows[0]['refused']}; none of {counted(len(rows), 'model')} can be served")
     done = [row for row in rows if not row["refused"] and row["fits_in_memory"]]
     for name, better in BETTER.items():
         points = [(row["score"], better * row[name]) for row in done]

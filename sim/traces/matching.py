@@ -103,4 +103,4 @@ def _check_members(recording: Recording) -> None:
         )
     missing = recording.world_size - len(recording.ranks)
     if missing > 0:
-        recording.warnings.append(f"{len(recording.ranks)} of {recording.world_size} ranks have a trace")
+        recording.warnings.append(f"only {len(recording.ranks)} of {recording.world_size} ranks recorded a trace")

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sim.core.units import count, n_bytes, percent, seconds
+from sim.core.units import count, counted, n_bytes, percent, seconds
 from sim.validation.report import Validation
 from sim.validation.statistics import Error, by_group, summary
 from sim.views.headline import Number
@@ -33,7 +33,7 @@ def accuracy_page(tables: Sequence[Validation]) -> str:
         "Predicted against measured",
         {},
         style=Markup(asset("accuracy.css")),
-        what=f"{count(rows)} measured rows in {count(len(tables))} table{'s' * (len(tables) != 1)}",
+        what=f"{counted(rows, 'measured row')} in {counted(len(tables), 'table')}",
         headline=_headline(tables),
         columns=COLUMNS,
         overview=[(v.table.name, quantity, *cells) for v in tables for quantity, cells in _rows(v)],
@@ -47,7 +47,7 @@ def _headline(tables: Sequence[Validation]) -> list[Number]:
     numbers = []
     for quantity, errors in sorted(by_quantity.items(), key=lambda item: -len(item[1]))[:4]:
         found = summary(errors)
-        note = f"mean of {count(len(errors))} rows, bias {found['bias']:+.1%}"
+        note = f"mean of {counted(len(errors), 'row')}, bias {found['bias']:+.1%}"
         numbers.append(Number(quantity.replace("_", " ").capitalize(), f"{found['mean_abs']:.1%}", note))
     return numbers
 
@@ -112,7 +112,7 @@ def _counts(v: Validation) -> str:
     left = Counter(("failed" if o.refused else "not simulated", o.reason) for o in v.outcomes if o.reason)
     left.update([("not believed", row.not_believed) for row in v.table.rows if row.not_believed])
     why = "".join(f"; {n} {what}: {reason}" for (what, reason), n in left.most_common())
-    return f"{sum(not o.reason for o in v.outcomes)} of {len(v.outcomes)} rows simulated{why}."
+    return f"{sum(not o.reason for o in v.outcomes)} of {counted(len(v.outcomes), 'row')} simulated{why}."
 
 
 def _groups(errors: Sequence[Error]) -> list[tuple[str, ...]]:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from sim.core.units import counted
+
 MOST_GROUPS = 12
 
 
@@ -15,12 +17,14 @@ def print_accuracy(tables: Sequence[dict[str, Any]]) -> None:
 
     console = Console(width=None if Console().is_terminal else 132)
     for table in tables:
-        console.print(f"\n[bold]{table['name']}[/bold]: {table['simulated']} of {table['rows']} rows simulated")
+        console.print(
+            f"\n[bold]{table['name']}[/bold]: {table['simulated']} of {counted(table['rows'], 'row')} simulated"
+        )
         for key in ("failed", "not_simulated", "not_believed"):
             _print_reasons(console, key.replace("_", " "), table[key])
         left_out = Counter(key for entry in table["not_predicted"] for key in entry["keys"])
-        for key, count in left_out.items():
-            console.print(f"  not predicted: {key} of {count} rows", markup=False)
+        for key, rows in left_out.items():
+            console.print(f"  not predicted: {key} of {counted(rows, 'row')}", markup=False)
         if table["errors"]:
             _print_groups(console, table["groups"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.core.units import count, n_bytes, seconds
+from sim.core.units import count, counted, n_bytes, seconds
 
 
 def print_plan(plan: dict[str, Any]) -> None:
@@ -22,7 +22,7 @@ def print_plan(plan: dict[str, Any]) -> None:
             count(c["tokens_per_s_per_gpu"]),
         )
     console = Console()
-    console.print(f"{plan['name']}: global batch of {plan['global_batch_size']:,} sequences", highlight=False)
+    console.print(f"{plan['name']}: global batch of {counted(plan['global_batch_size'], 'sequence')}", highlight=False)
     console.print(table, highlight=False)
     if "critical_batch_size" in plan:
         steps, tokens = plan["steps_factor"], plan["tokens_factor"]

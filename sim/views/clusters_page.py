@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim.core.units import count, n_bytes, percent, seconds
+from sim.core.units import count, counted, n_bytes, percent, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
@@ -26,7 +26,7 @@ def clusters_page(result: Result) -> str:
         "clusters.html",
         f"Clusters: {result['name']}",
         {"clusters": _figure(found)} if found else {},
-        what=f"the best layouts of {count(result['gpus'])} GPUs of each cluster",
+        what=f"the best layouts of {counted(result['gpus'], 'GPU')} of each cluster",
         headline=_headline(found),
         head=("Cluster", *COLUMNS, "Trillion tokens"),
         rows=[_row(one, row) for one in found for row in one["best"]],

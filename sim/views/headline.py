@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.core.units import billions, count, n_bytes, percent, rate, seconds
+from sim.core.units import billions, count, counted, n_bytes, percent, rate, seconds
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import preset_name
 from sim.inputs.scenario import Scenario
@@ -67,7 +67,8 @@ def _training_run(result: StepResult) -> list[Number]:
     run = result.training_run
     if run is None:
         return []
-    return [Number("Whole training", f"{run.days:,.1f} days", f"{run.steps:,} steps, {run.gpu_hours:,.0f} GPU hours")]
+    steps = counted(run.steps, "step")
+    return [Number("Whole training", f"{run.days:,.1f} days", f"{steps}, {run.gpu_hours:,.0f} GPU hours")]
 
 
 def _processes(result: StepResult) -> list[Number]:
@@ -188,7 +189,7 @@ def layout_line(scenario: Scenario) -> str:
         words.append(layout.schedule)
     if training is not None:
         words.append(
-            f"batch {training.global_batch_size} × {count(training.seq_len)} tokens "
+            f"batch {training.global_batch_size} × {counted(training.seq_len, 'token')} "
             f"in micro-batches of {training.micro_batch_size}"
         )
         words.append(training.precision)
@@ -220,16 +221,16 @@ def size_words(model: ModelConfig) -> str:
         from sim.inputs.program_file import read_program
 
         elements = sum(p.elements for p in read_program(Path(model.program)).parameters)
-        return f"{Path(model.program).name}: {billions(elements)} parameters, {model.layers} blocks"
-    counted = count_parameters(model)
-    active = "" if counted.active == counted.total else f", {billions(counted.active)} active"
-    return f"{billions(counted.total)} parameters{active}, {model.layers} layers"
+        return f"{Path(model.program).name}: {billions(elements)} parameters, {counted(model.layers, 'block')}"
+    sizes = count_parameters(model)
+    active = "" if sizes.active == sizes.total else f", {billions(sizes.active)} active"
+    return f"{billions(sizes.total)} parameters{active}, {counted(model.layers, 'layer')}"
 
 
 def gpus_words(scenario: Scenario) -> str:
     """How many GPUs of which cluster."""
     cluster, ranks = scenario.cluster, scenario.ranks
-    gpus = f"{ranks:,} GPU{'s' * (ranks != 1)}"
+    gpus = counted(ranks, "GPU")
     name = "" if cluster.name == "custom" else f"{cluster.name}: "
     kinds = " and ".join(gpu.name for gpu in cluster.gpus)
     return f"{gpus} ({name}{kinds}, {cluster.gpus_per_node} to a node)"
@@ -244,7 +245,7 @@ def cluster_words(cluster: ClusterSpec) -> str:
     """
     inside, outside = cluster.intra_node, cluster.inter_node
     links = f"{inside.kind} {rate(inside.bandwidth_bytes_per_s, 'B/s')}"
-    nics = f"{outside.nics_per_node} NIC{'s' * (outside.nics_per_node != 1)}"
+    nics = counted(outside.nics_per_node, "NIC")
     domain = f", NVLink domains of {cluster.nvlink_domain}" if cluster.nvlink_domain != cluster.gpus_per_node else ""
     kinds = " or ".join(f"{gpu.name} of {n_bytes(gpu.memory_bytes)}" for gpu in cluster.gpus)
     return (

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sim.core.units import count, n_bytes, percent, seconds
+from sim.core.units import count, counted, n_bytes, percent, seconds
 from sim.views.headline import Number, layout_words
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
@@ -82,15 +82,15 @@ def _headline(result: Result) -> list[Number]:
         best = max(fitting, key=lambda c: c["best"]["mfu"])
         worst = min(fitting, key=lambda c: c["best"]["mfu"])
         numbers = [
-            Number(f"{name} MFU", percent(c["best"]["mfu"]), f"{c['model']} on {count(c['gpus'])} GPUs", mood)
+            Number(f"{name} MFU", percent(c["best"]["mfu"]), f"{c['model']} on {counted(c['gpus'], 'GPU')}", mood)
             for name, c, mood in (("Highest", best, "good"), ("Lowest", worst, ""))
         ]
     legal = sum(cell["counts"]["legal"] for cell in result["cells"])
-    empty = len(result["cells"]) - len(fitting)
+    empty, cells = len(result["cells"]) - len(fitting), counted(len(result["cells"]), "cell")
     return [
         *numbers,
-        Number("Layouts looked at", count(legal), f"{empty} of {len(result['cells'])} cells hold none that fits"),
-        Number("Searches", seconds(result["wall_s"]), f"{result['cores']} core{'s' * (result['cores'] != 1)}"),
+        Number("Layouts looked at", count(legal), f"{empty} of {cells} without one that fits"),
+        Number("Searches", seconds(result["wall_s"]), counted(result["cores"], "core")),
     ]
 
 

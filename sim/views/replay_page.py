@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.core.timeline import Timeline
-from sim.core.units import n_bytes, percent, seconds
+from sim.core.units import counted, n_bytes, percent, seconds
 from sim.views.headline import Number
 from sim.views.page import page, view_data
 from sim.views.rows import Track, kinds_of
@@ -25,7 +25,7 @@ def replay_page(result: Result, replayed: Timeline, recorded: Timeline) -> str:
         f"Replay of {result['traces']}",
         {"timeline": chart},
         view_data(timelines, layout),
-        line=f"{len(result['ranks'])} of {result['world_size']} ranks{step}",
+        line=f"{len(result['ranks'])} of {counted(result['world_size'], 'rank')}{step}",
         headline=_headline(result),
         notes=result["warnings"],
         kinds=kinds_of(timelines),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.core.units import count, n_bytes, percent, seconds
+from sim.core.units import count, counted, n_bytes, percent, seconds
 from sim.inputs.rl_config import Rl
 from sim.inputs.scenario import Scenario
 from sim.rl.records import PoolUse, RlResult
@@ -22,7 +22,7 @@ def rl_line(scenario: Scenario, rl: Rl) -> str:
     trainer = ", ".join(layout_words(scenario.parallelism.model_dump()))
     engine = f"{g.engine} {g.replicas} × tp {g.tp}" + (f" pp {g.pp}" if g.pp > 1 else "")
     turns = "colocated" if rl.colocated else "one step off" if rl.steps_off else "pools of their own"
-    answers = f"{count(rl.prompts_per_step)} prompts × {count(rl.generations_per_prompt)} answers"
+    answers = f"{counted(rl.prompts_per_step, 'prompt')} × {counted(rl.generations_per_prompt, 'answer')}"
     words = (model_words(scenario.model), f"trained {trainer}", engine, turns, answers, gpus_words(scenario))
     return " · ".join(words)
 
@@ -35,7 +35,7 @@ def rl_headline(result: RlResult) -> list[Number]:
         Number("Step time", seconds(result.step_time_s), f"90 % interval {seconds(low)} – {seconds(high)}"),
         Number("Tokens/s per GPU", count(result.tokens_per_s_per_gpu), f"{count(result.tokens_per_s)} in all"),
         Number("Generation", seconds(g.duration_s), f"the last tenth of the answers takes {seconds(g.tail_s)} longer"),
-        Number("Training", seconds(t.updates * t.update_s), f"{count(t.updates)} updates, MFU {percent(t.mfu)}"),
+        Number("Training", seconds(t.updates * t.update_s), f"{counted(t.updates, 'update')}, MFU {percent(t.mfu)}"),
         *[Number(f"Idle, {p.name} GPUs", percent(p.idle_share), f"of {count(p.gpus)}") for p in result.pools],
         *[_memory(p) for p in result.pools],
     ]
@@ -84,15 +84,16 @@ def fact_lines(result: RlResult) -> list[tuple[str, str]]:
     g, t, w = result.generation, result.training, result.weight_transfer
     mean = g.output_tokens / g.answers
     written = (
-        f"{count(g.answers)} answers of {count(round(mean))} tokens in the mean, {count(g.longest_output)} at most, "
-        f"by {count(g.replicas)} replicas that compute {percent(g.busy_share)} of the time"
+        f"{counted(g.answers, 'answer')} of {counted(round(mean), 'token')} in the mean, "
+        f"{count(g.longest_output)} at most, "
+        f"by {counted(g.replicas, 'replica')}, computing {percent(g.busy_share)} of the time"
     )
     trained = (
-        f"{count(t.updates)} updates of {count(t.micro_batches)} micro-batches a replica, "
-        f"each of {count(t.micro_batch_size)} × {count(t.seq_len)} tokens, {percent(t.filled)} filled"
+        f"{counted(t.updates, 'update')} of {counted(t.micro_batches, 'micro-batch')} a replica, "
+        f"each of {count(t.micro_batch_size)} × {counted(t.seq_len, 'token')}, {percent(t.filled)} filled"
     )
     moved = (
-        f"{n_bytes(w.bytes)} gathered over {count(w.gathered_over)} ranks in {seconds(w.gather_s)}, "
+        f"{n_bytes(w.bytes)} gathered over {counted(w.gathered_over, 'rank')} in {seconds(w.gather_s)}, "
         + (f"broadcast in {seconds(w.broadcast_s)}, " if w.broadcast_s else "")
         + f"copied into place in {seconds(w.load_s)} ({w.how})"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim.core.units import count, n_bytes, percent, seconds
+from sim.core.units import count, counted, n_bytes, percent, seconds
 from sim.views.headline import Number, layout_words, limit_words
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
@@ -42,7 +42,7 @@ def search_page(result: Result) -> str:
         "search.html",
         title,
         {"search": _figure(result)},
-        what=f"{count(result['gpus'])} GPUs, {limit_words(result)}",
+        what=f"{counted(result['gpus'], 'GPU')}, {limit_words(result)}",
         headline=_headline(result),
         columns=list(COLUMNS.items()),
         tables=[_table(name, heading, result[name]) for name, heading in _TABLES],
@@ -125,7 +125,7 @@ def _headline(result: Result) -> list[Number]:
             Number("Its memory", n_bytes(best["peak_memory_bytes"]), f"recompute {best['layout']['recompute']}"),
         ]
     large, slow = count(c["pruned_by_memory"] + c["too_large"]), count(c["pruned_by_bound"] + c["beaten"])
-    cores = f"{count(result['cores'])} core{'s' * (result['cores'] != 1)}"
+    cores = counted(result["cores"], "core")
     return [
         *numbers,
         Number("Legal layouts", count(c["legal"]), f"{large} need too much memory"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sim.core.units import count, percent, seconds
+from sim.core.units import count, counted, percent, seconds
 
 if TYPE_CHECKING:
     from sim.results.records import Record
@@ -96,7 +96,7 @@ def _over_time(history: OverTime) -> tuple[Plot, ...]:
         (_BLUE, "arriving", history.arriving_per_s),
         (_ORANGE, "finishing", history.finishing_per_s),
     ):
-        words = [f"{count(v)} requests a second {what}" for v in values.tolist()]
+        words = [f"{counted(v, 'request')} a second {what}" for v in values.tolist()]
         _steps(rates, history.rate_edges_s, values, colour, words)
     several = len(history.running) > 1
     pools, on = dict(zip(_POOLS, history.running, strict=False)), history.replicas

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim.core.units import count, seconds
+from sim.core.units import count, counted, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
@@ -41,7 +41,7 @@ def serving_search_page(result: Result) -> str:
         "serving_search.html",
         f"Serving search: {result['name']}",
         plots,
-        what=f"{count(result['gpus'])} GPUs within {', '.join(result['slo'])}",
+        what=f"{counted(result['gpus'], 'GPU')} within {', '.join(result['slo'])}",
         headline=_headline(result),
         head=[HEAD[i] for i in kept],
         rows=[[row[i] for i in kept] for row in rows],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sim.core.units import count, n_bytes, percent, seconds
+from sim.core.units import count, counted, n_bytes, percent, seconds
 from sim.views.headline import Number
 from sim.views.serving_plots import promise_words
 from sim.views.summary import print_summary, words_table
@@ -33,21 +33,21 @@ def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
     """What there is to say about the workload and its cache, as (name, value)."""
     kv = result.kv_cache
     served = (
-        f"{count(result.requests)} requests, {count(result.output_tokens)} tokens in "
-        f"{seconds(result.duration_s)}, {count(result.iterations)} iterations"
+        f"{counted(result.requests, 'request')}, {counted(result.output_tokens, 'token')} in "
+        f"{seconds(result.duration_s)}, {counted(result.iterations, 'iteration')}"
     )
     cache = (
-        f"{kv.layout}, {count(kv.blocks)} blocks of {kv.block_tokens} tokens, "
+        f"{kv.layout}, {counted(kv.blocks, 'block')} of {counted(kv.block_tokens, 'token')}, "
         f"{n_bytes(kv.bytes_per_token)} a token and GPU"
     )
     used = (
-        f"at most {count(kv.blocks_used)} blocks ({percent(kv.blocks_used / max(1, kv.blocks))}), "
-        f"{percent(kv.waste)} of them empty; {count(kv.running_max)} sequences at once at most"
+        f"at most {counted(kv.blocks_used, 'block')} ({percent(kv.blocks_used / max(1, kv.blocks))}), "
+        f"{percent(kv.waste)} of them empty; {counted(kv.running_max, 'sequence')} at once at most"
     )
     lines = [("served", served), ("cache", cache), ("in use", used)]
     if kv.preemptions:
         swapped = f", {n_bytes(kv.swapped_bytes)} a GPU to the host and back" if kv.swapped_bytes else ""
-        lost = f"{count(kv.preemptions)} times, {count(kv.recomputed_tokens)} tokens lost{swapped}"
+        lost = f"{counted(kv.preemptions, 'time')}, {counted(kv.recomputed_tokens, 'token')} lost{swapped}"
         lines.append(("preempted", lost))
     found = kv if result.pools is None else result.pools[0].kv_cache  # by the pool that computes prompts
     if found.prefix_hit_tokens:
@@ -55,11 +55,15 @@ def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
         loaded = f"; {n_bytes(found.loaded_bytes)} from the host" if host else ""
         lines.append(("prefix cache", f"{percent(found.prefix_hit_rate)} of prompt tokens found{loaded}"))
     for t in found.tiers or ():
-        words = f"{count(t.hit_tokens)} tokens came back in {seconds(t.load_s)}; {n_bytes(t.stored_bytes)} went down"
-        lines.append((f"tier {t.name}", f"{words} in {seconds(t.store_s)}, room for {count(t.capacity_tokens)} tokens"))
+        words = (
+            f"{counted(t.hit_tokens, 'token')} came back in {seconds(t.load_s)}; {n_bytes(t.stored_bytes)} went down"
+        )
+        lines.append(
+            (f"tier {t.name}", f"{words} in {seconds(t.store_s)}, room for {counted(t.capacity_tokens, 'token')}")
+        )
     if (lora := result.lora) is not None:
         held = f"{count(lora.adapters)} used, {count(lora.places)} on a GPU at once, {n_bytes(lora.adapter_bytes)} each"
-        loads = f"{count(lora.loads)} loads in {seconds(lora.load_s)}"
+        loads = f"{counted(lora.loads, 'load')} in {seconds(lora.load_s)}"
         lines.append(("adapters", f"{held}; {lora.distinct_mean:.3g} in an iteration; {loads}"))
     if (away := result.weight_offload) is not None:
         lines.append(
@@ -68,7 +72,7 @@ def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
     scaling = result.autoscaling
     if scaling is not None:
         mean = f"{scaling.replicas_mean:.3g} replicas in the mean, {scaling.replicas_max} at most"
-        changed = f"{count(scaling.starts)} starts, {count(scaling.stops)} stops"
+        changed = f"{counted(scaling.starts, 'start')}, {counted(scaling.stops, 'stop')}"
         hours = f"{scaling.gpu_hours:.3g} GPU hours ({scaling.gpu_hours_always_on:.3g} with all on)"
         lines.append(("autoscaling", f"{mean}; {changed}; {hours}"))
     return [*lines, *_between_replicas(result), *_drafted(result)]
@@ -83,7 +87,7 @@ def _between_replicas(result: ServingResult) -> list[tuple[str, str]]:
     moved = result.transfers
     if moved is not None:
         each = f"{seconds(moved.transfer_s.p50)} each in the median, after waiting {seconds(moved.wait_s.mean)}"
-        lines.append(("transfers", f"{count(moved.count)} computed prompts, {each} in the mean for a link in use"))
+        lines.append(("transfers", f"{counted(moved.count, 'computed prompt')}, {each} in the mean for a link in use"))
     return lines
 
 
@@ -94,4 +98,4 @@ def _drafted(result: ServingResult) -> list[tuple[str, str]]:
         return []
     share = percent(use.accepted_tokens / use.drafted_tokens)
     each = f"{use.tokens_per_verification:.3g} tokens a check ({use.expected_tokens_per_verification:.3g} expected)"
-    return [("drafts", f"{count(use.drafted_tokens)} tokens, {share} accepted; {each}")]
+    return [("drafts", f"{counted(use.drafted_tokens, 'token')}, {share} accepted; {each}")]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sim.core.shipped import shipped_profiles
-from sim.core.units import count, n_bytes, percent, ranks_text, seconds
+from sim.core.units import count, counted, n_bytes, percent, ranks_text, seconds
 from sim.results.evidence import nearest
 from sim.results.records import tightest
 from sim.results.result import StepResult
@@ -152,7 +152,7 @@ def _goodput(found: Goodput) -> TextTable:
     """Weeks of training: the useful part of the time, the lost time by cause, and the best checkpoint interval."""
     useful, parts, best, said = found.effective_training_time, found.parts, found.optimum, found.published
     columns = (
-        Column(f"{found.days:g} days, {count(found.gpus)} GPUs"),
+        Column(f"{found.days:g} days, {counted(found.gpus, 'GPU')}"),
         Column("mean", right=True),
         Column(f"{count(found.runs)} simulated runs"),
     )
@@ -203,7 +203,7 @@ def print_provenance(
     for line in (
         *before,
         f"prices: {named}{further}" + (f": {shares}" if shares else ""),
-        f"simulated {count(engine.tasks)} tasks in {seconds(engine.wall_s)} with the {engine.path} engine",
+        f"simulated {counted(engine.tasks, 'task')} in {seconds(engine.wall_s)} with the {engine.path} engine",
     ):
         terminal.print(line, "dim")
     for warning in result.warnings:

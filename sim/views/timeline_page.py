@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.core.timeline import Timeline
-from sim.core.units import count, percent, ranks_text, seconds
+from sim.core.units import counted, percent, ranks_text, seconds
 from sim.results.evidence import nearest
 from sim.results.losses import LossShare, largest_losses, mean_seconds, parts_of_step
 from sim.results.result import StepResult
@@ -142,5 +142,5 @@ def _provenance_words(result: Result) -> list[str]:
     source, engine = result.provenance, result.engine
     shares = ", ".join(f"{percent(v)} {k}" for k, v in source.shares.items() if v)
     hardware = ", ".join(str(v) for v in source.hardware.values() if v)
-    took = f"{count(engine.tasks)} tasks in {seconds(engine.wall_s)} ({engine.path})"
+    took = f"{counted(engine.tasks, 'task')} in {seconds(engine.wall_s)} ({engine.path})"
     return [words for words in (source.date, hardware, f"costs: {shares}" if shares else "", took) if words]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sim.core.units import count, n_bytes, percent, rate, seconds
+from sim.core.units import count, counted, n_bytes, percent, rate, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
 from topology.graph import build_graph, link
@@ -72,19 +72,18 @@ def _is_smaller_torus(cluster: ClusterSpec, shown: ClusterSpec) -> bool:
 
 def _size(cluster: ClusterSpec, shown: ClusterSpec) -> str:
     gpus = cluster.nodes * cluster.gpus_per_node
-    rest = f"; the first {count(shown.nodes)} nodes are drawn" if shown.nodes < cluster.nodes else ""
+    rest = f"; the first {counted(shown.nodes, 'node')} are drawn" if shown.nodes < cluster.nodes else ""
     if _is_smaller_torus(cluster, shown):
-        rest = f"; a torus of {count(shown.nodes)} nodes is drawn in its place, without loads"
-    nodes = f"{count(cluster.nodes)} node{'s' * (cluster.nodes > 1)}"
+        rest = f"; a torus of {counted(shown.nodes, 'node')} is drawn in its place, without loads"
     kinds = " or ".join(gpu.name for gpu in cluster.gpus)
-    return f"{nodes} of {count(cluster.gpus_per_node)} {kinds}, {count(gpus)} GPUs{rest}"
+    return f"{counted(cluster.nodes, 'node')} of {count(cluster.gpus_per_node)} {kinds}, {counted(gpus, 'GPU')}{rest}"
 
 
 def _headline(cluster: ClusterSpec) -> tuple[Number, ...]:
     intra, inter = cluster.intra_node, cluster.inter_node
     return (
         Number("Inside a domain", rate(intra.bandwidth_bytes_per_s, "B/s"), f"a GPU, per direction; {intra.kind}"),
-        Number("NVLink domain", f"{count(cluster.domain_gpus)} GPUs", "reach each other without a NIC"),
+        Number("NVLink domain", f"{counted(cluster.domain_gpus, 'GPU')}", "reach each other without a NIC"),
         Number("NIC", rate(inter.nic_bandwidth_bytes_per_s, "B/s"), f"per direction, {inter.nics_per_node} a node"),
         Number("Network", inter.kind.replace("_", " "), f"oversubscription {inter.oversubscription:g}"),
         Number("Latency per hop", seconds(intra.latency_s), f"inside; {seconds(inter.latency_s)} between nodes"),

@@ -149,6 +149,14 @@ def test_commands() -> None:
 # --- emit
 
 
+@pytest.mark.parametrize("name", ["tp8", "serve_batch1", "rl_grpo_llama8b"])
+def test_a_refusal_begins_with_the_file(name: str) -> None:
+    file = SCENARIOS / f"{name}.yaml"
+    done = run(str(file), "--emit", "torchtitan")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {file}: ")
+
+
 def test_torchtitan_takes_the_same_layout() -> None:
     tables = tomllib.loads(emit(scenario(), "torchtitan"))
     assert {k: set(v) <= TITAN[k] for k, v in tables.items()} == dict.fromkeys(tables, True)
@@ -335,7 +343,7 @@ def test_every_shipped_scenario_is_emitted_or_refused_with_a_reason() -> None:
         for trainer in ("torchtitan", "megatron"):
             text, refusal = outcome(loaded, trainer)
             assert bool(text) != bool(refusal)
-            reasons = ("cannot express this scenario:\n  - ", "no training section", "not written for an rl step")
+            reasons = ("cannot express this scenario:\n  - ", "training: is missing", "rl: --emit writes no flags")
             assert not refusal or any(reason in refusal for reason in reasons)
             assert trainer == "torchtitan" or set(flags(text)) <= MEGATRON
             written += bool(text)

@@ -196,7 +196,7 @@ def test_what_ifs_change_the_priced_step(tmp_path: Path) -> None:
     [
         ({"rank": 16}, "script.rank: found 16; allowed: a whole number from 0 to 15"),
         ({"device": "abacus"}, "script.device: found 'abacus'; allowed: cpu, cuda"),
-        ({"streams": [0]}, "script.streams: found 1; allowed: one for each of 2 operators"),
+        ({"streams": [0]}, "script.streams: found 1; allowed: 2, one for each operator"),
         ({"whats": ["jump"]}, "script.whats: found 'jump'"),
         ({"groups": [{"name": "0", "ranks": []}]}, "script.groups[0].ranks: found none"),
         ({"entries": {"before": [9], "what": [0], "stream": [0], "value": [0]}}, "script.entries[0].before: found 9"),
