@@ -54,6 +54,16 @@ def refuse_other_kind(path: str | Path, data: Any, wanted: str, own: str = "") -
         raise InputError(f"{path}: is {kind[0]}; {wanted} ({kind[1]})")
 
 
+def other_format(where: str | Path, data: Any, allowed: str) -> InputError:
+    """Return the error of data whose key `format` is not the one `allowed`."""
+    from sim.inputs.input_source import show
+
+    if not isinstance(data, Mapping):
+        return InputError(f"{where}: found {show(data)}; must be a mapping whose format is {allowed!r}")
+    found = f"found {show(data['format'])}" if data.get("format") is not None else "is missing"
+    return InputError(f"{where}: format: {found}; must be {allowed!r}")
+
+
 def refuse_binary(path: str | Path, wanted: str) -> None:
     """Raise for a file that is no text and of a kind that is known; `wanted` as for `refuse_other_kind`.
 

@@ -14,7 +14,7 @@ from sim.core.files import read_json
 from sim.inputs import families, hybrid_families
 from sim.inputs.families import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
-from sim.inputs.model_config import MAX_POSITIONS
+from sim.inputs.model_config import MAX_LAYERS, MAX_POSITIONS
 from sim.inputs.yaml_input import MAX_BYTES, one_line
 
 FAMILIES = families.FAMILIES | hybrid_families.FAMILIES
@@ -26,6 +26,14 @@ _FUNCTION = (
     "--out PROGRAM.json.gz"
 )
 _DECODERS = ("text_config", "language_config", "llm_config")
+# Numbers and periods of layers, of which families make lists.
+_LAYERS = [
+    "num_hidden_layers",
+    "n_layer",
+    "sliding_window_pattern",
+    "full_attention_interval",
+    "no_rope_layer_interval",
+]
 _TOWER = re.compile("vision|visual|image|video|audio|speech|sound|projector|aligner|thinker|talker|token2wav")
 _OTHER_TOWERS = ("embd_layer", "img_processor", "audio_processor", "mm_vision_tower", "vision_tower")  # Phi 4, LLaVA
 
@@ -53,6 +61,9 @@ def model_from_config(file: Path) -> Config:
         raise InputError(f"{file}: {_of_several_inputs(config, family, towers)}")
     if not isinstance(family, str) or family not in FAMILIES:
         raise InputError(f"{file}: {_unknown(config, family)}")
+    for key in _LAYERS:
+        if isinstance(found := config.get(key), (int, float)) and found > MAX_LAYERS:
+            raise InputError(f"{file}: {key}: found {show(found)}; must be at most {MAX_LAYERS:,}")
     try:
         mapping = FAMILIES[family](config)
     except KeyError as missing:

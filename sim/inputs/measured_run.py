@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sim.core.errors import InputError
-from sim.inputs.file_kinds import SCENARIO, kind_of, read_data, refuse_other_kind
+from sim.inputs.file_kinds import SCENARIO, kind_of, other_format, read_data, refuse_other_kind
 from sim.inputs.shipped import shipped_scenarios
 
 FORMAT = "measured-run/1"
@@ -129,8 +129,7 @@ def load_measured(path: str | Path) -> MeasuredRun:
         scenario = kind_of(data) == SCENARIO
         wanted = "compare takes a measured run" + "; for two scenarios there is `stepsim diff A B`" * scenario
         refuse_other_kind(path, data, wanted, own="measured-run")
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"{path}: format: found {str(found)[:60]!r}; allowed: {FORMAT!r} (see calibrate.measure)")
+        raise other_format(path, data, FORMAT)
     try:
         return MeasuredRun.model_validate(data)
     except ValidationError as error:

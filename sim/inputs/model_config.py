@@ -8,6 +8,7 @@ from sim.core.dtypes import StorageDtype
 from sim.inputs.input_source import UserInput, as_tuple
 
 MAX_POSITIONS = 100_000_000
+MAX_LAYERS = 10_000
 
 
 class Imbalance(UserInput):
@@ -39,8 +40,8 @@ class MoeConfig(UserInput):
     shared_gate: bool = False
     router_bias: bool = False
     router_fp32: bool = False
-    dense_layers: int = Field(default=0, ge=0, le=10_000)
-    every: int = Field(default=1, ge=1, le=10_000)
+    dense_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
+    every: int = Field(default=1, ge=1, le=MAX_LAYERS)
     capacity_factor: float | None = Field(default=None, gt=0, le=1_000)
     pad_to_capacity: bool = False
     imbalance: Annotated[
@@ -169,7 +170,7 @@ class ModelConfig(UserInput):
     is left out, a table of learned positions whose size is stated says it.
     """
 
-    layers: int = Field(ge=1, le=10_000)
+    layers: int = Field(ge=1, le=MAX_LAYERS)
     hidden: int = Field(ge=1, le=10_000_000)
     heads: int = Field(ge=1, le=1_000_000)
     kv_heads: int = Field(default_factory=lambda data: data["heads"], ge=1, le=1_000_000, description="null: heads")
@@ -196,7 +197,7 @@ class ModelConfig(UserInput):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     positions: Literal["none", "learned", "rope"] = "none"
     rope_share: float | None = Field(default=None, gt=0, le=1)
-    no_rope_every: int | None = Field(default=None, ge=1, le=10_000)
+    no_rope_every: int | None = Field(default=None, ge=1, le=MAX_LAYERS)
     max_positions: int = Field(
         default=0, ge=1, le=MAX_POSITIONS, description="null: seq_len", json_schema_extra={"default": None}
     )

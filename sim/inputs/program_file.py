@@ -17,6 +17,7 @@ from msgspec import Struct
 from sim.core.errors import InputError
 from sim.core.json_text import parse_json
 from sim.core.outputs import refuse_output
+from sim.inputs.file_kinds import other_format
 
 FORMAT = "program/1"
 MAX_BYTES = 512 * 1024 * 1024  # of the JSON itself
@@ -122,8 +123,7 @@ def read_program(path: Path) -> CapturedProgram:
     """
     data = _json(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"{path}: format: found {str(found)[:60]!r}; allowed: {FORMAT!r}")
+        raise other_format(path, data, FORMAT)
     least = 0 if "script" in data else 1  # nobody says how much a script's step holds
     seq_len, micro_batch_size = (whole(data.get(k), f"{path}: {k}", least) for k in ("seq_len", "micro_batch_size"))
     tables, rows = _mapping(data, "tables", path), _mapping(data, "operators", path)

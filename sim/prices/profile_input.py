@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sim.core.dtypes import DTYPES
 from sim.core.errors import InputError
+from sim.inputs.file_kinds import other_format
 from sim.inputs.input_source import nearest, show
 from sim.inputs.yaml_input import one_line
 from sim.prices.coefficients import Coefficient, Coefficients, coefficients_from, place_of
@@ -43,7 +44,7 @@ def profile_from(data: object, where: str = "profile") -> Profile:
     # The format is checked first, because errors about the keys of another format would mislead.
     top = _mapping(data, where)
     if top.get("format") != FORMAT:
-        raise InputError(f"{where}: format: found {show(top.get('format'))}; allowed: {FORMAT!r}")
+        raise other_format(where, top, FORMAT)
     _keys(top, where, ("format", *Profile.__struct_fields__), required=("name",))
     # Kernels are scaled to another GPU by the ratio of two rooflines, which needs the reference.
     if top.get("kernels") and not top.get("reference"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.core.errors import InputError
-from sim.inputs.file_kinds import read_data, refuse_other_kind
+from sim.inputs.file_kinds import other_format, read_data, refuse_other_kind
 from sim.inputs.overrides import merge
 from sim.validation.launch_scripts import with_launch_script
 from sim.validation.records import Measurement, Table
@@ -33,8 +33,7 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     data = read_data(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         refuse_other_kind(path, data, "a table of measurements is wanted", own="measurements")
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"{path}: format: found {str(found)[:60]!r}; allowed: {FORMAT!r}")
+        raise other_format(path, data, FORMAT)
     if data.get("kind") not in KINDS:
         raise InputError(f"{path}: kind: found {str(data.get('kind'))[:60]!r}; allowed: {', '.join(KINDS)}")
     rows = data.get("rows")

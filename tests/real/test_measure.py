@@ -119,7 +119,7 @@ def test_wrong_gradients_are_refused(scenario: Path, tmp_path: Path) -> None:
             },
             "model.moe.router_fp32: found true with precision bf16",
         ),
-        ({"cluster": "dgx-h100"}, "cluster: found 1 GPUs"),
+        ({"cluster": "dgx-h100"}, "cluster: found 1 GPU"),
     ],
 )
 def test_refused(override: dict[str, Any], key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,8 @@ def test_other_tools_may_add_keys(tmp_path: Path, run: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "measured-run/2"}, "format: found 'measured-run/2'; allowed: 'measured-run/1'"),
+        ({"format": "measured-run/2"}, "format: found 'measured-run/2'; must be 'measured-run/1'"),
+        ({"format": None}, "format: is missing; must be 'measured-run/1'"),
         ({"step_times_s": []}, "step_times_s"),
         ({"step_times_s": [-1.0]}, "step_times_s.0"),
         ({"step_times_s": ["fast"]}, "step_times_s.0"),

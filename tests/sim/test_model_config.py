@@ -296,6 +296,11 @@ def test_pythia_parameter_count(tmp_path: Path) -> None:
         ({"num_hidden_layers": 0}, "layers: found 0; must be at least 1"),
         ({"num_key_value_heads": 5}, "kv_heads: found 5; must divide heads (32)"),
         ({"max_position_embeddings": 10**9}, "config.json: max_position_embeddings: found 1000000000; must be at most"),
+        ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers: found 1000000000; must be at most 10,000"),
+        ({"model_type": "jamba", "num_hidden_layers": 10**9}, "num_hidden_layers: found 1000000000; must be at most"),
+        ({"model_type": "granitemoehybrid", "num_hidden_layers": 10**9}, "num_hidden_layers: found 1000000000"),
+        ({"model_type": "qwen3_next", "full_attention_interval": 10**9}, "full_attention_interval: found 1000000000"),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 10**9}, "sliding_window_pattern: found 1000000000"),
     ],
 )
 def test_hugging_face_config_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_saved_file_is_replaced_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("format",), "profile/2", "format: found 'profile/2'; allowed: 'profile/1'"),
+        (("format",), "profile/2", "format: found 'profile/2'; must be 'profile/1'"),
         (("name",), 3, "name: found 3; allowed: text"),
         (("pionts",), [], "unknown key 'pionts'; did you mean 'points'"),
         (("points", 0, "seconds", 1), -1e-6, r"points\[0\].seconds\[1\]: found -1e-06; allowed: a number from"),

@@ -74,7 +74,7 @@ def test_a_model_that_cannot_be_served_says_why(tmp_path: Path) -> None:
     assert not found[0]["refused"]
     assert "nobody" in found[1]["refused"]
     path.write_text("model,score\nnobody,2\n")
-    with pytest.raises(InputError, match="none of the 1 models"):
+    with pytest.raises(InputError, match="none of 1 model"):
         quality(SERVING, read_scores(path), FEW)
 
 

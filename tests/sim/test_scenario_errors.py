@@ -160,7 +160,7 @@ LAYOUTS: list[tuple[list[str], str]] = [
         [MOE, "parallelism.ep=2", "parallelism.ep_overlap=true"],
         "only dualpipe, dualpipe_v, interleaved_1f1b (without micro_batch_group) pair",
     ),
-    (["cluster.nodes=1", "parallelism.pp=8"], "cluster.nodes: found 1 nodes of 8 = 8 GPUs; tp·cp·dp·pp = 1·1·2·8 = 16"),
+    (["cluster.nodes=1", "parallelism.pp=8"], "cluster.nodes: found 1 node of 8 = 8 GPUs; tp·cp·dp·pp = 1·1·2·8 = 16"),
     (["parallelism.dp=4000000", "parallelism.tp=8"], "32,000,000 ranks; at most 10,000,000"),
     (
         ["parallelism.pp=200000", "parallelism.schedule=interleaved_1f1b", "parallelism.virtual_stages=6"],

@@ -193,7 +193,8 @@ def test_a_markdown_file_that_is_no_text_is_refused_before_anything_is_predicted
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "x"}, "format"),
+        ({"format": "x"}, "format: found 'x'; must be 'measurements/1'"),
+        ({"format": None}, "format: is missing; must be 'measurements/1'"),
         ({"kind": "poem"}, "poem"),
         ({"rows": 3}, "rows"),
     ],

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import textwrap
 
 import pytest
 import synthetic
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sim.inputs.scenario import load_scenario
@@ -127,3 +130,20 @@ def test_serving_results_show_their_latencies() -> None:
     text = printed(replace(served, request_latency_s=Percentiles(1.0, 2.0, 3.0, 1.5), output_tokens_per_s=1234.0))
     assert "median; p90 2.000 s, p99 3.000 s" in text
     assert "1,234" in text
+
+
+@pytest.mark.parametrize("cell", ["模型的步骤", (Span("模型", "bold"), Span("的步骤"))])
+def test_a_wide_character_takes_two_columns(cell: str | tuple[Span, ...]) -> None:
+    columns = (Column(), Column(right=True))
+    assert table(40, columns, (cell, "12"), ("step", "3")) == ["模型的步骤   12", "step          3"]
+    assert table(40, (Column(most=7), Column()), ("模型的步骤", "12"))[0] == "模型的…   12"
+    assert table(8, (Column(wraps=True),), ("模型的步骤",)) == ["模型的步", "骤"]
+    assert table(40, columns, ("e\u0301te\u0301", "1"), ("step", "2")) == ["e\u0301te\u0301    1", "step   2"]
+
+
+@given(st.lists(st.text("abc-", min_size=1, max_size=12), max_size=12), st.integers(2, 20))
+def test_lines_break_where_textwrap_breaks_them(words: list[str], width: int) -> None:
+    out = io.StringIO()
+    Terminal(width, file=out).print(" ".join(words))
+    lines = textwrap.wrap(" ".join(words), width, break_on_hyphens=False) or [""]
+    assert out.getvalue().splitlines() == [line.rstrip() for line in lines]
