@@ -387,8 +387,8 @@ def simulated_blocks(
     kinds = (sum(b.params for b in every), "shard"), (sum(b.expert_params for b in every), "expert_shard")
     sharded = bool(scenario.parallelism.zero)
     params = sum(-(-n // plan.group_size(group)) if sharded else n for n, group in kinds)
-    clip = clip_items(params, scenario) if scenario.for_training.gradient_clipping else ()
-    ends = (*clip, *optimizer_items(params, scenario))
+    t = scenario.for_training
+    ends = (*(clip_items(params, t) if t.gradient_clipping else ()), *optimizer_items(params, t))
     items = [(f"{i.kind}:{i.kernel}", round(i.bytes)) for i in ends if isinstance(i, Compute)]
     return blocks, items
 

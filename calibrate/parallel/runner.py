@@ -47,7 +47,7 @@ def make_schedule(scenario: Scenario) -> Schedule:
 
 def block_numbers(scenario: Scenario, part: int) -> list[int]:
     """Return the numbers of one part's blocks (0 embedding, 1 to `layers` layers, then the head)."""
-    p = make_parts(scenario)[part]
+    p = make_parts(scenario.parallelism)[part]
     numbers = [0] if p.embedding else []
     numbers += [layer + 1 for layer in p.layers]
     return numbers + ([scenario.model.layers + 1] if p.head else [])

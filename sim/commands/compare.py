@@ -364,7 +364,7 @@ def main(
     check_same(loaded, run, measured)
     profile = load_profile(calibration, "--calibration") if calibration else own_profile(run, measured)
     simulation = simulate_run(loaded, run, profile, measured)
-    timeline = to_timeline(run.actions, loaded)
+    timeline = to_timeline(run.actions, loaded.parallelism)
     result = compare(simulation, run, timeline, tolerance)
     if json != "-":
         print_table(result)

@@ -68,7 +68,7 @@ def errors_of(path: Path, benchmarks: Profile | None = None) -> Errors:
     run = load_measured(path)
     scenario = scenario_of(path)
     simulation = simulate_run(scenario, run, own_profile(run, str(path)), str(path))
-    result = compare(simulation, run, to_timeline(run.actions, scenario), TOLERANCE)
+    result = compare(simulation, run, to_timeline(run.actions, scenario.parallelism), TOLERANCE)
     out = {"step_time": float(result["step_time_s"]["error"])}
     if result["replay"] is not None:
         out["replay"] = float(result["replay"]["error"])

@@ -27,13 +27,13 @@ _FUNCTION = (
 )
 _DECODERS = ("text_config", "language_config", "llm_config")
 # Numbers and periods of layers, of which families make lists.
-_LAYERS = [
+_LAYERS = (
     "num_hidden_layers",
     "n_layer",
-    "sliding_window_pattern",
     "full_attention_interval",
     "no_rope_layer_interval",
-]
+    "sliding_window_pattern",
+)
 _TOWER = re.compile("vision|visual|image|video|audio|speech|sound|projector|aligner|thinker|talker|token2wav")
 _OTHER_TOWERS = ("embd_layer", "img_processor", "audio_processor", "mm_vision_tower", "vision_tower")  # Phi 4, LLaVA
 

@@ -15,6 +15,7 @@ from sim.models.recipes import Recipe, recipe_of
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.inputs.training_config import Lora, Training
+    from topology.spec import ClusterSpec
 
 
 class Shard(Struct, frozen=True):
@@ -96,9 +97,9 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _quantized_copies(scenario: Scenario, t: Training, framework: Framework, recipe: Recipe | None) -> int:
+def _quantized_copies(cluster: ClusterSpec, t: Training, framework: Framework, recipe: Recipe | None) -> int:
     """By rows for one matmul and by columns for another, unless frozen weights or the hardware spare the latter."""
-    blackwell = all(gpu.architecture == "blackwell" for gpu in scenario.cluster.gpus)
+    blackwell = all(gpu.architecture == "blackwell" for gpu in cluster.gpus)
     either = recipe is not None and recipe.one_scale and blackwell and framework.skips_transposes
     return 1 if t.lora is not None or either else 2
 
@@ -153,7 +154,7 @@ def dims(scenario: Scenario) -> Dims:
         fused_attention=t.attention == "fused",
         attention_kernel=t.attention_kernel or "",
         tp_overlap=p.tp_overlap,
-        quantized_copies=_quantized_copies(scenario, t, framework, recipe),
+        quantized_copies=_quantized_copies(scenario.cluster, t, framework, recipe),
         quantized_for=1 if gathers_each else micro_batches,
         recipe=recipe,
         weight_shards=p.shard_size if gathers_quantized_shards(scenario) else 1,

@@ -18,6 +18,7 @@ from sim.models.operators import F, Operator, W, collective, memory_op, of_part
 from sim.models.recompute import as_block, keep_all
 
 if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
     from sim.inputs.scenario import Scenario
 
 TOKEN_BYTES = 8.0  # an int64 token number
@@ -26,11 +27,11 @@ TOKEN_BYTES = 8.0  # an int64 token number
 def embedding_block(scenario: Scenario) -> Block:
     """Look-up, sum over vocabulary shards (a reduce-scatter with sp), positions, dropout."""
     d = dims(scenario)
-    parts = of_part(ModelPart.EMBEDDING, (lookup(scenario, d), *_positions(scenario, d), *_dropout(d)))
+    parts = of_part(ModelPart.EMBEDDING, (lookup(scenario, d), *_positions(scenario.model, d), *_dropout(d)))
     if d.lora is not None:  # nothing behind the first adapter needs a gradient
         parts = tuple(replace(frozen(p), backward=(), saved=(), backward_bytes=0.0) for p in parts)
     key = (
-        f"embedding {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
+        f"embedding {shape_key(scenario.model, d)} vocab={scenario.model.padded_vocab(d.tp)} "
         f"positions={scenario.model.positions} dropout={d.dropout:g}{' frozen' if d.lora else ''}"
     )
     return as_block("embedding", BlockKind.EMBEDDING, key, parts, keep_all(parts))
@@ -71,9 +72,9 @@ def lookup(scenario: Scenario, d: Dims) -> Operator:
     )
 
 
-def _positions(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
+def _positions(m: ModelConfig, d: Dims) -> tuple[Operator, ...]:
     """A learned table `[max_positions, hidden]`, whole on every rank, added to the tokens' rows."""
-    if scenario.model.positions != "learned":
+    if m.positions != "learned":
         return ()
     n = d.rows * d.hidden
     add = memory_op("positions", F, "elementwise", n, 3 * n * d.act_bytes, d.act)
@@ -83,7 +84,7 @@ def _positions(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
             "positions",
             (add,),
             (grad,),
-            params=scenario.model.max_positions * scenario.model.hidden,
+            params=m.max_positions * m.hidden,
             forward_bytes=n * d.act_bytes,
             backward_bytes=n * d.act_bytes,
         ),

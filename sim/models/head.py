@@ -37,7 +37,7 @@ def head_block(scenario: Scenario) -> Block:
     if d.lora is not None:
         parts = tuple(p if p.frozen else frozen(p) for p in parts)
     key = (
-        f"head {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
+        f"head {shape_key(scenario.model, d)} vocab={scenario.model.padded_vocab(d.tp)} "
         f"loss={scenario.for_training.cross_entropy}"
         + (" and the teacher's" if learns_logits(scenario) else "")
         + (" frozen" if d.lora else "")
@@ -78,8 +78,8 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, Operator, Op
         plain,
         Linear(name, "head", d.tokens, d.hidden, (vocab,), "column", save_input=not d.framework.rebuilds_pointwise),
     )
-    chunked = scenario.for_training.cross_entropy == "chunked"
-    if chunked:
+    kernel = scenario.for_training.cross_entropy
+    if kernel == "chunked":
         output = chunked_output(d, name, vocab)
     elif d.framework.accumulates_in_matmul:  # autograd is handed an empty gradient of the matrix's shape
         output = replace(output, backward_bytes=output.backward_bytes + d.act_bytes * vocab * d.hidden)
@@ -88,8 +88,8 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, Operator, Op
     output = output if aligned else _unaligned(output)
     final = norm(d, "final_norm", m.norm, d.rows, d.hidden, m.bias)
     kept = tuple(s._replace(part="head") for s in final.saved)
-    loss = Operator("cross_entropy") if chunked else cross_entropy(scenario, d, vocab)
-    if m.logit_softcap is not None and scenario.for_training.cross_entropy == "unfused":
+    loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel == "fused")
+    if m.logit_softcap is not None and kernel == "unfused":
         output = _capped(d, output, vocab)
     (final,), (output, loss) = (
         of_part(ModelPart.NORM, [replace(final, saved=kept)]),
@@ -120,7 +120,7 @@ def _unaligned(part: Operator) -> Operator:
     return replace(part, forward=slow(part.forward), backward=slow(part.backward))
 
 
-def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Operator:
+def cross_entropy(d: Dims, vocab: int, fused: bool = False) -> Operator:
     """Loss over `vocab` logits a token on this rank; its all-reduces over tp are of one fp32 number a token.
 
     Unfused: logits to fp32 (e+4), maximum (4), subtract (8), exponential (8), sum (4), divide (8), of which
@@ -133,7 +133,6 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Operator:
     written over them (3e), later scaled in place (2e).
     """
     n, e = float(d.tokens * vocab), d.act_bytes
-    fused = scenario.for_training.cross_entropy == "fused"
     forward: list[Item] = []
     if fused:
         forward.append(memory_op("cross_entropy", F, "cross_entropy", n, 3 * e * n, d.act, 2))

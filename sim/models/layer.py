@@ -18,6 +18,7 @@ from sim.models.recompute_modules import inside
 from sim.models.warm_up import only_indexers, warms_up
 
 if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
     from sim.inputs.scenario import Scenario
 
 
@@ -49,11 +50,11 @@ def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[
     parts: tuple[Operator, ...] = ()
     if spec.attention is not None:
         inner = spec.attention.train(scenario, d, shard)
-        branch = _branch(scenario, d, spec, "attention", inner, m.bias and d.tp > 1)
+        branch = _branch(m, d, spec, "attention", inner, m.bias and d.tp > 1)
         parts += of_part(spec.attention.part, branch)
     if spec.mlp is not None:
         inner = inside(spec.mlp.module, spec.mlp.train(scenario, d, layer, shard))
-        branch = _branch(scenario, d, spec, "mlp", inner, spec.mlp.bias_after and d.tp > 1, bool(parts))
+        branch = _branch(m, d, spec, "mlp", inner, spec.mlp.bias_after and d.tp > 1, bool(parts))
         parts += of_part(spec.mlp.part, branch)
     return parts
 
@@ -80,7 +81,7 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
 
 
 def _branch(
-    scenario: Scenario,
+    m: ModelConfig,
     d: Dims,
     spec: LayerSpec,
     name: str,
@@ -89,7 +90,6 @@ def _branch(
     after_sum: bool = False,
 ) -> tuple[Operator, ...]:
     """Norm, what computes, the norm after it, and the sum with the residual stream. `after_sum`: see `norm`."""
-    m = scenario.model
 
     def norms(of: str, here: bool, after_sum: bool = False) -> tuple[Operator, ...]:
         made = (norm(d, of, m.norm, d.rows, d.hidden, m.bias, after_sum),) if here else ()
@@ -108,7 +108,7 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     """What fixes the layer's computation, as text; recomputation is left out (it runs the same forward)."""
     m, p = scenario.model, scenario.parallelism
     text = (
-        f"layer {shape_key(scenario, d)} heads={m.heads} kv_heads={m.kv_heads} head_dim={m.head_dim} "
+        f"layer {shape_key(m, d)} heads={m.heads} kv_heads={m.kv_heads} head_dim={m.head_dim} "
         f"ffn={m.ffn} mlp={m.mlp} positions={m.positions} dropout={m.dropout:g} "
         f"attention={(d.attention_kernel or 'fused') if d.fused_attention else 'unfused'} tp_overlap={d.tp_overlap}"
     )
@@ -136,9 +136,8 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     return text
 
 
-def shape_key(scenario: Scenario, d: Dims) -> str:
+def shape_key(m: ModelConfig, d: Dims) -> str:
     """The part of a key that all blocks share."""
-    m = scenario.model
     return (
         f"b={d.batch} s={d.full_seq} h={d.hidden} norm={m.norm} bias={int(m.bias)} precision={d.linear}{d.recipe_key} "
         f"elementwise={d.framework.name} tp={d.tp} sp={int(d.sp)} cp={d.cp}"

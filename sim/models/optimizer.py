@@ -12,7 +12,6 @@ from sim.models.muon import muon_items
 from sim.models.operators import items_of_part, memory_op
 
 if TYPE_CHECKING:
-    from sim.inputs.scenario import Scenario
     from sim.inputs.training_config import Training
 
 # Decay (2 accesses), first moment scaled (2) and joined by the gradient (3), second moment likewise (2 and 3), its root
@@ -24,7 +23,7 @@ MOMENTS = {"adamw": 2, "muon": 1, "sgd": 0}  # of a parameter; Muon's are those 
 INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.py: `optimizer_update_8bit_blockwise`)
 
 
-def optimizer_items(n_params: int, scenario: Scenario, matrices: Sequence[WeightShape] = ()) -> Program:
+def optimizer_items(n_params: int, t: Training, matrices: Sequence[WeightShape] = ()) -> Program:
     """AdamW or SGD over `n_params` parameters (this rank's shard, where it is sharded), in one pass; Muon over
     `matrices` (see `sim.models.muon`), beside AdamW over the rest.
 
@@ -36,12 +35,11 @@ def optimizer_items(n_params: int, scenario: Scenario, matrices: Sequence[Weight
     >>> from types import SimpleNamespace as N
     >>> t = N(param_dtype="bf16", grad_dtype="fp32", optimizer="adamw", optimizer_dtype="fp32", master_weights=None,
     ...       framework="eager", software_date=None)
-    >>> optimizer_items(1000, N(for_training=t))[0].bytes
+    >>> optimizer_items(1000, t)[0].bytes
     30000.0
     """
     if n_params <= 0:
         return ()
-    t = scenario.for_training
     held = kept_bytes(t)
     updated = held.master or dtype_bytes(t.param_dtype)
     written = dtype_bytes(t.param_dtype) if held.master else 0.0
@@ -104,21 +102,20 @@ def moment_bytes(t: Training) -> float:
     return dtype_bytes(t.optimizer_dtype) + scale
 
 
-def clip_items(n_params: int, scenario: Scenario) -> Program:
+def clip_items(n_params: int, t: Training) -> Program:
     """The gradients' norm (read once), then their scaling by the clipping factor (read and written).
 
     Between the two the squared norms of all ranks' parts are summed: four bytes over the model's groups.
     """
     if n_params <= 0:
         return ()
-    t = scenario.for_training
     size = n_params * dtype_bytes(t.grad_dtype)
     norm = memory_op("grad_norm", Phase.OPTIMIZER, "elementwise", n_params, size, "fp32", kernel="grad_norm")
     scale = memory_op("grad_scale", Phase.OPTIMIZER, "elementwise", n_params, 2 * size, "fp32", kernel="grad_scale")
     return items_of_part(ModelPart.OPTIMIZER, (norm, scale))
 
 
-def gradient_buffer_items(n_params: int, scenario: Scenario) -> Program:
+def gradient_buffer_items(n_params: int, t: Training, replicas: int) -> Program:
     """What Megatron does to its whole gradient buffer besides reducing it (`framework: megatron`).
 
     It reads it for a norm that shows NaNs, scales it to the mean over data-parallel ranks before it is reduced, and
@@ -128,17 +125,16 @@ def gradient_buffer_items(n_params: int, scenario: Scenario) -> Program:
     Elsewhere gradients are freed rather than zeroed, and NCCL averages.
 
     >>> from types import SimpleNamespace as N
-    >>> t, p = N(framework="megatron", grad_dtype="fp32", software_date=None), N(dp=2, cp=1)
-    >>> [i.bytes for i in gradient_buffer_items(1000, N(for_training=t, parallelism=p))]
+    >>> t = N(framework="megatron", grad_dtype="fp32", software_date=None)
+    >>> [i.bytes for i in gradient_buffer_items(1000, t, replicas=2)]
     [4000.0, 8000.0, 4000.0]
     """
-    t, p = scenario.for_training, scenario.parallelism
     if n_params <= 0:
         return ()
     framework, size = framework_of(t), n_params * dtype_bytes(t.grad_dtype)
     passes = {
         "grad_check": 1 * framework.checks_gradients,
-        "grad_average": 2 * (framework.averages_gradients and p.dp * p.cp > 1),
+        "grad_average": 2 * (framework.averages_gradients and replicas > 1),
         "grad_zero": 1 * framework.zeroes_gradients,
     }
     made = [

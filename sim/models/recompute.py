@@ -88,12 +88,12 @@ def mode_of_layer(scenario: Scenario, layer: int) -> str:
     if t.recompute.every is not None:
         return "full" if layer % t.recompute.every == 0 else "none"
     if t.recompute.layers is not None:
-        return "full" if _place_in_stage(scenario, layer) < t.recompute.layers else "none"
+        return "full" if _place_in_stage(scenario.parallelism.stage_layers, layer) < t.recompute.layers else "none"
     return "full"
 
 
-def _place_in_stage(scenario: Scenario, layer: int) -> int:
-    for count in scenario.parallelism.stage_layers:
+def _place_in_stage(stage_layers: Sequence[int], layer: int) -> int:
+    for count in stage_layers:
         if layer < count:
             return layer
         layer -= count

@@ -19,6 +19,7 @@ from sim.models.recompute import mode_of_layer
 from sim.models.warm_up import warm_up_flops_per_token, warms_up, without_backward
 
 if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
     from sim.inputs.scenario import Scenario
     from sim.models.captured_model import CapturedModel
     from sim.models.captured_source import Captured
@@ -87,8 +88,8 @@ class Described:
 
     def step_items(self, n_params: int, matrices: Sequence[WeightShape]) -> tuple[Program, Program]:
         """Clipping and optimizer of so many parameters, among them these matrices of layers."""
-        clip = clip_items(n_params, self.scenario) if self.scenario.for_training.gradient_clipping else ()
-        return clip, optimizer_items(n_params, self.scenario, matrices)
+        t = self.scenario.for_training
+        return clip_items(n_params, t) if t.gradient_clipping else (), optimizer_items(n_params, t, matrices)
 
     def flops_per_token(self, causal_half: bool) -> float:
         """Model FLOPs of a token, the numerator of MFU; a frozen indexer has no gradients."""
@@ -111,13 +112,13 @@ class Described:
         """Launches a micro-batch of operators that are priced by their bytes alone: none, and None is told."""
 
 
-def captured_of(scenario: Scenario) -> CapturedModel | None:
-    """The captured model of a scenario, if it has one."""
-    if scenario.model.program is None:
+def captured_of(model: ModelConfig) -> CapturedModel | None:
+    """The captured model that a model's `program` names, if there is one."""
+    if model.program is None:
         return None
     from sim.models.captured_model import captured_model
 
-    return captured_model(scenario.model.program)
+    return captured_model(model.program)
 
 
 def compute_bytes(precision: str) -> float:

@@ -180,7 +180,11 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
     sharded = (-(-dense // dp.shard), -(-experts // dp.expert_shard)) if dp.zero >= 1 else (dense, experts)
     buffered = sum(sharded) if dp.keeps_shards else dense + experts
-    out: list[Item] = [*gradient_buffer_items(buffered, scenario), *after_backward(blocks, dp)]
+    replicas = scenario.parallelism.dp * scenario.parallelism.cp
+    out: list[Item] = [
+        *gradient_buffer_items(buffered, scenario.for_training, replicas),
+        *after_backward(blocks, dp),
+    ]
     if tied:
         held = dp.shard if dp.zero == 3 or dp.keeps_shards else 1  # else whole gradients are kept, and summed
         size = source.copied_elements() * dp.gradient_bytes / held

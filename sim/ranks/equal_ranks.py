@@ -23,6 +23,7 @@ from sim.inputs.scenario import Scenario
 from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, network_of, nic_scales
 from sim.ranks.places import GroupLocations, aligned
 from sim.ranks.rank_mesh import PLANE, Mesh
+from topology.spec import ClusterSpec
 
 Ints = NDArray[np.int64]
 MAX_ACTIONS = 1_000_000  # forwards and backwards of ranks that faults tell apart: some minutes
@@ -95,11 +96,10 @@ def expert_rank(p: Parallelism, position: int) -> int:
     return position // p.expert_tp % p.ep
 
 
-def uneven_context(scenario: Scenario) -> bool:
+def uneven_context(p: Parallelism) -> bool:
     """Whether context-parallel ranks have unequal work: a sequence that is not folded back (zigzag). Where it is,
     kernels still differ in shape, not in FLOPs; all ranks are taken to run those of the first.
     """
-    p = scenario.parallelism
     uneven = {"ring": ("contiguous", "striped"), "all_gather": ("contiguous",)}
     return p.cp > 1 and p.cp_split in uneven.get(p.cp_method, ())
 
@@ -114,7 +114,7 @@ def _work(scenario: Scenario, mesh: Mesh, plane: Ints) -> Ints:
     """By position in a stage, what decides a rank's work."""
     p = scenario.parallelism
     # Equal numbers for even work: context and expert coordinates then decide nothing, and ranks may fold.
-    out = plane // mesh.strides["cp"] % p.cp if uneven_context(scenario) else np.zeros_like(plane)
+    out = plane // mesh.strides["cp"] % p.cp if uneven_context(p) else np.zeros_like(plane)
     return out * p.ep + np.arange(len(plane)) // p.expert_tp % p.ep if uneven_experts(scenario) else out
 
 
@@ -133,7 +133,7 @@ def lanes(
     faulty = {node for pair in link_scales(scenario) for node in pair}
     faulty |= {rank // scenario.cluster.gpus_per_node for rank in nic_scales(scenario)}
     work, speeds = _work(scenario, mesh, plane), _speeds(scenario, mesh, len(plane))
-    gpus = _gpus(scenario, mesh, plane)
+    gpus = _gpus(scenario.cluster, mesh, plane)
     alone = np.zeros_like(work)  # processes may change these ranks by themselves, so none stands for another
     for i, position in enumerate(sorted({position_of(mesh, rank) for rank in single})):
         alone[position] = i + 1
@@ -179,9 +179,8 @@ def _speeds(scenario: Scenario, mesh: Mesh, columns: int) -> Ints:
     return out
 
 
-def _gpus(scenario: Scenario, mesh: Mesh, plane: Ints) -> Ints:
+def _gpus(cluster: ClusterSpec, mesh: Mesh, plane: Ints) -> Ints:
     """A number for the sorts of GPUs of each column's ranks."""
-    cluster = scenario.cluster
     if not cluster.others:
         return np.zeros_like(plane)
     columns = [tuple(cluster.kind_of(rank + i * mesh.strides["pp"]) for i in range(mesh.sizes["pp"])) for rank in plane]

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.timeline import RankClass
+from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario
 from sim.ranks.equal_ranks import expert_rank, lanes, position_of, uneven_context, uneven_experts
 from sim.ranks.rank_mesh import Mesh, make_mesh
@@ -31,9 +32,9 @@ class ModelSlice(Struct, frozen=True):
     head: bool
 
 
-def make_parts(scenario: Scenario) -> tuple[ModelSlice, ...]:
+def make_parts(p: Parallelism) -> tuple[ModelSlice, ...]:
     """The model cut into consecutive parts by `layers_per_stage`; the first embeds, the last has the output."""
-    counts = scenario.parallelism.stage_layers
+    counts = p.stage_layers
     parts, first = [], 0
     for i, n in enumerate(counts):
         parts.append(ModelSlice(i, range(first, first + n), i == 0, i == len(counts) - 1))
@@ -69,7 +70,7 @@ class Plan(Struct, frozen=True):
     def work_of(self, rank: int) -> tuple[int, int]:
         """What decides a rank's share of its stage's work: context and expert coordinate, 0 where these are even."""
         p = self.scenario.parallelism
-        context = self.mesh.coordinate("cp", rank) if uneven_context(self.scenario) else 0
+        context = self.mesh.coordinate("cp", rank) if uneven_context(p) else 0
         position = position_of(self.mesh, rank)
         return context, expert_rank(p, position) if uneven_experts(self.scenario) else 0
 
@@ -156,7 +157,7 @@ def make_plan(scenario: Scenario, fold: bool = True, apart: frozenset[int] = fro
     `apart` are by themselves."""
     p = scenario.parallelism
     mesh = make_mesh(p)
-    plan = Plan(scenario, mesh, make_parts(scenario), (), ())
+    plan = Plan(scenario, mesh, make_parts(scenario.parallelism), (), ())
     plane = mesh.plane(0)
     ranks = np.array(plane)
     shards = plan.group_size("shard"), plan.group_size("expert_shard")

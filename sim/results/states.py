@@ -149,7 +149,7 @@ def _own_states(plan: Plan, stages: Sequence[Stage]) -> States:
     trained = sum(b.params for b in blocks)
     copied = _tied_copy(plan, stages) / trained if trained else 0.0  # a copy has states as all others have
     parameters, optimizer = parameters * (1 + copied), optimizer * (1 + copied)
-    captured = captured_of(plan.scenario)
+    captured = captured_of(plan.scenario.model)
     at_end = 0.0 if captured is None else captured.optimizer_peak_bytes * trained / max(1, captured.trained)
     gathered = _gathered_bytes(blocks, dp) if dp.zero == 3 and dp.shard > 1 else 0.0
     return States(

@@ -17,6 +17,7 @@ from bisect import bisect_left, insort
 
 from msgspec import Struct
 
+from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario
 from sim.rl.answers import Answers, Counts
 
@@ -41,7 +42,7 @@ def make_batch(scenario: Scenario, answers: Answers) -> Batch:
     useful = int(lengths.sum())
     if rl.sequences == "packed":
         packs = count_packs(lengths, t.micro_batch_size * t.seq_len)
-        micro = _legal(scenario, -(-packs // (updates * dp)))
+        micro = _legal(scenario.parallelism, -(-packs // (updates * dp)))
         each = useful / (updates * micro * dp)
         nearest = round(each * useful / float((lengths.astype(float) ** 2).sum()))
         size = max(1, nearest, math.ceil(each / t.seq_len))  # a pack of several sequences' room may hold few long ones
@@ -49,23 +50,21 @@ def make_batch(scenario: Scenario, answers: Answers) -> Batch:
     else:
         micro, size = t.global_batch_size // (t.micro_batch_size * dp), t.micro_batch_size
         seq_len = float(lengths.max()) if rl.sequences == "padded" else -(-useful // rl.answers)
-    unit = _divisor(scenario)
+    unit = _divisor(scenario.parallelism)
     tokens = min(-(-int(seq_len) // unit) * unit, t.seq_len)
     computed = updates * micro * dp * size * tokens
     return Batch(updates, micro, size, tokens, useful, useful / computed)
 
 
-def _legal(scenario: Scenario, micro_batches: int) -> int:
+def _legal(p: Parallelism, micro_batches: int) -> int:
     """The next number of micro-batches that the schedule can run: packs are then less full, as trainers add packs."""
-    p = scenario.parallelism
     beyond = range(micro_batches, micro_batches + 4 * p.pp * p.virtual_stages + 1)
     return next((m for m in beyond if p.form.micro_batches_problem(p.pp, m) is None), micro_batches)
 
 
-def _divisor(scenario: Scenario) -> int:
+def _divisor(p: Parallelism) -> int:
     """What a sequence's length is rounded up to: context parallelism deals out two pieces to a rank, sequence
     parallelism one to each rank of tp (NeMo-RL pads likewise)."""
-    p = scenario.parallelism
     return (2 * p.cp if p.cp > 1 else 1) * (p.tp if p.sp else 1)
 
 

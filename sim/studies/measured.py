@@ -11,6 +11,7 @@ from sim.core.actions import Schedule, parse_entry, validate
 from sim.core.errors import InputError
 from sim.core.timeline import MESSAGES, Detail, RankClass, Span, Timeline, from_spans
 from sim.inputs.measured_run import MeasuredAction, MeasuredRun
+from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profile import Profile
 from sim.prices.profile_input import profile_from
@@ -57,10 +58,10 @@ def own_profile(run: MeasuredRun, where: str) -> Profile:
     return profile_from(run.profile, f"{where}: profile")
 
 
-def to_timeline(actions: Sequence[MeasuredAction], scenario: Scenario) -> Timeline:
+def to_timeline(actions: Sequence[MeasuredAction], p: Parallelism) -> Timeline:
     """The recorded step as a Timeline, each rank a class of its own; a message's two ends are paired."""
-    mesh = make_mesh(scenario.parallelism)
-    ranks = sorted({a.rank for a in actions} | set(range(scenario.parallelism.ranks)))
+    mesh = make_mesh(p)
+    ranks = sorted({a.rank for a in actions} | set(range(p.ranks)))
     classes = [RankClass(r, (r,), mesh.coordinate("pp", r)) for r in ranks]
     detail = Detail("measured", source="recorded")
     spans = [Span(a.rank, _stream(a.kind), a.kind, a.stage, a.micro_batch, a.start_s, a.end_s, detail) for a in actions]

@@ -66,7 +66,7 @@ def test_stored_runs_are_drawn_above_each_other(open_page: Any, name: str, track
     path = ROOT / "scenarios" / "measured" / f"{name}.json"
     run, scenario = load_measured(path), scenario_of(path)
     simulation = simulate_run(scenario, run, own_profile(run, str(path)), str(path))
-    measured = to_timeline(run.actions, scenario)
+    measured = to_timeline(run.actions, scenario.parallelism)
     page = open_page(compare_page(compare(simulation, run, measured, 0.1), simulation.timeline, measured))
     rows = page.evaluate("stepsim.data.rows")
     if tracks:

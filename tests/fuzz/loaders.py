@@ -44,7 +44,7 @@ def _profile(path: Path) -> None:
 def _measured(path: Path) -> None:
     run = load_measured(path)
     scenario = parsed_scenario(run, str(path), {"preset": "cpu-host"})
-    to_timeline(run.actions, scenario)
+    to_timeline(run.actions, scenario.parallelism)
     own_profile(run, str(path))
 
 

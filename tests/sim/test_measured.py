@@ -33,7 +33,7 @@ def test_median_and_noise(tmp_path: Path, run: dict[str, Any]) -> None:
 
 def test_timeline_is_the_recorded_step(tmp_path: Path, run: dict[str, Any]) -> None:
     loaded = _load(tmp_path, run)
-    timeline = to_timeline(loaded.actions, scenario())
+    timeline = to_timeline(loaded.actions, scenario().parallelism)
     simulated = recorded(scenario())[1].timeline
     assert timeline.step_time_s == simulated.step_time_s
     ours, theirs = (
@@ -45,7 +45,7 @@ def test_timeline_is_the_recorded_step(tmp_path: Path, run: dict[str, Any]) -> N
 
 
 def test_a_message_has_two_ends(tmp_path: Path, run: dict[str, Any]) -> None:
-    timeline = to_timeline(_load(tmp_path, run).actions, scenario())
+    timeline = to_timeline(_load(tmp_path, run).actions, scenario().parallelism)
     ends: dict[int, list[str]] = {}
     for span, flow in zip(timeline.spans(), timeline.flow.tolist(), strict=True):
         if flow >= 0:

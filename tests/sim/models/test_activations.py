@@ -113,7 +113,7 @@ def test_what_the_loss_holds_of_a_logit(style, precision, bytes_a_logit):
     from sim.models.head import cross_entropy
 
     scenario = make(LLAMA, {"precision": precision, "framework": style})
-    loss = cross_entropy(scenario, dims(scenario), 32000)
+    loss = cross_entropy(dims(scenario), 32000)
     kept = saved_bytes(loss.saved)
     most = max(kept + loss.backward_bytes, kept + loss.forward_bytes)
     assert most == bytes_a_logit * S * B * 32000

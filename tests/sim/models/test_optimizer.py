@@ -12,15 +12,12 @@ from sim.simulation import simulate
 
 
 def test_megatron_checks_averages_and_zeroes_its_gradient_buffer() -> None:
-    def passes(style: str, dp: int, cp: int = 1) -> dict[str, float]:
+    def passes(style: str, replicas: int) -> dict[str, float]:
         training = SimpleNamespace(framework=style, grad_dtype="fp32", software_date=None)
-        layout = SimpleNamespace(dp=dp, cp=cp)
-        items = gradient_buffer_items(10, SimpleNamespace(for_training=training, parallelism=layout))
-        return {i.name: i.bytes for i in items}
+        return {i.name: i.bytes for i in gradient_buffer_items(10, training, replicas)}
 
     assert passes("megatron", 8) == {"grad_check": 40.0, "grad_average": 80.0, "grad_zero": 40.0}
     assert "grad_average" not in passes("megatron", 1)
-    assert "grad_average" in passes("megatron", 1, cp=2)
     assert passes("eager", 8) == passes("compiled", 8) == {}
 
 
@@ -63,7 +60,7 @@ def test_the_optimizer_reads_and_writes_each_state_once(keys: dict[str, object],
         {"model": "llama3-8b", "training": {"seq_len": 512, "global_batch_size": 1, **keys}, "cluster": "dgx-h100"},
         "test",
     )
-    assert optimizer_items(1000, scenario)[0].bytes == 1000 * bytes_each
+    assert optimizer_items(1000, scenario.for_training)[0].bytes == 1000 * bytes_each
 
 
 def test_a_smaller_state_makes_a_shorter_step() -> None:
