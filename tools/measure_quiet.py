@@ -25,9 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sim.commands.regress import MACHINE  # noqa: E402
 from sim.inputs.measured_run import QUIET_CORES, load_measured  # noqa: E402
 from sim.prices.profiles import load_profile  # noqa: E402
+from sim.studies.regression import MACHINE  # noqa: E402
 
 MOST_BYTES = 600_000  # limit for a stored run
 APART = {  # measurements that are no training steps, by output; they are stored beside the folder of steps

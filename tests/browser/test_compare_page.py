@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import synthetic
 
-from sim.commands.compare import compare, simulate_run
-from sim.commands.regress import scenario_of
 from sim.inputs.measured_run import load_measured
+from sim.studies.comparison import compare, simulate_run
 from sim.studies.measured import own_profile, to_timeline
+from sim.studies.regression import scenario_of
 from sim.views.compare_page import compare_page
 
 pytestmark = pytest.mark.browser

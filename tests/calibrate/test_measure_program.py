@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sim.commands.compare import operators
 from sim.core.errors import InputError
 from sim.inputs.measured_run import MeasuredRun
 from sim.inputs.program_file import read_program
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.simulation import simulate
+from sim.studies.comparison import operators
 
 torch = pytest.importorskip("torch", reason="runs a step for real")
 

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sim.commands.regress import errors_of  # noqa: E402
+from sim.studies.regression import errors_of  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from calibrate.measure import main as measure
-from sim.commands.regress import BY_BENCHMARKS, errors_of, live_errors
 from sim.inputs.measured_run import load_measured
 from sim.studies.measured import own_profile
+from sim.studies.regression import BY_BENCHMARKS, errors_of, live_errors
 from tests.processes import exit_code
 from tests.real.conftest import small
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.commands.compare import _durations, main
+from sim.commands.compare import main
 from sim.core.timeline import Detail, Span
+from sim.studies.comparison import _durations
 from tests.processes import exit_code
 from tests.sim.measured_runs import recorded, scenario
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from sim.commands.layout_options import limit_bytes, parse_only
-from sim.commands.regress import regress
 from sim.commands.replay import load as load_traces
 from sim.core.errors import InputError
 from sim.core.json_text import parse_json
@@ -18,6 +17,7 @@ from sim.inputs.scenario import load_scenario
 from sim.inputs.synonyms import NO_KEY, synonyms
 from sim.inputs.yaml_input import parse_yaml
 from sim.prices.profiles import load_profile
+from sim.studies.regression import regress
 from sim.validation.tables import read_table
 from tests.processes import ROOT
 

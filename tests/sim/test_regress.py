@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sim.commands.regress import BY_BENCHMARKS, EXPECTED, MACHINE, grown, main
+from sim.commands.regress import main
 from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import load_scenario
 from sim.simulation import simulate
 from sim.studies.measured import own_profile
+from sim.studies.regression import BY_BENCHMARKS, EXPECTED, MACHINE, grown
 from tests.processes import exit_code
 
 ROOT = Path(__file__).parents[2]

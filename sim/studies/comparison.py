@@ -1,0 +1,279 @@
+"""A simulated step against a measured one: step time, actions, ranks, memory, operators."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from sim.core.errors import InputError
+from sim.core.timeline import RECEIVES, SENDS, Detail, Span, Timeline
+from sim.engine.run import run_static
+from sim.inputs.measured_run import MeasuredRun, TorchBeside
+from sim.inputs.scenario import Scenario
+from sim.prices.profile import Profile
+from sim.results.operator_times import time_by_operator
+from sim.simulation import Simulation, simulate
+from sim.studies.measured import own_schedule, parsed_scenario
+from sim.studies.memory_over_steps import over_steps
+
+_Key = tuple[str, int, int, int, int]  # kind, stage, micro-batch, rank (-1: several), how many before it
+
+
+COMPUTE = ("F", "B", "W")
+
+
+SENT_AS = dict(zip(RECEIVES, SENDS, strict=True))  # a message has the name of its sending end
+
+
+PHASE_RAN = {"input_grad": "backward", "weight_grad": "backward"}
+
+
+COMPARED = {"model", "training", "parallelism"}  # of a scenario, when asking whether it is the one that ran
+
+
+def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolerance: float) -> dict[str, Any]:
+    """Everything `--json` prints (`sim-compare/1`); errors are simulated ÷ measured − 1.
+
+    `actions`: mean seconds of one action of each kind; of communications, without waiting for other ranks.
+    `action_ends`: mean distance of the end of F, B and W between the two timelines, over the measured step.
+    `replay`: the recorded step's own durations, put through the simulator, against its own length; it tells
+    an error of schedule or rendezvous (large here too) from an error of cost (small here).
+    """
+    simulated = simulation.timeline
+    step = _pair(simulation.outcome.step_time_s, run.step_time_s)
+    ranks = _ranks(simulation, measured)
+    return {
+        "format": "sim-compare/1",
+        "scenario": simulation.scenario.name,
+        "profile": simulation.profile.name,
+        "step_time_s": step,
+        "step_time_interval_s": list(simulation.outcome.step_time_interval_s),
+        "noise": run.noise,
+        "quiet": run.quiet,
+        "others_cores": run.others_cores,
+        "warnings": list(run.warnings),
+        "steps": {"count": len(run.step_times_s), "min_s": min(run.step_times_s), "max_s": max(run.step_times_s)},
+        "actions": _kinds(simulated, measured),
+        "replay": _replay(simulation, measured),
+        "action_ends": _ends(simulation, simulated, measured, run.step_time_s),
+        "ranks": ranks,
+        "memory": _memory(simulation, run),
+        "memory_over_steps": over_steps(simulation, run),
+        **({"operators": operators(simulation, run)} if run.operators else {}),
+        **({"torch": _torch(step["simulated"], run.torch)} if run.torch is not None else {}),
+        "tolerance": tolerance,
+        "within_tolerance": abs(step["error"]) <= tolerance,
+    }
+
+
+def _torch(simulated_s: float, torch: TorchBeside) -> dict[str, Any]:
+    """Median steps of torch's own implementation and of the bundled one in turns with it, against the simulated one."""
+    return {
+        "what": torch.what,
+        "step_time_s": _pair(simulated_s, statistics.median(torch.step_times_s)),
+        "bundled_step_time_s": _pair(simulated_s, statistics.median(torch.bundled_step_times_s)),
+    }
+
+
+def operators(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
+    """Seconds of each operator of a step, those that differ most first; `between operators` is what their seconds leave
+    of the measured step: Python, autograd, the clock's own time left out."""
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for row in time_by_operator(simulation)[0].operators:
+        sums[row.operator, PHASE_RAN.get(row.phase, row.phase)] += row.seconds
+    measured = {(o.operator, o.phase): o.seconds for o in run.operators}
+    left_s = max(0.0, run.step_time_s - sum(measured.values()))
+    pairs = [(key, sums.get(key, 0.0), measured.get(key, 0.0)) for key in dict.fromkeys([*sums, *measured])]
+    rows = [{"operator": name, "phase": phase, **_pair(a, b)} for (name, phase), a, b in pairs]
+    rows.append({"operator": "between operators", "phase": "", **_pair(0.0, left_s)})
+    return sorted(rows, key=lambda row: -abs(row["simulated"] - row["measured"]))
+
+
+def _pair(simulated: float, measured: float) -> dict[str, Any]:
+    error = simulated / measured - 1 if measured > 0 else None
+    return {"simulated": simulated, "measured": measured, "error": error}
+
+
+def _kinds(simulated: Timeline, measured: Timeline) -> dict[str, dict[str, Any]]:
+    """Mean seconds of one action, for each kind that either side has."""
+    means = [_mean_by_kind(t.spans()) for t in (simulated, measured)]
+    out = {}
+    for kind in dict.fromkeys([*means[1], *means[0]]):
+        (a, n), (b, k) = (m.get(kind, (0.0, 0)) for m in means)
+        out[kind] = _pair(a, b) | {"simulated_count": n, "measured_count": k}
+    return out
+
+
+def _mean_by_kind(spans: Iterable[Span]) -> dict[str, tuple[float, int]]:
+    """Mean seconds and number of parts; messages under the name of their sending end."""
+    out: dict[str, list[float]] = defaultdict(list)
+    for key, seconds in _durations(spans).items():
+        out[key[0]].append(seconds)
+    return {kind: (sum(t) / len(t), len(t)) for kind, t in out.items()}
+
+
+def _durations(spans: Iterable[Span]) -> dict[_Key, float]:
+    """Seconds of every part; of what ends a step the sum, of communications without waiting for other ranks.
+
+    A communication takes from the last start of its members to its last end; a message until it is received. Ranks may
+    start several chunks' collectives of a kind at once: each waits for the one that the same ranks started before it.
+    """
+    sums: dict[_Key, float] = defaultdict(float)
+    starts: dict[_Key, float] = {}
+    ends: dict[_Key, float] = {}
+    members: dict[_Key, set[int]] = defaultdict(set)
+    for key, s in _keyed(spans):
+        if key[3] >= 0:
+            sums[key] += s.end_s - s.start_s
+        else:
+            starts[key] = max(s.start_s, starts.get(key, s.start_s))
+            ends[key] = max(0.0 if s.kind in SENDS else s.end_s, ends.get(key, 0.0))
+            members[key].add(s.rank)
+    free: dict[tuple[str, frozenset[int]], float] = {}  # when a kind's queue among the same ranks was empty again
+    for key in sorted(starts, key=starts.__getitem__):
+        queue = key[0], frozenset(members[key])
+        start_s = starts[key] if key[0] in SENDS else max(starts[key], free.get(queue, 0.0))
+        sums[key] = max(ends[key] - start_s, 0.0)
+        free[queue] = max(ends[key], free.get(queue, 0.0))
+    return sums
+
+
+def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
+    """Spans with the name of what they are part of: a rank's action, a message or collective of several.
+
+    An action's computations are one part, and so is all that ends a rank's step (clipping, optimizer): the two sides
+    may cut them differently.
+    """
+    seen: dict[tuple[str, int, int, int], int] = defaultdict(int)
+    for s in spans:
+        own = (s.kind, s.stage, s.micro_batch, s.rank)
+        alone = s.kind in COMPUTE or s.kind == "OPTIMIZER"
+        count = 0 if alone else seen[own]
+        yield (SENT_AS.get(s.kind, s.kind), s.stage, s.micro_batch, s.rank if alone else -1, count), s
+        seen[own] += 1
+
+
+def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None:
+    """The simulated graph with recorded durations; None where gradients or parameters travel within actions, a teacher,
+    which is no part of the graph, takes time, or the run did not record what travels (on a GPU, within a layer)."""
+    built = simulation.built
+    if simulation.teacher is not None:
+        return None
+    if not simulation.expanded and any((acted.first != acted.last).any() for acted in built.actions):
+        return None
+    simulated, recorded = _durations(simulation.timeline.spans()), _durations(measured.spans())
+    if {key[0] for key in simulated} - {key[0] for key in recorded}:
+        return None
+    graph, kinds = built.graph, tuple(built.graph.span_kinds)
+    seconds, stages, micro_batches = graph.seconds.copy(), graph.stages.tolist(), graph.micro_batches.tolist()
+    slots = sorted(graph.slot_table().tolist(), key=lambda slot: float(simulation.times.start_s[slot[0]]))
+    spans = [
+        Span(graph.classes[c].rank, "", kinds[k], stages[i], micro_batches[i], i, i, Detail("")) for i, c, _, k in slots
+    ]
+    for (task, *_), (key, _) in zip(slots, _keyed(spans), strict=True):
+        if key in recorded and simulated[key] > 0:
+            seconds[task] = graph.seconds[task] * recorded[key] / simulated[key]
+    again = run_static(replace(graph, columns=graph.columns._replace(seconds=seconds)))
+    return _pair(again.step_s, measured.step_time_s)
+
+
+def _class_rank(simulation: Simulation, rank: int) -> int:
+    """The simulated rank that stands for `rank`."""
+    return simulation.plan.classes[simulation.plan.class_of(rank)].rank
+
+
+def _ranks(simulation: Simulation, measured: Timeline) -> list[dict[str, Any]]:
+    """For every measured rank: seconds in F, B and W, and the end of the last of them."""
+    sides = [_compute_by_rank(t.spans()) for t in (simulation.timeline, measured)]
+    out = []
+    for c in measured.classes:
+        a = sides[0].get(_class_rank(simulation, c.rank), (0.0, 0.0))
+        b = sides[1].get(c.rank, (0.0, 0.0))
+        out.append({"rank": c.rank, "compute_s": _pair(a[0], b[0]), "pipeline_end_s": _pair(a[1], b[1])})
+    return out
+
+
+def _compute_by_rank(spans: Iterable[Span]) -> dict[int, tuple[float, float]]:
+    out: dict[int, tuple[float, float]] = {}
+    for s in spans:
+        if s.kind in COMPUTE:
+            busy, end = out.get(s.rank, (0.0, 0.0))
+            out[s.rank] = (busy + s.end_s - s.start_s, max(end, s.end_s))
+    return out
+
+
+def _ends(simulation: Simulation, simulated: Timeline, measured: Timeline, step_s: float) -> dict[str, float]:
+    """How far the ends of the same actions lie apart, as fractions of the measured step."""
+    ends, real = (_action_ends(t) for t in (simulated, measured))
+    distances = []
+    for (rank, *action), end_s in real.items():
+        key = (_class_rank(simulation, rank), *action)
+        if key in ends:
+            distances.append(abs(ends[key] - end_s) / step_s)
+    if not distances:
+        return {"mean": 0.0, "max": 0.0}
+    return {"mean": sum(distances) / len(distances), "max": max(distances)}
+
+
+def _action_ends(timeline: Timeline) -> dict[tuple[int, str, int, int], float]:
+    """End of the last computation of every F, B and W, by rank, kind, stage and micro-batch."""
+    ends: dict[tuple[int, str, int, int], float] = {}
+    for s in timeline.spans():
+        if s.kind in COMPUTE:
+            key = (s.rank, s.kind, s.stage, s.micro_batch)
+            ends[key] = max(s.end_s, ends.get(key, 0.0))
+    return ends
+
+
+def _memory(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
+    """Peak and bytes saved for backward, rank by rank."""
+    rows = {row.rank: row for row in simulation.outcome.memory}
+    out = []
+    for m in run.memory:
+        row = rows[_class_rank(simulation, m.rank)]
+        entry: dict[str, Any] = {"rank": m.rank, "peak_bytes": _pair(row.peak, m.allocated_peak_bytes)}
+        if m.saved_for_backward_bytes is not None:
+            entry["saved_for_backward_bytes"] = _pair(row.activations, m.saved_for_backward_bytes)
+        out.append(entry)
+    return out
+
+
+def simulate_run(scenario: Scenario, run: MeasuredRun, profile: Profile, where: str) -> Simulation:
+    """The scenario of a measured run, simulated as it was run; `where` starts error messages."""
+    p = scenario.parallelism
+    within_actions = p.tp * p.cp * p.ep > 1  # communications that a recorded action is cut at
+    schedule = own_schedule(run, scenario, where)
+    return simulate(scenario, profile, schedule=schedule, expand=within_actions, fold=not within_actions)
+
+
+def check_same(scenario: Scenario, run: MeasuredRun, where: str) -> None:
+    """That the run is of this scenario: the same model, training and parallelism.
+
+    Raises:
+        InputError: naming the first key that differs.
+    """
+    cluster = scenario.cluster.model_dump(mode="json")
+    ran = parsed_scenario(run, where, cluster)
+    a, b = ({key: value for key, value in s.model_dump("json").items() if key in COMPARED} for s in (scenario, ran))
+    different = _difference(a, b, "")
+    if different is not None:
+        key, ours, theirs = different
+        raise InputError(f"{where}: scenario.{key}: found {theirs}, but the scenario file has {ours}")
+    ranks = scenario.parallelism.ranks
+    beyond = [r for r in (*(a.rank for a in run.actions), *(m.rank for m in run.memory)) if r >= ranks]
+    if beyond:
+        raise InputError(f"{where}: actions.rank: found {beyond[0]}; allowed: 0 to {ranks - 1}")
+
+
+def _difference(a: Any, b: Any, key: str) -> tuple[str, Any, Any] | None:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in dict.fromkeys([*a, *b]):
+            found = _difference(a.get(name), b.get(name), f"{key}.{name}" if key else name)
+            if found is not None:
+                return found
+        return None
+    return None if a == b else (key, a, b)
