@@ -1,16 +1,12 @@
 """Bytes on each rank over the step: parameters, gradients, optimizer states, saved activations, buffers.
 
-What is held throughout is in `states.py`. A forward's saved bytes count from its start, a backward's until its end;
-after a split backward's input half, what the weight half needs is left: the inputs of linear layers and the gradients
-of their outputs. Buffers are transient: what the running operator or recomputation holds, and what ZeRO gathers.
-Gradients live in persistent buffers (Megatron's), or come with a step's first backward (captured programs, which set
-them to None).
+What is held throughout is in `states.py`, what actions claim and free in `memory_changes.py`.
 Workspaces of cuBLAS are buffers, always there. Left out: NCCL's buffers, the CUDA context, DDP's bucket copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,11 +17,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from sim.core.actions import Kind
-from sim.core.dtypes import dtype_bytes
-from sim.core.program import Block, BlockKind, Compute, Phase
 from sim.graph.build import ActionTasks
 from sim.graph.taskgraph import ragged
 from sim.programs.stages import Stage
+from sim.results.memory_changes import brings_gradients, changes_of
 from sim.results.metrics import short
 from sim.results.states import States
 
@@ -185,206 +180,8 @@ def peak_bytes(stages: dict[int, Stage], work: Ints, step: Ints, held: States) -
 
 @lru_cache(maxsize=256)
 def _table(stage: Stage, kind: Kind, first: bool, fine: bool) -> Bytes:
-    """`_changes` as rows; equal stages are one object."""
-    return np.array(_changes(stage, kind, first, fine and not stage.offload)).reshape(-1, 4)
-
-
-# The fraction of an action that has passed; bytes of activations, of buffers and of gradients that come and go.
-Change = tuple[float, float, float, float]
-
-
-class BlockStep(Struct, frozen=True):
-    """What a block claims as it begins, holds while it runs, keeps until the action ends, and frees as it ends; the
-    gradients that it brings."""
-
-    claimed: float
-    transient: float
-    until_end: float
-    freed: float
-    gradients: float
-
-
-def brings_gradients(stage: Stage) -> bool:
-    """True if gradients are allocated in a step's first backward."""
-    return stage.dp.fleeting_gradient_bytes > 0 or any(b.own is not None for b in stage.blocks)
-
-
-def _changes(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change]:
-    """What an action of a stage claims and frees, and when; as two changes, or as two for each block.
-
-    A backward frees each block's activations before the next block's, so its peak is found block by block. `first`: the
-    step's first of its kind, which brings gradients where they come and go.
-    """
-    blocks = stage.blocks if kind is Kind.F else stage.blocks[::-1]
-    brought = _brought(stage, kind) if first else [0.0] * len(blocks)
-    if stage.offload:
-        begin, end = _offloaded_changes(stage, kind)
-        return [(*begin, 0.0), (*end, sum(brought))]
-    if kind is Kind.F:
-        steps = [
-            BlockStep(sum(s.bytes for s in b.saved), b.forward_peak_bytes, held_to_end(b), 0.0, 0.0) for b in blocks
-        ]
-    else:
-        late = _late_gradients(stage, kind)
-        steps = [
-            BlockStep(0.0, peak + (new if b.own is None else 0.0), held, _freed_bytes(b, kind), new)
-            for b, peak, new, held in zip(blocks, _backward_peaks(stage, kind, first), brought, late[:-1], strict=True)
-        ]
-        steps += [BlockStep(0.0, 0.0, late[-1], 0.0, 0.0)] * (late[-1] > 0)
-    if fine and blocks:
-        return _block_by_block(stage, kind, steps)
-    # As two changes: everything is claimed at the start, and the buffers are as large as makes the peak the same.
-    claimed, freed = sum(x.claimed for x in steps), sum(x.freed for x in steps)
-    peak, now = 0.0, 0.0
-    for x in steps:
-        now += x.claimed + x.until_end
-        peak = max(peak, now + x.transient - claimed)
-        now += x.gradients - x.freed
-    return [(0.0, claimed, peak, 0.0), (1.0, -freed, -peak, sum(brought))]
-
-
-def held_to_end(block: Block) -> float:
-    """Bytes that a forward holds until it ends, without saving them."""
-    return 0.0 if block.own is None else block.own.until_forward_end
-
-
-def _brought(stage: Stage, kind: Kind) -> list[float]:
-    """Bytes of the gradients that a step's first backward leaves, last block first: of shards where each micro-batch's
-    are reduced."""
-    if kind not in (Kind.B, Kind.W):
-        return [0.0] * len(stage.blocks)
-    dp = stage.dp
-    cut, expert_cut = (dp.shard, dp.expert_shard) if reduces_at_once(stage) else (1, 1)
-    each = dp.fleeting_gradient_bytes
-    return [
-        (b.params / cut + b.expert_params / expert_cut) * each if b.own is None else b.own.gradients / cut
-        for b in stage.blocks[::-1]
-    ]
-
-
-def _late_gradients(stage: Stage, kind: Kind) -> list[float]:
-    """Bytes of gradients that a backward holds until it ends, last block first: each block's own come when it has
-    ended, so that they are there from the next one on, and the first block's after all."""
-    each = stage.dp.late_gradient_bytes if kind in (Kind.B, Kind.W) else 0.0
-    return [0.0, *((b.params + b.expert_params) * each for b in stage.blocks[::-1])]
-
-
-def reduces_at_once(stage: Stage) -> bool:
-    """True if the gradients of each micro-batch, or row of them, are reduced and sharded."""
-    dp = stage.dp
-    return dp.zero >= 2 and dp.keeps_shards and max(dp.shard, dp.expert_shard) > 1
-
-
-def _freed_bytes(block: Block, kind: Kind) -> float:
-    """Saved bytes that a block's backward, whole or a half of it, frees."""
-    # The input half frees all that the weight half does not need; that goes with the weight half.
-    late = 0.0 if kind is Kind.B else late_bytes(block)
-    return late if kind is Kind.W else sum(s.bytes for s in block.saved) - late
-
-
-def _backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float]:
-    """Transient bytes of each block's backward, last block first, beyond what is saved.
-
-    With ZeRO-2 and -3 a block's gradients, once it has them all, are copied into the buffer that is reduced, and freed;
-    the buffer stays until the next block's is needed (torch's FSDP2: `post_backward` in `_fsdp_param_group.py`). Whole
-    gradients of a row of micro-batches are among the states.
-    """
-    dp, out, sent = stage.dp, [], 0.0
-    own_bytes = 0.0 if dp.each_row else dp.parameter_bytes
-    reduces = reduces_at_once(stage) and kind is not Kind.I
-    for b in stage.blocks[::-1]:
-        # A weight half multiplies what is kept already; its matmuls' outputs are gradients, counted elsewhere.
-        inner = 0.0 if kind is Kind.W else b.backward_peak_bytes
-        if first and b.own is not None and kind is Kind.B and not reduces:
-            inner = b.own.first_backward_peak
-        # As the copy is made, the gradients and the buffer are both there, and the block's activations no longer are.
-        elements = (b.params + b.expert_params) if reduces else 0
-        at_end = elements * (own_bytes + dp.gradient_bytes) - _freed_bytes(b, kind)
-        out.append(max(inner + sent, at_end, 0.0))
-        sent = elements * dp.gradient_bytes
-    return out
-
-
-def stranded_bytes(stages: Iterable[Stage], segment_bytes: float) -> float:
-    """By how much a freed segment that the loss cannot use raises what torch's allocator reserves at the most.
-
-    Nothing where another block's backward allocates so much more than the head's that it has room for the segment.
-    """
-    for stage in stages:
-        if stage.blocks and stage.blocks[-1].kind is BlockKind.HEAD:
-            # The head's backward runs first and leaves the segment behind; a larger peak of a later block fills it.
-            # A loss that works in place in its backward needs the most at the end of its forward.
-            forward = stage.blocks[-1].forward_peak_bytes
-            at_most = max(forward, _changes(stage, Kind.B, False, False)[0][2])
-            return max(0.0, max(forward, _backward_peaks(stage, Kind.B)[0]) + segment_bytes - at_most)
-    return 0.0
-
-
-def on_device(saved: Sequence[float]) -> list[float]:
-    """Bytes of offloaded activations on the device while each block of a stage runs, forward or backward.
-
-    Its own and those of the block before it: in the forward these are on their way to the host, which the block after
-    waits for; in the backward they are being fetched for when it is their turn.
-
-    >>> on_device([1.0, 10.0, 100.0])
-    [1.0, 11.0, 110.0]
-    """
-    return [mine + before for mine, before in zip(saved, (0.0, *saved), strict=False)]
-
-
-def _offloaded_changes(stage: Stage, kind: Kind) -> list[tuple[float, float, float]]:
-    """The two changes of an action whose activations are in host memory before and after it.
-
-    What a split backward's weight half needs is not fetched again, so it stays on the device between both halves.
-    """
-    blocks = stage.blocks
-    late = [late_bytes(b) if kind in (Kind.I, Kind.W) else 0.0 for b in blocks]
-    left = sum(late)
-    if kind is Kind.W:
-        peak = max(_backward_peaks(stage, kind), default=0.0)
-        return [(0.0, 0.0, peak), (1.0, -left, -peak)]
-    peaks = [b.forward_peak_bytes for b in blocks] if kind is Kind.F else _backward_peaks(stage, kind)[::-1]
-    # Backwards go from the last block to the first; forwards need the same, read from the end.
-    moments, stays = [(left, 0.0)], 0.0
-    present = on_device([sum(s.bytes for s in b.saved) for b in blocks])
-    for here, peak, later in zip(present[::-1], peaks[::-1], late[::-1], strict=True):
-        moments.append((stays + here, peak))
-        stays += later
-    kept, peak = max(moments, key=sum)
-    return [(0.0, kept, peak), (1.0, left - kept, -peak)]
-
-
-def late_bytes(block: Block) -> float:
-    """Bytes that a split backward keeps for its weight half."""
-    needed = sum(s.bytes for s in block.saved if s.late)
-    return needed + block.rebuilt_bytes + output_gradients_bytes(block)
-
-
-def output_gradients_bytes(block: Block) -> float:
-    """What a split backward keeps for its weight half besides saved inputs: the gradients of linear layers' outputs.
-
-    A weight gradient's matmul is `[outputs, rows] x [rows, inputs]`, shape (batch, outputs, inputs, rows).
-    """
-    total = 0.0
-    for i in block.backward:
-        if isinstance(i, Compute) and i.phase is Phase.WEIGHT_GRAD and i.kind in ("gemm", "grouped_gemm"):
-            total += i.shape[0] * i.shape[1] * i.shape[3] * dtype_bytes(i.dtype)
-    return total
-
-
-def _block_by_block(stage: Stage, kind: Kind, steps: list[BlockStep]) -> list[Change]:
-    """The changes of an action where they happen, blocks taking the share of its time that their seconds are."""
-    seconds = stage.block_seconds(kind)
-    seconds = [*seconds, *[0.0] * (len(steps) - len(seconds))]  # what comes when the last block has ended
-    total = sum(seconds) or 1.0  # a price of 0 s, as tests have it, has no shares
-    out: list[Change] = []
-    passed = held = 0.0
-    for x, mine in zip(steps, seconds, strict=True):
-        held += x.until_end
-        out.append((passed / total, x.claimed, x.until_end + x.transient, 0.0))
-        passed += mine
-        out.append((min(1.0, passed / total), -x.freed, -x.transient, x.gradients))
-    return [*out, (1.0, 0.0, -held, 0.0)] if held else out
+    """`changes_of` as rows; equal stages are one object."""
+    return np.array(changes_of(stage, kind, first, fine and not stage.offload)).reshape(-1, 4)
 
 
 def thinned(total: Bytes, points: int) -> Ints:

@@ -19,7 +19,8 @@ from sim.ranks.equal_ranks import APART_RANKS
 from sim.ranks.faults import disturbs, has_jitter
 from sim.results.certainty import step_interval
 from sim.results.fault_costs import ROUNDING, FaultCost, Waiting, waiting
-from sim.results.memory import AtMost, stranded_bytes
+from sim.results.memory import AtMost
+from sim.results.memory_changes import stranded_bytes
 from sim.results.metrics import RankSeconds, critical_path, mean, provenance, rank_seconds, roofline_warnings
 from sim.results.processes import ProcessesResult
 from sim.results.records import Engine, MemoryRow, Provenance, Record

@@ -26,7 +26,7 @@ from sim.inputs.scenario import Scenario
 from sim.programs.data_parallel import gather_units
 from sim.programs.stages import Stage, epilogue
 from sim.ranks.faults import has_jitter, link_scales
-from sim.results.memory import on_device
+from sim.results.memory_changes import on_device
 from sim.results.states import states
 from sim.schedules import FORMS
 from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Cut, Signature

@@ -16,7 +16,8 @@ from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.ranks.plan import make_plan
-from sim.results.memory import AtMost, _backward_peaks, levels, on_device, over_steps
+from sim.results.memory import AtMost, levels, over_steps
+from sim.results.memory_changes import backward_peaks, on_device
 from sim.results.states import states
 from sim.simulation import prepare, simulate
 from tests.sim.cases import case
@@ -145,13 +146,13 @@ def test_gradients_on_their_way_are_held_until_the_next_blocks(zero: int, each: 
     alone = [b.backward_peak_bytes for b in order]
     held = [sum(s.bytes for s in b.saved) for b in order]
     if zero == 1 or not each:
-        assert _backward_peaks(stage, Kind.B) == alone
+        assert backward_peaks(stage, Kind.B) == alone
         return
     before = [0, *(4 * b.params for b in order)]
     copied = [6 * b.params - size for b, size in zip(order, held, strict=True)]
-    assert _backward_peaks(stage, Kind.B) == [max(a + b, c) for a, b, c in zip(alone, before, copied, strict=False)]
+    assert backward_peaks(stage, Kind.B) == [max(a + b, c) for a, b, c in zip(alone, before, copied, strict=False)]
     assert copied[1] > alone[1] + before[1]  # few tokens: a layer's end is its worst moment
-    assert _backward_peaks(stage, Kind.I) == alone
+    assert backward_peaks(stage, Kind.I) == alone
 
 
 @pytest.mark.parametrize(
