@@ -58,7 +58,7 @@ class Beneath(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """How much longer a micro-batch took on one rank with its collectives than without.
+    """Hold by how much a micro-batch took longer on one rank with its collectives than without.
 
     `wall_s`: wall seconds. `cpu_s`: CPU seconds of all threads. `sent`: (op, ranks, bytes) of each collective. `waits`:
     when each was waited for; empty on a GPU, whose host does not wait.

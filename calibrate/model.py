@@ -241,7 +241,7 @@ class Head(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How blocks are made: device, dtype, seed, and where weight gradients are deferred to."""
+    """Hold the settings by which blocks are made: device, dtype, seed, and where weight gradients are deferred to."""
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32

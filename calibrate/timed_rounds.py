@@ -66,7 +66,7 @@ class Calibration:
 
 @dataclass(slots=True)
 class Log:
-    """What one rank timed; sent to rank 0 as a whole."""
+    """Hold the times of one rank; sent to rank 0 as a whole."""
 
     rank: int
     steps: list[Step] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much to time: steps wanted in good rounds, seconds for the rounds, and whether to calibrate.
+    """Hold how much to time: steps wanted in good rounds, seconds for the rounds, and whether to calibrate.
 
     If too few rounds were good within `budget_s`, more rounds follow for up to `PATIENCE` times as long.
     """
@@ -87,7 +87,7 @@ class Limits:
 
 
 class Steps(Protocol):
-    """What is timed: the bundled runner, a Transformers model, or a captured program's code."""
+    """The steps that are timed: the bundled runner, a Transformers model, or a captured program's code."""
 
     def batch(self, number: int) -> Tensor: ...
     def zero_losses(self) -> None: ...

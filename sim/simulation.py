@@ -286,7 +286,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
 
     @property
     def without_processes_s(self) -> float:
-        """How long the step takes without processes beside it."""
+        """Return how long the step takes without processes beside it."""
         return self.step_time_s if self.alone_s is None else self.alone_s
 
     @cached_property
@@ -363,7 +363,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
 
     @property
     def waits(self) -> SpanWaits:
-        """What each row of `timeline` waited for; of a teacher and of processes that is not known."""
+        """Return the row that each row of `timeline` waited for; unknown for a teacher and for processes."""
         own = span_waits(self.built, self.times)
         before = self._rows_before(len(own.task))
         around = (before, len(self.timeline) - before - len(own.task))

@@ -44,7 +44,8 @@ def own_positions(seq_len: int, ranks: int, rank: int, split: str) -> Tensor:
 
 
 class View(NamedTuple):
-    """What a rank's queries see of a block of keys: which queries, which keys, and whether with a causal mask."""
+    """Hold the part of a block of keys that a rank's queries see: which queries, which keys, and whether with a causal
+    mask."""
 
     queries: slice
     keys: slice

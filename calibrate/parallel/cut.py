@@ -1,4 +1,4 @@
-"""How tensor parallelism splits a layer over ranks, and the communication that combines the parts.
+"""Tensor parallelism: the split of a layer over ranks, and the communication that combines the parts.
 
 Documentation: docs/tensor_parallel.md.
 """
@@ -16,7 +16,7 @@ from calibrate.parallel.comm import Group
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a layer is split over the ranks of `group`, for a micro-batch of `batch` sequences.
+    """The split of a layer over the ranks of `group`, for a micro-batch of `batch` sequences.
 
     `sequence`: with sequence parallelism. `overlap`: a backward's communication runs beside the weight gradient.
     `chunked`: all communication runs beside matmuls, in chunks of tokens.

@@ -99,7 +99,7 @@ class Sync:
 
     @property
     def after_backward(self) -> bool:
-        """Whether gradients are sent only after the last backward."""
+        """Tell whether gradients are sent only after the last backward."""
         return self.how in ("after_backward", "reduce_broadcast")
 
     @property

@@ -98,7 +98,7 @@ class _Place(NamedTuple):
 
 
 class _Held:
-    """What one forward of a block saved: on the device, in host memory, or being copied."""
+    """Hold the tensors that one forward of a block saved: on the device, in host memory, or being copied."""
 
     def __init__(self, offload: Offload, block: int, before: _Held | None, inputs: Sequence[Tensor]) -> None:
         self.offload, self.block, self.before = offload, block, before

@@ -30,7 +30,8 @@ LOOKAHEAD = 4  # schedule entries for which overlapped receives are posted ahead
 
 
 class Record(NamedTuple):
-    """What a rank did and when: nanoseconds of the clock that all ranks of a machine share (CLOCK_MONOTONIC)."""
+    """Hold an action of a rank and its times: nanoseconds of the clock that all ranks of a machine share
+    (CLOCK_MONOTONIC)."""
 
     kind: str
     stage: int

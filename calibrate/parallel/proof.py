@@ -22,7 +22,7 @@ LONGEST = 1024  # tokens of a sequence on a GPU, as fp32 attention with grouped 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What one device and the ranks computed.
+    """Hold the results of one device and of the ranks.
 
     `difference`: the largest difference of gradients, relative to each tensor's largest element.
     """
@@ -35,7 +35,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether loss and gradients agree within the tolerance; false for NaN."""
+        """Tell whether loss and gradients agree within the tolerance; false for NaN."""
         loss = abs(self.parallel_loss - self.single_loss) <= self.tolerance * abs(self.single_loss)
         return loss and self.difference <= self.tolerance
 

@@ -44,7 +44,7 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """How a stage's parameters are sharded: experts (ids in `experts`) over other ranks than all others.
+    """The sharding of a stage's parameters: experts (ids in `experts`) over other ranks than all others.
 
     Parameters with ids in `alone` have a unit of their own: matrices that blocks or pipeline ranks share. So their
     shards are the same wherever they are held (Megatron-Core, `_does_param_require_new_bucket`).

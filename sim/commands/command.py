@@ -1,4 +1,4 @@
-"""How every command starts and ends: one message and exit code 2 for bad input, 130 for Ctrl-C, 143 for SIGTERM."""
+"""The start and end of every command: one message and exit code 2 for bad input, 130 for Ctrl-C, 143 for SIGTERM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options of a search say about layouts: values of keys, alone or linked, bytes, prices, clusters."""
+"""The options of a search about layouts: values of keys, alone or linked, bytes, prices, clusters."""
 
 from __future__ import annotations
 

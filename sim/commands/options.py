@@ -113,7 +113,7 @@ dask_option = click.option("--dask", metavar="ADDRESS", help="run on the Dask cl
 
 
 class Report(Struct, frozen=True, dict=True):
-    """What a command changes of its scenario, and where its result goes: a file of JSON, a page."""
+    """Hold the keys of its scenario that a command changes, and the files of its result: JSON, a page."""
 
     json: str | None = None
     html: Path | None = None
@@ -130,7 +130,7 @@ class Report(Struct, frozen=True, dict=True):
 
 
 class Study(Report, frozen=True, dict=True):
-    """The same for a study of many steps, and where these run."""
+    """Hold the options of a study of many steps: those of `Report`, and where the steps run."""
 
     workers: int | None = None
     dask: str | None = None

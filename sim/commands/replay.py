@@ -108,7 +108,7 @@ def main(
 
 
 def _captured(paths: Sequence[Path]) -> bool:
-    """Whether the files are captured programs.
+    """Tell whether the files are captured programs.
 
     Raises:
         InputError: where some are and some are not.
@@ -119,7 +119,7 @@ def _captured(paths: Sequence[Path]) -> bool:
 
 
 def _all_are(kind: str, paths: Sequence[Path], found: Sequence[bool], things: str = "traces") -> bool:
-    """Whether the files are of a kind, as `found` says of each.
+    """Tell whether the files are of a kind, as `found` says of each.
 
     Raises:
         InputError: where some are and some are not.
@@ -228,7 +228,7 @@ def _ranks_after(recording: Recording, dp: tuple[frozenset[str], int, int] | Non
 
 
 def make_result(unchanged: Replay, changed: Replay, asked: dict[str, Any]) -> dict[str, Any]:
-    """What `--json` writes (`sim-replay/1`). `error`: of the unchanged replay against the recorded step."""
+    """Return what `--json` writes (`sim-replay/1`). `error`: of the unchanged replay against the recorded step."""
     recording = unchanged.recording
     recorded_s = recording.step_ns * 1e-9
     return {

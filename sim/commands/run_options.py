@@ -20,7 +20,8 @@ CHAKRA = OutputSeries(r"\.(\d+\.et|groups\.json)")
 
 
 class RunOptions(Report, frozen=True, kw_only=True):
-    """What was given; each field is the option of its name, `overrides` is --set and `price` per GPU and hour."""
+    """Hold the options that were given; each field is the option of its name, `overrides` is --set and `price` per GPU
+    and hour."""
 
     trace: Path | None = None
     topology: Path | None = None

@@ -122,7 +122,7 @@ def main(
 
 
 class Asked(Struct, frozen=True, dict=True):
-    """What a search of training layouts is asked for. `trainer`: one that must be able to run them, or nothing."""
+    """Hold the options of a search of training layouts. `trainer`: one that must be able to run them, or nothing."""
 
     gpus: int | None = None
     narrowing: Narrowing = field(default_factory=Narrowing)
@@ -211,7 +211,7 @@ def search_clusters(path: Path, study: Study, names: Sequence[str], asked: Asked
 
 
 def _unsaid(path: Path, overrides: Sequence[str], trainer: str) -> list[str]:
-    """What the trainer does where the scenario says nothing, as KEY=VALUE.
+    """Return what the trainer does where the scenario says nothing, as KEY=VALUE.
 
     Raises:
         InputError: for an unknown trainer.

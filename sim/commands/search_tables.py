@@ -1,4 +1,5 @@
-"""What `sim.search` prints: the best layouts, what runs the first, the best of several clusters; and its progress."""
+"""Tables that `sim.search` prints: the best layouts, the command of the first, the best of several clusters; its
+progress."""
 
 from __future__ import annotations
 

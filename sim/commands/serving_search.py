@@ -1,4 +1,5 @@
-"""What `sim.search --slo` prints: each layout's highest rate, the fewest GPUs, throughput against interactivity."""
+"""Tables that `sim.search --slo` prints: each layout's highest rate, the fewest GPUs, throughput against
+interactivity."""
 
 from __future__ import annotations
 

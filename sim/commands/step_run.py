@@ -66,7 +66,7 @@ def _refuse(scenario: Scenario, path: Path, options: RunOptions) -> None:
 
 
 class _Asked(NamedTuple):
-    """What options ask of a step; None where they do not."""
+    """Hold the options that concern a step; None for those that were not given."""
 
     goodput: Goodput | None
     measured: Anchor | None

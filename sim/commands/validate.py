@@ -153,7 +153,7 @@ def _write(done: list[Validation], json: str | None, html: Path | None, markdown
 
 
 def _kept(path: Path) -> str:
-    """What stands above the mark in a file that is written again: the words that no command knows.
+    """Return what stands above the mark in a file that is written again: the words that no command knows.
 
     Raises:
         InputError: if there is such a file and it is no text.

@@ -154,7 +154,7 @@ def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fp32_router(s: Settings) -> bool | None:
-    """Whether the router multiplies in fp32. Any other dtype is left, and so named as not expressed."""
+    """Tell whether the router multiplies in fp32. Any other dtype is left, and so named as not expressed."""
     if str(s.values.get("moe-router-dtype")).strip("\"' ") != "fp32":
         return None
     return bool(s.take("moe-router-dtype"))

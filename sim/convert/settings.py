@@ -14,7 +14,8 @@ from sim.inputs.input_source import show
 
 
 class Machine(Struct, frozen=True):
-    """What a trainer's file leaves to its launcher. `gpus`: None where the file's own launch command says it."""
+    """Hold the settings that a trainer's file leaves to its launcher. `gpus`: None where the file's own launch command
+    says it."""
 
     cluster: str
     gpus: int | None

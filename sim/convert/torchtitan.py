@@ -131,7 +131,7 @@ def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, 
 
 
 def _policy(file: Path, call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
-    """What `activation_checkpoint=` is given: a policy's `Config()`, or None."""
+    """Return what `activation_checkpoint=` is given: a policy's `Config()`, or None."""
     for given in (k.value for k in call.keywords if k.arg == "activation_checkpoint"):
         if isinstance(given, ast.Constant) and given.value is None:
             tables.setdefault("activation_checkpoint", {})["mode"] = "none"

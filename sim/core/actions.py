@@ -16,7 +16,7 @@ from msgspec import Struct
 
 
 class Kind(StrEnum):
-    """What an action computes. Letters are those of torch.distributed.pipelining."""
+    """The computation of an action. Letters are those of torch.distributed.pipelining."""
 
     __hash__ = str.__hash__  # Enum's is written in Python; actions are looked up often
     F = "F"  # forward
@@ -253,7 +253,7 @@ class Links:
         return found
 
     def name(self, message: int) -> str:
-        """What a message is, in words."""
+        """Return what a message is, in words."""
         stage, micro_batch = divmod(message // 2, self.m)
         return f"{'backward' if message % 2 else 'forward'} of stage {stage}, micro-batch {micro_batch}"
 
@@ -332,7 +332,7 @@ def _run_blocking(schedule: Schedule, links: Links) -> None:
 
 
 def _check_local(schedule: Schedule, links: Links, done: set[int], rank: int, position: int) -> None:
-    """What a rank hands to itself must have been made earlier in its list."""
+    """Raise unless a rank has made what it hands to itself earlier in its list."""
     for message, giver in links.needs(schedule.ranks[rank][position]):
         if giver == rank and message not in done:
             _fail(schedule, rank, position, f"deadlock: waits forever for the {links.name(message)}")

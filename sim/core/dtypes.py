@@ -59,7 +59,7 @@ def matmul_peak_names(precision: str) -> tuple[str, ...]:
 
 
 def sixteen_bit(precision: str) -> str:
-    """What a precision keeps outside linear layers: bf16 where it is 8 bits or less, else itself."""
+    """Return what a precision keeps outside linear layers: bf16 where it is 8 bits or less, else itself."""
     return "bf16" if precision in ("fp8", "mxfp8", "nvfp4") else precision
 
 

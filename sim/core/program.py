@@ -1,4 +1,4 @@
-"""What one rank executes, in program order: computations, communications and waits.
+"""The program of one rank, in order: computations, communications and waits.
 
 A program is read like the code of a training loop that launches CUDA work on streams:
 
@@ -178,7 +178,7 @@ class NeededBy(StrEnum):
 
 
 class TensorRole(StrEnum):
-    """What a tensor is to the operator that keeps it."""
+    """The role of a tensor for the operator that keeps it."""
 
     INPUT = "input"
     STATISTICS = "statistics"  # a fused attention's log-sum-exp, from which its backward makes the scores again

@@ -1,4 +1,4 @@
-"""What ran when: the columns that metrics, memory, views, traces and comparisons read.
+"""Spans of time as columns: the timeline that metrics, memory, views, traces and comparisons read.
 
 A simulated step and a real one both end as a Timeline.
 """
@@ -33,7 +33,7 @@ class RankClass(Struct, frozen=True):
 
 
 class Detail(NamedTuple):
-    """What all spans of one sort share, for hovering and for shares of cost sources."""
+    """Hold what all spans of one kind share, for hovering and for shares of cost sources."""
 
     name: str  # an operator or "forward of stage 3"
     bytes: float = 0.0  # communication only

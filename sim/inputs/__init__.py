@@ -1,1 +1,1 @@
-"""What users write: scenarios, their keys, rules and refusals."""
+"""Inputs that users write: scenarios, their keys, rules and error messages."""

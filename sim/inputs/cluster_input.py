@@ -144,7 +144,7 @@ def _machine_of_one(given: Mapping[str, Any]) -> str:
 
 
 def _describes_links(given: Mapping[str, Any]) -> bool:
-    """Whether links inside a node are stated so far that no machine is needed for them."""
+    """Tell whether links inside a node are stated so far that no machine is needed for them."""
     links = given.get("intra_node")
     return isinstance(links, dict) and links.keys() >= {"kind", "bandwidth_bytes_per_s"}
 
@@ -161,8 +161,8 @@ def _check_one_a_node(given: Mapping[str, Any], source: Source, path: KeyPath) -
 
 
 def _same_nics(stated: Any) -> dict[str, Any]:
-    """What else is known of the network whose NICs are stated in number, bandwidth and latency: how it transports and
-    shares, of the shipped cluster of which all that is stated holds."""
+    """Return what else is known of the network whose NICs are stated in number, bandwidth and latency: how it
+    transports and shares, of the shipped cluster of which all that is stated holds."""
     if not isinstance(stated, dict) or not stated.keys() >= {"nics_per_node", "nic_bandwidth_bytes_per_s", "latency_s"}:
         return {}
     known = (c.inter_node.model_dump() for c in CLUSTERS.values())
@@ -171,7 +171,8 @@ def _same_nics(stated: Any) -> dict[str, Any]:
 
 
 def _of_each_domain(domain_gpus: int, ranks: int) -> int:
-    """How many GPUs of each NVLink domain a job of `ranks` uses: 64 of 72 where it is a multiple of 64 and not of 72.
+    """Return how many GPUs of each NVLink domain a job of `ranks` uses: 64 of 72 where it is a multiple of 64 and not
+    of 72.
 
     Else groups of a power of two would lie across domains, where a scheduler gives equal segments (Slurm's
     topology/block, `--segment`).

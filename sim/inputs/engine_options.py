@@ -1,4 +1,4 @@
-"""What a scenario's `engine` section may say."""
+"""The `engine` section of a scenario."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from sim.inputs.input_source import UserInput
 
 
 class EngineOptions(UserInput):
-    """How a step is simulated. `collectives`: each as one task of its closed form's seconds, or as the messages of its
-    ring, tree or exchange."""
+    """Options of the simulation of a step. `collectives`: each as one task of its closed form's seconds, or as the
+    messages of its ring, tree or exchange."""
 
     collectives: Literal["closed_form", "messages"] = "closed_form"

@@ -1,4 +1,4 @@
-"""What a key of a scenario means: type, default and what is allowed, from the JSON Schema, and its text in the docs.
+"""The meaning of a scenario's key: type, default and what is allowed, from the JSON Schema, and its text in the docs.
 
 The text is the key's row in docs/scenario.md, which a checkout has and an installed wheel has not.
 """

@@ -11,7 +11,7 @@ from topology.spec import ClusterSpec
 
 
 def fault_problems(sections: Sections, faults: Faults) -> Problems:
-    """What is wrong with faults of this cluster."""
+    """Return what is wrong with faults of this cluster."""
     ranks, cluster = sections.parallelism.ranks, sections.cluster
     for index, straggler in enumerate(faults.stragglers):
         if straggler.rank >= ranks:

@@ -1,4 +1,4 @@
-"""What a file is that was given where another belongs: a scenario, a result, a profile, a trace."""
+"""The kind of a file that was given in place of another: a scenario, a result, a profile, a trace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NSYS_REPORTS = (".nsys-rep", ".qdrep")
 
 
 def kind_of(data: Any) -> tuple[str, str] | None:
-    """What plain data is, and what takes it; None where that cannot be told."""
+    """Return what plain data is, and what takes it; None where that cannot be told."""
     if not isinstance(data, Mapping):
         return None
     found = data.get("format")
@@ -75,7 +75,7 @@ def refuse_binary(path: str | Path, wanted: str) -> None:
 
 
 def starts_as_sqlite(path: str | Path) -> bool:
-    """Whether a file's first bytes are SQLite's; not where it cannot be read. A pipe would lose these bytes."""
+    """Tell whether a file's first bytes are SQLite's; not where it cannot be read. A pipe would lose these bytes."""
     if not os.path.isfile(path):
         return False
     try:

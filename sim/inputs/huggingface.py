@@ -47,7 +47,7 @@ class _Refused(Struct):
 
 
 class _Known(Struct):
-    """What `huggingface.yaml` holds."""
+    """Hold the content of `huggingface.yaml`."""
 
     refused: list[_Refused]
     known_keys: str

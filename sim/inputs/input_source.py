@@ -1,4 +1,4 @@
-"""What a user wrote, where each key of it came from, and errors that say so."""
+"""Data that a user wrote, with the file and line of each key, and errors that name them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def file_named(name: str, source: Source, inside: str = "") -> Path | None:
 
 
 def is_folder(name: str, source: Source) -> bool:
-    """Whether a name is that of a folder, beside the source or from here."""
+    """Tell whether a name is that of a folder, beside the source or from here."""
     try:
         return any(Path(folder, name).is_dir() for folder in (source.folder, ""))
     except (OSError, ValueError):

@@ -104,7 +104,8 @@ def experts(s: Sizes) -> Problem | None:
 
 
 def _served_context(s: Sizes) -> Problem | None:
-    """What a served prompt split over cp ranks needs: attention to every key, by ring or all_gather, in zigzag."""
+    """Return what a served prompt split over cp ranks needs: attention to every key, by ring or all_gather, in
+    zigzag."""
     m = s.model
     kinds = (("mla", m.mla), ("state_space", m.state_space), ("indexer", m.indexer), ("window", m.window))
     if other := next((key for key, value in kinds if value is not None), None):

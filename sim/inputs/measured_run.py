@@ -111,7 +111,7 @@ class MeasuredRun(_Record):
 
     @property
     def quiet(self) -> bool:
-        """Whether others left the machine alone, as far as is known."""
+        """Tell whether others left the machine alone, as far as is known."""
         return (self.others_cores or 0.0) <= QUIET_CORES
 
 
@@ -139,8 +139,8 @@ def load_measured(path: str | Path) -> MeasuredRun:
 
 
 def factors(run: MeasuredRun, where: str) -> tuple[float, ...]:
-    """How computations varied: each one's time over the mean of its like (rank, kind, stage, and which piece of its
-    micro-batch, where communication cuts it); their mean is 1.
+    """Return how computations varied: each one's time over the mean of its like (rank, kind, stage, and which piece of
+    its micro-batch, where communication cuts it); their mean is 1.
 
     Raises:
         InputError: where no computation was recorded twice.

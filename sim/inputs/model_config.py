@@ -54,7 +54,7 @@ class MoeConfig(UserInput):
 
     @property
     def chooses_groups(self) -> bool:
-        """Whether a token's groups or nodes are chosen before its experts."""
+        """Tell whether a token's groups or nodes are chosen before its experts."""
         return self.groups is not None or self.max_nodes_per_token is not None
 
     @property
@@ -242,11 +242,11 @@ class ModelConfig(UserInput):
         return -(-self.vocab // multiple) * multiple
 
     def is_moe_layer(self, layer: int) -> bool:
-        """Whether transformer layer `layer` (from 0) has experts in place of a dense MLP."""
+        """Tell whether transformer layer `layer` (from 0) has experts in place of a dense MLP."""
         return self.mlp_kind(layer) == "experts"
 
     def mlp_kind(self, layer: int) -> Literal["dense", "experts", "none"]:
-        """What stands behind the attention of layer `layer` (from 0)."""
+        """Return what stands behind the attention of layer `layer` (from 0)."""
         if self.mlp_pattern is not None:
             return self.mlp_pattern[layer % len(self.mlp_pattern)]
         moe = self.moe
@@ -254,10 +254,10 @@ class ModelConfig(UserInput):
         return "experts" if routed else "dense"
 
     def attention_kind(self, layer: int) -> AttentionKind:
-        """What kind of attention layer `layer` (from 0) has."""
+        """Return what kind of attention layer `layer` (from 0) has."""
         return self.attention_pattern[layer % len(self.attention_pattern)]
 
     @property
     def has_dense_layers(self) -> bool:
-        """Whether any layer has a dense MLP of `ffn`."""
+        """Tell whether any layer has a dense MLP of `ffn`."""
         return any(self.mlp_kind(layer) == "dense" for layer in range(self.layers))

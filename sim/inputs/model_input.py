@@ -94,7 +94,8 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
 
 
 def _hub_words(hub_id: str) -> str:
-    """What to do with the id of a model on the Hugging Face Hub: the nearest preset, and how to fetch the config."""
+    """Return what to do with the id of a model on the Hugging Face Hub: the nearest preset, and how to fetch the
+    config."""
     import difflib
 
     shipped = {name.replace("-", "").replace(".", ""): name for name in model_presets()}

@@ -84,7 +84,7 @@ def _mlp_pattern(m: ModelConfig) -> Problems:
 
 
 def _layers(m: ModelConfig) -> Problems:
-    """What layers are made of, each an attention and an MLP, of which one may be missing."""
+    """Return what layers are made of, each an attention and an MLP, of which one may be missing."""
     kinds = [(m.attention_kind(i), m.mlp_kind(i)) for i in range(m.layers)]
     whole = [attention not in ("none", "state_space") and mlp != "none" for attention, mlp in kinds]
     if ("none", "none") in kinds:

@@ -1,4 +1,4 @@
-"""What is legal in a scenario but worth saying: keys without effect, defaults that surprise."""
+"""Warnings about legal scenarios: keys without effect, defaults that surprise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRAINING_ONLY = (
 
 
 def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
-    """What is legal but worth saying: the padded vocabulary, keys that have no effect here; `given`: keys of
+    """Return what is legal but worth saying: the padded vocabulary, keys that have no effect here; `given`: keys of
     `inference` that are not the engine's own."""
     model, p = sections.model, sections.parallelism
     padded = model.padded_vocab(p.tp)
@@ -77,7 +77,7 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
 
 
 def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:
-    """That an engine goes by the model's length, where nobody said it and not all keys that follow from it are
+    """Say that an engine goes by the model's length, where nobody said it and not all keys that follow from it are
     `given`; `used`: the section with what the engine sets by itself."""
     from sim.serve.engines import ENGINES  # most scenarios are training steps
 
@@ -103,7 +103,7 @@ def _expert_split_note(sections: Sections) -> Iterator[str]:
 
 
 def _packing_note(sections: Sections) -> Iterator[str]:
-    """How full the packed sequences are, and how uneven the replicas' work is."""
+    """Return how full the packed sequences are, and how uneven the replicas' work is."""
     t, dp = sections.training, sections.parallelism.dp
     if t is None or t.packing is None:
         return

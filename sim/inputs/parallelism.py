@@ -1,4 +1,4 @@
-"""What a scenario's `parallelism` section may say, and how layers are dealt out to pipeline stages."""
+"""The `parallelism` section of a scenario, and the layers of each pipeline stage."""
 
 from typing import Annotated, Any, Literal
 
@@ -44,7 +44,7 @@ def _counts_form(value: Any) -> str:
 
 
 class Parallelism(UserInput):
-    """How a model and its batch are split over ranks; see docs/scenario.md for each key.
+    """The split of a model and its batch over ranks; see docs/scenario.md for each key.
 
     In a loaded scenario no null is left. `layers_per_stage` has one entry per stage in model order:
     pp·virtual_stages of them, but pp with dualpipe (each held by ranks i and p-1-i), and one where pp is 1; or it says

@@ -1,4 +1,4 @@
-"""What a scenario's `processes` section may say: shipped processes that change the cluster while a step runs, each with
+"""The `processes` section of a scenario: shipped processes that change the cluster while a step runs, each with
 the arguments of the function of its name in `sim.processes.examples`."""
 
 from __future__ import annotations

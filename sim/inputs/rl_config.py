@@ -1,4 +1,4 @@
-"""What a scenario's `rl` section may say: one step of reinforcement learning of a language model (GRPO).
+"""The `rl` section of a scenario: one step of reinforcement learning of a language model (GRPO).
 
 `training` and `parallelism` describe how the policy trains, `rl` what it trains on and who writes that.
 """

@@ -154,7 +154,8 @@ def parse_scenario(data: dict[str, Any], where: str = "scenario") -> Scenario:
 
 
 def load_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a scenario file says, overrides applied, nothing filled in; vary it with `sim.inputs.overrides.merge`."""
+    """Return what a scenario file says, overrides applied, nothing filled in; vary it with
+    `sim.inputs.overrides.merge`."""
     return read_source(path, overrides).data
 
 

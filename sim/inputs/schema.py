@@ -24,7 +24,7 @@ _SIZE: Schema = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "
 
 
 def scenario_schema() -> Schema:
-    """What `sim.inputs.scenario` accepts, as far as one key can say; rules between keys are not in it."""
+    """Return what `sim.inputs.scenario` accepts, as far as one key can say; rules between keys are not in it."""
     definitions: dict[str, Schema] = {}
     classes = (Training, Parallelism, Inference, Distillation, Rl, Faults, Processes)
     sections = {section.__name__.lower(): _section(section, definitions) for section in classes}

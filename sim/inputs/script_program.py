@@ -53,7 +53,8 @@ class Collective(NamedTuple):
 
 
 class RankProgram(Struct, frozen=True):
-    """What one rank runs in a step. `on_gpu`: it asked for CUDA. `streams`: of each operator, 0 the default one."""
+    """Hold the operators and collectives that one rank runs in a step. `on_gpu`: it asked for CUDA. `streams`: of each
+    operator, 0 the default one."""
 
     program: CapturedProgram
     rank: int
@@ -65,7 +66,7 @@ class RankProgram(Struct, frozen=True):
 
 
 def is_program(path: Path) -> bool:
-    """Whether a file is a gzipped captured program, by its first bytes."""
+    """Tell whether a file is a gzipped captured program, by its first bytes."""
     try:
         with gzip.open(path) as file:
             return file.read(len(HEAD)) == HEAD

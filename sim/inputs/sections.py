@@ -28,7 +28,7 @@ class Sections(NamedTuple):
 
 
 def sizes_of(sections: Sections) -> Sizes:
-    """What rules of layouts ask for."""
+    """Return what rules of layouts ask for."""
     p, t = sections.parallelism, sections.training
     shared = {key: getattr(p, key) for key in Sizes._fields if key in Parallelism.model_fields}
     size, mode = (t.micro_batch_size, t.recompute.mode) if t is not None else (1, "none")

@@ -12,7 +12,7 @@ from sim.serve.hashed_prefixes import HASHED_TOKENS
 
 
 def serving_problems(sections: Sections, inference: Inference) -> Problems:
-    """What is wrong with a serving workload."""
+    """Return what is wrong with a serving workload."""
     for rule in (_inference, _pools, _speculative, _autoscaling, _lora):
         yield from rule(sections, inference)
     if sections.parallelism.cp > 1 and inference.attention == "unfused":

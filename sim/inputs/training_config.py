@@ -1,4 +1,4 @@
-"""What a scenario's `training` section may say."""
+"""The `training` section of a scenario."""
 
 from collections.abc import Callable
 from datetime import date
@@ -20,8 +20,8 @@ LOSES_OUTPUT: tuple[RecomputeModule, ...] = ("moe_act", "layernorm", "mla_up_pro
 
 
 class Recompute(UserInput):
-    """What is computed again before backward. With mode full, `layers`: so many; `every`: each n-th one. With mode
-    selective, `modules`: the parts of a layer, under Megatron-Core's names."""
+    """Activations that are computed again before the backward. With mode full, `layers`: so many; `every`: each n-th
+    one. With mode selective, `modules`: the parts of a layer, under Megatron-Core's names."""
 
     mode: RecomputeMode
     layers: int | None = Field(default=None, ge=0, le=10_000)
@@ -54,7 +54,7 @@ def _param_dtype(data: dict[str, Any]) -> Any:
 
 
 def _of_framework(key: str) -> Callable[[dict[str, Any]], Any]:
-    """What the framework sets a key to where the scenario leaves it out."""
+    """Return what the framework sets a key to where the scenario leaves it out."""
     return lambda data: getattr(framework_at(data["framework"], data["software_date"]), key)
 
 

@@ -14,7 +14,7 @@ from sim.models.recipes import recipe_of
 
 
 def training_problems(sections: Sections, t: Training) -> Problems:
-    """What is wrong with a training step."""
+    """Return what is wrong with a training step."""
     for rule in (
         _dtypes,
         _indexer,

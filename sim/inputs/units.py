@@ -17,8 +17,8 @@ _PARTS = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3}  # of a secon
 
 
 class Unit(Struct, frozen=True):
-    """What a key with this ending holds. `pattern`: of what stands behind a text's number; `read`: the number and that
-    in base units; `what`: the rest of the message for another text."""
+    """Hold the unit of keys with one ending. `pattern`: of what stands behind a text's number; `read`: the number and
+    that in base units; `what`: the rest of the message for another text."""
 
     ending: str
     pattern: str

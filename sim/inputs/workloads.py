@@ -1,4 +1,4 @@
-"""What a scenario's `inference`, `distillation` and `faults` sections may say."""
+"""The `inference`, `distillation` and `faults` sections of a scenario."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RequestTrace(UserInput):
 
     @property
     def hashed(self) -> bool:
-        """Whether each prompt comes with hashes of its blocks, as the file's name says."""
+        """Tell whether each prompt comes with hashes of its blocks, as the file's name says."""
         return self.trace.endswith(HASHED_SUFFIX)
 
 
@@ -136,7 +136,8 @@ class Inference(UserInput):
 
     @property
     def fills_hashes(self) -> bool:
-        """Whether whole blocks of the cache hold what each hash of the trace stands for; so without hashes, too."""
+        """Tell whether whole blocks of the cache hold what each hash of the trace stands for; so without hashes,
+        too."""
         hashed = isinstance(self.requests, RequestTrace) and self.requests.hashed
         return not hashed or HASHED_TOKENS % self.kv_cache.block_tokens == 0
 
@@ -154,7 +155,7 @@ class Inference(UserInput):
 
 
 class TeacherParallelism(UserInput):
-    """How the teacher is split over the student's ranks."""
+    """The split of the teacher over the student's ranks."""
 
     tp: int = Field(default=1, ge=1, le=10_000_000)
 
@@ -251,7 +252,7 @@ class FailureKind(UserInput):
 
 
 class Published(UserInput):
-    """What was published of a job, shown beside what is simulated."""
+    """Published figures of a job, shown beside the simulated ones."""
 
     effective_training_time: float | None = Field(default=None, gt=0, le=1)
     failures: float | None = Field(default=None, ge=0, le=1e9)
@@ -273,7 +274,7 @@ class Failures(UserInput):
 
 
 class Faults(UserInput):
-    """What goes wrong during the workload."""
+    """Faults during the workload: slow ranks and links, jitter, failures."""
 
     stragglers: Annotated[tuple[Straggler, ...], BeforeValidator(as_tuple), Field(max_length=100_000)] = ()
     links: Annotated[tuple[LinkFault, ...], BeforeValidator(as_tuple), Field(max_length=100_000)] = ()

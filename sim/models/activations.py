@@ -1,4 +1,4 @@
-"""What stands between the projections of an MLP: bound by memory, counted access by access.
+"""Activation functions of an MLP: bound by memory, counted access by access.
 
 One record for each activation that `model.mlp` can name. Accesses are per element of the MLP's inner width, times the
 activations' bytes. Fused (`fuses_activation`): one kernel that reads what the projections give; eager: one kernel for
@@ -67,7 +67,7 @@ CLAMPS = Passes(8, 3, 10, 3)
 
 
 def is_gated(mlp: str) -> bool:
-    """Whether a second projection of the input gates the first."""
+    """Tell whether a second projection of the input gates the first."""
     return ACTIVATIONS[mlp].gated
 
 
@@ -90,7 +90,7 @@ def _clamps_apart(d: Dims, record: Activation) -> bool:
 
 
 def activation_saved(d: Dims, mlp: str, elements: float, part: str) -> tuple[Saved, ...]:
-    """What is kept of `elements` of the inner width."""
+    """Return what is kept of `elements` of the inner width."""
     record, size = ACTIVATIONS[mlp], elements * d.act_bytes
     needed = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the output is made of them
     names = record.kept_fused if d.framework.fuses_activation else record.kept

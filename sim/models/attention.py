@@ -239,7 +239,7 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
 
 
 def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = False) -> tuple[Saved, ...]:
-    """What the core keeps of its own queries, keys and values, and per block of scores.
+    """Return what the core keeps of its own queries, keys and values, and per block of scores.
 
     Unfused (Korthikanti 2022, section 4.1): q, k 4sbh, v 2sbh, softmax output 2as²b, dropout mask as²b,
     dropped output 2as²b. Fused: q, k, v and the log-sum-exp 4asb; the output is the projection's input, and kept beside

@@ -40,7 +40,7 @@ def with_balanced_stages(scenario: Scenario) -> Scenario:
 
 
 def cost_of_last(scenario: Scenario) -> float:
-    """What follows the layers, in FLOPs of a mean layer."""
+    """Return what follows the layers, in FLOPs of a mean layer."""
     layers = scenario.model.layers
     source = source_of(_with_layers(scenario, split_layers(layers, scenario.parallelism.stages)))
     sorts = [source.layer_sort(number) for number in range(layers)]

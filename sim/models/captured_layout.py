@@ -169,11 +169,11 @@ def _reduction(x: Tensor, out: Tensor) -> str:
 
 
 def _transposed(x: Tensor) -> bool:
-    """Whether neighbours in the last dimension, among those of more than one place, do not lie together."""
+    """Tell whether neighbours in the last dimension, among those of more than one place, do not lie together."""
     last = next((stride for n, stride in zip(x.shape[::-1], x.strides[::-1], strict=False) if n > 1), 1)
     return len(x.shape) > 1 and last > 1
 
 
 def is_transposing(op: CapturedOperator) -> bool:
-    """Whether a copy brings neighbours together that did not lie so."""
+    """Tell whether a copy brings neighbours together that did not lie so."""
     return any(_transposed(a) != _transposed(b) for a in op.inputs[-1:] for b in op.outputs[:1])

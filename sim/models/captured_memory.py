@@ -22,7 +22,7 @@ Bytes = NDArray[np.float64]
 
 
 class PieceMemory(NamedTuple):
-    """What one piece keeps and needs, as `Block` has it."""
+    """Hold the bytes that one piece keeps and needs, under the names of `Block`."""
 
     saved: tuple[Saved, ...]
     forward_peak_bytes: float

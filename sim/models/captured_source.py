@@ -21,7 +21,7 @@ class Captured:
         self.scenario, self.model = scenario, captured_model(path)
 
     def first(self) -> Block:
-        """What runs before the modules that repeat."""
+        """Return what runs before the modules that repeat."""
         return self._block(0)
 
     def layer(self, number: int, shard: Shard) -> Block:
@@ -29,7 +29,7 @@ class Captured:
         return self._block(number + 1)
 
     def last(self, shard: Shard) -> tuple[Block, ...]:
-        """What runs after them."""
+        """Return what runs after them."""
         return (self._block(len(self.model.pieces) - 1),)
 
     def _block(self, piece: int) -> Block:
@@ -43,7 +43,7 @@ class Captured:
         return (self.model.sorts[number],)
 
     def input_bytes(self, layer: int | None) -> float:
-        """What the program carries there."""
+        """Return what the program carries there."""
         return min(self.model.input_bytes) if layer is None else self.model.input_bytes[layer]
 
     def parameter_bytes(self) -> float:

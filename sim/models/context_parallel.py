@@ -88,7 +88,7 @@ def _contiguous(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: Pac
 
 
 def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None, ...]:
-    """What `rank` computes in each of the ring's steps, in step j with the keys of rank − j. None: nothing.
+    """Return what `rank` computes in each of the ring's steps, in step j with the keys of rank − j. None: nothing.
 
     Contiguous: its own block causal, earlier ranks' whole, later ranks' not at all: rank r does r + 1 of
     them. Zigzag (2·cp pieces, rank r holds r and 2cp − 1 − r): all queries see an earlier rank's first half
@@ -117,7 +117,7 @@ def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None,
 
 
 def gathered_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core, ...]:
-    """What `rank` computes once all keys are there: each of its pieces of queries against the keys up to it.
+    """Return what `rank` computes once all keys are there: each of its pieces of queries against the keys up to it.
 
     Striped: one kernel over all keys, half of whose scores are masked.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Shard(Struct, frozen=True):
-    """What of a rank's place is not in the scenario: its context- and expert-parallel ranks."""
+    """Hold a rank's context- and expert-parallel coordinates, which the scenario does not have."""
 
     cp_rank: int = 0
     ep_rank: int = 0
@@ -113,7 +113,8 @@ def packed_batch(scenario: Scenario) -> PackedBatch | None:
 
 
 def gathers_quantized_shards(scenario: Scenario) -> bool:
-    """Whether FSDP gathers layers' matrices in the matmuls' format: the recipe's own way, unless a dtype is named."""
+    """Tell whether FSDP gathers layers' matrices in the matmuls' format: the recipe's own way, unless a dtype is
+    named."""
     p, t = scenario.parallelism, scenario.training
     recipe = None if t is None or t.lora is not None else recipe_of(t)
     return recipe is not None and recipe.shards_quantized and p.zero == 3 and p.param_gather_dtype in (None, "fp8")

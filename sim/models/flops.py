@@ -30,7 +30,8 @@ def model_flops_per_token(model: ModelConfig, seq_len: int, causal_half: bool = 
 
 
 def indexer_gradient_flops_per_token(model: ModelConfig, seq_len: int) -> float:
-    """What of `model_flops_per_token` is for the gradients of indexers: of scores, and 2 for each of their weights."""
+    """Return what of `model_flops_per_token` is for the gradients of indexers: of scores, and 2 for each of their
+    weights."""
     specs = (*layer_specs(model), *[prediction_layer(model)] * model.mtp_layers)
     flops = 0.0
     for a in (spec.attention for spec in specs if isinstance(spec.attention, SparseLatentAttention)):

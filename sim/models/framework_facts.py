@@ -29,7 +29,7 @@ class UnfusedLoss(NamedTuple):
 
 
 class RouterKernels(NamedTuple):
-    """What an expert layer's router launches besides its matmul: scores, choice, auxiliary loss, records of it.
+    """Hold the kernels of an expert layer's router besides its matmul: scores, choice, auxiliary loss, records of it.
 
     By token and expert: accesses of the layer's own dtype, and bytes of fp32 and less. `capacity_kernels`, forward:
     more where experts have a capacity. `group_kernels` and `group_bytes`, forward and backward: more where groups are

@@ -1,4 +1,4 @@
-"""What a training framework does its own way: which operators share a kernel, what is kept, who adds up gradients.
+"""One record for each training framework: which operators share a kernel, what is kept, who adds up gradients.
 
 `training.framework` names one of `FRAMEWORKS`. Adding a framework is one more record there: the key's allowed values,
 the JSON Schema and `--explain` follow from the dict, and nothing else in the simulator asks for a framework's name.
@@ -182,7 +182,7 @@ FRAMEWORKS: dict[str, Framework] = {record.name: record for record in _RECORDS}
 
 
 class Named(Protocol):
-    """What names a framework: a scenario's `training`."""
+    """The part of a scenario that names a framework: `training`."""
 
     @property
     def framework(self) -> str:

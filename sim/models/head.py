@@ -185,7 +185,7 @@ def _per_token(d: Dims, phase: Phase, kernels: int) -> list[Item]:
 
 
 def learns_logits(scenario: Scenario) -> bool:
-    """Whether the loss also compares the student's distribution with a teacher's."""
+    """Tell whether the loss also compares the student's distribution with a teacher's."""
     return scenario.distillation is not None and scenario.distillation.mode == "logits"
 
 

@@ -105,7 +105,7 @@ def _branch(
 
 
 def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
-    """What fixes the layer's computation, as text; recomputation is left out (it runs the same forward)."""
+    """Return what fixes the layer's computation, as text; recomputation is left out (it runs the same forward)."""
     m, p = scenario.model, scenario.parallelism
     text = (
         f"layer {shape_key(m, d)} heads={m.heads} kv_heads={m.kv_heads} head_dim={m.head_dim} "

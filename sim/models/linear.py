@@ -94,7 +94,8 @@ def _overlaps_gathers(d: Dims) -> bool:
 
 
 def _starts_with_own_rows(d: Dims) -> bool:
-    """Whether a matmul of gathered rows does its own while the others arrive: nothing quantizes the whole first."""
+    """Tell whether a matmul of gathered rows does its own while the others arrive: nothing quantizes the whole
+    first."""
     return d.framework.starts_with_own_rows and d.tp_overlap == "wgrad" and d.recipe is None
 
 

@@ -129,7 +129,7 @@ def backward_peak(parts: Sequence[Operator], kept_bytes: float = 0.0) -> float:
 
 
 def workspace(d: Dims, parts: Iterable[Operator]) -> float:
-    """What Transformer Engine keeps for good: one empty weight gradient for every shape of a weight matrix.
+    """Return what Transformer Engine keeps for good: one empty weight gradient for every shape of a weight matrix.
 
     (`get_dummy_wgrad` in its module/base.py; autograd wants a gradient though the matmul has accumulated it.)
     """
@@ -208,7 +208,7 @@ def weight_gradient(d: Dims, name: str, m: int, k: int, n: int, dtype: str | Non
 
 
 def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
-    """How a weight gradient of `size` elements joins those kept: the matmul's written bytes, and a kernel.
+    """Return how a weight gradient of `size` elements joins those kept: the matmul's written bytes, and a kernel.
 
     Megatron's matmul accumulates by itself (beta = 1: the gradient is read and written). Elsewhere the matmul
     writes a temporary; a second kernel adds it in every micro-batch but the first, whose gradient is taken as
@@ -227,7 +227,7 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
 
 
 def weight_gradient_bytes(d: Dims, size: float) -> float:
-    """What a matmul leaves for the accumulation: nothing where it adds up itself or is the gradient."""
+    """Return what a matmul leaves for the accumulation: nothing where it adds up itself or is the gradient."""
     only = d.accumulated == 1 and d.grad_bytes == d.act_bytes
     return 0.0 if d.framework.accumulates_in_matmul or only else d.act_bytes * size
 

@@ -116,7 +116,7 @@ def clip_items(n_params: int, t: Training) -> Program:
 
 
 def gradient_buffer_items(n_params: int, t: Training, replicas: int) -> Program:
-    """What Megatron does to its whole gradient buffer besides reducing it (`framework: megatron`).
+    """Return what Megatron does to its whole gradient buffer besides reducing it (`framework: megatron`).
 
     It reads it for a norm that shows NaNs, scales it to the mean over data-parallel ranks before it is reduced, and
     zeroes it for the next step (megatron/core/distributed: `check_grads`, `start_grad_sync`, `zero_grad_buffer`). Where

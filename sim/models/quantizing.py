@@ -40,7 +40,7 @@ def _step(recipe: Recipe, normed: bool) -> Pass:
 
 
 def casts_again(d: Dims, name: str, elements: float) -> Program:
-    """What of a tensor is quantized only for the weight gradient, which frozen weights have not."""
+    """Return what of a tensor is quantized only for the weight gradient, which frozen weights have not."""
     if d.recipe is None or d.lora is not None:
         return ()
     return _kernels(d, f"{name}_cast_again", W, elements, d.recipe.activations_again)
@@ -52,7 +52,8 @@ def gradient_casts(d: Dims, name: str, elements: float) -> Program:
 
 
 def gather_casts(d: Dims, name: str, phase: Phase, elements: int, normed: bool = False) -> tuple[Program, Program]:
-    """What quantizes `elements` before they are gathered, a rank's own, and after. `normed`: a norm has made them.
+    """Return what quantizes `elements` before they are gathered, a rank's own, and after. `normed`: a norm has made
+    them.
 
     With one scale a tensor is gathered in one order, and the other made of it by `transposes`.
     """
@@ -123,7 +124,7 @@ def quantized_weight_bytes(d: Dims, parts: Iterable[Operator]) -> float:
 
 
 def passing_weight_bytes(d: Dims, parts: Iterable[Operator]) -> float:
-    """What torchao holds of them: a copy of the matrix that a matmul is about to read."""
+    """Return what torchao holds of them: a copy of the matrix that a matmul is about to read."""
     if d.recipe is None or d.recipe.caches_weights:
         return 0.0
     return d.quantized_weight_element_bytes * max(_matrices(parts), default=0)

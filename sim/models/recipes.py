@@ -86,7 +86,7 @@ SHARED = ("nvfp4",)  # formats that torchao has no recipe of its own for: Transf
 
 
 class Quantized(Named, Protocol):
-    """What names a recipe: a scenario's `training`."""
+    """The part of a scenario that names a recipe: `training`."""
 
     @property
     def precision(self) -> str: ...
@@ -95,7 +95,7 @@ class Quantized(Named, Protocol):
 
 
 def known_recipes(framework: Framework, precision: str) -> list[Recipe]:
-    """What a framework has for matmuls in `precision`, its default first; none for 16 bits and more."""
+    """Return what a framework has for matmuls in `precision`, its default first; none for 16 bits and more."""
     own = [r for r in _RECORDS if r.format == precision and r.quantizer == framework.quantizer]
     found = own or [r for r in _RECORDS if r.format == precision and precision in SHARED]
     return sorted(found, key=lambda r: r.name != framework.fp8_recipe)

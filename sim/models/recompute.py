@@ -76,7 +76,7 @@ def _matrices(parts: Sequence[Operator], experts: bool) -> tuple[WeightShape, ..
 
 
 def keep_all(parts: Sequence[Operator]) -> RecomputePlan:
-    """What stays of parts that no residual stream passes by and nothing is run again of: embedding and head."""
+    """Return what stays of parts that no residual stream passes by and nothing is run again of: embedding and head."""
     return RecomputePlan((), saved_of(parts), backward_peak(parts))
 
 
@@ -101,7 +101,7 @@ def _place_in_stage(stage_layers: Sequence[int], layer: int) -> int:
 
 
 def stops_early(scenario: Scenario) -> bool:
-    """Whether full recomputation is torch's checkpoint around FSDP's units; Megatron's own reruns whole layers."""
+    """Tell whether full recomputation is torch's checkpoint around FSDP's units; Megatron's own reruns whole layers."""
     t = scenario.training
     return scenario.parallelism.zero == 3 and t is not None and framework_of(t).checkpoint_stops_early
 
@@ -154,7 +154,8 @@ def _until_last_saved(parts: Sequence[Operator]) -> Program:
 
 
 def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Saved]]:
-    """What mode selective_op runs again, and the outputs that it keeps: of every second matmul, and of messages."""
+    """Return what mode selective_op runs again, and the outputs that it keeps: of every second matmul, and of
+    messages."""
     again: list[Item] = []
     kept: list[Saved] = []
     matmuls = 0
@@ -180,6 +181,6 @@ def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Save
 
 
 def _statistics(core: Operator) -> list[Saved]:
-    """What a fused core's backward starts from beside its output; nothing of an unfused one, which runs again whole
-    (its batched matmuls are not among the operators whose outputs torchtitan's policy saves)."""
+    """Return what a fused core's backward starts from beside its output; nothing of an unfused one, which runs again
+    whole (its batched matmuls are not among the operators whose outputs torchtitan's policy saves)."""
     return [s for s in core.saved if s.role is TensorRole.STATISTICS]

@@ -25,7 +25,7 @@ def inside(module: RecomputeModule, parts: Iterable[Operator]) -> tuple[Operator
 
 
 def module_kept(parts: Sequence[Operator], modules: Sequence[RecomputeModule]) -> tuple[Program, tuple[Saved, ...]]:
-    """What runs again of a layer's parts, in order, and what stays of all it would keep."""
+    """Return what runs again of a layer's parts, in order, and what stays of all it would keep."""
     checkpoints = set(modules) - set(LOSES_OUTPUT)
     again = [p for p in parts if _in(p, modules)]
     lost = _lost_outputs(parts, [m for m in modules if m in LOSES_OUTPUT])
@@ -52,8 +52,8 @@ def _in(part: Operator, modules: Sequence[RecomputeModule]) -> bool:
 
 
 def _goes_on(parts: Sequence[Operator], module: RecomputeModule) -> bool:
-    """Whether more of the module comes before its consumer: the next operator, or the core where more of the module
-    stands in front of it (MLA's up-projections of queries and of keys and values)."""
+    """Tell whether more of the module comes before its consumer: the next operator, or the core where more of the
+    module stands in front of it (MLA's up-projections of queries and of keys and values)."""
     ahead = list(takewhile(lambda p: not p.core, parts))
     before_core = len(ahead) < len(parts) and any(module in p.within for p in ahead)
     return module in parts[0].within or before_core

@@ -30,8 +30,8 @@ OUTLIER_SHARE = 0.001  # LLM.int8(): more than 99.9 % of values are multiplied i
 
 
 class ServedElements(NamedTuple):
-    """How many weights a rank holds: those of linear layers and of routed experts, which serving may quantize, and the
-    rest, which stays in 16 bits."""
+    """Hold the number of weights on a rank: those of linear layers and of routed experts, which serving may quantize,
+    and the rest, which stays in 16 bits."""
 
     linear: int
     experts: int

@@ -43,7 +43,7 @@ def adapter_elements(spec: LayerSpec, tp: int, targets: Collection[str], rank: i
 def adapter_products(
     d: ServingDims, spec: LayerSpec, targets: Collection[str], rank: int, tokens: int, adapters: int
 ) -> Program:
-    """What `tokens` tokens of `adapters` different adapters add to a layer."""
+    """Return what `tokens` tokens of `adapters` different adapters add to a layer."""
     items: list[Compute] = []
     for m in adapted_matrices(spec, d.tp, targets):
         between = tokens * len(m.outputs) * rank

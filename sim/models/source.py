@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def source_of(scenario: Scenario) -> Described | Captured:
-    """What a scenario's step is built from. Each source has the methods of `Described`."""
+    """Return what a scenario's step is built from. Each source has the methods of `Described`."""
     if scenario.model.program is None:
         return Described(scenario)
     from sim.models.captured_source import Captured  # what few scenarios need is loaded for them
@@ -41,7 +41,7 @@ class Described:
         self.scenario = scenario
 
     def first(self) -> Block:
-        """What comes before the layers: the embedding."""
+        """Return what comes before the layers: the embedding."""
         block = embedding_block(self.scenario)
         return without_backward(block) if warms_up(self.scenario) else block
 
@@ -50,7 +50,7 @@ class Described:
         return layer_block(self.scenario, number, shard)
 
     def last(self, shard: Shard) -> tuple[Block, ...]:
-        """What comes after the layers: the head, and modules that predict one token further."""
+        """Return what comes after the layers: the head, and modules that predict one token further."""
         s = self.scenario
         modules = s.model.mtp_layers  # all equal, so one is made
         blocks = (head_block(s), *([mtp_block(s, shard)] * modules if modules else ()))

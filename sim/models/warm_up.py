@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def warms_up(scenario: Scenario) -> bool:
-    """Whether indexers alone are trained."""
+    """Tell whether indexers alone are trained."""
     return scenario.training is not None and scenario.training.indexer == "warm_up"
 
 

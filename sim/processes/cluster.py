@@ -70,7 +70,8 @@ class Hold:
 
 
 class Cluster:
-    """What a process may see and change. Every method that takes `ranks` takes one, several, or None for all.
+    """The view of the cluster that a process reads and changes. Every method that takes `ranks` takes one, several, or
+    None for all.
 
     Ranks that are simulated as one (`sim.simulation.simulate`, `apart`) can only be changed together.
     """
@@ -309,7 +310,7 @@ class Cluster:
             self.shown.append(Shown(who, (self._plan.classes[c].rank,), kind, text, since_s, end_s))
 
     def standing(self) -> list[str]:
-        """What keeps ranks and links from going on, in words."""
+        """Return what keeps ranks and links from going on, in words."""
         live, out = self.live, list[str]()
         for c, of_ranks in enumerate(self._plan.classes):
             if live.paused[c]:

@@ -1,1 +1,1 @@
-"""What runs: the program of a stage's action, compiled once to tasks on streams."""
+"""Programs of a stage's actions, each compiled once to tasks on streams."""

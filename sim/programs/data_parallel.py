@@ -291,7 +291,7 @@ class _Buckets:
 
 
 def gather_units(blocks: Sequence[Block], dp: DataParallel) -> list[tuple[int, int, int]]:
-    """What ZeRO-1 and -2 gather at once: the buckets that gradients fill in backward, the first block's first.
+    """Return what ZeRO-1 and -2 gather at once: the buckets that gradients fill in backward, the first block's first.
 
     Each: dense and expert elements, and the first block that has some of them.
     """
@@ -322,7 +322,8 @@ def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
 
 
 def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel) -> list[list[Wait | Compute]]:
-    """What each block's first forward waits for: the gathers of `prologue` that bring it something, and their cast."""
+    """Return what each block's first forward waits for: the gathers of `prologue` that bring it something, and their
+    cast."""
     out: list[list[Wait | Compute]] = [[] for _ in blocks]
     if dp.zero in (1, 2) and dp.gather_overlap:
         for k, (dense, experts, i) in enumerate(gather_units(blocks, dp)):

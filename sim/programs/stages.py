@@ -1,4 +1,4 @@
-"""What one stage executes for one action: the programs of its blocks, joined, with everything around them.
+"""The program of one action of a stage: the programs of its blocks, joined, with everything around them.
 
 Around the blocks: data parallelism (`data_parallel.py`), activations offloaded to host memory and fetched back, a
 stage's input sent in tensor-parallel pieces and gathered (Megatron's scatter/gather), and measured blocks, which

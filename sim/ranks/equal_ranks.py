@@ -97,7 +97,7 @@ def expert_rank(p: Parallelism, position: int) -> int:
 
 
 def uneven_context(p: Parallelism) -> bool:
-    """Whether context-parallel ranks have unequal work: a sequence that is not folded back (zigzag). Where it is,
+    """Tell whether context-parallel ranks have unequal work: a sequence that is not folded back (zigzag). Where it is,
     kernels still differ in shape, not in FLOPs; all ranks are taken to run those of the first.
     """
     uneven = {"ring": ("contiguous", "striped"), "all_gather": ("contiguous",)}
@@ -105,7 +105,7 @@ def uneven_context(p: Parallelism) -> bool:
 
 
 def uneven_experts(scenario: Scenario) -> bool:
-    """Whether experts, and so their ranks, have unequal work."""
+    """Tell whether experts, and so their ranks, have unequal work."""
     moe = scenario.model.moe
     return scenario.parallelism.ep > 1 and moe is not None and moe.imbalance != "balanced"
 

@@ -13,7 +13,8 @@ from topology.spec import ClusterSpec
 
 
 def compute_scales(scenario: Scenario) -> dict[int, float]:
-    """How many times as long computations take, by rank, where that is not once; what is listed twice multiplies."""
+    """Return how many times as long computations take, by rank, where that is not once; what is listed twice
+    multiplies."""
     scales: dict[int, float] = {}
     for straggler in scenario.faults.stragglers if scenario.faults else ():
         scales[straggler.rank] = scales.get(straggler.rank, 1.0) * straggler.compute_scale
@@ -21,7 +22,8 @@ def compute_scales(scenario: Scenario) -> dict[int, float]:
 
 
 def link_scales(scenario: Scenario) -> dict[tuple[int, int], float]:
-    """What is left of the bandwidth, by pair of nodes (or one node twice), as `topology.network.Network` takes it.
+    """Return what is left of the bandwidth, by pair of nodes (or one node twice), as `topology.network.Network` takes
+    it.
 
     Of a cut link it is what the detour offers (`topology.detours`).
     """
@@ -33,7 +35,7 @@ def link_scales(scenario: Scenario) -> dict[tuple[int, int], float]:
 
 
 def nic_scales(scenario: Scenario) -> dict[int, float]:
-    """What is left of the bandwidth of the NICs that a rank's GPU uses, by rank, where that is not all.
+    """Return what is left of the bandwidth of the NICs that a rank's GPU uses, by rank, where that is not all.
 
     A GPU's traffic is cut evenly over its NICs, so the slowest of them counts; GPUs that share a NIC all suffer.
     """
@@ -62,7 +64,8 @@ def nics_of(cluster: ClusterSpec, gpu: int) -> range:
 
 
 def shared_nic_scales(scenario: Scenario) -> dict[int, float]:
-    """What other jobs leave of the bandwidth of a node's NICs, by node, where that is not all; see `NetworkJitter`."""
+    """Return what other jobs leave of the bandwidth of a node's NICs, by node, where that is not all; see
+    `NetworkJitter`."""
     jitter = scenario.faults.network_jitter if scenario.faults else None
     if jitter is None or jitter.sigma == 0:
         return {}
@@ -72,7 +75,7 @@ def shared_nic_scales(scenario: Scenario) -> dict[int, float]:
 
 
 def disturbs_links(scenario: Scenario) -> bool:
-    """Whether a fault changes what links carry."""
+    """Tell whether a fault changes what links carry."""
     return bool(link_scales(scenario) or nic_scales(scenario))
 
 
@@ -104,7 +107,7 @@ class Jitter:
 
 
 def has_jitter(scenario: Scenario) -> bool:
-    """Whether computations take longer or shorter at random."""
+    """Tell whether computations take longer or shorter at random."""
     jitter = scenario.faults.jitter if scenario.faults else None
     return jitter is not None and (jitter.sigma > 0 or bool(jitter.factors))
 
@@ -120,5 +123,5 @@ def jitter_of(scenario: Scenario, rank: int) -> Jitter | None:
 
 
 def disturbs(scenario: Scenario) -> bool:
-    """Whether a fault changes a step at all."""
+    """Tell whether a fault changes a step at all."""
     return bool(compute_scales(scenario) or disturbs_links(scenario) or has_jitter(scenario))

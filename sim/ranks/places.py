@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 
 def aligned(scenario: Scenario) -> bool:
-    """Whether all groups of a name surely lie alike on nodes, NVLink domains and leaves.
+    """Tell whether all groups of a name surely lie alike on nodes, NVLink domains and leaves.
 
     So it is if each of these ends where a dimension of the mesh does or cuts it into equal parts, and no group is
     itself a part of dimensions; or if all sizes are powers of two (groups are then cosets of bits).
@@ -95,6 +95,6 @@ class GroupLocations:
         return np.array(ids, dtype=np.int64)[number.reshape(-1)]
 
     def _together(self, ranks: tuple[int, ...]) -> int:
-        """How many share the first one's node, which decides about measured collectives."""
+        """Return how many share the first one's node, which decides about measured collectives."""
         per_node = self.cluster.gpus_per_node
         return sum(r // per_node == ranks[0] // per_node for r in ranks)

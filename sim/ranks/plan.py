@@ -68,7 +68,8 @@ class Plan(Struct, frozen=True):
         return pipeline_rank * self.lanes + self.lane_of[position_of(self.mesh, rank)]
 
     def work_of(self, rank: int) -> tuple[int, int]:
-        """What decides a rank's share of its stage's work: context and expert coordinate, 0 where these are even."""
+        """Return what decides a rank's share of its stage's work: context and expert coordinate, 0 where these are
+        even."""
         p = self.scenario.parallelism
         context = self.mesh.coordinate("cp", rank) if uneven_context(p) else 0
         position = position_of(self.mesh, rank)

@@ -1,1 +1,1 @@
-"""What a step shows: memory, metrics, what faults cost, and the result as plain data."""
+"""Results of a step: memory, metrics, the cost of faults, and all of them as plain data."""

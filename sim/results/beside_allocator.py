@@ -68,7 +68,7 @@ def most_allocator_bytes(scenario: Scenario, gpu: GpuSpec) -> float:
 
 
 def _counted(scenario: Scenario, gpu: GpuSpec) -> bool:
-    """Whether the communicators of the trainer are known, and the GPU is one that has CUDA and NCCL."""
+    """Tell whether the communicators of the trainer are known, and the GPU is one that has CUDA and NCCL."""
     trains = scenario.training is not None and gpu.architecture in NVIDIA
     return trains and bool(framework_of(scenario.for_training).communicators)
 

@@ -40,7 +40,8 @@ FAMILY = {"composer": "torch", "nanotron": "torch", "eager": "torch", "compiled"
 
 
 class Features(NamedTuple):
-    """What a step's likeness to another is read from. `kind`: dense, moe or lora; sizes in billions of parameters."""
+    """Hold the features by which a step is like another. `kind`: dense, moe or lora; sizes in billions of
+    parameters."""
 
     gpu: str
     architecture: str
@@ -89,7 +90,7 @@ class Width(Struct, frozen=True):
 
 
 def kind_of(scenario: Scenario) -> str:
-    """Whether a step trains adapters, experts, or all of a dense model."""
+    """Tell whether a step trains adapters, experts, or all of a dense model."""
     if scenario.for_training.lora is not None:
         return "lora"
     return "dense" if scenario.model.moe is None else "moe"
@@ -144,12 +145,12 @@ def _published_columns() -> _Columns:
 
 
 def distance(a: Features, b: Features) -> float:
-    """How unlike two steps are, from 0."""
+    """Return how unlike two steps are, from 0."""
     return float(_distances(a, _columns([b]))[0])
 
 
 def _distances(own: Features, others: _Columns) -> NDArray[np.float64]:
-    """How unlike a step is to each of several others."""
+    """Return how unlike a step is to each of several others."""
     a, b = _columns([own]), others
     gpu = np.where(a.gpu == b.gpu, 0.0, np.where(a.architecture == b.architecture, 1.0, 2.5))
     framework = np.where(a.framework == b.framework, 0.0, np.where(a.family == b.family, 0.5, 1.0))

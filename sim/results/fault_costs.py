@@ -1,4 +1,4 @@
-"""What faults cost a step, and who waits for whom."""
+"""The seconds that each fault costs a step, and which ranks wait for which."""
 
 from __future__ import annotations
 

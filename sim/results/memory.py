@@ -142,8 +142,8 @@ GRADIENT_MAKERS = [i for i, kind in enumerate(Kind) if kind in (Kind.B, Kind.W)]
 
 
 def _changes_of(stages: Sequence[dict[int, Stage]], works: Sequence[Ints], fine: bool) -> tuple[Bytes, Ints, Ints]:
-    """What actions claim and free, [4, rows]; how many rows each sort of action has, and the sort of every action.
-    `works`: what the actions compute, class by class (see `schedule_columns.RankList`)."""
+    """Return what actions claim and free, [4, rows]; how many rows each sort of action has, and the sort of every
+    action. `works`: what the actions compute, class by class (see `schedule_columns.RankList`)."""
     numbers: dict[Stage, int] = {}  # equal stages are one object
     picks = []
     for mine, work in zip(stages, works, strict=True):

@@ -22,7 +22,7 @@ Change = tuple[float, float, float, float]
 
 
 class BlockStep(Struct, frozen=True):
-    """What a block claims as it begins, holds while it runs, keeps until the action ends, and frees as it ends; the
+    """Hold the bytes that a block claims as it begins, holds while it runs, keeps until the action ends, and frees; the
     gradients that it brings."""
 
     claimed: float
@@ -38,7 +38,7 @@ def brings_gradients(stage: Stage) -> bool:
 
 
 def changes_of(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change]:
-    """What an action of a stage claims and frees, and when; as two changes, or as two for each block.
+    """Return what an action of a stage claims and frees, and when; as two changes, or as two for each block.
 
     A backward frees each block's activations before the next block's, so its peak is found block by block. `first`: the
     step's first of its kind, which brings gradients where they come and go.
@@ -189,7 +189,8 @@ def late_bytes(block: Block) -> float:
 
 
 def output_gradients_bytes(block: Block) -> float:
-    """What a split backward keeps for its weight half besides saved inputs: the gradients of linear layers' outputs.
+    """Return what a split backward keeps for its weight half besides saved inputs: the gradients of linear layers'
+    outputs.
 
     A weight gradient's matmul is `[outputs, rows] x [rows, inputs]`, shape (batch, outputs, inputs, rows).
     """

@@ -48,7 +48,7 @@ class Spans(NamedTuple):
         return Spans(self.group[rows], self.start_s[rows], self.end_s[rows])
 
     def seconds(self, groups: int) -> Floats:
-        """How long those of each group are together."""
+        """Return how long those of each group are together."""
         return _sums(self.group, self.end_s - self.start_s, groups)
 
 
@@ -198,7 +198,8 @@ def source_shares(shares: dict[tuple[str, str, float], float]) -> dict[str, floa
 
 
 def roofline_warnings(shares: dict[tuple[str, str, float], float]) -> list[str]:
-    """Whether most of what GPUs and links take has nothing measured behind it; the host's own time is no part of it."""
+    """Tell whether most of what GPUs and links take has nothing measured behind it; the host's own time is no part of
+    it."""
     found = source_shares(shares)
     part = found["roofline"] / (1.0 - found.get("host", 0.0)) if found["roofline"] else 0.0
     if part <= 0.5:

@@ -1,4 +1,4 @@
-"""What processes of one's own did beside a step: their part of its result, and their rows of its timeline."""
+"""Processes beside a step: their part of its result, and their rows of its timeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MARK_WIDTH = 1 / 300  # of the step: as wide as marks are drawn, which last no t
 
 
 class Shown(Struct, frozen=True):
-    """What a process left on the timeline: `ranks` it concerns, its kind and words, from when to when."""
+    """Hold a span that a process left on the timeline: `ranks` it concerns, its kind and words, from when to when."""
 
     process: str
     ranks: tuple[int, ...]
@@ -30,7 +30,7 @@ class Shown(Struct, frozen=True):
 
 
 class ProcessSpan(Record, frozen=True):
-    """What a process left on the timeline; see `sim.processes.cluster.Shown`."""
+    """A span that a process left on the timeline; see `sim.processes.cluster.Shown`."""
 
     process: str
     ranks: str
@@ -59,7 +59,7 @@ class ProcessesRun(Struct, frozen=True):
     changed: bool
 
     def rows(self, plan: Plan) -> int:
-        """How many spans they left on the timeline of these classes of ranks."""
+        """Return how many spans they left on the timeline of these classes of ranks."""
         return len(_rows(plan, self))
 
 
@@ -91,12 +91,12 @@ def timeline_with_processes(timeline: Timeline, plan: Plan, processes_run: Proce
 
 
 def _rows(plan: Plan, processes_run: ProcessesRun) -> list[tuple[int, Shown]]:
-    """What processes left, by class of ranks."""
+    """Return what processes left, by class of ranks."""
     return [(c, shown) for shown in processes_run.shown for c in dict.fromkeys(map(plan.class_of, shown.ranks))]
 
 
 def processes_result(processes_run: ProcessesRun, without_s: float) -> ProcessesResult:
-    """What the result says."""
+    """Return what the result says."""
     alike: dict[tuple[str, str, str, float, float], set[int]] = {}
     for x in processes_run.shown:
         alike.setdefault((x.process, x.kind, x.text, x.start_s, x.end_s), set()).update(x.ranks)

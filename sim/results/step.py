@@ -105,13 +105,13 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def memory_limits(self) -> list[MemoryLimit]:
-        """What the memory of every class of ranks may be, on its own GPU."""
+        """Return what the memory of every class of ranks may be, on its own GPU."""
         gpu_of = self.scenario.cluster.gpu_of
         return [memory_limit(self.scenario, gpu_of(c.rank)) for c in self.plan.classes]
 
     @property
     def fits_in_memory(self) -> bool:
-        """Whether every rank's memory fits on its own GPU."""
+        """Tell whether every rank's memory fits on its own GPU."""
         pairs = zip(self.most_memory, self.memory_limits, strict=True)
         return all(most.peak <= may.limit for most, may in pairs)
 
@@ -161,7 +161,7 @@ def _details(graph: TaskGraph, times: Times) -> tuple[tuple[Detail, ...], NDArra
 
 
 def span_waits(built: Built, times: Times) -> SpanWaits:
-    """What the rows of `make_timeline` waited for."""
+    """Return what the rows of `make_timeline` waited for."""
     task = rows_of(built, times)[:, 0]
     return SpanWaits(task, deciding(built.graph, times)[task])
 

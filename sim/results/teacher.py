@@ -38,7 +38,7 @@ class Teacher(Record, frozen=True):
 
     @property
     def own_s(self) -> float:
-        """What it takes by itself."""
+        """Return what it takes by itself."""
         return self.forward_s + self.generate_s + self.send_s
 
     @property

@@ -1,4 +1,4 @@
-"""How answers of unlike lengths become the micro-batches of a training step.
+"""The micro-batches of a training step, made of answers of unlike lengths.
 
 `sim.simulation` trains on micro-batches of equal sequences, so the step's real lengths are put into such:
 
@@ -63,7 +63,7 @@ def _legal(p: Parallelism, micro_batches: int) -> int:
 
 
 def _divisor(p: Parallelism) -> int:
-    """What a sequence's length is rounded up to: context parallelism deals out two pieces to a rank, sequence
+    """Return what a sequence's length is rounded up to: context parallelism deals out two pieces to a rank, sequence
     parallelism one to each rank of tp (NeMo-RL pads likewise)."""
     return (2 * p.cp if p.cp > 1 else 1) * (p.tp if p.sp else 1)
 

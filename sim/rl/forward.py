@@ -75,7 +75,7 @@ def policy_forward(step: FinishedStep, passes: int) -> Forward:
 
 
 def _gathered_once_s(step: FinishedStep, chain: Sequence[int], ranks: Sequence[int], seconds: Sequence[float]) -> float:
-    """What the first pass takes more: ZeRO-3 that keeps gathered parameters gathers them in it alone."""
+    """Return what the first pass takes more: ZeRO-3 that keeps gathered parameters gathers them in it alone."""
     dp = next(iter(step.stages[0].values())).dp
     if dp.zero != 3 or dp.reshard:
         return 0.0

@@ -25,7 +25,7 @@ class TrainingStates(Struct, frozen=True):
 
 
 def training_states(trained: StepResult) -> TrainingStates:
-    """What the trainer keeps; states that are in host memory between steps anyway are no part of it."""
+    """Return what the trainer keeps; states that are in host memory between steps anyway are no part of it."""
     row = max(trained.memory, key=lambda row: row.lasting)
     return TrainingStates(row.parameters, row.lasting, row.parameters + row.optimizer)
 

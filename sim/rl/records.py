@@ -13,7 +13,7 @@ Pool = Literal["training", "generation", "both"]
 
 
 class PhaseKind(StrEnum):
-    """What a phase does."""
+    """The work of a phase."""
 
     __hash__ = str.__hash__
     GENERATION = "GENERATE_ANSWERS"
@@ -54,8 +54,8 @@ class WeightTransfer(Record, frozen=True):
 
 
 class GenerationResult(Record, frozen=True, kw_only=True):
-    """What the engine wrote. `tail_s`: seconds at the end in which fewer than a tenth of the answers are under way;
-    `busy_share`: of its GPUs, while the last answer is not finished."""
+    """The answers that the engine wrote. `tail_s`: seconds at the end in which fewer than a tenth of the answers are
+    under way; `busy_share`: of its GPUs, while the last answer is not finished."""
 
     duration_s: float
     tail_s: float

@@ -56,7 +56,7 @@ def holders_of_a_copy(plan: Plan) -> list[int]:
 
 
 def buffer_bytes(plan: Plan) -> float:
-    """What a transfer holds for the moment: buckets of gathered tensors, each at least the largest tensor."""
+    """Return what a transfer holds for the moment: buckets of gathered tensors, each at least the largest tensor."""
     model, t = plan.scenario.model, plan.scenario.for_training
     element = dtype_bytes(sixteen_bit(t.precision))
     largest = model.vocab * model.hidden * element

@@ -141,7 +141,7 @@ class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def backward(self) -> Backward:
-        """How backwards run: whole (B), split (I and W), or both ways (mixed)."""
+        """Return how backwards run: whole (B), split (I and W), or both ways (mixed)."""
         kinds = {a.kind for entries in self.example.ranks for entry in entries for a in parts(entry)}
         if Kind.B not in kinds:
             return "split"

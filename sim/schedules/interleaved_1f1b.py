@@ -109,7 +109,7 @@ def _run_dry(ranks: list[_Rank], stages: int) -> list[list[Action]]:
 
 
 def _next(rank: _Rank, forwards: int, backwards: int) -> Action | None:
-    """What the rank would run now: forwards until `lead` and one are ahead of its backwards, then a backward."""
+    """Return what the rank would run now: forwards until `lead` and one are ahead of its backwards, then a backward."""
     if forwards < len(rank.forwards) and forwards - backwards <= rank.lead:
         return rank.forwards[forwards]
     return rank.backwards[backwards] if backwards < len(rank.backwards) else None

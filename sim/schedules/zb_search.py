@@ -111,7 +111,7 @@ class _Greedy:
         return [rank.actions for rank in self.ranks]
 
     def _choose(self, r: int, now: float) -> Kind | None:
-        """What a free rank starts now; None to wait for an input that is coming."""
+        """Return what a free rank starts now; None to wait for an input that is coming."""
         rank = self.ranks[r]
         has_room = rank.f - rank.w < self.limit and rank.f - rank.i < self.warm_ups[r]
         forward_at = rank.forwards[0] if rank.forwards and has_room else inf

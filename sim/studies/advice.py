@@ -25,7 +25,7 @@ MEMORY = "memory"  # the part of a step that does not fit
 
 
 class Effort(Struct, frozen=True):
-    """How many proposals are tried: so many of each of so many parts."""
+    """Hold how many proposals are tried: so many of each of so many parts."""
 
     each: int
     parts: int
@@ -49,7 +49,7 @@ class Tried(Record, frozen=True):
 
 
 def tried_advice(simulation: Simulation, load: Load, effort: Effort = FULL) -> list[Tried]:
-    """What helps, the largest gain first; of a step that does not fit in memory, what makes it fit.
+    """Return what helps, the largest gain first; of a step that does not fit in memory, what makes it fit.
 
     Proposals for the largest losses are tried first.
     """
@@ -78,7 +78,8 @@ def tried_advice(simulation: Simulation, load: Load, effort: Effort = FULL) -> l
 
 
 def may_advise(scenario: Scenario) -> bool:
-    """Whether a step's changes are compared by its time alone: not beside a teacher or processes of the user's own."""
+    """Tell whether a step's changes are compared by its time alone: not beside a teacher or processes of the user's
+    own."""
     return scenario.training is not None and scenario.distillation is None and scenario.processes is None
 
 

@@ -82,7 +82,7 @@ def _simulated(load: Load, dp: int, micro: int) -> Cut | None:
 
 
 class BatchSize(Struct, frozen=True):
-    """What a global batch of this size costs until a loss, in multiples of the fewest steps and tokens possible.
+    """The cost of a global batch of this size until a loss, in multiples of the fewest steps and tokens possible.
 
     `time_s`: of as many steps as `steps_factor` says, for every one of the fewest.
     """

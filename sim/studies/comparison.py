@@ -207,7 +207,7 @@ def _compute_by_rank(spans: Iterable[Span]) -> dict[int, tuple[float, float]]:
 
 
 def _ends(simulation: Simulation, simulated: Timeline, measured: Timeline, step_s: float) -> dict[str, float]:
-    """How far the ends of the same actions lie apart, as fractions of the measured step."""
+    """Return how far the ends of the same actions lie apart, as fractions of the measured step."""
     ends, real = (_action_ends(t) for t in (simulated, measured))
     distances = []
     for (rank, *action), end_s in real.items():
@@ -251,7 +251,7 @@ def simulate_run(scenario: Scenario, run: MeasuredRun, profile: Profile, where: 
 
 
 def check_same(scenario: Scenario, run: MeasuredRun, where: str) -> None:
-    """That the run is of this scenario: the same model, training and parallelism.
+    """Check that the run is of this scenario: the same model, training and parallelism.
 
     Raises:
         InputError: naming the first key that differs.

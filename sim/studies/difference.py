@@ -1,4 +1,4 @@
-"""What differs between two results: keys of their scenarios, times, memory, critical path, communication, parts of the
+"""Differences between two results: keys of their scenarios, times, memory, critical path, communication, parts of the
 model, operators."""
 
 from __future__ import annotations

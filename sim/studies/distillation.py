@@ -140,7 +140,7 @@ def _forward(scenario: Scenario, d: Distillation, profile: Profile, replicas: in
 
 
 def _of_loss(item: Item) -> bool:
-    """Whether an operator belongs to the hard-label loss, which a teacher does not compute."""
+    """Tell whether an operator belongs to the hard-label loss, which a teacher does not compute."""
     if isinstance(item, Compute):
         return item.kind == "cross_entropy"
     return isinstance(item, Comm) and item.of_loss

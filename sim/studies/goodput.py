@@ -1,4 +1,4 @@
-"""How much of weeks of training is useful: failures, checkpoints, restarts, spare nodes.
+"""The useful part of weeks of training: failures, checkpoints, restarts, spare nodes.
 
 Failures come at random (a Poisson process), at a rate per GPU that is the same all the time, while the job runs and
 while it restarts. A failure costs what was computed since the last checkpoint, the wait for a spare node if none is

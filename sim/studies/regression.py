@@ -90,7 +90,7 @@ def scenario_of(path: Path) -> Scenario:
 
 
 def grown(found: Errors, expected: Errors) -> list[str]:
-    """What is worse than expected, in words; what is not expected to be there does not count."""
+    """Return what is worse than expected, in words; what is not expected to be there does not count."""
     out = []
     for key, before in expected.items():
         now = found.get(key)
@@ -118,7 +118,7 @@ def live_errors(path: Path, options: Sequence[str] = (), benchmarks: Profile | N
 
 
 def live_benchmarks(device: str) -> Profile:
-    """What `calibrate.run --quick` measures of this machine now.
+    """Return what `calibrate.run --quick` measures of this machine now.
 
     Raises:
         InputError: if it could not.
@@ -146,7 +146,7 @@ def _run(command: Sequence[str], where: str, timeout_s: float) -> None:
 
 
 class Expected(Struct, frozen=True):
-    """What a folder's `expected.json` says: accepted errors by run, where the micro-benchmarks are, and limits.
+    """The content of a folder's `expected.json`: accepted errors by run, where the micro-benchmarks are, and limits.
 
     `limits`: the largest error by quantity. `limits_of`: by run, where a run has others, each for a reason that
     docs/measuring.md states.
@@ -174,7 +174,7 @@ class Expected(Struct, frozen=True):
                     raise InputError(f"{where}: {key}: unknown quantity {quantity!r}; allowed: {allowed}")
 
     def beyond(self, name: str, found: Errors) -> list[str]:
-        """What exceeds its limit, in words."""
+        """Return what exceeds its limit, in words."""
         limits = {**self.limits, **self.limits_of.get(name, {})}
         return [
             f"{key}: {found[key]:+.2%}, the limit is {limit:.0%}"

@@ -1,4 +1,4 @@
-"""What a result costs in money and energy, where the price of a GPU hour is given.
+"""The cost of a result in energy and, if the price of a GPU hour is given, in money.
 
 Money is GPU hours times the price. Energy counts GPUs alone, at their power limit, which large steps come close to.
 Hosts, switches and cooling are left out.

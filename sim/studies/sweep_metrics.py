@@ -1,4 +1,4 @@
-"""What a sweep says of each of its rows, and which of it is compared."""
+"""The figures of each row of a sweep, and which of them are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a sweep's workers do: simulate a step, with its faults and without, or a serving workload, with keys changed.
+"""The work of a sweep's workers: simulate a step, with its faults and without, or a serving workload, with keys
+changed.
 
 Plain functions of pickled data, as in `sim.search.evaluation`.
 """

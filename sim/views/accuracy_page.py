@@ -108,7 +108,7 @@ def _rows(v: Validation) -> list[tuple[str, list[str]]]:
 
 
 def _counts(v: Validation) -> str:
-    """How many rows were simulated, why others were not, and what was not believed."""
+    """Return how many rows were simulated, why others were not, and what was not believed."""
     left = Counter(("failed" if o.refused else "not simulated", o.reason) for o in v.outcomes if o.reason)
     left.update([("not believed", row.not_believed) for row in v.table.rows if row.not_believed])
     why = "".join(f"; {n} {what}: {reason}" for (what, reason), n in left.most_common())

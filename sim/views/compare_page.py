@@ -75,7 +75,7 @@ def _line(compare: Comparison) -> str:
 
 
 def _others(compare: Comparison) -> list[Number]:
-    """How busy others kept the machine; nothing where nobody looked."""
+    """Return how busy others kept the machine; nothing where nobody looked."""
     cores = compare.get("others_cores")
     if cores is None:
         return []

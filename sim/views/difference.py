@@ -1,4 +1,4 @@
-"""What differs between two results, as tables for a terminal and as a page."""
+"""Differences between two results, as tables for a terminal and as a page."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _COPY = "navigator.clipboard.writeText(location.href)"
 
 
 class Explorer:
-    """What one visitor sees. Everything a browser can send is a choice among stated options."""
+    """The page that one visitor sees. Everything a browser can send is a choice among stated options."""
 
     def __init__(self, document: Document, path: Path, base: tuple[str, ...] = ()) -> None:
         self._document = document
@@ -92,7 +92,7 @@ class Explorer:
         return buttons
 
     def _keep(self, on: bool) -> None:
-        """Whether degrees follow each other, so that each panel keeps the GPUs that it has now."""
+        """Tell whether degrees follow each other, so that each panel keeps the GPUs that it has now."""
         for panel in self.panels:
             panel.kept_gpus = panel.gpus if on else None
         self._redraw()

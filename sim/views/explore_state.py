@@ -1,4 +1,4 @@
-"""What can be chosen in the explorer, and how choices become overrides of a scenario, a link and back.
+"""Choices in the explorer, as overrides of a scenario and as a link, and back.
 
 Every choice is one of a control's stated options, so nothing that a browser sends is taken as it comes.
 """

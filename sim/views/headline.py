@@ -72,7 +72,7 @@ def _training_run(result: StepResult) -> list[Number]:
 
 
 def _processes(result: StepResult) -> list[Number]:
-    """How much longer processes beside the step make it."""
+    """Return how much longer processes beside the step make it."""
     if result.processes is None:
         return []
     longer_s, names = result.step_time_s - result.processes.step_time_without_s, dict.fromkeys(result.processes.names)
@@ -80,7 +80,7 @@ def _processes(result: StepResult) -> list[Number]:
 
 
 def _faults(result: StepResult) -> list[Number]:
-    """How much shorter the step is without any fault."""
+    """Return how much shorter the step is without any fault."""
     whole = next((row for row in result.blame if row.kind == "all"), None)
     if whole is None:
         return []
@@ -228,7 +228,7 @@ def size_words(model: ModelConfig) -> str:
 
 
 def gpus_words(scenario: Scenario) -> str:
-    """How many GPUs of which cluster."""
+    """Return how many GPUs of which cluster."""
     cluster, ranks = scenario.cluster, scenario.ranks
     gpus = counted(ranks, "GPU")
     name = "" if cluster.name == "custom" else f"{cluster.name}: "
@@ -261,12 +261,12 @@ def evidence_line(row: Evidence) -> str:
 
 
 def memory_limit_bytes(result: StepResult | ServingResult) -> float:
-    """What fits on the device that is tightest."""
+    """Return what fits on the device that is tightest."""
     return tightest(result.memory).limit
 
 
 def limit_words(found: Mapping[str, Any]) -> str:
-    """What a search's layouts may take of a GPU; a trainer's communicators differ by layout."""
+    """Return what a search's layouts may take of a GPU; a trainer's communicators differ by layout."""
     limits = [row["memory_limit_bytes"] for row in found["best"]] or [found["memory_limit_bytes"]]
     least, most = n_bytes(min(limits)), n_bytes(max(limits))
     return f"at most {most} each" if least == most else f"at most {least} to {most} each, by layout"

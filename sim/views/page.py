@@ -81,7 +81,7 @@ def json_for_script(data: Any) -> str:
 
 
 def view_data(timelines: Sequence[Timeline], layout: Layout) -> dict[str, Any]:
-    """What page.js needs to know of the timelines beside the columns that Bokeh holds."""
+    """Return what page.js needs to know of the timelines beside the columns that Bokeh holds."""
     styles = {k: style_of(k) for k in kinds_of(timelines)}
     end_s = max((t.step_time_s for t in timelines), default=0.0) or 1.0
     return {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Style(NamedTuple):
-    """How a kind of span is drawn and named."""
+    """Hold the colours and the name of a kind of span."""
 
     label: str
     fill: str

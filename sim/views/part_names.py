@@ -1,4 +1,4 @@
-"""What parts of a model are called on pages and in terminals."""
+"""Names of a model's parts on pages and in terminals."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def pool_rows(pools: Sequence[PoolUse]) -> list[tuple[str, ...]]:
 
 
 def fact_lines(result: RlResult) -> list[tuple[str, str]]:
-    """What was written, trained on and transferred, as (name, value)."""
+    """Return what was written, trained on and transferred, as (name, value)."""
     g, t, w = result.generation, result.training, result.weight_transfer
     mean = g.output_tokens / g.answers
     written = (

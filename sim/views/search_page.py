@@ -168,6 +168,6 @@ def _share(value: float | None) -> tuple[str, str]:
 
 
 def copies(row: JsonRow) -> list[tuple[str, str]]:
-    """What a row's buttons copy: its scenario's file, the command that runs it, a trainer's flags."""
+    """Return what a row's buttons copy: its scenario's file, the command that runs it, a trainer's flags."""
     words = (("YAML", "yaml"), ("Command", "command"), ("Flags", "flags"))
     return [(name, row[key]) for name, key in words if row.get(key)]

@@ -41,7 +41,7 @@ class Plot(NamedTuple):
 
 
 class ServingPlots(NamedTuple):
-    """What a workload's page draws of its requests. `table`: a row for each latency, under `head`."""
+    """Plots of a workload's requests on its page. `table`: a row for each latency, under `head`."""
 
     over_time: tuple[Plot, ...]
     window_s: tuple[float, float]  # of rates, of levels

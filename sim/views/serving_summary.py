@@ -30,7 +30,7 @@ def print_serving(
 
 
 def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
-    """What there is to say about the workload and its cache, as (name, value)."""
+    """Return what there is to say about the workload and its cache, as (name, value)."""
     kv = result.kv_cache
     served = (
         f"{counted(result.requests, 'request')}, {counted(result.output_tokens, 'token')} in "
@@ -92,7 +92,7 @@ def _between_replicas(result: ServingResult) -> list[tuple[str, str]]:
 
 
 def _drafted(result: ServingResult) -> list[tuple[str, str]]:
-    """What became of drafted tokens."""
+    """Return what became of drafted tokens."""
     use = result.speculation
     if use is None or not use.drafted_tokens:
         return []

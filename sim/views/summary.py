@@ -193,8 +193,8 @@ def _evidence(result: StepResult | ServingResult) -> list[str]:
 def print_provenance(
     result: StepResult | ServingResult | RlResult, terminal: Terminal, before: Iterable[str] = ()
 ) -> None:
-    """What stands below a summary: the lines `before`, the sources of the operators' seconds, how long the simulation
-    took, and warnings."""
+    """Return what stands below a summary: the lines `before`, the sources of the operators' seconds, how long the
+    simulation took, and warnings."""
     source, engine = result.provenance, result.engine
     shares = ", ".join(f"{percent(v)} {SHARES.get(k, k)}" for k, v in source.shares.items() if v)
     kind = "shipped profile" if source.profile in shipped_profiles() else "profile"

@@ -74,7 +74,7 @@ def words(values: Mapping[str, Any]) -> str:
 
 
 def about_faults(result: Result) -> bool:
-    """Whether faults are varied, or cost any of the steps something."""
+    """Tell whether faults are varied, or cost any of the steps something."""
     if result["workload"] != "training":
         return False
     return any(key.startswith("faults") for key in result["vary"]) or any(row["lost_s"] for row in result["rows"])

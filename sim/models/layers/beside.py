@@ -40,7 +40,7 @@ class Beside(Struct, frozen=True):
         return sum(branch.other_parameters() for branch in self._both)
 
     def key(self, seq_len: int) -> str:
-        """What of a block's key the model's own sizes do not say."""
+        """Return what of a block's key the model's own sizes do not say."""
         return "".join(branch.key(seq_len) for branch in self._both)
 
     def core_flops(self, seq_len: int, causal_half: bool) -> float:
@@ -66,7 +66,7 @@ class Beside(Struct, frozen=True):
         return sum(branch.expanded_width(tp) for branch in self._both)
 
     def serve(self, d: ServingDims, tokens: int) -> Program:
-        """What depends on an iteration's number of tokens alone, up to the sum over tp."""
+        """Return what depends on an iteration's number of tokens alone, up to the sum over tp."""
         n = tokens * d.model.hidden
         add = memory_op("branches_sum", F, "elementwise", n, 3 * n * d.act_bytes, d.act)
         first, second = (branch.serve(d, tokens) for branch in self._both)

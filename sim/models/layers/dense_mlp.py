@@ -33,7 +33,7 @@ class DenseMlp(Struct, frozen=True):
 
     @property
     def gated(self) -> bool:
-        """Whether a second projection of the input gates the first."""
+        """Tell whether a second projection of the input gates the first."""
         return is_gated(self.activation)
 
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:

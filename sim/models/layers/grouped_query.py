@@ -137,7 +137,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         return self.window.pairs(length, length) / length
 
     def key(self, seq_len: int) -> str:
-        """What of a block's key the model's own sizes do not say."""
+        """Return what of a block's key the model's own sizes do not say."""
         seen = self.seen_keys(seq_len)
         return "" if seen is None else f" seen_keys={seen:g}"
 
@@ -155,7 +155,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         return of_token * d.kv_bytes * self.kept_tokens(length)
 
     def serve(self, d: ServingDims, tokens: int) -> Program:
-        """What depends on an iteration's number of tokens alone, up to the sum over tp."""
+        """Return what depends on an iteration's number of tokens alone, up to the sum over tp."""
         qkv, out = self.matrices(d.tp)
         n = tokens * out.inputs
         gate = (memory_op("attention_gate", F, "elementwise", n, 3 * n * d.act_bytes, d.act),) if self.gate else ()

@@ -204,7 +204,7 @@ def _loss_backward(x: Indexer, d: Dims, of: LatentAttention, slots: int, pairs: 
 
 
 def _weights_own(item: Item) -> bool:
-    """Whether a linear layer's weight gradient needs it: not the input's gradient."""
+    """Tell whether a linear layer's weight gradient needs it: not the input's gradient."""
     return item.phase is W or (isinstance(item, Compute) and item.kind == "cast")
 
 

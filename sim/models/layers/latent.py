@@ -155,8 +155,8 @@ class LatentAttention(Struct, frozen=True):
         return (self.latent_rank + self.rope_width) * d.kv_bytes * length
 
     def serve(self, d: ServingDims, tokens: int) -> Program:
-        """What depends on an iteration's number of tokens alone, up to the sum over tp; the latent is expanded in
-        the attention."""
+        """Return what depends on an iteration's number of tokens alone, up to the sum over tp; the latent is expanded
+        in the attention."""
         *projected, _, out = self.matrices(d.tp)
         items = [item for matrix in projected for item in served_linear(d, matrix, tokens)]
         return (*items, rope_cache(d, tokens, self.rotated_width(d.tp)), *served_linear(d, out, tokens))

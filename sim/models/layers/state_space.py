@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class _Run(Struct, frozen=True):
-    """What one rank computes at once: sequences of `seq` tokens, their numbers' bytes and dtype."""
+    """Hold the sizes of what one rank computes at once: sequences of `seq` tokens, their numbers' bytes and dtype."""
 
     batch: int
     seq: int
