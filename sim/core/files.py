@@ -33,12 +33,8 @@ def read_text(path: Path, limit_bytes: int) -> str:
         refuse_output(path)
     try:
         raw = _standard_input(limit_bytes) if path == STANDARD_INPUT else _bytes_of(path, limit_bytes)
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a directory; a file is needed") from None
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise unreadable(path, error) from None
     if len(raw) > limit_bytes:
         raise InputError(f"{path}: is larger than {limit_bytes} bytes, the limit for an input file")
     try:
@@ -46,6 +42,15 @@ def read_text(path: Path, limit_bytes: int) -> str:
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise InputError(f"{path}:{line}: is not UTF-8 text (byte 0x{raw[error.start]:02x})") from None
+
+
+def unreadable(path: str | Path, error: OSError | ValueError) -> InputError:
+    """Return the error of a file that the system does not give; `error`: what it said (ValueError: of the path)."""
+    if isinstance(error, FileNotFoundError):
+        return InputError(f"{path}: no such file")
+    if isinstance(error, IsADirectoryError):
+        return InputError(f"{path}: is a directory; a file is needed")
+    return InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def _bytes_of(path: Path, limit_bytes: int) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 
 from sim.core.errors import InputError
+from sim.core.files import unreadable
 from sim.core.json_text import parse_json
 from sim.core.outputs import refuse_output
 from sim.inputs.file_kinds import other_format
@@ -181,8 +182,10 @@ def _json(path: Path) -> Any:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; python -m calibrate.capture writes one") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: is not a gzipped file: {error}") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
     if len(raw) > MAX_BYTES:
         raise InputError(f"{path}: holds more than {MAX_BYTES} bytes, the limit of a program")
     try:

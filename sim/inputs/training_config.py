@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from sim.core.dtypes import MomentDtype, Precision, StorageDtype, sixteen_bit
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
+from sim.inputs.model_config import MAX_LAYERS
 from sim.models.framework_facts import AttentionKernel
 from sim.models.frameworks import FRAMEWORKS, framework_at
 from sim.models.recipes import RecipeName
@@ -24,8 +25,8 @@ class Recompute(UserInput):
     one. With mode selective, `modules`: the parts of a layer, under Megatron-Core's names."""
 
     mode: RecomputeMode
-    layers: int | None = Field(default=None, ge=0, le=10_000)
-    every: int | None = Field(default=None, ge=1, le=10_000)
+    layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)
+    every: int | None = Field(default=None, ge=1, le=MAX_LAYERS)
     modules: Annotated[tuple[RecomputeModule, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=7)] = (
         "core_attn",
     )

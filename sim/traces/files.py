@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sim.core.errors import InputError
+from sim.core.files import unreadable
 from sim.core.json_text import parse_json
 from sim.core.outputs import refuse_output
 
@@ -38,12 +39,8 @@ def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
                     data = _read(unpacked, limit)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: is no whole gzip file: {error}") from None
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a directory; a file is needed") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise unreadable(path, error) from None
     if len(data) > limit:
         unpacked_to = f" unpacked, {GROWTH} times its own size," if zipped and limit < MAX_BYTES else ""
         raise InputError(f"{path}: holds more than {limit}{unpacked_to} bytes; cut the trace to fewer steps")
