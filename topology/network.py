@@ -145,7 +145,7 @@ class Network:
 
     @property
     def nics_differ(self) -> bool:
-        """Whether faults or other jobs leave GPUs different parts of their NICs' bandwidth."""
+        """Tell whether faults or other jobs leave GPUs different parts of their NICs' bandwidth."""
         return bool(self._nics)
 
     def left_inside(self, rank: int) -> float:
@@ -212,7 +212,7 @@ class Network:
 
     @property
     def _lessened(self) -> bool:
-        """Whether faults or other jobs reduce the bandwidth of links; NCCL does not know of this."""
+        """Tell whether faults or other jobs reduce the bandwidth of links; NCCL does not know of this."""
         return bool(self._scales or self._nics or self._spread)
 
     def _with_others(self, group: Group, ranks: Sequence[int]) -> Group:

@@ -87,7 +87,7 @@ class IntraNode(_Spec):
 
     @property
     def meshed(self) -> bool:
-        """Whether links join GPUs to each other without a switch."""
+        """Tell whether links join GPUs to each other without a switch."""
         return self.kind in ("nvlink_mesh", "full_mesh")
 
     @property

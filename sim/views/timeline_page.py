@@ -74,11 +74,8 @@ def timeline_page(
         curves = [curve_columns(c, timeline.step_time_s, points) for c in memory]
         plots["memory"] = memory_figure(chart, limit, curves[fullest(memory)], styles)
         data |= {"limit_bytes": limit, "memory": curves, "categories": [[c, s.label] for c, s in styles.items()]}
-    parts: Mapping[str, Any]
     if isinstance(result, StepResult):
-        parts = {"parts": parts_of_step(result, timeline), "largest": largest_losses(result, timeline)}
-        parts["advice"] = None if advice is None else advice_rows(advice)
-        parts["evidence"] = [evidence_line(row) for row in nearest(result.scenario)]
+        parts = _step_parts(result, timeline, advice)
     else:
         data["item"] = "iteration"
         if served is not None:
@@ -120,6 +117,16 @@ def _operator_rows(x: RankOperators) -> tuple[str, list[tuple[str, str, str, str
 def _part_rows(x: RankParts) -> tuple[str, list[tuple[str, str, str]]]:
     """A class of ranks and its parts of the model."""
     return ranks_text(x.ranks), [(part_name(p), seconds(p.seconds), percent(p.share)) for p in x.parts]
+
+
+def _step_parts(result: StepResult, timeline: Timeline, advice: Sequence[Tried] | None) -> Mapping[str, Any]:
+    """Parts of a training step, its largest losses, what would shorten it, and measured steps like it."""
+    return {
+        "parts": parts_of_step(result, timeline),
+        "largest": largest_losses(result, timeline),
+        "advice": None if advice is None else advice_rows(advice),
+        "evidence": [evidence_line(row) for row in nearest(result.scenario)],
+    }
 
 
 def _serving_parts(result: ServingResult, timeline: Timeline) -> Mapping[str, Any]:
