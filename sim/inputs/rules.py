@@ -93,7 +93,7 @@ def _of_program(sections: Sections) -> Problems:
 def _of_positions(sections: Sections) -> Problems:
     model = sections.model
     if model.positions == "learned" and sections.seq_len > model.max_positions:
-        why = f"learned positions must cover {counted(sections.seq_len, 'token')}"
+        why = f"learned positions must cover {sections.seq_len} tokens"
         yield ("model", "max_positions"), f"found {model.max_positions}; {why}"
 
 
@@ -122,7 +122,7 @@ def _of_distillation(sections: Sections, distillation: Distillation) -> Problems
         why = f"mode logits needs the student's ({sections.model.vocab})"
         yield (*path, "teacher"), f"has a vocabulary of {teacher.vocab}; {why}"
     if teacher.positions == "learned" and sections.seq_len > teacher.max_positions:
-        why = f"learned positions must cover {counted(sections.seq_len, 'token')}"
+        why = f"learned positions must cover {sections.seq_len} tokens"
         yield (*path, "teacher", "max_positions"), f"found {teacher.max_positions}; {why}"
     ranks = sections.parallelism.ranks
     sizes = (("the teacher's heads", teacher.heads), ("the teacher's ffn", teacher.ffn), ("the number of ranks", ranks))
