@@ -69,12 +69,12 @@ class Shipped(MutableMapping[str, T]):
 _GPU_FILES: Shipped[GpuFile] = Shipped("gpus", read_gpu)
 GPUS: Shipped[GpuSpec] = Shipped("gpus", lambda path: _GPU_FILES[path.stem].gpu)
 GPU_SOURCES: Shipped[dict[str, str]] = Shipped("gpus", lambda path: _GPU_FILES[path.stem].sources)
-"""By GPU and figure, the document that it is from."""
+"""The document that a figure is from, by GPU and figure."""
 
 _MACHINE_FILES: Shipped[tuple[ClusterSpec, dict[str, str]]] = Shipped("machines", lambda path: read_machine(path, GPUS))
 CLUSTERS: Shipped[ClusterSpec] = Shipped("machines", lambda path: _MACHINE_FILES[path.stem][0])
 CLUSTER_SOURCES: Shipped[dict[str, str]] = Shipped("machines", lambda path: _MACHINE_FILES[path.stem][1])
-"""By machine and figure, the document that it is from."""
+"""The document that a figure is from, by machine and figure."""
 
 
 @cache

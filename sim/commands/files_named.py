@@ -37,7 +37,7 @@ class FiniteRange(click.FloatRange):
     """A number within bounds, and neither NaN nor infinite, which click lets pass."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """As a number."""
+        """Return the text as a number."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"found {value}; must be a finite number", param, ctx)

@@ -59,7 +59,7 @@ class Seconds(FloatParamType):
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """As a number of seconds."""
+        """Return the text as a number of seconds."""
         from sim.inputs.units import TIME  # with pydantic, which --help does without
 
         try:

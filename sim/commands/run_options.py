@@ -50,7 +50,7 @@ class RunOptions(Report, frozen=True, kw_only=True):
         return self.overrides if self.tokens is None else (*self.overrides, f"training.tokens={self.tokens}")
 
     def given(self, *names: str) -> Iterator[str]:
-        """Those of the options, named as fields are, that ask for something, as a user writes them.
+        """Yield those of the options, named as fields are, that ask for something, as a user writes them.
 
         >>> list(RunOptions(days=7.0, plan_batch=True, advise=False).given("advise", "days", "plan_batch"))
         ['--days', '--plan-batch']

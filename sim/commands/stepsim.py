@@ -41,7 +41,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with the nearest name where there is no such command."""
+        """Resolve a command as click does, but name the nearest one if there is no such command."""
         names = self.list_commands(ctx)
         if args and args[0] not in names and not args[0].startswith("-"):
             from sim.inputs.input_source import nearest

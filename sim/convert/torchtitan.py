@@ -146,7 +146,7 @@ def _policy(file: Path, call: ast.Call, tables: dict[str, dict[str, Any]]) -> No
 
 
 def _owner(function: ast.expr) -> str:
-    """Of `a.B.Config` the name B."""
+    """Return the name B of `a.B.Config`."""
     return _name(function.value) if isinstance(function, ast.Attribute) and function.attr == "Config" else ""
 
 

@@ -221,7 +221,7 @@ class OwnBytes(Struct, frozen=True):
 
 
 class WeightShape(NamedTuple):
-    """So many weight matrices of one shape."""
+    """Hold a number of weight matrices of one shape."""
 
     number: int
     rows: int
@@ -229,7 +229,7 @@ class WeightShape(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Of all of them."""
+        """Return the elements of all of them."""
         return self.number * self.rows * self.columns
 
 

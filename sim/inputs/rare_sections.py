@@ -95,7 +95,7 @@ def read_rl(
 
 
 def with_rl_engine(rl: Rl, sections: Sections, source: Source) -> tuple[Rl, tuple[str, ...]]:
-    """As `rl_rules.with_engine`."""
+    """Fill in the generation engine of an rl step: `rl_rules.with_engine`, loaded when needed."""
     from sim.inputs.rl_rules import with_engine
 
     return with_engine(rl, sections, source)

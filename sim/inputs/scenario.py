@@ -83,7 +83,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
         return replace(self, **update)
 
     def model_dump(self, mode: Literal["json", "python"] = "python") -> dict[str, Any]:
-        """As plain data, which parses to an equal scenario; `mode` as pydantic has it."""
+        """Return plain data, which parses to an equal scenario; `mode` as pydantic has it."""
         out = {}
         for name in KEYS:
             value = getattr(self, name)

@@ -47,15 +47,15 @@ class Captured:
         return min(self.model.input_bytes) if layer is None else self.model.input_bytes[layer]
 
     def parameter_bytes(self) -> float:
-        """As the program keeps them: their casts are its own operators."""
+        """Return the bytes of a parameter as the program keeps it: casts are operators of the program."""
         return dtype_bytes(self.scenario.for_training.param_dtype)
 
     def tied_elements(self) -> int:
-        """Of parameters that input and output both read."""
+        """Return the number of parameters that input and output both read."""
         return self.model.tied_elements
 
     def copied_elements(self) -> int:
-        """Those that are tied."""
+        """Return the number of parameters that both ends of a pipeline hold: the tied ones."""
         return self.model.tied_elements
 
     def step_items(self, n_params: int, matrices: Sequence[WeightShape]) -> tuple[Program, Program]:

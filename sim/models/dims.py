@@ -83,7 +83,7 @@ class Dims(Struct, frozen=True):
 
     @property
     def quantized_weight_element_bytes(self) -> float:
-        """Of a weight in the matmuls' format, its scales included."""
+        """Return the bytes of a weight in the matmuls' format, its scales included."""
         more = 0.0 if self.recipe is None else self.recipe.weight_scale_bytes
         return dtype_bytes(self.linear) + more
 
@@ -98,7 +98,8 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def _quantized_copies(cluster: ClusterSpec, t: Training, framework: Framework, recipe: Recipe | None) -> int:
-    """By rows for one matmul and by columns for another, unless frozen weights or the hardware spare the latter."""
+    """Return the copies of a quantized matrix: by rows for one matmul and by columns for another, unless frozen weights
+    or the hardware spare the latter."""
     blackwell = all(gpu.architecture == "blackwell" for gpu in cluster.gpus)
     either = recipe is not None and recipe.one_scale and blackwell and framework.skips_transposes
     return 1 if t.lora is not None or either else 2

@@ -85,7 +85,7 @@ def kept_bytes(t: Training) -> KeptBytes:
 
 
 def matrix_kept_bytes(t: Training) -> KeptBytes:
-    """Of a parameter in a layer's matrix: Muon has one momentum, the others what they have of every parameter."""
+    """Optimizer states of a parameter in a layer's matrix: Muon has one momentum, the others what `kept_bytes` says."""
     return kept_bytes(t)._replace(moments=MOMENTS[t.optimizer] * moment_bytes(t))
 
 
@@ -96,8 +96,8 @@ def state_bytes(n_params: int, matrices: Sequence[WeightShape], t: Training) -> 
 
 
 def moment_bytes(t: Training) -> float:
-    """Of one number of a moment; in 8 bits with its part of a block's scale (Dettmers et al. 2021, arXiv 2110.02861,
-    section 2.1). Small tensors, which bitsandbytes keeps in fp32, are taken for 8-bit too."""
+    """Bytes of one number of a moment; in 8 bits with its part of a block's scale (Dettmers et al. 2021, arXiv
+    2110.02861, section 2.1). Small tensors, which bitsandbytes keeps in fp32, are taken for 8-bit too."""
     scale = FP32_BYTES / INT8_BLOCK if t.optimizer_dtype == "int8" else 0.0
     return dtype_bytes(t.optimizer_dtype) + scale
 

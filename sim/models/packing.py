@@ -37,9 +37,9 @@ Sequences = tuple[tuple[int, ...], ...]
 
 
 class PackedBatch(Struct, frozen=True):
-    """Of the slowest replica each sequence's documents in order, and how many of each length a sequence has in the
-    mean; the same of the whole batch (`all_documents`), its tokens that are documents' by all tokens, and the slowest
-    replica's squares of lengths by the mean replica's."""
+    """Hold the slowest replica's documents: of each sequence in order, and how many of each length a sequence has in
+    the mean; the same of the whole batch (`all_documents`), its tokens that are documents' by all tokens, and the
+    slowest replica's squares of lengths by the mean replica's."""
 
     sequences: Sequences
     documents: tuple[tuple[int, float], ...]
@@ -166,7 +166,7 @@ def pairs_between(lengths: Sequence[int], queries: tuple[int, int], keys: tuple[
 
 
 def queries_between(lengths: Sequence[int], queries: tuple[int, int], keys: tuple[int, int]) -> list[int]:
-    """Of each document with keys at places [c, d) and queries at [a, b), not before them, the number of its queries.
+    """Return the queries of each document with keys at places [c, d) and queries at [a, b), not before them.
 
     >>> [queries_between([6, 2], *x) for x in (((0, 8), (0, 8)), ((4, 8), (4, 8)), ((4, 8), (0, 4)))]
     [[6, 2], [2, 2], [2]]

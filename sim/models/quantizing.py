@@ -16,8 +16,8 @@ def saved_element_bytes(d: Dims) -> float:
 
 
 def gathered_element_bytes(d: Dims) -> float:
-    """Of what sequence parallelism gathers. Transformer Engine quantizes before it gathers, whatever the format
-    (`gather_along_first_dim` with a quantizer, transformer_engine/pytorch/distributed.py)."""
+    """Return the bytes of an element that sequence parallelism gathers. Transformer Engine quantizes before it gathers,
+    whatever the format (`gather_along_first_dim` with a quantizer, transformer_engine/pytorch/distributed.py)."""
     return min(d.act_bytes, d.linear_bytes) if gathers_quantized(d) else d.act_bytes
 
 

@@ -21,12 +21,12 @@ class PredictionModule(LayerSpec, frozen=True):
     hidden: int = 0
 
     def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
-        """As `LayerSpec.served_elements`."""
+        """Return the weights on a rank, with those of the projection and the norms before it."""
         layer = LayerSpec.served_elements(self, tp, ep, expert_tp)
         return layer._replace(rest=layer.rest + 2 * self.hidden**2 + 3 * self.norm_elements)
 
     def serve_tokens(self, d: ServingDims, tokens: int) -> Program:
-        """As `LayerSpec.serve_tokens`, after both norms and the projection."""
+        """Return both norms and the projection, then what `LayerSpec.serve_tokens` returns."""
         norms = [served_norm(d, name, tokens) for name in ("mtp_embedding_norm", "mtp_hidden_norm")]
         project = gemm("mtp_projection", F, tokens, self.hidden, 2 * self.hidden, d.act)
         return (*norms, project, *LayerSpec.serve_tokens(self, d, tokens))

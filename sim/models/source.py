@@ -75,15 +75,15 @@ class Described:
         return tokens * s.model.hidden * compute_bytes(t.precision)
 
     def parameter_bytes(self) -> float:
-        """Of an element as the layers use it, and as ZeRO gathers it."""
+        """Return the bytes of a parameter as the layers use it, and as ZeRO gathers it."""
         return compute_bytes(self.scenario.for_training.precision)
 
     def tied_elements(self) -> int:
-        """Of parameters that first and last piece share, on one rank."""
+        """Return the number of parameters that the first and the last piece share, on one rank."""
         return tied_params(self.scenario)
 
     def copied_elements(self) -> int:
-        """Of parameters that both ends of a pipeline hold, on one rank."""
+        """Return the number of parameters that both ends of a pipeline hold, on one rank."""
         return copied_table_params(self.scenario)
 
     def step_items(self, n_params: int, matrices: Sequence[WeightShape]) -> tuple[Program, Program]:

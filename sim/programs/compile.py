@@ -212,7 +212,7 @@ class _Compiler:
         self.spent: list[Spent] = []
 
     def walk(self, program: Program) -> None:
-        """All of it."""
+        """Compile all items of a program."""
         for item in program:
             if isinstance(item, Compute):
                 self.run.append(item)

@@ -31,7 +31,8 @@ APART_RANKS = 1024  # as many ranks are simulated one by one under jitter
 
 
 def group_numbers(scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, expert_shard: int) -> dict[str, Ints]:
-    """By name, the group of each rank of a stage (`plane`, ascending): for those in which ranks of one stage meet."""
+    """Return the number of each rank's group, by the group's name: of groups in which ranks of one stage (`plane`,
+    ascending) meet."""
     p = scenario.parallelism
     at = {d: plane // mesh.strides[d] % mesh.sizes[d] for d in PLANE}
     position = np.arange(len(plane))
@@ -111,7 +112,7 @@ def uneven_experts(scenario: Scenario) -> bool:
 
 
 def _work(scenario: Scenario, mesh: Mesh, plane: Ints) -> Ints:
-    """By position in a stage, what decides a rank's work."""
+    """Return by position in a stage a number for the rank's work; equal numbers mean equal work."""
     p = scenario.parallelism
     # Equal numbers for even work: context and expert coordinates then decide nothing, and ranks may fold.
     out = plane // mesh.strides["cp"] % p.cp if uneven_context(p) else np.zeros_like(plane)

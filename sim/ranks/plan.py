@@ -86,7 +86,7 @@ class Plan(Struct, frozen=True):
 
     @property
     def group_sizes(self) -> dict[str, int]:
-        """By name, the members of each group."""
+        """Return the number of members of each group, by name."""
         p = self.scenario.parallelism
         plane = p.tp * p.cp * p.dp
         shard = min(p.shard_size or p.dp * p.cp, p.dp * p.cp)

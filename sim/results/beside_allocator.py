@@ -49,7 +49,7 @@ class MemoryLimit(NamedTuple):
 
 
 def memory_limit(scenario: Scenario, gpu: GpuSpec) -> MemoryLimit:
-    """Of a GPU in a training step; while serving, nothing is counted."""
+    """Return the memory of a GPU that a training step can have; all of it while serving."""
     if not _counted(scenario, gpu):
         return MemoryLimit(gpu.memory_bytes, None)
     buffers = communicators(scenario) * CHANNELS * CONNECTIONS * CONNECTION_BYTES
@@ -63,7 +63,8 @@ def allocator_bytes(scenario: Scenario, gpu: GpuSpec) -> float:
 
 
 def most_allocator_bytes(scenario: Scenario, gpu: GpuSpec) -> float:
-    """The same for whichever layout leaves most: NCCL's buffers are a layout's own."""
+    """Return the most that torch's allocator can have in any layout: NCCL's buffers, which depend on it, are left
+    out."""
     return _without_context_bytes(gpu) if _counted(scenario, gpu) else gpu.memory_bytes
 
 

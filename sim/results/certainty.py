@@ -53,7 +53,7 @@ def step_interval(
 
 
 def _width(scenario: Scenario) -> Width | None:
-    """Of a cluster's several sorts of GPUs the widest."""
+    """Return the width of a step's interval; the widest, if the cluster has several kinds of GPUs."""
     own = sort_of(features_of(scenario))
     widths = [_width_of(own._replace(gpu=g.name, architecture=g.architecture)) for g in scenario.cluster.gpus]
     return max((width for width in widths if width is not None), key=lambda width: width.factor, default=None)

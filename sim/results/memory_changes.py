@@ -134,7 +134,8 @@ def backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float]
 
 
 def stranded_bytes(stages: Iterable[Stage], segment_bytes: float) -> float:
-    """By how much a freed segment that the loss cannot use raises what torch's allocator reserves at the most.
+    """Return the bytes by which a freed segment that the loss cannot use raises what torch's allocator reserves at
+    most.
 
     Nothing where another block's backward allocates so much more than the head's that it has room for the segment.
     """

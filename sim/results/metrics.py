@@ -176,7 +176,8 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
 
 
 def deciding(graph: TaskGraph, times: Times) -> Ints:
-    """By task that whose end, or else whose start, let it start: of several the first listed; -1: none."""
+    """Return for each task the one whose end, or else whose start, let it start: of several the first listed; -1:
+    none."""
     waits, launches, before = graph.columns.waits, graph.columns.launches, np.full(len(graph), -1)
     if times.stretch is not None:  # a task may start later than all it waits for: the last of these counts
         order = np.argsort(times.end_s[waits.first], kind="stable")

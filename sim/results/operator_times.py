@@ -67,7 +67,7 @@ Runs = list[tuple[float, list[OperatorTime]]]  # seconds of a run, and its opera
 
 
 def time_by_operator(sim: FinishedStep) -> tuple[RankOperators, ...]:
-    """By class of ranks; classes that run the same for equally long are one, however faults tell them apart."""
+    """Return the time by operator of each class of ranks; classes with equal programs and times are one."""
 
     def row(key: tuple[str, str], seconds: float, share: float) -> OperatorTime:
         return OperatorTime(*key, seconds, share)
@@ -76,7 +76,7 @@ def time_by_operator(sim: FinishedStep) -> tuple[RankOperators, ...]:
 
 
 def time_by_part(sim: FinishedStep) -> tuple[RankParts, ...]:
-    """By class of ranks, as `time_by_operator`."""
+    """Return the time by part of the model of each class of ranks; classes with equal programs and times are one."""
 
     def row(key: OfPart, seconds: float, share: float) -> PartTime:
         return PartTime(key[0].value, key[1], seconds, share)

@@ -263,7 +263,7 @@ def _reserved_bytes(sim: FinishedStep) -> float:
 
 
 def _communication(sim: FinishedStep) -> tuple[Communication, ...]:
-    """By class of ranks."""
+    """Return the bytes that each class of ranks sends in a step, by kind and group."""
     return tuple(
         Communication(c.rank, kind, group, size)
         for c, traffic in zip(sim.plan.classes, sim.built.traffic, strict=True)

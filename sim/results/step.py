@@ -30,8 +30,8 @@ SLOWED = 1e-6  # of its seconds: what a communication takes longer is shown from
 
 
 class SpanWaits(NamedTuple):
-    """Of every span of a timeline its task, and the task whose end let that start; -1: none. A task of several spans
-    is a message or collective with an end on each of its ranks."""
+    """Hold for every span of a timeline its task, and the task whose end let that start; -1: none. A task of several
+    spans is a message or collective with an end on each of its ranks."""
 
     task: NDArray[np.int64]
     after: NDArray[np.int64]

@@ -38,7 +38,7 @@ def held_beside_engine(rl: Rl, states: TrainingStates) -> float:
 
 
 def _reference_bytes(rl: Rl, states: TrainingStates) -> float:
-    """Of the reference policy where it stays on the GPU, cut as the policy is."""
+    """Return the bytes of the reference policy if it stays on the GPU, cut as the policy is."""
     return states.parameters if rl.reference == "gpu" else 0.0
 
 
@@ -52,7 +52,7 @@ def engine_bytes(served: ServingSimulation) -> float:
 def peaks(
     rl: Rl, plan: Plan, trained: StepResult, states: TrainingStates, served: ServingSimulation, reward: Forward | None
 ) -> dict[str, Mapping[str, float]]:
-    """By pool, bytes on the fullest GPU in every turn."""
+    """Return by pool the bytes on the fullest GPU in every turn."""
     engine: MemoryRow = max(served.outcome.memory, key=lambda row: row.peak)
     reference = _reference_bytes(rl, states)
     asleep = engine_bytes(served) if rl.colocated and rl.sleep_level == 0 else 0.0

@@ -70,7 +70,7 @@ def tail_s(finish_s: list[float]) -> float:
 
 
 def busy_share(sim: RlStep) -> float:
-    """Of the engine's GPUs, the mean part of the generation in which they compute."""
+    """Return the mean part of the generation in which the engine's GPUs compute."""
     replicas = [r for pool in sim.served.pools for r in pool.replicas]
     stages = len(sim.served.costs.stages)
     busy = sum(i.spans[s][1] - i.spans[s][0] for r in replicas for i in r.iterations for s in range(stages))

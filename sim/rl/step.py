@@ -70,7 +70,7 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
         ]
 
     def _scoring(self) -> list[UnplacedPhase]:
-        """By a reward model, whose weights come from the host."""
+        """Return the phases of scoring by a reward model, whose weights come from the host."""
         if self.reward is None:
             return []
         copied = _over_links("reward model to GPU", "training", self._host_copy_s(self.reward.weight_bytes))

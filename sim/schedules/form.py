@@ -177,7 +177,7 @@ class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
 
     @cache  # noqa: B019  (forms live as long as the program)
     def forwards_first(self, p: int, m: int, v: int) -> tuple[int, ...]:
-        """By stage, forwards that its rank runs before its first backward; 1 where seconds decide."""
+        """Return by stage the forwards that its rank runs before its first backward; 1 if seconds decide."""
         if self.follows_times:
             return (1,) * (p * v)
         steady = self.micro_batches_from(p, 2 * p)
@@ -188,7 +188,7 @@ class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
 
 
 def count_first_forwards(schedule: Schedule) -> tuple[int, ...]:
-    """By stage, forwards that its rank runs before the first entry with a backward."""
+    """Return by stage the forwards that its rank runs before the first entry with a backward."""
     counts = [0] * len(schedule.rank_of_stage)
     for entries in schedule.ranks:
         for entry in entries:

@@ -71,7 +71,7 @@ class _Rank:
         return [*self.forwards[: self.lead], *steady, *self.backwards[len(self.forwards) - self.lead :]]
 
     def pairs(self) -> list[Entry]:
-        """As `alternating`, but a forward and the backward after it are one entry."""
+        """Return `alternating`'s list with each forward and the backward after it as one entry."""
         steady = map(Overlap, self.forwards[self.lead :], self.backwards)
         return [*self.forwards[: self.lead], *steady, *self.backwards[len(self.forwards) - self.lead :]]
 

@@ -67,7 +67,7 @@ def results(workers: Workers, task: Callable[..., T], work: Iterable[tuple[Any, 
 
 
 def tracked(found: Iterable[T], what: str, count: int) -> Iterator[T]:
-    """The same, with a bar on standard error where that is a terminal."""
+    """Yield what `found` yields, with a progress bar on standard error if that is a terminal."""
     if not sys.stderr.isatty():
         yield from found
         return

@@ -33,7 +33,7 @@ CHUNK = 16  # runs that a process is handed at once
 
 
 class Spread(Record, frozen=True):
-    """Of a quantity over all runs."""
+    """Mean and percentiles of a quantity over all runs."""
 
     mean: float
     p5: float

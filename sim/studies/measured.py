@@ -77,7 +77,7 @@ def _stream(kind: str) -> str:
 
 
 def _flows(actions: Sequence[MeasuredAction], lane: Mapping[int, tuple[int, ...]]) -> list[int]:
-    """The same number for a message's SEND and RECV, -1 for all else."""
+    """Number messages: a SEND and its RECV have the same number; all else has -1."""
     numbers: dict[tuple[object, ...], int] = {}
     flows = []
     for a in actions:

@@ -43,8 +43,8 @@ def metric_of(result: Mapping[str, Any]) -> Metric:
 
 
 def default_metric(workload: str, rows: Sequence[Mapping[str, Any]]) -> Metric:
-    """By what rows are compared where nobody says: steps by their time, or by tokens a second and GPU where the tokens
-    of a step and GPU differ from row to row; serving by the time to the first token."""
+    """Return the figure by which rows are compared if nobody names one: steps by their time, or by tokens a second and
+    GPU where the tokens of a step and GPU differ from row to row; serving by the time to the first token."""
     if workload == "serving":
         return FIRST
     work = [row[STEP.key] * row[RATE.key] for row in rows if not row["refused"]]

@@ -28,5 +28,5 @@ def advice_rows(tried: Sequence[Tried]) -> list[tuple[str, ...]]:
 
 
 def _sign(t: Tried) -> str:
-    """Of the change of the step's time: less is a gain."""
+    """Return the sign of the change of the step's time: a gain makes it less."""
     return "−" if t.gain_s >= 0 else "+"

@@ -19,6 +19,7 @@ _NAMES = {
 
 
 def part_name(row: PartTime) -> str:
-    """Of a row of `sim.results.operator_times.time_by_part`; communication has its group before it."""
+    """Return the name of a row of `sim.results.operator_times.time_by_part`; that of communication begins with its
+    group."""
     name = _NAMES.get(ModelPart(row.part), row.part)
     return f"{row.group} {name}" if row.group else name

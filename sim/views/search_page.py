@@ -135,7 +135,8 @@ def _headline(result: Result) -> list[Number]:
 
 
 def cells(row: JsonRow) -> tuple[tuple[str, str], ...]:
-    """Of each cell the text to sort by, and the text shown; rows of earlier files lack MFU and what follows it."""
+    """Return for each cell the text to sort by, and the text shown; rows of earlier files lack MFU and what follows
+    it."""
     x = row["layout"]
     mfu, exposed_s, bubble = (row.get(k) for k in ("mfu", "exposed_comm_s", "bubble_fraction"))
     return (

@@ -122,7 +122,7 @@ def _columns(name: str, points: Sequence[JsonRow]) -> dict[str, list[Any]]:
 
 
 def _cells(row: JsonRow) -> list[tuple[str, str]]:
-    """Of each cell the text to sort by, and the text shown."""
+    """Return for each cell the text to sort by, and the text shown."""
     layout = layout_words(row["parallelism"])
     if not row["rate_per_s"]:
         return [(layout, layout), ("0", "none"), *[("", "–")] * (len(HEAD) - 2)]

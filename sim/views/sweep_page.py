@@ -155,7 +155,7 @@ def _columns(rows: Sequence[JsonRow], key: str, numbers: bool, result: Result, s
 
 
 def _cells(row: JsonRow, result: Result, faults: bool) -> list[tuple[float, str]]:
-    """Of each number its value and its text."""
+    """Return the value and the text of each number of a row."""
     more = ("healthy_s", "lost_s") if faults else ()
     return [
         *((row[m.key], metric_words(row, m)) for m in metrics_of(result)),

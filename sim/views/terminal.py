@@ -153,7 +153,7 @@ def _width(cell: Cell) -> int:
 
 
 def _beginning(text: str, width: int) -> str:
-    """As many of the first characters as fit."""
+    """Return as many of the first characters as fit into `width` columns."""
     end = len(text)
     while _width(text[:end]) > width:
         end -= 1

@@ -36,7 +36,7 @@ class Beside(Struct, frozen=True):
         return tuple(matrix for branch in self._both for matrix in branch.matrices(tp))
 
     def other_parameters(self) -> int:
-        """Of both, beside their matrices."""
+        """Return the parameters of both branches that are not in their matrices."""
         return sum(branch.other_parameters() for branch in self._both)
 
     def key(self, seq_len: int) -> str:

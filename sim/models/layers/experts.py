@@ -142,7 +142,7 @@ class Experts(Struct, frozen=True):
         return Compute("experts", MOE_LAYER, shape, d.experts_dtype, 2.0 * matrices * rows * h * inner, moved, F)
 
     def _kernels(self, d: ServingDims, tokens: int, rows: float, groups: int) -> list[Item]:
-        """The same work kernel by kernel, for GPUs where nobody measured it whole."""
+        """Return the experts' work kernel by kernel, for GPUs without measurements of whole layers."""
         h, ffn = self.one.hidden, ceil_div(self.moe.ffn, d.expert_tp)
         inner = ffn * (2 if self.one.gated else 1)
         moved = (inner // ffn + 1) * rows * ffn * d.act_bytes

@@ -45,7 +45,7 @@ class Scan(Struct, frozen=True, forbid_unknown_fields=True):
     channel_gates: bool = False  # a gate for every channel, and the norm's, each through a matrix of rank P
 
     def flops_per_token(self, sizes: dict[str, int], heads: int, groups: int) -> float:
-        """Of a token's forward: 2·m·n·k of every product over the chunk's tokens.
+        """Return the FLOPs of a token's forward: 2·m·n·k of every product over the chunk's tokens.
 
         For SSD this is 2·(G·Q·N + H·(Q·P + 2·N·P)), the paper's count (section 6.3).
 

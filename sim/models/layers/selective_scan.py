@@ -46,7 +46,7 @@ class SelectiveScan(Struct, frozen=True):
     state_dtype: str | None
 
     def channels(self, tp: int) -> int:
-        """Of one rank."""
+        """Return the channels of one rank."""
         return ceil_div(self.inner, tp)
 
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:

@@ -45,7 +45,7 @@ class SparseLatentAttention(LatentAttention, frozen=True):
     indexer: Indexer
 
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
-        """Those of latent attention, the indexer's before the last two."""
+        """Return the matrices of latent attention, with the indexer's before the last two."""
         *first, up, out = self.projections(tp)
         assert self.query_rank is not None
         return (*first, *self.indexer.matrices(self.hidden, self.query_rank), up, out)
