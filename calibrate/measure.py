@@ -121,7 +121,8 @@ def _checked(wanted: Wanted) -> Scenario:
             raise InputError("--torch: cannot be given with --program or --huggingface; it runs the bundled model")
         check(scenario, wanted.scenario)
     if wanted.program is not None:
-        from calibrate.capture.what import Options, maker
+        from calibrate.capture.options import Options
+        from calibrate.capture.what import maker
         from calibrate.measure_program import check_program
 
         if wanted.huggingface is not None:

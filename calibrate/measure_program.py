@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from calibrate.capture.options import Options
 from calibrate.capture.run_step import autocast_of
-from calibrate.capture.what import Options, maker
+from calibrate.capture.what import maker
 from calibrate.fused import peak_bytes
 from calibrate.operator_times import VIEWS, OperatorTimes, operator_times
 from calibrate.parallel.pipeline import Record
@@ -52,7 +53,7 @@ def options_of(program: CapturedProgram) -> Options:
         program.micro_batch_size,
         str(facts.get("weights", "fp32")),
         program.autocast,
-        str(facts.get("attention", "sdpa")),
+        str(facts.get("attention", "")),
         bool(facts.get("gradient_checkpointing")),
         program.optimizer,
         facts.get("lora_rank"),

@@ -222,6 +222,8 @@ def user_autocast(mode: CudaOperators) -> Iterator[None]:
 
     def leave(self: Any, *_: object) -> None:
         mode.states.pop()
+        if mode.states == [None]:  # that was the outermost autocast
+            mode.forget()
 
     def enabled(*_: object) -> bool:
         return mode.dtype is not None

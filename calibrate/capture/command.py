@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--micro-batch-size", type=click.IntRange(1), default=1, metavar="N", help="sequences [1]")
 @click.option("--weights", type=click.Choice(["fp32", "bf16"]), default="fp32", help="dtype of parameters [fp32]")
 @click.option("--autocast", type=click.Choice(["bf16", "fp16"]), help="run under CUDA's torch.autocast")
-@click.option("--attention", type=click.Choice(["sdpa", "eager"]), default="sdpa", help="implementation [sdpa]")
+@click.option("--attention", type=click.Choice(["sdpa", "eager"]), help="implementation [Transformers' choice]")
 @click.option("--gradient-checkpointing", is_flag=True, help="recompute each layer in its backward")
 @click.option("--compile", "compiled", is_flag=True, help="capture the step as torch.compile runs it")
 @click.option("--optimizer", type=click.Choice(["adamw", "adamw_foreach", "sgd"]), default="adamw", help="[adamw]")
@@ -53,7 +53,7 @@ def main(
     micro_batch_size: int,
     weights: str,
     autocast: str | None,
-    attention: str,
+    attention: str | None,
     gradient_checkpointing: bool,
     compiled: bool,
     optimizer: str,
@@ -65,7 +65,8 @@ def main(
     --script captures ranks of an unmodified distributed training script instead.
     """
     _needs_torch()
-    from calibrate.capture.what import Options, maker
+    from calibrate.capture.options import Options
+    from calibrate.capture.what import maker
 
     if sum(x is not None for x in (what, table, script)) != 1:
         raise InputError("WHAT: give a config.json, a folder or package.module:function, or --table, or --script")
@@ -80,7 +81,7 @@ def main(
     if compiled and gradient_checkpointing:
         raise InputError("--compile: cannot be given with --gradient-checkpointing; leave one of them out")
     options = Options(
-        seq_len, micro_batch_size, weights, autocast or "", attention, gradient_checkpointing, optimizer, lora
+        seq_len, micro_batch_size, weights, autocast or "", attention or "", gradient_checkpointing, optimizer, lora
     )
     made = maker(what, options)
     _capture((lambda: replace(made(), compiled=True)) if compiled else made, what, out, device)
@@ -119,7 +120,8 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
 
 def _capture_table(table: Path, out: Path) -> int:
     """Capture each row; report rows that fail, with exit code 1."""
-    from calibrate.capture.what import huggingface_maker, options_of_row
+    from calibrate.capture.huggingface_step import huggingface_maker
+    from calibrate.capture.what import options_of_row
 
     out.mkdir(parents=True, exist_ok=True)
     missing = 0

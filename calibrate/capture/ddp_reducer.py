@@ -58,6 +58,7 @@ class Reducer:
         self.rebuilt = False
         self.came: list[int] = []
         self.expecting = False
+        self.unfinished = False  # a backward has begun whose gradients are not all reduced
         for i, p in enumerate(self.parameters):
             p.register_post_accumulate_grad_hook(partial(self._came, i))
 
@@ -74,6 +75,8 @@ class Reducer:
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
         """Expect a gradient for each parameter on which `outputs` depend; the others count as ready."""
+        if self.unfinished:  # what torch says too
+            raise RuntimeError("a parameter got no gradient: DistributedDataParallel needs find_unused_parameters=True")
         self.expecting, self.next = True, 0
         for bucket in self.buckets:
             bucket.pending, bucket.work = set(bucket.indices), None
@@ -86,6 +89,7 @@ class Reducer:
     def _came(self, index: int, parameter: torch.Tensor) -> None:
         if not self.expecting:
             return
+        self.unfinished = True
         if not self.rebuilt and index not in self.came:
             self.came.append(index)
         self._ready(index)
@@ -121,7 +125,7 @@ class Reducer:
 
     @torch.no_grad()
     def _finish(self) -> None:
-        self.expecting = False
+        self.expecting = self.unfinished = False
         for bucket in self.buckets:
             for work in bucket.work if isinstance(bucket.work, tuple) else (bucket.work,):
                 work.wait()

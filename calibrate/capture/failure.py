@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 
 from sim.core.errors import InputError
 
 OURS = ("/torch/", "/calibrate/capture/", "<frozen", "<string>")
+LIBRARIES = ("/site-packages/", "/dist-packages/", sysconfig.get_path("stdlib") + "/")
+WITHOUT_DATA = {  # torch's errors for what fake tensors cannot answer
+    "DataDependentOutputException": "the code reads a tensor's value, which is unknown without data",
+    "DynamicOutputShapeException": "the shape of the operator's result depends on data, which a capture does not have",
+    "UnsupportedOperatorException": "torch has no fake implementation of the operator, which tells its result's shape",
+}
 
 
 def failure(error: Exception, what: str) -> InputError:
     """Return the message for an error of captured code; `what` names the code if no line of it is in the traceback."""
-    return InputError(f"{_line_of(error, what)}: {type(error).__name__}: {_first_line(error)}")
+    name, said = type(error).__name__, _first_line(error)
+    if name in WITHOUT_DATA:
+        return InputError(f"{_line_of(error, what)}: {WITHOUT_DATA[name]} ({said})")
+    return InputError(f"{_line_of(error, what)}: {name}: {said}")
 
 
 def _line_of(error: Exception, what: str) -> str:
-    """Return the last line of the captured code in a traceback."""
+    """Return the last line of the captured code in a traceback, and the line of a library that it called."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not any(part in f.filename for part in OURS)]
-    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else what
+    if not theirs:
+        return what
+    own = [f for f in theirs if not any(part in f.filename for part in LIBRARIES)]
+    inner = f"{theirs[-1].filename}:{theirs[-1].lineno}"
+    return f"{own[-1].filename}:{own[-1].lineno}: in {inner}" if own and own[-1] is not theirs[-1] else inner
 
 
 def _first_line(error: Exception) -> str:

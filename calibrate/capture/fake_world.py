@@ -18,6 +18,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from calibrate.capture.ddp_reducer import Logger, Reducer, broadcast_coalesced
+from calibrate.capture.object_messages import ObjectMessages
 from calibrate.capture.script_recorder import ScriptRecorder
 
 
@@ -38,7 +39,9 @@ def set_environment(rank: int, world_size: int, ranks_per_node: int) -> None:
 
 
 @contextmanager
-def fake_world(recorder: ScriptRecorder, rank: int, world_size: int, uses_cuda: Callable[[], None]) -> Iterator[None]:
+def fake_world(
+    recorder: ScriptRecorder, rank: int, world_size: int, uses_cuda: Callable[[], None], objects: ObjectMessages
+) -> Iterator[None]:
     """Let `init_process_group` make a fake group of `world_size` ranks, and record waits for its collectives.
 
     `uses_cuda` is called if the script asks for nccl.
@@ -68,6 +71,8 @@ def fake_world(recorder: ScriptRecorder, rank: int, world_size: int, uses_cuda: 
             change(module, "all_gather_object", _all_gather_object)
             change(module, "gather_object", _gather_object)
             change(module, "broadcast_object_list", lambda *_, **__: None)
+            change(module, "send_object_list", objects.send)
+            change(module, "recv_object_list", objects.receive)
             change(module, "monitored_barrier", lambda *_, **__: None)
             change(module, "new_group", _with_backend(module.new_group))
         for kind in (Work, FakeWork):

@@ -29,6 +29,7 @@ SHORT = {
     "bool": "bool",
 }
 ALLOCATE = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty_strided")
+NO_KERNEL = (*ALLOCATE, "aten.lift_fresh")  # a constant of the code gets its name as a tensor
 NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "aten.is_pinned", "aten._has_compatible")
 CAUSAL = "is_causal"
 
@@ -141,6 +142,9 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
         before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         inputs = [(describe(x), self.storage(x)) for x in before] if self.phase else []
         out = func(*args, **kwargs)
@@ -176,10 +180,15 @@ class Recorder(TorchDispatchMode):
 
     @staticmethod
     def _launches(func: Any, name: str, inputs: list[tuple[Any, int]], outputs: list[tuple[Any, int]]) -> int:
-        if name in ALLOCATE or func._schema.is_mutable:
-            return int(name not in ALLOCATE)
+        if name in NO_KERNEL or func._schema.is_mutable:
+            return int(name not in NO_KERNEL)
         read = {number for _, number in inputs}
         return int(not outputs or any(number not in read for _, number in outputs))
+
+
+def is_composite(func: Any) -> bool:
+    """Return whether an operator only calls others; in inference mode torch shows it undivided."""
+    return isinstance(func, torch._ops.OpOverload) and func._can_decompose()
 
 
 def describe(x: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:

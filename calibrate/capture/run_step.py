@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from unittest.mock import patch
 from warnings import catch_warnings, filterwarnings
 
@@ -23,7 +23,7 @@ def record(make: Callable[[], Step], device: str = "cuda") -> tuple[Step, Record
     default). `device`: cuda or cpu, whose kernels are captured.
     """
     on_gpu = device == "cuda"
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), casts_in_place():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), casts_in_place(), fake_weights():
         step = make()
         operators = CudaOperators(DTYPES[step.autocast] if step.autocast else None, on_gpu)
         recorder = Recorder(step.model, operators, device)
@@ -99,6 +99,18 @@ def casts_in_place() -> AbstractContextManager[object]:
         tensor.data = other.data
 
     return patch.object(torch.utils, "swap_tensors", take)
+
+
+@contextmanager
+def fake_weights() -> Iterator[None]:
+    """Let `trunc_normal_` fill fake weights; it draws again until it reads that no value is out of range."""
+
+    def fill(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        with torch.no_grad():
+            return tensor.normal_()
+
+    with patch.object(torch.nn.init, "_no_grad_trunc_normal_", fill):
+        yield
 
 
 def _give_states(step: Step, on_gpu: bool) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sim.core.errors import InputError
 
+NEEDS_OTHERS = 75  # exit code of a rank that waits for an object of a rank that is not there (EX_TEMPFAIL)
+POLL_S = 0.1
 MAX_RANKS = 64  # ranks of one command; of ranks that run the same program one is enough
 
 
@@ -26,21 +31,64 @@ def capture_ranks(script: str, world_size: int | None, ranks: str, gpus_per_node
         raise InputError("--world-size: is missing; --script needs the number of ranks")
     if not out.parent.is_dir():
         raise InputError(f"--out: {out.parent} is not a folder")
-    for rank in _ranks(ranks, world_size):
-        begin_s = time.perf_counter()
-        path = out.with_name(f"{out.name}.rank{rank}.json.gz")
-        task = {
+    chosen = _ranks(ranks, world_size)
+    tasks = [
+        {
             "words": words,
             "rank": rank,
+            "ranks": list(chosen),
             "world_size": world_size,
             "gpus_per_node": gpus_per_node,
-            "out": str(path),
+            "out": str(out.with_name(f"{out.name}.rank{rank}.json.gz")),
+            "objects": None,
         }
-        command = [sys.executable, "-m", "calibrate.capture.script_rank", json.dumps(task)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.returncode if done.returncode > 0 else 1)
-        print(f"{path}: {done.stdout.splitlines()[-1]}, {time.perf_counter() - begin_s:.1f} s")
+        for rank in chosen
+    ]
+    for task in tasks:
+        if _report(task, _start(task)) == NEEDS_OTHERS:
+            _capture_together(tasks)
+            return
+
+
+def _capture_together(tasks: list[dict[str, Any]]) -> None:
+    """Capture all ranks at the same time, so that they can pass objects to each other."""
+    with tempfile.TemporaryDirectory() as folder:
+        left = [(task, _start({**task, "objects": folder})) for task in tasks]
+        try:
+            while left:
+                done = [(task, process) for task, process in left if process.poll() is not None]
+                left = [pair for pair in left if pair not in done]
+                for task, process in done:
+                    _report(task, process)
+                time.sleep(POLL_S)
+        finally:
+            for _, process in left:
+                process.kill()
+
+
+def _start(task: dict[str, Any]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "calibrate.capture.script_rank", json.dumps(task)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def _report(task: dict[str, Any], process: subprocess.Popen[str]) -> int:
+    """Wait for a rank, print its summary, and return its exit code, 0 or NEEDS_OTHERS.
+
+    Raises:
+        InputError: if the script ended its process.
+        SystemExit: if the capture failed, after its own message.
+    """
+    said, _ = process.communicate()
+    code = process.returncode
+    if code < 0:
+        raise InputError(f"{task['words'][0]}: rank {task['rank']} was ended by {signal.Signals(-code).name}")
+    if code not in (0, NEEDS_OTHERS):
+        raise SystemExit(code)
+    if code == 0 and not Path(task["out"]).is_file():
+        raise InputError(f"{task['words'][0]}: rank {task['rank']} ended its process before its second optimizer step")
+    if code == 0:
+        print(f"{task['out']}: {said.splitlines()[-1]}")
+    return code
 
 
 def _words(script: str) -> list[str]:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,34 @@ from sim.commands.command import bad_input_exits
 def main() -> None:
     """Capture the rank, write its file, and print a summary."""
     task: dict[str, Any] = json.loads(sys.argv[1])
+    Path(task["out"]).unlink(missing_ok=True)
+    begin_s = time.perf_counter()
     with contextlib.redirect_stdout(sys.stderr):  # the script's own output
         said = _capture(task)
-    print(said, flush=True)
+    print(f"{said}, {time.perf_counter() - begin_s:.1f} s", flush=True)
     sys.stderr.flush()
     os._exit(0)  # do not wait for the script's threads and workers
 
 
 def _capture(task: dict[str, Any]) -> str:
     from calibrate.capture.failure import failure
+    from calibrate.capture.object_messages import NeedsOthers, ObjectMessages
+    from calibrate.capture.script import NEEDS_OTHERS
     from calibrate.capture.script_out import write_script_program
     from calibrate.capture.script_run import record_script
     from sim.core.errors import InputError
 
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # `failure` prints its message
     words, rank, world_size = task["words"], task["rank"], task["world_size"]
+    folder = None if task["objects"] is None else Path(task["objects"])
+    objects = ObjectMessages(rank, task["ranks"], folder)
     try:
-        steps, recorder = record_script(words, rank, world_size, task["gpus_per_node"])
+        steps, recorder = record_script(words, rank, world_size, task["gpus_per_node"], objects)
     except InputError:
         raise
+    except NeedsOthers:
+        sys.stderr.flush()
+        os._exit(NEEDS_OTHERS)
     except Exception as error:
         raise failure(error, " ".join(words)) from None
     write_script_program(Path(task["out"]), steps, recorder, words, rank, world_size)

@@ -2,7 +2,7 @@
 
 Integers that depend on no fake tensor (ranks of a mesh, shuffled indices, token ids) are computed, as scripts need
 their values. Floats are fake. If the script reads one (`loss.item()`), it gets `READ_AS`, and a wait of the host is
-recorded. A float is never NaN or infinite.
+recorded; `answers.py` says what comparisons give.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from calibrate.capture.answers import READ_AS, Answers
 from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.collectives import NAMESPACES, collective_of, is_asynchronous
 from calibrate.capture.device_queue import Queue
 from calibrate.capture.recorder import RecordedOperator, Recorder, describe, module_hooks
 
-READ_AS = 1.0
 REAL_BYTES = 1 << 26  # larger tensors of integers are fake
 WHOLE = ("aten::arange", "aten::randperm", "aten::randint")  # their default dtype is an integer
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
@@ -35,7 +35,6 @@ FSDP_KERNELS = {
     "chunk_cat_mixed_dtype": "aten._chunk_cat",
 }
 SCALAR = torch.ops.aten._local_scalar_dense.default
-ODD = (torch.ops.aten.isnan.default, torch.ops.aten.isinf.default)  # answered with false
 
 
 class ScriptRecorder(Recorder):
@@ -48,7 +47,7 @@ class ScriptRecorder(Recorder):
         self.stage = ""  # "clip" or "optimizer" while one of them runs
         self.roots: list[torch.nn.Module] = []
         self.works: dict[int, tuple[Any, int]] = {}  # by id of a collective's work: the work and its number
-        self.no_oddity: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # ODD's results
+        self.answers = Answers()
         self.started: dict[int, int] = {}  # address of a living storage: the functional collective that fills it
 
     def begin(self) -> None:
@@ -95,8 +94,7 @@ class ScriptRecorder(Recorder):
 
     def _operator(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        if func in ODD:
-            self.no_oddity[id(out)] = out
+        self.answers.see(func, args, out)
         self._count()
         return out
 
@@ -109,9 +107,10 @@ class ScriptRecorder(Recorder):
         if not isinstance(tensor, FakeTensor):
             with unset_fake_temporarily():
                 return tensor.item()
-        if self.no_oddity.get(id(tensor)) is tensor:
+        answer = self.answers.of(tensor)
+        if answer is not None:
             self.queue.host_wait()
-            return False
+            return answer
         if not tensor.is_floating_point():
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise ValueError(f"the code reads a value of dtype {dtype}, which is unknown without data")

@@ -11,13 +11,15 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.cuda_device import CudaDevice, cuda_device
 from calibrate.capture.device_queue import Queue, StreamModule
 from calibrate.capture.fake_world import fake_world, set_environment
+from calibrate.capture.object_messages import ObjectMessages
+from calibrate.capture.run_step import fake_weights
 from calibrate.capture.script_recorder import ScriptRecorder, modules_followed
 from sim.core.errors import InputError
 
@@ -62,7 +64,7 @@ class Steps:
         if optimizer is not self.optimizer:
             return
         self.made += 1
-        if self.made == STEPS:
+        if self.made >= STEPS:  # again if the script catches it and goes on
             self.recorder.end()
             raise StepsMade
         self.recorder.begin()
@@ -98,9 +100,11 @@ def _local(x: torch.Tensor) -> torch.Tensor:
 
 
 def record_script(
-    words: Sequence[str], rank: int, world_size: int, ranks_per_node: int
+    words: Sequence[str], rank: int, world_size: int, ranks_per_node: int, objects: ObjectMessages | None = None
 ) -> tuple[Steps, ScriptRecorder]:
     """Run `words` (a script, or -m and a module, and its arguments) as one rank, and record its second step.
+
+    `objects`: passes Python objects to other ranks; without it no other rank is captured.
 
     Raises:
         InputError: if the script ends before its second step.
@@ -114,7 +118,7 @@ def record_script(
     set_environment(rank, world_size, ranks_per_node)
     run = _runner(words)
     with (
-        fake_world(recorder, rank, world_size, device.use),
+        fake_world(recorder, rank, world_size, device.use, objects or ObjectMessages(rank, (), None)),
         _device(recorder),
         _hooks(steps),
         modules_followed(recorder, device),
@@ -125,13 +129,17 @@ def record_script(
     ):
         try:
             run()
-        except StepsMade:
-            recorder.device = "cuda" if device.used else "cpu"
-            _settle(recorder)
-            return steps, recorder
         except SystemExit as end:
-            raise InputError(f"{words[0]}: ended with exit code {end.code} {_count(steps.made)}") from None
-    raise InputError(f"{words[0]}: ended {_count(steps.made)}")
+            if steps.made < STEPS:
+                raise InputError(f"{words[0]}: ended with exit code {end.code} {_count(steps.made)}") from None
+        except BaseException:  # StepsMade, or what the script makes of it
+            if steps.made < STEPS:
+                raise
+    if steps.made < STEPS:
+        raise InputError(f"{words[0]}: ended {_count(steps.made)}")
+    recorder.device = "cuda" if device.used else "cpu"
+    _settle(recorder)
+    return steps, recorder
 
 
 def _count(made: int) -> str:
@@ -150,18 +158,23 @@ def _runner(words: Sequence[str]) -> Callable[[], object]:
 
 @contextmanager
 def _device(recorder: ScriptRecorder) -> Iterator[None]:
-    """Let streams and changes of storage sizes be recorded, and turn `torch.compile` off."""
-    resize = torch.UntypedStorage.resize_
+    """Let streams and changes of storage sizes be recorded, numbers be printed, and turn `torch.compile` off."""
+    resize, show = torch.UntypedStorage.resize_, FakeTensor.__format__
 
     def resized(self: Any, size: int) -> Any:
         recorder.resized(self)
         return resize(self, size)
+
+    def formatted(self: Any, spec: str) -> str:
+        return str(show(self, spec)) if self.dim() or not spec else self.item().__format__(spec)
 
     def same(model: Any = None, **_: object) -> Any:
         return model if model is not None else lambda f: f
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch.UntypedStorage, "resize_", resized))
+        stack.enter_context(patch.object(FakeTensor, "__format__", formatted))
+        stack.enter_context(fake_weights())
         stack.enter_context(patch.object(torch, "compile", same))
         stack.enter_context(patch.object(torch.nn.Module, "compile", lambda *_, **__: None))
         for name, value in StreamModule(recorder.queue).attributes.items():

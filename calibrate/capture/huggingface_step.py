@@ -1,0 +1,180 @@
+"""Makes the training step of a Hugging Face model from its config."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from calibrate.capture.failure import failure
+from calibrate.capture.options import Options
+from calibrate.capture.step import Step
+from sim.core.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+# Transformers' classes, and its tables of the configs for which each has a model; the first that has one is taken.
+GENERATED = (
+    ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
+    ("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING"),
+)
+MASKED = ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING")
+OTHERS = (
+    ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    ("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
+    ("AutoModelForMultimodalLM", "MODEL_FOR_MULTIMODAL_LM_MAPPING"),
+    ("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING"),
+    ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
+    ("AutoModelForVideoClassification", "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING"),
+    ("AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING"),
+    ("AutoModelForPreTraining", "MODEL_FOR_PRETRAINING_MAPPING"),
+)
+
+
+def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[], Step]:
+    """Return a maker for a config's pre-training model, with the loss that it computes from `labels=input_ids`."""
+    _needs("transformers", "a Hugging Face config")
+    if options.lora_rank is not None:
+        _needs("peft", "--lora")
+    import transformers
+
+    def make() -> Step:
+        import torch
+
+        from calibrate.capture.huggingface_inputs import batch_for
+
+        found = _read_config(config)
+        found.use_cache = False
+        chosen = {"attn_implementation": options.attention} if options.attention else {}
+        dtype = torch.float32 if options.weights == "fp32" else torch.bfloat16
+        model = _auto_class(found).from_config(found, dtype=dtype, **chosen)
+        model.train()
+        if options.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
+        batch = batch_for(model, options.micro_batch_size, options.seq_len)
+        if options.weights == "bf16":
+            batch = {name: x.bfloat16() if x.is_floating_point() else x for name, x in batch.items()}
+        if options.lora_rank is not None:
+            model = with_adapters(model, options.lora_rank)
+
+        def loss() -> torch.Tensor:
+            with one_sequence_a_row():
+                return _loss_of(model(**batch))
+
+        facts = {
+            "model_type": config["model_type"],
+            "weights": options.weights,
+            "attention": found._attn_implementation,
+            "gradient_checkpointing": options.gradient_checkpointing,
+            "lora_rank": options.lora_rank,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        return Step(
+            model,
+            loss,
+            make_optimizer(parameters, options.optimizer),
+            options.seq_len,
+            options.micro_batch_size,
+            options.autocast,
+            options.clip_grad_norm,
+            facts,
+            options.compiled,
+        )
+
+    return make
+
+
+def _needs(package: str, what: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise failure(error, package) from None
+        raise InputError(f"{what} needs {package}: pip install {package}") from None
+    except ImportError as error:
+        raise failure(error, package) from None
+
+
+def _read_config(config: Mapping[str, Any]) -> Any:
+    """Return Transformers' config; it also reads what JSON cannot hold, such as infinity.
+
+    Raises:
+        InputError: if Transformers has no such model.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    name = config["model_type"]
+    if name not in CONFIG_MAPPING:
+        raise InputError(
+            f"config.json: model_type: found {str(name)[:60]!r}; the installed Transformers has no such model; "
+            "one with code of its own needs a function: package.module:function"
+        )
+    return CONFIG_MAPPING[name].from_dict(_with_floats(config))
+
+
+def _with_floats(data: Any) -> Any:
+    """Return JSON data with infinities and NaN, for which Transformers writes `{"__float__": "Infinity"}`."""
+    if isinstance(data, Mapping):
+        if list(data) == ["__float__"]:
+            return float(data["__float__"])
+        return {key: _with_floats(x) for key, x in data.items()}
+    return [_with_floats(x) for x in data] if isinstance(data, list) else data
+
+
+def _auto_class(config: Any) -> Any:
+    """Return Transformers' class for pre-training a model of that config.
+
+    A decoder predicts its next token, an encoder (BERT) masked tokens. An encoder with a decoder (T5) predicts the
+    decoder's next token; both have equally many tokens. Models of images or sound classify them. Others have no loss of
+    their own.
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    both = GENERATED if getattr(config, "is_encoder_decoder", False) else ()
+    masked = () if getattr(config, "is_decoder", False) else (MASKED,)
+    for name, table in (*both, *masked, *OTHERS):
+        if type(config) in getattr(modeling_auto, table, ()) and hasattr(transformers, name):
+            return getattr(transformers, name)
+    return transformers.AutoModel
+
+
+def _loss_of(output: Any) -> Any:
+    """Return a model's loss, or the mean square of its first result if it computes none."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    loss = getattr(output, "loss", None)
+    if loss is not None:
+        return loss
+    return next(x for x in tree_leaves(output) if isinstance(x, torch.Tensor) and x.requires_grad).square().mean()
+
+
+def one_sequence_a_row() -> AbstractContextManager[object]:
+    """Tell Transformers that each row holds one sequence, as it cannot find that out from fake tensors."""
+    from transformers import masking_utils
+
+    name = "find_packed_sequence_indices"
+    return patch.object(masking_utils, name, lambda *_, **__: None) if hasattr(masking_utils, name) else nullcontext()
+
+
+def with_adapters(model: Any, rank: int) -> Any:
+    """Return the model with LoRA of this rank on every linear layer but the output layer."""
+    import peft
+
+    model.enable_input_require_grads()
+    return peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+
+def make_optimizer(parameters: list[Any], name: str) -> Any:
+    """Make one of torch's optimizers by its option's name."""
+    import torch
+
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=1e-4)
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=name == "adamw", foreach=name == "adamw_foreach")
