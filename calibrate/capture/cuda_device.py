@@ -125,6 +125,7 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
     distributed = torch.nn.parallel.distributed.DistributedDataParallel
     swap = torch.utils.swap_tensors
     start, mesh, move = distributed.__init__, device_mesh.DeviceMesh.__init__, torch.nn.Module.to
+    sharded = torch.distributed.fsdp._init_utils
 
     def on_its_device(self: Any, module: Any, *_: object, **more: Any) -> None:
         start(self, module, **{k: v for k, v in more.items() if k not in ("device_ids", "output_device")})
@@ -159,6 +160,8 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
         patch.object(distributed, "__init__", on_its_device),
         patch.object(device_mesh.DeviceMesh, "__init__", of_cpus),
         patch.object(torch.amp.GradScaler, "_maybe_opt_step", stepped),
+        patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")),
+        patch.object(sharded, "_get_compute_device", lambda *_: CPU),  # FSDP1 wants its parameters there
     ]
 
 
@@ -172,14 +175,16 @@ def _autocast_of_either(device: CudaDevice) -> Iterator[None]:
     """Let `torch.autocast("cuda")` follow CUDA's lists and `torch.autocast("cpu")` torch's own."""
     kind = torch.amp.autocast_mode.autocast
     own = kind.__init__, kind.__enter__, kind.__exit__
+    asked = {name: getattr(torch, name) for name in ("is_autocast_enabled", "get_autocast_dtype")}
     with user_autocast(device.operators):
         cuda = kind.__init__, kind.__enter__, kind.__exit__
+        of_cuda = {name: getattr(torch, name) for name in asked}
 
-        def begin(self: Any, device_type: str, *words: Any, **more: Any) -> None:
+        def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, **more: Any) -> None:
             self.on_cuda = device_type == "cuda"
-            if self.on_cuda:
+            if self.on_cuda and enabled:  # checkpointing enters it disabled on any device
                 device.use()
-            (cuda if self.on_cuda else own)[0](self, device_type, *words, **more)
+            (cuda if self.on_cuda else own)[0](self, device_type, dtype, enabled, **more)
 
         def enter(self: Any) -> Any:
             return (cuda if self.on_cuda else own)[1](self)
@@ -187,5 +192,11 @@ def _autocast_of_either(device: CudaDevice) -> Iterator[None]:
         def leave(self: Any, *words: Any) -> Any:
             return (cuda if self.on_cuda else own)[2](self, *words)
 
-        with patch.multiple(kind, __init__=begin, __enter__=enter, __exit__=leave):
+        def of(name: str) -> Callable[..., Any]:
+            return lambda where="cuda": (asked if where == "cpu" else of_cuda)[name](where)
+
+        with (
+            patch.multiple(kind, __init__=begin, __enter__=enter, __exit__=leave),
+            patch.multiple(torch, **{name: of(name) for name in asked}),
+        ):
             yield

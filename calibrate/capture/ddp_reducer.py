@@ -8,13 +8,14 @@ backward's order of gradients decides the buckets of later ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 
 class Bucket:
@@ -31,6 +32,37 @@ class Bucket:
             at += p.numel()
         self.pending = set(self.indices)
         self.work: Any = None
+
+
+class GradBucket:
+    """What a communication hook gets: `torch.distributed.GradBucket`, with the same methods."""
+
+    def __init__(self, reducer: Reducer, bucket: Bucket) -> None:
+        self.reducer, self.bucket = reducer, bucket
+
+    def index(self) -> int:
+        """Return the bucket's place among the buckets."""
+        return self.reducer.buckets.index(self.bucket)
+
+    def is_last(self) -> bool:
+        """Return whether it is the last bucket of the backward."""
+        return self.bucket is self.reducer.buckets[-1]
+
+    def buffer(self) -> torch.Tensor:
+        """Return the flat gradients."""
+        return self.bucket.flat
+
+    def set_buffer(self, tensor: torch.Tensor) -> None:
+        """Set the flat gradients."""
+        self.bucket.flat.copy_(tensor)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return each parameter's gradient, a view of the buffer."""
+        return list(self.bucket.views.values())
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the parameters."""
+        return [self.reducer.parameters[i] for i in self.bucket.indices]
 
 
 class Reducer:
@@ -57,6 +89,7 @@ class Reducer:
         self.buckets = [Bucket(x, self.parameters) for x in bucket_indices]
         self.rebuilt = False
         self.came: list[int] = []
+        self.hook: Callable[[GradBucket], Any] | None = None
         self.expecting = False
         self.unfinished = False  # a backward has begun whose gradients are not all reduced
         for i, p in enumerate(self.parameters):
@@ -98,13 +131,16 @@ class Reducer:
     def _ready(self, index: int) -> None:
         bucket = next(b for b in self.buckets if index in b.views)
         parameter, view = self.parameters[index], bucket.views[index]
-        scale = 1.0 / self.group.size()
         if parameter.grad is None:
             view.zero_()
         elif self.as_view and parameter.grad is view:
-            view.div_(self.group.size())
+            if self.hook is None:
+                view.div_(self.group.size())
         else:
-            torch.mul(parameter.grad, scale, out=view)
+            if self.hook is None:
+                torch.mul(parameter.grad, 1.0 / self.group.size(), out=view)
+            else:
+                view.copy_(parameter.grad)
             if self.as_view:
                 parameter.grad = view
         bucket.pending.discard(index)
@@ -121,14 +157,16 @@ class Reducer:
         return dist.all_reduce(tensor, group=self.group, async_op=True)
 
     def _reduce(self, bucket: Bucket) -> None:
-        bucket.work = self._all_reduce(bucket.flat)
+        bucket.work = self._all_reduce(bucket.flat) if self.hook is None else self.hook(GradBucket(self, bucket))
 
     @torch.no_grad()
     def _finish(self) -> None:
         self.expecting = self.unfinished = False
         for bucket in self.buckets:
             for work in bucket.work if isinstance(bucket.work, tuple) else (bucket.work,):
-                work.wait()
+                reduced = work.wait()
+                if self.hook is not None and isinstance(reduced, torch.Tensor) and reduced is not bucket.flat:
+                    bucket.flat.copy_(reduced)
             if self.as_view:
                 continue
             for i, view in bucket.views.items():
@@ -155,6 +193,17 @@ class Logger:
 
 def _nothing(*_: object, **__: object) -> None:
     return None
+
+
+def register_comm_hook(reducer: Reducer, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
+    """Let `hook` reduce each bucket, as `torch.distributed._register_comm_hook` does."""
+    reducer.hook = partial(hook, state)
+
+
+def register_builtin_comm_hook(reducer: Reducer, kind: Any) -> None:
+    """Let torch's own hook reduce each bucket."""
+    dtype = {"BuiltinCommHookType.FP16_COMPRESS": default_hooks.fp16_compress_hook}
+    reducer.hook = partial(dtype.get(str(kind), default_hooks.allreduce_hook), reducer.group)
 
 
 def broadcast_coalesced(group: Any, tensors: Sequence[torch.Tensor], buffer_bytes: int, source: int = 0) -> None:

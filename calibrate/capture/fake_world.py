@@ -17,7 +17,13 @@ from torch._C._distributed_c10d import FakeWork, Work
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from calibrate.capture.ddp_reducer import Logger, Reducer, broadcast_coalesced
+from calibrate.capture.ddp_reducer import (
+    Logger,
+    Reducer,
+    broadcast_coalesced,
+    register_builtin_comm_hook,
+    register_comm_hook,
+)
 from calibrate.capture.object_messages import ObjectMessages
 from calibrate.capture.script_recorder import ScriptRecorder
 
@@ -59,6 +65,15 @@ def fake_world(
         recorder.waited(self)
         return True
 
+    def future(self: Any) -> WorkFuture:
+        tensors = recorder.result_of(self)
+
+        def result() -> list[torch.Tensor]:
+            recorder.waited(self)
+            return tensors
+
+        return WorkFuture(result)
+
     with ExitStack() as stack:
 
         def change(target: Any, name: str, value: Any) -> None:
@@ -79,15 +94,51 @@ def fake_world(
             change(kind, "wait", wait)
             change(kind, "synchronize", wait)
             change(kind, "is_completed", lambda _: True)
+            change(kind, "get_future", future)
         change(_fsdp_param, "_chunk_with_empty", _Chunks)
         change(dist, "Reducer", Reducer)
         change(dist, "Logger", Logger)
+        change(dist, "_register_comm_hook", register_comm_hook)
+        change(dist, "_register_builtin_comm_hook", register_builtin_comm_hook)
         change(dist, "_broadcast_coalesced", broadcast_coalesced)
         change(torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *_, **__: None)
         for name, module in list(sys.modules.items()):  # else their collectives would wait at once
             if name.startswith("torch.distributed") and hasattr(module, "_are_we_tracing"):
                 change(module, "_are_we_tracing", lambda: False)
         yield
+
+
+class WorkFuture:
+    """The result of a collective, which is there once somebody waits for it; `then` runs after that."""
+
+    def __init__(self, wait: Callable[[], Any]) -> None:
+        self._wait: Callable[[], Any] | None = wait
+        self._result: Any = None
+
+    def wait(self) -> Any:
+        """Wait for the collective and return what it or the last callback returned."""
+        if self._wait is not None:
+            self._result, self._wait = self._wait(), None
+        return self._result
+
+    value = wait
+
+    def done(self) -> bool:
+        """Return true, as `Work.is_completed` does."""
+        return True
+
+    def then(self, callback: Callable[[WorkFuture], Any]) -> WorkFuture:
+        """Return a future with the callback's result."""
+
+        def after() -> Any:
+            self.wait()
+            return callback(self)
+
+        return WorkFuture(after)
+
+    def add_done_callback(self, callback: Callable[[WorkFuture], Any]) -> None:
+        """Run a callback with this future."""
+        callback(self)
 
 
 class _Chunks:

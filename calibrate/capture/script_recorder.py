@@ -47,6 +47,7 @@ class ScriptRecorder(Recorder):
         self.stage = ""  # "clip" or "optimizer" while one of them runs
         self.roots: list[torch.nn.Module] = []
         self.works: dict[int, tuple[Any, int]] = {}  # by id of a collective's work: the work and its number
+        self.results: dict[int, tuple[Any, list[weakref.ref[torch.Tensor]]]] = {}  # by the same id: and its tensors
         self.answers = Answers()
         self.started: dict[int, int] = {}  # address of a living storage: the functional collective that fills it
 
@@ -128,6 +129,9 @@ class ScriptRecorder(Recorder):
         found = collective_of(func, args, kwargs) if self.queue.recording else None
         number = -1 if found is None else self.queue.start(found)
         out = func(*args, **kwargs)
+        if func.namespace == "c10d" and isinstance(out, tuple | list):
+            work = Work.unbox(out[-1])
+            self.results[id(work)] = (work, [weakref.ref(x) for x in tree_leaves(out[0])])
         if number < 0:
             return out
         if func.namespace != "c10d":
@@ -187,6 +191,11 @@ class ScriptRecorder(Recorder):
     def waited(self, work: Any) -> None:
         """Let the current stream wait for a collective's work."""
         self.queue.wait(self.works.get(id(work), (None, -1))[1])
+
+    def result_of(self, work: Any) -> list[torch.Tensor]:
+        """Return the tensors of a collective's work."""
+        found = self.results.get(id(work), (None, []))[1]
+        return [x for ref in found if (x := ref()) is not None]
 
     def enter_module(self, module: torch.nn.Module) -> None:
         """Name the modules of an outermost module when it first runs."""

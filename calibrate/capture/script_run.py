@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -172,6 +173,8 @@ def _device(recorder: ScriptRecorder) -> Iterator[None]:
         return model if model is not None else lambda f: f
 
     with ExitStack() as stack:
+        stack.enter_context(catch_warnings())
+        filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # FSDP compares storages by it
         stack.enter_context(patch.object(torch.UntypedStorage, "resize_", resized))
         stack.enter_context(patch.object(FakeTensor, "__format__", formatted))
         stack.enter_context(fake_weights())

@@ -100,6 +100,40 @@ for (ids,) in [*loader, *loader]:
     scaler.update()
     torch.cuda.synchronize()
 """
+SCRIPTS["asks"] = f"""
+model = {LAYERS}
+for p in model.parameters(): nn.init.trunc_normal_(p, std=0.02)
+with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
+    before = model(torch.randn(4, 64, device="cuda")).square().mean()
+if before < 10.0 and torch.isfinite(before) and not torch.isnan(before): print(f"{{before:.3f}}")
+model = nn.parallel.DistributedDataParallel(model)
+forward = model.forward
+def cast(x):
+    with torch.autocast("cuda", dtype=torch.bfloat16): return forward(x)
+model.forward = cast
+"""
+SCRIPTS["hook"] = (
+    SCRIPTS["ddp"]
+    + """
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+"""
+)
+SCRIPTS["fsdp1"] = f"""
+from torch.distributed.fsdp import FullyShardedDataParallel
+model = {LAYERS}
+for i in range(3): model[i] = FullyShardedDataParallel(model[i].to("cuda"))
+model = FullyShardedDataParallel(model)
+"""
+SCRIPTS["goes_on"] = """
+model = nn.Linear(64, 64)
+model.register_forward_hook(lambda *_: None)
+step = torch.optim.SGD.step
+def guarded(self, *words):
+    try: step(self, *words)
+    except BaseException: print("goes on")
+torch.optim.SGD.step = guarded
+"""
 LAYER_BYTES = 4 * (64 * 256 + 256 + 256 * 64 + 64)
 
 Captured = Callable[..., RankProgram]
@@ -128,6 +162,27 @@ def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Captur
     yield capture
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def test_a_script_may_compare_and_print_losses_and_cast_outside_of_training(captured: Captured) -> None:
+    """Weights that were cast without gradients, before the training, are cast again within it."""
+    assert sum(sizes(captured("asks", 4), "all_reduce")) == 3 * LAYER_BYTES
+
+
+def test_a_communication_hook_reduces_its_own_tensors(captured: Captured) -> None:
+    program = captured("hook", 4)
+    assert sum(sizes(program, "all_reduce")) == 3 * LAYER_BYTES // 2  # in bf16
+    assert whats(program)[What.WAIT] == len(program.collectives)
+
+
+def test_fsdp1_gathers_twice_and_reduces_once(captured: Captured) -> None:
+    program = captured("fsdp1", 4)
+    assert sizes(program, "all_gather") == [LAYER_BYTES] * 6
+    assert sizes(program, "reduce_scatter") == [LAYER_BYTES] * 3
+
+
+def test_a_script_that_catches_everything_is_captured(captured: Captured) -> None:
+    assert captured("goes_on", 1).program.operators
 
 
 def sizes(program: RankProgram, kind: str) -> list[int]:
@@ -229,6 +284,14 @@ def run(folder: Path, source: str, *more: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
 
 
+UNUSED = """
+used = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+model = nn.parallel.DistributedDataParallel(used)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+used.forward = used[0].forward
+for _ in range(3):
+    model(torch.zeros(4, 8)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 STEP = "import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
 
 
@@ -238,6 +301,9 @@ STEP = "import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD
         (STEP + "for _ in range(3):\n    model(torch.zeros(4, 9)).sum().backward()\n", "train.py:5: RuntimeError"),
         (STEP + "for _ in range(3):\n    n = int((model(torch.zeros(4, 8)) > 0).sum())\n", "train.py:5: ValueError"),
         (STEP + "model(torch.zeros(4, 8)).sum().backward()\noptimizer.step()\n", "ended after 1 optimizer steps"),
+        (HEAD + UNUSED, "train.py:12: RuntimeError: a parameter got no gradient"),
+        ("import os\nos._exit(0)\n", "rank 0 ended its process before its second optimizer step"),
+        (HEAD + "dist.recv_object_list([None], src=1)\n", "--ranks: rank 0 waits for an object of rank 1"),
         ("import sys\nsys.exit(3)\n", "ended with exit code 3 after 0 optimizer steps"),
         ("x = (\n", "SyntaxError"),
     ],
@@ -254,3 +320,25 @@ def test_ranks_that_are_not_there_are_refused(tmp_path: Path) -> None:
     done = run(tmp_path, STEP, "--ranks", "0,4")
     assert done.returncode == 2
     assert "--ranks: found '0,4'; allowed: numbers from 0 to 3" in done.stderr
+
+
+STAGES = """
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+r = dist.get_rank()
+model = nn.Linear(64, 64)
+stage = PipelineStage(model, r, n, torch.device("cpu"))
+schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    schedule.step(torch.randn(8, 64)) if r == 0 else schedule.step(target=torch.randn(8, 64))
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_stages_that_tell_each_other_their_shapes_are_captured_together(tmp_path: Path) -> None:
+    done = run(tmp_path, HEAD + STAGES, "--world-size", "2", "--ranks", "0,1")
+    assert done.returncode == 0, done.stderr
+    first, last = (read_rank_program(tmp_path / f"p.rank{r}.json.gz").collectives for r in (0, 1))
+    micro_batch = 2 * 64 * 4
+    assert Counter((c.kind, c.bytes) for c in first) == {("send", micro_batch): 4, ("recv", micro_batch): 4}
+    assert Counter((c.kind, c.bytes) for c in last) == {("recv", micro_batch): 4, ("send", micro_batch): 4}
