@@ -42,7 +42,7 @@ def function_maker(module: str, name: str) -> Callable[[], Step]:
         sys.path.pop(0)
     function = getattr(found, name, None)
     if not callable(function):
-        raise InputError(f"WHAT: found {module}:{name}; the module has no function {name}")
+        raise InputError(f"WHAT: found {module}:{name}; the module has no {name} that can be called")
 
     def make() -> Step:
         step = function()
