@@ -195,8 +195,8 @@ def _autocast_of_either(device: CudaDevice) -> Iterator[None]:
         def of(name: str) -> Callable[..., Any]:
             return lambda where="cuda": (asked if where == "cpu" else of_cuda)[name](where)
 
-        with (
-            patch.multiple(kind, __init__=begin, __enter__=enter, __exit__=leave),
-            patch.multiple(torch, **{name: of(name) for name in asked}),
-        ):
+        with ExitStack() as stack:
+            stack.enter_context(patch.multiple(kind, __init__=begin, __enter__=enter, __exit__=leave))
+            for name in asked:
+                stack.enter_context(patch.object(torch, name, of(name)))
             yield

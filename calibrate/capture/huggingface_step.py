@@ -62,7 +62,8 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
 
         def loss() -> torch.Tensor:
             with one_sequence_a_row():
-                return _loss_of(model(**batch))
+                value: torch.Tensor = _loss_of(model(**batch))
+            return value
 
         facts = {
             "model_type": config["model_type"],

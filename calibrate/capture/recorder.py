@@ -188,7 +188,7 @@ class Recorder(TorchDispatchMode):
 
 def is_composite(func: Any) -> bool:
     """Return whether an operator only calls others; in inference mode torch shows it undivided."""
-    return func.namespace == "aten" and func._can_decompose()
+    return bool(func.namespace == "aten" and func._can_decompose())
 
 
 def describe(x: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
