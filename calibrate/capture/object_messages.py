@@ -87,4 +87,5 @@ def _peer(rank: int | None, group: Any, in_group: int | None) -> int:
         raise NotImplementedError("an object from any rank cannot be captured")
     if rank is not None:
         return rank
-    return dist.get_global_rank(group or dist.group.WORLD, in_group or 0)
+    found: Any = group or dist.group.WORLD
+    return dist.get_global_rank(found, in_group or 0)
