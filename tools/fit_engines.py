@@ -5,25 +5,23 @@
     python tools/fit_engines.py --judge    # no fit: the errors of the records as they stand
 
 The constants go into sim/serve/engines.py. The deviation on the rows that were not fitted goes there as their
-uncertainty. The rule is the same for all engines. Rows are sorted by id, and the first
-of every two is fitted. The fit minimizes squares of log(predicted ÷ measured) over all measured quantities; errors
-beyond 10 % count linearly. Constants named in `Fit.start` are free, and all others keep the record's values.
+uncertainty. The rule is that of `calibrate.serving.host_fit` for all engines, over rows sorted by id. Constants named
+in `Fit.start` are free, and all others keep the record's values.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from calibrate.serving.host_fit import Values, every_second, solve, spread_words, tried
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.costs import iteration_costs
@@ -36,8 +34,6 @@ from sim.validation.records import Measurement
 from sim.validation.tables import read_table
 
 PUBLISHED = Path(__file__).parent.parent / "scenarios" / "published"
-Values = NDArray[np.float64]
-NORMAL = float(np.sqrt(np.pi / 2))  # of a normal distribution: standard deviation by mean absolute error
 
 
 @dataclass(frozen=True)
@@ -87,14 +83,10 @@ def changed(engine: Engine, architecture: str, names: list[str], values: Values)
 
 def errors(fit: Fit, rows: list[Measurement], values: Values) -> Values:
     """Return log(predicted ÷ measured) of all measured quantities of `rows` with these constants."""
-    before = ENGINES[fit.engine]
-    ENGINES[fit.engine] = changed(before, fit.architecture, list(fit.start), values)
-    try:
+    with tried(changed(ENGINES[fit.engine], fit.architecture, list(fit.start), values)):
         if fit.whole:
             return np.array([np.log(_rate(row) / row.measured["output_tokens_per_s_per_gpu"]) for row in rows])
         found = [(predict(row)[0], row.measured) for row in rows]
-    finally:
-        ENGINES[fit.engine] = before
     return np.array([np.log(p[key].value / measured[key]) for p, measured in found for key in p])
 
 
@@ -124,21 +116,6 @@ def _rate(row: Measurement) -> float:
     return requests.count * requests.output_len / seconds / s.parallelism.ranks
 
 
-def solve(fit: Fit, rows: list[Measurement]) -> Values:
-    """Return the constants that fit `rows` best."""
-    start = np.log(list(fit.start.values()))
-    found = least_squares(
-        lambda p: errors(fit, rows, np.exp(p)),
-        start,
-        bounds=(start - 9, start + 3),
-        loss="soft_l1",
-        f_scale=0.1,
-        diff_step=0.02,
-        max_nfev=4 if fit.whole else 12,
-    )
-    return np.exp(found.x)
-
-
 def recorded(fit: Fit) -> Values:
     """The constants as the record has them; none is 0, whose logarithm the fit could not take."""
     engine = ENGINES[fit.engine]
@@ -154,16 +131,14 @@ def main() -> None:
             continue
         table = read_table(PUBLISHED / f"{fit.table}.json")
         mine = [r for r in sorted(table.rows, key=lambda r: r.id) if cluster_of(r).gpu.architecture == fit.architecture]
-        fitted = mine[::2]
-        values = recorded(fit) if judge else solve(fit, fitted)
+        fitted, others = every_second(mine)
+        steps = 4 if fit.whole else 12
+        values = recorded(fit) if judge else solve(fit.start, partial(errors, fit, fitted), steps)
         print(f"{fit.engine}, {fit.architecture}, {fit.table}: {len(fitted)} of {len(mine)} rows fitted")
         print("  " + ", ".join(f"{name} {value:.3g}" for name, value in zip(fit.start, values, strict=True)))
-        for name, rows in (("fitted", fitted), ("others", [r for r in mine if r not in fitted])):
+        for name, rows in (("fitted", fitted), ("others", others)):
             found = errors(fit, rows, values)
-            # Of a normal distribution with this mean error: a few rows at saturation would decide a root mean square.
-            error, deviation = np.abs(np.expm1(found)), NORMAL * np.abs(found).mean()
-            spread = f"mean {error.mean():.1%}, median {np.median(error):.1%}, deviation {deviation:.1%}"
-            print(f"  {name}: {spread} of {len(error)} values", flush=True)
+            print(f"  {name}: {spread_words(found)} of {len(found)} values", flush=True)
 
 
 if __name__ == "__main__":

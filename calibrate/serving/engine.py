@@ -79,18 +79,10 @@ def serve(
     Raises:
         ValueError: if a prompt can never fit, or if prompts of one prefix do not share its tokens.
     """
-    _check(prompts, settings)
-    sequences = [Sequence(p.request, i) for i, p in enumerate(prompts)]
-    host = HostCache(settings.host_tokens) if settings.host_tokens else None
-    limits = Limits(settings.max_running, settings.max_batch_tokens, settings.max_running)
-    scheduler = Scheduler(
-        KvCache(settings.blocks, settings.block_tokens), limits, host=host, swap_tokens=settings.swap_tokens
-    )
-    if drafts is not None:
-        scheduler.drafted, scheduler.acceptance = drafts.tokens, drafts
-    cache = make_cache(model.config, settings.blocks, settings.block_tokens, model.dtype)
-    served = Served([[] for _ in prompts], sequences, scheduler, cache, HostPrefixes(), drafts)
-    pending = sorted(sequences, key=lambda s: s.request.arrival_s)
+    check(prompts, settings)
+    served = begin_serving(model, [Sequence(p.request, i) for i, p in enumerate(prompts)], settings, drafts)
+    scheduler = served.scheduler
+    pending = sorted(served.sequences, key=lambda s: s.request.arrival_s)
     begin, left = clock(), len(pending)
     while left:
         now = agree(clock() - begin)
@@ -100,21 +92,34 @@ def serve(
         if not batch.pieces:
             time.sleep(max(0.0, pending[0].request.arrival_s - now))
             continue
-        _iterate(model, prompts, served, batch, clock)
+        iterate(model, prompts, served, batch, clock)
         end = agree(clock() - begin)
-        left -= _finish(prompts, served, batch, end)
+        left -= finish(prompts, served, batch, end)
         served.iterations.append((now, end, sum(p.tokens for p in batch.pieces)))
         served.gaps.append(clock() - begin - now - served.forward_s)
     served.seconds = clock() - begin
     return served
 
 
-def _iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch, clock: Clock) -> None:
+def begin_serving(model: Model, sequences: list[Sequence], settings: Settings, drafts: Drafts | None = None) -> Served:
+    """An engine with an empty cache, whose scheduler knows none of the sequences yet."""
+    host = HostCache(settings.host_tokens) if settings.host_tokens else None
+    limits = Limits(settings.max_running, settings.max_batch_tokens, settings.max_running)
+    scheduler = Scheduler(
+        KvCache(settings.blocks, settings.block_tokens), limits, host=host, swap_tokens=settings.swap_tokens
+    )
+    if drafts is not None:
+        scheduler.drafted, scheduler.acceptance = drafts.tokens, drafts
+    cache = make_cache(model.config, settings.blocks, settings.block_tokens, model.dtype)
+    return Served([[] for _ in sequences], sequences, scheduler, cache, HostPrefixes(), drafts)
+
+
+def iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch, clock: Clock) -> None:
     """Run one iteration: allocate and free blocks as the scheduler counted, load prefixes, run the forward, decode."""
     cache = served.cache
-    for s in served.sequences:
+    for s in [served.sequences[index] for index in cache.tables]:
         if not s.running:  # finished or preempted
-            if s.swapped and s.index in cache.tables:
+            if s.swapped:
                 served.swapped.swap_out(cache, s.index, s.swapped)
             cache.release(s.index)
             if served.drafts is not None:
@@ -170,7 +175,7 @@ def _tokens(prompts: Items[Prompt], served: Served, piece: Piece) -> tuple[int, 
     return (prompt + tuple(served.outputs[s.index]))[s.computed : end]
 
 
-def _finish(prompts: Items[Prompt], served: Served, batch: Batch, end_s: float) -> int:
+def finish(prompts: Items[Prompt], served: Served, batch: Batch, end_s: float) -> int:
     """End the iteration in the scheduler and store the prefixes that it keeps; return how many sequences ended."""
     scheduler = served.scheduler
     first = [p.sequence for p in batch.pieces if p.sequence.generated == 0]
@@ -189,7 +194,8 @@ def _finish(prompts: Items[Prompt], served: Served, batch: Batch, end_s: float) 
     return len(done)
 
 
-def _check(prompts: Items[Prompt], settings: Settings) -> None:
+def check(prompts: Items[Prompt], settings: Settings) -> None:
+    """Refuse prompts that never fit (`ValueError`), or that do not share the tokens of their prefix."""
     beginnings: dict[str, tuple[int, ...]] = {}
     for i, p in enumerate(prompts):
         longest = len(p.tokens) + p.output_tokens - 1

@@ -73,6 +73,8 @@ def sample_parts(
     """
     per = -(-longest // block_tokens)
     cache = make_cache(model.config, per * max(DECODES), block_tokens, model.dtype)
+    for kept in (cache.keys, cache.values):
+        kept.zero_()  # or the first that touches a page would be timed with the system's work for it
     for n in TOKENS:
         if n in DECODES:
             continue
@@ -135,7 +137,7 @@ def compare(
     Raises:
         InputError: if this engine cannot run the scenario (pipeline stages, latent attention, …).
     """
-    inference = _runnable(scenario)
+    inference = runnable(scenario)
     torch.set_num_threads(1)
     requests = make_requests(inference.requests)
     drafted = 0 if inference.speculative is None else inference.speculative.tokens
@@ -192,7 +194,12 @@ def _with_acceptance(scenario: Scenario, drafts: Drafts | None) -> Scenario:
     return scenario.model_copy(update={"inference": inference.model_copy(update={"speculative": own})})
 
 
-def _runnable(scenario: Scenario) -> Inference:
+def runnable(scenario: Scenario) -> Inference:
+    """The section `inference`.
+
+    Raises:
+        InputError: if the bundled engine cannot run the scenario.
+    """
     m, i = scenario.model, scenario.inference
     if i is None:
         raise InputError(f"{scenario.name}: this scenario has no `inference` section")
@@ -282,7 +289,7 @@ def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int) -> No
     if tp > 1 and cpu_seconds:
         raise InputError("--cpu-seconds: ranks that wait for each other take no CPU time; leave it out")
     if tp > 1 and not is_rank():
-        _runnable(loaded)
+        runnable(loaded)
         options = ["--rounds", str(rounds), *(["--out", str(out)] if out else [])]
         run_ranks([*python_module("calibrate.serving.measure"), str(scenario), *options], tp)
         return

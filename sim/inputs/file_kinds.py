@@ -11,6 +11,7 @@ from sim.core.errors import InputError
 
 KINDS = {  # by the part of `format` before the slash: what it is, and what takes it
     "profile": ("a calibration profile", "name it with --set calibration=FILE"),
+    "engine": ("a measured engine", "name it with --set inference.engine=FILE"),
     "profile-partial": ("an unfinished calibration profile", "`stepsim calibrate run` goes on from it"),
     "measured-run": ("a measured run", "`stepsim compare SCENARIO FILE` takes it"),
     "measurements": ("a table of measurements", "`stepsim validate FILE` takes it"),

@@ -37,21 +37,25 @@ class UserInput(BaseModel):
 
 
 class OneOf:
-    """An annotation of a text that names an entry of `known`; the JSON Schema lists the names."""
+    """An annotation of a text that names an entry of `known`; the JSON Schema lists the names. `or_file`: the ending
+    of files that may be named instead."""
 
-    def __init__(self, known: Mapping[str, object]) -> None:
-        self.known = known
+    def __init__(self, known: Mapping[str, object], or_file: str = "") -> None:
+        self.known, self.or_file = known, or_file
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {**handler(schema), "enum": list(self.known)}
+        names = {**handler(schema), "enum": list(self.known)}
+        return (
+            {"anyOf": [names, {"type": "string", "pattern": f"{re.escape(self.or_file)}$"}]} if self.or_file else names
+        )
 
     def _check(self, name: str) -> str:
-        if name not in self.known:
+        if name not in self.known and not (self.or_file and name.endswith(self.or_file)):
             *others, last = map(repr, self.known)
-            expected = f"{', '.join(others)} or {last}"
+            expected = f"{', '.join(others)} or {last}" + f", or a file ({self.or_file})" * bool(self.or_file)
             raise PydanticCustomError("literal_error", "must be {expected}", {"expected": expected})
         return name
 

@@ -79,10 +79,10 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
 def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:
     """Say that an engine goes by the model's length, where nobody said it and not all keys that follow from it are
     `given`; `used`: the section with what the engine sets by itself."""
-    from sim.serve.engines import ENGINES  # most scenarios are training steps
+    from sim.serve.engine_file import engine_of  # most scenarios are training steps
 
     without_budget = {"max_batch_tokens"} if used.batching == "static" else set()
-    left = ENGINES[used.engine].by_positions - given - without_budget
+    left = engine_of(used.engine).by_positions - given - without_budget
     if model.longest or not left:
         return []
     values = ", ".join([f"{key} {str(getattr(used, key)).lower()}" for key in sorted(left)])

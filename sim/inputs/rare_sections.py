@@ -27,9 +27,12 @@ def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
     if "inference" not in data:
         return None
     from sim.inputs.workloads import Inference, RequestTrace
+    from sim.serve.engine_file import found_engine
 
     inference = validate(Inference, _with_draft(data["inference"], source), source, ("inference",))
     changes: dict[str, Any] = {}
+    if "engine" in inference.model_fields_set:
+        changes["engine"] = found_engine(inference.engine, source, ("inference", "engine"))
     if isinstance(inference.requests, RequestTrace):
         path = ("inference", "requests", "trace")
         changes["requests"] = RequestTrace(trace=found_file(inference.requests.trace, source, path))
@@ -41,12 +44,12 @@ def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
 
 def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: Parallelism, gpu: GpuSpec) -> Inference:
     """The section with what its engine sets by itself on these GPUs where a key was left out."""
-    from sim.serve.engines import ENGINES
+    from sim.serve.engine_file import engine_of
     from sim.serve.formats import cache_dtype
 
     pools = inference.disaggregated
     tp = parallelism.tp if pools is None else pools.decode.tp
-    engine, architecture = ENGINES[inference.engine], gpu.architecture
+    engine, architecture = engine_of(inference.engine), gpu.architecture
     own = engine.defaults_on(architecture, gpu.memory_bytes, tp, parallelism.pp, model.longest)
     if pools is not None and pools.prefill.memory_fraction is None and not _says_memory(inference):
         sizes = pools.prefill.tp, parallelism.pp

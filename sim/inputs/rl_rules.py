@@ -19,7 +19,7 @@ from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.inputs.yaml_input import KeyPath
-from sim.serve.engines import ENGINES
+from sim.serve.engine_file import engine_of, found_engine
 from sim.serve.formats import cache_dtype
 from topology.spec import GpuSpec
 
@@ -90,6 +90,7 @@ def _resolve_generation(
     return given.model_copy(
         update={
             "replicas": replicas,
+            "engine": found_engine(given.engine, source, (*PATH, "generation", "engine")),
             "precision": given.precision or sixteen_bit(training.precision),
             "prefix_cache": given.prefix_cache or ("none" if alone else "gpu"),
         }
@@ -101,7 +102,7 @@ def inference_of(generation: Generation, requests: RequestPattern, model: ModelC
     given = generation.model_dump(include=set(Inference.model_fields), exclude_none=True, exclude={"kv_cache"})
     if generation.kv_cache is not None:
         given["kv_cache"] = generation.kv_cache.model_dump(exclude_unset=True, exclude_none=True)
-    engine = ENGINES[generation.engine]
+    engine = engine_of(generation.engine)
     g = generation
     own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, g.tp, g.pp, model.longest)
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)

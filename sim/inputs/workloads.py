@@ -12,7 +12,7 @@ from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.serving_keys import Autoscaling, ServedLora, Tiers, WeightOffload
 from sim.serve.engine_record import DecodeAttention, Defaults
-from sim.serve.engines import ENGINES
+from sim.serve.engines import ENGINE_FILES, ENGINES
 from sim.serve.hashed_prefixes import HASHED_TOKENS
 
 MAX_TOKENS = 100_000_000
@@ -95,7 +95,7 @@ class Disaggregated(UserInput):
         return self.prefill.ranks + self.decode.ranks
 
 
-EngineName = Annotated[str, OneOf(ENGINES)]
+EngineName = Annotated[str, OneOf(ENGINES, ENGINE_FILES)]
 
 
 class Inference(UserInput):

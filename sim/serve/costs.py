@@ -40,7 +40,7 @@ from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
 from sim.serve.all_reduce_prices import all_reduces
 from sim.serve.dims import serving_dims
-from sim.serve.engines import ENGINES
+from sim.serve.engine_file import engine_of
 from sim.serve.host import Host
 from sim.serve.kept_sizes import LENGTHS, around, sizes_around
 from sim.serve.operator_prices import OperatorPrices, PricedProgram
@@ -371,7 +371,7 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     engine_s = 0.0 if parts is None else parts.engine
     specs = specs or layer_specs(scenario.model)
     kinds, attentions = tuple(dict.fromkeys(specs)), _attentions(specs)
-    stages, engine = _stages(plan, specs, kinds, attentions), ENGINES[scenario.for_serving.engine]
+    stages, engine = _stages(plan, specs, kinds, attentions), engine_of(scenario.for_serving.engine)
     lora = scenario.for_serving.lora
     launched = tuple([_kernels(dims, kinds, attentions, s, lora) for s in stages])
     p, positions = scenario.parallelism, scenario.model.longest

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.models.served import ServingDims
-from sim.serve.engines import ENGINES
+from sim.serve.engine_file import engine_of
 from sim.serve.formats import MXFP4_BYTES, cache_dtype, linear_format
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     m, p, i = scenario.model, scenario.parallelism, scenario.for_serving
     act, peaks = sixteen_bit(i.precision), scenario.cluster.gpu.peak_flops_per_s
     linear, weight = linear_format(i, peaks)
-    engine = ENGINES[i.engine]
+    engine = engine_of(i.engine)
     kept = i.kv_cache.dtype or cache_dtype(i, peaks)
     return ServingDims(
         model=m,

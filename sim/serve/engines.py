@@ -1,7 +1,8 @@
 """What a serving engine does its own way: its host's time, its CUDA graphs, its kernels, its limits.
 
-`inference.engine` names one of `ENGINES`. Adding an engine is one more record there: the key's allowed values and the
-JSON Schema follow from the dict, and nothing else in the simulator asks for an engine's name.
+`inference.engine` names one of `ENGINES`, or a file (`sim.serve.engine_file`). Adding an engine is one more record
+there: the key's allowed values and the JSON Schema follow from the dict, and nothing else in the simulator asks for an
+engine's name.
 
 Seconds called "fitted" are printed by `python tools/fit_engines.py`: least squares on every second row of one table in
 `scenarios/published`; docs/accuracy_causes.md has the errors on the other rows, and those of the table left out.
@@ -301,6 +302,7 @@ _RECORDS = (
     ),
 )
 ENGINES: dict[str, Engine] = {record.name: record for record in _RECORDS}
+ENGINE_FILES = ".json"  # how the names of files end that `sim.serve.engine_file` reads
 
 
 def engine_named(texts: tuple[str, ...]) -> Engine | None:

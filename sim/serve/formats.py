@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
-from sim.serve.engines import ENGINES
+from sim.serve.engine_file import engine_of
 
 if TYPE_CHECKING:
     from sim.inputs.workloads import Inference
@@ -37,5 +37,5 @@ def cache_dtype(inference: Inference, peaks: Mapping[str, float]) -> str:
     Unfused attention reads the cache without converting it, so that it stays in 16 bits there.
     """
     linear, _ = linear_format(inference, peaks)
-    narrow = ENGINES[inference.engine].fp8_cache and linear == "fp8" and inference.attention == "fused"
+    narrow = engine_of(inference.engine).fp8_cache and linear == "fp8" and inference.attention == "fused"
     return "fp8" if narrow else sixteen_bit(inference.precision)

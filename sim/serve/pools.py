@@ -12,7 +12,7 @@ from sim.prices.profile import Profile
 from sim.serve.adapters import AdapterSlots
 from sim.serve.cache_tiers import cache_tiers
 from sim.serve.costs import IterationCosts, iteration_costs
-from sim.serve.engines import ENGINES
+from sim.serve.engine_file import engine_of
 from sim.serve.faults import replica_costs
 from sim.serve.hashed_prefixes import HashedHostCache, HashedKvCache
 from sim.serve.kv_cache import HostCache, KvCache, Link
@@ -164,7 +164,7 @@ def _scheduler(
     room = capacity.host_tokens if i.preemption == "swap" else 0
     bus = Link(per_token, latency)
     scheduler = Scheduler(cache, limits, i.prefix_cache == "gpu", host, bus, room)
-    engine = ENGINES[i.engine]
+    engine = engine_of(i.engine)
     scheduler.reserved_share = engine.reserved_output
     scheduler.mixes = i.chunked_prefill or engine.prompts_beside
     scheduler.splits = i.chunked_prefill or not engine.whole_prompts

@@ -1,0 +1,176 @@
+"""Ask a running engine for tokens over HTTP, and note when each comes.
+
+Engines that serve OpenAI's completions API (`/v1/completions`) with streaming are understood: vLLM, SGLang,
+TensorRT-LLM's `trtllm-serve`. Prompts are lists of token ids, so that their lengths are exact. With `ignore_eos`, which
+those engines added to the API, an answer has as many tokens as were asked for.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from sim.core.errors import InputError
+
+PATHS = ("/v1/completions", "/v1")  # what users may have written after the address
+SILENT_S = 300.0  # without a byte from the server
+MOST_SHOWN = 300  # characters of a server's message
+DATA, DONE = b"data:", b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """When an answer's tokens came, in seconds of `time.perf_counter`; `tokens`: how many."""
+
+    sent_s: float
+    first_s: float
+    last_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server's address (`http://host:port`), and the name by which it knows its model."""
+
+    url: str
+    model: str = ""
+
+    def named(self, model: str | None) -> Endpoint:
+        """The endpoint with its model's name; None: the first that the server lists.
+
+        Raises:
+            InputError: if the server does not answer or lists none.
+        """
+        if model is not None:
+            return Endpoint(self.url, model)
+        with_models = self._json("GET", "/v1/models")
+        listed = with_models.get("data") if isinstance(with_models, dict) else None
+        try:
+            return Endpoint(self.url, str(listed[0]["id"]))  # type: ignore[index]
+        except (LookupError, TypeError):
+            raise InputError(f"{self.url}/v1/models: lists no model; name it with --model") from None
+
+    def ask(self, prompt: list[int], tokens: int) -> Answer:
+        """Send a prompt and read as many tokens.
+
+        Raises:
+            InputError: if the server does not answer, refuses, does not stream, or sends another number of tokens.
+        """
+        body: dict[str, Any] = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        body |= {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+        sent = time.perf_counter()
+        came, counted = [], None
+        for event in self._events(body):
+            if any(choice.get("text") is not None for choice in event.get("choices") or ()):
+                came.append(time.perf_counter())
+            counted = (event.get("usage") or {}).get("completion_tokens", counted)
+        found = len(came) if counted is None else int(counted)
+        if found != tokens:
+            why = "it must honour ignore_eos, and prompt and answer must fit the model's length"
+            raise InputError(f"{self._at}: sent {found} of {tokens} tokens; {why}")
+        if len(came) < min(tokens, 2):
+            raise InputError(f"{self._at}: sent {tokens} tokens in one piece; it must stream them as they are computed")
+        return Answer(sent, came[0], came[-1], tokens)
+
+    @property
+    def _at(self) -> str:
+        return f"{self.url}/v1/completions"
+
+    def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of an answer as they come: lines `data: {…}`, the last of them `data: [DONE]`."""
+        with self._answered("POST", "/v1/completions", body) as answer:
+            kind = answer.getheader("Content-Type", "")
+            if "text/event-stream" not in kind:
+                found = f"answered with {kind.partition(';')[0] or 'no content type'}"
+                raise InputError(f"{self._at}: {found}, not with a stream (text/event-stream)")
+            for line in answer:
+                if not line.startswith(DATA):
+                    continue
+                data = line.removeprefix(DATA).strip()
+                if data == DONE:
+                    return
+                event = self._parsed(data)
+                if "error" in event:
+                    raise InputError(f"{self._at}: {_shown(event['error'])}")
+                yield event
+
+    def _json(self, method: str, path: str) -> Any:
+        with self._answered(method, path) as answer:
+            return self._parsed(answer.read())
+
+    def _parsed(self, data: bytes) -> Any:
+        try:
+            return json.loads(data)
+        except ValueError:
+            raise InputError(f"{self.url}: answered with {_shown(data.decode(errors='replace'))}, no JSON") from None
+
+    def _answered(self, method: str, path: str, body: dict[str, Any] | None = None) -> _Reading:
+        return _Reading(self.url, method, path, body)
+
+
+class _Reading:
+    """A request, and its answer while it is read; what fails on the way is an `InputError`."""
+
+    def __init__(self, url: str, method: str, path: str, body: dict[str, Any] | None) -> None:
+        address = urlsplit(url)
+        kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+        self.connection = kind(address.netloc, timeout=SILENT_S)
+        self.url, self.method, self.path = url, method, address.path + path
+        self.body = None if body is None else json.dumps(body).encode()
+
+    def __enter__(self) -> http.client.HTTPResponse:
+        headers = {} if self.body is None else {"Content-Type": "application/json"}
+        try:
+            self.connection.request(self.method, self.path, self.body, headers)
+            answer = self.connection.getresponse()
+            if answer.status != http.client.OK:
+                said = _shown(answer.read(4096).decode(errors="replace"))
+                raise InputError(f"{self.url}{self.path}: HTTP {answer.status} {answer.reason}: {said}")
+        except (OSError, http.client.HTTPException) as error:
+            self.connection.close()
+            raise self._failed(error) from None
+        except InputError:
+            self.connection.close()
+            raise
+        return answer
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.connection.close()
+        if isinstance(error, (OSError, http.client.HTTPException)):
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> InputError:
+        why = _shown(error) or type(error).__name__
+        return InputError(f"{self.url}: no answer ({why}); is the server running?")
+
+
+def endpoint_at(url: str) -> Endpoint:
+    """The endpoint of an address as users write it.
+
+    >>> endpoint_at("http://gpu7:8000/v1/").url, endpoint_at("gpu7:8000").url
+    ('http://gpu7:8000', 'http://gpu7:8000')
+
+    Raises:
+        InputError: if it is no address.
+    """
+    text = (url if "://" in url else f"http://{url}").rstrip("/")
+    for path in PATHS:
+        text = text.removesuffix(path)
+    try:
+        address = urlsplit(text)
+        usable = address.scheme in ("http", "https") and bool(address.hostname) and (address.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise InputError(f"--url: found {url[:100]!r}; must be a server's address, such as http://localhost:8000")
+    return Endpoint(text)
+
+
+def _shown(text: Any) -> str:
+    words = " ".join(str(text).split())
+    return words if len(words) <= MOST_SHOWN else words[:MOST_SHOWN] + "…"
