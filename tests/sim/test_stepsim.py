@@ -43,7 +43,7 @@ def test_every_command_is_there(name: str) -> None:
 
 def test_commands_that_need_no_torch_to_say_what_they_do() -> None:
     assert "--out" in stepsim("calibrate", "fit", "--help").stdout
-    assert set(CALIBRATE) == {"run", "measure", "serving", "capture", "topology", "fit"}
+    assert set(CALIBRATE) == {"run", "measure", "serving", "engine", "capture", "topology", "fit"}
 
 
 def test_shipped_scenarios_go_by_name_beside_another_sim(tmp_path: Path) -> None:
