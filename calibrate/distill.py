@@ -95,7 +95,7 @@ def generate(
     asked = [Prompt(tuple(row), count) for row in prompts.tolist()]
     blocks = -(-(prompts.shape[1] + count) // 16) * len(asked)
     served = serve(Model(config, teacher), asked, Settings(blocks=blocks), clock)
-    return torch.cat([prompts, torch.tensor(served.outputs)], 1), served
+    return torch.cat([prompts, torch.tensor(served.outputs).to(prompts.device)], 1), served
 
 
 def _run(

@@ -110,7 +110,7 @@ def begin_serving(model: Model, sequences: list[Sequence], settings: Settings, d
     )
     if drafts is not None:
         scheduler.drafted, scheduler.acceptance = drafts.tokens, drafts
-    cache = make_cache(model.config, settings.blocks, settings.block_tokens, model.dtype)
+    cache = make_cache(model.config, settings.blocks, settings.block_tokens, model.dtype, model.device)
     return Served([[] for _ in sequences], sequences, scheduler, cache, HostPrefixes(), drafts)
 
 

@@ -36,12 +36,43 @@ class SequenceChunk:
         return self.start + len(self.tokens)
 
 
+Mark = float | torch.cuda.Event  # a moment: of a clock or, on a GPU, in the order of its stream
+
+
 @dataclass(slots=True)
 class Spent:
-    """Seconds of a forward: of each layer's attention core, and of final norm and output matrix."""
+    """Begin and end of parts of a forward: each layer's attention core; final norm and output matrix.
 
-    cores: list[float] = field(default_factory=list)
-    head: float = 0.0
+    A GPU's are known once it has computed all; nothing waits for it between parts, as nothing does when it serves.
+    """
+
+    cores: list[tuple[Mark, Mark]] = field(default_factory=list)
+    head: tuple[Mark, Mark] = (0.0, 0.0)
+
+    @property
+    def core_seconds(self) -> list[float]:
+        """Return the seconds of each layer's attention core."""
+        return [_seconds_between(*pair) for pair in self.cores]
+
+    @property
+    def head_seconds(self) -> float:
+        """Return the seconds of final norm and output matrix."""
+        return _seconds_between(*self.head)
+
+
+def _mark(device: torch.device, clock: Clock) -> Mark:
+    if device.type != "cuda":
+        return clock()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds_between(first: Mark, then: Mark) -> float:
+    if isinstance(first, float) and isinstance(then, float):
+        return then - first
+    assert not isinstance(first, float)
+    return float(first.elapsed_time(then)) / 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +87,10 @@ class Model:
         return next(self.blocks[0].parameters()).dtype
 
     @property
+    def device(self) -> str:
+        return str(next(self.blocks[0].parameters()).device)
+
+    @property
     def constants(self) -> Constants:
         return self.parts[1][0].constants
 
@@ -66,10 +101,12 @@ class Model:
         return cast(Embedding, embedding), cast(list[Layer], layers), cast(Head, head)
 
 
-def make_model(m: ModelConfig, positions: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
+def make_model(
+    m: ModelConfig, positions: int, dtype: torch.dtype = torch.float32, seed: int = 0, device: str = "cpu"
+) -> Model:
     """Make the model for sequences of up to `positions` tokens; the router's probabilities choose the experts."""
     training = Training(seq_len=positions, global_batch_size=1, precision="fp32")
-    blocks = make_blocks(m, training, range(m.layers + 2), Build(dtype=dtype, seed=seed))
+    blocks = make_blocks(m, training, range(m.layers + 2), Build(device, dtype, seed))
     for router in (x for block in blocks for x in block.modules() if isinstance(x, Router)):
         router.balanced = False
     return Model(m, blocks)
@@ -83,24 +120,30 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where a batch's tokens are: positions [tokens], cache slots [tokens], and which rows attend together."""
+    """Where a batch's tokens are: positions [tokens], cache slots [tokens], and which rows attend together.
+
+    All lie on the model's device: they are made on the host, and copied once for all layers.
+    """
 
     positions: Tensor
     slots: Tensor
-    prompts: tuple[tuple[slice, SequenceChunk, Tensor], ...]  # rows, part, its block table [1, blocks]
+    prompts: tuple[tuple[slice, SequenceChunk, Tensor, Tensor], ...]  # rows, part, block table [1, blocks], mask
     singles: Tensor  # rows of sequences with one token
     tables: Tensor  # their block tables [singles, blocks]
     mask: Tensor  # keys that they see [singles, 1, 1, blocks · block_tokens]
 
 
 def _places(cache: PagedCache, parts: Items[SequenceChunk]) -> _Places:
+    device = cache.keys.device
     positions = torch.cat([torch.arange(p.start, p.end) for p in parts])
     slots = torch.cat([cache.slots(p.sequence, p.start, p.end) for p in parts])
     prompts, singles, row = [], [], 0
     for p in parts:
         if len(p.tokens) > 1:
             table = cache.tables[p.sequence][: -(-p.end // cache.block_tokens)]
-            prompts.append((slice(row, row + len(p.tokens)), p, torch.tensor([table])))
+            seen = torch.arange(p.end) <= torch.arange(p.start, p.end)[:, None]
+            rows = slice(row, row + len(p.tokens))
+            prompts.append((rows, p, torch.tensor([table]).to(device), seen.to(device)))
         else:
             singles.append((row, p))
         row += len(p.tokens)
@@ -108,7 +151,9 @@ def _places(cache: PagedCache, parts: Items[SequenceChunk]) -> _Places:
     tables = _integers([(cache.tables[p.sequence][:size] + [0] * size)[:size] for _, p in singles])
     ends = _integers([p.end for _, p in singles])
     mask = (torch.arange(size * cache.block_tokens) < ends[:, None])[:, None, None]
-    return _Places(positions, slots, tuple(prompts), _integers([r for r, _ in singles]), tables, mask)
+    rows_of = _integers([r for r, _ in singles])
+    positions, slots, rows_of, tables, mask = (t.to(device) for t in (positions, slots, rows_of, tables, mask))
+    return _Places(positions, slots, tuple(prompts), rows_of, tables, mask)
 
 
 def _integers(values: list[int] | list[list[int]]) -> Tensor:
@@ -125,12 +170,12 @@ def forward(
 ) -> Tensor:
     """Compute all parts in one pass and return the logits after each part's last tokens: [wanted tokens, vocab].
 
-    Prompts attend one by one over their own blocks. Single tokens attend together, padded to the longest sequence. The
-    seconds of `clock` that its parts take are added to `spent`.
+    Prompts attend one by one over their own blocks. Single tokens attend together, padded to the longest sequence.
+    When its parts begin and end (on a CPU by `clock`) is added to `spent`.
     """
     m = model.config
     places = _places(cache, parts)
-    tokens = torch.tensor([t for p in parts for t in p.tokens])
+    tokens = torch.tensor([t for p in parts for t in p.tokens]).to(model.device)
     embedding, layers, head = model.parts
     x = embedding.look_up(tokens)
     if embedding.positions is not None:
@@ -140,10 +185,10 @@ def forward(
         x = x + layer.mlp(layer.norm2(x))
     ends = accumulate(len(p.tokens) for p in parts)
     wanted = [row for p, end in zip(parts, ends, strict=True) for row in range(end - p.logits, end)]
-    begin = clock()
+    begin = _mark(x.device, clock) if spent is not None else 0.0
     logits: Tensor = head.output(head.norm(x[wanted]))
     if spent is not None:
-        spent.head = clock() - begin
+        spent.head = begin, _mark(x.device, clock)
     return logits[:, : m.vocab]
 
 
@@ -164,16 +209,15 @@ def attention(
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
     cache.write(layer, places.slots, k, v)
     out = torch.empty_like(q)
-    begin = clock()
-    for rows, part, table in places.prompts:
+    begin = _mark(q.device, clock) if spent is not None else 0.0
+    for rows, part, table, seen in places.prompts:
         keys, values = (t[:, : part.end] for t in cache.read(layer, table))
-        seen = torch.arange(part.end) <= torch.arange(part.start, part.end)[:, None]
         out[rows] = _attend(q[rows][None], keys, values, seen)[0]
     if len(places.singles):
         keys, values = cache.read(layer, places.tables)
         out[places.singles] = _attend(q[places.singles][:, None], keys, values, places.mask)[:, 0]
     if spent is not None:
-        spent.cores.append(clock() - begin)
+        spent.cores.append((begin, _mark(q.device, clock)))
     return out.flatten(1)
 
 
@@ -190,7 +234,7 @@ def greedy_without_cache(model: Model, prompt: Items[int], count: int) -> list[i
     tokens = list(prompt)
     embedding, layers, head = model.parts
     for _ in range(count):
-        x = embedding(torch.tensor([tokens]))
+        x = embedding(torch.tensor([tokens]).to(model.device))
         for layer in layers:
             layer_in = _shortened(layer, len(tokens))
             x = layer_in(x)

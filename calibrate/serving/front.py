@@ -21,7 +21,15 @@ import torch
 
 from calibrate.serving.engine import Prompt, Settings, begin_serving, check, finish, iterate
 from calibrate.serving.forward import Model, make_model
-from calibrate.serving.side_by_side import LONGEST, REPEATS, Samples, measured_blocks, runnable, sample_parts
+from calibrate.serving.side_by_side import (
+    LONGEST,
+    REPEATS,
+    Samples,
+    measured_blocks,
+    runnable,
+    sample_parts,
+    usable_device,
+)
 from sim.commands.command import Command, run_command
 from sim.commands.files_named import OUTPUT
 from sim.commands.options import scenario_argument
@@ -178,7 +186,7 @@ def serve_http(scenario: Scenario, longest: int, port: int) -> Server:
         max_running=inference.max_running_requests,
         max_batch_tokens=inference.max_batch_tokens,
     )
-    engine = LiveEngine(make_model(scenario.model, longest), settings)
+    engine = LiveEngine(make_model(scenario.model, longest, device=usable_device(scenario)), settings)
     handler = type("OwnHandler", (Handler,), {"engine": engine, "name": scenario.name})
     try:
         server = Server(("127.0.0.1", port), handler)
@@ -190,7 +198,7 @@ def serve_http(scenario: Scenario, longest: int, port: int) -> Server:
 
 def parts_profile(scenario: Scenario) -> Profile:
     """The engine's parts, measured without a server; between two forwards it has no time."""
-    model, samples = make_model(scenario.model, LONGEST), Samples()
+    model, samples = make_model(scenario.model, LONGEST, device=usable_device(scenario)), Samples()
     block = runnable(scenario).kv_cache.block_tokens
     for number in range(REPEATS + 1):
         if number == 1:

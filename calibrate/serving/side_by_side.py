@@ -1,4 +1,6 @@
-"""Serves a scenario for real on this CPU and compares: `python -m calibrate.serving.measure SCENARIO.yaml`.
+"""Serves a scenario for real and compares: `python -m calibrate.serving.measure SCENARIO.yaml`.
+
+It serves on the CPU if the scenario's cluster is one (cpu-host), else on this machine's CUDA GPU.
 
 With `parallelism.tp` above 1 as many processes serve together over gloo, and rank 0 compares.
 
@@ -72,9 +74,10 @@ def sample_parts(
     No part is timed twice in a row, as hot loops come out too fast.
     """
     per = -(-longest // block_tokens)
-    cache = make_cache(model.config, per * max(DECODES), block_tokens, model.dtype)
+    cache = make_cache(model.config, per * max(DECODES), block_tokens, model.dtype, model.device)
     for kept in (cache.keys, cache.values):
         kept.zero_()  # or the first that touches a page would be timed with the system's work for it
+        float(kept.flatten()[0])  # waits for a GPU
     for n in TOKENS:
         if n in DECODES:
             continue
@@ -84,12 +87,12 @@ def sample_parts(
     for chunk in (c for c in CHUNKS if c <= longest // 2):
         for before in (b for b in BEFORE if b <= longest // 2):
             spent = _timed(model, cache, [SequenceChunk(0, _tokens(model, chunk, before), before)], clock)
-            samples.setdefault(("prefill", chunk, before), []).append(statistics.median(spent.cores))
+            samples.setdefault(("prefill", chunk, before), []).append(statistics.median(spent.core_seconds))
     for n in DECODES:
         for length in (x for x in LENGTHS if x <= longest):
             parts = [SequenceChunk(i, _tokens(model, 1, i), length - 1) for i in range(n)]
             spent = _timed(model, cache, parts, clock, samples)
-            samples.setdefault(("decode", n, length), []).append(statistics.median(spent.cores))
+            samples.setdefault(("decode", n, length), []).append(statistics.median(spent.core_seconds))
 
 
 def _tokens(model: Model, count: int, seed: int) -> tuple[int, ...]:
@@ -111,9 +114,9 @@ def _timed(
     for p in parts:
         cache.release(p.sequence)
     if samples is not None:
-        rest = total - sum(spent.cores) - spent.head
+        rest = total - sum(spent.core_seconds) - spent.head_seconds
         samples.setdefault(("rest", sum(len(p.tokens) for p in parts), 0), []).append(rest)
-        samples.setdefault(("head", sum(p.logits for p in parts), 0), []).append(spent.head)
+        samples.setdefault(("head", sum(p.logits for p in parts), 0), []).append(spent.head_seconds)
     return spent
 
 
@@ -137,12 +140,12 @@ def compare(
     Raises:
         InputError: if this engine cannot run the scenario (pipeline stages, latent attention, …).
     """
-    inference = runnable(scenario)
+    inference, device = runnable(scenario), usable_device(scenario)
     torch.set_num_threads(1)
     requests = make_requests(inference.requests)
     drafted = 0 if inference.speculative is None else inference.speculative.tokens
     longest = max(r.prompt_tokens + r.output_tokens for r in requests) + drafted
-    model, tp = make_model(scenario.model, max(longest, LONGEST)), scenario.parallelism.tp
+    model, tp = make_model(scenario.model, max(longest, LONGEST), device=device), scenario.parallelism.tp
     if tp > 1:
         model = split(model)
     if inference.quantization != "none":
@@ -158,8 +161,8 @@ def compare(
     prompts = _prompts(requests, scenario.model.vocab)
     drafts, models = None, [model]
     if inference.speculative is not None and (small := inference.speculative.draft) is not None:
-        models.append(make_model(small, max(longest, LONGEST), seed=1))
-        cache = make_cache(small, settings.blocks, block, model.dtype)
+        models.append(make_model(small, max(longest, LONGEST), seed=1, device=device))
+        cache = make_cache(small, settings.blocks, block, model.dtype, device)
         drafts = Drafts(models[1], cache, inference.speculative.tokens)
     samples: list[Samples] = [{} for _ in models]
 
@@ -183,6 +186,21 @@ def compare(
     profile = Profile(name="serving-engine", source="calibrate.serving.measure", blocks=blocks)
     simulated = simulate_serving(_with_acceptance(scenario, drafts), profile).result
     return Comparison(profile, _result(served), simulated)
+
+
+def usable_device(scenario: Scenario) -> str:
+    """Return torch's device of the scenario's cluster: cpu or cuda.
+
+    Raises:
+        InputError: for a GPU where torch finds none.
+    """
+    if scenario.cluster.gpu.architecture == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        gpu = scenario.cluster.gpu.name
+        why = "torch finds no CUDA GPU on this machine; cluster=cpu-host serves on its CPU"
+        raise InputError(f"{scenario.name}: cluster: found GPU '{gpu}'; {why}")
+    return "cuda"
 
 
 def _with_acceptance(scenario: Scenario, drafts: Drafts | None) -> Scenario:
@@ -286,15 +304,18 @@ def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int) -> No
     clock = time.process_time if cpu_seconds else time.perf_counter
     loaded = load_scenario(scenario)
     tp, rank = loaded.parallelism.tp, 0
+    if cpu_seconds and loaded.cluster.gpu.architecture != "cpu":
+        raise InputError("--cpu-seconds: a GPU's work takes no CPU time; leave it out")
     if tp > 1 and cpu_seconds:
         raise InputError("--cpu-seconds: ranks that wait for each other take no CPU time; leave it out")
     if tp > 1 and not is_rank():
         runnable(loaded)
+        usable_device(loaded)
         options = ["--rounds", str(rounds), *(["--out", str(out)] if out else [])]
         run_ranks([*python_module("calibrate.serving.measure"), str(scenario), *options], tp)
         return
     if tp > 1:
-        rank, _ = join()
+        rank, _ = join(usable_device(loaded))
     begin, busy = time.perf_counter(), machine_busy_s() - tp * time.process_time()
     every = [compare(loaded, lambda text: print(text, flush=True) if rank == 0 else None, clock) for _ in range(rounds)]
     others = (machine_busy_s() - tp * time.process_time() - busy) / (time.perf_counter() - begin)

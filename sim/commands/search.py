@@ -64,6 +64,13 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
     "ttft_p99=0.25,tpot_p99=0.035 (ttft, tpot, itl, latency; p50, p90, p99, mean)",
 )
 @click.option(
+    "--vary",
+    multiple=True,
+    metavar="KEY=VALUE,…",
+    help="with --slo: search these values of an engine's option beside the layout, repeatable, such as "
+    "inference.max_batch_tokens=512,2048",
+)
+@click.option(
     "--price",
     metavar="PER_GPU_HOUR",
     help="adds the cost of a trillion tokens (with --slo: a million output tokens); several clusters: NAME=PRICE,…",
@@ -82,12 +89,14 @@ def main(
     cluster: str | None,
     whole_front: bool,
     slo: str | None,
+    vary: tuple[str, ...],
     price: str | None,
     save: Path | None,
     study: Study,
 ) -> int:
     """Search all layouts of SCENARIO's GPUs over tp, sp, cp, pp, dp, ep, zero, schedule, virtual stages,
-    micro-batch size and recomputation; with --slo, of a serving SCENARIO over replicas or pools."""
+    micro-batch size and recomputation; with --slo, of a serving SCENARIO over replicas or pools, and with --vary
+    over options of its engine."""
     from sim.commands.search_tables import print_clusters, print_result
     from sim.views.search_page import search_page
 
@@ -104,7 +113,11 @@ def main(
         for option, value in of_steps.items():
             if value:
                 raise InputError(f"{option}: is for searches of training steps; --slo searches serving")
-        return _serving(scenario, study, gpus, slo, prices, top)
+        return _serving(scenario, study, gpus, slo, vary, prices, top)
+    if vary:
+        raise InputError(
+            "--vary: is for searches of serving (--slo); of a training step `stepsim sweep` varies any key"
+        )
     asked = Asked(gpus, narrowing, top, whole_front, objective or OBJECTIVES[0], trainer or "", prices)
     if len(names) > 1:
         if save is not None:
@@ -149,16 +162,21 @@ def _save(folder: Path, result: dict[str, Any]) -> None:
             write_text(folder / f"{number}.flags", row["flags"] + "\n")
 
 
-def _serving(path: Path, study: Study, gpus: int | None, slo: str, prices: Prices, top: int) -> int:
+def _serving(
+    path: Path, study: Study, gpus: int | None, slo: str, vary: Sequence[str], prices: Prices, top: int
+) -> int:
     """Rates of a serving workload's layouts; exit code 1 where none keeps the latencies."""
     from sim.commands.serving_search import print_serving_search
+    from sim.commands.sweep import parse_vary
     from sim.inputs.scenario import name_of, read_source
+    from sim.search.engine_options import choices_of
     from sim.search.serving import search_serving
     from sim.search.slo import parse_slo
     from sim.views.serving_search_page import serving_search_page
 
     source = read_source(path, study.overrides)
-    result = search_serving(source, name_of(path), parse_slo(slo), gpus, prices.of(_cluster_name(source)))
+    choices = choices_of(parse_vary(vary)) if vary else ({},)
+    result = search_serving(source, name_of(path), parse_slo(slo), gpus, prices.of(_cluster_name(source)), choices)
     study.show(result, serving_search_page, lambda found: print_serving_search(found, top))
     return 0 if any(row["rate_per_s"] for row in result["best"]) else 1
 

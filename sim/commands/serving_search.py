@@ -18,6 +18,7 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from sim.search.engine_options import choice_words
     from sim.views.serving_search_page import NO_LIMIT
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
@@ -39,30 +40,38 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
     if priced:
         table.add_column("cost of 1M tokens", justify="right")
     table.add_column("layout")
+    with_options = any(row["options"] for row in result["best"])
+    if with_options:
+        table.add_column("options")
     for row in result["best"][:top]:
-        table.add_row(*_cells(row, priced), _words(row["parallelism"]))
+        options = [choice_words(row["options"])] if with_options else []
+        table.add_row(*_cells(row, priced), _words(row["parallelism"]), *options)
     if result["best"]:
         console.print(table)
     wanted, fewest = result["wanted_rate_per_s"], result["fewest_gpus"]
     if fewest is not None:
         n = fewest["gpus"]
-        words = f"{counted(n, 'GPU')} ({_words(fewest['parallelism'], 1)})"
+        layout = " ".join([_words(fewest["parallelism"], 1), choice_words(fewest["options"])]).strip()
+        words = f"{counted(n, 'GPU')} ({layout})"
         console.print(f"the fewest GPUs for {wanted:g} requests/s: {words}", highlight=False)
     elif wanted is not None and any(not row["limit_found"] for row in result["best"]):
         console.print(f"the fewest GPUs for {wanted:g} requests/s: {NO_LIMIT}", highlight=False)
     elif wanted is not None:
         console.print(f"no layout serves {wanted:g} requests/s within these latencies", highlight=False)
     for refusal in result["refusals"]:
-        words = _words(refusal["parallelism"], 1)
+        words = " ".join([_words(refusal["parallelism"], 1), choice_words(refusal["options"])]).strip()
         console.print(f"not simulated: {words}: {refusal['reason']}", highlight=False, markup=False)
     curve = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for head in ("tok/s/user", "tok/s/GPU", "requests/s/GPU"):
         curve.add_column(head, justify="right")
     curve.add_column("layout")
+    if with_options:
+        curve.add_column("options")
     shown = result["curve"][:: max(1, len(result["curve"]) // CURVE_SHOWN)]
     for point in shown:
         figures = [point[k] for k in ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu", "rate_per_s_per_gpu")]
-        curve.add_row(*(f"{x:,.4g}" for x in figures), _words(point["parallelism"]))
+        options = [choice_words(point["options"])] if with_options else []
+        curve.add_row(*(f"{x:,.4g}" for x in figures), _words(point["parallelism"]), *options)
     if shown:
         console.print("throughput against speed for a user (best of all layouts and rates):", highlight=False)
         console.print(curve)

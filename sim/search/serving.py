@@ -3,13 +3,14 @@
 A layout is a unit that takes requests for itself: a replica of tp x pp GPUs, replicas that share their experts, or a
 pool for prompts with a pool for tokens. A service of more GPUs has several units, each with its part of the requests.
 Bisection simulates a unit at one rate after another. Every simulated rate is a point of the curve of throughput and
-interactivity.
+interactivity. Options of the engine (`sim.search.engine_options`) are searched for each unit: a choice that breaks a
+promise at a rate just above the best rate so far carries no more, which one simulation tells.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ from sim.inputs.scenario import Scenario, resolve
 from sim.inputs.workloads import RequestPattern
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
+from sim.search.engine_options import Choice, as_section
 from sim.search.slo import Promise, share_within
 from sim.search.space import divisors
 from sim.serve.requests import Request, make_requests
@@ -89,16 +91,17 @@ class UnitSearch:
             raise InputError("does not fit in memory")
         return all(p.kept(result) for p in self.slo)
 
-    def highest(self, start_per_s: float) -> Point | None:
-        """Return the highest rate that keeps all promises, within 2 %; None if requests one at a time break one.
+    def highest(self, start_per_s: float, above_per_s: float = 0.0) -> Point | None:
+        """Return the highest rate that keeps all promises, within 2 %; None if requests one at a time break one, or if
+        `above_per_s` does.
 
         Raises:
             InputError: if the unit does not fit in memory.
         """
         # A promise that a lone request breaks is broken at every rate.
-        if not self._alone():
+        if not self._alone() or (above_per_s and not self.at(above_per_s).kept):
             return None
-        point = self.at(start_per_s)
+        point = self.at(above_per_s or start_per_s)
         # The rate is doubled or halved until one rate keeps the promises and the next does not.
         step = 2.0 if point.kept else 0.5
         for _ in range(MOST_STEPS):
@@ -174,10 +177,52 @@ def _pools(gpus: int) -> Iterator[Unit]:
                 yield Unit(gpus, degrees, {"inference": {"disaggregated": sizes}}, "services")
 
 
+class Tuned(Struct, frozen=True):
+    """A unit with the choice of options that carries the highest rate. `points`: of all choices; `refused`: why some
+    cannot be simulated."""
+
+    choice: Choice
+    search: UnitSearch | None
+    highest: Point | None
+    points: tuple[tuple[Choice, Point], ...]
+    refused: tuple[tuple[Choice, str], ...]
+
+
+def tuned(of: Callable[[Choice], UnitSearch], choices: Sequence[Choice], start_per_s: float) -> Tuned:
+    """Search the choices of one unit, whose searches `of` makes. A choice takes the place of an earlier one if it
+    carries over 2 % more, the resolution of a rate."""
+    best: tuple[Choice, UnitSearch, Point | None] | None = None
+    searches: list[tuple[Choice, UnitSearch]] = []
+    refused: list[tuple[Choice, str]] = []
+    for choice in choices:
+        known = None if best is None else best[2]
+        if best is not None and known is not None and not best[1].limit_found(known):
+            break  # there are too few requests to tell which choice carries more
+        try:
+            search = of(choice)
+            highest = search.highest(start_per_s, 0.0 if known is None else CLOSE * known.rate_per_s)
+        except InputError as error:
+            # A layout may break a rule of the model (tp must divide heads) or not fit. The others remain.
+            refused.append((choice, str(error)))
+            continue
+        searches.append((choice, search))
+        if best is None or highest is not None:
+            best = choice, search, highest
+    points = tuple([(choice, p) for choice, search in searches for p in search.points.values()])
+    choice, found, rate = best or ({}, None, None)
+    return Tuned(choice, found, rate, points, tuple(refused))
+
+
 def search_serving(
-    source: Source, name: str, slo: tuple[Promise, ...], gpus: int | None, price_per_gpu_hour: float | None
+    source: Source,
+    name: str,
+    slo: tuple[Promise, ...],
+    gpus: int | None,
+    price_per_gpu_hour: float | None,
+    choices: Sequence[Choice] = ({},),
 ) -> dict[str, Any]:
-    """Search all replicas, and return the result in format sim-serving-search/1.
+    """Search all replicas, each with all choices of the engine's options, and return the result in format
+    sim-serving-search/1.
 
     Raises:
         InputError: for a scenario that is wrong, no serving workload, or has a section that `--slo` does not support.
@@ -199,17 +244,20 @@ def search_serving(
     curve: list[dict[str, Any]] = []
     for unit in units_of(base, gpus):
         units = gpus // unit.gpus
-        try:
-            # Units share no queue, so a service of n units has n times the rate of one.
-            scenario = resolve(replace(source, data=merge(dict(source.data), unit.changes)), name)
-            search = UnitSearch(scenario, profile, slo)
-            # The limit mostly lies within a few doublings of the rate that the scenario wants of one unit.
-            highest = search.highest((wanted or 1.0) / units)
-        except InputError as error:
-            # A layout may break a rule of the model (tp must divide heads) or not fit. The others remain.
-            refusals.append({"parallelism": unit.degrees, "reason": str(error)})
+
+        def of(choice: Choice, unit: Unit = unit) -> UnitSearch:
+            data = merge(merge(dict(source.data), unit.changes), as_section(choice))
+            return UnitSearch(resolve(replace(source, data=data), name), profile, slo)
+
+        # Units share no queue, so a service of n units has n times the rate of one. The limit mostly lies within a few
+        # doublings of the rate that the scenario wants of one unit.
+        found = tuned(of, choices, (wanted or 1.0) / units)
+        refusals += _refusals(unit, found)
+        search, highest = found.search, found.highest
+        if search is None:
             continue
         row: dict[str, Any] = {"parallelism": unit.of(units), "gpus": gpus, "unit": unit.degrees}
+        row["options"] = dict(found.choice)
         row["unit_gpus"] = unit.gpus
         sizes = units, gpus, price_per_gpu_hour, base.cluster.gpu.power_limit_w
         row |= _figures(highest, *sizes) if highest else {"rate_per_s": 0.0}
@@ -222,7 +270,7 @@ def search_serving(
             needed = math.ceil(wanted / known.rate_per_s / CLOSE) if known else None
             row["fewest_gpus"] = None if needed is None else max(1, needed) * unit.gpus
         layouts.append(row)
-        curve += [_on_curve(p, unit) for p in search.points.values()]
+        curve += [_on_curve(p, unit, choice) for choice, p in found.points]
     # All layouts fill the same GPUs, so the rate alone ranks them.
     layouts.sort(key=lambda row: -row["rate_per_s"])
     enough = [row for row in layouts if row.get("fewest_gpus")]
@@ -238,7 +286,9 @@ def search_serving(
         "slo": [p.text for p in slo],
         "wanted_rate_per_s": wanted,
         "best": layouts,
-        "fewest_gpus": None if fewest is None else {"gpus": fewest["fewest_gpus"], "parallelism": fewest["unit"]},
+        "fewest_gpus": None
+        if fewest is None
+        else {"gpus": fewest["fewest_gpus"], "parallelism": fewest["unit"], "options": fewest["options"]},
         "curve": _front(curve),
         "refusals": refusals,
     }
@@ -267,11 +317,24 @@ def _figures(point: Point, units: int, gpus: int, price: float | None, power_lim
     return out
 
 
-def _on_curve(point: Point, unit: Unit) -> dict[str, Any]:
+def _refusals(unit: Unit, found: Tuned) -> list[dict[str, Any]]:
+    """Each reason once, with the first choice that it meets; where it meets all, the layout alone is refused."""
+    first: dict[str, Choice] = {}
+    for choice, reason in found.refused:
+        first.setdefault(reason, choice)
+    alone = found.search is None and len(first) == 1
+    return [
+        {"parallelism": unit.degrees, "options": {} if alone else dict(choice), "reason": reason}
+        for reason, choice in first.items()
+    ]
+
+
+def _on_curve(point: Point, unit: Unit, choice: Choice) -> dict[str, Any]:
     # The median user, because a mean would follow the slowest answers.
     per_token_s = point.result["time_per_output_token_s"]["p50"]
     return {
         "parallelism": unit.degrees,
+        "options": dict(choice),
         "rate_per_s_per_gpu": point.rate_per_s / unit.gpus,
         "tokens_per_s_per_user": 1.0 / per_token_s if per_token_s > 0 else 0.0,
         "output_tokens_per_s_per_gpu": point.result["output_tokens_per_s"] / unit.gpus,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sim.core.units import count, counted, seconds
+from sim.search.engine_options import choice_words
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
@@ -20,6 +21,7 @@ _TIP = (
 NO_LIMIT = "no limit found: too few requests"
 HEAD = (
     "Layout",
+    "Options",
     "Requests/s",
     "Output tokens/s/GPU",
     "First token p50",
@@ -45,7 +47,7 @@ def serving_search_page(result: Result) -> str:
         headline=_headline(result),
         head=[HEAD[i] for i in kept],
         rows=[[row[i] for i in kept] for row in rows],
-        refusals=[(layout_words(r["parallelism"]), r["reason"]) for r in result["refusals"]],
+        refusals=[(row_words(r), r["reason"]) for r in result["refusals"]],
     )
 
 
@@ -67,11 +69,16 @@ def layout_words(parallelism: Mapping[str, int]) -> str:
     return ", ".join(degrees_shown(parallelism)) or "one GPU"
 
 
+def row_words(row: JsonRow) -> str:
+    """The layout, and the engine's options if any were searched."""
+    return ", ".join([layout_words(row["parallelism"]), *[choice_words(row["options"])] * bool(row["options"])])
+
+
 def _headline(result: Result) -> list[Number]:
     best = next((row for row in result["best"] if row["rate_per_s"]), None)
     numbers = [Number("Highest rate", "none", "no layout keeps these latencies", "bad")]
     if best is not None:
-        layout, each = layout_words(best["parallelism"]), f"{best['rate_per_s'] / result['gpus']:.3g} a GPU"
+        layout, each = row_words(best), f"{best['rate_per_s'] / result['gpus']:.3g} a GPU"
         highest = Number("Highest rate", f"{best['rate_per_s']:.3g} requests/s", f"{layout}; {each}", "good")
         if not best["limit_found"]:
             highest = Number("Highest rate", "unknown", f"{layout}; {NO_LIMIT}", "bad")
@@ -85,7 +92,7 @@ def _headline(result: Result) -> list[Number]:
     if wanted is not None:
         unknown = any(not row["limit_found"] for row in result["best"])
         said = ("unknown" if unknown else "none") if fewest is None else count(fewest["gpus"])
-        note = f"for {wanted:g} requests/s" + ("" if fewest is None else f", {layout_words(fewest['parallelism'])}")
+        note = f"for {wanted:g} requests/s" + ("" if fewest is None else f", {row_words(fewest)}")
         numbers.append(Number("Fewest GPUs", said, note, "bad" if fewest is None else ""))
     return numbers
 
@@ -96,7 +103,7 @@ def _figure(curve: Sequence[JsonRow]) -> Any:
     plot = scatter_plot("curve", "tokens/s of a user (median)", "output tokens/s/GPU")
     by_layout: dict[str, list[JsonRow]] = {}
     for point in curve:
-        by_layout.setdefault(layout_words(point["parallelism"]), []).append(point)
+        by_layout.setdefault(row_words(point), []).append(point)
     dots: list[Any] = []
     for i, (name, points) in enumerate(by_layout.items()):
         shown: dict[str, Any] = {
@@ -123,9 +130,10 @@ def _columns(name: str, points: Sequence[JsonRow]) -> dict[str, list[Any]]:
 
 def _cells(row: JsonRow) -> list[tuple[str, str]]:
     """Return for each cell the text to sort by, and the text shown."""
-    layout = layout_words(row["parallelism"])
+    layout, options = layout_words(row["parallelism"]), choice_words(row["options"])
+    first = [(layout, layout), (options, options or "–")]
     if not row["rate_per_s"]:
-        return [(layout, layout), ("0", "none"), *[("", "–")] * (len(HEAD) - 2)]
+        return [*first, ("0", "none"), *[("", "–")] * (len(HEAD) - 3)]
     times = [
         row[key][p]
         for key, ps in (
@@ -137,7 +145,7 @@ def _cells(row: JsonRow) -> list[tuple[str, str]]:
     ]
     energy, cost = row["energy_kwh_per_million_output_tokens"], row.get("cost_per_million_output_tokens")
     return [
-        (layout, layout),
+        *first,
         (f"{row['rate_per_s']:.9f}", f"{row['rate_per_s']:.3g}" if row["limit_found"] else NO_LIMIT),
         (f"{row['output_tokens_per_s_per_gpu']:.6f}", count(row["output_tokens_per_s_per_gpu"])),
         *[(f"{s:.12f}", seconds(s)) for s in times],

@@ -11,10 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from calibrate.rotation import make_constants  # noqa: E402
 from calibrate.serving.cache import make_cache  # noqa: E402
 from calibrate.serving.drafting import Drafts  # noqa: E402
 from calibrate.serving.engine import Prompt, Settings, serve  # noqa: E402
-from calibrate.serving.forward import Model, greedy_without_cache, make_model  # noqa: E402
+from calibrate.serving.forward import Model, SequenceChunk, forward, greedy_without_cache, make_model  # noqa: E402
 from calibrate.serving.weight_only import quantize, weight_bytes  # noqa: E402
 from sim.inputs.model_config import ModelConfig  # noqa: E402
 
@@ -200,6 +201,47 @@ def test_measured_throughput_is_the_simulated_one(name: str) -> None:
         if abs(found.error) < 0.15:
             return
     pytest.fail(f"simulated / measured - 1 = {errors}")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt"])
+def test_nothing_of_a_forward_lies_on_another_device_than_the_model(name: str) -> None:
+    """On torch's device `meta`, which computes nothing and, as a GPU, refuses most operands that lie on the CPU."""
+    m = make_model(ModelConfig(**MODELS[name]), 160)
+    for block in m.blocks:
+        block.to("meta")
+    for layer in m.parts[1]:
+        layer.constants = make_constants(m.config, 160, "meta", m.dtype)
+    cache = make_cache(m.config, 40, 4, m.dtype, m.device)
+    parts = [SequenceChunk(0, (1, 2, 3, 4, 5), 0), SequenceChunk(1, (1, 2, 3), 6), SequenceChunk(2, (7,), 9)]
+    for part in parts:
+        cache.grow(part.sequence, part.end)
+    logits = forward(m, cache, parts)
+    assert logits.device.type == "meta"
+    assert logits.shape == (3, m.config.vocab)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_served_tokens_on_a_gpu_are_those_on_the_cpu() -> None:
+    config = ModelConfig(**MODELS["llama"])
+    found = []
+    for device in ("cpu", "cuda"):
+        m = make_model(config, 160, torch.float64, device=device)
+        for block, same in zip(m.blocks, model().blocks, strict=True):
+            block.load_state_dict(same.state_dict())
+        found.append(serve(m, prompts(7, config.vocab), Settings(blocks=60, max_batch_tokens=40)).outputs)
+    assert found[0] == found[1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU")
+def test_a_missing_gpu_is_one_message() -> None:
+    from calibrate.serving.side_by_side import compare
+    from sim.core.errors import InputError
+    from sim.inputs.scenario import load_scenario
+
+    scenario = load_scenario(Path(__file__).parents[2] / "scenarios" / "serve_cpu.yaml", ["cluster=dgx-h100"])
+    with pytest.raises(InputError, match="cluster: found GPU 'h100-sxm'; torch finds no CUDA GPU on this machine"):
+        compare(scenario)
 
 
 def test_the_engine_refuses_what_it_does_not_run() -> None:

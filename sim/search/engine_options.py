@@ -1,0 +1,72 @@
+"""Options of an engine that a search for serving layouts may vary beside the layout: keys of `inference`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sim.core.errors import InputError
+from sim.inputs.input_source import nearest
+
+SECTION = "inference."
+OPTIONS = (
+    "max_running_requests",
+    "max_batch_tokens",
+    "chunked_prefill",
+    "prefix_cache",
+    "preemption",
+    "quantization",
+    "kv_cache.block_tokens",
+    "kv_cache.dtype",
+    "kv_cache.memory_fraction",
+)
+Choice = Mapping[str, Any]  # values of some of `OPTIONS`
+Axes = Sequence[tuple[tuple[str, ...], list[tuple[Any, ...]]]]  # keys that are varied together, rows of their values
+
+
+def choices_of(axes: Axes) -> tuple[Choice, ...]:
+    """All combinations of the axes' values, in the order in which they are written; one without values where there
+    are no axes.
+
+    Raises:
+        InputError: for a key that is none of `OPTIONS`.
+    """
+    for key in [key for keys, _ in axes for key in keys]:
+        if key.removeprefix(SECTION) not in OPTIONS:
+            allowed = ", ".join(OPTIONS)
+            hint = nearest(key.removeprefix(SECTION), OPTIONS)
+            raise InputError(f"--vary {key}: --slo searches values of keys of inference{hint} (allowed: {allowed})")
+    return tuple(
+        {
+            key.removeprefix(SECTION): value
+            for (keys, _), row in zip(axes, chosen, strict=True)
+            for key, value in zip(keys, row, strict=True)
+        }
+        for chosen in itertools.product(*(rows for _, rows in axes))
+    )
+
+
+def as_section(choice: Choice) -> dict[str, Any]:
+    """The changes of a scenario that a choice stands for.
+
+    >>> as_section({"max_batch_tokens": 512, "kv_cache.dtype": "fp8"})
+    {'inference': {'max_batch_tokens': 512, 'kv_cache': {'dtype': 'fp8'}}}
+    """
+    section: dict[str, Any] = {}
+    for key, value in choice.items():
+        *outer, last = key.split(".")
+        inside = section
+        for name in outer:
+            inside = inside.setdefault(name, {})
+        inside[last] = value
+    return {"inference": section} if section else {}
+
+
+def choice_words(choice: Choice) -> str:
+    """Keys and values as `--set` has them, without the section.
+
+    >>> choice_words({"max_batch_tokens": 512, "chunked_prefill": True})
+    'max_batch_tokens=512 chunked_prefill=true'
+    """
+    return " ".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in choice.items())
