@@ -72,6 +72,7 @@ def _seconds_between(first: Mark, then: Mark) -> float:
     if isinstance(first, float) and isinstance(then, float):
         return then - first
     assert not isinstance(first, float)
+    assert not isinstance(then, float)
     return float(first.elapsed_time(then)) / 1e3
 
 
