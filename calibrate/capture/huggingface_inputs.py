@@ -11,10 +11,11 @@ import torch
 from sim.core.errors import InputError
 
 PARTS = ("vision_config", "audio_config", "encoder", "encoder_config", "backbone_config", "text_config")
+COMPARED = ("input_ids", "pixel_values", "input_features")
 IMAGE, CHANNELS, FRAMES, BINS = 224, 3, 8, 80  # where a config does not say it; most models' own sizes
 
 
-def batch_for(model: Any, rows: int, tokens: int) -> dict[str, torch.Tensor]:
+def batch_for(model: Any, rows: int, tokens: int) -> dict[str, Any]:
     """Return the arguments of one forward: the model's main input, what it cannot run without, and labels.
 
     Values are zeros. A model of text and images gets text alone, unless it cannot run without images. Sound has
@@ -27,8 +28,10 @@ def batch_for(model: Any, rows: int, tokens: int) -> dict[str, torch.Tensor]:
     first = next(iter(arguments), "")
     main = model.main_input_name if model.main_input_name in arguments else first
     needed = [n for n, a in arguments.items() if a.default is a.empty and a.kind is a.POSITIONAL_OR_KEYWORD]
-    batch = {}
-    for name in dict.fromkeys([main, *needed]):
+    # Without labels, text and images are compared with each other, as CLIP compares them.
+    both = [] if "labels" in arguments else [n for n in COMPARED if n in arguments]
+    batch: dict[str, Any] = {"return_loss": True} if "return_loss" in arguments else {}
+    for name in dict.fromkeys([main, *needed, *(both if len(both) > 1 else ())]):
         if name not in INPUTS:
             raise InputError(
                 f"{type(model).__name__}: has the input {name}; known from a config are {', '.join(INPUTS)}; "
@@ -40,11 +43,12 @@ def batch_for(model: Any, rows: int, tokens: int) -> dict[str, torch.Tensor]:
     return batch
 
 
-def _labels(model: Any, batch: dict[str, torch.Tensor], rows: int, tokens: int) -> torch.Tensor:
+def _labels(model: Any, batch: dict[str, Any], rows: int, tokens: int) -> torch.Tensor:
     """Return tokens to predict, or one class a row."""
     if "Classification" in type(model).__name__:
         return torch.zeros(rows, dtype=torch.long)
-    return batch.get("input_ids", torch.zeros(rows, tokens, dtype=torch.long))
+    labels: torch.Tensor = batch.get("input_ids", torch.zeros(rows, tokens, dtype=torch.long))
+    return labels
 
 
 def _values(config: Any, *names: str) -> Iterator[Any]:
@@ -84,6 +88,12 @@ def _features(config: Any, rows: int, tokens: int) -> torch.Tensor:
     return torch.zeros(rows, tokens, bins)
 
 
+def _samples(config: Any, rows: int, tokens: int) -> torch.Tensor:
+    """Return a waveform, or a spectrogram [frames, bins] where the config has both numbers."""
+    bins, frames = getattr(config, "num_mel_bins", None), getattr(config, "max_length", None)
+    return torch.zeros(rows, tokens) if bins is None or frames is None else torch.zeros(rows, frames, bins)
+
+
 def _tokens(_: Any, rows: int, tokens: int) -> torch.Tensor:
     return torch.zeros(rows, tokens, dtype=torch.long)
 
@@ -95,5 +105,5 @@ INPUTS: dict[str, Callable[[Any, int, int], torch.Tensor]] = {
     "pixel_values": _image,
     "pixel_values_videos": _video,
     "input_features": _features,
-    "input_values": lambda config, rows, tokens: torch.zeros(rows, tokens),
+    "input_values": _samples,
 }

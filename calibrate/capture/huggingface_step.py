@@ -43,6 +43,7 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
 
     def make() -> Step:
         import torch
+        from torch.utils._pytree import tree_map_only
 
         from calibrate.capture.huggingface_inputs import batch_for
 
@@ -56,7 +57,7 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
             model.gradient_checkpointing_enable()
         batch = batch_for(model, options.micro_batch_size, options.seq_len)
         if options.weights == "bf16":
-            batch = {name: x.bfloat16() if x.is_floating_point() else x for name, x in batch.items()}
+            batch = tree_map_only(torch.Tensor, lambda x: x.bfloat16() if x.is_floating_point() else x, batch)
         if options.lora_rank is not None:
             model = with_adapters(model, options.lora_rank)
 
@@ -142,6 +143,11 @@ def _auto_class(config: Any) -> Any:
     for name, table in (*both, *masked, *OTHERS):
         if type(config) in getattr(modeling_auto, table, ()) and hasattr(transformers, name):
             return getattr(transformers, name)
+    if type(config) not in modeling_auto.MODEL_MAPPING:
+        raise InputError(
+            f"config.json: model_type: found {config.model_type!r}; Transformers makes no model of this type alone; "
+            "if it is a part of a model, give the config of the whole"
+        )
     return transformers.AutoModel
 
 

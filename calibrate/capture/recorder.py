@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -186,9 +186,13 @@ class Recorder(TorchDispatchMode):
         return int(not outputs or any(number not in read for _, number in outputs))
 
 
+@cache
 def is_composite(func: Any) -> bool:
-    """Return whether an operator only calls others; in inference mode torch shows it undivided."""
-    return bool(func.namespace == "aten" and func._can_decompose())
+    """Return whether an operator only calls others, with no kernel of its own; in inference mode torch shows it so."""
+    if func.namespace != "aten" or not func._can_decompose():
+        return False
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return not any(has_kernel(func.name(), key) for key in ("CPU", "CUDA", "CompositeExplicitAutograd"))
 
 
 def describe(x: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:

@@ -76,3 +76,11 @@ def test_a_model_without_fused_attention_is_captured_with_its_own(tmp_path: Path
 def test_what_a_config_does_not_say_is_one_message(tmp_path: Path, config: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         program_of(tmp_path, config)
+
+
+@pytest.mark.parametrize(("name", "divided"), [("silu_backward", False), ("mm", False), ("matmul", True)])
+def test_only_operators_without_a_kernel_are_divided(name: str, divided: bool) -> None:
+    """torch has a formula for `silu_backward` too, but a kernel runs it."""
+    from calibrate.capture.recorder import is_composite
+
+    assert is_composite(getattr(torch.ops.aten, name).default) is divided
