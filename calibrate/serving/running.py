@@ -58,7 +58,7 @@ def numbers(option: str, value: str) -> tuple[int, ...]:
 @scenario_argument
 @click.option("--url", required=True, metavar="URL", help="the server's address, such as http://localhost:8000")
 @click.option("--model", metavar="NAME", help="the server's name of the model; by default the first that it lists")
-@click.option("--concurrency", metavar="N,N,…", default="1,8,32", help="requests at once, and on average")
+@click.option("--concurrency", metavar="N,…", default="1,8,32", help="requests at once, and on average")
 @click.option("--prompt-len", metavar="N,…", default="128,1024", help="tokens of a prompt")
 @click.option("--output-len", type=click.IntRange(2, 100_000), default=64, help="tokens of an answer")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, help="how often each load is sent")

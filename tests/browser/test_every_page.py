@@ -66,23 +66,29 @@ def serving_search() -> str:
         "cost_per_million_output_tokens": 1.25,
     }
     one |= dict.fromkeys(QUANTITIES, LATENCIES)
-    point = {"tokens_per_s_per_user": 50.0, "output_tokens_per_s_per_gpu": 900.0, "rate_per_s_per_gpu": 3.1}
+    one["options"] = {"max_batch_tokens": 512, "kv_cache.dtype": "fp8"}
+    point = {
+        "options": {},
+        "tokens_per_s_per_user": 50.0,
+        "output_tokens_per_s_per_gpu": 900.0,
+        "rate_per_s_per_gpu": 3.1,
+    }
     return serving_search_page(
         {
             "name": "small",
             "gpus": 4,
             "slo": ["ttft_p99=0.25", "tpot_p99=0.035"],
             "wanted_rate_per_s": 20.0,
-            "fewest_gpus": {"gpus": 8, "parallelism": {"tp": 4, "pp": 1}},
+            "fewest_gpus": {"gpus": 8, "parallelism": {"tp": 4, "pp": 1}, "options": {}},
             "best": [
                 one | {"parallelism": {"tp": 4, "pp": 1, "dp": 1}},
-                {"rate_per_s": 0.0, "limit_found": True, "parallelism": {"tp": 1, "pp": 4, "dp": 1}},
+                {"rate_per_s": 0.0, "limit_found": True, "parallelism": {"tp": 1, "pp": 4, "dp": 1}, "options": {}},
             ],
             "curve": [
                 point | {"parallelism": {"tp": 4, "pp": 1}, "within_slo": True},
                 point | {"parallelism": {"tp": 2, "pp": 1}, "within_slo": False, "tokens_per_s_per_user": 60.0},
             ],
-            "refusals": [{"parallelism": {"tp": 1, "pp": 1}, "reason": "does not fit in memory"}],
+            "refusals": [{"parallelism": {"tp": 1, "pp": 1}, "options": {}, "reason": "does not fit in memory"}],
         }
     )
 
