@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from sim.inputs.scenario import Scenario
 from topology.detours import left_of_cut
 from topology.network import Network
 from topology.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from sim.inputs.workloads import JitterFault
 
 
 def compute_scales(scenario: Scenario) -> dict[int, float]:
@@ -108,18 +112,18 @@ class Jitter:
 
 def has_jitter(scenario: Scenario) -> bool:
     """Tell whether computations take longer or shorter at random."""
-    jitter = scenario.faults.jitter if scenario.faults else None
-    return jitter is not None and (jitter.sigma > 0 or bool(jitter.factors))
+    return _jitter(scenario) is not None
 
 
 def jitter_of(scenario: Scenario, rank: int) -> Jitter | None:
     """A rank's jitter; None where the scenario has none."""
-    if not has_jitter(scenario):
-        return None
-    assert scenario.faults is not None
-    assert scenario.faults.jitter is not None
-    jitter = scenario.faults.jitter
-    return Jitter(jitter.sigma, jitter.seed, rank, jitter.factors)
+    found = _jitter(scenario)
+    return None if found is None else Jitter(found.sigma, found.seed, rank, found.factors)
+
+
+def _jitter(scenario: Scenario) -> JitterFault | None:
+    found = scenario.faults.jitter if scenario.faults else None
+    return found if found is not None and (found.sigma > 0 or found.factors) else None
 
 
 def disturbs(scenario: Scenario) -> bool:

@@ -18,6 +18,7 @@ from bisect import bisect_left, insort
 from msgspec import Struct
 
 from sim.inputs.parallelism import Parallelism
+from sim.inputs.rl_config import Rl
 from sim.inputs.scenario import Scenario
 from sim.rl.answers import Answers, Counts
 
@@ -34,10 +35,9 @@ class Batch(Struct, frozen=True):
     filled: float
 
 
-def make_batch(scenario: Scenario, answers: Answers) -> Batch:
+def make_batch(scenario: Scenario, rl: Rl, answers: Answers) -> Batch:
     """The updates of an rl step, all alike: each has the mean of what they have."""
-    rl, t, dp = scenario.rl, scenario.for_training, scenario.parallelism.dp
-    assert rl is not None
+    t, dp = scenario.for_training, scenario.parallelism.dp
     lengths, updates = answers.tokens, rl.answers // t.global_batch_size
     useful = int(lengths.sum())
     if rl.sequences == "packed":

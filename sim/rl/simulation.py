@@ -52,7 +52,7 @@ def simulate_rl(scenario: Scenario, profile: Profile | None = None, *, engine: E
         raise InputError(f"{scenario.name}: this scenario has no `rl` section")
     prices = profile or load_profile(scenario.calibration)
     answers = draw_answers(rl, scenario.for_training.seq_len)
-    batch = make_batch(scenario, answers)
+    batch = make_batch(scenario, rl, answers)
     update = simulate(update_scenario(scenario, batch), prices, engine=engine)
     states = training_states(update.outcome)
     served = simulate_serving(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -26,6 +26,9 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.results.records import Record
 from sim.studies.weeks import Job, TimeBreakdown, one_run
+
+if TYPE_CHECKING:
+    from sim.inputs.workloads import Failures
 
 DAY_S = 86400.0
 CURVE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # intervals of the curve, in multiples of Daly's
@@ -96,11 +99,7 @@ def job_of(scenario: Scenario, days: float) -> Job:
     Raises:
         InputError: without that section, or for days that are none.
     """
-    f = scenario.faults.failures if scenario.faults else None
-    if f is None:
-        raise InputError(
-            f"{scenario.name}: faults.failures: is required by --days and missing (`failures: {{}}` for defaults)"
-        )
+    f = _failures_of(scenario)
     if not 0 < days <= 36500:
         raise InputError(f"--days: found {days:g}; must be above 0 and at most 36,500")
     gpus = _gpus(scenario)
@@ -114,6 +113,15 @@ def job_of(scenario: Scenario, days: float) -> Job:
             "at most 1,000,000 are simulated"
         )
     return job
+
+
+def _failures_of(scenario: Scenario) -> Failures:
+    f = scenario.faults.failures if scenario.faults else None
+    if f is None:
+        raise InputError(
+            f"{scenario.name}: faults.failures: is required by --days and missing (`failures: {{}}` for defaults)"
+        )
+    return f
 
 
 def _gpus(scenario: Scenario) -> int:
@@ -157,15 +165,13 @@ def goodput(scenario: Scenario, step_time_s: float, days: float, runs: int = 200
         InputError: as `job_of`.
     """
     job = job_of(scenario, days)
-    t, faults = scenario.for_training, scenario.faults
-    assert faults is not None
-    assert faults.failures is not None
-    published = faults.failures.published
+    t, failures = scenario.for_training, _failures_of(scenario)
+    published = failures.published
     best_s = max(daly_s(job), 1e-3)
     intervals = [job.interval_s, *(best_s * x for x in CURVE)]
     few = max(1, runs // 4)
     work = [(replace(job, interval_s=w), runs if i == 0 else few) for i, w in enumerate(intervals)]
-    found = _run_all(work, faults.failures.seed, jobs)
+    found = _run_all(work, failures.seed, jobs)
     parts = _parts(job, found[0])
     steps = parts.useful * job.horizon_s / step_time_s if step_time_s > 0 else 0.0
     return Goodput(

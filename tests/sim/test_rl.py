@@ -79,7 +79,7 @@ def test_a_synchronous_step_is_the_sum_of_its_parts_simulated_alone() -> None:
     sim = ran()
     rl, scenario = sim.rl, sim.scenario
     answers = draw_answers(rl, 1024)
-    batch = make_batch(scenario, answers)
+    batch = make_batch(scenario, scenario.rl, answers)
     served = simulate_serving(engine_scenario(scenario, rl, answers), requests=requests_of(answers, rl)).end_s
     update = simulate(update_scenario(scenario, batch))
     parts = seconds(sim)
@@ -161,7 +161,7 @@ def test_micro_batches_hold_all_tokens(how: str) -> None:
     scenario = parse_scenario(merge(SMALL, {"rl": {"sequences": how}}), "small")
     assert scenario.rl is not None
     answers = draw_answers(scenario.rl, 1024)
-    b = make_batch(scenario, answers)
+    b = make_batch(scenario, scenario.rl, answers)
     computed = b.updates * b.micro_batches * b.micro_batch_size * b.seq_len * 4
     assert computed >= b.useful_tokens == answers.tokens.sum()
     assert b.filled == b.useful_tokens / computed
@@ -190,7 +190,7 @@ def test_long_answers_in_packs_of_two_keep_all_tokens() -> None:
     }
     scenario = parse_scenario(merge(SMALL, long), "small")
     assert scenario.rl is not None
-    b = make_batch(scenario, draw_answers(scenario.rl, 4096))
+    b = make_batch(scenario, scenario.rl, draw_answers(scenario.rl, 4096))
     computed = b.updates * b.micro_batches * b.micro_batch_size * b.seq_len * 8
     assert (b.micro_batch_size, b.seq_len) == (2, 2310)
     assert 0.95 < b.filled == b.useful_tokens / computed <= 1
@@ -210,7 +210,7 @@ def test_forwards_through_a_pipeline_are_gpipes(sizes: dict[str, Any]) -> None:
     layout = {"dp": 1, "zero": 0, "schedule": "gpipe", "p2p_overlap": True, **sizes}
     scenario = parse_scenario(merge(SMALL, {"parallelism": layout, "rl": {"sequences": "mean"}}), "small")
     assert scenario.rl is not None
-    step = simulate(update_scenario(scenario, make_batch(scenario, draw_answers(scenario.rl, 1024))))
+    step = simulate(update_scenario(scenario, make_batch(scenario, scenario.rl, draw_answers(scenario.rl, 1024))))
     ends = [end for spans in step.spans for action, (_, end) in spans.items() if action.kind is Kind.F]
     assert policy_forward(step, scenario.micro_batches).seconds == pytest.approx(max(ends), rel=1e-12)
 
