@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence as Items
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -212,11 +213,12 @@ def parts_profile(scenario: Scenario) -> Profile:
 @scenario_argument
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, help="port on this machine alone")
 @click.option("--max-model-len", type=click.IntRange(2, 1_000_000), default=1024, help="tokens of prompt and answer")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="override a key of the scenario")
 @click.option("--profile", type=OUTPUT, metavar="FILE", help="first measure the engine's parts, for calibration")
-def main(scenario: Path, port: int, max_model_len: int, profile: Path | None) -> None:
+def main(scenario: Path, port: int, max_model_len: int, overrides: Items[str], profile: Path | None) -> None:
     """Serve SCENARIO's model with the bundled engine over HTTP, until Ctrl-C."""
     torch.set_num_threads(1)
-    served = load_scenario(scenario)
+    served = load_scenario(scenario, overrides)
     server = serve_http(served, max_model_len, port)
     if profile is not None:
         print("measuring parts", flush=True)

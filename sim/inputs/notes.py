@@ -72,6 +72,7 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
         yield "inference.router: of no effect with dp 1, which is one replica"
     if i is not None:
         yield from unknown_length_note(i, given, model)
+        yield from _graphs_note(i)
     if p.ep_overlap and p.ep == 1:
         yield "parallelism.ep_overlap: of no effect with ep 1"
 
@@ -88,6 +89,14 @@ def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) ->
     values = ", ".join([f"{key} {str(getattr(used, key)).lower()}" for key in sorted(left)])
     what = f"engine {used.engine} goes by the length that a model was made for"
     return [f"model.trained_positions: unknown; {what}; simulated with {values}"]
+
+
+def _graphs_note(used: Inference) -> Iterator[str]:
+    """That an engine without CUDA graphs is told to keep none."""
+    from sim.serve.engine_file import engine_of
+
+    if not used.cuda_graphs and not engine_of(used.engine).defaults.graphs_to:
+        yield f"inference.cuda_graphs: of no effect with engine {used.engine}, which keeps none"
 
 
 def _expert_split_note(sections: Sections) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sim.core.errors import InputError
 from sim.inputs.input_source import nearest
+from sim.inputs.synonyms import synonym
 
 SECTION = "inference."
 OPTIONS = (
@@ -16,6 +17,7 @@ OPTIONS = (
     "chunked_prefill",
     "prefix_cache",
     "preemption",
+    "cuda_graphs",
     "quantization",
     "kv_cache.block_tokens",
     "kv_cache.dtype",
@@ -33,9 +35,9 @@ def choices_of(axes: Axes) -> tuple[Choice, ...]:
         InputError: for a key that is none of `OPTIONS`.
     """
     for key in [key for keys, _ in axes for key in keys]:
-        if key.removeprefix(SECTION) not in OPTIONS:
-            allowed = ", ".join(OPTIONS)
-            hint = nearest(key.removeprefix(SECTION), OPTIONS)
+        name = key.removeprefix(SECTION)
+        if name not in OPTIONS:
+            allowed, hint = ", ".join(OPTIONS), synonym(name) or nearest(name, OPTIONS)
             raise InputError(f"--vary {key}: --slo searches values of keys of inference{hint} (allowed: {allowed})")
     return tuple(
         {

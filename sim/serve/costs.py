@@ -376,7 +376,8 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     launched = tuple([_kernels(dims, kinds, attentions, s, lora) for s in stages])
     p, positions = scenario.parallelism, scenario.model.longest
     own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, p.tp, p.pp, positions)
-    graphs = engine.graph_sizes(own.graphs_to, scenario.for_serving.max_running_requests)
+    served = scenario.for_serving
+    graphs = engine.graph_sizes(own.graphs_to, served.max_running_requests) if served.cuda_graphs else ()
     host = Host(engine, engine.host_on(gpu.architecture), p.tp, launched, graphs)
     pricing, streamed = Pricing(plan, costs, Network(scenario.cluster)), bandwidth * c.streaming_efficiency
     reduces = all_reduces(pricing, engine.own_all_reduces)

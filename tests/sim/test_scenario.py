@@ -289,6 +289,7 @@ def test_inference_defaults() -> None:
         "requests": {"prompt_len": 10, "output_len": 5, "count": 1, "rate_per_s": None, "seed": 0},
         "kv_cache": {"layout": "paged", "block_tokens": 16, "dtype": "bf16", "memory_fraction": 0.9, "tiers": None},
         "prefix_cache": "none",
+        "cuda_graphs": True,
         "quantization": "none",
         "router": "round_robin",
         "disaggregated": None,

@@ -100,6 +100,21 @@ def test_graphs_hide_launches_and_pad_the_batch(made: Any) -> None:
     assert own.stage_seconds(Load(17, 17, 1700, (), 17))[0] > own.host.kernels[0] * 1e-3
 
 
+def test_without_graphs_all_kernels_are_launched_and_nothing_is_padded(made: Any) -> None:
+    record = made(host=HostTimes(launch_s=1e-3), defaults=Defaults(graphs_to=16))
+    own, none = costs(record, cuda_graphs=False), costs(made(host=HostTimes(launch_s=1e-3)))
+    for tokens in (8, 9, 17):
+        load = Load(tokens, tokens, 100 * tokens, (), tokens)
+        assert own.stage_seconds(load) == none.stage_seconds(load)
+    assert own.stage_seconds(Load(8, 8, 800, (), 8))[0] > own.host.kernels[0] * 1e-3
+
+
+@pytest.mark.parametrize(("engine", "warned"), [("vllm-v1", False), ("vllm-0.2", True)])
+def test_an_engine_that_keeps_no_graphs_is_told_so(engine: str, warned: bool) -> None:
+    warnings = engine_scenario(engine, cuda_graphs=False).warnings
+    assert any("cuda_graphs: of no effect" in text for text in warnings) == warned
+
+
 def test_per_head_kernels_read_the_cache_for_every_query_head() -> None:
     grouped, each = (costs("bundled", decode_attention=kind) for kind in ("grouped", "per_head"))
     batch = Load(64, 64, 64 * 8192, (), 64)
