@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
 import numpy as np
@@ -25,10 +26,10 @@ class CacheStates(Struct):
     """From each `time_s` to the next: blocks held by running sequences, blocks kept for prefixes that none reads, the
     waste, and how many sequences run; over a run of alike iterations their means.
 
-    One list of all numbers, five for each state, as a long workload has hundreds of thousands of states.
+    One array of all numbers, five for each state, as a long workload has hundreds of thousands of states.
     """
 
-    numbers: list[float] = field(default_factory=list)
+    numbers: array[float] = field(default_factory=lambda: array("d"))
 
     def note(self, time_s: float, occupancy: tuple[float, float, float], running: int) -> None:
         """The state from `time_s` on; `occupancy` as `KvCache.occupancy`'s."""
@@ -36,5 +37,5 @@ class CacheStates(Struct):
 
     def arrays(self) -> StateArrays:
         """All of it for numpy."""
-        by_state = np.array(self.numbers, dtype=np.float64).reshape(-1, len(StateArrays._fields))
+        by_state = np.array(self.numbers).reshape(-1, len(StateArrays._fields))
         return StateArrays(*np.ascontiguousarray(by_state.T))

@@ -42,7 +42,7 @@ from sim.serve.all_reduce_prices import all_reduces
 from sim.serve.dims import serving_dims
 from sim.serve.engine_file import engine_of
 from sim.serve.host import Host
-from sim.serve.kept_sizes import LENGTHS, around, sizes_around
+from sim.serve.kept_sizes import LENGTHS, chunks_around, sizes_around
 from sim.serve.operator_prices import OperatorPrices, PricedProgram
 from sim.serve.weight_offload import Streamed, streamed_weights
 from topology.network import Network
@@ -90,7 +90,10 @@ class Load(Struct, frozen=True):
     @property
     def sequences(self) -> int:
         """Sequences that it computes for."""
-        return self.decodes + sum([alike for _, _, alike in self.prefills])
+        count = self.decodes
+        for _, _, alike in self.prefills:
+            count += alike
+        return count
 
 
 class StageLayers(Struct, frozen=True):
@@ -123,12 +126,12 @@ class IterationCosts(Struct):
     chunks: dict[tuple[int, int, int, int], float] = field(
         default_factory=dict
     )  # by spec, chunk, cached and equal ones
+    of_tokens: dict[tuple[Work, int, int, int], float] = field(default_factory=dict)  # by `_tokens`' arguments
     seconds: dict[tuple[Work, int, int, int, int], float] = field(default_factory=dict)  # of `priced_programs`
-    noted: list[tuple[Load, int]] = field(default_factory=list)  # what was computed, and how often (`sim.serve.noted`)
 
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
         """Seconds of the iteration on every stage, messages between stages apart."""
-        load = self._own_share(load)
+        load = self.own_share(load)
         device_s = self.device_seconds(load)
         if not self.host.engine.host:
             return device_s
@@ -137,7 +140,7 @@ class IterationCosts(Struct):
 
     def device_seconds(self, load: Load) -> tuple[float, ...]:
         """What a rank's own share of an iteration takes on every stage's GPU, without its host."""
-        rest = self._rest(load)
+        rest = self._rest(load.tokens, load.samples)
         if load.pooled not in (0, load.tokens):
             rest = tuple([seconds + self._routed(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
         if load.adapters:
@@ -153,7 +156,7 @@ class IterationCosts(Struct):
             device_s = tuple([own.seconds(seconds) for own, seconds in zip(self.offloaded, device_s, strict=True)])
         return device_s
 
-    def _own_share(self, load: Load) -> Load:
+    def own_share(self, load: Load) -> Load:
         """The load with the tokens and samples of one of the ranks over which prompts and single tokens are split;
         attention's sizes stay those of all."""
         cp = self.dims.cp
@@ -162,11 +165,11 @@ class IterationCosts(Struct):
         tokens = ceil_div(load.tokens - load.decodes, cp) + ceil_div(load.decodes, cp)
         return replace(load, tokens=tokens, samples=ceil_div(load.samples, cp), adapted=ceil_div(load.adapted, cp))
 
-    def _rest(self, load: Load) -> tuple[float, ...]:
+    def _rest(self, tokens: int, samples: int) -> tuple[float, ...]:
         """Seconds of all but attention on every stage's GPU, kept."""
-        rest = self.without_attention.get((load.tokens, load.samples))
+        rest = self.without_attention.get((tokens, samples))
         if rest is None:
-            rest = self.without_attention[load.tokens, load.samples] = self._without_attention(load)
+            rest = self.without_attention[tokens, samples] = self._without_attention(tokens, samples)
         return rest
 
     def _routed(self, load: Load, stage: StageLayers) -> float:
@@ -184,23 +187,24 @@ class IterationCosts(Struct):
         kinds = enumerate(stage.layers)
         return sum([n * self._tokens(Work.ADAPTERS, load.adapted, i, load.adapters) for i, n in kinds if n])
 
-    def _without_attention(self, load: Load) -> tuple[float, ...]:
+    def _without_attention(self, tokens: int, samples: int) -> tuple[float, ...]:
         """Seconds of what depends on the numbers of tokens and samples alone, on every stage."""
-        tokens = load.tokens if load.samples < load.tokens else self.host.padded(load.tokens)
-        layers = [self._tokens(Work.LAYER, tokens, i) for i in range(len(self.specs))]
+        computed = tokens if samples < tokens else self.host.padded(tokens)
+        layers = [self._tokens(Work.LAYER, computed, i) for i in range(len(self.specs))]
         out = []
         for s in self.stages:
             seconds = sum([count * each for count, each in zip(s.layers, layers, strict=True)])
             if s.embedding:
-                seconds += self.overhead_s + self._tokens(Work.EMBEDDING, load.tokens)
-            if s.head and load.samples:
-                seconds += self._tokens(Work.HEAD, load.samples)
+                seconds += self.overhead_s + self._tokens(Work.EMBEDDING, tokens)
+            if s.head and samples:
+                seconds += self._tokens(Work.HEAD, samples)
             out.append(seconds)
         return tuple(out)
 
     def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
         """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all."""
-        base = self._rest(self._own_share(Load(decodes, decodes, 0, (), decodes)))[0]
+        own = ceil_div(decodes, self.dims.cp)
+        base = self._rest(own, own)[0]
         seconds: list[float] = []
         while len(seconds) < steps:
             kv = first_kv + decodes * len(seconds)
@@ -227,23 +231,21 @@ class IterationCosts(Struct):
             seconds = self.host.seconds_each(0, seconds, decodes, decodes, False)
         return seconds
 
-    def note_decode_run(self, decodes: int, first_kv: int, steps: int) -> None:
-        """Count a run's prices among those that the result reports, all steps as its middle one."""
-        self.note(Load(decodes, decodes, first_kv + decodes * (steps // 2), (), decodes), steps)
-
-    def note(self, load: Load, times: int = 1) -> None:
-        """Count an iteration's sizes among those whose prices the result reports."""
-        self.noted.append((self._own_share(load), times))
-
     def send_s(self, stage: int, tokens: int) -> float:
         """Seconds to hand the residual stream of `tokens` from a stage to the next."""
         size = ceil_div(tokens, self.dims.cp) * self.dims.model.hidden * self.dims.act_bytes
         return self.prices.pricing.send(self.stages[stage].rank, self.stages[stage + 1].rank, size).seconds
 
     def _tokens(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
-        low, high, share = sizes_around(tokens)
-        first = self._kept(work, spec, low, adapters)
-        return first if share == 0.0 else first + share * (self._kept(work, spec, high, adapters) - first)
+        """Seconds of so many tokens, between the kept sizes around them."""
+        found = self.of_tokens.get((work, spec, tokens, adapters))
+        if found is None:
+            low, high, share = sizes_around(tokens)
+            found = self._kept(work, spec, low, adapters)
+            if share:
+                found += share * (self._kept(work, spec, high, adapters) - found)
+            self.of_tokens[work, spec, tokens, adapters] = found
+        return found
 
     def _kept(self, work: Work, spec: int, a: int, b: int, c: int = 0) -> float:
         """Seconds at kept sizes; without making a key for each question, of which there are ten thousands."""
@@ -268,9 +270,9 @@ class IterationCosts(Struct):
         in what is cached, as its products are, and a power of the chunk, for these grow with its square or less."""
         found = self.chunks.get((spec, tokens, cached, equal))
         if found is None:
-            (low, _), *above = around(tokens)
+            low, high, between = chunks_around(tokens)
             found = self._behind(spec, low, cached, equal)
-            for high, _ in above:
+            if between:
                 share = math.log(tokens / low) / math.log(high / low)
                 found = found ** (1.0 - share) * self._behind(spec, high, cached, equal) ** share
             self.chunks[spec, tokens, cached, equal] = found
@@ -278,7 +280,11 @@ class IterationCosts(Struct):
 
     def _behind(self, spec: int, tokens: int, cached: int, equal: int) -> float:
         """As `_chunk`, of a kept size."""
-        return sum([part * self._kept(Work.PREFILL, spec, tokens, kept, equal) for kept, part in around(cached)])
+        low, high, share = chunks_around(cached)
+        first = self._kept(Work.PREFILL, spec, tokens, low, equal)
+        if not share:
+            return first
+        return (1.0 - share) * first + share * self._kept(Work.PREFILL, spec, tokens, high, equal)
 
     def _line(self, spec: int, decodes: int, low: int, queries: int) -> tuple[float, float]:
         """Single tokens' attention from the kept length number `low` to the next: seconds there, and for each token."""
@@ -351,7 +357,10 @@ def prefill_parts(prefills: tuple[tuple[int, int, int], ...]) -> list[tuple[int,
     out = []
     for q, kv, alike in prefills:
         equal = tokens / q
-        out += [(q, kv - q, n, alike * share / equal) for n, share in around(equal)]
+        low, high, share = chunks_around(equal)
+        out.append((q, kv - q, low, alike * (1.0 - share) / equal))
+        if share:
+            out.append((q, kv - q, high, alike * share / equal))
     return out
 
 

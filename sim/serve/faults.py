@@ -18,9 +18,8 @@ from topology.network import Network
 
 
 class FaultyCosts(Struct, frozen=True):
-    """Prices of one replica's iterations, every stage with its own; what is counted is counted by `healthy`."""
+    """Prices of one replica's iterations, every stage with its own."""
 
-    healthy: IterationCosts
     stages: tuple[IterationCosts, ...]
 
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
@@ -30,14 +29,6 @@ class FaultyCosts(Struct, frozen=True):
     def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
         """As `IterationCosts.decode_run`, which has one stage."""
         return self.stages[0].decode_run(decodes, first_kv, steps)
-
-    def note_decode_run(self, decodes: int, first_kv: int, steps: int) -> None:
-        """As `IterationCosts.note_decode_run`."""
-        self.healthy.note_decode_run(decodes, first_kv, steps)
-
-    def note(self, load: Load) -> None:
-        """As `IterationCosts.note`."""
-        self.healthy.note(load)
 
     def send_s(self, stage: int, tokens: int) -> float:
         """As `IterationCosts.send_s`."""
@@ -71,10 +62,10 @@ def replica_costs(healthy: IterationCosts, scenario: Scenario, replica: int) -> 
                 stages=layers,
                 priced_programs={},
                 seconds={},
+                of_tokens={},
                 without_attention={},
                 chunks={},
                 lines={},
-                noted=[],
             )
         )
-    return FaultyCosts(healthy, tuple(stages))
+    return FaultyCosts(tuple(stages))

@@ -44,8 +44,9 @@ def token_gaps(replicas: tuple[Replica, ...], pp: int) -> TokenGaps | None:
                 if more := iteration.load.decodes * iteration.steps - len(handed_over_s):
                     gaps.append((end - since) / iteration.steps)
                     tokens.append(more)
-                gaps += [end - first_s for first_s in handed_over_s]
-                tokens += [1] * len(handed_over_s)
+                for first_s in handed_over_s:
+                    gaps.append(end - first_s)
+                    tokens.append(1)
             ends[number % pp] = end
     if not gaps:
         return None
@@ -59,5 +60,5 @@ def inter_token_latency(replicas: tuple[Replica, ...], pp: int) -> Percentiles:
     gaps = token_gaps(replicas, pp)
     if gaps is None:
         return Percentiles(0.0, 0.0, 0.0, 0.0)
-    mean = float(gaps.seconds @ gaps.tokens / gaps.below[-1])
+    mean = float((gaps.seconds * gaps.tokens).sum() / gaps.below[-1])
     return Percentiles(gaps.quantile(0.5), gaps.quantile(0.9), gaps.quantile(0.99), mean)

@@ -29,12 +29,17 @@ def length_below(length: float) -> int:
     return LENGTHS[bisect_right(LENGTHS, length, 1) - 1]
 
 
-def around(length: float) -> tuple[tuple[int, float], ...]:
-    """The lengths of `CHUNKS` below and above, each with its share; one length where it is met exactly."""
+def chunk_below(length: float) -> int:
+    """The longest of `CHUNKS` that is no longer than this one."""
+    return CHUNKS[bisect_right(CHUNKS, length, 1) - 1]
+
+
+def chunks_around(length: float) -> tuple[int, int, float]:
+    """The lengths of `CHUNKS` below and above, and how far it is between them.
+
+    >>> chunks_around(64), chunks_around(70)
+    ((64, 91, 0.0), (64, 91, 0.2222222222222222))
+    """
     above = bisect_right(CHUNKS, length, 1)
-    low = CHUNKS[above - 1]
-    if low == length:
-        return ((low, 1.0),)
-    high = CHUNKS[above]
-    share = (length - low) / (high - low)
-    return (low, 1.0 - share), (high, share)
+    low, high = CHUNKS[above - 1], CHUNKS[above]
+    return low, high, (length - low) / (high - low)

@@ -63,7 +63,8 @@ class KvCache(Struct):
 
     def blocks_of(self, tokens: int) -> int:
         """Blocks that a sequence of `tokens` tokens needs."""
-        return -(-max(tokens, self.reserve_tokens) // self.block_tokens)
+        places = tokens if tokens > self.reserve_tokens else self.reserve_tokens
+        return -(-places // self.block_tokens)
 
     @property
     def kept(self) -> int:

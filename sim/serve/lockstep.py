@@ -10,6 +10,7 @@ all), `settle` writes every sequence's own numbers back, and the scheduler decid
 from __future__ import annotations
 
 import heapq
+from itertools import accumulate
 
 from msgspec import Struct, field
 
@@ -144,17 +145,16 @@ class Lockstep(Struct):
     def mean_occupancy(self, steps: int) -> tuple[float, float, float]:
         """`KvCache.occupancy`'s means over `steps` alike iterations, as if each took as long; called before them.
 
-        A member that lacks its first block in step k (from 1) lacks another every `block_tokens` steps, m of them in S
-        steps; over all steps they are m·(S - k + 1) - block_tokens·m·(m - 1) / 2 blocks.
+        Every `block_tokens` steps each member takes a block; `taken` says how many all take up to each of these steps.
         """
-        cache, block, lacked = self.scheduler.cache, self.scheduler.cache.block_tokens, 0
-        for before, n in enumerate(() if cache.reserve_tokens else self._next_lacking(min(steps, block))):
-            if n:
-                m = (steps - before - 1) // block + 1
-                lacked += n * (m * (steps - before) - block * m * (m - 1) // 2)
-        more = lacked / steps
+        cache, block, n, more = self.scheduler.cache, self.scheduler.cache.block_tokens, len(self.members), 0.0
+        if not cache.reserve_tokens:
+            rounds, rest = divmod(steps, block)
+            taken = list(accumulate(self._next_lacking(min(steps, block))))
+            earlier = n * (block * rounds * (rounds - 1) // 2 + rest * rounds)  # what whole rounds before took
+            more = (rounds * sum(taken) + sum(taken[:rest]) + earlier) / steps
         held, unused, _ = cache.occupancy()
-        empty = (cache.private + more) * block - cache.tokens - len(self.members) * (steps + 1) / 2
+        empty = (cache.private + more) * block - cache.tokens - n * (steps + 1) / 2
         return held + more, min(unused, cache.blocks - held - more), empty / ((held + more) * block)
 
     def _join(self, now_s: float) -> None:

@@ -7,7 +7,7 @@ from functools import cached_property
 from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
-from sim.inputs.workloads import PoolSize
+from sim.inputs.workloads import PoolSize, Speculative
 from sim.prices.profile import Profile
 from sim.serve.adapters import AdapterSlots
 from sim.serve.cache_tiers import cache_tiers
@@ -15,16 +15,16 @@ from sim.serve.costs import IterationCosts, iteration_costs
 from sim.serve.engine_file import engine_of
 from sim.serve.faults import replica_costs
 from sim.serve.hashed_prefixes import HashedHostCache, HashedKvCache
+from sim.serve.iteration_shares import loads_of, priced_together
 from sim.serve.kv_cache import HostCache, KvCache, Link
 from sim.serve.memory import Capacity, adapter_bytes, cache_capacity
-from sim.serve.noted import priced_together
 from sim.serve.operator_prices import PricedProgram, Shares
 from sim.serve.prices import Prices
 from sim.serve.replica import Replica
 from sim.serve.requests import Request
 from sim.serve.scheduler import Scheduler
 from sim.serve.sequences import Limits, Sequence
-from sim.serve.speculation import Acceptance, SpeculativePrices, draft_costs
+from sim.serve.speculation import Acceptance, SpeculativePrices, draft_costs, drafting
 
 UNLIMITED = 1 << 60
 
@@ -41,12 +41,17 @@ class Pool(Struct, frozen=True, eq=False, dict=True):
     draft: IterationCosts | None = None
 
     @property
+    def speculative(self) -> Speculative | None:
+        """What the draft does."""
+        return self.scenario.for_serving.speculative
+
+    @property
     def prices(self) -> list[Prices]:
         """Prices of every replica, which may have slow ranks or links, and a draft."""
         return [self._prices(r.index) for r in self.replicas]
 
     def _prices(self, replica: int) -> Prices:
-        own, speculative = replica_costs(self.costs, self.scenario, replica), self.scenario.for_serving.speculative
+        own, speculative = replica_costs(self.costs, self.scenario, replica), self.speculative
         if self.draft is None or speculative is None:
             return own
         return SpeculativePrices(own, replica_costs(self.draft, self.scenario, replica), speculative)
@@ -54,7 +59,12 @@ class Pool(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def priced_programs(self) -> tuple[PricedProgram, ...]:
         """What all iterations cost, those of the draft apart."""
-        return tuple([priced_together(costs) for costs in (self.costs, self.draft) if costs is not None])
+        computed, speculative = loads_of([i for r in self.replicas for i in r.iterations]), self.speculative
+        priced = [priced_together(self.costs, computed)]
+        if self.draft is not None and speculative is not None:
+            drafted = [(own, times) for load, times in computed for own in drafting(load, speculative)]
+            priced.append(priced_together(self.draft, drafted))
+        return tuple(priced)
 
     @property
     def shares(self) -> Shares:

@@ -23,14 +23,6 @@ class Prices(Protocol):
         """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all."""
         ...
 
-    def note(self, load: Load) -> None:
-        """Count an iteration."""
-        ...
-
-    def note_decode_run(self, decodes: int, first_kv: int, steps: int) -> None:
-        """Count the iterations of a run."""
-        ...
-
     def send_s(self, stage: int, tokens: int) -> float:
         """Seconds to hand an iteration of so many tokens from a stage to the next."""
         ...

@@ -81,8 +81,6 @@ class Worker:
             n = 0 if batch.prompts_alone else len(lockstep.members)
             load = load_of(batch, n, lockstep.seen)
             work = self._work(batch, load, True, now) if load.tokens else None
-        if work is not None:
-            self.costs.note(work.load)
         self.idle = work is None and len(self.costs.stages) == 1
         self._note_state(now)
         return work
@@ -144,7 +142,6 @@ class Worker:
         n, kv = len(self.lockstep.members), self.lockstep.seen
         steps = min(len(ends), bisect_left(ends, until_s) + 1)
         end_s = ends[steps - 1]
-        self.costs.note_decode_run(n, kv, steps)
         self.replica.iterations.append(Iteration(((now, end_s),), Load(n, n, kv, (), n), steps))
         self.step_s, self.idle = (end_s - now) / steps, False
         mean = self.lockstep.mean_occupancy(steps)
@@ -163,8 +160,6 @@ class Worker:
         self.replica.states.note(at_s, self.scheduler.before_end, running)
         if changed:
             self._note_state(at_s)
-        else:
-            self.replica.states.note(at_s, self.scheduler.before_end, running)
 
     def _note_state(self, at_s: float) -> None:
         self.replica.states.note(at_s, self.scheduler.cache.occupancy(), len(self.scheduler.running))
@@ -181,11 +176,13 @@ def load_of(batch: Batch, members: int = 0, seen: int = 0) -> Load:
         if sequence.request.adapter:
             adapted += count
             adapters.add(sequence.request.adapter)
-        samples += sampled * (1 + drafted)
+        if sampled:
+            samples += 1 + drafted
         if count == 1 or drafted:
             decodes += 1
             decode_kv += sequence.computed + count
-            queries = max(queries, count)
+            if count > queries:
+                queries = count
         else:
             size = count, sequence.computed + count
             chunks[size] = chunks.get(size, 0) + 1

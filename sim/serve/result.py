@@ -20,8 +20,8 @@ from sim.results.records import Engine, MemoryRow
 from sim.serve.cache_states import Floats, StateArrays
 from sim.serve.costs import IterationCosts
 from sim.serve.inter_token import inter_token_latency
+from sim.serve.iteration_shares import HOST
 from sim.serve.memory import Capacity, adapter_bytes
-from sim.serve.noted import HOST
 from sim.serve.operator_prices import Shares
 from sim.serve.pools import Pool
 from sim.serve.records import (
@@ -327,7 +327,7 @@ def _mean_over_time(values: list[tuple[Floats, Floats]], start_s: float) -> floa
     total, seconds = 0.0, 0.0
     for times, own in values:
         widths = np.diff(np.maximum(times, start_s))
-        total += float(widths @ own[:-1])
+        total += float((widths * own[:-1]).sum())  # not a product of BLAS, which starts threads
         seconds += float(widths.sum())
     return total / seconds if seconds > 0 else 0.0
 
@@ -337,7 +337,7 @@ def _waste(states: list[StateArrays]) -> float:
     empty, held = 0.0, 0.0
     for s in states:
         width = np.diff(s.time_s) * (s.held[:-1] + s.held[1:]) / 2
-        empty += float(width @ (s.waste[:-1] + s.waste[1:])) / 2
+        empty += float((width * (s.waste[:-1] + s.waste[1:])).sum()) / 2
         held += float(width.sum())
     return empty / held if held > 0 else 0.0
 

@@ -164,9 +164,10 @@ class Scheduler(Struct):
 
     def next_tokens(self, sequence: Sequence, budget: int) -> int:
         """Tokens that an iteration computes for a running sequence with so much of its budget left."""
-        if sequence.remaining > 1:
-            return self.part(sequence.remaining, budget)
-        return min(1 + self._drafted(sequence), budget)
+        remaining = sequence.remaining
+        if remaining > 1:
+            return self.part(remaining, budget)
+        return min(1 + self.drafted if sequence.generated else 1, budget)
 
     def _next_waiting(self) -> Sequence | None:
         """The first of the waiting requests whose LoRA adapter may be used."""
@@ -268,12 +269,15 @@ class Scheduler(Struct):
     def lacks(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that a sequence needs for so many more tokens."""
         have = sequence.private + sequence.shared // self.cache.block_tokens
-        return max(0, self.cache.blocks_of(sequence.computed + tokens) - have)
+        more = self.cache.blocks_of(sequence.computed + tokens) - have
+        return more if more > 0 else 0
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Give a sequence the blocks for so many more tokens; False (and nothing done) if there are too few."""
         more = self.lacks(sequence, tokens)
-        if more and not self.cache.take(more):
+        if not more:
+            return True
+        if not self.cache.take(more):
             return False
         sequence.private += more
         return True
@@ -282,12 +286,10 @@ class Scheduler(Struct):
         """`tokens` of a sequence, whose blocks it has, in the iteration that is put together."""
         sequence.in_flight = True
         self.cache.tokens += tokens  # their places are taken from now on
-        drafted = tokens - sequence.remaining  # below zero: a part of a prompt
-        return Piece(sequence, tokens, drafted >= 0, max(0, drafted))
-
-    def _drafted(self, sequence: Sequence) -> int:
-        """Tokens that the draft adds to a sequence's own."""
-        return self.drafted if sequence.generated > 0 and sequence.remaining == 1 else 0
+        drafted = tokens - sequence.remaining
+        if drafted < 0:  # a part of a prompt
+            return Piece(sequence, tokens, False)
+        return Piece(sequence, tokens, True, drafted)
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
         """Who makes room for `sequence`: the youngest after it, itself if there is none, nobody while all after it are

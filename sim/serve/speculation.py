@@ -55,9 +55,9 @@ def _uniform(seed: int, request: int, position: int) -> float:
     0.5
     """
     x = (seed * 0x9E3779B97F4A7C15 + request * 0xD1342543DE82EF95 + position * 0xAF251AF3B0F025B5) & _WORD
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        x = ((x ^ (x >> shift)) * factor) & _WORD
-    return x / 2.0**64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return (x ^ (x >> 31)) / 2.0**64
 
 
 class SpeculativePrices(Struct, frozen=True):
@@ -75,39 +75,30 @@ class SpeculativePrices(Struct, frozen=True):
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
         """As `IterationCosts.stage_seconds`, with the draft's prompts and steps."""
         (seconds,) = self.target.stage_seconds(load)
-        return (seconds + sum([self.draft.stage_seconds(own)[0] for own in self._drafting(load)]),)
-
-    def note(self, load: Load) -> None:
-        """As `IterationCosts.note`, of both models."""
-        self.target.note(load)
-        for own in self._drafting(load):
-            self.draft.note(own)
+        return (seconds + sum([self.draft.stage_seconds(own)[0] for own in drafting(load, self.speculative)]),)
 
     def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
         """As `IterationCosts.decode_run`: nothing is drafted in a run."""
         return self.target.decode_run(decodes, first_kv, steps)
 
-    def note_decode_run(self, decodes: int, first_kv: int, steps: int) -> None:
-        """As `IterationCosts.note_decode_run`."""
-        self.target.note_decode_run(decodes, first_kv, steps)
-
     def send_s(self, stage: int, tokens: int) -> float:
         """As `IterationCosts.send_s`."""
         return self.target.send_s(stage, tokens)
 
-    def _drafting(self, load: Load) -> list[Load]:
-        """What the draft computes in an iteration: the same prompts, then one token after another of each sequence that
-        is checked."""
-        n, out = load.decodes, []
-        if load.prefills:
-            prompts = sum([q * alike for q, _, alike in load.prefills])
-            out.append(Load(prompts, 0, 0, load.prefills, 0))
-        if load.queries > 1:
-            steps = range(self.speculative.tokens)
-            out += [Load(n, n, load.decode_kv - n * (load.queries - 1 - i), (), n) for i in steps]
-        if load.pooled and self.speculative.draft is None:  # the module's experts are spread as the model's are
-            out = [replace(own, pooled=max(1, round(load.pooled * own.tokens / load.tokens))) for own in out]
-        return out
+
+def drafting(load: Load, speculative: Speculative) -> list[Load]:
+    """What the draft computes in an iteration: the same prompts, then one token after another of each sequence that is
+    checked."""
+    n, out = load.decodes, []
+    if load.prefills:
+        prompts = sum([q * alike for q, _, alike in load.prefills])
+        out.append(Load(prompts, 0, 0, load.prefills, 0))
+    if load.queries > 1:
+        steps = range(speculative.tokens)
+        out += [Load(n, n, load.decode_kv - n * (load.queries - 1 - i), (), n) for i in steps]
+    if load.pooled and speculative.draft is None:  # the module's experts are spread as the model's are
+        out = [replace(own, pooled=max(1, round(load.pooled * own.tokens / load.tokens))) for own in out]
+    return out
 
 
 def draft_costs(scenario: Scenario, profile: Profile, speculative: Speculative) -> IterationCosts:

@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
 
-from sim.serve.costs import IterationCosts, Key, Work, prefill_parts
-from sim.serve.kept_sizes import around, length_below, sizes_around
+from msgspec.structs import replace
+
+from sim.serve.costs import IterationCosts, Key, Load, Work, prefill_parts
+from sim.serve.kept_sizes import chunk_below, length_below, sizes_around
 from sim.serve.operator_prices import PricedProgram, Shares
+from sim.serve.replica import Iteration
 
 HOST = "host_between_iterations"  # a kind of seconds, beside those of operators
-Prefills = tuple[tuple[int, int, int], ...]
+Computed = Items[tuple[Load, int]]  # loads, and how often each was computed
 
 
-def priced_together(costs: IterationCosts) -> PricedProgram:
-    """Seconds of everything noted, each part at the kept size below its own."""
+def loads_of(iterations: Iterable[Iteration]) -> list[tuple[Load, int]]:
+    """What was computed, and how often: the steps of a run all as its middle one."""
+    return [
+        (
+            i.load if i.steps == 1 else replace(i.load, decode_kv=i.load.decode_kv + i.load.decodes * (i.steps // 2)),
+            i.steps,
+        )
+        for i in iterations
+    ]
+
+
+def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
+    """Seconds of all that was computed, each part at the kept size below its own."""
     seconds, comm_s, shares = 0.0, 0.0, Shares()
-    for key, times in _used(costs).items():
+    own = [(costs.own_share(load), times) for load, times in computed]
+    for key, times in _used(costs, own).items():
         priced = costs.priced(key)
         seconds += priced.seconds * times
         comm_s += priced.comm_s * times
         for sort, each in priced.shares.items():
             shares[sort] = shares.get(sort, 0.0) + times * each
-    waited_s, decides_s = _host_seconds(costs)
+    waited_s, decides_s = _host_seconds(costs, own)
     if waited_s > 0.0:
         shares[HOST, "host", costs.host.times.uncertainty * decides_s / waited_s] = waited_s
     return PricedProgram(seconds, comm_s, shares)
 
 
-def _host_seconds(costs: IterationCosts) -> tuple[float, float]:
+def _host_seconds(costs: IterationCosts, computed: Computed) -> tuple[float, float]:
     """Seconds for which GPUs wait for their host's own work, launches apart, and those of its work that decides when
     an iteration ends. One that overlaps waits for what its host takes longer than it, but then all of the host's work
     decides: where it is uncertain by some percent, so is the whole iteration."""
@@ -35,7 +52,7 @@ def _host_seconds(costs: IterationCosts) -> tuple[float, float]:
     if not host.engine.host:
         return 0.0, 0.0
     between: Counter[tuple[int, int, bool]] = Counter()
-    for load, times in costs.noted:
+    for load, times in computed:
         sizes = load.tokens, load.sequences, bool(load.prefills)
         if not host.engine.overlaps:
             between[sizes] += times
@@ -48,41 +65,49 @@ def _host_seconds(costs: IterationCosts) -> tuple[float, float]:
     return waited_s + added_s, decides_s + added_s
 
 
-def _used(costs: IterationCosts) -> dict[Key, float]:
-    """How often each part was used by everything noted; parts of a layer once for every layer."""
+def _used(costs: IterationCosts, computed: Computed) -> dict[Key, float]:
+    """How often each part was used by all that was computed; parts of a layer once for every layer."""
     tokens: Counter[int] = Counter()
-    chunks: Counter[Prefills] = Counter()
+    chunks: Counter[tuple[tuple[int, int, int], ...]] = Counter()
     decodes: Counter[tuple[int, int, int]] = Counter()  # sequences, the kept length below, queries
     samples: Counter[int] = Counter()
     adapted: Counter[tuple[int, int]] = Counter()  # tokens and adapters
-    for load, times in costs.noted:
-        tokens[sizes_around(load.tokens)[0]] += times
+    for load, times in computed:
+        tokens[load.tokens] += times
+        samples[load.samples] += times
         if load.prefills:
             chunks[load.prefills] += times
         if load.decodes:
             decodes[load.decodes, length_below(load.decode_kv / load.decodes), load.queries] += times
-        if load.samples:
-            samples[sizes_around(load.samples)[0]] += times
         if load.adapters:
-            adapted[sizes_around(load.adapted)[0], load.adapters] += times
+            adapted[load.adapted, load.adapters] += times
     used: defaultdict[Key, float] = defaultdict(float)
     layers = [sum(s.layers[i] for s in costs.stages) for i in range(len(costs.specs))]
     attentions = [sum(s.attentions[i] for s in costs.stages) for i in range(len(costs.attentions))]
-    for size, times in tokens.items():
+    for size, times in _at_kept(tokens).items():
         used[Key(Work.EMBEDDING, 0, size)] += times
         for i, n in enumerate(layers):
             used[Key(Work.LAYER, i, size)] += times * n
     for prefills, times in chunks.items():
         for chunk, cached, equal, part in prefill_parts(prefills):
-            sizes = around(chunk)[0][0], around(cached)[0][0], equal
+            sizes = chunk_below(chunk), chunk_below(cached), equal
             for i, n in enumerate(attentions):
                 used[Key(Work.PREFILL, i, *sizes)] += times * n * part
     for sizes, times in decodes.items():
         for i, n in enumerate(attentions):
             used[Key(Work.DECODE, i, *sizes)] += times * n
-    for size, times in samples.items():
-        used[Key(Work.HEAD, 0, size)] += times
+    for size, times in _at_kept(samples).items():
+        if size:
+            used[Key(Work.HEAD, 0, size)] += times
     for (size, adapters), times in adapted.items():
         for i, n in enumerate(layers):
-            used[Key(Work.ADAPTERS, i, size, adapters)] += times * n
+            used[Key(Work.ADAPTERS, i, sizes_around(size)[0], adapters)] += times * n
     return used
+
+
+def _at_kept(sizes: Counter[int]) -> Counter[int]:
+    """How often each kept size is the one below."""
+    kept: Counter[int] = Counter()
+    for size, times in sizes.items():
+        kept[sizes_around(size)[0]] += times
+    return kept
