@@ -39,7 +39,7 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.inputs.workloads import Inference
 from sim.prices.profile import BlockPoint, Profile
-from sim.prices.serving_parts import part_key
+from sim.prices.serving_parts import check_part, part_key
 from sim.serve.records import percentiles
 from sim.serve.requests import Request, make_requests
 from sim.serve.simulation import simulate_serving
@@ -67,9 +67,15 @@ class Comparison:
 
 
 def sample_parts(
-    model: Model, block_tokens: int, samples: Samples, clock: Clock = time.perf_counter, longest: int = LONGEST
+    model: Model,
+    block_tokens: int,
+    samples: Samples,
+    clock: Clock = time.perf_counter,
+    longest: int = LONGEST,
+    checked: int = 0,
 ) -> None:
-    """Time every part once, in sequences of at most `longest` tokens; the caller takes medians over calls.
+    """Time every part once, in sequences of at most `longest` tokens; the caller takes means over calls. `checked`:
+    tokens of each sequence where a draft's are checked, or 0.
 
     No part is timed twice in a row, as hot loops come out too fast.
     """
@@ -87,12 +93,13 @@ def sample_parts(
     for chunk in (c for c in CHUNKS if c <= longest // 2):
         for before in (b for b in BEFORE if b <= longest // 2):
             spent = _timed(model, cache, [SequenceChunk(0, _tokens(model, chunk, before), before)], clock)
-            samples.setdefault(("prefill", chunk, before), []).append(statistics.median(spent.core_seconds))
-    for n in DECODES:
-        for length in (x for x in LENGTHS if x <= longest):
-            parts = [SequenceChunk(i, _tokens(model, 1, i), length - 1) for i in range(n)]
-            spent = _timed(model, cache, parts, clock, samples)
-            samples.setdefault(("decode", n, length), []).append(statistics.median(spent.core_seconds))
+            samples.setdefault(("prefill", chunk, before), []).append(statistics.mean(spent.core_seconds))
+    for part, each in {"decode": 1, check_part(checked): checked}.items():
+        for n in DECODES if each else ():
+            for length in (x for x in LENGTHS if each <= x <= longest):
+                parts = [SequenceChunk(i, _tokens(model, each, i), length - each, each) for i in range(n)]
+                spent = _timed(model, cache, parts, clock, samples)
+                samples.setdefault((part, n, length), []).append(statistics.mean(spent.core_seconds))
 
 
 def _tokens(model: Model, count: int, seed: int) -> tuple[int, ...]:
@@ -121,12 +128,16 @@ def _timed(
 
 
 def measured_blocks(m: ModelConfig, tp: int, samples: Samples, engine_s: float) -> tuple[BlockPoint, ...]:
-    """Return the medians as a profile's blocks, and the engine's seconds between forwards."""
+    """Return the means as a profile's blocks, and the engine's seconds between forwards.
+
+    A run takes the sum of its iterations' seconds, and so their number times the mean. The median is less where ranks
+    wait for each other: most waits are short, and a few are long.
+    """
     blocks = [BlockPoint(part_key(m, "engine", 0, tp=tp), "forward", 0, max(engine_s, 1e-9), 0.0)]
     for (part, a, b), values in samples.items():
-        middle = statistics.median(values)
-        spread = statistics.median(abs(v - middle) for v in values) / middle
-        blocks.append(BlockPoint(part_key(m, part, a, b, tp), "forward", 0, middle, spread))
+        mean = statistics.mean(values)
+        spread = statistics.median(abs(v - mean) for v in values) / mean
+        blocks.append(BlockPoint(part_key(m, part, a, b, tp), "forward", 0, mean, spread))
     return tuple(blocks)
 
 
@@ -168,8 +179,8 @@ def compare(
 
     def measure(times: int) -> None:
         for _ in range(times):
-            for made, own in zip(models, samples, strict=True):
-                sample_parts(made, block, own, clock)
+            for made, own, checked in zip(models, samples, (drafted + 1 if drafted else 0, 0), strict=False):
+                sample_parts(made, block, own, clock, checked=checked)
 
     measure(1)  # warms up
     for own in samples:
@@ -268,8 +279,8 @@ def _prompts(requests: tuple[Request, ...], vocab: int) -> list[Prompt]:
 
 
 def _between(served: Served) -> float:
-    """Return the median seconds from the end of a forward to the start of the next while there was work."""
-    return statistics.median(served.gaps) if served.gaps else 0.0
+    """Return the mean seconds from the end of a forward to the start of the next while there was work."""
+    return statistics.mean(served.gaps) if served.gaps else 0.0
 
 
 def _result(served: Served) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 They are blocks `serve MODEL | PART a=… b=…` (phase forward) of a profile, which `calibrate.serving.measure` writes.
 `rest`, by tokens: everything except the attention cores and the head, all layers together. `head`, by tokens whose
 logits are wanted: final norm and output matrix (in older profiles a part of `rest`). `prefill`, by chunk and tokens
-before it, and `decode`, by sequences and cache length: the attention core of one layer. `engine`: the time between two
-forwards. Between measured sizes seconds are interpolated: log-linear in two dimensions, linear in tokens.
+before it, and `decode`, by sequences and cache length: the attention core of one layer. `check4`: as `decode`, where
+each sequence has four tokens, of which three are drafted. `engine`: the time between two forwards. Between measured
+sizes seconds are interpolated: log-linear in two dimensions, linear in tokens.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ def model_key(m: ModelConfig, tp: int = 1) -> str:
 def part_key(m: ModelConfig, part: str, a: int, b: int = 0, tp: int = 1) -> str:
     """Return the name of one measured part in a profile."""
     return f"{model_key(m, tp)} | {part} a={a} b={b}"
+
+
+def check_part(queries: int) -> str:
+    """Return the name of the attention core of sequences with so many tokens each, drafted ones among them."""
+    return f"check{queries}"
 
 
 class MeasuredParts(Struct, frozen=True):
@@ -76,6 +82,14 @@ class MeasuredParts(Struct, frozen=True):
         inside = float(np.exp(np.interp(math.log2(a), np.log2(rows), along_b)))
         # Beyond the grid the work is proportional to both sizes; interpolation would stay at the grid's edge.
         return inside * max(1.0, a / rows[-1]) * max(1.0, (b + 1) / (columns[-1] + 1))
+
+    def check(self, sequences: int, kv: int, queries: int) -> float:
+        """Return the seconds of one layer's attention core where drafted tokens are checked: `queries` tokens of each
+        sequence. Where that was not measured, sequences attend one by one, as prompts do."""
+        part = check_part(queries)
+        if part in self.points:
+            return self.core(part, sequences, kv)
+        return self.core("prefill", queries, max(kv, queries)) * sequences
 
     @property
     def engine(self) -> float:

@@ -310,8 +310,8 @@ class IterationCosts(Struct):
         seconds = 0.0
         if key.work is Work.PREFILL:
             seconds = self.measured.core("prefill", key.a, key.a + key.b) * key.c
-        elif key.work is Work.DECODE and key.c > 1:  # sequences with drafted tokens attend one by one, as prompts do
-            seconds = self.measured.core("prefill", key.c, max(key.b, key.c)) * key.a
+        elif key.work is Work.DECODE and key.c > 1:
+            seconds = self.measured.check(key.a, key.b, key.c)
         elif key.work is Work.DECODE:
             seconds = self.measured.core("decode", key.a, key.b)
         elif key.work is Work.LAYER:

@@ -244,6 +244,20 @@ def test_a_missing_gpu_is_one_message() -> None:
         compare(scenario)
 
 
+def test_parts_add_up_to_the_seconds_that_were_sampled_however_skewed() -> None:
+    """A part's price times how often it was sampled is the sum of the samples, as a run takes the sum of its parts."""
+    from calibrate.serving.side_by_side import measured_blocks, sample_parts
+
+    m, samples = model(), dict[tuple[str, int, int], list[float]]()
+    sample_parts(m, 16, samples, longest=64, checked=4)
+    assert {(4, 16), (32, 64)} <= {(n, length) for part, n, length in samples if part == "check4"}
+    samples["rest", 1, 0] = [1.0, 1.0, 1.0, 9.0]
+    blocks = {b.key.partition(" | ")[2]: b.seconds for b in measured_blocks(m.config, 1, samples, 0.5)}
+    for (part, a, b), seconds in samples.items():
+        assert blocks[f"{part} a={a} b={b}"] * len(seconds) == pytest.approx(sum(seconds))
+    assert blocks["rest a=1 b=0"] == 3.0
+
+
 def test_the_engine_refuses_what_it_does_not_run() -> None:
     from calibrate.serving.side_by_side import compare
     from sim.core.errors import InputError

@@ -17,6 +17,7 @@ from sim.prices.kernel_tables import lookup, make_table
 from sim.prices.profile import PointTable, Profile
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import MOE_LAYER, Device, shape_bytes
+from sim.prices.serving_parts import MeasuredParts
 from sim.serve.costs import IterationCosts, Key, Load, Work, iteration_costs
 from sim.serve.simulation import simulate_serving
 from sim.validation.tables import read_table
@@ -270,3 +271,13 @@ def test_chunks_between_kept_sizes_are_near_their_own_price() -> None:
     assert abs(np.mean(errors)) < 0.01
     assert np.mean(np.abs(errors)) < 0.02
     assert np.quantile(np.abs(errors), 0.95) < 0.06
+
+
+def test_checks_of_drafted_tokens_take_what_was_measured_of_as_many_together() -> None:
+    """A profile without them has prompts, one of which each sequence then is."""
+    grid = {(n, length): 1e-3 * n + 1e-6 * length for n in (1, 4) for length in (16, 64)}
+    prefill = {(chunk, before): 1e-2 * chunk for chunk in (4, 16) for before in (0, 64)}
+    parts = MeasuredParts({"check4": grid, "prefill": prefill})
+    assert [parts.check(n, length, 4) for n, length in grid] == pytest.approx(list(grid.values()))
+    assert parts.check(3, 20, 4) < parts.check(4, 20, 4) < parts.check(4, 60, 4)
+    assert parts.check(3, 20, 16) == pytest.approx(3 * 0.16)
