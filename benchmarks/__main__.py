@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import contended, engines, folding, growth, large, processes, search
-from benchmarks.serving import serving
+from benchmarks.serving import serving, serving_ways
 
 
 def main() -> None:
@@ -30,6 +30,7 @@ def main() -> None:
         *contended(2 if options.quick else 32),
         *search(8 if options.quick else 32),
         *serving(repeats, 10_000),
+        *serving_ways(repeats, 2_000),
     ]
     result = {"format": "benchmarks/1", "rates": rates, "growth": growth(repeats)}
     print_tables(result)

@@ -7,9 +7,12 @@ from functools import partial
 from typing import Any
 
 from benchmarks.measure import shortest_s
-from sim.inputs.scenario import parse_scenario
+from sim.inputs.overrides import merge
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.serve.hashed_prefixes import HASHED_TOKENS
+from sim.serve.records import ServingResult
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
 
@@ -21,6 +24,16 @@ SERVED: dict[str, Any] = {
         "prefix_cache": "gpu",
         "requests": {"prompt_len": 1, "output_len": 1, "count": 1},  # replaced by conversations
     },
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "without shared prefixes": {"inference": {"prefix_cache": "none"}},
+    "in chunks of 512 tokens": {"inference": {"max_batch_tokens": 512}},
+    "with prompts first (vllm-0.6)": {"inference": {"engine": "vllm-0.6", "chunked_prefill": False}},
+    "on two pipeline stages": {"parallelism": {"pp": 2}},
+    "on four replicas, to the least loaded": {"parallelism": {"dp": 4}, "inference": {"router": "least_loaded"}},
+    "on a pool for prompts and one for tokens": {"inference": {"disaggregated": {"prefill": {}, "decode": {}}}},
+    "on four replicas that share experts": {"model": "mixtral-8x7b", "parallelism": {"dp": 4, "ep": 4}},
+    "with a draft": {"inference": {"speculative": {"draft": "llama3.2-1b", "tokens": 3}}},
 }
 
 
@@ -49,7 +62,28 @@ def serving(repeats: int, count: int) -> list[dict[str, Any]]:
     profile, requests = load_profile(s.calibration), conversations(count, 10.0)
     serve = partial(simulate_serving, s, profile, requests, engine="static")
     best = shortest_s({"served": serve, "served, and the result": lambda: serve().result}, repeats)
-    return [
-        {"what": f"requests {name}", "tasks": count, "seconds": x, "per_s": count / x, "unit": "requests"}
-        for name, x in best.items()
-    ]
+    return [_row(name, count, x) for name, x in best.items()]
+
+
+def serving_ways(repeats: int, count: int) -> list[dict[str, Any]]:
+    """`count` requests served in each of `WAYS`, 10 a second for each replica, and the result's numbers."""
+    runs = {}
+    for name, changes in WAYS.items():
+        s = parse_scenario(merge(SERVED, changes), "benchmark")
+        requests = conversations(count, 10.0 * s.parallelism.dp)
+        runs[name] = partial(_served, s, load_profile(s.calibration), requests)
+    return [_row(name, count, x) for name, x in shortest_s(runs, repeats).items()]
+
+
+def _served(s: Scenario, profile: Profile, requests: tuple[Request, ...]) -> ServingResult:
+    return simulate_serving(s, profile, requests).outcome
+
+
+def _row(name: str, count: int, seconds: float) -> dict[str, Any]:
+    return {
+        "what": f"requests {name}",
+        "tasks": count,
+        "seconds": seconds,
+        "per_s": count / seconds,
+        "unit": "requests",
+    }

@@ -31,12 +31,14 @@ def test_large_steps_and_processes_are_timed() -> None:
 
 
 def test_served_requests_are_timed() -> None:
-    from benchmarks.serving import conversations, serving
+    from benchmarks.serving import WAYS, conversations, serving, serving_ways
 
     requests = conversations(200, 10.0)
     assert len({r.prompt_tokens for r in requests}) > 150
     assert any(r.hashes for r in requests)
-    for row in serving(1, 50):
+    rows = [*serving(1, 50), *serving_ways(1, 50)]
+    assert len(rows) == 2 + len(WAYS)
+    for row in rows:
         assert row["per_s"] == pytest.approx(50 / row["seconds"])
 
 
