@@ -31,7 +31,7 @@ def collective_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     kind = collective_kind(name)
     if kind is None:
         raise NotImplementedError(f"the collective {func} cannot be captured")
-    group = _group(values)
+    group = group_of(values)
     ranks = tuple(dist.get_process_group_ranks(group))
     given = next((values[key] for key in INPUT if values.get(key) is not None), ())
     size = sum(x.numel() * x.element_size() for x in tree_leaves(given) if isinstance(x, torch.Tensor))
@@ -45,7 +45,7 @@ def collective_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return Collective(kind, str(group.group_name), ranks, size)
 
 
-def _group(values: Mapping[str, Any]) -> Any:
+def group_of(values: Mapping[str, Any]) -> Any:
     """Find the process group among an operator's arguments, where it is a group or a group's name."""
     for key in ("process_group", "group_name", "group"):
         value = values.get(key)

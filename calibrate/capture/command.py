@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 @click.option("--compile", "compiled", is_flag=True, help="capture the step as torch.compile runs it")
 @click.option("--optimizer", type=click.Choice(["adamw", "adamw_foreach", "sgd"]), default="adamw", help="[adamw]")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="whose kernels are captured [cuda]")
+@click.option("--routing", type=click.Choice(["balanced"]), help="give each expert equally many tokens")
 @click.option("--lora", type=click.IntRange(1), metavar="RANK", help="train only adapters of this rank (peft)")
 def main(
     what: str | None,
@@ -58,11 +59,13 @@ def main(
     compiled: bool,
     optimizer: str,
     device: str,
+    routing: str | None,
     lora: int | None,
 ) -> int:
     """Capture the training step of WHAT: a Hugging Face config.json, its folder, or package.module:function.
 
-    --script captures ranks of an unmodified distributed training script instead.
+    --script captures ranks of an unmodified distributed training script instead. --routing balanced: a top-k takes
+    numbers in turn, so that code with experts is captured too that reads counts of tokens or selects rows by a mask.
     """
     _needs_torch()
     from calibrate.capture.options import Options
@@ -73,18 +76,20 @@ def main(
     if script is not None:
         from calibrate.capture.script import capture_ranks
 
-        capture_ranks(script, world_size, ranks, gpus_per_node, out)
+        capture_ranks(script, world_size, ranks, gpus_per_node, out, routing is not None)
         return 0
     if table is not None:
         return _capture_table(table, out)
     assert what is not None
     if compiled and gradient_checkpointing:
         raise InputError("--compile: cannot be given with --gradient-checkpointing; leave one of them out")
+    if compiled and routing:
+        raise InputError("--compile: cannot be given with --routing; leave one of them out")
     options = Options(
         seq_len, micro_batch_size, weights, autocast or "", attention or "", gradient_checkpointing, optimizer, lora
     )
     made = maker(what, options)
-    _capture((lambda: replace(made(), compiled=True)) if compiled else made, what, out, device)
+    _capture((lambda: replace(made(), compiled=True)) if compiled else made, what, out, device, routing is not None)
     return 0
 
 
@@ -95,7 +100,7 @@ def _needs_torch() -> None:
         raise InputError("capturing needs torch: pip install torch") from None
 
 
-def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda") -> None:
+def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda", balanced: bool = False) -> None:
     from calibrate.capture.failure import failure
     from calibrate.capture.program_out import write_program
     from calibrate.capture.run_step import record
@@ -105,7 +110,7 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
     begin_s = time.perf_counter()
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # `failure` prints its message
     try:
-        step, recorder = record(make, device)
+        step, recorder = record(make, device, balanced)
     except InputError:
         raise
     except Exception as error:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sysconfig
 import traceback
 
+from calibrate.capture.known_values import UNKNOWN
 from sim.core.errors import InputError
 
+ROUTING_HELPS = "if on a router's choices alone, --routing balanced makes them known"
 OURS = ("/torch/", "/calibrate/capture/", "<frozen", "<string>")
 LIBRARIES = ("/site-packages/", "/dist-packages/", sysconfig.get_path("stdlib") + "/")
 WITHOUT_DATA = {  # torch's errors for what fake tensors cannot answer
@@ -36,4 +38,6 @@ def _line_of(error: Exception, what: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, UNKNOWN):
+        return f"{error} depends on data; {ROUTING_HELPS}"
     return (str(error).strip() or "no message").splitlines()[0]

@@ -12,24 +12,29 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
+from calibrate.capture.known_values import ROUTED, KnownValues
 from calibrate.capture.recorder import Recorder, watched
 from calibrate.capture.step import Step
 
 
-def record(make: Callable[[], Step], device: str = "cuda") -> tuple[Step, Recorder]:
+def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = False) -> tuple[Step, Recorder]:
     """Make the step on fake tensors, run it once in its steady state, and record it.
 
     As in every step but a training's first, optimizer states exist before it. Gradients do not (`set_to_none`, torch's
-    default). `device`: cuda or cpu, whose kernels are captured.
+    default). `device`: cuda or cpu, whose kernels are captured. `balanced`: routers choose experts in turn.
     """
     on_gpu = device == "cuda"
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), casts_in_place(), fake_weights():
-        step = make()
+        known = KnownValues(balanced)
+        with known:
+            step = make()
+        step.facts.update(ROUTED if balanced else {})
         operators = CudaOperators(DTYPES[step.autocast] if step.autocast else None, on_gpu)
         recorder = Recorder(step.model, operators, device)
         _give_states(step, on_gpu)
         switched = user_autocast(operators) if on_gpu else nullcontext()
-        with switched, recorder, operators, watched(recorder):
+        shapes = nullcontext() if step.compiled else known  # a graph that is traced has no real tensors
+        with switched, shapes, recorder, operators, watched(recorder):
             run = _compiled(step, recorder, on_gpu) if step.compiled else step.loss
             _mark_lasting(recorder, step)
             recorder.phase, operators.active = "forward", on_gpu

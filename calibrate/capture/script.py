@@ -20,7 +20,9 @@ POLL_S = 0.1
 MAX_RANKS = 64  # ranks of one command; of ranks that run the same program one is enough
 
 
-def capture_ranks(script: str, world_size: int | None, ranks: str, gpus_per_node: int, out: Path) -> None:
+def capture_ranks(
+    script: str, world_size: int | None, ranks: str, gpus_per_node: int, out: Path, balanced: bool = False
+) -> None:
     """Write `OUT.rankR.json.gz` for each of the ranks.
 
     Raises:
@@ -41,6 +43,7 @@ def capture_ranks(script: str, world_size: int | None, ranks: str, gpus_per_node
             "gpus_per_node": gpus_per_node,
             "out": str(out.with_name(f"{out.name}.rank{rank}.json.gz")),
             "objects": None,
+            "balanced": balanced,
         }
         for rank in chosen
     ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from calibrate.capture.known_values import ROUTED
 from calibrate.capture.program_out import program_data
 from calibrate.capture.script_recorder import ScriptRecorder
 from calibrate.capture.script_run import Steps
@@ -25,6 +26,7 @@ def write_script_program(
     roots = recorder.roots
     model = roots[0] if len(roots) == 1 else torch.nn.ModuleList(roots)
     facts = {"command": " ".join(words), "torch": torch.__version__}
+    facts |= ROUTED if recorder.known.balanced else {}
     step = Step(model, lambda: torch.zeros(()), steps.optimizer, 0, 0, facts=facts)  # its tokens are unknown
     data = program_data(step, recorder)
     data["script"] = {"rank": rank, "world_size": world_size, "device": recorder.device, **_script(recorder)}

@@ -39,7 +39,9 @@ def _capture(task: dict[str, Any]) -> str:
     folder = None if task["objects"] is None else Path(task["objects"])
     objects = ObjectMessages(rank, task["ranks"], folder)
     try:
-        steps, recorder = record_script(words, rank, world_size, task["gpus_per_node"], objects)
+        steps, recorder = record_script(
+            words, rank, world_size, task["gpus_per_node"], objects, balanced=task["balanced"]
+        )
     except InputError:
         raise
     except NeedsOthers:

@@ -1,8 +1,8 @@
 """Records a step of a distributed script: operators, collectives, and what waits for what.
 
 Integers that depend on no fake tensor (ranks of a mesh, shuffled indices, token ids) are computed, as scripts need
-their values. Floats are fake. If the script reads one (`loss.item()`), it gets `READ_AS`, and a wait of the host is
-recorded; `answers.py` says what comparisons give.
+their values; others may be known too (`known_values.py`). Floats are fake. If the script reads one (`loss.item()`), it
+gets `READ_AS`, and a wait of the host is recorded; `answers.py` says what comparisons give.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from calibrate.capture.alike_ranks import know_results
 from calibrate.capture.answers import READ_AS, Answers
 from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.collectives import NAMESPACES, collective_of, is_asynchronous
 from calibrate.capture.device_queue import Queue
+from calibrate.capture.failure import ROUTING_HELPS
+from calibrate.capture.known_values import PLAIN, REAL_BYTES, KnownValues
 from calibrate.capture.recorder import RecordedOperator, Recorder, describe, module_hooks
 
-REAL_BYTES = 1 << 26  # larger tensors of integers are fake
 WHOLE = ("aten::arange", "aten::randperm", "aten::randint")  # their default dtype is an integer
-PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 FSDP_KERNELS = {
     "all_gather_copy_in": "aten.cat",
     "chunk_cat": "aten._chunk_cat",
@@ -40,9 +41,9 @@ SCALAR = torch.ops.aten._local_scalar_dense.default
 class ScriptRecorder(Recorder):
     """Records the operators of all modules that run; `queue` holds collectives and waits."""
 
-    def __init__(self, operators: CudaOperators, queue: Queue) -> None:
+    def __init__(self, operators: CudaOperators, queue: Queue, balanced: bool = False) -> None:
         super().__init__(torch.nn.Module(), operators)
-        self.queue = queue
+        self.queue, self.known = queue, KnownValues(balanced, queue.host_wait)
         self.row_streams: list[int] = []
         self.stage = ""  # "clip" or "optimizer" while one of them runs
         self.roots: list[torch.nn.Module] = []
@@ -112,9 +113,14 @@ class ScriptRecorder(Recorder):
         if answer is not None:
             self.queue.host_wait()
             return answer
+        values = None if tensor.is_floating_point() else self.known.of(tensor)
+        if values is not None:
+            self.queue.host_wait()
+            with unset_fake_temporarily():
+                return values.item()
         if not tensor.is_floating_point():
             dtype = str(tensor.dtype).removeprefix("torch.")
-            raise ValueError(f"the code reads a value of dtype {dtype}, which is unknown without data")
+            raise ValueError(f"the code reads a value of dtype {dtype}, which depends on data; {ROUTING_HELPS}")
         if self.phase != "optimizer":  # the optimizer reads its number of steps, which torch keeps on the host
             self.queue.host_wait()
         return READ_AS
@@ -129,6 +135,7 @@ class ScriptRecorder(Recorder):
         found = collective_of(func, args, kwargs) if self.queue.recording else None
         number = -1 if found is None else self.queue.start(found)
         out = func(*args, **kwargs)
+        know_results(func, args, kwargs, out, self.known)
         if func.namespace == "c10d" and isinstance(out, tuple | list):
             work = Work.unbox(out[-1])
             self.results[id(work)] = (work, [weakref.ref(x) for x in tree_leaves(out[0])])

@@ -101,11 +101,17 @@ def _local(x: torch.Tensor) -> torch.Tensor:
 
 
 def record_script(
-    words: Sequence[str], rank: int, world_size: int, ranks_per_node: int, objects: ObjectMessages | None = None
+    words: Sequence[str],
+    rank: int,
+    world_size: int,
+    ranks_per_node: int,
+    objects: ObjectMessages | None = None,
+    balanced: bool = False,
 ) -> tuple[Steps, ScriptRecorder]:
     """Run `words` (a script, or -m and a module, and its arguments) as one rank, and record its second step.
 
-    `objects`: passes Python objects to other ranks; without it no other rank is captured.
+    `objects`: passes Python objects to other ranks; without it no other rank is captured. `balanced`: routers choose
+    experts in turn.
 
     Raises:
         InputError: if the script ends before its second step.
@@ -113,7 +119,7 @@ def record_script(
     queue = Queue()
     operators = CudaOperators(None, on_gpu=False)
     device = CudaDevice(operators)
-    recorder = ScriptRecorder(operators, queue)
+    recorder = ScriptRecorder(operators, queue, balanced)
     steps = Steps(recorder, device)
     nodes_ranks = min(ranks_per_node, world_size)
     set_environment(rank, world_size, ranks_per_node)
@@ -126,6 +132,7 @@ def record_script(
         cuda_device(device, queue, rank % nodes_ranks, nodes_ranks),
         operators,
         FakeTensorMode(allow_non_fake_inputs=True),
+        recorder.known,
         recorder,
     ):
         try:

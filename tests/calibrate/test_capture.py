@@ -204,6 +204,8 @@ import sys, json
 import torch
 from calibrate.capture import Step
 from calibrate.model import _make_block
+from calibrate.parallel.comm import Group, Tape
+from calibrate.parallel.expert import ExpertParallel
 from calibrate.rotation import make_constants
 from sim.inputs.scenario import parse_scenario
 
@@ -214,6 +216,10 @@ def step():
     constants = make_constants(m, t.seq_len, "cpu", dtype)
     blocks = [_make_block(m, t, i, None, constants) for i in range(m.layers + 2)]
     tokens = torch.zeros(t.micro_batch_size, t.seq_len, dtype=torch.long)
+    numbers, alone = torch.arange(tokens.numel()), [Group(name, (0,), 0, None, Tape()) for name in ("ep", "expert_tp")]
+    for layer in blocks[1:-1]:
+        if layer.moe is not None:
+            layer.moe = ExpertParallel(layer.moe, *alone, numbers)
 
     def loss():
         x = tokens
@@ -233,11 +239,17 @@ LATENT = {
     **{k: v for k, v in LLAMA.items() if k != "kv_heads"},
     "mla": {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
 }
+MOE = {"experts": 8, "top_k": 2, "ffn": 96}
+FINE = {"experts": 48, "top_k": 6, "ffn": 32, "shared_experts": 2}  # 1,536 copies of tokens, 32 for each expert
 
 
 @pytest.mark.parametrize(
     ("model", "attention", "precision"),
     [
+        ({"moe": MOE}, "unfused", "fp32"),
+        ({**LLAMA, "moe": FINE}, "fused", "bf16"),
+        ({**LLAMA, "hidden": 128, "moe": {**MOE, "experts": 6, "top_k": 1, "capacity_factor": 1.0}}, "unfused", "bf16"),
+        ({**LATENT, "moe": FINE}, "unfused", "fp32"),
         ({}, "unfused", "fp32"),
         ({}, "fused", "bf16"),
         (LLAMA, "unfused", "fp32"),
@@ -259,10 +271,10 @@ def test_bundled_model_is_as_it_is_described(
     scenario = parse_scenario({**data, "cluster": "dgx-h100"})
     layers = [layer_block(scenario, i, Shard()) for i in range(2)]
     described = [embedding_block(scenario), *layers, head_block(scenario)]
-    for kind in ("gemm", "attention_forward", "attention_backward"):
+    for kinds in (("gemm", "grouped_gemm"), ("attention_forward",), ("attention_backward",)):
         flops = [
             [
-                sum(c.flops for c in (*b.forward, *b.backward) if isinstance(c, Compute) and c.kind == kind)
+                sum(c.flops for c in (*b.forward, *b.backward) if isinstance(c, Compute) and c.kind in kinds)
                 for b in blocks
             ]
             for blocks in (captured, described)

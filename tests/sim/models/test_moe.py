@@ -168,12 +168,12 @@ def test_ranks_differ_by_their_experts_load():
 
 
 def test_saved_bytes_of_experts():
-    """Router input and fp32 probabilities, copies in, gate, silu(gate) and up, product, results for the
-    weights.
+    """Router input and fp32 probabilities, indices and weights of copies, copies in, gate, silu(gate) and up, product,
+    results for the weights.
     """
     saved = layer_block(make(MOE), 0).saved
     copies, h, f = TOKENS * 2, 1024, 512
-    expected = TOKENS * h * 2 + TOKENS * 16 * 4 + copies * (4 + (h + 3 * f + f + h) * 2)
+    expected = TOKENS * h * 2 + TOKENS * 16 * 4 + copies * (32 + (h + 3 * f + f + h) * 2)
     assert saved_bytes(saved, "moe") == expected
 
 

@@ -1,0 +1,212 @@
+"""Knows the values of fake tensors that depend on no weight and no activation.
+
+Shapes may depend on such values, as the rows of an expert on a router's choices. A fake tensor has a shape alone. So an
+operator whose inputs are all known runs a second time, on real tensors, unless they are large.
+
+A router's choices depend on weights. If they are balanced, they are made without them: row r of a top-k among n takes
+the numbers r·k, r·k + 1, … modulo n. Then each expert gets equally many tokens, or one more than others. Megatron-LM
+balances likewise with --moe-router-force-load-balancing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+REAL_BYTES = 1 << 26  # operators on larger tensors are not computed
+CHOICES = {"topk": 2, "sort": 1, "max": 1, "argmax": 1, "multinomial": -1}  # place of the dimension among arguments
+UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
+ROUTED = {"routing": "balanced"}  # how a file says it
+Number = bool | int | float
+FILLS: dict[str, Callable[[tuple[Any, ...]], Number]] = {  # the number that all elements get
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), lambda _: 0),
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), lambda _: 1),
+    **dict.fromkeys(("full", "full_like"), lambda args: args[1]),
+    "new_full": lambda args: args[2],
+    "scalar_tensor": lambda args: args[0],
+}
+
+
+class KnownValues(TorchDispatchMode):
+    """Runs operators on fake tensors, and on real ones where their inputs are known.
+
+    `balanced`: choices of the largest are made in turn. `host_waits` is called where the host waits for the device,
+    because it reads a value or needs it for a shape.
+    """
+
+    def __init__(self, balanced: bool = False, host_waits: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.balanced, self.host_waits = balanced, host_waits
+        # By address of a living fake storage: its values, or the number that all its elements are.
+        self._known: dict[int, torch.Tensor | Number] = {}
+
+    def of(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Return a tensor's values; None if they are unknown."""
+        if not isinstance(x, FakeTensor):
+            return x
+        storage = x.untyped_storage()
+        found = self._known.get(storage._cdata)
+        with unset_fake_temporarily():
+            if found is not None and not isinstance(found, torch.Tensor):
+                found = self._known[storage._cdata] = torch.full((_elements(x),), found, dtype=x.dtype)
+            if found is None or found.dtype != x.dtype:
+                return None
+            return found.as_strided(x.shape, x.stride(), x.storage_offset())
+
+    def put(self, x: torch.Tensor, values: torch.Tensor | Number) -> None:
+        """Set the values of a fake tensor; its views have them too."""
+        storage = x.untyped_storage()
+        if isinstance(values, torch.Tensor):
+            with unset_fake_temporarily():
+                own = values.untyped_storage()
+                places = [(t.stride(), t.storage_offset(), t.untyped_storage().nbytes()) for t in (x, values)]
+                flat = torch.empty(0, dtype=x.dtype)
+                if places[0] == places[1]:
+                    flat.set_(own)
+                else:
+                    flat.resize_(_elements(x)).as_strided(x.shape, x.stride(), x.storage_offset()).copy_(values)
+            values = flat
+        if storage._cdata not in self._known:
+            weakref.finalize(storage, self._known.pop, storage._cdata, None)
+        self._known[storage._cdata] = values
+
+    def forget(self, x: torch.Tensor) -> None:
+        """Note that a tensor was written with unknown values."""
+        self._known.pop(x.untyped_storage()._cdata, None)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not all(t in PLAIN for t in types):
+            return func(*args, **kwargs)  # a subclass, which calls again with the tensors that it holds
+        if func.namespace != "aten":
+            return self._unknown(func, "", args, kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        if name in FILLS:
+            out = func(*args, **kwargs)
+            if isinstance(out, FakeTensor) and _bytes(out) <= REAL_BYTES:
+                self.put(out, FILLS[name](args))
+            return out
+        real = self._real(func, name, args, kwargs)
+        return self._unknown(func, name, args, kwargs) if real is None else self._twice(func, name, args, kwargs, real)
+
+    def _real(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return an operator's arguments with real tensors; None if its result is unknown or they are large."""
+        inputs = _tensors((args, kwargs))
+        if not (inputs or name == "arange") or torch.Tag.nondeterministic_seeded in func.tags:
+            return None
+        fake = [x for x in inputs if isinstance(x, FakeTensor)]
+        if any(x.untyped_storage()._cdata not in self._known for x in fake) or sum(map(_bytes, inputs)) > REAL_BYTES:
+            return None
+        values = [self.of(x) for x in inputs]
+        if any(x is None for x in values):
+            return None
+        rest = iter(values)
+        return tree_map_only(torch.Tensor, lambda _: next(rest), (args, kwargs))
+
+    def _twice(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], real: Any) -> Any:
+        """Run an operator on fake tensors and on real ones, whose shapes are taken if fake ones have none."""
+        try:
+            out = _run(func, name, args, kwargs)
+        except UNKNOWN:
+            with unset_fake_temporarily():
+                values = _run(func, name, *real)
+            self.host_waits()
+            out = tree_map_only(torch.Tensor, _like, values)
+        else:
+            new = [x for x in _tensors(out) if isinstance(x, FakeTensor)]
+            if not new or sum(map(_bytes, new)) > REAL_BYTES:
+                return out
+            with unset_fake_temporarily():
+                values = _run(func, name, *real)
+        for x, value in zip(_tensors(out), _tensors(values), strict=True):
+            if x.untyped_storage()._cdata not in self._known:  # else it is a view, or was written in place
+                self.put(x, value)
+        return out
+
+    def _unknown(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name == "masked_select" and self.of(args[1]) is not None:
+            return self._selected(*args)
+        out = _run(func, name, self._without_masks(args) if name == "index" else args, kwargs)
+        for i, argument in enumerate(func._schema.arguments):
+            if argument.is_write:
+                for x in _tensors(kwargs.get(argument.name, args[i] if i < len(args) else None)):
+                    self.forget(x)
+        if self.balanced and name in CHOICES:
+            self._choose(CHOICES[name], args, kwargs, out)
+        return out
+
+    def _choose(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Set the places that a choice returns, each row's after those of the row before."""
+        dim = kwargs.get("dim", args[place] if 0 < place < len(args) else None if place == 1 else -1)
+        candidates = args[0].numel() if dim is None else args[0].size(dim)
+        for chosen in (y for y in _tensors(out) if y.dtype == torch.int64):
+            shape = list(chosen.shape)
+            with unset_fake_temporarily():
+                numbers = torch.arange(chosen.numel()).remainder(candidates)
+                if dim is None or len(shape) < args[0].dim():  # one place of each row
+                    values = numbers.view(shape)
+                else:
+                    shape.append(shape.pop(dim))
+                    values = numbers.view(shape).movedim(-1, dim)
+            self.put(chosen, values)
+
+    def _without_masks(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of an indexing, with the places of what is true instead of known masks."""
+        indices: list[Any] = []
+        for x in args[1]:
+            mask = self.of(x) if x is not None and x.dtype == torch.bool else None
+            if mask is None:
+                indices.append(x)
+                continue
+            self.host_waits()
+            with unset_fake_temporarily():
+                places = mask.nonzero(as_tuple=True)
+            indices += map(_like, places)
+        return args[0], indices
+
+    def _selected(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        self.host_waits()
+        known = self.of(mask)
+        with unset_fake_temporarily():
+            assert known is not None
+            n = int(known.expand(torch.broadcast_shapes(x.shape, mask.shape)).sum())
+        return x.new_empty(n)
+
+
+def _run(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator; a CPU has no histogram of integers, which a GPU has."""
+    if name == "histc" and not args[0].is_floating_point():
+        return func(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
+    return func(*args, **kwargs)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+def _bytes(x: torch.Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _elements(x: torch.Tensor) -> int:
+    """Return the number of elements of a tensor's storage."""
+    return x.untyped_storage().nbytes() // x.element_size()
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor with a real one's layout."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
