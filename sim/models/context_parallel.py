@@ -136,12 +136,32 @@ def _shift(name: str, bytes_: float, phase: Phase) -> Comm:
     return collective(name, "send_recv", bytes_, phase, name, "cp")
 
 
-def _merge(d: Dims, block: Core, step: int) -> Compute:
-    """Online softmax: the block's output joins the fp32 sum by their log-sum-exps (read 4 + e, write 4 an
-    element).
+def _merges(d: Dims, block: Core, step: int) -> list[Item]:
+    """Online softmax: the block's output joins the fp32 sum by their log-sum-exps (read 4 + e, write 4 an element).
+
+    Transformer Engine's sum has 16 bits. Its first block is scaled into it, and a kernel on one number a query corrects
+    the log-sum-exp in every step (`flash_attn_fwd_out_correction_init`, `flash_attn_fwd_out_correction`).
     """
     n = d.batch * block.heads * block.q_len * block.v_head_dim
-    return memory_op(f"attention_merge{step}", F, "elementwise", n, n * (2 * FP32_BYTES + d.act_bytes), d.act)
+    if d.framework.copies_for_context:
+        moved, kernels = (3 if step else 2) * n * d.act_bytes, 2
+    elif not step:
+        return []
+    else:
+        moved, kernels = n * (2 * FP32_BYTES + d.act_bytes), 1
+    return [memory_op(f"attention_merge{step}", F, "elementwise", n, moved, d.act, kernels)]
+
+
+def _copied(d: Dims, name: str, bytes_: float, phase: Phase, accesses: int = 2, kernels: int = 1) -> list[Item]:
+    """Transformer Engine's copies around messages: reads and writes of a tensor; () in other frameworks."""
+    if not d.framework.copies_for_context:
+        return []
+    return [memory_op(name, phase, "copy", bytes_ / d.act_bytes, accesses * bytes_, d.act, kernels)]
+
+
+def _query_bytes(d: Dims, c: Core) -> float:
+    """A rank's queries."""
+    return d.batch * c.q_len * c.heads * c.head_dim * d.act_bytes
 
 
 def _ring(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> Operator:
@@ -159,14 +179,14 @@ def _ring(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> Operator:
 
 def _ring_forward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple[Item, ...]:
     """Each step sends the keys and values on while it computes with them: cp − 1 messages."""
-    items: list[Item] = []
+    items = _copied(d, "kv_join", kv_bytes(d, own), F)
     last = len(blocks) - 1
     for step, block in enumerate(blocks):
         if step < last:
             items.append(_shift(f"ring_kv{step}", kv_bytes(d, own), F))
         if block:
             items += core_forward(d, block, f"attention{step}")
-            items += [_merge(d, block, step)] if step else []
+            items += _merges(d, block, step)
         if step < last:
             items.append(Wait(f"ring_kv{step}", F))
     return tuple(items)
@@ -176,9 +196,12 @@ def _ring_backward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple
     """Keys and values go round once more (cp − 1 messages), their gradients behind them and home (cp
     messages). The sum of two such gradients waits for a message, but not for the host, which issues it with the
     attention before it.
+
+    Transformer Engine first copies keys and values into the buffer of messages. It then joins each block's dK and dV in
+    one tensor before their sum, and copies or adds its dQ.
     """
-    items: list[Item] = []
     last, size, sum_kernels = len(blocks) - 1, kv_bytes(d, own), 2
+    items = _copied(d, "kv_copy", size, I)
     for step, block in enumerate(blocks):
         if step < last:
             items.append(_shift(f"ring_backward_kv{step}", size, I))
@@ -186,11 +209,14 @@ def _ring_backward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple
             *before, kernel = core_backward(d, block, f"attention_backward{step}")
             assert isinstance(kernel, Compute)
             items += [*before, replace(kernel, kernels=kernel.kernels + sum_kernels) if step else kernel]
+            items += _copied(d, f"attention_dq_sum{step}", _query_bytes(d, block), I, 3 if step else 2)
         if step:
             items.append(Wait(f"ring_dkv{step - 1}", I))
         if block and step:
-            n = size / d.act_bytes
-            items.append(memory_op(f"attention_dkv_sum{step}", I, "elementwise", n, 3 * size, d.act, 0))
+            moved = 5 * kv_bytes(d, block) if d.framework.copies_for_context else 3 * size
+            items.append(memory_op(f"attention_dkv_sum{step}", I, "elementwise", size / d.act_bytes, moved, d.act, 0))
+        elif block:
+            items += _copied(d, "attention_dkv_sum0", size, I, 4, 2)
         if step < last:
             items.append(Wait(f"ring_backward_kv{step}", I))
         items.append(_shift(f"ring_dkv{step}", size, I))
@@ -243,18 +269,21 @@ def _all_to_all(d: Dims, own: Core) -> Operator:
     }
     out = unit * own.heads * own.v_head_dim
 
-    def exchange(name: str, size: float, phase: Phase) -> Comm:
-        return collective(f"ulysses_{name}", "all_to_all", size, phase, group="cp")
+    def exchange(name: str, size: float, phase: Phase) -> list[Item]:
+        before, after = (_copied(d, f"{name}_{side}", size, phase) for side in ("split", "join"))
+        return [*before, collective(f"ulysses_{name}", "all_to_all", size, phase, group="cp"), *after]
 
+    again = exchange("output_again", out, I) if d.framework.copies_for_context else []
     forward = (
-        *(exchange(n, s, F) for n, s in sizes.items()),
+        *(item for n, s in sizes.items() for item in exchange(n, s, F)),
         *core_forward(d, whole),
-        exchange("output", out, F),
+        *exchange("output", out, F),
     )
     backward = (
-        exchange("doutput", out, I),
+        *again,
+        *exchange("doutput", out, I),
         *core_backward(d, whole),
-        *(exchange(f"d{n}", s, I) for n, s in sizes.items()),
+        *(item for n, s in sizes.items() for item in exchange(f"d{n}", s, I)),
     )
     part = core_part(d, whole, (whole,), forward, backward, exchanged=True)
     return replace(part, output_bytes=out)

@@ -139,6 +139,9 @@ class Framework(Struct, frozen=True):
     """copies, each as large as the queries, that reorder or pack tokens around the fused kernel [each trainer's own]"""
     attention_copy_kernels: tuple[int, int] = (1, 1)
     """kernels of these copies, forward (with those that compute sequence lengths) and backward [each trainer's own]"""
+    copies_for_context: bool = False
+    """with context parallelism, tensors are copied before and after messages and sums have 16 bits; with cp_method
+    all_to_all the backward exchanges the output, too [TE attention/dot_product_attention/context_parallel.py]"""
     loss: UnfusedLoss = TORCH_LOSS
     """kernels of the unfused loss, forward and backward [core/tensor_parallel/cross_entropy.py]"""
 

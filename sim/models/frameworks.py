@@ -54,6 +54,7 @@ _MEGATRON = Framework(
     casts_routers=False,
     skips_masked_scores=True,
     attention_kernel="megatron",
+    copies_for_context=True,
     loss=MEGATRON_LOSS,
     merges_projections=True,
     accumulates_in_matmul=True,

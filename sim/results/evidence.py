@@ -21,7 +21,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.normal import NINETY_BY_MEAN
+from sim.core.normal import NINETY_BY_MEAN, student_by_normal
 from sim.models.frameworks import FRAMEWORKS
 from sim.models.parameters import count_parameters
 from sim.results.records import Record
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 FILE = Path(__file__).parents[1] / "presets" / "evidence.json"
 SHOWN = 3  # rows beside a result
 FEWEST_TABLES = 5  # whose errors make an interval
-REACH = 2.0  # the distance over which a row's weight falls to 1/e, that of another kind of training
+REACH = 2.0  # the distance over which a row's weight falls to 1/e
+OTHER_KIND = 4.0  # distance between dense training, experts and adapters
 # What a factor of two in a feature adds to the distance.
 WEIGHTS = {"active": 0.5, "ranks": 0.15, "seq_len": 0.15, "tp": 0.2, "pp": 0.2, "cp": 0.3, "ep": 0.2, "bits": 1.0}
 FAMILY = {"composer": "torch", "nanotron": "torch", "eager": "torch", "compiled": "torch"}
@@ -156,7 +157,7 @@ def _distances(own: Features, others: _Columns) -> NDArray[np.float64]:
     framework = np.where(a.framework == b.framework, 0.0, np.where(a.family == b.family, 0.5, 1.0))
     apart = np.abs(np.log2(a.sizes / b.sizes))
     sizes = sum(weight * apart[:, i] for i, weight in enumerate(WEIGHTS.values()))
-    unlike = gpu + sizes + 2.0 * (a.kind != b.kind) + 0.5 * (a.sharded != b.sharded) + framework
+    unlike = gpu + sizes + OTHER_KIND * (a.kind != b.kind) + 0.5 * (a.sharded != b.sharded) + framework
     return np.asarray(unlike + 0.15 * np.abs(a.year - b.year), dtype=np.float64)
 
 
@@ -209,6 +210,9 @@ def interval_factor(own: Features, rows: Sequence[PublishedStep] | None = None) 
     """The factor within which nine of ten published rows of a scenario's sort are met; None with too few tables.
 
     It comes from the mean |log error| of all rows, in which nearer rows count more, and all tables alike before that.
+    A mean of few tables may be too small by chance, so it is multiplied by a quantile of Student's distribution. Its
+    degrees of freedom are the effective number of tables, (Σw)² ÷ Σw² of their weights (Kish 1965). `OTHER_KIND` and
+    this rule were chosen by intervals made without the judged table (docs/accuracy.md, "The 90 % interval").
     `rows`: in place of all that are shipped, such as without a table that is judged.
     """
     rows = published() if rows is None else rows
@@ -219,11 +223,14 @@ def interval_factor(own: Features, rows: Sequence[PublishedStep] | None = None) 
     errors = [abs(math.log(row.predicted / row.measured)) for row in rows]
     parts = np.exp(-apart / REACH) / [sizes[row.table] for row in rows]
     mean = float(np.average(errors, weights=parts))
+    _, table = np.unique([row.table for row in rows], return_inverse=True)
+    weights = np.bincount(table, parts)
+    effective = float(weights.sum() ** 2 / (weights**2).sum())
     alike = {row.table for row in rows if _group(row.features) == _group(own)}
     named = f"{own.kind} training with {_family(own)} on {own.architecture}"
     known = f"{len(alike)} of them are" if len(alike) > 1 else "one of them is" if alike else "none of them is"
     why = f"errors on {len(sizes)} published tables, of which nearer ones count more ({known} {named})"
-    return Width(math.exp(NINETY_BY_MEAN * mean), why)
+    return Width(math.exp(NINETY_BY_MEAN * student_by_normal(effective) * mean), why)
 
 
 def _group(f: Features) -> tuple[str, str, str]:

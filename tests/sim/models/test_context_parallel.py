@@ -69,7 +69,7 @@ def test_ring_sends_beside_its_compute():
 
 def test_sums_of_ring_gradients_take_their_bytes():
     """3 times dK, dV at 0.85 of 3.35 TB/s: the host issues a sum before the attention that it waits for has ended."""
-    training = {"seq_len": 65536, "global_batch_size": 1, "framework": "megatron"}
+    training = {"seq_len": 65536, "global_batch_size": 1, "framework": "compiled"}
     layout = {"tp": 8, "cp": 8, "sp": True}
     sim = simulate(
         parse_scenario({"model": "llama3-70b", "cluster": "dgx-h100", "training": training, "parallelism": layout}),
@@ -79,6 +79,38 @@ def test_sums_of_ring_gradients_take_their_bytes():
     assert len(sums) == 80 * 7
     want_s = 3 * (2 * 8192 * 128 * 2) / (0.85 * 3.35e12)
     assert all(want_s < s.end_s - s.start_s < want_s + 5e-6 for s in sums)  # and a launch
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+@pytest.mark.parametrize("last", [False, True])
+def test_transformer_engine_copies_around_its_ring(cp: int, last: bool) -> None:
+    """Bytes by AttnFuncWithCPAndKVP2P, of q (queries) and kv (keys and values). The first rank has half of the queries
+    in all blocks but its own, the last half of the keys.
+    """
+    changes = {"seq_len": 1024, "framework": "megatron"}
+    block = layer_block(make(LLAMA, changes, cp=cp), 0, Shard(cp - 1 if last else 0))
+    moved = {i.name: i.bytes for i in (*block.forward, *block.backward) if isinstance(i, Compute)}
+    kernels = {i.name: i.kernels for i in (*block.forward, *block.backward) if isinstance(i, Compute)}
+    own = {name: n for name, n in moved.items() if "merge" in name or "sum" in name or name in ("kv_join", "kv_copy")}
+    q, kv = 2 * 2 * (1024 // cp) * 16 * 64, KV * 1024 // (512 // 2) // cp
+    queries, keys = (1.0, 0.5) if last else (0.5, 1.0)
+    rest = cp - 1
+    assert own["kv_join"] == own["kv_copy"] == 2 * kv
+    assert sum(n for name, n in own.items() if "merge" in name) == 2 * q + rest * 3 * queries * q
+    assert sum(n for name, n in own.items() if "dq_sum" in name) == 2 * q + rest * 3 * queries * q
+    assert sum(n for name, n in own.items() if "dkv_sum" in name) == 4 * kv + rest * 5 * keys * kv
+    assert {n for name, n in kernels.items() if "merge" in name} == {2}
+
+
+def test_transformer_engine_copies_around_its_exchanges() -> None:
+    """Twice each exchanged tensor, read and written; the backward exchanges the output, too."""
+    block = layer_block(make(LLAMA, {"seq_len": 1024, "framework": "megatron"}, cp=4, cp_method="all_to_all"), 0)
+    assert comms(block.forward, "cp") == Counter(all_to_all=4)
+    assert comms(block.backward, "cp") == Counter(all_to_all=5)
+    query = 2 * 2 * 256 * 16 * 64
+    copies = [sum(i.bytes for i in side if isinstance(i, Compute) and i.name.endswith(("_split", "_join")))
+              for side in (block.forward, block.backward)]  # fmt: skip
+    assert copies == [4 * (2 * query + KV), 4 * (3 * query + KV)]
 
 
 def test_contiguous_ranks_wait_for_keys_they_do_not_use():
