@@ -9,8 +9,8 @@ The printed error is a cross-validated one. Configurations are split into folds,
 coefficients fitted to the other folds. These refits are a few Gauss-Newton steps from the fit of all rows: they keep
 its slopes, priors and loss, and simulate the errors again after each step.
 
-With `--given N` only N rows are fitted, spread evenly over the table, with wider priors (`FEW_ROWS_WIDTH`). The printed
-error is then that of all other rows.
+With `--given N` only N rows are fitted, spread evenly over the table, with wider priors (`FEW_ROWS_WIDTH`). The rows
+themselves decide how much these priors count (`fit_few`). The printed error is then that of all other rows.
 """
 
 from __future__ import annotations
@@ -72,6 +72,9 @@ FEW_ROWS_WIDTH: Mapping[str, float] = {
     "memory_efficiency": 0.2,
     "host_operator_s": 1.0,
 }
+WIDTH_FACTORS = (0.1, 0.3, 1.0)  # of these widths and those of `PRIORS`
+NOISES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)  # standard deviations of errors that no coefficient explains
+USUAL_NOISE, NOISE_WIDTH = 0.03, 0.8  # prior of the noise: its median, and the standard deviation of its logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +149,17 @@ def fit(
     base: Profile,
     names: Sequence[str],
     tick: Callable[[], None] = lambda: None,
-    widths: Mapping[str, float] | None = None,
 ) -> Fit:
     """Fit those of the named coefficients of `base` that any case depends on.
 
-    `tick` is called after each simulated step. `widths` replaces widths of priors in `PRIORS`.
+    `tick` is called after each simulated step.
 
     Raises:
         InputError: if no case depends on any of the coefficients.
     """
     from scipy.optimize import least_squares
 
-    problem = _Problem(cases, base, tuple(names), tick, widths or {})
-    before = problem.errors(problem.start)
-    matter = np.abs(problem.slopes(problem.start, before)).max(axis=0) > 0
-    if not matter.any():
-        raise InputError(f"no step of the table depends on {', '.join(names)}")
-    problem = replace(problem, names=tuple(name for name, does in zip(names, matter, strict=True) if does))
+    problem, before, _ = _that_matter(_Problem(cases, base, tuple(names), tick))
     best = least_squares(problem.residuals, problem.start, problem.jacobian, max_nfev=6, xtol=1e-3, ftol=1e-3).x
     after = problem.errors(best)
     slopes = problem.slopes(best, after)
@@ -174,23 +171,72 @@ def fit(
             x = _refit(x, errors, slopes[seen], problem.start, problem.width)
             errors = problem.errors(x, seen)
         held_out[fold] = problem.errors(x, fold)
-    values = {name: float(math.exp(v)) for name, v in zip(problem.names, best, strict=True)}
-    return Fit(values, before, after, held_out)
+    return Fit(_values(problem, best), before, after, held_out)
 
 
-def _refit(near: Vector, errors: Vector, slopes: Matrix, start: Vector, width: Vector) -> Vector:
+def fit_few(cases: Sequence[Case], base: Profile, names: Sequence[str], tick: Callable[[], None] = lambda: None) -> Fit:
+    """Fit named coefficients of `base` to a few cases, which may be too few to tell a cause from noise.
+
+    Each pair of a factor on the priors' widths and of a noise is fitted. The result is the mean of these fits, weighted
+    by the probability of the cases' errors under their pair (the evidence of MacKay 1992, "Bayesian interpolation",
+    Neural Computation 4(3), with errors linear in the coefficients). So errors that agree move the coefficients far,
+    and errors that contradict each other hardly at all.
+
+    Raises:
+        InputError: if no case depends on any of the coefficients.
+    """
+    problem, before, slopes = _that_matter(_Problem(cases, base, tuple(names), tick, FEW_ROWS_WIDTH))
+    x, errors = problem.start, before
+    for _ in range(REFITS):
+        x = _weighed(x, errors, slopes, problem.start, problem.width)
+        errors = problem.errors(x)
+    return Fit(_values(problem, x), before, errors, errors)
+
+
+def _that_matter(problem: _Problem) -> tuple[_Problem, Vector, Matrix]:
+    """Return the problem without coefficients that no case depends on, and the errors and slopes at its start."""
+    before = problem.errors(problem.start)
+    slopes = problem.slopes(problem.start, before)
+    matter = np.abs(slopes).max(axis=0) > 0
+    if not matter.any():
+        raise InputError(f"no step of the table depends on {', '.join(problem.names)}")
+    kept = tuple(name for name, does in zip(problem.names, matter, strict=True) if does)
+    return replace(problem, names=kept), before, slopes[:, matter]
+
+
+def _values(problem: _Problem, logs: Vector) -> dict[str, float]:
+    return {name: float(math.exp(v)) for name, v in zip(problem.names, logs, strict=True)}
+
+
+def _weighed(near: Vector, errors: Vector, slopes: Matrix, start: Vector, width: Vector) -> Vector:
+    """Return the mean of the fits with each pair of a factor and a noise, by the probability of the errors."""
+    at_start, logs, fits = errors - slopes @ (near - start), list[float](), list[Vector]()
+    for factor in WIDTH_FACTORS:
+        explained = slopes * (factor * width)
+        for noise in NOISES:
+            covariance = explained @ explained.T + noise**2 * np.eye(len(errors))
+            misfit = at_start @ np.linalg.solve(covariance, at_start)
+            prior = (math.log(noise / USUAL_NOISE) / NOISE_WIDTH) ** 2
+            logs.append(-0.5 * float(np.linalg.slogdet(covariance)[1] + misfit + prior))
+            fits.append(_refit(near, errors, slopes, start, factor * width, noise))
+    return np.asarray(np.average(fits, axis=0, weights=np.exp(np.array(logs) - max(logs))), dtype=np.float64)
+
+
+def _refit(
+    near: Vector, errors: Vector, slopes: Matrix, start: Vector, width: Vector, scale: float = LOSS_SCALE
+) -> Vector:
     """Return the minimum over some cases, with errors linear in the coefficients around `near`."""
     from scipy.optimize import least_squares
 
     def residuals(x: Vector) -> Vector:
-        return np.concatenate([_soft(errors + slopes @ (x - near)), (x - start) / width])
+        return np.concatenate([_soft(errors + slopes @ (x - near), scale), (x - start) / width])
 
     return np.asarray(least_squares(residuals, near).x, dtype=np.float64)
 
 
-def _soft(errors: Vector) -> Vector:
-    """Return residuals whose square is the soft-L1 loss 2(sqrt(1 + z²) − 1), z = error / LOSS_SCALE."""
-    z = errors / LOSS_SCALE
+def _soft(errors: Vector, scale: float = LOSS_SCALE) -> Vector:
+    """Return residuals whose square is the soft-L1 loss 2(sqrt(1 + z²) − 1), z = error / scale."""
+    z = errors / scale
     return np.asarray(np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + z * z) - 1.0)), dtype=np.float64)
 
 
@@ -283,12 +329,8 @@ def main(table: Path, profile: str, out: Path, given: int | None, only: tuple[st
         if name not in PRIORS:
             raise InputError(f"--only: found {name!r}; allowed: {', '.join(PRIORS)}")
     read = read_table(table)
-    rest: list[Case] = []
-    if given is None:
-        cases, widths = cases_of(read), dict[str, float]()
-    else:
-        (cases, rest), widths = given_and_rest(read, base, given), dict(FEW_ROWS_WIDTH)
-    found = _with_progress(cases, base, only or tuple(PRIORS), widths)
+    cases, rest = (cases_of(read), []) if given is None else given_and_rest(read, base, given)
+    found = _with_progress(cases, base, only or tuple(PRIORS), fit if given is None else fit_few)
     if rest:
         found = predicted_rest(found, base, rest)
     fitted_profile(base, read, found, len(cases)).save(out)
@@ -302,13 +344,13 @@ def predicted_rest(found: Fit, base: Profile, rest: Sequence[Case]) -> Fit:
     return replace(found, before=np.array(errors[0]), held_out=np.array(errors[1]))
 
 
-def _with_progress(cases: Sequence[Case], base: Profile, names: Sequence[str], widths: Mapping[str, float]) -> Fit:
+def _with_progress(cases: Sequence[Case], base: Profile, names: Sequence[str], way: Callable[..., Fit]) -> Fit:
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("fitting", total=len(cases) * (3 + 6 * (len(names) + 1)))
-        return fit(cases, base, names, lambda: progress.advance(task), widths)
+        return way(cases, base, names, lambda: progress.advance(task))
 
 
 def _report(base: Profile, found: Fit, out: Path) -> None:
