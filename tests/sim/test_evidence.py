@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from sim.core.normal import NINETY_BY_MEAN
+from sim.core.normal import NINETY_BY_MEAN, student_by_normal
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profiles import load_profile
 from sim.results.certainty import HELD_OUT
 from sim.results.evidence import (
     FEWEST_TABLES,
+    OTHER_KIND,
     REACH,
     Features,
     PublishedStep,
@@ -93,7 +94,8 @@ def test_tables_count_alike_whatever_their_rows() -> None:
     rows = [*made("a", [0.01] * 100), *(row for name in "bcd" for row in made(name, [-0.02])), *made("e", [-0.3])]
     width = interval_factor(own, rows)
     assert width is not None
-    assert math.log(width.factor) == pytest.approx(NINETY_BY_MEAN * (0.01 + 3 * 0.02 + 0.3) / 5)
+    of_five = NINETY_BY_MEAN * student_by_normal(5)
+    assert math.log(width.factor) == pytest.approx(of_five * (0.01 + 3 * 0.02 + 0.3) / 5)
     assert "(5 of them are dense training with megatron on hopper)" in width.why
 
 
@@ -102,9 +104,17 @@ def test_nearer_tables_count_more() -> None:
     near, far = made("a", [0.02]), [row for name in "bcde" for row in made(name, [0.2], kind="moe")]
     width = interval_factor(own, [*near, *far])
     assert width is not None
-    part = math.exp(-2.0 / REACH)  # another kind of training is 2 away
-    assert math.log(width.factor) == pytest.approx(NINETY_BY_MEAN * (0.02 + 4 * part * 0.2) / (1 + 4 * part))
+    part = math.exp(-OTHER_KIND / REACH)
+    tables = (1 + 4 * part) ** 2 / (1 + 4 * part**2)  # 2.2: the four far ones together count about as one
+    mean = (0.02 + 4 * part * 0.2) / (1 + 4 * part)
+    assert math.log(width.factor) == pytest.approx(NINETY_BY_MEAN * student_by_normal(tables) * mean)
     assert "(one of them is dense" in width.why
+
+
+@pytest.mark.parametrize(("degrees", "quantile"), [(2, 2.920), (3, 2.353), (5, 2.015), (10, 1.812), (1e9, 1.645)])
+def test_the_quantiles_of_few_tables_are_students(degrees: float, quantile: float) -> None:
+    """The table of the distribution, 95 %."""
+    assert 1.645 * student_by_normal(degrees) == pytest.approx(quantile, rel=0.013)
 
 
 def test_an_interval_does_not_depend_on_the_layout() -> None:
@@ -124,7 +134,12 @@ def test_what_is_far_from_all_tables_is_named_and_few_tables_make_no_interval() 
 
 @pytest.mark.parametrize(
     ("belongs", "widest"),
-    [(lambda f: True, 0.16), (lambda f: f.kind == "dense", 0.16), (lambda f: f.framework == "megatron", 0.16)],
+    [
+        (lambda f: True, 0.18),
+        (lambda f: f.kind == "dense", 0.17),
+        (lambda f: f.framework == "megatron", 0.17),
+        (lambda f: f.kind == "moe", 0.3),
+    ],
 )
 def test_nine_of_ten_rows_of_a_table_lie_in_intervals_made_without_it(
     belongs: Callable[[Features], bool], widest: float
