@@ -122,7 +122,7 @@ def _trace(path: str, process: _Process, gpu_names: dict[int, str], notes: list[
     trace = RankTrace(path, 0, 1, 0, host_name=path, gpu_name=gpu, notes=list(notes))
     trace.device, trace.syncs = process.device, process.syncs
     _number_steps(trace, [event for event, _ in process.ranges])
-    chosen = {id(step) for step in trace.steps.values()}
+    chosen = {id(step) for step in trace.steps.values()}  # by identity: two ranges may have equal names and times
     listed = [event for event, nested in process.ranges if nested and id(event) not in chosen]
     for event in (*process.calls, *listed):
         if not event.name.startswith(("nccl:", "gloo:")):  # torch's words for what the kernels show
