@@ -51,8 +51,9 @@ class CudaDevice(TorchFunctionMode):
         text = str(device)
         if text == "cuda" or text.startswith("cuda:"):
             self.use()
-            return CPU if isinstance(device, torch.device) else "cpu"
-        return device
+        elif not text.startswith("cpu:"):  # fake tensors on "cpu" and "cpu:0" would not meet
+            return device
+        return CPU if isinstance(device, torch.device) else "cpu"
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -39,7 +39,7 @@ class Attention(nn.Module):
 model = Attention()
 """
 SCRIPTS_OF_EITHER = {
-    "cpu": "model.double().float()",
+    "cpu": 'model.double().float().to(torch.device("cpu", 0))',
     "cuda": 'model.to("cuda")',
     "accelerator": """
 model.to(torch.accelerator.current_accelerator())
