@@ -126,8 +126,11 @@ for i in range(3): model[i] = FullyShardedDataParallel(model[i].to("cuda"))
 model = FullyShardedDataParallel(model)
 """
 SCRIPTS["goes_on"] = """
-model = nn.Linear(64, 64)
-model.register_forward_hook(lambda *_: None)
+import copy
+model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+model[1].weight = model[0].weight
+model = copy.deepcopy(model)
+assert model[1].weight is model[0].weight
 step = torch.optim.SGD.step
 def guarded(self, *words):
     try: step(self, *words)
