@@ -8,7 +8,7 @@ import traceback
 from calibrate.capture.known_values import UNKNOWN
 from sim.core.errors import InputError
 
-ROUTING_HELPS = "if on a router's choices alone, --routing balanced makes them known"
+ROUTING_HELPS = "if it depends on a router's choices alone, --routing balanced makes it known"
 OURS = ("/torch/", "/calibrate/capture/", "<frozen", "<string>")
 LIBRARIES = ("/site-packages/", "/dist-packages/", sysconfig.get_path("stdlib") + "/")
 WITHOUT_DATA = {  # torch's errors for what fake tensors cannot answer
@@ -22,7 +22,8 @@ def failure(error: Exception, what: str) -> InputError:
     """Return the message for an error of captured code; `what` names the code if no line of it is in the traceback."""
     name, said = type(error).__name__, _first_line(error)
     if name in WITHOUT_DATA:
-        return InputError(f"{_line_of(error, what)}: {WITHOUT_DATA[name]} ({said})")
+        hint = f"; {ROUTING_HELPS}" if isinstance(error, UNKNOWN) else ""
+        return InputError(f"{_line_of(error, what)}: {WITHOUT_DATA[name]} ({said}){hint}")
     return InputError(f"{_line_of(error, what)}: {name}: {said}")
 
 
@@ -38,6 +39,4 @@ def _line_of(error: Exception, what: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    if isinstance(error, UNKNOWN):
-        return f"{error} depends on data; {ROUTING_HELPS}"
     return (str(error).strip() or "no message").splitlines()[0]

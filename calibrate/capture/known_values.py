@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 REAL_BYTES = 1 << 26  # operators on larger tensors are not computed
 CHOICES = {"topk": 2, "sort": 1, "max": 1, "argmax": 1, "multinomial": -1}  # place of the dimension among arguments
+RANGES = ("arange", "linspace", "logspace")  # made of numbers alone
 UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
 ROUTED = {"routing": "balanced"}  # how a file says it
 Number = bool | int | float
@@ -106,7 +107,7 @@ class KnownValues(TorchDispatchMode):
     def _real(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return an operator's arguments with real tensors; None if its result is unknown or they are large."""
         inputs = _tensors((args, kwargs))
-        if not (inputs or name == "arange") or torch.Tag.nondeterministic_seeded in func.tags:
+        if not (inputs or name in RANGES) or torch.Tag.nondeterministic_seeded in func.tags:
             return None
         fake = [x for x in inputs if isinstance(x, FakeTensor)]
         if any(x.untyped_storage()._cdata not in self._known for x in fake) or sum(map(_bytes, inputs)) > REAL_BYTES:
@@ -128,7 +129,7 @@ class KnownValues(TorchDispatchMode):
             out = tree_map_only(torch.Tensor, _like, values)
         else:
             new = [x for x in _tensors(out) if isinstance(x, FakeTensor)]
-            if not new or sum(map(_bytes, new)) > REAL_BYTES:
+            if not func._schema.is_mutable and (not new or sum(map(_bytes, new)) > REAL_BYTES):
                 return out
             with unset_fake_temporarily():
                 values = _run(func, name, *real)

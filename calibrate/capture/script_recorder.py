@@ -109,20 +109,18 @@ class ScriptRecorder(Recorder):
         if not isinstance(tensor, FakeTensor):
             with unset_fake_temporarily():
                 return tensor.item()
-        answer = self.answers.of(tensor)
-        if answer is not None:
+        if self.phase != "optimizer":  # the optimizer reads its number of steps, which torch keeps on the host
             self.queue.host_wait()
-            return answer
-        values = None if tensor.is_floating_point() else self.known.of(tensor)
+        values = self.known.of(tensor)
         if values is not None:
-            self.queue.host_wait()
             with unset_fake_temporarily():
                 return values.item()
+        answer = self.answers.of(tensor)
+        if answer is not None:
+            return answer
         if not tensor.is_floating_point():
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise ValueError(f"the code reads a value of dtype {dtype}, which depends on data; {ROUTING_HELPS}")
-        if self.phase != "optimizer":  # the optimizer reads its number of steps, which torch keeps on the host
-            self.queue.host_wait()
         return READ_AS
 
     def _collective(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,6 +17,7 @@ pytest.importorskip("transformers", reason="a Hugging Face config needs transfor
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 GPTJ = {"model_type": "gptj", "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "vocab_size": 64}
 VIT = {"model_type": "vit", **SMALL, "image_size": 32, "patch_size": 8}
+CONVNEXT = {"model_type": "convnext", "hidden_sizes": [16, 32, 32, 32], "depths": [1, 1, 1, 1], "image_size": 32}
 MAMBA = {
     "model_type": "mamba2",
     "hidden_size": 32,
@@ -44,7 +45,7 @@ def program_of(folder: Path, config: dict[str, Any], **more: Any) -> dict[str, A
     return data
 
 
-@pytest.mark.parametrize("config", [GPTJ, VIT, MAMBA, CLIP_TEXT], ids=lambda c: c["model_type"])
+@pytest.mark.parametrize("config", [GPTJ, VIT, CONVNEXT, MAMBA, CLIP_TEXT], ids=lambda c: c["model_type"])
 def test_each_parameter_that_the_loss_depends_on_has_a_gradient(tmp_path: Path, config: dict[str, Any]) -> None:
     """As many bytes of gradients as the model has when it runs for real."""
     from calibrate.capture.huggingface_step import huggingface_maker
