@@ -19,7 +19,7 @@ from sim.serve.costs import Load, iteration_costs
 from sim.serve.dims import serving_dims
 from sim.serve.memory import cached_bytes, weight_bytes
 from sim.serve.requests import Request
-from sim.serve.result import waiting_at_last_arrival
+from sim.serve.result import ServingSimulation, waiting_at_last_arrival
 from sim.serve.simulation import simulate_serving
 from tests.sim.serving_cases import SMALL, WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
 
@@ -139,14 +139,41 @@ def test_any_workload_is_served(
 def test_littles_law(
     requests: tuple[Request, ...], inference: dict[str, Any], parallelism: dict[str, int], engine: Any
 ) -> None:
-    """Sequences that run, over time, are the times that each runs; and so with those that wait before them."""
     sim = simulate_serving(serving(inference, parallelism=parallelism), requests=requests, engine=engine)
+    _littles_law(sim)
+
+
+WAYS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "least loaded": ({"router": "least_loaded"}, {"dp": 3}),
+    "prefix aware": ({"router": "prefix_aware", "prefix_cache": "gpu"}, {"dp": 2}),
+    "tiers": ({"prefix_cache": "gpu", "kv_cache": {"tiers": {"host": {"capacity_bytes": 1e6}}}}, {}),
+    "prompts first": ({"engine": "vllm-0.6", "chunked_prefill": False}, {"dp": 2}),
+    "a draft": ({"speculative": {"draft": {**SMALL, "layers": 1}, "tokens": 3, "acceptance": 0.6}}, {}),
+    "adapters": ({"lora": {"adapters": 3, "max_loras": 2, "targets": ["qkv"]}}, {}),
+    "on and off": ({"autoscaling": {"interval_s": 0.01, "upscale_delay_s": 0, "startup_s": 0.01}}, {"dp": 3}),
+    "a static batch": ({"batching": "static"}, {"pp": 2}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=15, deadline=None)
+@given(requests=requests_of)
+def test_littles_law_however_requests_are_served(way: str, requests: tuple[Request, ...]) -> None:
+    inference, parallelism = WAYS[way]
+    if way == "a static batch":  # which begins with all of them
+        requests = tuple([r._replace(arrival_s=0.0, prefix_id="", prefix_tokens=0) for r in requests])
+    _littles_law(simulate_serving(serving(inference, parallelism=parallelism), requests=requests))
+
+
+def _littles_law(sim: ServingSimulation) -> None:
+    """Sequences that run, over time, are the times that each runs; and so with those that wait before them."""
     states = [r.states.arrays() for r in sim.replicas]
     spans = [(s.running, itertools.pairwise(s.time_s)) for s in states]
     running = sum(n * (b - a) for numbers, times in spans for n, (a, b) in zip(numbers, times, strict=False))
     assert running == pytest.approx(sum(s.finish_s - s.admitted_s for s in sim.sequences), rel=1e-9)
     queue, latency = sim.outcome.queue_time_s.mean, sim.outcome.request_latency_s.mean
-    assert running / len(requests) + queue == pytest.approx(latency, rel=1e-9)
+    before_s = sim.costs.host.times.request_s
+    assert before_s + running / len(sim.sequences) + queue == pytest.approx(latency, rel=1e-9)
 
 
 # The last one arrives as an iteration ends: by a sum whose last bit differed, it entered an iteration early or late.
