@@ -15,12 +15,30 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from sim.core.errors import InputError
 
 PATHS = ("/v1/completions", "/v1")  # what users may have written after the address
 SILENT_S = 300.0  # without a byte from the server
 MOST_SHOWN = 300  # characters of a server's message
 DATA, DONE = b"data:", b"[DONE]"
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+
+
+class _Event(msgspec.Struct):
+    """What is read of a streamed event."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +84,11 @@ class Endpoint:
         sent = time.perf_counter()
         came, counted = [], None
         for event in self._events(body):
-            if any(choice.get("text") is not None for choice in event.get("choices") or ()):
+            if any(choice.text is not None for choice in event.choices or ()):
                 came.append(time.perf_counter())
-            counted = (event.get("usage") or {}).get("completion_tokens", counted)
-        found = len(came) if counted is None else int(counted)
+            if event.usage is not None and event.usage.completion_tokens is not None:
+                counted = event.usage.completion_tokens
+        found = len(came) if counted is None else counted
         if found != tokens:
             why = "it must honour ignore_eos, and prompt and answer must fit the model's length"
             raise InputError(f"{self._at}: sent {found} of {tokens} tokens; {why}")
@@ -81,7 +100,7 @@ class Endpoint:
     def _at(self) -> str:
         return f"{self.url}/v1/completions"
 
-    def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _events(self, body: dict[str, Any]) -> Iterator[_Event]:
         """The events of an answer as they come: lines `data: {…}`, the last of them `data: [DONE]`."""
         with self._answered("POST", "/v1/completions", body) as answer:
             kind = answer.getheader("Content-Type", "")
@@ -94,20 +113,21 @@ class Endpoint:
                 data = line.removeprefix(DATA).strip()
                 if data == DONE:
                     return
-                event = self._parsed(data)
-                if "error" in event:
-                    raise InputError(f"{self._at}: {_shown(event['error'])}")
+                try:
+                    event = msgspec.json.decode(data, type=_Event)
+                except (msgspec.MsgspecError, RecursionError) as error:
+                    raise InputError(f"{self._at}: streamed {_told(data)}: {_shown(error)}") from None
+                if event.error is not None:
+                    raise InputError(f"{self._at}: {_shown(event.error)}")
                 yield event
 
     def _json(self, method: str, path: str) -> Any:
         with self._answered(method, path) as answer:
-            return self._parsed(answer.read())
-
-    def _parsed(self, data: bytes) -> Any:
+            data = answer.read()
         try:
             return json.loads(data)
-        except ValueError:
-            raise InputError(f"{self.url}: answered with {_shown(data.decode(errors='replace'))}, no JSON") from None
+        except (ValueError, RecursionError):
+            raise InputError(f"{self.url}{path}: answered with {_told(data)}, no JSON that can be read") from None
 
     def _answered(self, method: str, path: str, body: dict[str, Any] | None = None) -> _Reading:
         return _Reading(self.url, method, path, body)
@@ -131,7 +151,7 @@ class _Reading:
             if answer.status != http.client.OK:
                 said = _shown(answer.read(4096).decode(errors="replace"))
                 raise InputError(f"{self.url}{self.path}: HTTP {answer.status} {answer.reason}: {said}")
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last: of a host's name
             self.connection.close()
             raise self._failed(error) from None
         except InputError:
@@ -163,12 +183,17 @@ def endpoint_at(url: str) -> Endpoint:
         text = text.removesuffix(path)
     try:
         address = urlsplit(text)
-        usable = address.scheme in ("http", "https") and bool(address.hostname) and (address.port or 1) > 0
+        usable = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+        usable &= text.isascii() and " " not in text and not any((address.username, address.query, address.fragment))
     except ValueError:
         usable = False
     if not usable:
         raise InputError(f"--url: found {url[:100]!r}; must be a server's address, such as http://localhost:8000")
     return Endpoint(text)
+
+
+def _told(data: bytes) -> str:
+    return _shown(data[: 4 * MOST_SHOWN].decode(errors="replace"))
 
 
 def _shown(text: Any) -> str:

@@ -64,8 +64,10 @@ class Measured:
 
 
 def loads(prompt_lens: Sequence[int], output_len: int, concurrencies: Sequence[int]) -> list[Load]:
-    """All loads: those at once first, because they tell the rates of the others."""
-    return [Load(p, output_len, c, paced) for paced, p, c in product((False, True), prompt_lens, concurrencies)]
+    """All loads: those at once first, because they tell the rates of the others. Concurrencies rise and fall in turns,
+    so that every second load has each of them, however many there are."""
+    blocks = enumerate(product((False, True), prompt_lens))
+    return [Load(p, output_len, c, paced) for i, (paced, p) in blocks for c in concurrencies[:: -1 if i % 2 else 1]]
 
 
 def measure(

@@ -35,12 +35,12 @@ from sim.serve.engine_record import Engine
 from sim.serve.engines import ENGINES
 
 FREE = {"iteration_s": 1e-3, "sequence_s": 5e-5, "prompt_s": 1e-3, "request_s": 1e-3}  # and where the fit starts
-MOST_AT_ONCE = 1024
+MOST_AT_ONCE, MOST_PROMPT = 1024, 1_000_000
 MOST_STEPS = 30  # of the fit: a load is simulated in a hundredth of a second
 
 
-def numbers(option: str, value: str) -> tuple[int, ...]:
-    """Different whole numbers from 1 on, separated by commas, in rising order.
+def numbers(option: str, value: str, most: int, such_as: str) -> tuple[int, ...]:
+    """Different whole numbers from 1 to `most`, separated by commas, in rising order.
 
     Raises:
         InputError: for anything else.
@@ -49,8 +49,8 @@ def numbers(option: str, value: str) -> tuple[int, ...]:
         found = tuple(sorted({int(part) for part in value.split(",")}))
     except ValueError:
         found = (0,)
-    if found[0] < 1:
-        raise InputError(f"{option}: found {value[:40]!r}; must be whole numbers from 1 on, such as 1,8,32")
+    if found[0] < 1 or found[-1] > most:
+        raise InputError(f"{option}: found {value[:40]!r}; must be whole numbers from 1 to {most}, such as {such_as}")
     return found
 
 
@@ -78,14 +78,13 @@ def main(
     out: Path | None,
 ) -> None:
     """Send requests to the engine at --url, which serves SCENARIO's model, and fit the host seconds of its record."""
-    at_once, prompt_lens = numbers("--concurrency", concurrency), numbers("--prompt-len", prompt_len)
+    at_once = numbers("--concurrency", concurrency, MOST_AT_ONCE, "1,8,32")
+    prompt_lens = numbers("--prompt-len", prompt_len, MOST_PROMPT, "128,1024")
     served = load_scenario(scenario, overrides)
     profile = load_profile(served.calibration)
     _check(served, judge, out)
     if not judge and len(at_once) < 2:
         raise InputError(f"--concurrency: found {at_once[0]}; a fit needs two or more, such as 1,8,32")
-    if at_once[-1] > MOST_AT_ONCE:
-        raise InputError(f"--concurrency: found {at_once[-1]}; must be at most {MOST_AT_ONCE}")
     endpoint = endpoint_at(url).named(model)
     wanted = loads(prompt_lens, output_len, at_once)
     rows = measure(endpoint, wanted, served.model.vocab, rounds, lambda text: print(text, flush=True))

@@ -32,13 +32,17 @@ def choices_of(axes: Axes) -> tuple[Choice, ...]:
     are no axes.
 
     Raises:
-        InputError: for a key that is none of `OPTIONS`.
+        InputError: for a key that is none of `OPTIONS`, or given twice.
     """
+    seen: set[str] = set()
     for key in [key for keys, _ in axes for key in keys]:
         name = key.removeprefix(SECTION)
         if name not in OPTIONS:
             allowed, hint = ", ".join(OPTIONS), synonym(name) or nearest(name, OPTIONS)
             raise InputError(f"--vary {key}: --slo searches values of keys of inference{hint} (allowed: {allowed})")
+        if key.removeprefix(SECTION) in seen:  # with its section and without
+            raise InputError(f"--vary {key}: is given twice")
+        seen.add(key.removeprefix(SECTION))
     return tuple(
         {
             key.removeprefix(SECTION): value

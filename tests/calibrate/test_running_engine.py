@@ -88,10 +88,11 @@ def test_the_fit_minimizes_squares_of_logarithms() -> None:
     assert deviation(np.log(measured)) == pytest.approx(np.sqrt(np.pi / 2) * np.log(measured).mean())
 
 
-def test_loads_alternate_between_those_to_fit_and_those_to_judge() -> None:
-    fitted, others = every_second(loads((128, 1024), 64, (1, 8, 32)))
+@pytest.mark.parametrize("at_once", [(1, 8, 32), (1, 8), (1, 4, 8, 32)], ids=str)
+def test_loads_alternate_between_those_to_fit_and_those_to_judge(at_once: tuple[int, ...]) -> None:
+    fitted, others = every_second(loads((128, 1024), 64, at_once))
     for part in (fitted, others):
-        assert {load.concurrency for load in part} == {1, 8, 32}
+        assert {load.concurrency for load in part} == set(at_once)
         assert {load.prompt_len for load in part} == {128, 1024}
         assert {load.paced for load in part} == {False, True}
 
@@ -220,6 +221,13 @@ def error_inside(handler: BaseHTTPRequestHandler, asked: int) -> None:
     send(handler, 200, b'data: {"error": {"message": "out of memory"}}\n\n', "text/event-stream")
 
 
+def streamed(event: bytes) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler, asked: int) -> None:
+        send(handler, 200, b"data: " + event + b"\n\n", "text/event-stream")
+
+    return answer
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -228,7 +236,12 @@ def error_inside(handler: BaseHTTPRequestHandler, asked: int) -> None:
         (stream(5), "sent 5 of 64 tokens; it must honour ignore_eos"),
         (unknown_path, 'HTTP 404 Not Found: {"detail": "Not Found"}'),
         (error_inside, "out of memory"),
+        (streamed(b"[1]"), "streamed [1]: Expected `object`, got `array`"),
+        (streamed(b'{"choices": ["a"]}'), "Expected `object`, got `str` - at `$.choices[0]`"),
+        (streamed(b'{"usage": {"completion_tokens": "x"}}'), "at `$.usage.completion_tokens`"),
+        (streamed(b"[" * 100_000), "streamed [[["),
     ],
+    ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_a_wrong_server_is_one_message(tmp_path: Path, answer: Answer, said: str) -> None:
     with server(answer) as url:
@@ -242,6 +255,11 @@ def test_a_wrong_server_is_one_message(tmp_path: Path, answer: Answer, said: str
     [
         (("--url", "http://127.0.0.1:9"), "error: http://127.0.0.1:9: no answer ("),
         (("--url", "http://"), "error: --url: found 'http://'; must be a server's address"),
+        (("--url", "http://local host"), "error: --url: found 'http://local host'; must be a server's address"),
+        (("--url", "http://x:9/?key=1"), "error: --url: found 'http://x:9/?key=1'; must be a server's address"),
+        (("--url", "http://."), "error: http://.: no answer ("),
+        (("--url", "http://x:9", "--concurrency", "1,9999"), "error: --concurrency: found '1,9999'; must be whole"),
+        (("--url", "http://x:9", "--prompt-len", "1000000000"), "must be whole numbers from 1 to 1000000, such as 128"),
         (("--url", "http://x:9", "--concurrency", "4"), "error: --concurrency: found 4; a fit needs two or more"),
         (("--url", "http://x:9", "--concurrency", "0,4"), "error: --concurrency: found '0,4'; must be whole numbers"),
         (("--url", "http://x:9", "--judge", "--out", "x.json"), "error: --out: --judge fits nothing"),

@@ -100,6 +100,10 @@ def test_a_choice_that_no_scenario_has_is_one_refusal_of_the_others_search(file:
         (("--slo", BOTH, "--vary", "max_num_seqs=1"), "; here it is inference.max_running_requests (allowed: max_"),
         (("--slo", BOTH, "--vary", "parallelism.tp=1"), "--vary parallelism.tp: --slo searches values of keys of infe"),
         (("--vary", "inference.max_batch_tokens=1"), "--vary: is for searches of serving (--slo)"),
+        (
+            ("--slo", BOTH, "--vary", "max_batch_tokens=1", "--vary", "inference.max_batch_tokens=2"),
+            "--vary inference.max_batch_tokens: is given twice",
+        ),
         (("--slo", BOTH, "--vary", "max_batch_tokens"), "--vary max_batch_tokens: must be KEY=VALUE,…"),
     ],
 )
