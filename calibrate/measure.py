@@ -21,7 +21,7 @@ from calibrate.launch import RankError, is_rank, join, run_ranks
 from calibrate.runnable import check_runnable
 from calibrate.words import hear_warnings, say, warn, warned
 from sim.commands.command import Command, run_command
-from sim.commands.files_named import OUTPUT
+from sim.commands.files_named import OUTPUT, check_output
 from sim.commands.options import overrides_option, scenario_argument
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
@@ -144,11 +144,7 @@ def _checked(wanted: Wanted) -> Scenario:
         raise InputError(f"--budget: found {wanted.budget_s:g}; allowed: above 0, at most 3600 seconds")
     if wanted.profile is not None:
         load_profile(wanted.profile, "--profile")
-    folder = wanted.out.resolve().parent
-    if not folder.is_dir():
-        raise InputError(f"--out: found {wanted.out}; the folder {folder} does not exist")
-    if wanted.out.is_dir():
-        raise InputError(f"--out: found {wanted.out}; this is a folder, not a file")
+    check_output("--out", wanted.out)
     return scenario
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sim.commands.command import Command, run_command
-from sim.commands.files_named import OUTPUT
+from sim.commands.files_named import OUTPUT, check_output
 from sim.core.errors import InputError
 from sim.core.units import counted
 
@@ -51,7 +51,7 @@ Step = tuple[str, "list[Record]"]
 def main(out: Path, device: str, quick: bool, only: tuple[str, ...], cpu_seconds: bool) -> int:
     """Measure matmuls, attention, elementwise kernels, memory, optimizer, launches, collectives and shared cores."""
     groups = _groups(only)
-    _check_out(out)
+    check_output("--out", out)
     try:
         _calibrate(out, _device(device), quick, groups, cpu_seconds)
     except RuntimeError as error:  # a rank failed, or memory ran out
@@ -68,14 +68,6 @@ def _groups(names: Sequence[str]) -> list[str]:
         if name not in GROUPS:
             raise InputError(f"--only: found {name!r}; allowed: {', '.join(GROUPS)}")
     return [g for g in GROUPS if not names or g in names]
-
-
-def _check_out(out: Path) -> None:
-    folder = out.parent
-    if out.is_dir():
-        raise InputError(f"--out: {out} is a folder; allowed: a file")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f"--out: {folder} is not a folder that can be written to")
 
 
 def _device(name: str) -> str:

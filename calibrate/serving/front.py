@@ -32,7 +32,7 @@ from calibrate.serving.side_by_side import (
     usable_device,
 )
 from sim.commands.command import Command, run_command
-from sim.commands.files_named import OUTPUT
+from sim.commands.files_named import OUTPUT, check_output
 from sim.commands.options import scenario_argument
 from sim.core.errors import InputError
 from sim.core.files import write_json
@@ -219,6 +219,7 @@ def main(scenario: Path, port: int, max_model_len: int, overrides: Items[str], p
     """Serve SCENARIO's model with the bundled engine over HTTP, until Ctrl-C."""
     torch.set_num_threads(1)
     served = load_scenario(scenario, overrides)
+    check_output("--profile", profile)
     server = serve_http(served, max_model_len, port)
     if profile is not None:
         print("measuring parts", flush=True)

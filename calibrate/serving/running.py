@@ -23,7 +23,7 @@ from calibrate.serving.endpoint import endpoint_at
 from calibrate.serving.host_fit import Values, deviation, every_second, solve, spread_words, tried
 from calibrate.serving.loads import QUANTITIES, Measured, loads, measure
 from sim.commands.command import Command
-from sim.commands.files_named import OUTPUT
+from sim.commands.files_named import OUTPUT, check_output
 from sim.commands.options import scenario_argument
 from sim.core.errors import InputError
 from sim.core.files import write_json
@@ -33,6 +33,7 @@ from sim.prices.profiles import load_profile
 from sim.serve.engine_file import FORMAT, engine_of
 from sim.serve.engine_record import Engine
 from sim.serve.engines import ENGINES
+from sim.serve.simulation import simulate_serving
 
 FREE = {"iteration_s": 1e-3, "sequence_s": 5e-5, "prompt_s": 1e-3, "request_s": 1e-3}  # and where the fit starts
 MOST_AT_ONCE, MOST_PROMPT = 1024, 1_000_000
@@ -85,8 +86,12 @@ def main(
     _check(served, judge, out)
     if not judge and len(at_once) < 2:
         raise InputError(f"--concurrency: found {at_once[0]}; a fit needs two or more, such as 1,8,32")
-    endpoint = endpoint_at(url).named(model)
+    check_output("--out", out)
     wanted = loads(prompt_lens, output_len, at_once)
+    for load in wanted:  # what cannot be simulated is said before it is measured
+        if not simulate_serving(served, profile, load.requests(latency_s=1.0)).result["fits_in_memory"]:
+            raise InputError(f"{served.name}: does not fit in memory with a prompt of {load.prompt_len} tokens")
+    endpoint = endpoint_at(url).named(model)
     rows = measure(endpoint, wanted, served.model.vocab, rounds, lambda text: print(text, flush=True))
     if judge:
         print(f"\nsimulated with engine {served.for_serving.engine}:")

@@ -30,7 +30,7 @@ from calibrate.serving.forward import Clock, Model, SequenceChunk, Spent, forwar
 from calibrate.serving.tensor_parallel import from_rank_0, split
 from calibrate.serving.weight_only import quantize
 from sim.commands.command import Command
-from sim.commands.files_named import OUTPUT
+from sim.commands.files_named import OUTPUT, check_output
 from sim.commands.options import scenario_argument
 from sim.core.errors import InputError
 from sim.core.files import write_json
@@ -314,6 +314,7 @@ def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int) -> No
     """Serve SCENARIO for real and print measured and simulated figures side by side."""
     clock = time.process_time if cpu_seconds else time.perf_counter
     loaded = load_scenario(scenario)
+    check_output("--out", out)
     tp, rank = loaded.parallelism.tp, 0
     if cpu_seconds and loaded.cluster.gpu.architecture != "cpu":
         raise InputError("--cpu-seconds: a GPU's work takes no CPU time; leave it out")

@@ -55,6 +55,21 @@ class OutputSeries(OutputFile):
 OUTPUT, JSON_OUTPUT = OutputFile(), OutputFile(standard_output=True)
 
 
+def check_output(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written, before a long measurement rather than after it.
+
+    Raises:
+        InputError: for a folder, or a file in a folder that is missing or cannot be written to.
+    """
+    if path is None:
+        return
+    folder = path.resolve().parent
+    if path.is_dir():
+        raise InputError(f"{option}: {path} is a folder; allowed: a file")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"{option}: found {path}; {folder} is not a folder that can be written to")
+
+
 def outputs_of(ctx: click.Context) -> list[Output]:
     """The options that name files to write, with the names of these files.
 

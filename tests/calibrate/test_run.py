@@ -33,7 +33,7 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
     [
         (["--only", "matmull"], "--only: found 'matmull'; allowed: matmul, attention"),
         (["--device", "tpu"], "--device: found 'tpu'; allowed: cpu, cuda"),
-        (["--out", "no/such/folder/p.json"], "--out: no/such/folder is not a folder"),
+        (["--out", "no/such/folder/p.json"], "no/such/folder is not a folder that can be written to"),
         (["--out", "."], "--out: . is a folder; allowed: a file"),
         (["--quik"], "No such option"),
     ],

@@ -141,7 +141,7 @@ def test_refused(override: dict[str, Any], key: str, tmp_path: Path, capsys: pyt
         (["--steps", "0"], "--steps: found 0"),
         (["--budget", "0"], "--budget: found 0"),
         (["--profile", "nothing"], "--profile"),
-        (["--out", "/does/not/exist/m.json"], "does not exist"),
+        (["--out", "/does/not/exist/m.json"], "/does/not/exist is not a folder that can be written to"),
     ],
 )
 def test_bad_options(
