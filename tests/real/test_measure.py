@@ -82,7 +82,7 @@ def test_wrong_gradients_are_refused(scenario: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ({"parallelism": {"dp": 1000}}, "parallelism: found 1000 ranks"),
+        ({"parallelism": {"dp": 1000}}, "parallelism: found 1,000 ranks"),
         ({"training": {"precision": "bf16"}}, "training.grad_dtype: found fp32; calibrate.measure can run: bf16"),
         (
             {"training": {"recompute": "selective_op"}, "model": {"moe": {"experts": 4, "top_k": 2, "ffn": 48}}},
