@@ -6,6 +6,7 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import PoolSize, Speculative
 from sim.prices.profile import Profile
@@ -14,7 +15,7 @@ from sim.serve.cache_tiers import cache_tiers
 from sim.serve.costs import IterationCosts, iteration_costs
 from sim.serve.engine_file import engine_of
 from sim.serve.faults import replica_costs
-from sim.serve.hashed_prefixes import HashedHostCache, HashedKvCache
+from sim.serve.hashed_prefixes import HASHED_TOKENS, HashedHostCache, HashedKvCache
 from sim.serve.iteration_shares import loads_of, priced_together
 from sim.serve.kv_cache import HostCache, KvCache, Link
 from sim.serve.memory import Capacity, adapter_bytes, cache_capacity
@@ -152,6 +153,10 @@ def _pool(
     draft = None if speculative is None else draft_costs(scenario, profile, speculative)
     capacity = cache_capacity(scenario, costs, requests, held_bytes, draft)
     hashed = any(r.hashes for r in requests)
+    cache = scenario.for_serving.kv_cache
+    if hashed and scenario.for_serving.prefix_cache != "none" and HASHED_TOKENS % cache.block_tokens:
+        why = f"must divide {HASHED_TOKENS}, the tokens for each hash of the requests"
+        raise InputError(f"{scenario.name}: inference.kv_cache.block_tokens: found {cache.block_tokens}; {why}")
     replicas = [Replica(i, own, _scheduler(scenario, costs, capacity, own, hashed)) for i, own in enumerate(dealt)]
     return Pool(name, scenario, costs, capacity, first_rank, tuple(replicas), draft)
 

@@ -151,6 +151,9 @@ def test_blocks_that_do_not_make_up_a_hash_are_refused(tmp_path: Path) -> None:
     serving(trace)
     with pytest.raises(InputError, match="must divide 512, the tokens for each hash"):
         serving({**trace, "prefix_cache": "gpu"})
+    scenario = serving({"kv_cache": {"block_tokens": 48}, "prefix_cache": "gpu"})
+    with pytest.raises(InputError, match="must divide 512, the tokens for each hash of the requests"):
+        simulate_serving(scenario, requests=(Request(0.0, 600, 2, "", 512, (1,)),))
 
 
 def test_the_router_sends_a_conversation_where_it_was() -> None:
