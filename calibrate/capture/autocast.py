@@ -201,9 +201,10 @@ def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace:
 
 
 def softmax(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run softmax that reads 16 bits and writes fp32 in one kernel, which only CUDA has."""
+    """Run softmax that reads 16 bits and writes fp32 in one kernel, which only CUDA has (logarithms: fp16 only)."""
     x, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
-    if kwargs.get("dtype") is torch.float32 and x.dtype in HALF and isinstance(dim, int):
+    fusible = x.dtype in HALF if name == "softmax" else x.dtype == torch.float16
+    if kwargs.get("dtype") is torch.float32 and fusible and isinstance(dim, int):
         fused = torch._softmax if name == "softmax" else torch._log_softmax
         return fused(x, dim, True)
     return func(*args, **kwargs)

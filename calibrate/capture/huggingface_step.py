@@ -175,7 +175,9 @@ def with_adapters(model: Any, rank: int) -> Any:
     import peft
 
     model.enable_input_require_grads()
-    return peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+    generates = model.main_input_name == "input_ids" and hasattr(model, "prepare_inputs_for_generation")
+    task = "CAUSAL_LM" if generates else None
+    return peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules="all-linear", task_type=task))
 
 
 def make_optimizer(parameters: list[Any], name: str) -> Any:

@@ -67,6 +67,17 @@ def test_a_model_without_fused_attention_is_captured_with_its_own(tmp_path: Path
         program_of(tmp_path, GPTJ, attention="sdpa")
 
 
+def test_adapters_are_trained_on_a_model_of_images_too(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="adapters are peft's")
+    trained = [name for name, _, _, trains in _named(program_of(tmp_path, VIT, lora_rank=4)) if trains]
+    assert trained
+    assert all("lora_" in name for name in trained)
+
+
+def _named(program: dict[str, Any]) -> list[list[Any]]:
+    return [[program["tables"]["modules"][m], *rest] for m, *rest in program["parameters"]]
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
