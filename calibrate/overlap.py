@@ -11,12 +11,15 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from calibrate import shared_cores
+from calibrate.collective_calls import make
 from calibrate.records import Constant, Record
 from calibrate.timing import Bench
 
 REPEATS = 7
 COVER = 3.0  # how many times longer the disturbing work lasts than the measured work, so that it covers all of it
 MATMULS = 32
+SKEW_BYTES, SKEW_BURSTS = 4096, 8
 Work = Callable[[], object]
 
 
@@ -34,10 +37,25 @@ def interference(bench: Bench) -> list[Record]:
     matmuls = math.ceil(COVER * MATMULS * reduce_s / compute_s)
     slow_reduce = _median(partial(_reduce_under, bench, matmul, reduce, matmuls)) / reduce_s
     where = f"all-reduce of {dist.get_world_size()} ranks and matmuls at once, relative to alone"
+    skew = [] if bench.device == "cuda" else [_skew(bench)]
     return [
+        *skew,
         Constant("overlap_compute_slowdown", _agree(bench, slow_compute), where),
         Constant("overlap_comm_slowdown", _agree(bench, slow_reduce), where),
     ]
+
+
+def _skew(bench: Bench) -> Constant:
+    """Measure how much longer an all-reduce takes for each second of computation before it, on a CPU.
+
+    Ranks that compute the same do not end at once, and each waits for the last.
+    """
+    burst, call = shared_cores.make_burst(dist.get_rank()), make("all_reduce", SKEW_BYTES, bench.device)
+    short, _ = shared_cores.message(burst, call, bench.quick)
+    long, _ = shared_cores.message(partial(_repeat, burst, SKEW_BURSTS), call, bench.quick)
+    skew = (long - short) / ((SKEW_BURSTS - 1) * shared_cores.BURST_S)
+    how = f"all-reduce of {dist.get_world_size()} ranks after {SKEW_BURSTS} ms of computation, less one after 1 ms"
+    return Constant("rank_skew", max(0.0, skew), how)
 
 
 def _matmul(bench: Bench) -> Work:

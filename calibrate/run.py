@@ -36,6 +36,7 @@ GROUPS = (
     "collectives",
     "overlap",
     "sharing",
+    "python",
 )
 LIMIT_S = {True: 0.12, False: 0.5}  # for one measurement, quick or not
 DEFAULT_OUT = Path("profile.json")
@@ -136,8 +137,11 @@ def _measure(bench: Bench, groups: list[str], kept: Partial) -> list[str]:
 
 def _work(bench: Bench, group: str) -> Iterator[tuple[list[str], Callable[[list[str]], Iterator[Step]]]]:
     """Yield the measurements of one group: their keys, and a function that runs the missing ones."""
-    from calibrate import attention, collectives, elementwise, fused, kernels, shared_cores
+    from calibrate import attention, collectives, elementwise, fused, host_work, kernels, shared_cores
 
+    if group == "python":
+        yield [host_work.KEY], partial(host_work.measure, bench)
+        return
     if group == "sharing":
         yield shared_cores.keys(bench), partial(shared_cores.measure, bench)
         return

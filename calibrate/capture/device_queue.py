@@ -24,6 +24,7 @@ class Queue:
         self.streams = 1
         self.current = 0
         self.events = 0
+        self.kinds: dict[str, int] = {}  # of Python besides operators: their numbers
 
     def add(self, what: What, value: int, stream: int | None = None) -> None:
         """Issue an entry on a stream, or on the current one."""
@@ -66,6 +67,11 @@ class Queue:
         """Let the host wait for all streams, as `torch.cuda.synchronize` does."""
         for stream in range(self.streams):
             self.host_wait(stream)
+
+    def host_work(self, kind: str) -> None:
+        """Note one call of a kind of `sim.core.host_work`."""
+        if self.recording:
+            self.add(What.HOST_WORK, self.kinds.setdefault(kind, len(self.kinds)))
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:

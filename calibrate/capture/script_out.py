@@ -53,4 +53,5 @@ def _script(recorder: ScriptRecorder) -> dict[str, Any]:
             "value": [e.value for e in queue.entries],
         },
         "whats": [str(w) for w in whats],
+        "host_work": list(queue.kinds),
     }

@@ -17,6 +17,7 @@ import torch
 from torch._C._distributed_c10d import Work
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -26,6 +27,7 @@ from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.collectives import NAMESPACES, collective_of, is_asynchronous
 from calibrate.capture.device_queue import Queue
 from calibrate.capture.failure import ROUTING_HELPS
+from calibrate.capture.host_work import operator_kind
 from calibrate.capture.known_values import PLAIN, REAL_BYTES, KnownValues
 from calibrate.capture.recorder import RecordedOperator, Recorder, describe, module_hooks
 
@@ -74,6 +76,9 @@ class ScriptRecorder(Recorder):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not all(t in PLAIN for t in types):
+            self.see_phase()
+            if self.phase and any(issubclass(t, DTensor) for t in types):
+                self.queue.host_work(operator_kind(func, args, kwargs or {}, self.phase))
             return NotImplemented  # DTensor and other subclasses, which call again with the tensors that they hold
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))

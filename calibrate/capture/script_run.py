@@ -19,6 +19,7 @@ from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.cuda_device import CudaDevice, cuda_device
 from calibrate.capture.device_queue import Queue, StreamModule
 from calibrate.capture.fake_world import fake_world, set_environment
+from calibrate.capture.host_work import host_work_noted
 from calibrate.capture.object_messages import ObjectMessages
 from calibrate.capture.run_step import fake_weights
 from calibrate.capture.script_recorder import ScriptRecorder, modules_followed
@@ -129,6 +130,7 @@ def record_script(
         _device(recorder),
         _hooks(steps),
         modules_followed(recorder, device),
+        host_work_noted(queue),
         cuda_device(device, queue, rank % nodes_ranks, nodes_ranks),
         operators,
         FakeTensorMode(allow_non_fake_inputs=True),

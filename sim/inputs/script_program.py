@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from sim.core.collectives import KINDS
 from sim.core.errors import InputError
+from sim.core.host_work import HOST_WORK
 from sim.inputs.program_file import FORMAT, CapturedProgram, listed, read_program, whole
 
 HEAD = f'{{"format":"{FORMAT}"'.encode()
@@ -32,6 +33,7 @@ class What(StrEnum):
     RECORD = "record"  # an event's number, recorded on the stream
     WAIT_EVENT = "wait_event"  # an event's number: the stream waits for it
     HOST_WAIT = "host_wait"  # an event's number: the host waits for it
+    HOST_WORK = "host_work"  # the number of a kind of Python (`sim.core.host_work`) of which the host runs one call
 
 
 class Entry(NamedTuple):
@@ -63,6 +65,7 @@ class RankProgram(Struct, frozen=True):
     streams: tuple[int, ...]
     collectives: tuple[Collective, ...]
     entries: tuple[Entry, ...]
+    host_work: tuple[str, ...] = ()  # kinds, by their numbers in `entries`; none: captured before they were noted
 
 
 def is_program(path: Path) -> bool:
@@ -97,8 +100,11 @@ def read_rank_program(path: Path) -> RankProgram:
     collectives = _collectives(script, world, where)
     if (device := script.get("device")) not in DEVICES:
         raise InputError(f"{where}.device: found {str(device)[:60]!r}; allowed: {', '.join(DEVICES)}")
-    entries = _entries(script, count, len(collectives), where)
-    return RankProgram(program, rank, world, device == "cuda", streams, collectives, entries)
+    kinds = tuple(listed(script, "host_work", where)) if "host_work" in script else ()
+    if unknown := [x for x in kinds if x not in list(HOST_WORK)]:
+        raise InputError(f"{where}.host_work: found {str(unknown[0])[:60]!r}; allowed: {', '.join(HOST_WORK)}")
+    entries = _entries(script, count, len(collectives), len(kinds), where)
+    return RankProgram(program, rank, world, device == "cuda", streams, collectives, entries, kinds)
 
 
 def _collectives(script: Mapping[str, Any], world: int, where: str) -> tuple[Collective, ...]:
@@ -121,7 +127,7 @@ def _collectives(script: Mapping[str, Any], world: int, where: str) -> tuple[Col
     return tuple(found)
 
 
-def _entries(script: Mapping[str, Any], operators: int, collectives: int, where: str) -> tuple[Entry, ...]:
+def _entries(script: Mapping[str, Any], operators: int, collectives: int, kinds: int, where: str) -> tuple[Entry, ...]:
     names = listed(script, "whats", where)
     if unknown := [x for x in names if x not in list(What)]:
         raise InputError(f"{where}.whats: found {str(unknown[0])[:60]!r}; allowed: {', '.join(What)}")
@@ -131,7 +137,8 @@ def _entries(script: Mapping[str, Any], operators: int, collectives: int, where:
         at = f"{where}.entries[{i}]"
         before = whole(row[0], f"{at}.before", found[-1].before if found else 0, operators)
         what = What(names[whole(row[1], f"{at}.what", 0, len(names) - 1)])
-        most = collectives if what in (What.START, What.WAIT) else events + (what is What.RECORD)
+        known = {What.START: collectives, What.WAIT: collectives, What.HOST_WORK: kinds}
+        most = known.get(what, events + (what is What.RECORD))
         stream = whole(row[2], f"{at}.stream", 0, 1000)
         found.append(Entry(before, what, stream, whole(row[3], f"{at}.value", 0, most - 1)))
         events += what is What.RECORD

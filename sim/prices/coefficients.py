@@ -4,8 +4,8 @@ Each constant of a machine is a field with its unit, neutral value and meaning.
 
 On disk (`profile/1`) they are a flat mapping of names to `{value, source}`. A field is written under its own name;
 `peak_DTYPE_flops_per_s`, `memory_efficiency_KIND`, `matmul_slowdown_KERNEL`, `KERNEL_PART` (`flash2_efficiency_128`)
-and `CASE peak_bytes` are entries of the mappings `peak_flops_per_s`, `memory_efficiency_of`, `matmul_slowdown_of`,
-`attention` and `peak_bytes`.
+`host_KIND_s` of Python besides operators and `CASE peak_bytes` are entries of the mappings `peak_flops_per_s`,
+`memory_efficiency_of`, `matmul_slowdown_of`, `attention`, `host_work_s` and `peak_bytes`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from sim.core.dtypes import DTYPES
 from sim.core.errors import InputError
+from sim.core.host_work import HOST_WORK, coefficient_of
 from sim.core.program import TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD
 from sim.inputs.input_source import nearest, show
 from sim.models.recipes import RECIPES
@@ -121,6 +122,7 @@ class Coefficients:
     )
     host_step_s: float = _constant(0.0, "host time of an optimizer step")
     host_collective_s: float = _constant(0.0, "host time for issuing a collective")
+    host_work_s: Mapping[str, float] = _entries("host time of one call of a kind of Python besides operators", False)
     # NCCL's blocking send and receive make the host wait for the device, and the device then waits for the host.
     host_message_s: float = _constant(
         0.0, "time that a blocking message adds, because host and device wait for each other"
@@ -137,6 +139,9 @@ class Coefficients:
     )
     overlap_comm_slowdown: float | None = _constant(
         None, "time of all-reduces beside matmuls ÷ their time alone; for replays on a CPU only", True
+    )
+    rank_skew: float = _constant(
+        0.0, "on a CPU: time that ranks wait for the last at a collective ÷ time computed since the one before"
     )
     peak_bytes: Mapping[str, float] = _entries("peak bytes of a measured fused case; shown only", False)
     linear_forward_overhead_s: float | None = _constant(None, "forward of a small Linear in old profiles; not used")
@@ -184,7 +189,7 @@ class PriceOptions(Struct, frozen=True):
         if not self.host:
             # With None plain torch has `host_operator_s`, which is 0 now.
             changes |= {"host_operator_s": 0.0, "host_operator_eager_s": None, "host_step_s": 0.0}
-            changes |= {"host_collective_s": 0.0, "host_message_s": 0.0}
+            changes |= {"host_collective_s": 0.0, "host_message_s": 0.0, "host_work_s": dict.fromkeys(HOST_WORK, 0.0)}
         if not self.group_launch:
             changes["group_launch_s"] = 0.0
         return replace(c, **changes) if changes else c
@@ -205,7 +210,14 @@ class Place(Struct, frozen=True):
 # Built from the fields, so that reader, writer and messages know every coefficient that is added above.
 _FIELDS = {f.name: f for f in fields(Coefficients) if f.metadata}
 # These names do not occur on disk; each of their entries has its own name.
-_MAPPINGS = ("memory_efficiency_of", "matmul_slowdown_of", "peak_flops_per_s", "attention", "peak_bytes")
+_MAPPINGS = (
+    "memory_efficiency_of",
+    "matmul_slowdown_of",
+    "peak_flops_per_s",
+    "attention",
+    "host_work_s",
+    "peak_bytes",
+)
 _PARTS = {f.name: f for f in fields(AttentionSpeed)}
 _LONGEST_FIRST = sorted(_PARTS, key=len, reverse=True)  # `backward_tile_rows` ends with `tile_rows`
 _CASE_END = " peak_bytes"
@@ -217,6 +229,7 @@ _KINDS += (f"softmax_{TORCH_SOFTMAX}", f"softmax_{TORCH_SOFTMAX_BACKWARD}")
 _PLACES = {name: Place(name, f.metadata["positive"]) for name, f in _FIELDS.items() if name not in _MAPPINGS}
 _PLACES |= {f"peak_{dtype}_flops_per_s": Place("peak_flops_per_s", True, dtype) for dtype in DTYPES}
 _PLACES |= {f"memory_efficiency_{kind}": Place("memory_efficiency_of", True, kind) for kind in _KINDS}
+_PLACES |= {coefficient_of(kind): Place("host_work_s", False, kind) for kind in HOST_WORK}
 _PLACES |= {f"matmul_slowdown_{kernel}": Place("matmul_slowdown_of", True, kernel) for kernel in _KERNELS}
 
 
@@ -293,6 +306,7 @@ def _mapped(c: Coefficients) -> Iterator[tuple[str, float | None, object]]:
     yield from ((f"memory_efficiency_{kind}", value, None) for kind, value in c.memory_efficiency_of.items())
     yield from ((f"matmul_slowdown_{kernel}", value, None) for kernel, value in c.matmul_slowdown_of.items())
     yield from ((f"peak_{dtype}_flops_per_s", value, None) for dtype, value in c.peak_flops_per_s.items())
+    yield from ((coefficient_of(kind), value, None) for kind, value in c.host_work_s.items())
     for kernel, speed in c.attention.items():
         yield from ((f"{kernel}_{part}", getattr(speed, part), f.default) for part, f in _PARTS.items())
     yield from ((f"{case}{_CASE_END}", value, None) for case, value in c.peak_bytes.items())

@@ -46,7 +46,7 @@ def program_recording(ranks: Sequence[RankProgram], prices: ProgramPrices) -> Re
     name = ranks[0].program.path if len(ranks) == 1 else f"{len(ranks)} programs"
     recording = Recording(name, tuple(paths), nodes, ranks[0].world_size, priced_on=prices.name)
     _lay_out(recording)
-    recording.warnings += [*_stand_ins(recording), *_unknown(prices)]
+    recording.warnings += [*_stand_ins(recording), *_unknown(prices), *_unmeasured(prices)]
     if not prices.on_host and not all(r.on_gpu for r in ranks):
         recording.warnings.append(
             "the script chose the CPU, so its operators are a CPU's, in the optimizer one by one for each tensor; a "
@@ -67,6 +67,7 @@ class _Rank:
         self.collectives: dict[int, int] = {}
         self.count: Counter[tuple[object, ...]] = Counter()
         self.shared = SharedHost(*prices.slowdowns)
+        self.computed_s = 0.0  # since the last collective, at which ranks meet
 
     def run(self) -> None:
         """Add all operators and entries in the order of their issue."""
@@ -90,11 +91,29 @@ class _Rank:
 
     def _operator(self, op: CapturedOperator, stream: int) -> None:
         seconds, host_s = self.prices.operator(op)
-        seconds = self.shared.compute(seconds)
+        seconds = self._computes(seconds)
         label = f"{op.name} of {op.module}" if op.module else op.name
         waits = self._issued(host_s) + self.last.get(stream, [])
         name = "compute" if stream == 0 else f"stream {stream}"
         self.last[stream] = [self._add(name, KINDS[op.phase], label, seconds, waits, compute=True)]
+
+    def _computes(self, seconds: float) -> float:
+        """Return the seconds that work of this rank takes beside its collectives."""
+        seconds = self.shared.compute(seconds)
+        self.computed_s += seconds
+        return seconds
+
+    def _host_work(self, kind: str, stream: int) -> None:
+        """Add Python besides operators: on a CPU time of the rank itself, else of the host before its next launch."""
+        host_s = self.prices.host_work(kind)
+        if not host_s:
+            return
+        if not self.prices.on_host:
+            self._issued(host_s)
+        else:
+            name = kind.removesuffix("_backward")
+            waits = self.last.get(stream, [])
+            self.last[stream] = [self._add("compute", HOST, name, self._computes(host_s), waits)]
 
     def _issued(self, host_s: float) -> list[int]:
         """Add the host's work of issuing an operator or collective, and return what the device waits for."""
@@ -112,6 +131,8 @@ class _Rank:
                 self.shared.wait(self.collectives[value])
         elif what is What.RECORD:
             self.events.append(list(self.last.get(stream, [])))
+        elif what is What.HOST_WORK:
+            self._host_work(self.rank.host_work[value], stream)
         elif what is What.WAIT_EVENT:
             self._follow(stream, self.events[value])
         elif not self.prices.on_host:
@@ -128,7 +149,8 @@ class _Rank:
         waits = self._issued(self.prices.collective_host_s) + self.last.get(stream, [])
         if queue in self.groups:
             waits.append(self.groups[queue])
-        seconds = self.prices.collective(found)
+        seconds = self.prices.collective(found) + self.prices.rank_skew * self.computed_s
+        self.computed_s = 0.0
         node = self._add(f"group {found.group}", found.kind.upper(), found.kind, seconds, waits)
         self.shared.start(node, queue, seconds)
         self.nodes[node].message = self._message(found)
@@ -200,3 +222,13 @@ def _unknown(prices: ProgramPrices) -> list[str]:
         return []
     names = ", ".join(f"{name} ({n})" for name, n in prices.unknown.most_common(12))
     return [f"{prices.unknown.total()} launches of operators that are not known are priced by their bytes: {names}"]
+
+
+def _unmeasured(prices: ProgramPrices) -> list[str]:
+    if not prices.unmeasured:
+        return []
+    names = ", ".join(f"{name} ({n})" for name, n in prices.unmeasured.most_common())
+    return [
+        f"{prices.unmeasured.total()} calls of Python in DTensor and FSDP2 cost nothing, as the profile has no time of "
+        f"them: {names}; calibrate.run measures them (group python)"
+    ]

@@ -15,7 +15,11 @@ from topology.spec import ClusterSpec
 
 
 class ProgramPrices:
-    """Price work on one cluster in seconds. `unknown`: number of launches of operators priced by their bytes alone."""
+    """Price work on one cluster in seconds.
+
+    `unknown`: number of launches of operators priced by their bytes alone. `unmeasured`: number of calls of Python of a
+    kind whose time the profile does not state.
+    """
 
     def __init__(self, cluster: ClusterSpec, calibration: str | None = None) -> None:
         name = cluster.gpu.name if cluster.gpu.name in shipped_profiles() else "roofline"
@@ -23,6 +27,7 @@ class ProgramPrices:
         self.costs = Costs(load_profile(self.calibration, "--calibration"), cluster.gpu)
         self.network = Network(cluster)
         self.unknown: Counter[str] = Counter()
+        self.unmeasured: Counter[str] = Counter()
         self._operators: dict[CapturedOperator, tuple[float, float]] = {}
 
     @property
@@ -45,6 +50,18 @@ class ProgramPrices:
             host_s = 0.0 if self.on_host else self.costs.host_s(item, plain=True)
             found = self._operators[op] = self.costs.compute(item).seconds, host_s
         return found
+
+    def host_work(self, kind: str) -> float:
+        """Return the host seconds of one call of a kind of Python; 0 if the profile does not state them."""
+        found = self.costs.coefficients.host_work_s.get(kind)
+        if found is None:
+            self.unmeasured[kind] += 1
+        return found or 0.0
+
+    @property
+    def rank_skew(self) -> float:
+        """Return the seconds for which ranks wait for the last one ÷ those computed since they last met; GPUs: 0."""
+        return self.costs.coefficients.rank_skew if self.on_host else 0.0
 
     @property
     def slowdowns(self) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -35,10 +36,12 @@ class Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[list[tuple[str, int]]] = [[]]
+        self.of_dtensors = [0]  # operators of DTensors in each step
         self.ends = [time.perf_counter()]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not all(t in (torch.Tensor, torch.nn.Parameter, FakeTensor) for t in types):
+            self.of_dtensors[-1] += any(issubclass(t, DTensor) for t in types)
             return NotImplemented  # DTensor and its like: they come back with the tensors that they hold
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.split("::")[1]
@@ -50,6 +53,7 @@ class Counting(TorchDispatchMode):
 
     def stepped(self, *_: object) -> None:
         self.steps.append([])
+        self.of_dtensors.append(0)
         self.ends.append(time.perf_counter())
 
 
@@ -66,7 +70,12 @@ def main(out: str, script: str, timed: bool = False) -> None:
             runpy.run_path(script, run_name="__main__")
     seconds = [b - a for a, b in zip(counting.ends[2:], counting.ends[3:], strict=False)]
     middle = statistics.median(seconds) if seconds else 0.0
-    data = {"collectives": counting.steps[2], "steps_s": seconds, "step_s": middle}
+    data = {
+        "collectives": counting.steps[2],
+        "dtensor_operators": counting.of_dtensors[2],
+        "steps_s": seconds,
+        "step_s": middle,
+    }
     if os.environ["RANK"] == "0":  # torchrun gives all ranks the same arguments
         with open(out, "w", encoding="utf-8") as file:
             json.dump(data, file)

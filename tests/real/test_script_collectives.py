@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.inputs.script_program import read_rank_program
+from sim.inputs.script_program import What, read_rank_program
 from tests.processes import HANGS_AFTER_S
 
 pytestmark = pytest.mark.real
@@ -69,8 +69,8 @@ parallelize_module(model[4], mesh, ColwiseParallel(input_layouts=Shard(1), outpu
 }
 
 
-def really(folder: Path, script: Path) -> Counter[tuple[str, int]]:
-    """Collectives of a later step of rank 0 of two."""
+def really(folder: Path, script: Path) -> tuple[Counter[tuple[str, int]], int]:
+    """Collectives of a later step of rank 0 of two, and its operators of DTensors."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -84,12 +84,13 @@ def really(folder: Path, script: Path) -> Counter[tuple[str, int]]:
     for process in ranks:
         _, said = process.communicate(timeout=HANGS_AFTER_S)
         assert process.returncode == 0, said[-2000:]
-    return Counter((kind, size) for kind, size in json.loads((folder / "0.json").read_text())["collectives"])
+    counted = json.loads((folder / "0.json").read_text())
+    return Counter((kind, size) for kind, size in counted["collectives"]), counted["dtensor_operators"]
 
 
 @pytest.mark.parametrize("name", PARALLEL)
 def test_collectives_are_those_of_two_real_ranks(tmp_path: Path, name: str) -> None:
-    """Equal in kind, number and bytes."""
+    """Equal in kind, number and bytes; so is the number of operators that DTensor dispatches."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("{parallel}", PARALLEL[name]), encoding="utf-8")
     command = [sys.executable, "-m", "calibrate.capture", "--script", str(script), "--world-size", "2"]
@@ -100,4 +101,7 @@ def test_collectives_are_those_of_two_real_ranks(tmp_path: Path, name: str) -> N
     program = read_rank_program(tmp_path / "p.rank0.json.gz")
     foreseen = Counter((c.kind, c.bytes) for c in program.collectives)
     assert foreseen
-    assert foreseen == really(tmp_path, script)
+    collectives, of_dtensors = really(tmp_path, script)
+    assert foreseen == collectives
+    noted = [program.host_work[e.value] for e in program.entries if e.what is What.HOST_WORK]
+    assert sum("operator" in kind for kind in noted) == of_dtensors

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from sim.commands.replay import load_programs, main
 from sim.core.errors import InputError
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.inputs.script_program import Collective, Entry, RankProgram, What, read_rank_program
 from sim.models.captured import moved_bytes
+from sim.prices.coefficients import Coefficients
+from sim.prices.profiles import load_profile
 from sim.traces.program_in import program_recording
 from sim.traces.replay import replay
 from topology.network import Network
@@ -88,10 +93,13 @@ class Prices:
 
     name, collective_host_s = "test", 0.0
     slowdowns = (1.0, 1.0)
+    rank_skew = 0.0
+    host_work_s: Mapping[str, float] = {}
 
     def __init__(self, on_host: bool = False) -> None:
         self.on_host = on_host
         self.unknown: dict[str, int] = {}
+        self.unmeasured: Counter[str] = Counter()
 
     def operator(self, _: CapturedOperator) -> tuple[float, float]:
         return MM, 0.0
@@ -99,7 +107,11 @@ class Prices:
     def collective(self, _: Collective) -> float:
         return TRANSFER
 
+    def host_work(self, kind: str) -> float:
+        return self.host_work_s.get(kind, 0.0)
 
+
+STATED = {"dtensor_conversion": 50e-6}
 ALL_REDUCE = Collective("all_reduce", "0", tuple(range(16)), 1 << 20)
 
 
@@ -126,6 +138,48 @@ def test_a_collective_on_the_cores_that_compute_slows_both(tmp_path: Path, monke
 def test_a_collective_that_is_waited_for_at_once_is_exposed(tmp_path: Path) -> None:
     entries = [Entry(1, What.START, 0, 0), Entry(1, What.WAIT, 0, 0)]
     assert step_s(tmp_path, 3, entries) == pytest.approx(3 * MM + TRANSFER)
+
+
+def test_python_is_the_rank_s_own_time_on_a_cpu_and_delays_launches_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU runs the first two matmuls, of 4 ms each, meanwhile; the third is issued after 5 or 11 ms of Python."""
+    entries = [Entry(2, What.HOST_WORK, 0, 0), Entry(2, What.HOST_WORK, 0, 1)]
+    script = {**script_of(3, [], entries), "host_work": ["fsdp2_group", "fsdp2_parameter"]}
+    program = read_rank_program(file_of(tmp_path / "p.rank0.json.gz", 3, script))
+
+    def seconds(on_host: bool, group_s: float) -> float:
+        monkeypatch.setattr(Prices, "host_work_s", {"fsdp2_group": group_s, "fsdp2_parameter": 1e-3})
+        return replay(program_recording([program], Prices(on_host))).step_time_s  # type: ignore[arg-type]
+
+    assert seconds(True, 4e-3) == pytest.approx(3 * MM + 5e-3)
+    assert seconds(False, 4e-3) == pytest.approx(3 * MM)
+    assert seconds(False, 10e-3) == pytest.approx(11e-3 + MM)
+
+
+def test_ranks_wait_for_the_last_in_proportion_to_what_they_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two transfers, after 2 and after 1 matmul, each longer by a tenth of that."""
+    monkeypatch.setattr(Prices, "rank_skew", 0.1)
+    entries = [Entry(at, what, 0, 0) for at in (2, 3) for what in (What.START, What.WAIT)]
+    assert step_s(tmp_path, 3, entries, on_host=True) == pytest.approx(3.3 * MM + 2 * TRANSFER)
+
+
+def test_a_profile_without_the_times_of_python_warns_and_charges_nothing(tmp_path: Path) -> None:
+    """With a profile that has them, the step is longer by their sum."""
+    script = {**script_of(1, [], [Entry(1, What.HOST_WORK, 0, 0)] * 3), "host_work": ["dtensor_conversion"]}
+    path = file_of(tmp_path / "p.rank0.json.gz", 1, script)
+    old = file_of(tmp_path / "old.rank0.json.gz", 1, script_of(1, [], []))
+    without, before = (load_programs([p], "cpu-host") for p in (path, old))
+    assert "dtensor_conversion (3)" in " ".join(without.warnings)
+    assert "Python" not in " ".join(before.warnings)
+    assert without.step_ns == before.step_ns
+    profile = replace(load_profile("roofline"), name="here", coefficients=Coefficients(host_work_s=STATED))
+    profile.save(tmp_path / "here.json")
+    stated, plain = (load_programs([p], "cpu-host", str(tmp_path / "here.json")) for p in (path, old))
+    assert stated.step_ns - plain.step_ns == pytest.approx(3 * STATED["dtensor_conversion"] * 1e9)
+    assert "Python" not in " ".join(stated.warnings)
 
 
 def test_another_stream_starts_without_the_first_ones_work(tmp_path: Path) -> None:
@@ -198,6 +252,7 @@ def test_what_ifs_change_the_priced_step(tmp_path: Path) -> None:
         ({"device": "abacus"}, "script.device: found 'abacus'; allowed: cpu, cuda"),
         ({"streams": [0]}, "script.streams: found 1; allowed: 2, one for each operator"),
         ({"whats": ["jump"]}, "script.whats: found 'jump'"),
+        ({"host_work": ["juggling"]}, "script.host_work: found 'juggling'; allowed: dtensor_operator"),
         ({"groups": [{"name": "0", "ranks": []}]}, "script.groups[0].ranks: found none"),
         ({"entries": {"before": [9], "what": [0], "stream": [0], "value": [0]}}, "script.entries[0].before: found 9"),
         (
