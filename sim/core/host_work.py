@@ -13,7 +13,7 @@ HOST_WORK = {
     "dtensor_mixed_operator": "an operator of a DTensor with a number or plain tensor, which leaves torch's fast path",
     "dtensor_conversion": "`from_local`, `to_local` or `redistribute` in the forward, without its transfer",
     "dtensor_conversion_backward": "the same in the backward",
-    "dtensor_redistribute": "a change of placements that transfers, by whatever asks for it; without the transfer's own time",
+    "dtensor_redistribute": "a change of placements that transfers, whatever asks for it; without the transfer itself",
     "fsdp2_group": "the forward's hooks of one parameter group: gather, copy, reshard",
     "fsdp2_parameter": "the same, for each parameter of the group",
     "fsdp2_group_backward": "the backward's hooks of one parameter group: gather, copy, reshard, reduce",
