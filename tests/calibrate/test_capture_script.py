@@ -184,6 +184,26 @@ def test_fsdp1_gathers_twice_and_reduces_once(captured: Captured) -> None:
     assert sizes(program, "reduce_scatter") == [LAYER_BYTES] * 3
 
 
+def python_calls(program: RankProgram) -> Counter[str]:
+    return Counter(program.host_work[e.value] for e in program.entries if e.what is What.HOST_WORK)
+
+
+def test_python_of_fsdp2_and_dtensor_is_noted_call_by_call(captured: Captured) -> None:
+    """SGD updates each of the 12 parameters by one operator of DTensors."""
+    sharded = python_calls(captured("fsdp2", 2))
+    assert sharded == {
+        "fsdp2_group": 3,
+        "fsdp2_parameter": 12,
+        "fsdp2_group_backward": 3,
+        "fsdp2_parameter_backward": 12,
+        "dtensor_operator_optimizer": 12,
+    }
+    split = python_calls(captured("tp", 2))
+    assert split["dtensor_redistribute"] == 5  # as many as all-reduces
+    assert split["dtensor_operator_optimizer"] == 12
+    assert not python_calls(captured("ddp", 2))
+
+
 def test_a_script_that_catches_everything_is_captured(captured: Captured) -> None:
     assert captured("goes_on", 1).program.operators
 
@@ -218,26 +238,6 @@ def test_fsdp2_gathers_twice_and_reduces_once_on_streams_of_its_own(captured: Ca
     assert 0 not in starts
     shards = sum(s.bytes for s in program.program.storages if s.kind == "parameter")
     assert shards == 3 * LAYER_BYTES // 16
-
-
-def python_calls(program: RankProgram) -> Counter[str]:
-    return Counter(program.host_work[e.value] for e in program.entries if e.what is What.HOST_WORK)
-
-
-def test_python_of_fsdp2_and_dtensor_is_noted_call_by_call(captured: Captured) -> None:
-    """SGD updates each of the 12 parameters by one operator of DTensors."""
-    sharded = python_calls(captured("fsdp2", 2))
-    assert sharded == {
-        "fsdp2_group": 3,
-        "fsdp2_parameter": 12,
-        "fsdp2_group_backward": 3,
-        "fsdp2_parameter_backward": 12,
-        "dtensor_operator_optimizer": 12,
-    }
-    split = python_calls(captured("tp", 2))
-    assert split["dtensor_redistribute"] == 5  # as many as all-reduces
-    assert split["dtensor_operator_optimizer"] == 12
-    assert not python_calls(captured("ddp", 2))
 
 
 def test_fsdp2_on_many_ranks_is_as_large_as_on_few(captured: Captured) -> None:
