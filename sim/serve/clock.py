@@ -85,8 +85,9 @@ class Server:
         return max(now, min(times))
 
     def _until(self, time_s: float) -> float:
-        """Finish the iterations that end by `time_s`; the time at which a next one may start."""
-        while self.in_flight and self.in_flight[0][0] <= time_s:
+        """The time at which a next iteration may start, `time_s` at least; finish those that end by then."""
+        start_s = max(time_s, self.free_s[0])
+        while self.in_flight and self.in_flight[0][0] <= start_s:
             end, _, work = heapq.heappop(self.in_flight)
             self.left -= len(self.worker.end(work, end))
-        return max(time_s, self.free_s[0]) if self.in_flight else time_s
+        return start_s

@@ -47,3 +47,12 @@ def test_conversations_of_any_length_are_served_alike_on_simpy(rate_per_s: float
     quick, *others = every_way(scenario, requests)
     assert quick.outcome.kv_cache.prefix_hit_rate > 0.2
     assert all(other.replicas[0].counts == quick.replicas[0].counts for other in others)
+
+
+def test_two_iterations_that_end_while_a_long_prompt_is_on_the_first_stage_are_both_over_when_it_is_free() -> None:
+    """On three stages the third iteration may be the long one; the sequences of both others join the next."""
+    sizes = ((0.0, 5339, 9), (0.0, 6088, 12), (6.42e-4, 2, 11), (1.2713e-3, 2, 9), (1.634e-3, 3924, 9))
+    given = {"max_batch_tokens": 8192, "max_running_requests": 8}
+    quick, *_ = every_way(serving(given, parallelism={"pp": 3}), tuple([Request(*size) for size in sizes]))
+    times = quick.replicas[0].states.arrays().time_s
+    assert (times[1:] >= times[:-1]).all()
