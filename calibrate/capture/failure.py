@@ -20,7 +20,7 @@ WITHOUT_DATA = {  # torch's errors for what fake tensors cannot answer
 
 def failure(error: Exception, what: str) -> InputError:
     """Return the message for an error of captured code; `what` names the code if no line of it is in the traceback."""
-    name, said = type(error).__name__, _first_line(error)
+    name, said = type(error).__name__, first_line(error)
     if name in WITHOUT_DATA:
         hint = f"; {ROUTING_HELPS}" if isinstance(error, UNKNOWN) else ""
         return InputError(f"{_line_of(error, what)}: {WITHOUT_DATA[name]} ({said}){hint}")
@@ -38,5 +38,7 @@ def _line_of(error: Exception, what: str) -> str:
     return f"{own[-1].filename}:{own[-1].lineno}: in {inner}" if own and own[-1] is not theirs[-1] else inner
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or "no message").splitlines()[0]
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, and the next where the first ends with a colon."""
+    first, *more = (str(error).strip() or "no message").splitlines()
+    return f"{first} {more[0].strip()}" if more and first.endswith(":") else first

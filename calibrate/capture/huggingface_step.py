@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from calibrate.capture.failure import failure
+from calibrate.capture.failure import failure, first_line
 from calibrate.capture.options import Options
 from calibrate.capture.step import Step
 from sim.core.errors import InputError
@@ -106,7 +106,7 @@ def _read_config(config: Mapping[str, Any]) -> Any:
     """Return Transformers' config; it also reads what JSON cannot hold, such as infinity.
 
     Raises:
-        InputError: if Transformers has no such model.
+        InputError: if Transformers has no such model, or refuses a value.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -116,7 +116,10 @@ def _read_config(config: Mapping[str, Any]) -> Any:
             f"config.json: model_type: found {str(name)[:60]!r}; the installed Transformers has no such model; "
             "one with code of its own needs a function: package.module:function"
         )
-    return CONFIG_MAPPING[name].from_dict(_with_floats(config))
+    try:
+        return CONFIG_MAPPING[name].from_dict(_with_floats(config))
+    except Exception as error:
+        raise InputError(f"config.json: Transformers refuses it: {first_line(error)}") from None
 
 
 def _with_floats(data: Any) -> Any:

@@ -82,6 +82,7 @@ def _named(program: dict[str, Any]) -> list[list[Any]]:
     ("config", "said"),
     [
         ({"model_type": "nowhere"}, "model_type: found 'nowhere'; the installed Transformers has no such model"),
+        ({"model_type": "llama", "num_hidden_layers": "x"}, "'num_hidden_layers' expected int, got str"),
         (DETR, "DecisionTransformerModel: has the input states; known from a config are input_ids"),
     ],
 )
