@@ -53,6 +53,7 @@ class CudaOperators(TorchFunctionMode):
         self.on_gpu = on_gpu
         self.states: list[torch.dtype | None] = [dtype]
         self.active = False
+        self.compiled = False  # softmax is divided and fused by the compiler
         self.cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
@@ -79,7 +80,7 @@ class CudaOperators(TorchFunctionMode):
             return dropout(*args, **kwargs)
         if name in ("grouped_mm", "_grouped_mm"):
             return grouped(func, *args, **kwargs)
-        if name in ("softmax", "log_softmax"):
+        if name in ("softmax", "log_softmax") and not self.compiled:
             return softmax(name, func, args, kwargs)
         return func(*args, **kwargs)
 

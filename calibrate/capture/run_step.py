@@ -48,6 +48,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
             for p in step.model.parameters():
                 if p.grad is not None:
                     recorder.mark(p.grad, "gradient")
+            _without_needless_states(recorder, step)
             recorder.phase = "clip"
             if step.clip_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(step.model.parameters(), step.clip_grad_norm, foreach=True)
@@ -83,7 +84,7 @@ def _compiled(step: Step, recorder: Recorder, on_gpu: bool) -> Callable[[], torc
 
     loss = CompiledLoss(step, recorder)
     gc.disable()  # see `never_collected`
-    recorder.operators.active = on_gpu
+    recorder.operators.active, recorder.operators.compiled = on_gpu, True
     with catch_warnings():
         filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # Inductor's passes read constants
         torch.autograd.backward(loss())
@@ -128,6 +129,15 @@ def _give_states(step: Step, on_gpu: bool) -> None:
             p.grad = torch.zeros_like(p)
     step.optimizer.step()
     step.optimizer.zero_grad(set_to_none=True)
+
+
+def _without_needless_states(recorder: Recorder, step: Step) -> None:
+    """Count no optimizer states of parameters that the loss does not depend on; a real optimizer makes none."""
+    for p, state in step.optimizer.state.items():
+        if p.grad is None:
+            for x in state.values():
+                if isinstance(x, torch.Tensor):
+                    recorder.lives[recorder.storage(x)].bytes = 0
 
 
 def _mark_lasting(recorder: Recorder, step: Step) -> None:

@@ -97,3 +97,16 @@ def test_only_operators_without_a_kernel_are_divided(name: str, divided: bool) -
     from calibrate.capture.recorder import is_composite
 
     assert is_composite(getattr(torch.ops.aten, name).default) is divided
+
+
+def test_a_parameter_that_the_loss_does_not_need_has_no_optimizer_states() -> None:
+    from calibrate.capture import Step
+    from calibrate.capture.run_step import record
+
+    def step() -> Step:
+        model = torch.nn.ModuleList([torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 64, bias=False)])
+        x = torch.zeros(4, 8)
+        return Step(model, lambda: model[0](x).sum(), torch.optim.AdamW(model.parameters()), 4, 1)
+
+    lives = record(step)[1].lives
+    assert sum(x.bytes for x in lives if x.kind == "optimizer state") == 2 * 4 * 8 * 8
