@@ -127,6 +127,9 @@ class Framework(Struct, frozen=True):
     core/transformer/moe/moe_utils.py: RouterGatingLinearFunction]"""
     routing_bytes: float = 4.0
     """bytes of indices and weights saved for each token copy in an expert layer [permutation of 32 bits]"""
+    maps_copies: bool = False
+    """a map of tokens and experts is made and kept, by which one kernel copies tokens and another adds copies up
+    [TE pytorch/triton/permutation.py: make_row_id_map, make_chunk_sort_map]"""
     skips_masked_scores: bool = False
     """the unfused softmax reads only scores that the causal mask leaves [core/fusions/fused_softmax.py]"""
     masks_unselected: bool = False

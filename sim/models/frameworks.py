@@ -65,6 +65,7 @@ _MEGATRON = Framework(
     weights_experts_after_activation=True,
     sends_probabilities=True,
     counts_copies=True,
+    maps_copies=True,  # moe_permute_fusion
     router=MEGATRON_ROUTER,
     loops_over_experts=True,
     pads_experts=True,

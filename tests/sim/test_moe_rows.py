@@ -37,7 +37,7 @@ def test_peak_by_hand(precision: str, copies: int, input_bytes: float) -> None:
         + 2 * h * f  # down's gradient is there, up's is not
         + 3 * 2 * tokens * h  # the layer's input, its result and the result's gradient
         + 4 * tokens * 8
-        + 4 * received  # probabilities, permutation
+        + 4 * tokens * (2 * 8 + 1)  # probabilities, the map of copies
         + input_bytes * received * h  # up's input, with a scale for 128 in blocks
         + 2 * 2 * inner  # GELU's input and output
         + (3 * 4 + 2) * inner  # the gradient, two products in fp32; one cast back

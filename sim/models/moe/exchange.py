@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 
+MAP_KERNELS, MAP_ACCESSED_BYTES, MAP_NUMBER_BYTES = 3, 25.0, 4.0
+
+
 class _Trip(Struct, frozen=True):
     """What all steps of the way ask for: the layout, the rank's sizes, its tokens, and who takes them along."""
 
@@ -25,6 +28,7 @@ class _Trip(Struct, frozen=True):
     d: Dims
     r: Routing
     way: Dispatcher
+    experts: int
 
     @property
     def copies(self) -> float:
@@ -35,7 +39,38 @@ class _Trip(Struct, frozen=True):
         """A rank's own tokens copied and sorted by expert, or their copies added up; nothing if experts' ranks do."""
         if self.way.copies_on_arrival:
             return ()
-        return (memory_op(name, phase, "permute", self.r.sent * self.d.hidden, moved, self.d.act, 2),)
+        kernels = 1 if self.maps else 2
+        return (memory_op(name, phase, "permute", self.r.sent * self.d.hidden, moved, self.d.act, kernels),)
+
+    def at_home_map(self) -> Program:
+        """Where each copy of a token goes, of 32 bits: [tokens, 2·experts + 1], which the backward reads again.
+
+        Transformer Engine, pytorch/triton/permutation.py, `make_row_id_map`: three kernels. The first reads the mask (1
+        byte) and numbers each expert's tokens (4), the second adds the numbers of the blocks before (4, 4), the third
+        sorts each token's (4) and writes their places and experts (8).
+        """
+        if not self.maps:
+            return ()
+        n = self.r.tokens * self.experts
+        return (memory_op("permutation_map", F, "elementwise", n, MAP_ACCESSED_BYTES * n, self.d.act, MAP_KERNELS),)
+
+    @property
+    def maps(self) -> bool:
+        """Whether tokens are copied at home, by a map."""
+        return self.d.framework.maps_copies and not self.way.copies_on_arrival
+
+    @property
+    def map_bytes(self) -> float:
+        """Maps that the backward needs: of tokens and experts, and of both sorts of what arrives."""
+        if not self.maps:
+            return self.copies * self.d.framework.routing_bytes
+        sorts = 2 * self.r.received * self.layout.expert_tp if self.sorts_chunks else 0.0
+        return MAP_NUMBER_BYTES * (self.r.tokens * (2 * self.experts + 1) + sorts)
+
+    @property
+    def sorts_chunks(self) -> bool:
+        """Whether what arrives is ordered by sender, and wanted by expert."""
+        return self.layout.ep * self.layout.expert_tp > 1 and self.r.experts > 1
 
     def exchange(self, name: str, phase: Phase, *, quantized: bool, beside_bytes: float = 0.0) -> Program:
         """All-to-all over ep. `quantized`: in `ep_dispatch_dtype`, as a dispatch and a combine's gradient may go.
@@ -78,14 +113,16 @@ class _Trip(Struct, frozen=True):
         if self.way.copies_on_arrival:
             again = results_read and not d.framework.weights_experts_after_activation
             return (memory_op(name, phase, "permute", n, (3 if again else 2) * n * d.act_bytes, d.act, 2),)
-        if p.ep * p.expert_tp == 1 or self.r.experts == 1:
+        if not self.sorts_chunks:
             return ()
-        return (memory_op(name, phase, "permute", n, 2 * n * d.act_bytes, d.act),)
+        kernels = 2 if self.maps and phase is F else 1  # the forward makes a map, one number for each row
+        return (memory_op(name, phase, "permute", n, 2 * n * d.act_bytes, d.act, kernels),)
 
 
 def _trip(scenario: Scenario, d: Dims, r: Routing) -> _Trip:
     p = scenario.parallelism
-    return _Trip(p, d, r, dispatcher_of(moe_of(scenario), p.ep))
+    moe = moe_of(scenario)
+    return _Trip(p, d, r, dispatcher_of(moe, p.ep), moe.experts)
 
 
 def dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
@@ -95,6 +132,7 @@ def dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
     choices = r.wire * moe_of(scenario).top_k
     there, back = choices * trip.way.choice_bytes, choices * trip.way.choice_gradient_bytes
     forward = (
+        *trip.at_home_map(),
         *trip.at_home("permute", F, moved),
         *trip.exchange("dispatch", F, quantized=True, beside_bytes=there),
         *trip.probabilities("dispatch_weights", F),
@@ -108,7 +146,7 @@ def dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
         *trip.exchange("dispatch_backward", I, quantized=False, beside_bytes=back),
         *trip.at_home("permute_backward", I, moved),
     )
-    index = Saved("moe", "permutation", trip.copies * d.framework.routing_bytes)
+    index = Saved("moe", "permutation", trip.map_bytes)
     held = (n + r.received * d.hidden) * e
     return Operator("dispatch", forward, backward, (index,), forward_bytes=n * e, backward_bytes=held)
 

@@ -183,15 +183,32 @@ def test_megatrons_experts_by_hand(mlp, kept, in_flight):
 
     SwiGLU, weighted within its kernel: gate, up and down's input; then the gradients of all three. GELU, weighted by
     torch in fp32: its input, its output and down's input; then three fp32 tensors and a 16-bit one. Down's input is
-    gone by then.
+    gone by then. Maps of 32-bit numbers: places and experts of each token's copies, and two sorts of the rows.
     """
     inner, copies = 8192, TOKENS * 2
+    maps = 4 * (TOKENS * (2 * 16 + 1) + 2 * copies)
     model = LLAMA | {"mlp": mlp, "moe": {"experts": 16, "top_k": 2, "ffn": inner}}
     block = layer_block(make(model, {"framework": "megatron"}, dp=4, ep=4), 0)
-    expected = TOKENS * 1024 * 2 + TOKENS * 16 * 4 + copies * (4 + (1024 + kept * inner) * 2)
+    expected = TOKENS * 1024 * 2 + TOKENS * 16 * 4 + maps + copies * (1024 + kept * inner) * 2
     assert saved_bytes(block.saved, "moe") == expected
     residual = TOKENS * 1024 * 2
     assert block.backward_peak_bytes == residual + copies * inner * (in_flight - 2)
+
+
+def test_megatron_copies_tokens_by_a_map_which_grows_with_the_experts():
+    """Three kernels make the map; then one kernel copies tokens, and one adds copies up, in each direction."""
+    kernels = {"permute": 1, "sort_chunks": 2, "unsort_chunks": 2, "unpermute": 1}
+    back = {"permute_backward": 1, "sort_chunks_backward": 1, "unsort_chunks_backward": 1, "unpermute_backward": 1}
+    moved = []
+    for experts in (16, 64):
+        model = LLAMA | {"moe": {"experts": experts, "top_k": 2, "ffn": 512}}
+        block = layer_block(make(model, {"framework": "megatron"}, dp=4, ep=4), 0)
+        found = {i.name: i for i in (*block.forward, *block.backward) if isinstance(i, Compute)}
+        assert {name: found[name].kernels for name in kernels | back} == kernels | back
+        assert found["permutation_map"].kernels == 3
+        moved.append(found["permutation_map"].bytes)
+    assert moved == [25 * TOKENS * 16, 25 * TOKENS * 64]
+    assert not any("map" in i.name for i in layer_block(make(MOE, dp=4, ep=4), 0).forward if isinstance(i, Compute))
 
 
 def test_latent_attention():
