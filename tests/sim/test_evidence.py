@@ -150,7 +150,8 @@ def test_nine_of_ten_rows_of_a_table_lie_in_intervals_made_without_it(
     inside, half = [], []
     for name, mine in tables.items():
         others = [row for row in published() if row.table != name]
-        asked = [row for row in mine if belongs(row.features)][::4]
+        found = [row for row in mine if belongs(row.features)]
+        asked = found[:: max(1, len(found) // 16)]  # one row of a small table would decide too much
         factors = [interval_factor(row.features, others) for row in asked]
         pairs = [(row, width.factor) for row, width in zip(asked, factors, strict=True) if width is not None]
         if pairs:
