@@ -56,6 +56,8 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
         console.print(f"the fewest GPUs for {wanted:g} requests/s: {words}", highlight=False)
     elif wanted is not None and any(not row["limit_found"] for row in result["best"]):
         console.print(f"the fewest GPUs for {wanted:g} requests/s: {NO_LIMIT}", highlight=False)
+    elif not result["best"]:
+        console.print("no layout can be simulated", highlight=False)
     elif wanted is not None:
         console.print(f"no layout serves {wanted:g} requests/s within these latencies", highlight=False)
     for refusal in result["refusals"]:

@@ -93,6 +93,14 @@ def test_a_choice_that_no_scenario_has_is_one_refusal_of_the_others_search(file:
     assert "inference.kv_cache.dtype: found 'int3'" in refusal["reason"]
 
 
+def test_where_nothing_is_simulated_no_latency_is_blamed(file: Path) -> None:
+    options = ["--gpus", "1", "--vary", "inference.max_batch_tokens=abc,0"]
+    done = CliRunner().invoke(main, [str(file), "--slo", BOTH, *options], catch_exceptions=False)
+    assert done.exit_code == 1
+    assert "no layout can be simulated" in done.stdout
+    assert "within these latencies" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
