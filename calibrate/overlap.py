@@ -46,16 +46,17 @@ def interference(bench: Bench) -> list[Record]:
 
 
 def _skew(bench: Bench) -> Constant:
-    """Measure how much longer an all-reduce takes for each second of computation before it, on a CPU.
+    """Measure how long ranks of a CPU wait at an all-reduce after a burst, because they do not end it at once.
 
-    Ranks that compute the same do not end at once, and each waits for the last.
+    The wait grows with the square root of the time computed (`ProgramPrices.rank_skew_s`), so an all-reduce after n
+    bursts takes (√n − 1) times this wait longer than after one.
     """
     burst, call = shared_cores.make_burst(dist.get_rank()), make("all_reduce", SKEW_BYTES, bench.device)
     short, _ = shared_cores.message(burst, call, bench.quick)
     long, _ = shared_cores.message(partial(_repeat, burst, SKEW_BURSTS), call, bench.quick)
-    skew = (long - short) / ((SKEW_BURSTS - 1) * shared_cores.BURST_S)
+    skew = (long - short) / (math.sqrt(SKEW_BURSTS) - 1)
     how = f"all-reduce of {dist.get_world_size()} ranks after {SKEW_BURSTS} ms of computation, less one after 1 ms"
-    return Constant("rank_skew", max(0.0, skew), how)
+    return Constant("rank_skew_s", max(0.0, skew), how)
 
 
 def _matmul(bench: Bench) -> Work:

@@ -33,11 +33,11 @@ from calibrate.ranks import stream_ranks
 from calibrate.records import Collective, Constant, Record, from_json, to_json
 from calibrate.timing import Bench
 from sim.core.processes import python_module
+from sim.prices.coefficients import BURST_S
 
 RANKS_PER_CORE = 2
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 SIZES = {True: (4_096, 65_536, 1_048_576), False: (1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576, 4_194_304)}
-BURST_S = 1e-3  # computation between two messages: about that of a layer of a model small enough to share cores
 TURNS = 24  # bursts in a sample: waits for a time slice are rare, so a single burst says little
 SAMPLES = {True: 4, False: 10}
 LEAST_S = 1e-6

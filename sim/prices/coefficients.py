@@ -25,6 +25,7 @@ from sim.inputs.input_source import nearest, show
 from sim.models.recipes import RECIPES
 from sim.prices.roofline import MEMORY_BOUND
 
+BURST_S = 1e-3  # on a CPU: computation before each message that is measured, about that of a small model's layer
 USUAL_KERNEL = "attention"  # training's kernel if none is named
 STRIDED = "strided"  # the efficiency of memory-bound operators that torch does not vectorize (`Compute.strided`)
 
@@ -140,8 +141,8 @@ class Coefficients:
     overlap_comm_slowdown: float | None = _constant(
         None, "time of all-reduces beside matmuls ÷ their time alone; for replays on a CPU only", True
     )
-    rank_skew: float = _constant(
-        0.0, "on a CPU: time that ranks wait for the last at a collective ÷ time computed since the one before"
+    rank_skew_s: float = _constant(
+        0.0, "on a CPU: seconds for which ranks wait for the last at a collective after 1 ms of computation"
     )
     peak_bytes: Mapping[str, float] = _entries("peak bytes of a measured fused case; shown only", False)
     linear_forward_overhead_s: float | None = _constant(None, "forward of a small Linear in old profiles; not used")

@@ -149,7 +149,7 @@ class _Rank:
         waits = self._issued(self.prices.collective_host_s) + self.last.get(stream, [])
         if queue in self.groups:
             waits.append(self.groups[queue])
-        seconds = self.prices.collective(found) + self.prices.rank_skew * self.computed_s
+        seconds = self.prices.collective(found) + self.prices.rank_skew_s(self.computed_s)
         self.computed_s = 0.0
         node = self._add(f"group {found.group}", found.kind.upper(), found.kind, seconds, waits)
         self.shared.start(node, queue, seconds)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from sim.core.shipped import shipped_profiles
 from sim.inputs.program_file import CapturedOperator
 from sim.inputs.script_program import Collective
 from sim.models.captured import compute_of, known
+from sim.prices.coefficients import BURST_S
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from topology.network import Network
@@ -58,10 +60,15 @@ class ProgramPrices:
             self.unmeasured[kind] += 1
         return found or 0.0
 
-    @property
-    def rank_skew(self) -> float:
-        """Return the seconds for which ranks wait for the last one ÷ those computed since they last met; GPUs: 0."""
-        return self.costs.coefficients.rank_skew if self.on_host else 0.0
+    def rank_skew_s(self, computed_s: float) -> float:
+        """Return the seconds for which CPU ranks wait for the last at a collective; on GPUs 0.
+
+        Ranks that compute the same differ by many small independent delays. Their sum, a random walk, grows with the
+        square root of the time computed since they last met (central limit theorem). The measured collectives hold
+        the wait after `BURST_S`, so this is what comes on top of it.
+        """
+        longer = math.sqrt(computed_s / BURST_S) - 1.0
+        return self.costs.coefficients.rank_skew_s * max(0.0, longer) if self.on_host else 0.0
 
     @property
     def slowdowns(self) -> tuple[float, float]:

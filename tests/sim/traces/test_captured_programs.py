@@ -21,6 +21,7 @@ from sim.models.captured import moved_bytes
 from sim.prices.coefficients import Coefficients
 from sim.prices.profiles import load_profile
 from sim.traces.program_in import program_recording
+from sim.traces.program_prices import ProgramPrices
 from sim.traces.replay import replay
 from topology.network import Network
 from topology.presets import CLUSTERS
@@ -93,13 +94,16 @@ class Prices:
 
     name, collective_host_s = "test", 0.0
     slowdowns = (1.0, 1.0)
-    rank_skew = 0.0
+    skew = 0.0
     host_work_s: Mapping[str, float] = {}
 
     def __init__(self, on_host: bool = False) -> None:
         self.on_host = on_host
         self.unknown: dict[str, int] = {}
         self.unmeasured: Counter[str] = Counter()
+
+    def rank_skew_s(self, computed_s: float) -> float:
+        return self.skew * computed_s
 
     def operator(self, _: CapturedOperator) -> tuple[float, float]:
         return MM, 0.0
@@ -157,13 +161,25 @@ def test_python_is_the_rank_s_own_time_on_a_cpu_and_delays_launches_on_a_gpu(
     assert seconds(False, 10e-3) == pytest.approx(11e-3 + MM)
 
 
-def test_ranks_wait_for_the_last_in_proportion_to_what_they_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_wait_for_the_last_by_what_they_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two transfers, after 2 and after 1 matmul, each longer by a tenth of that."""
-    monkeypatch.setattr(Prices, "rank_skew", 0.1)
+    monkeypatch.setattr(Prices, "skew", 0.1)
     entries = [Entry(at, what, 0, 0) for at in (2, 3) for what in (What.START, What.WAIT)]
     assert step_s(tmp_path, 3, entries, on_host=True) == pytest.approx(3.3 * MM + 2 * TRANSFER)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "computed_s", "wait_s"),
+    [("cpu-host", 0.0, 0.0), ("cpu-host", 1e-3, 0.0), ("cpu-host", 9e-3, 1e-3), ("dgx-h100", 9e-3, 0.0)],
+)
+def test_the_wait_for_the_last_rank_grows_as_the_square_root(
+    cluster: str, computed_s: float, wait_s: float, tmp_path: Path
+) -> None:
+    """Measured collectives hold the wait after 1 ms, 0.5 ms; three times it are due after 9 ms."""
+    profile = replace(load_profile("roofline"), name="here", coefficients=Coefficients(rank_skew_s=0.5e-3))
+    profile.save(tmp_path / "here.json")
+    prices = ProgramPrices(CLUSTERS[cluster], str(tmp_path / "here.json"))
+    assert prices.rank_skew_s(computed_s) == pytest.approx(wait_s)
 
 
 def test_a_profile_without_the_times_of_python_warns_and_charges_nothing(tmp_path: Path) -> None:
