@@ -5,9 +5,10 @@
 
 With `--measure` it captures every model and script of `tools/program_sources.py`, calibrates this machine
 (`calibrate.run --cpu-seconds`), and measures all of them in rounds: models by `calibrate.measure --program`, scripts on
-two gloo ranks. FOLDER (scenarios/measured/programs) then holds the programs, the calibration and `measured.json`. In
-both cases it predicts each step from its program and the stored calibration, prints a table, and writes it to
-docs/programs.md. A measurement is stored with the cores that other processes used meanwhile.
+two gloo ranks. FOLDER then holds the programs, the calibration and `measured.json`. In both cases it predicts each step
+from its program and the stored calibration, and prints a table. Two folders are stored: scenarios/measured/programs
+(models, the default) and scenarios/measured/programs_two_ranks (scripts). For either, docs/programs.md gets the table of
+both. A measurement is stored with the cores that other processes used meanwhile.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from sim.traces.program_prices import ProgramPrices  # noqa: E402
 from sim.traces.replay import replay  # noqa: E402
 from topology.presets import CLUSTERS  # noqa: E402
 
-FOLDER = ROOT / "scenarios" / "measured" / "programs"
+FOLDER, TWO_RANKS = (ROOT / "scenarios" / "measured" / name for name in ("programs", "programs_two_ranks"))
 PAGE = ROOT / "docs" / "programs.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 MACHINE, MEASURED = "machine.json", "measured.json"
@@ -252,11 +253,12 @@ def main() -> None:
     try:
         if args.measure:
             measure(folder, args.only, args.rounds, args.budget, args.quick)
-        text = table(compared(folder))
+        folders = (FOLDER, TWO_RANKS) if folder in (FOLDER, TWO_RANKS) else (folder,)
+        text = table([row for each in folders for row in compared(each)])
     except InputError as error:
         raise SystemExit(f"error: {error}") from None
     print(text)
-    if folder == FOLDER:
+    if len(folders) > 1:
         rewrite(text)
 
 

@@ -86,7 +86,7 @@ def test_a_running_engine_is_measured_and_its_file_simulated(port: int, tmp_path
     assert done.exit_code == 0, done.output
     written = json.loads(out.read_text())
     assert written["engine"] == "bundled"
-    assert [row["count"] for row in written["measured"]] == [1, 4, 1, 4, 12, 16, 12, 16]
+    assert [row["count"] for row in written["measured"]] == [1, 4, 4, 1, 12, 16, 16, 12]
     assert all(row["time_to_first_token_s"] < row["request_latency_s"] for row in written["measured"])
     judged = [*options, "--concurrency", "2", "--judge", "--set", f"inference.engine={out}"]
     done = CliRunner().invoke(main, [str(FILE), *judged])
