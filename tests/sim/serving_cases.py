@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import strategies as st
 
+from sim.commands.search import main
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
@@ -51,6 +55,14 @@ def serving(
             "inference": {"requests": {"prompt_len": 64, "output_len": 16, "count": 8}, **(inference or {})},
         }
     )
+
+
+def searched(file: Path, slo: str, *more: str) -> dict[str, Any]:
+    """The JSON of a search of a scenario's file for the highest rate within promised latencies."""
+    done = CliRunner().invoke(main, [str(file), "--slo", slo, "--json", "-", *more], catch_exceptions=False)
+    assert done.exit_code in (0, 1), done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def finished(sim: ServingSimulation) -> None:

@@ -15,6 +15,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.search.serving import CLOSE
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_search_page import serving_search_page
+from tests.sim.serving_cases import searched
 
 LONG: dict[str, Any] = {
     "model": "llama3.2-1b",
@@ -29,13 +30,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("options") / "long.yaml"
     path.write_text(json.dumps(LONG))
     return path
-
-
-def searched(file: Path, slo: str, *more: str) -> dict[str, Any]:
-    done = CliRunner().invoke(main, [str(file), "--slo", slo, "--json", "-", *more], catch_exceptions=False)
-    assert done.exit_code in (0, 1), done.output
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def test_a_smaller_token_batch_is_found_where_a_larger_one_breaks_the_inter_token_promise(file: Path) -> None:
