@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sim.core.errors import InputError
@@ -77,6 +77,22 @@ def merge(base: Any, changes: Any, path: KeyPath = ()) -> Any:
     for key, value in _with_present_keys(changes, path).items():
         result[key] = merge(result.get(key), value, (*path, key))
     return result
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys with dots as sections of a scenario.
+
+    >>> nested({"training.seq_len": 512, "training.recompute.mode": "full", "cluster": "dgx-b200"})
+    {'training': {'seq_len': 512, 'recompute': {'mode': 'full'}}, 'cluster': 'dgx-b200'}
+    """
+    sections: dict[str, Any] = {}
+    for key, value in values.items():
+        *path, last = key.split(".")
+        inner = sections
+        for name in path:
+            inner = inner.setdefault(name, {})
+        inner[last] = value
+    return sections
 
 
 def with_overrides(source: Source, overrides: Sequence[str]) -> Source:

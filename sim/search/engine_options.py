@@ -8,6 +8,7 @@ from typing import Any
 
 from sim.core.errors import InputError
 from sim.inputs.input_source import nearest
+from sim.inputs.overrides import nested
 from sim.inputs.synonyms import synonym
 
 SECTION = "inference."
@@ -34,21 +35,16 @@ def choices_of(axes: Axes) -> tuple[Choice, ...]:
     Raises:
         InputError: for a key that is none of `OPTIONS`, or given twice.
     """
-    seen: set[str] = set()
-    for key in [key for keys, _ in axes for key in keys]:
-        name = key.removeprefix(SECTION)
+    written = [key for keys, _ in axes for key in keys]
+    names = [key.removeprefix(SECTION) for key in written]
+    for i, (key, name) in enumerate(zip(written, names, strict=True)):
         if name not in OPTIONS:
             allowed, hint = ", ".join(OPTIONS), synonym(name) or nearest(name, OPTIONS)
             raise InputError(f"--vary {key}: --slo searches values of keys of inference{hint} (allowed: {allowed})")
-        if key.removeprefix(SECTION) in seen:  # with its section and without
+        if name in names[:i]:  # with its section and without
             raise InputError(f"--vary {key}: is given twice")
-        seen.add(key.removeprefix(SECTION))
     return tuple(
-        {
-            key.removeprefix(SECTION): value
-            for (keys, _), row in zip(axes, chosen, strict=True)
-            for key, value in zip(keys, row, strict=True)
-        }
+        dict(zip(names, itertools.chain(*chosen), strict=True))
         for chosen in itertools.product(*(rows for _, rows in axes))
     )
 
@@ -59,14 +55,7 @@ def as_section(choice: Choice) -> dict[str, Any]:
     >>> as_section({"max_batch_tokens": 512, "kv_cache.dtype": "fp8"})
     {'inference': {'max_batch_tokens': 512, 'kv_cache': {'dtype': 'fp8'}}}
     """
-    section: dict[str, Any] = {}
-    for key, value in choice.items():
-        *outer, last = key.split(".")
-        inside = section
-        for name in outer:
-            inside = inside.setdefault(name, {})
-        inside[last] = value
-    return {"inference": section} if section else {}
+    return nested({f"{SECTION}{key}": value for key, value in choice.items()})
 
 
 def choice_words(choice: Choice) -> str:

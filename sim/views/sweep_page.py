@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sim.core.units import count, n_bytes, percent, seconds
+from sim.inputs.overrides import nested
 from sim.studies.sweep_metrics import STEP, Metric, metric_of, metrics_of
 from sim.views.headline import Number
 from sim.views.page import still_page
@@ -186,14 +187,7 @@ def nested_yaml(values: Mapping[str, Any]) -> str:
     """
     import yaml
 
-    data: dict[str, Any] = {}
-    for key, value in values.items():
-        *path, last = key.split(".")
-        inner = data
-        for part in path:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-    text: str = yaml.safe_dump(_lists(data), sort_keys=False)
+    text: str = yaml.safe_dump(_lists(nested(values)), sort_keys=False)
     return text
 
 
