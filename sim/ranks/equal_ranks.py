@@ -12,7 +12,7 @@ apart tells apart those before and after them. So columns fold: ranks of equal t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario
 from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, network_of, nic_scales
 from sim.ranks.places import GroupLocations, aligned
-from sim.ranks.rank_mesh import PLANE, Mesh
+from sim.ranks.rank_mesh import ALONG, CUTS, Mesh
 from topology.spec import ClusterSpec
 
 Ints = NDArray[np.int64]
@@ -30,35 +30,29 @@ MAX_ACTIONS = 1_000_000  # forwards and backwards of ranks that faults tell apar
 APART_RANKS = 1024  # as many ranks are simulated one by one under jitter
 
 
-def group_numbers(scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, expert_shard: int) -> dict[str, Ints]:
+def group_numbers(scenario: Scenario, mesh: Mesh, plane: Ints, sizes: Mapping[str, int]) -> dict[str, Ints]:
     """Return the number of each rank's group, by the group's name: of groups in which ranks of one stage (`plane`,
-    ascending) meet."""
-    p = scenario.parallelism
-    at = {d: plane // mesh.strides[d] % mesh.sizes[d] for d in PLANE}
-    position = np.arange(len(plane))
-    # Shards are runs of ranks that hold the same dense parameters, counted in rank order whatever `rank_order` is.
-    alike = np.empty(len(plane), dtype=np.int64)  # where a rank stands among those of its tp coordinate
-    alike[np.argsort(at["tp"], kind="stable")] = position % (p.cp * p.dp)
-    copies = p.cp * p.dp
-    out = {"tp": at["cp"] * p.dp + at["dp"], "cp": at["tp"] * p.dp + at["dp"]}
-    if p.zero == 0:  # nothing is sharded, so gradients are summed over all holders at once
-        out["dp_cp"] = at["tp"]
-    else:
-        out["shard"] = at["tp"] * copies + alike // shard
-        out["replica"] = at["tp"] * copies + alike % shard
+    ascending) meet. `sizes`: members of each group."""
+    whole = scenario.parallelism.zero == 0  # nothing is sharded, so gradients are summed over all holders at once
+    names = ["tp", "cp", *(["dp_cp"] if whole else ["shard", "replica"])]
     if scenario.model.moe is not None:
-        # Experts cut the same ranks anew: expert_tp varies fastest, then ep, and the rest are their replicas.
-        inner = p.expert_tp * p.ep
-        inside, copy, many = position % inner, position // inner, len(plane)
-        out["expert_tp"] = position // p.expert_tp
-        out["ep"] = copy * p.expert_tp + position % p.expert_tp
-        if p.zero == 0:
-            out["expert_dp"] = inside
-        else:
-            out["expert_shard"] = inside * many + copy // expert_shard
-            out["expert_replica"] = inside * many + copy % expert_shard
+        names += ["expert_tp", "ep", *(["expert_dp"] if whole else ["expert_shard", "expert_replica"])]
     # Numbers without gaps, as `members` needs them.
-    return {name: np.unique(number, return_inverse=True)[1] for name, number in out.items()}
+    return {name: np.unique(_in_group(name, mesh, plane, sizes)[0], return_inverse=True)[1] for name in names}
+
+
+def _in_group(name: str, mesh: Mesh, plane: Ints, sizes: Mapping[str, int]) -> tuple[Ints, Ints]:
+    """Return the number of each rank's group, and the rank's place in it: `Plan.group` for all ranks at once."""
+    if name in CUTS:
+        cut = CUTS[name]
+        number, place = _in_group(cut.outer, mesh, plane, sizes)
+        run, place = np.divmod(place, sizes[cut.size])
+        part, place = (place, run) if cut.across else (run, place)
+        return number * len(plane) + part, place
+    number = plane - sum(plane // mesh.strides[d] % mesh.sizes[d] * mesh.strides[d] for d in ALONG[name])  # its first
+    place = np.empty_like(plane)
+    place[np.argsort(number, kind="stable")] = np.arange(len(plane)) % sizes[name]
+    return number, place
 
 
 def members(number: Ints) -> Ints:
@@ -120,9 +114,10 @@ def _work(scenario: Scenario, mesh: Mesh, plane: Ints) -> Ints:
 
 
 def lanes(
-    scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, expert_shard: int, single: frozenset[int] = frozenset()
+    scenario: Scenario, mesh: Mesh, plane: Ints, sizes: Mapping[str, int], single: frozenset[int] = frozenset()
 ) -> Ints | None:
     """The lane of every position in a stage (`plane`: the ranks of the first, ascending); None if all are equal.
+    `sizes`: members of each group of ranks.
 
     Lanes are numbered by their first members. Jitter tells all ranks apart, up to `APART_RANKS` of them; those of
     `single` are alone in their lanes.
@@ -143,7 +138,7 @@ def lanes(
     if not (apart or work.any() or speeds.any() or alone.any() or gpus.any()):
         return None
     colors = _rows(np.stack([work, speeds, alone, gpus], axis=1))
-    numbers = group_numbers(scenario, mesh, plane, shard, expert_shard)
+    numbers = group_numbers(scenario, mesh, plane, sizes)
     if apart:
         places = GroupLocations(scenario.cluster, network_of(scenario), faulty)
         colors = _rows(np.stack([colors, *_prices(places, scenario, mesh, plane, numbers)], axis=1))

@@ -17,10 +17,7 @@ from sim.core.timeline import RankClass
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario
 from sim.ranks.equal_ranks import expert_rank, lanes, position_of, uneven_context, uneven_experts
-from sim.ranks.rank_mesh import Mesh, make_mesh
-
-# The groups of all ranks along some dimensions of the mesh.
-ALONG = {**{d: [d] for d in ("tp", "cp", "dp", "pp")}, "dp_cp": ["cp", "dp"], "model": ["tp", "pp"]}
+from sim.ranks.rank_mesh import ALONG, CUTS, Mesh, make_mesh
 
 
 class ModelSlice(Struct, frozen=True):
@@ -98,9 +95,11 @@ class Plan(Struct, frozen=True):
             "cp": p.cp,
             "dp": p.dp,
             "pp": p.pp,
+            "plane": plane,
             "dp_cp": p.dp * p.cp,
             "shard": shard,
             "replica": p.dp * p.cp // shard,
+            "experts": p.ep * p.expert_tp,
             "ep": p.ep,
             "expert_tp": p.expert_tp,
             "expert_dp": expert_dp,
@@ -119,38 +118,21 @@ class Plan(Struct, frozen=True):
         head; model: all ranks of one replica along tp and pp (gradient norm); embedding: first and last stage; copies:
         pipeline ranks i and p-1-i, which hold the same two parts under DualPipe.
         """
-        along = self.mesh.along
         if name in ALONG:
-            return along(ALONG[name], rank)
+            return self.mesh.along(ALONG[name], rank)
+        if name in CUTS:
+            cut = CUTS[name]
+            ranks, size = self.group(cut.outer, rank), self.group_size(cut.size)
+            run, place = divmod(ranks.index(rank), size)
+            return ranks[place::size] if cut.across else ranks[run * size : (run + 1) * size]
+        stages = self.mesh.along(["pp"], rank)
         if name == "embedding":
-            stages = along(["pp"], rank)
             return [stages[0], stages[-1]] if len(stages) > 1 else stages
         if name == "copies":
-            stages = along(["pp"], rank)
             i = self.mesh.coordinate("pp", rank)
             both = [stages[i], stages[len(stages) - 1 - i]]
             return sorted(both) if self.group_size(name) > 1 else [rank]
-        if name in ("shard", "replica"):
-            return _cut(along(["cp", "dp"], rank), rank, self.group_size("shard"), name == "replica")
-        plane = self.mesh.plane(rank)
-        p = self.scenario.parallelism
-        inner = p.expert_tp * p.ep
-        if name == "expert_tp":
-            return _cut(plane, rank, p.expert_tp, False)
-        if name == "ep":
-            return _cut(_cut(plane, rank, inner, False), rank, p.expert_tp, True)
-        copies = _cut(plane, rank, inner, True)
-        if name == "expert_dp":
-            return copies
-        if name in ("expert_shard", "expert_replica"):
-            return _cut(copies, rank, self.group_size("expert_shard"), name == "expert_replica")
         raise ValueError(f"group: {name!r} is none of {', '.join(self.group_sizes)}")
-
-
-def _cut(ranks: list[int], rank: int, size: int, across: bool) -> list[int]:
-    """The run of `size` consecutive members that `rank` is in, or (`across`) its peers in the other runs."""
-    i = ranks.index(rank)
-    return ranks[i % size :: size] if across else ranks[i // size * size : i // size * size + size]
 
 
 def make_plan(scenario: Scenario, fold: bool = True, apart: frozenset[int] = frozenset()) -> Plan:
@@ -161,8 +143,7 @@ def make_plan(scenario: Scenario, fold: bool = True, apart: frozenset[int] = fro
     plan = Plan(scenario, mesh, make_parts(scenario.parallelism), (), ())
     plane = mesh.plane(0)
     ranks = np.array(plane)
-    shards = plan.group_size("shard"), plan.group_size("expert_shard")
-    lane_of = lanes(scenario, mesh, ranks, *shards, apart) if fold else np.arange(len(plane))
+    lane_of = lanes(scenario, mesh, ranks, plan.group_sizes, apart) if fold else np.arange(len(plane))
     if lane_of is None:
         return replace(plan, classes=tuple(_folded_class(mesh, plane, i) for i in range(p.pp)))
     order = np.argsort(lane_of, kind="stable")  # lane after lane, ranks ascending in each

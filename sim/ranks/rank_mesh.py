@@ -11,6 +11,32 @@ from sim.inputs.parallelism import Parallelism
 PLANE = ("tp", "cp", "dp")  # the dimensions along which the ranks of one pipeline rank differ
 
 
+class Cut(Struct, frozen=True):
+    """Cut each group of the name `outer`, in ascending order, into runs of as many ranks as group `size` has.
+
+    A group is one run or, `across`, the ranks at one place of every run.
+    """
+
+    outer: str
+    size: str
+    across: bool = False
+
+
+# The groups of all ranks along some dimensions of the mesh.
+ALONG = {**{d: (d,) for d in ("tp", "cp", "dp", "pp")}, "dp_cp": ("cp", "dp"), "model": ("tp", "pp"), "plane": PLANE}
+# Parts of other groups. `experts`: ranks of a stage that hold each of its experts once.
+CUTS = {
+    "shard": Cut("dp_cp", "shard"),
+    "replica": Cut("dp_cp", "shard", across=True),
+    "experts": Cut("plane", "experts"),
+    "expert_tp": Cut("experts", "expert_tp"),
+    "ep": Cut("experts", "expert_tp", across=True),
+    "expert_dp": Cut("plane", "experts", across=True),
+    "expert_shard": Cut("expert_dp", "expert_shard"),
+    "expert_replica": Cut("expert_dp", "expert_shard", across=True),
+}
+
+
 class Mesh(Struct, frozen=True):
     """The grid of ranks. `strides[d]` is how far apart neighbours along dimension d are."""
 

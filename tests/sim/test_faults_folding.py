@@ -124,8 +124,7 @@ def test_folded_and_rank_by_rank_are_equal_to_the_last_bit(scenario: Scenario) -
 def test_groups_in_numbers_are_the_plans_groups(scenario: Scenario) -> None:
     plan = make_plan(scenario)
     plane = np.array(plan.mesh.along(["tp", "cp", "dp"], 0))
-    sizes = plan.group_size("shard"), plan.group_size("expert_shard")
-    for name, number in group_numbers(scenario, plan.mesh, plane, *sizes).items():
+    for name, number in group_numbers(scenario, plan.mesh, plane, plan.group_sizes).items():
         table = plane[members(number)]
         for rank, group in zip(plane.tolist(), number.tolist(), strict=True):
             assert table[group].tolist() == plan.group(name, rank), name
