@@ -29,7 +29,7 @@ from sim.programs.data_parallel import (
     weave_backward,
     weave_forward,
 )
-from sim.ranks.equal_ranks import expert_rank
+from sim.ranks.equal_ranks import expert_rank, position_of
 from sim.ranks.plan import ModelSlice, Plan
 
 PHASES = {
@@ -41,13 +41,16 @@ PHASES = {
 MEASURED_PHASE = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_grad", Kind.W: "weight_grad"}
 
 
+def shard_of(plan: Plan, rank: int) -> Shard:
+    """The context- and expert-parallel position of a rank; experts are numbered over the ranks of its stage."""
+    expert = expert_rank(plan.scenario.parallelism, position_of(plan.mesh, rank))
+    return Shard(plan.mesh.coordinate("cp", rank), expert)
+
+
 def stage_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ...]:
     """The blocks of a part as `rank` runs them, first to last."""
     s = plan.scenario
-    plane = rank - plan.pipeline_rank(rank) * plan.mesh.strides["pp"]
-    position = plan.mesh.plane(plane).index(plane) if s.parallelism.ep > 1 else 0
-    shard = Shard(plan.mesh.coordinate("cp", rank), expert_rank(s.parallelism, position))
-    source = source_of(s)
+    shard, source = shard_of(plan, rank), source_of(s)
     blocks = [source.first()] if part.embedding else []
     sorts: dict[tuple[object, ...], Block] = {}  # layers of one sort differ in their name alone
     for layer in part.layers:

@@ -141,7 +141,7 @@ def make_plan(scenario: Scenario, fold: bool = True, apart: frozenset[int] = fro
     p = scenario.parallelism
     mesh = make_mesh(p)
     plan = Plan(scenario, mesh, make_parts(scenario.parallelism), (), ())
-    plane = mesh.plane(0)
+    plane = plan.group("plane", 0)
     ranks = np.array(plane)
     lane_of = lanes(scenario, mesh, ranks, plan.group_sizes, apart) if fold else np.arange(len(plane))
     if lane_of is None:

@@ -56,10 +56,6 @@ class Mesh(Struct, frozen=True):
         ranks.sort()
         return ranks
 
-    def plane(self, rank: int) -> list[int]:
-        """All ranks of the same pipeline rank, in ascending order."""
-        return self.along(PLANE, rank)
-
 
 def make_mesh(p: Parallelism) -> Mesh:
     """The mesh of a layout; its dimensions are those of `rank_order`."""

@@ -50,7 +50,7 @@ def holders_of_a_copy(plan: Plan) -> list[int]:
     p = plan.scenario.parallelism
     shards = plan.group_size("shard") if p.zero == 3 else 1
     of_stage = max(p.tp * shards, p.ep * p.expert_tp * (plan.group_size("expert_shard") if p.zero == 3 else 1))
-    plane = plan.mesh.plane(0)
+    plane = plan.group("plane", 0)
     stride = plan.mesh.strides["pp"]
     return sorted(rank + stage * stride for stage in range(p.pp) for rank in plane[:of_stage])
 

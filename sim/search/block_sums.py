@@ -11,11 +11,9 @@ from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.inputs.scenario import Scenario
-from sim.models.dims import Shard
 from sim.models.source import source_of
 from sim.programs.data_parallel import DataParallel
-from sim.programs.stages import stage_input_bytes
-from sim.ranks.equal_ranks import expert_rank
+from sim.programs.stages import shard_of, stage_input_bytes
 from sim.search.cached import cached
 from sim.search.mesh_prices import BlockSort, GridPrices
 from sim.search.pipeline_bound import Floats, StagePlacement
@@ -31,7 +29,7 @@ class Blocks:
     def __init__(self, scenario: Scenario, prices: GridPrices, rank: int) -> None:
         plan, p = prices.plan, scenario.parallelism
         self.prices, self.scenario = prices, scenario
-        shard = _shard(prices, rank)
+        shard = shard_of(prices.plan, rank)
         # With ep_overlap a paired action computes beside another's messages, so only computation surely takes time.
         paired = p.ep_overlap and p.form.pairs
         self.sorts: dict[int, BlockSort] = {}
@@ -92,15 +90,6 @@ class Blocks:
             if reduces:
                 stream = max(stream, done) + block.reduces_s
         return done, max(0.0, stream - done)
-
-
-def _shard(prices: GridPrices, rank: int) -> Shard:
-    """Return the context- and expert-parallel position of a rank of the first stage."""
-    plan = prices.plan
-    p = plan.scenario.parallelism
-    # Experts are numbered over the ranks of one stage, wherever the mesh puts them.
-    position = plan.mesh.plane(rank).index(rank) if p.ep > 1 else 0
-    return Shard(plan.mesh.coordinate("cp", rank), expert_rank(p, position))
 
 
 class Cut(Struct, frozen=True, eq=False, dict=True):
