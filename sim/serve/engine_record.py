@@ -86,7 +86,6 @@ class Engine:
     graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
         by_eights, "batches with a CUDA graph, of graphs_to and max_running_requests"
     )
-    pads: bool = fact(True, "a batch between two sizes of graphs is padded to the larger one; else it has no graph")
     prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
     decode_attention: DecodeAttention = fact(  # noqa: RUF009  a Literal
         "grouped", "single tokens' attention reads a KV head once, or once for each of its query heads"

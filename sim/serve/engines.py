@@ -287,18 +287,19 @@ _RECORDS = (
         (1, 0),
         "2025-09",
         "the PyTorch backend, default since 1.0, with overlap scheduler and CUDA graphs (llmapi/llm_args.py: "
-        "disable_overlap_scheduler false; enable_chunked_prefill false; CudaGraphConfig); host, launches and HTTP as "
-        "vllm-v1's",
+        "disable_overlap_scheduler false; enable_chunked_prefill false); graphs of padded batches to max_batch_size, "
+        "as trtllm-bench keeps them (bench/benchmark/utils/general.py) and the examples for servers ask for them "
+        "(examples/configs): without any configuration batches are not padded, and those above 128 have no graph; "
+        "host, launches and HTTP as vllm-v1's",
         host=_hosts(_V1),
         overlaps=True,
         graph_sizes=trtllm_sizes,
-        pads=False,
         reserved_output=1.0,
         whole_prompts=True,
         prompts_beside=True,
         fp8_cache=True,
         own_all_reduces=MIN_LATENCY,
-        defaults=_TRTLLM_LIMITS._replace(block_tokens=32, prefix_cache="gpu", graphs_to=128),
+        defaults=_TRTLLM_LIMITS._replace(block_tokens=32, prefix_cache="gpu", graphs_to=2048),
     ),
 )
 ENGINES: dict[str, Engine] = {record.name: record for record in _RECORDS}

@@ -54,12 +54,13 @@ def sglang_05_sizes(to: int, running: int) -> tuple[int, ...]:
 
 
 def trtllm_sizes(to: int, running: int) -> tuple[int, ...]:
-    """Every one to 32, then 64 and 128 (TensorRT-LLM 1.0, llmapi/llm_args.py, CudaGraphConfig without enable_padding).
+    """By 8 to 128, then doubled, as many as may run among them (TensorRT-LLM 1.0, llmapi/llm_args.py,
+    _generate_cuda_graph_batch_sizes with enable_padding).
 
-    >>> trtllm_sizes(128, 2048)[-4:]
-    (31, 32, 64, 128)
+    >>> trtllm_sizes(2048, 400)[-4:]
+    (120, 128, 256, 400)
     """
-    return tuple([n for n in (*range(1, 33), 64, 128) if n <= min(to, running)])
+    return _with_most((*SMALL, *range(8, 129, 8), *[2**n for n in range(8, to.bit_length())]), to, running)
 
 
 def _with_most(sizes: tuple[int, ...], to: int, running: int) -> tuple[int, ...]:

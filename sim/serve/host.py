@@ -21,7 +21,7 @@ class Host(Struct, frozen=True):
 
     def padded(self, tokens: int) -> int:
         """Tokens that are computed where `tokens` single ones are: those of the next larger CUDA graph."""
-        return next((size for size in self.graph_sizes if size >= tokens), tokens) if self.engine.pads else tokens
+        return next((size for size in self.graph_sizes if size >= tokens), tokens)
 
     def stage_seconds(self, stage: int, device_s: float, tokens: int, sequences: int, prompts: bool) -> float:
         """Seconds of an iteration on a stage whose GPU computes for `device_s` of them."""
@@ -59,5 +59,4 @@ class Host(Struct, frozen=True):
         """Whether a CUDA graph has the iteration's kernels."""
         if not self.graph_sizes or (prompts and not self.engine.prompt_graphs):
             return False
-        size = tokens if prompts else sequences
-        return size <= self.graph_sizes[-1] if self.engine.pads else size in self.graph_sizes
+        return (tokens if prompts else sequences) <= self.graph_sizes[-1]

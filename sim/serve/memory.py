@@ -7,12 +7,14 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from sim.inputs.scenario import Scenario
+from sim.inputs.workloads import Inference
 from sim.models.activations import is_gated
 from sim.models.dims import ceil_div
 from sim.models.layers import Attention, LayerSpec, norm_elements
 from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
 from sim.serve.costs import IterationCosts, StageLayers
+from sim.serve.engine_file import engine_of
 from sim.serve.requests import Request
 from sim.serve.weight_offload import layer_weight_bytes
 
@@ -115,6 +117,17 @@ def keys_on_their_way(d: ServingDims, attentions: tuple[Attention, ...], longest
     return max([a.sequence_bytes(d, tokens) for a in attentions])
 
 
+def iteration_tokens(inference: Inference, requests: tuple[Request, ...]) -> int:
+    """The most tokens of an iteration. An engine that cuts no prompts must be told more where one is longer than
+    `max_batch_tokens`: the longest prompt and, where prompts run beside tokens, one token of every running request
+    (TensorRT-LLM, bench/benchmark/utils/general.py; vLLM 0.6, config.py: no less than max_model_len)."""
+    most, longest = inference.max_batch_tokens, max([r.prompt_tokens for r in requests])
+    engine = engine_of(inference.engine)
+    if inference.chunked_prefill or not engine.whole_prompts or longest <= most:
+        return most
+    return longest + (inference.max_running_requests if engine.prompts_beside else 0)
+
+
 def cache_capacity(
     scenario: Scenario,
     costs: IterationCosts,
@@ -139,7 +152,8 @@ def cache_capacity(
     static = i.batching == "static"
     sequences = -(-len(requests) // scenario.parallelism.dp) if static else i.max_running_requests
     prompts = sum(r.prompt_tokens for r in requests)
-    tokens = -(-prompts // scenario.parallelism.dp) if static else min(i.max_batch_tokens, prompts + len(requests))
+    most = iteration_tokens(i, requests)
+    tokens = -(-prompts // scenario.parallelism.dp) if static else min(most, prompts + len(requests))
     prompt, samples = max(r.prompt_tokens for r in requests), min(sequences, len(requests))
     own_tokens, passing = ceil_div(tokens, d.cp), keys_on_their_way(d, costs.attentions, prompt)
     buffers = tuple(buffer_bytes(d, costs.specs, s, own_tokens, samples, prompt) + passing for s in costs.stages)

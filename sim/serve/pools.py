@@ -18,7 +18,7 @@ from sim.serve.faults import replica_costs
 from sim.serve.hashed_prefixes import HASHED_TOKENS, HashedHostCache, HashedKvCache
 from sim.serve.iteration_shares import loads_of, priced_together
 from sim.serve.kv_cache import HostCache, KvCache, Link
-from sim.serve.memory import Capacity, adapter_bytes, cache_capacity
+from sim.serve.memory import Capacity, adapter_bytes, cache_capacity, iteration_tokens
 from sim.serve.operator_prices import PricedProgram, Shares
 from sim.serve.prices import Prices
 from sim.serve.replica import Replica
@@ -157,18 +157,23 @@ def _pool(
     if hashed and scenario.for_serving.prefix_cache != "none" and HASHED_TOKENS % cache.block_tokens:
         why = f"must divide {HASHED_TOKENS}, the tokens for each hash of the requests"
         raise InputError(f"{scenario.name}: inference.kv_cache.block_tokens: found {cache.block_tokens}; {why}")
-    replicas = [Replica(i, own, _scheduler(scenario, costs, capacity, own, hashed)) for i, own in enumerate(dealt)]
+    replicas = [Replica(i, own, _scheduler(scenario, costs, capacity, own, requests)) for i, own in enumerate(dealt)]
     return Pool(name, scenario, costs, capacity, first_rank, tuple(replicas), draft)
 
 
 def _scheduler(
-    scenario: Scenario, costs: IterationCosts, capacity: Capacity, sequences: list[Sequence], hashed: bool
+    scenario: Scenario,
+    costs: IterationCosts,
+    capacity: Capacity,
+    sequences: list[Sequence],
+    requests: tuple[Request, ...],
 ) -> Scheduler:
-    i, pp = scenario.for_serving, scenario.parallelism.pp
+    i, pp, hashed = scenario.for_serving, scenario.parallelism.pp, any(r.hashes for r in requests)
     if i.batching == "static":
         limits = Limits(len(sequences), UNLIMITED, -(-len(sequences) // pp))
     else:
-        limits = Limits(i.max_running_requests, i.max_batch_tokens, -(-i.max_running_requests // pp))
+        tokens = iteration_tokens(i, requests)
+        limits = Limits(i.max_running_requests, tokens, -(-i.max_running_requests // pp))
     kind = HashedKvCache if hashed and i.prefix_cache == "gpu" else KvCache
     cache = kind(capacity.blocks, i.kv_cache.block_tokens, capacity.reserve_tokens)
     store = HashedHostCache if hashed else HostCache

@@ -409,11 +409,12 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, f
 
 def _whole_prompts(sim: ServingSimulation) -> list[str]:
     """Of prompts that the engine would refuse: longer than an iteration's tokens, which it does not cut."""
-    if not (long := [s for s in sim.sequences if s.request.prompt_tokens > sim.replicas[0].scheduler.longest_prompt]):
+    i, scheduler = sim.scenario.for_serving, sim.replicas[0].scheduler
+    long = [s.request.prompt_tokens for s in sim.sequences if s.request.prompt_tokens > i.max_batch_tokens]
+    if scheduler.splits or not long or i.batching == "static":
         return []
-    i, most = sim.scenario.for_serving, max([s.request.prompt_tokens for s in long])
     return [
         f"inference.max_batch_tokens: {len(long):,} of {len(sim.sequences):,} prompts exceed {i.max_batch_tokens:,}, "
-        f"the longest has {most:,} tokens; engine {i.engine} cuts no prompts with chunked_prefill false and would "
-        "refuse them; each is computed whole, in an iteration of its own"
+        f"the longest has {max(long):,} tokens; engine {i.engine} cuts no prompts with chunked_prefill false and would "
+        f"refuse them; simulated with {scheduler.limits.batch_tokens:,}"
     ]

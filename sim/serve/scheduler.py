@@ -15,8 +15,7 @@ starts when the copy is done; on the way back others compute meanwhile. Both dir
 serves one copy after another.
 
 Without `splits` (vLLM before 0.8, TensorRT-LLM without chunked context) a prompt is computed in one iteration, or
-waits. A real engine refuses a prompt that is longer than its budget; here it has an iteration of its own, and the
-result warns.
+waits. What a preempted sequence recomputes may exceed the budget; it has an iteration of its own.
 
 Sources: Yu et al. 2022, "Orca" (iteration-level scheduling); Kwon et al. 2023, arXiv 2309.06180, sections 4.3 and
 4.5; Agrawal et al. 2023, "Sarathi", arXiv 2308.16369 (chunked prefill); vLLM, vllm/v1/core/sched/scheduler.py, and of
@@ -150,11 +149,6 @@ class Scheduler(Struct):
             if sequence.ready_s <= now_s:
                 pieces.append(self.piece(sequence, tokens))
                 budget -= tokens
-
-    @property
-    def longest_prompt(self) -> float:
-        """Tokens of the longest prompt that is no more than an iteration's budget, or is cut to it."""
-        return math.inf if self.splits else self.limits.batch_tokens
 
     def part(self, tokens: int, budget: int) -> int:
         """Of so many tokens of a prompt, those that an iteration computes with so much of its budget left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +308,8 @@ def test_requests_take_before_every_engine_what_was_fitted_to_one() -> None:
         ("vllm-0.14", 20, {24, 40}, {48}),
         ("sglang", 4096, {8, 160}, {12, 168}),
         ("sglang-0.5", 4096, {12, 16, 248, 256}, {20, 272}),
-        ("trtllm-1.0", 2048, {1, 3, 31, 32, 64, 128}, {33, 96}),
+        ("trtllm-1.0", 2048, {1, 4, 24, 128, 256, 2048}, {3, 136, 192, 384}),
+        ("trtllm-1.0", 400, {256, 400}, {512}),
     ],
 )
 def test_each_engine_keeps_graphs_of_its_own_sizes(engine: str, running: int, has: set[int], lacks: set[int]) -> None:
@@ -316,14 +318,13 @@ def test_each_engine_keeps_graphs_of_its_own_sizes(engine: str, running: int, ha
     assert not lacks & sizes
 
 
-def test_a_batch_between_graphs_is_launched_kernel_by_kernel_where_none_is_padded() -> None:
-    own = costs("trtllm-1.0")
-    launches = own.host.kernels[0] * own.host.times.launch_s
-    device, seconds = (f(Load(96, 96, 96 * 128, (), 96))[0] for f in (own.device_seconds, own.stage_seconds))
-    assert device == costs("bundled").stage_seconds(Load(96, 96, 96 * 128, (), 96))[0]  # of 96, not of 128
-    assert seconds == (device**4 + launches**4) ** 0.25
-    graph = Load(64, 64, 64 * 128, (), 64)
-    assert own.stage_seconds(graph)[0] == max(own.device_seconds(graph)[0], own.host.between_s(64, 64, False))
+@pytest.mark.parametrize("engine", [e.name for e in ENGINES.values() if e.defaults.graphs_to and e.date >= "2025"])
+def test_one_more_sequence_never_costs_the_launches_of_all_kernels(engine: str) -> None:
+    """Engines since 2025 have a graph for every batch that a server runs as a rule: a token's time has no steps but
+    those of padding."""
+    own = costs(engine)
+    seconds = [own.stage_seconds(decode(n))[0] for n in (31, 33, 63, 65, 96, 128)]
+    assert all(later < 1.25 * earlier for earlier, later in pairwise(seconds))
 
 
 WHOLE = [name for name, engine in ENGINES.items() if engine.whole_prompts]
@@ -334,13 +335,13 @@ WHOLE = [name for name, engine in ENGINES.items() if engine.whole_prompts]
 def test_whole_prompts_are_computed_in_one_iteration(
     requests: tuple[Request, ...], engine: str, budget: int, cache_bytes: float, pp: int
 ) -> None:
-    """However they are simulated; prompts longer than the budget alone."""
+    """However they are simulated; prompts longer than the budget raise it."""
     inference = {"engine": engine, "chunked_prefill": False, "max_batch_tokens": budget, "prefix_cache": "none"}
     s = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism={"pp": pp})
     for sim in every_way(s, requests):
         for load in [i.load for i in sim.replicas[0].iterations]:
             assert all(chunk == seen for chunk, seen, _ in load.prefills)
-            assert load.tokens <= budget or load.sequences == 1
+            assert load.tokens <= sim.replicas[0].scheduler.limits.batch_tokens or load.sequences == 1
 
 
 @pytest.mark.parametrize(("engine", "beside"), [("vllm-0.2", False), ("vllm-0.6", False), ("trtllm", True)])
@@ -349,6 +350,21 @@ def test_whole_prompts_go_first_or_beside_tokens(engine: str, beside: bool) -> N
     loads = [i.load for i in simulate_serving(serving({"engine": engine}), requests=requests).replicas[0].iterations]
     assert any(load.decodes and (400, 400, 1) in load.prefills for load in loads) == beside
     assert ((400, 400, 1),) in [load.prefills for load in loads]
+
+
+@pytest.mark.parametrize("engine", ["vllm-0.2", "trtllm-triton", "trtllm-1.0"])
+def test_prompts_beyond_the_default_limit_are_served_beside_others(engine: str) -> None:
+    """As the engine must be told to; else no request would run beside another, and eight take as long as one by one."""
+    one, eight = (
+        simulate_serving(
+            engine_scenario(
+                engine, batching="continuous", requests={"prompt_len": 9000, "output_len": 100, "count": count}
+            )
+        ).outcome
+        for count in (1, 8)
+    )
+    assert eight.duration_s < 0.75 * 8 * one.duration_s
+    assert any("8 of 8 prompts exceed" in warning for warning in eight.warnings)
 
 
 def test_a_prompt_that_its_engine_would_refuse_is_computed_and_said() -> None:
