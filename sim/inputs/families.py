@@ -165,7 +165,7 @@ def _gpt_oss(config: Config) -> Config:
     require(plain, "attention_bias", (True,))
     moe = router(plain, "num_local_experts", "intermediate_size") | {"router_bias": True}
     found = llama({**plain, "attention_bias": False}) | {"bias": True, "sinks": True, "moe": moe}
-    found |= {"mlp": "clamped_swiglu", "norm_in_fp32": True}
+    found |= {"mlp": "clamped_swiglu", "norm_in_fp32": True, "scaled_rope": True}
     return found | window(plain, "sliding_window", ["sliding", "full"])
 
 

@@ -114,6 +114,7 @@ _VARIATIONS = (
     "sinks",
     "no_rope_every",
     "rope_share",
+    "scaled_rope",
     "attention_gate",
     "parallel_block",
     "norm_in_fp32",
@@ -164,7 +165,8 @@ class ModelConfig(UserInput):
     both are added to the stream (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
     `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2). `merged_projections`: query,
     key and value are one matrix, gate and up another, in the model's own code (Phi 3). `rope_share`: of a head's width,
-    if it is turned apart and joined to the rest (GLM-4.5, Phi 3).
+    if it is turned apart and joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: turned queries and keys are multiplied
+    by a factor other than 1 (YaRN, in gpt-oss).
     `max_positions` 0 stands for the workload's sequence length until a scenario fills it in. `trained_positions` is
     `max_position_embeddings` of the model's config.json, which no workload changes: serving engines go by it. Where it
     is left out, a table of learned positions whose size is stated says it.
@@ -197,6 +199,7 @@ class ModelConfig(UserInput):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     positions: Literal["none", "learned", "rope"] = "none"
     rope_share: float | None = Field(default=None, gt=0, le=1)
+    scaled_rope: bool = False
     no_rope_every: int | None = Field(default=None, ge=1, le=MAX_LAYERS)
     max_positions: int = Field(
         default=0, ge=1, le=MAX_POSITIONS, description="null: seq_len", json_schema_extra={"default": None}

@@ -40,6 +40,8 @@ def _latent_attention(m: ModelConfig) -> Problems:
         yield ("mla", "qk_rope_head_dim"), f"found {m.mla.qk_rope_head_dim}; {why}"
     if m.attention_gate:
         yield ("attention_gate",), "found true; latent attention (mla) has none"
+    if m.scaled_rope:
+        yield ("scaled_rope",), "found true; latent attention (mla) scales its scores instead: leave it out"
     if "beside" in m.attention_pattern:
         yield ("attention_pattern",), "found 'beside'; mla is not simulated beside a state space"
     if m.window is not None:
@@ -99,6 +101,8 @@ def _layers(m: ModelConfig) -> Problems:
         yield ("mtp_layers",), f"found {m.mtp_layers}; the last layer must have attention and an MLP"
     if m.qk_norm_over != "head" and not m.qk_norm:
         yield ("qk_norm_over",), f"found {show(m.qk_norm_over)}; needs qk_norm: true"
+    if m.scaled_rope and m.positions != "rope":
+        yield ("scaled_rope",), f"found true; needs positions: rope, found {m.positions}"
 
 
 def _experts(m: ModelConfig) -> Problems:

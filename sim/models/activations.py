@@ -61,9 +61,12 @@ ACTIVATIONS = {
         clamped=True,
     ),
 }
-# Where a framework clamps before the fused kernel: two halves clamped (2, 2) and joined (2, 2). Backward: each half's
-# gradient where it was within (3, 3), both put into one (2, 2). The halves stay kept beside what they were joined to.
-CLAMPS = Passes(8, 3, 10, 3)
+# Where a framework clamps before the fused kernel: two halves clamped (2, 2) and joined (2, 2). Backward, by operators
+# of torch (derivatives: clamp_backward): is the gate at most its limit (1), is up at least and at most its own (1, 1),
+# each half's gradient where it was within (2, 2), both put into one (4); the five truths are bytes, and two zeros are
+# made. The halves stay kept beside what they were joined to.
+CLAMPS = Passes(8, 3, 11, 9)
+CLAMP_TRUTH_BYTES = 8.0  # written (1, 1, 1), joined (3), read (1, 1)
 
 
 def is_gated(mlp: str) -> bool:
@@ -77,12 +80,14 @@ def activation_traffic(d: Dims, mlp: str) -> Traffic:
     passes = record.fused if fused else record.eager
     # backward writes the output again, for the weight gradient
     again = int(d.framework.rebuilds_pointwise and passes.forward_kernels == 1)
-    if _clamps_apart(d, record):
+    apart = _clamps_apart(d, record)
+    if apart:
         passes = Passes(*(own + more for own, more in zip(passes, CLAMPS, strict=True)))
     # gate and up cut out of one matmul's result: their gradients are joined, two reads and two writes (torch.split)
     joined = int(record.gated and d.framework.merges_projections and not fused)
     backward, kernels = passes.backward + again + 4 * joined, passes.backward_kernels + joined
-    return Traffic(passes.forward * e, passes.forward_kernels, backward * e, kernels)
+    truths = CLAMP_TRUTH_BYTES if apart else 0.0
+    return Traffic(passes.forward * e, passes.forward_kernels, backward * e + truths, kernels)
 
 
 def _clamps_apart(d: Dims, record: Activation) -> bool:

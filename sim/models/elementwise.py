@@ -14,6 +14,7 @@ Accesses are per element, times the activations' bytes; a dropout mask is one by
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import EAGER_NORM, NeededBy, Program, Saved, TensorRole
@@ -111,6 +112,27 @@ def rope(d: Dims, elements: float) -> Operator:
     forward = memory_op("rope", F, "elementwise", elements, moved, d.act, launches)
     backward = memory_op("rope_backward", I, "elementwise", elements, moved, d.act, launches)
     return Operator("rope", (forward,), (backward,), backward_bytes=2 * elements * d.act_bytes)
+
+
+def scaled_rope(d: Dims, elements: float, width: int) -> Operator:
+    """Rotary embedding of query and key, of heads of `width`, whose result is scaled (YaRN, arXiv 2309.00071, section
+    3.4).
+
+    In separate operators, accesses forward: x·cos 2, -x 1, rotated half 2, times sin 2, sum 3, with the rest of the
+    head, which is empty, 2: 12 in six kernels a tensor. Backward: both products 4, the half back 1 and 2, sum 3, the
+    empty rest 1 and its sum 3: 14 in seven. Before each tensor cosine and sine of every position are computed (8 bytes
+    each), scaled (8) and cast (4 + e), by six kernels. Counted by running such a function
+    (`tests/sim/models/test_latent_kernels.py`).
+    """
+    if not d.framework.scales_rope_apart:
+        return rope(d, elements)
+    size, angles, e = elements * d.act_bytes, 2 * d.seq * width, d.act_bytes
+    forward = memory_op("rope", F, "elementwise", elements, 12 * size, d.act, 12)
+    backward = memory_op("rope_backward", I, "elementwise", elements, 14 * size, d.act, 14)
+    cosines = memory_op("rope_cosines", F, "elementwise", 2 * angles, 2 * (5 * FP32_BYTES + e) * angles, d.act, 12)
+    # Runs of torch's own functions, with none of the modules around them that a kernel of Megatron's layers pays for.
+    forward_items = tuple(replace(item, plain_host=True) for item in (cosines, forward))
+    return Operator("rope", forward_items, (replace(backward, plain_host=True),), backward_bytes=2 * size)
 
 
 def latent_rope(d: Dims, elements: float) -> Operator:

@@ -87,6 +87,9 @@ class Framework(Struct, frozen=True):
     fuses_latent_rope: bool = False
     """rope of latent attention, with interleaved pairs, is one kernel for each tensor
     [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb; its own kernel is experimental]"""
+    scales_rope_apart: bool = False
+    """rope whose result is scaled (`model.scaled_rope`) is separate operators, which compute cosines and sines anew in
+    every layer [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb, `mscale`]"""
     fuses_activation: bool = False
     """SwiGLU and squared ReLU are one kernel, not two [core/fusions/fused_bias_swiglu.py]"""
     clamps_apart: bool = False

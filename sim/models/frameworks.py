@@ -46,6 +46,7 @@ _MEGATRON = Framework(
     "megatron",  # Megatron-Core with Transformer Engine's layers
     fuses_rmsnorm=True,
     fuses_rope=True,
+    scales_rope_apart=True,
     fuses_activation=True,
     clamps_apart=True,
     fuses_residual=True,

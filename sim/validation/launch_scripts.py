@@ -44,6 +44,7 @@ WHOLE_GRAPH = {"training": {"cuda_graphs": "step"}}
 # training/utils/moe_token_drop.py: apply_moe_token_drop
 TOKEN_DROP = {"model": {"moe": {"capacity_factor": 1.0, "pad_to_capacity": True}}}
 PAIRED = {"parallelism": {"ep_overlap": True}}
+HEAD_NORMS = {"model": {"qk_norm": True}}
 
 
 def _selective(*modules: str) -> dict[str, Any]:
@@ -74,6 +75,7 @@ SCRIPTS = (
         script
         for model in (QWEN3_30B, QWEN3_235B)
         for script in (
+            LaunchScript(_BRIDGE, model, HEAD_NORMS, "models/qwen: Qwen3MoEModelProvider.qk_layernorm"),
             LaunchScript(_BRIDGE, model, TOKEN_DROP, "configs/qwen3", until="2025-11"),
             LaunchScript(_BRIDGE, model, WHOLE_GRAPH, "configs/qwen3", "blackwell", until="2025-11"),
             LaunchScript(_BRIDGE, model, GRAPHED_PARTS, "configs/qwen", "blackwell", since="2026-01"),

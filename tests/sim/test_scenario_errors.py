@@ -219,6 +219,11 @@ LAYOUTS: list[tuple[list[str], str]] = [
         "model.mla.qk_rope_head_dim: found 5; must be even: positions turn pairs of numbers",
     ),
     ([MLA, "model.kv_heads=null", "model.head_dim=8"], "with mla it is qk_nope_head_dim + qk_rope_head_dim = 12"),
+    (
+        [MLA, "model.kv_heads=null", "model.head_dim=null", "model.scaled_rope=true"],
+        "model.scaled_rope: found true; latent attention (mla) scales its scores instead: leave it out",
+    ),
+    (["model.scaled_rope=true"], "model.scaled_rope: found true; needs positions: rope, found none"),
     (["faults.stragglers=[{rank: 2}]"], "faults.stragglers[0].rank: found 2; must be below the number of ranks (2)"),
     (
         ["faults.links=[{between: [node0, node7]}]"],

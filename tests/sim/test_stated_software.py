@@ -51,6 +51,7 @@ def test_a_launch_script_sets_what_its_release_has_for_a_model_on_a_gpu(tmp_path
     assert paired["parallelism"] == {"ep_overlap": True}
     assert "cuda_graphs" not in paired["training"]
     assert "capacity_factor" not in paired["model"]["moe"]
+    assert drops["model"]["qk_norm"] and paired["model"]["qk_norm"]
     deepseek = {"layers": 61, "hidden": 7168, "moe": {"experts": 256}}
     found = launched(tmp_path, "DeepSeekV3 H100 25.09", "dgx-h100", deepseek)
     assert found["training"]["recompute"]["modules"] == ["mla_up_proj", "mlp"]
@@ -68,7 +69,7 @@ def test_what_a_row_says_stands_against_the_launch_script(tmp_path: Path) -> Non
     ("group", "cluster", "model"),
     [
         ("no release", "dgx-h100", QWEN3),
-        ("Qwen3 H100 25.11", "dgx-h100", QWEN3),
+        ("Llama H100 25.11", "dgx-h100", {"layers": 32, "hidden": 4096}),
         ("Qwen3 H100 26.02", "dgx-h100", {**QWEN3, "layers": 93}),
         ("Qwen3 H100 26.02", "a machine of its own", QWEN3),
     ],

@@ -139,6 +139,7 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
             gate=model.attention_gate,
             softcap=model.attention_softcap is not None,
             rope_share=model.rope_share,
+            scaled_rope=model.scaled_rope,
             rope=model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0),
             # as GPT's code has it, and Llama's
             projections=1 if model.merged_projections or not is_gated(model.mlp) else 3,

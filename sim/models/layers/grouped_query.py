@@ -11,7 +11,7 @@ from sim.core.program import Compute, ModelPart, Program, Saved
 from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import copied, norm, rope
+from sim.models.elementwise import copied, norm, rope, scaled_rope
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, keeping, memory_op
@@ -30,7 +30,8 @@ class GroupedQueryAttention(Struct, frozen=True):
     sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2). `sinks`: a learned score
     of each query head (gpt-oss), which kernels add to a row's softmax at no cost. `gate`: a second
     query projection whose sigmoid multiplies the result (Qwen3-Next). `softcap`: scores are capped (Gemma 2).
-    `rope_share`: of a head's width, turned apart and joined to the rest (GLM-4.5); None: heads are turned whole."""
+    `rope_share`: of a head's width, turned apart and joined to the rest (GLM-4.5); None: heads are turned whole.
+    `scaled_rope`: what is turned is scaled (gpt-oss)."""
 
     part: ClassVar = ModelPart.ATTENTION
 
@@ -49,6 +50,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     gate: bool = False
     softcap: bool = False
     rope_share: float | None = None
+    scaled_rope: bool = False
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -85,7 +87,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         qkv, out = self.matrices(d.tp)
         merged = self.projections == 1 or d.framework.merges_projections
         turned = d.tokens * (out.inputs + qkv.outputs[1])  # queries and keys
-        turn = (rope(d, turned * (1.0 if self.rope_share is None else self.rope_share)),) if self.rope else ()
+        turn = (self._turn(d, turned),) if self.rope else ()
         if self.rope and self.rope_share is not None and not d.framework.fuses_rope:
             turn = (*turn, copied("rope_join", d, turned))
             if d.framework.output_follows_queries and d.fused_attention:
@@ -105,6 +107,13 @@ class GroupedQueryAttention(Struct, frozen=True):
         before = qkv.linear("attention", d.tokens, not d.framework.rebuilds_pointwise, merged)
         gate = (self._gate(d, d.tokens * out.inputs),) if self.gate else ()
         return linear(d, before), *turn, core, *gate, linear(d, out.linear("attention", d.tokens))
+
+    def _turn(self, d: Dims, elements: int) -> Operator:
+        """The rotary embedding of queries and keys of `elements`."""
+        share = 1.0 if self.rope_share is None else self.rope_share
+        if self.scaled_rope:
+            return scaled_rope(d, elements * share, round(self.head_dim * share))
+        return rope(d, elements * share)
 
     def _gate(self, d: Dims, elements: int) -> Operator:
         """The result times the gate's sigmoid; kept are both, the result by the core's own backward (fused) or here."""

@@ -38,9 +38,7 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
         up = _biased(d, up, rows, r.experts, inner)
         add = _biased_one_by_one if d.framework.biases_experts_one_by_one else _biased
         down = add(d, down, rows, r.experts, d.hidden)
-    weighs = d.framework.weights_experts_after_activation and m.mlp == "gelu"  # SwiGLU's kernel does it by itself
-    weighted = (_weighting(d, rows * ffn),) if weighs else ()
-    made = inside("moe_act", (activation(d, m.mlp, rows * ffn, "moe"), *weighted))
+    made = inside("moe_act", _activated(d, m.mlp, rows * ffn))
     filled, cut = _padding(d, moe, rows, r.experts)
     return *filled, up, *made, down, *cut
 
@@ -105,6 +103,24 @@ def _biased_one_by_one(d: Dims, part: Operator, rows: float, experts: int, n: in
         expert_params=part.expert_params + experts * n,
         backward_bytes=part.backward_bytes + elements * e,
     )
+
+
+def _activated(d: Dims, mlp: str, elements: float) -> tuple[Operator, ...]:
+    """The activation, and the router's weight of each copy where the framework multiplies by it here.
+
+    A gated activation's kernel multiplies by itself (`weighted_bias_swiglu_impl` in Megatron-Core's
+    fusions/fused_bias_swiglu.py). torch compiles its backward into two kernels, since the gradients of both halves and
+    the weights', a sum over one half, have different sizes: the second reads gradient, gate and up again.
+    """
+    made = activation(d, mlp, elements, "moe")
+    if not d.framework.weights_experts_after_activation:
+        return (made,)
+    if mlp == "gelu":
+        return made, _weighting(d, elements)
+    if not (is_gated(mlp) and d.framework.fuses_activation):
+        return (made,)
+    again = memory_op("expert_weights_grad", I, "elementwise", elements, 3 * d.act_bytes * elements, d.act)
+    return (replace(made, backward=(*made.backward, again)),)
 
 
 def _weighting(d: Dims, elements: float) -> Operator:

@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from counted_accesses import counted
 
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.layer import layer_block
 
 TOKENS, HEADS, PLAIN, ROPE, VALUE = 32, 8, 128, 64, 128
-FREE = ("detach", "empty", "new_empty", "empty_like")
-
-
-class Accesses(TorchDispatchMode):
-    """Elements read and written by operators that are no views, and how many ran, by whether they turn something."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = self.operators = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func._schema.name.split("::")[1]
-        made, read = tensors(out), tensors((args, kwargs))
-        stores = {t.untyped_storage().data_ptr() for t in read}
-        if name in FREE or any(t.untyped_storage().data_ptr() in stores for t in made):
-            return out
-        self.elements += sum(t.numel() for t in (*made, *read))
-        self.operators += 1
-        return out
-
-
-def tensors(tree: Any) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def turned(t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -45,12 +18,6 @@ def turned(t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     t = torch.cat((t[..., 0::2], t[..., 1::2]), dim=-1)
     low, high = torch.chunk(t, 2, dim=-1)
     return torch.cat((t * cos + torch.cat((-high, low), dim=-1) * sin, rest), dim=-1)
-
-
-def counted(work: Any) -> tuple[Any, int, int]:
-    with Accesses() as found:
-        out = work()
-    return out, found.elements, found.operators
 
 
 def scenario(framework: str) -> Scenario:
@@ -71,13 +38,13 @@ def test_rope_of_latents_is_seven_kernels_a_tensor() -> None:
     elements, operators, backward = 0, 0, 0
     for heads in (HEADS, 1):
         t = torch.randn(TOKENS, 1, heads, ROPE, requires_grad=True)
-        out, more, kernels = counted(lambda t=t: turned(t, cos, sin))
-        elements, operators = elements + more - cos.numel() - sin.numel(), operators + kernels
+        out, found = counted(lambda t=t: turned(t, cos, sin))
+        elements, operators = elements + found.elements - cos.numel() - sin.numel(), operators + found.operators
         ones = torch.ones_like(out)
-        _, again, _ = counted(lambda t=t, out=out, ones=ones: torch.autograd.grad(out, t, ones))
+        _, again = counted(lambda t=t, out=out, ones=ones: torch.autograd.grad(out, t, ones))
         # Each half of the pairs comes back into zeros of its own: a fill, and a copy of half as much, which torch runs
         # as one operator, here seen as half a read and a write.
-        backward += again - cos.numel() - sin.numel() + t.numel()
+        backward += again.elements - cos.numel() - sin.numel() + t.numel()
     size = TOKENS * (HEADS + 1) * ROPE
     assert (elements, operators) == (14 * size, 14)
     assert backward == 21 * size
@@ -100,10 +67,10 @@ def test_queries_keys_and_values_are_put_together() -> None:
         keys = torch.cat([key, shared.expand(-1, -1, HEADS, -1)], dim=-1)
         return torch.cat([plain, turned], dim=-1), keys, value.contiguous()
 
-    out, forward, _ = counted(put_together)
+    out, forward = counted(put_together)
     ones = [torch.ones_like(t) for t in out]
-    _, backward, _ = counted(lambda: torch.autograd.grad(out, [query, merged, shared], ones))
-    assert said("megatron", "assemble_qk").bytes == 2 * forward
-    assert said("megatron", "assemble_qk_backward").bytes == 2 * (backward - shared.numel())
+    _, backward = counted(lambda: torch.autograd.grad(out, [query, merged, shared], ones))
+    assert said("megatron", "assemble_qk").bytes == 2 * forward.elements
+    assert said("megatron", "assemble_qk_backward").bytes == 2 * (backward.elements - shared.numel())
     values = 2 * 2 * TOKENS * HEADS * VALUE
-    assert said("transformers", "assemble_qk").bytes == 2 * forward - values  # a view of what is kept anyway
+    assert said("transformers", "assemble_qk").bytes == 2 * forward.elements - values  # a view of what is kept anyway
