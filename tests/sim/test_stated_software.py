@@ -51,7 +51,7 @@ def test_a_launch_script_sets_what_its_release_has_for_a_model_on_a_gpu(tmp_path
     assert paired["parallelism"] == {"ep_overlap": True}
     assert "cuda_graphs" not in paired["training"]
     assert "capacity_factor" not in paired["model"]["moe"]
-    assert drops["model"]["qk_norm"] and paired["model"]["qk_norm"]
+    assert (drops["model"]["qk_norm"], paired["model"]["qk_norm"]) == (True, True)
     deepseek = {"layers": 61, "hidden": 7168, "moe": {"experts": 256}}
     found = launched(tmp_path, "DeepSeekV3 H100 25.09", "dgx-h100", deepseek)
     assert found["training"]["recompute"]["modules"] == ["mla_up_proj", "mlp"]
