@@ -100,6 +100,8 @@ def _training(s: Scenario) -> Iterator[Problem]:
         yield "training.packing", "packed documents", "null (a sequence is one document)"
     if t.optimizer_offload:
         yield "training.optimizer_offload", "true", "false"
+    if t.optimizer_post_validation:
+        yield "training.optimizer_post_validation", "true", "false"
     if t.activation_offload and (t.recompute.mode == "selective_op" or s.distillation is not None):
         found = "true with " + ("a teacher" if s.distillation is not None else "selective_op")
         yield "training.activation_offload", found, "false; true without a teacher and with any other recomputation"

@@ -52,7 +52,6 @@ from sim.results.evidence import nearest
 from sim.results.fault_costs import blame
 from sim.results.graph_pools import pooled_peak_bytes
 from sim.results.memory import MemoryCurve, over_steps
-from sim.results.metrics import critical_path
 from sim.results.operator_times import time_by_operator, time_by_part
 from sim.results.processes import ProcessesRun, processes_result, timeline_with_processes
 from sim.results.result import StepResult, make_result
@@ -116,6 +115,11 @@ def simulate(
     if costs is None:
         costs = costs_of(scenario, profile or load_profile(scenario.calibration))
     with no_collection():
+        if processes and scenario.for_training.optimizer_post_validation:
+            raise InputError(
+                f"{scenario.name}: processes: cannot be combined with training.optimizer_post_validation; "
+                "processes act on one step, and there it runs beside the next"
+            )
         if processes and engine == "static":
             raise InputError(f"{scenario.name}: processes: need SimPy's clock; take engine='simpy'")
         if processes or scenario.processes is not None:
@@ -352,7 +356,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
     @property
     def critical_rows(self) -> list[int]:
         """Rows of `timeline` that lie on the critical path."""
-        _, chain = critical_path(self.built, self.times)
+        _, chain = self.critical
         own = rows_of(self.built, self.times)
         rows: list[int] = np.flatnonzero(np.isin(own[:, 0], chain)).tolist()
         return [row + self._rows_before(len(own)) for row in rows]

@@ -66,6 +66,8 @@ class Emission(Struct, dict=True):
             self.refuse("training.lora", "adapters", "trains all parameters")
         if t.optimizer_offload:
             self.refuse("training.optimizer_offload", "true", "keeps optimizer states on the GPU")
+        if t.optimizer_post_validation:
+            self.refuse("training.optimizer_post_validation", "true", "waits for all ranks in its optimizer")
         if t.cross_entropy == "chunked":
             self.refuse("training.cross_entropy", "chunked", "has no chunked cross-entropy")
         if p.cp > 1 and p.cp_split != "zigzag":

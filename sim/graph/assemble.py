@@ -13,10 +13,12 @@ from itertools import chain, pairwise
 import numpy as np
 from msgspec import Struct
 
+from sim.core.actions import Kind
 from sim.graph.messages import NO_HOP, Messages
 from sim.graph.placements import Placements
 from sim.graph.taskgraph import Columns, Deadlock, Floats, Ints, Launches, Waits, ints, ragged, ragged_rows
 from sim.programs.compile import COMPUTE
+from sim.programs.stages import LAST_INPUT_GRADIENT, NORM_BEFORE
 
 NO_TASK = -1
 PAIRS_AT_ONCE = 1 << 17  # a few columns of so many stay in a core's cache
@@ -54,7 +56,7 @@ class AssembledGraph:
         self.first_task = np.cumsum(tasks_placed) - tasks_placed
         self.follows = np.append(False, self.class_of[1:] == self.class_of[:-1])  # another placement of its class
         self.pairs: list[tuple[Ints, Ints]] = []
-        launches = self._launches()
+        launches = self._launches(messages)
         # `_along_streams` runs first, because it notes each placement's last computation. Its pairs are added last: of
         # waits that end together the critical path takes the first, and a dependency explains more than the order on a
         # stream.
@@ -63,6 +65,7 @@ class AssembledGraph:
         own = self._tasks()
         sent = self._messages(messages, blocking, first_message=len(own[0]))
         self._before_the_epilogue()
+        self._after_input_gradients()
         self._for_gathered_parameters()
         self.pairs += along_streams
         waits = self._all_waits()
@@ -117,12 +120,35 @@ class AssembledGraph:
         row += np.repeat(self.kinds_at - (np.cumsum(self.tasks_in) - self.tasks_in)[self.pattern], many)
         return seconds, ints(self.placements.task_kinds)[row], np.repeat(self.step, many)
 
-    def _launches(self) -> Launches:
-        """Return the launches inside each placement."""
+    def _launches(self, messages: Messages) -> Launches:
+        """Return the launches inside each placement, and those of gradient norms along the pipeline."""
         launched = list(chain.from_iterable(p.launches for p in self.patterns))
         placement, row = ragged(ints([len(p.launches) for p in self.patterns]), self.pattern)
         task, lag_s = ints([i for i, _ in launched]), np.array([lag_s for _, lag_s in launched], dtype=np.float64)
-        return Launches(self.first_task[placement], self.first_task[placement] + task[row], lag_s[row])
+        norms = self._norms(messages)
+        return Launches(
+            np.append(self.first_task[placement], norms.first),
+            np.append(self.first_task[placement] + task[row], norms.second),
+            np.append(lag_s[row], norms.lag_s),
+        )
+
+    def _norms(self, messages: Messages) -> Launches:
+        """Return the launches of post-validation: what follows a rank's gradient norm starts, at the earliest, when the
+        norm of the pipeline rank before it has arrived, which was sent when the same task started there."""
+        before: dict[int, tuple[int, int]] = {}  # by lane: class of ranks and task
+        found = list[tuple[int, int, float]]()
+        for class_index, placement in enumerate(self.placements.epilogue):
+            pattern = self.patterns[self.pattern[placement]]
+            lane = class_index % messages.plan.lanes
+            for i, handles in pattern.external if placement >= 0 else ():
+                if NORM_BEFORE in handles:
+                    task = int(self.first_task[placement]) + i
+                    if lane in before:
+                        sender, sent = before[lane]
+                        found.append((sent, task, messages.norm_s(sender, class_index)))
+                    before[lane] = class_index, task
+        first, second, lag_s = zip(*found, strict=True) if found else ((), (), ())
+        return Launches(ints(first), ints(second), np.array(lag_s, dtype=np.float64))
 
     def _all_waits(self) -> Waits:
         """Return the waits inside placements (nine tenths of all), followed by `pairs`."""
@@ -198,6 +224,17 @@ class AssembledGraph:
             at = at[is_last]
             left_running = self.first_task[at] + open_in[self.pattern[at]]
             self._input_waits(placement=epilogue[self.class_of[at]], until=left_running)
+
+    def _after_input_gradients(self) -> None:
+        """Make what an epilogue starts beside weight gradients wait for the rank's last input gradient."""
+        for placement in self.placements.epilogue:
+            pattern = self.patterns[self.pattern[placement]]
+            for i, handles in pattern.external if placement >= 0 else ():
+                if LAST_INPUT_GRADIENT in handles:
+                    last = placement - 1
+                    while all(action.kind not in (Kind.B, Kind.I) for action in self.steps[self.step[last]]):
+                        last -= 1
+                    self._waits_for_result(waiter=ints([self.first_task[placement] + i]), placement=ints([last]))
 
     def _for_gathered_parameters(self) -> None:
         """Make the first action that uses a parameter wait for the parameter's gather in the prologue of its rank.

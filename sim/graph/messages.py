@@ -11,7 +11,7 @@ from sim.core.actions import Kind, Schedule, Step
 from sim.core.timeline import Detail
 from sim.graph.taskgraph import Ints, KindTable, Message
 from sim.prices.rank_prices import Pricing
-from sim.programs.stages import stage_input_bytes
+from sim.programs.stages import NORM_BYTES, stage_input_bytes
 from sim.ranks.plan import Plan
 
 Hop = tuple[int, int, bool]  # source stage, target stage, forward
@@ -70,6 +70,11 @@ class Messages:
         """Return the routes of all hops in all lanes, lane by lane."""
         # The order is that of `first_key`: a key divided by the micro-batches is an index of this list.
         return [self.route(lane, hop) for lane in range(self.plan.lanes) for hop in range(len(self.hops))]
+
+    def norm_s(self, sender: int, receiver: int) -> float:
+        """Return the seconds of a gradient norm from one class of ranks to another."""
+        ranks = (self.plan.classes[sender].rank, self.plan.classes[receiver].rank)
+        return self.pricing.send(*ranks, NORM_BYTES).seconds
 
     def first_key(self, lane: Ints, hop: Ints) -> Ints:
         """Return the key of micro-batch 0 on a hop in a lane; the keys of other micro-batches follow."""

@@ -77,4 +77,5 @@ def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel,
     # The search of a schedule takes all messages as equal: as the first hop, stage 0 to stage 1, in its slowest lane.
     size = stage_input_bytes(plan, 1)
     message_s = max(pricing.healthy.send(a.rank, b.rank, size).seconds for a, b in zip(first, second, strict=True))
-    return UnitTimes(forward, inputs, weights, message_s)
+    apart = plan.scenario.for_training.optimizer_post_validation
+    return UnitTimes(forward, inputs, weights, message_s, apart=apart)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from sim.graph.compiled import SingleTaskForm
 from sim.programs.compile import COMPUTE, CompiledProgram
 from sim.programs.data_parallel import DP
+from sim.programs.stages import LAST_INPUT_GRADIENT
 
 
 class TaskPattern(NamedTuple):
@@ -83,7 +84,7 @@ def one_by_one(program: CompiledProgram) -> TaskPattern:
         [task.seconds for task in tasks],
         waits,
         [],
-        [i for i, task in enumerate(tasks) if not task.deps],
+        [i for i, task in enumerate(tasks) if not task.deps and LAST_INPUT_GRADIENT not in task.external],
         takes,
         first,
         last,

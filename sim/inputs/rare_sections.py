@@ -73,12 +73,17 @@ def _with_draft(given: Any, source: Source) -> Any:
     return {**given, "speculative": {**speculative, "draft": resolve_model(speculative["draft"], source, path)}}
 
 
-def read_processes(data: dict[str, Any], parallelism: Parallelism, source: Source) -> Processes | None:
+def read_processes(
+    data: dict[str, Any], training: Training | None, parallelism: Parallelism, source: Source
+) -> Processes | None:
     """The section, whose ranks are the step's."""
     if "processes" not in data:
         return None
     if "inference" in data:
         raise source.error(("processes",), "cannot be given with inference; processes act on a training step")
+    if training is not None and training.optimizer_post_validation:
+        why = "processes act on one step, and there it runs beside the next"
+        raise source.error(("processes",), f"cannot be combined with training.optimizer_post_validation; {why}")
     from sim.inputs.processes_input import Processes, check_processes
 
     processes = validate(Processes, data["processes"], source, ("processes",))

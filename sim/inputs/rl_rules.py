@@ -34,6 +34,7 @@ TRAINING_BESIDE = {
     "packing": "rl.sequences says how answers are packed",
     "tokens": "one rl step is simulated, not a whole training run",
     "batch_schedule": "one rl step is simulated, not a whole training run",
+    "optimizer_post_validation": "generation begins when all ranks have their new parameters",
 }
 
 

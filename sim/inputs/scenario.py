@@ -229,7 +229,7 @@ def resolve(source: Source, name: str) -> Scenario:
         distillation=distillation,
         rl=rl,
         faults=faults,
-        processes=read_processes(data, parallelism, source),
+        processes=read_processes(data, training, parallelism, source),
         engine=_engine(data, source),
         warnings=(
             *(*unknown, *more_unknown, *unknown_architecture(cluster, ranks)),

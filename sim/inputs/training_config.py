@@ -156,6 +156,9 @@ class Training(UserInput):
     )
     activation_offload: bool = False
     optimizer_offload: bool = Field(default=False, description="optimizer states in host memory between steps")
+    optimizer_post_validation: bool = Field(
+        default=False, description="ranks of a pipeline begin the next step without waiting for all others"
+    )
     tokens: float | None = Field(default=None, gt=0, le=1e18, description="of the whole training")
     batch_schedule: Annotated[tuple[BatchPhase, ...], BeforeValidator(as_tuple), Field(max_length=1000)] = Field(
         default=(), json_schema_extra={"default": None}

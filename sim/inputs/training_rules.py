@@ -22,6 +22,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         _recipe,
         _gathers,
         _optimizer,
+        _post_validation,
         _four_bits,
         _frozen_experts,
         _recompute,
@@ -131,6 +132,15 @@ def _optimizer(sections: Sections, t: Training) -> Problems:
         yield ("training", "optimizer"), "found 'muon'; adapters are simulated with adamw and sgd"
     if sections.model.program is not None:
         yield ("training", "optimizer"), "found 'muon'; a captured program has its own optimizer"
+
+
+def _post_validation(sections: Sections, t: Training) -> Problems:
+    """Post-validation is about ranks of a pipeline, whose messages do not keep them in step."""
+    path, p = ("training", "optimizer_post_validation"), sections.parallelism
+    if t.optimizer_post_validation and p.pp == 1:
+        yield path, "found true; needs a pipeline (parallelism.pp above 1)"
+    if t.optimizer_post_validation and not p.p2p_overlap:
+        yield path, f"found true; needs parallelism.p2p_overlap true (schedule {p.schedule} has false by default)"
 
 
 def _four_bits(sections: Sections, t: Training) -> Problems:

@@ -38,6 +38,10 @@ PHASES = {
     Kind.I: frozenset({Phase.INPUT_GRAD}),
     Kind.W: frozenset({Phase.WEIGHT_GRAD}),
 }
+NORM_BYTES = 4.0
+# Handles of what other programs bring about: `graph.assemble` says what they wait for.
+NORM_BEFORE = "gradient norm of the pipeline ranks before"
+LAST_INPUT_GRADIENT = "last input gradient"
 MEASURED_PHASE = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_grad", Kind.W: "weight_grad"}
 
 
@@ -191,7 +195,14 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     if tied:
         held = dp.shard if dp.zero == 3 or dp.keeps_shards else 1  # else whole gradients are kept, and summed
         size = source.copied_elements() * dp.gradient_bytes / held
-        out.append(Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER))
+        summed = Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER)
+        if scenario.for_training.optimizer_post_validation:
+            # It runs beside the weight gradients that are left, so that rank 0 need not wait for the last rank's
+            # (their weight_grad_store.py, `clear`, which has the output layer's of the last rank before it).
+            started = replace(summed, blocking=False, handle="tied")
+            out = [Wait(LAST_INPUT_GRADIENT, Phase.OPTIMIZER), started, *out, Wait("tied", Phase.OPTIMIZER)]
+        else:
+            out.append(summed)
     dense, experts = sharded
     if plan.group_size("copies") > 1:
         size = (dense + experts) * dp.gradient_bytes
@@ -214,10 +225,16 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
 
 
 def _norm_reductions(plan: Plan, dp: DataParallel) -> list[Item]:
-    """The squared norm, four bytes, summed over everyone who holds another part of the gradients."""
-    groups = ["model"] if plan.group_size("model") > 1 else []
+    """The squared norm, four bytes, summed over everyone who holds another part of the gradients.
+
+    With post-validation a rank adds its part to the sum that the pipeline rank before it sends, and goes on with that
+    (Qi et al. 2024, section 4; `do_partially_reduce_local_total_norm` of their fork of Megatron-LM).
+    """
+    along_pipeline = plan.scenario.for_training.optimizer_post_validation
+    groups = [g for g in ("tp" if along_pipeline else "model",) if plan.group_size(g) > 1]
     groups += ["shard"] if dp.zero >= 1 and dp.shard > 1 else []
-    return [Comm("gradient norm", "all_reduce", g, 4.0, Phase.OPTIMIZER) for g in groups]
+    sums = [Comm("gradient norm", "all_reduce", g, NORM_BYTES, Phase.OPTIMIZER) for g in groups]
+    return [*sums, Wait(NORM_BEFORE, Phase.OPTIMIZER)] if along_pipeline else [*sums]
 
 
 def stage_input_bytes(plan: Plan, part: int | None = None) -> float:

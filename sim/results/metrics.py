@@ -167,12 +167,18 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
     chain.reverse()
     start_s = times.start_s[chain]
     lasts_s = np.append(start_s[1:], times.end_s[chain[-1]]) - start_s
-    kinds = ints([s.rows[0][2] if s.rows else 0 for s in graph.task_kinds])[graph.task_kind[chain]]
-    seconds = np.bincount(kinds, lasts_s, len(graph.span_kinds)).tolist()
-    found = {name: seconds[i] for i, name in enumerate(graph.span_kinds) if (kinds == i).any()}
+    found = seconds_by_kind(graph, chain, lasts_s)
     if start_s[0] > 0:
         found[HELD_BACK] = float(start_s[0])
     return dict(sorted(found.items(), key=lambda kv: -kv[1])), chain
+
+
+def seconds_by_kind(graph: TaskGraph, tasks: Sequence[int], seconds: Floats) -> dict[str, float]:
+    """Return the seconds of tasks, summed by the kind of span that they are shown as, the most first."""
+    kinds = ints([s.rows[0][2] if s.rows else 0 for s in graph.task_kinds])[graph.task_kind[tasks]]
+    sums = np.bincount(kinds, seconds, len(graph.span_kinds)).tolist()
+    found = {name: sums[i] for i, name in enumerate(graph.span_kinds) if (kinds == i).any()}
+    return dict(sorted(found.items(), key=lambda kv: -kv[1]))
 
 
 def deciding(graph: TaskGraph, times: Times) -> Ints:

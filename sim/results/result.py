@@ -21,7 +21,7 @@ from sim.results.certainty import step_interval
 from sim.results.fault_costs import ROUNDING, FaultCost, Waiting, waiting
 from sim.results.memory import AtMost
 from sim.results.memory_changes import stranded_bytes
-from sim.results.metrics import RankSeconds, critical_path, mean, provenance, rank_seconds, roofline_warnings
+from sim.results.metrics import RankSeconds, mean, provenance, rank_seconds, roofline_warnings
 from sim.results.processes import ProcessesResult
 from sim.results.records import Engine, MemoryRow, Provenance, Record
 from sim.results.step import FinishedStep
@@ -132,6 +132,7 @@ class StepResult(Record, frozen=True, kw_only=True):
     training_run: TrainingRun | None = None
     processes: ProcessesResult | None = None
     interval_from: str | None = None
+    one_step_s: float | None = None  # until its last rank ends, where the next step begins before
 
 
 @no_collection()
@@ -141,8 +142,8 @@ def make_result(sim: FinishedStep, lost: tuple[FaultCost, ...]) -> StepResult:
     t = scenario.for_training
     begin = time.perf_counter()
     step_s = sim.step_time_s
-    seconds = rank_seconds(sim.built, sim.times)
-    path, _ = critical_path(sim.built, sim.times)
+    seconds = _rank_seconds(sim)
+    path, _ = sim.critical
     memory = tuple(_memory_row(sim, i, x) for i, x in enumerate(sim.most_memory))
     throughput = t.global_batch_size * t.seq_len / step_s if step_s > 0 else 0.0
     likely = step_interval(scenario, sim.profile, step_s, sim.built.shares)
@@ -151,6 +152,7 @@ def make_result(sim: FinishedStep, lost: tuple[FaultCost, ...]) -> StepResult:
         step_time_s=step_s,
         step_time_interval_s=(likely.low_s, likely.high_s),
         interval_from=likely.why,
+        one_step_s=None if sim.steady_state is None else sim.times.step_s,
         tokens_per_s=throughput,
         tokens_per_s_per_gpu=throughput / scenario.parallelism.ranks,
         utilization=_utilization(sim, throughput),
@@ -173,6 +175,15 @@ def make_result(sim: FinishedStep, lost: tuple[FaultCost, ...]) -> StepResult:
         warnings=(*scenario.warnings, *_warnings(sim, memory)),
         engine=_engine(sim, begin),
     )
+
+
+def _rank_seconds(sim: FinishedStep) -> list[RankSeconds]:
+    """Where the time of each class of ranks goes; in the steady state a rank has no idle time but for want of input."""
+    found = rank_seconds(sim.built, sim.times)
+    if sim.steady_state is None:
+        return found
+    period_s = sim.steady_state.period_s
+    return [replace(r, bubble_s=max(0.0, period_s - r.compute_s - r.exposed_comm_s)) for r in found]
 
 
 def _mean_rank(sim: FinishedStep, seconds: Sequence[RankSeconds]) -> MeanRank:
@@ -286,7 +297,7 @@ def _contention(sim: FinishedStep) -> Contention:
         for i in np.flatnonzero(counts).tolist():
             c, kind = divmod(i, len(kinds))
             slowed.append(Slowed(sim.names[c], kinds[kind], int(counts[i]), float(seconds[i])))
-    lost_s = max(0.0, sim.step_time_s - sim.ran.alone_s) if slowed else 0.0
+    lost_s = max(0.0, sim.times.step_s - sim.ran.alone_s) if slowed else 0.0
     return Contention(lost_s, tuple(sorted(sim.ran.links)), tuple(slowed))
 
 

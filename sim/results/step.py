@@ -23,8 +23,9 @@ from sim.ranks.plan import Plan
 from sim.results.beside_allocator import MemoryLimit, memory_limit
 from sim.results.graph_pools import pooled_levels
 from sim.results.memory import AtMost, Levels, MemoryCurve
-from sim.results.metrics import deciding, text_of
+from sim.results.metrics import critical_path, deciding, seconds_by_kind, text_of
 from sim.results.states import States, states
+from sim.results.steady_state import SteadyState, steady_state
 
 SLOWED = 1e-6  # of its seconds: what a communication takes longer is shown from there on
 
@@ -116,9 +117,24 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
         return all(most.peak <= may.limit for most, may in pairs)
 
     @cached_property
+    def steady_state(self) -> SteadyState | None:
+        """Steps in a row whose ranks do not wait for each other between two; None where they do."""
+        if not self.scenario.for_training.optimizer_post_validation:
+            return None
+        return steady_state(self.built.graph, self.times)
+
+    @property
     def step_time_s(self) -> float:
-        """End of the last task."""
-        return self.times.step_s
+        """End of the last task; in the steady state, the mean time from one step to the next."""
+        return self.times.step_s if self.steady_state is None else self.steady_state.period_s
+
+    @cached_property
+    def critical(self) -> tuple[dict[str, float], list[int]]:
+        """Seconds by kind along the tasks that fix the step time, and these tasks."""
+        if self.steady_state is None:
+            return critical_path(self.built, self.times)
+        _, tasks, seconds = self.steady_state
+        return seconds_by_kind(self.built.graph, tasks, seconds), tasks
 
 
 def make_timeline(built: Built, times: Times) -> Timeline:

@@ -17,7 +17,8 @@ class UnitTimes(Struct, frozen=True):
     """Durations of one stage's actions, common to all schedule stages or one for each.
 
     A full backward takes input_grad_s + weight_grad_s. `message_s` delays each message between two ranks;
-    `overlap_s` is an overlapped forward and backward (F&B), by default the sum of the two.
+    `overlap_s` is an overlapped forward and backward (F&B), by default the sum of the two. `apart`: a rank begins the
+    next step without waiting for the others.
     """
 
     forward_s: Seconds = 1.0
@@ -25,6 +26,7 @@ class UnitTimes(Struct, frozen=True):
     weight_grad_s: Seconds = 1.0
     message_s: float = 0.0
     overlap_s: float | None = None
+    apart: bool = False
 
     def of(self, entry: Entry) -> float:
         """Seconds an entry takes."""
@@ -56,6 +58,12 @@ class Timed(Struct, frozen=True):
     def makespan_s(self) -> float:
         """From zero to the end of the last entry of any rank."""
         return max((ends[-1] for ends in self.end_s if ends), default=0.0)
+
+    @property
+    def longest_rank_s(self) -> float:
+        """The most that any rank takes from the start of its first entry to the end of its last."""
+        both = zip(self.start_s, self.end_s, strict=True)
+        return max((ends[-1] - starts[0] for starts, ends in both if ends), default=0.0)
 
 
 def evaluate(schedule: Schedule, times: UnitTimes | None = None) -> Timed:

@@ -3,7 +3,8 @@
 Ranks that are free choose among F, I and W as inputs arrive, by rules with three binary settings; the
 best of the eight outcomes and of the handcrafted shapes that the limit allows (ZB-H1 at 1, ZB-H2 at 2, and
 those between) is returned, by makespan: all ranks start at zero and the optimizer waits for all, so the skew
-of ZB-H2 counts as bubble.
+of ZB-H2 counts as bubble. If ranks do not wait for each other between two steps (`UnitTimes.apart`), the best is that
+whose slowest rank takes the least time from its first action to its last, as in the paper's section 3.
 Source: Qi et al. 2024 (arXiv 2401.10241, section 3.1: greedy rules and a grid over binary settings), and for the
 warm-up their fork of Megatron-LM (auto_schedule.py, `manual_order`; zb_schedules.py, `scheduler`). Unlike theirs, the
 greedy runs forward in time over all ranks, and a micro-batch's activations count as held until its W, without the part
@@ -43,7 +44,8 @@ def zb_search(p: int, m: int, times: UnitTimes | None = None, memory: float = 1.
     shapes = {(size, extra) for size in sizes for extra in (0, max(0, size - p))}
     lists += [_even_lag(p, m, size, extra) for size, extra in sorted(shapes)]
     found = (looped("zb_search", p, m, ranks) for ranks in lists)
-    return min(found, key=lambda schedule: evaluate(schedule, times).makespan_s)
+    timed = [(evaluate(schedule, times), schedule) for schedule in found]
+    return min(timed, key=lambda pair: pair[0].longest_rank_s if times.apart else pair[0].makespan_s)[1]
 
 
 def _even_lag(p: int, m: int, size: int, extra: int) -> list[list[Action]]:

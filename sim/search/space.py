@@ -188,6 +188,10 @@ def make_space(
     if data.get("rl") is not None:
         why = "a search covers training steps and serving; sim.sweep varies keys of an rl step"
         raise source.error(("rl",), why)
+    # The bounds count a step until its last rank ends.
+    if isinstance(data.get("training"), dict) and data["training"].get("optimizer_post_validation"):
+        why = "found true; a search compares steps that all ranks end together (false)"
+        raise source.error(("training", "optimizer_post_validation"), why)
     kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}
     # The written layout need not match the searched GPUs, so one pipeline of all ranks replaces it.
     neutral = {**data, "parallelism": {**kept, "pp": gpus}}

@@ -48,9 +48,12 @@ def _step(result: StepResult) -> list[Number]:
         return []
     low, high = result.step_time_interval_s
     use = result.utilization
+    interval = f"90 % interval {seconds(low)} – {seconds(high)}"
+    if result.one_step_s is not None:
+        interval += f"; from its first forward to its last rank's end a step lasts {seconds(result.one_step_s)}"
     flops, per_gpu = rate(use.model_flops_per_s_per_gpu, "FLOP/s"), result.tokens_per_s_per_gpu
     return [
-        Number("Step time", seconds(step_s), f"90 % interval {seconds(low)} – {seconds(high)}", compared=step_s),
+        Number("Step time", seconds(step_s), interval, compared=step_s),
         Number("Tokens/s per GPU", count(per_gpu), f"{count(result.tokens_per_s)} in all", compared=per_gpu),
         Number("MFU", percent(use.mfu), f"HFU {percent(use.hfu)}, {flops}", compared=use.mfu),
         Number(bubble_name(result.scenario.parallelism), percent(mean.bubble_fraction), "of the step"),
