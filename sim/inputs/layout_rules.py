@@ -79,8 +79,6 @@ def tensor_parallel(s: Sizes) -> Problem | None:
             return _found("tp", tp, f"must divide model.state_space.heads ({states.heads})")
         if states.groups % tp and tp % states.groups:
             return _found("tp", tp, f"must divide model.state_space.groups ({states.groups}) or be a multiple of them")
-    if tp > 1 and m.qk_norm_over == "all_heads":
-        return _found("tp", tp, "a norm over all heads (model.qk_norm_over) is simulated whole on a rank: 1")
     return None
 
 

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from sim.core.errors import InputError
+from sim.core.program import BlockKind
 from sim.inputs.model_input import load_model
-from sim.inputs.scenario import parse_scenario
+from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.layers import layer_specs
 from sim.models.parameters import count_parameters
+from sim.programs.stages import stage_blocks
+from sim.ranks.plan import make_plan
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 
@@ -311,13 +314,47 @@ def test_what_is_not_known_is_named(tmp_path: Path, config: dict[str, Any], mess
         load_model(written(tmp_path, config))
 
 
-def test_a_norm_over_all_heads_is_not_split(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"parallelism\.tp: found 2; a norm over all heads"):
-        parse_scenario(
+@pytest.mark.parametrize(("framework", "kernels"), [("eager", 0), ("megatron", 1)])
+def test_a_norm_over_all_heads_sums_over_tp(tmp_path: Path, framework: str, kernels: int) -> None:
+    """Two fp32 sums of a token each way; a norm of one kernel needs another before it, which reads queries and keys."""
+
+    def scenario(tp: int) -> Scenario:
+        return parse_scenario(
             {
                 "model": written(tmp_path, OLMO2_7B),
-                "training": {"seq_len": 512, "global_batch_size": 1},
-                "parallelism": {"tp": 2},
+                "training": {"seq_len": 512, "global_batch_size": 1, "framework": framework},
+                "parallelism": {"tp": tp},
                 "cluster": "dgx-h200",
             }
         )
+
+    (forward, backward), (alone, _) = (programs(scenario(tp)) for tp in (2, 1))
+    assert not [item for item in alone if item.name.startswith("head_sums")]
+    for program, end, reads in ((forward, "", 1), (backward, "_backward", 2)):
+        items = {item.name: item for item in program if item.name.startswith("head_sums")}
+        total = items.pop(f"head_sums{end}_total")
+        assert (total.kind, total.group, total.bytes) == ("all_reduce", "tp", 2 * 4 * 512)
+        assert len(items) == kernels
+        for kernel in items.values():
+            assert kernel.bytes == reads * 2 * 512 * (32 + 32) // 2 * 128
+
+
+def programs(scenario: Scenario) -> tuple[list[Any], list[Any]]:
+    """Forward and backward of the first layer."""
+    plan = make_plan(scenario)
+    layer = next(b for b in stage_blocks(plan, plan.parts[0], 0) if b.kind is BlockKind.LAYER)
+    forward, backward = ([i for i in items if hasattr(i, "name")] for items in (layer.forward, layer.backward))
+    return forward, backward
+
+
+def test_served_norms_over_all_heads_are_summed_over_tp(tmp_path: Path) -> None:
+    """One small all-reduce a layer and iteration more than the norms of single heads need, and nothing at tp 1."""
+
+    def iteration_s(tp: int, over: str) -> float:
+        config = {"preset": written(tmp_path, OLMO2_7B), "qk_norm_over": over}
+        inference = {"requests": {"count": 4, "prompt_len": 64, "output_len": 8}}
+        scenario = {"model": config, "inference": inference, "parallelism": {"tp": tp}, "cluster": "dgx-h200"}
+        return simulate_serving(parse_scenario(scenario)).result["duration_s"]
+
+    assert iteration_s(1, "all_heads") == iteration_s(1, "head")
+    assert iteration_s(2, "all_heads") > iteration_s(2, "head")

@@ -1,4 +1,4 @@
-"""Optimizer post-validation: steps in a row whose ranks do not wait for each other, against closed forms and replays."""
+"""Optimizer post-validation: steps in a row whose ranks do not wait for each other, by closed forms and replays."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def in_a_row(step: Simulation, steps: int) -> np.ndarray:
 @settings(deadline=None, max_examples=15)
 @given(p=st.integers(2, 6), more=st.integers(0, 6))
 def test_zb_h2_has_no_bubble_in_the_steady_state(p: int, more: int) -> None:
-    """m·(F + B + W) and the optimizer, for equal stages, as the paper's figure 3 has it; one step lasts (p−1)·F more."""
+    """m·(F + B + W) and the optimizer, for equal stages (the paper's figure 3); one step lasts (p−1)·F more."""
     m = 2 * p - 1 + more
     step = run("zb_h2", p, m)
     own_s = max(row.compute_s for row in step.outcome.ranks)
@@ -90,7 +90,7 @@ def test_a_rank_waits_for_the_gradient_norms_before_it() -> None:
 
 
 def test_tied_embeddings_are_summed_beside_weight_gradients() -> None:
-    """The sum starts when both ends have their last input gradient, and rank 0 does not wait for the last rank's end."""
+    """The sum starts with both ends' last input gradients, and rank 0 does not wait for the last rank's end."""
     step = run("zb_h2", 4, 8)
     model = step.scenario.model
     for tied in (False, True):

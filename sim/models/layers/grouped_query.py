@@ -7,20 +7,24 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.program import Compute, ModelPart, Program, Saved
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import Compute, ModelPart, Phase, Program, Saved
 from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope, scaled_rope
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
-from sim.models.operators import F, I, Operator, keeping, memory_op
+from sim.models.operators import F, I, Operator, collective, keeping, memory_op
 from sim.models.served import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
 from sim.models.window import Window
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
+
+
+SUMS_BYTES = 2 * FP32_BYTES  # of a token: one sum over its queries and one over its keys
 
 
 class GroupedQueryAttention(Struct, frozen=True):
@@ -131,8 +135,26 @@ class GroupedQueryAttention(Struct, frozen=True):
     def _head_norms(self, d: Dims) -> tuple[Operator, ...]:
         names = zip(("query_norm", "key_norm"), self.heads_of(d.tp), strict=True)
         if self.qk_norm_over == "all_heads":
-            return tuple(norm(d, name, "rmsnorm", d.tokens, heads * self.head_dim, False) for name, heads in names)
+            norms = [norm(d, name, "rmsnorm", d.tokens, heads * self.head_dim, False) for name, heads in names]
+            return (*((self._sums_over_heads(d),) if d.tp > 1 else ()), *norms)
         return tuple(norm(d, name, "rmsnorm", d.tokens * heads, self.head_dim, False) for name, heads in names)
+
+    def _sums_over_heads(self, d: Dims) -> Operator:
+        """What norms over all heads need of other ranks' heads: for each token the sum of squares of its queries and
+        that of its keys, and in backward the two sums of input times gradient; fp32, one all-reduce each way.
+
+        As vLLM runs MiniMax-M2 (`MiniMaxText01RMSNormTP.forward_qk`). A norm that is one kernel can then no longer sum
+        by itself: a kernel before it reads queries and keys, or these and their gradients. Left out: implementations
+        that gather whole queries and keys (vLLM's OLMo 2, Transformers' `colwise_gather_output`).
+        """
+        elements = d.tokens * sum(self.heads_of(d.tp)) * self.head_dim
+
+        def summed(name: str, phase: Phase, reads: int) -> Program:
+            apart = memory_op(name, phase, "norm", elements, reads * elements * d.act_bytes, d.act)
+            total = collective(f"{name}_total", "all_reduce", SUMS_BYTES * d.tokens, phase)
+            return (apart, total) if d.framework.fuses_rmsnorm else (total,)
+
+        return Operator("head_sums", summed("head_sums", F, 1), summed("head_sums_backward", I, 2))
 
     def other_parameters(self) -> int:
         """Weights of the norms inside the attention, and sinks."""
@@ -169,7 +191,9 @@ class GroupedQueryAttention(Struct, frozen=True):
         n = tokens * out.inputs
         gate = (memory_op("attention_gate", F, "elementwise", n, 3 * n * d.act_bytes, d.act),) if self.gate else ()
         turned = rope_cache(d, tokens, self.expanded_width(d.tp))
-        return (*served_linear(d, qkv, tokens), turned, *gate, *served_linear(d, out, tokens))
+        split = self.qk_norm_over == "all_heads" and d.tp > 1
+        sums = (collective("head_sums_total", "all_reduce", SUMS_BYTES * tokens, F),) if split else ()
+        return (*served_linear(d, qkv, tokens), *sums, turned, *gate, *served_linear(d, out, tokens))
 
     def expanded_width(self, tp: int) -> int:
         """Numbers of a token's queries, keys and values on one rank, which the rope-and-cache kernel of serving engines
