@@ -7,19 +7,13 @@ from typing import Any
 import pytest
 
 from sim.views.topology_page import layer_of, topology_page
+from tests.topology.link_flows import cluster as nodes
 from topology.graph import build_graph
 from topology.loads import Traffic, link_loads
-from topology.presets import CLUSTERS
 from topology.spec import ClusterSpec
 
 pytestmark = pytest.mark.browser
 LINKS = "Bokeh.documents[0].get_model_by_name('links').data_source.data"
-
-
-def nodes(name: str, count: int, **inter: object) -> ClusterSpec:
-    preset = CLUSTERS[name]
-    fabric = preset.inter_node.model_copy(update=inter)
-    return preset.model_copy(update={"nodes": count, "inter_node": fabric})
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,16 @@ def prove(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any],
     return run
 
 
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """This process is the only rank of a group."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 def small(parallelism: dict[str, Any], m: int = 4, **model: Any) -> dict[str, Any]:
     """A scenario of m micro-batches a rank with a model that runs in milliseconds."""
     attention = model.pop("attention", "unfused")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist  # noqa: E402
 
 from calibrate import distill as d  # noqa: E402
 from calibrate import timed_rounds  # noqa: E402
@@ -91,13 +89,6 @@ def test_a_real_step_takes_what_is_simulated(mode: str, one_rank: None) -> None:
         if abs(errors[-1]) < 0.15:
             return
     pytest.fail(f"simulated / measured - 1 = {errors}")
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_the_teacher_writes_its_likeliest_words(teacher: list[torch.nn.Module]) -> None:

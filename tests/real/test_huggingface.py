@@ -6,7 +6,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist  # noqa: E402
 
 from calibrate import timed_rounds  # noqa: E402
 from calibrate.huggingface import Imported, check_model, find_layers  # noqa: E402
@@ -80,13 +78,6 @@ def test_the_layers_are_found_by_their_number() -> None:
     assert find_layers(model, 3) == list(layers)
     with pytest.raises(InputError, match="no list of 4 layers"):
         find_layers(model, 4)
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def seconds(name: str) -> tuple[float, float]:

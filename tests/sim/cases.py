@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from sim.core.program import BlockKind
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.prices.profile import BlockPoint, Profile
 from sim.programs.data_parallel import make_data_parallel
 from sim.ranks.plan import make_plan
+from sim.simulation import simulate
 
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 GOOD = """\
 name: good
 model: {layers: 8, hidden: 256, heads: 8, kv_heads: 4, vocab: 1000}
@@ -55,6 +59,17 @@ def case(
             "calibration": calibration,
         }
     )
+
+
+@cache
+def shipped_result(name: str, *overrides: str) -> dict[str, Any]:
+    """The result of a shipped scenario's step."""
+    return simulate(load_scenario(SCENARIOS / f"{name}.yaml", list(overrides))).result
+
+
+def slow(rank: int, scale: float) -> dict[str, Any]:
+    """The faults of one slow rank."""
+    return {"stragglers": [{"rank": rank, "compute_scale": scale}]}
 
 
 def even_profile(scenario: Scenario, layer_s: float = 1e-3) -> Profile:

@@ -81,6 +81,11 @@ def finished(sim: ServingSimulation) -> None:
         assert replica.scheduler.swap_tokens == room  # everything has come back from the host
 
 
+def times(sim: ServingSimulation) -> list[tuple[float, float]]:
+    """First and last token of each request, in order."""
+    return [(s.first_token_s, s.finish_s) for s in sorted(sim.sequences, key=lambda s: s.index)]
+
+
 def every_way(scenario: Scenario, requests: tuple[Request, ...] | None = None) -> list[ServingSimulation]:
     """The workload on the quick clock with iterations grouped, and one by one, and on SimPy's: all sequences finish, at
     the same times."""

@@ -24,7 +24,7 @@ from sim.ranks.plan import make_plan
 from sim.schedules import FORMS
 from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
-from tests.sim.cases import FREE_LINKS, case, even_profile
+from tests.sim.cases import FREE_LINKS, case, even_profile, slow
 from tests.sim.measured_runs import recorded
 from tests.sim.measured_runs import scenario as small
 from topology.network import Network
@@ -36,10 +36,6 @@ SLOWER = st.sampled_from([1.1, 1.3, 2.0, 4.0])
 
 def with_faults(scenario: Scenario, faults: dict[str, Any] | None) -> Scenario:
     return parse_scenario({**scenario.model_dump(mode="json"), "faults": faults}, scenario.name)
-
-
-def slow(rank: int, scale: float) -> dict[str, Any]:
-    return {"stragglers": [{"rank": rank, "compute_scale": scale}]}
 
 
 @settings(deadline=None, max_examples=60)

@@ -15,7 +15,7 @@ from sim.serve.over_time import over_time
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
-from tests.sim.serving_cases import finished, requests_of, serving
+from tests.sim.serving_cases import finished, requests_of, serving, times
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serve_autoscaling.yaml"
 
@@ -27,10 +27,6 @@ def scaled(
     sim = simulate_serving(serving(inference, parallelism={"dp": dp}), requests=requests, engine="auto")
     finished(sim)
     return sim
-
-
-def times(sim: ServingSimulation) -> list[tuple[float, float]]:
-    return [(s.first_token_s, s.finish_s) for s in sorted(sim.sequences, key=lambda s: s.index)]
 
 
 @settings(max_examples=30, deadline=None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,17 +11,13 @@ from sim.inputs.scenario import load_scenario
 from sim.models.parameters import count_parameters
 from sim.results.losses import largest_losses, parts_of_step
 from sim.simulation import simulate
+from tests.sim.cases import shipped_result
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
-@cache
-def result(name: str, *overrides: str) -> dict[str, Any]:
-    return simulate(load_scenario(SCENARIOS / f"{name}.yaml", list(overrides))).result
-
-
 def test_on_the_same_gpus_times_add_up() -> None:
-    r = result("distill_logits")
+    r = shipped_result("distill_logits")
     t = r["distillation"]
     alone = simulate(load_scenario(SCENARIOS / "distill_logits.yaml").model_copy(update={"distillation": None})).result
     assert t["student_step_s"] == pytest.approx(alone["step_time_s"] + t["loss_s"], rel=1e-3)
@@ -33,12 +27,12 @@ def test_on_the_same_gpus_times_add_up() -> None:
 
 
 def test_teachers_weights_are_held_once_per_replica() -> None:
-    r = result("distill_logits")
+    r = shipped_result("distill_logits")
     teacher = load_scenario(SCENARIOS / "distill_logits.yaml").distillation
     assert teacher is not None
     eighth = 2 * count_parameters(teacher.teacher).total / 8
     assert r["distillation"]["parameter_bytes"] == pytest.approx(eighth, rel=0.01)
-    student = result("distill_logits_apart")
+    student = shipped_result("distill_logits_apart")
     more = r["peak_memory_bytes"] - student["peak_memory_bytes"]
     assert more >= r["distillation"]["parameter_bytes"]
     assert student["memory"][0].get("teacher") is None
@@ -50,11 +44,11 @@ def test_forward_is_at_least_its_flops() -> None:
     assert scenario.distillation is not None
     weights = count_parameters(scenario.distillation.teacher).total - 128256 * 8192
     least = 2 * weights * 32 * 4096 / 8 / scenario.cluster.gpu.peak_flops_per_s["bf16"]
-    assert least < result("distill_logits")["distillation"]["forward_s"] < 4 * least
+    assert least < shipped_result("distill_logits")["distillation"]["forward_s"] < 4 * least
 
 
 def test_apart_the_longer_decides() -> None:
-    r = result("distill_logits_apart")
+    r = shipped_result("distill_logits_apart")
     t = r["distillation"]
     own = t["forward_s"] + t["send_s"]
     assert t["send_s"] > 0
@@ -65,7 +59,8 @@ def test_apart_the_longer_decides() -> None:
 def test_a_teacher_must_fit_on_its_own_gpus() -> None:
     """70.6 billion parameters of 2 bytes on two GPUs of 80 GiB, or on one."""
     two, one = (
-        result("distill_logits_apart", "cluster=dgx-h100", f"distillation.teacher_parallelism.tp={tp}") for tp in (2, 1)
+        shipped_result("distill_logits_apart", "cluster=dgx-h100", f"distillation.teacher_parallelism.tp={tp}")
+        for tp in (2, 1)
     )
     assert two["fits_in_memory"]
     assert not one["fits_in_memory"]
@@ -87,9 +82,9 @@ def test_logits_take_the_links_between_teacher_and_student() -> None:
         ("distill_logits_apart", (), every / 8 / nic),
         ("distill_logits_apart", pipeline, every / nic),
     ):
-        sent = result(name, *overrides)["distillation"]["send_s"]
+        sent = shipped_result(name, *overrides)["distillation"]["send_s"]
         assert seconds < sent < 1.3 * seconds  # latencies, NVLink's protocol
-    assert result("distill_logits", "distillation.teacher_parallelism.tp=1")["distillation"]["send_s"] == 0
+    assert shipped_result("distill_logits", "distillation.teacher_parallelism.tp=1")["distillation"]["send_s"] == 0
 
 
 def test_a_slow_rank_slows_the_teacher_on_it() -> None:
@@ -100,10 +95,10 @@ def test_a_slow_rank_slows_the_teacher_on_it() -> None:
             f"{{stragglers: [{{rank: 3, compute_scale: {scale}}}], "
             f"links: [{{between: [node0, node0], bandwidth_scale: {link}}}]}}"
         )
-        return float(result(name, f"faults={faults}")["distillation"]["forward_s"])
+        return float(shipped_result(name, f"faults={faults}")["distillation"]["forward_s"])
 
     once, twice, thrice = (forward_s("distill_logits", s) for s in (1.0, 2.0, 3.0))
-    assert once == result("distill_logits")["distillation"]["forward_s"]
+    assert once == shipped_result("distill_logits")["distillation"]["forward_s"]
     assert thrice - twice == pytest.approx(twice - once, rel=0.01)  # some kernels wait for the host, as slow as ever
     communication = 2 * once - twice
     assert 0.2 * once < communication < 0.4 * once  # two all-reduces a layer
@@ -112,21 +107,21 @@ def test_a_slow_rank_slows_the_teacher_on_it() -> None:
 
 
 def test_sequences_are_written_first() -> None:
-    r = result("distill_sequence")
+    r = shipped_result("distill_sequence")
     t = r["distillation"]
     assert t["generated_tokens"] == 32 * 2048
     assert r["step_time_s"] == pytest.approx(t["generate_s"] + t["student_step_s"])
-    longer = result("distill_sequence", "distillation.prompt_len=1024")
+    longer = shipped_result("distill_sequence", "distillation.prompt_len=1024")
     assert longer["distillation"]["generate_s"] > 1.3 * t["generate_s"]
 
 
 def test_the_cache_has_what_the_student_leaves() -> None:
     """Written in one wave where there is room for all 32 sequences, in several where the student's states take it."""
-    roomy = result("distill_sequence")
+    roomy = shipped_result("distill_sequence")
     assert roomy["distillation"]["cache_bytes"] == pytest.approx(32 * 4096 * 80 * 2 * 128 * 2, rel=0.01)
     held = sum(roomy["memory"][0][k] for k in ("parameters", "gradients", "optimizer"))
     gpu = f"{{preset: h200-sxm, memory_bytes: {(held + 4e9) / 0.9}}}"
-    tight = result("distill_sequence", f"cluster={{preset: dgx-h200, gpu: {gpu}}}")
+    tight = shipped_result("distill_sequence", f"cluster={{preset: dgx-h200, gpu: {gpu}}}")
     assert tight["distillation"]["cache_bytes"] < roomy["distillation"]["cache_bytes"]
     assert tight["distillation"]["generate_s"] > 1.2 * roomy["distillation"]["generate_s"]
 
@@ -173,4 +168,4 @@ def test_the_page_says_what_the_teacher_takes(name: str) -> None:
 
 def test_a_prompt_leaves_room_to_write() -> None:
     with pytest.raises(InputError, match="prompt_len: found 4096"):
-        result("distill_sequence", "distillation.prompt_len=4096")
+        shipped_result("distill_sequence", "distillation.prompt_len=4096")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
-from tests.sim.cases import FREE_LINKS
+from tests.sim.cases import FREE_LINKS, slow
 
 MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "vocab": 1024, "mlp": "swiglu"}
 
@@ -28,10 +28,6 @@ def serving(faults: dict[str, Any] | None, cluster: Any = "dgx-h100", **parallel
             "faults": faults,
         }
     )
-
-
-def slow(rank: int, scale: float) -> dict[str, Any]:
-    return {"stragglers": [{"rank": rank, "compute_scale": scale}]}
 
 
 def busy(sim: ServingSimulation, replica: int, stage: int) -> float:

@@ -17,7 +17,7 @@ from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_summary import cache_lines
-from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, finished, requests_of, serving
+from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, finished, requests_of, serving, times
 from tests.sim.test_serving_hashes import trees
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serve_tiers.yaml"
@@ -44,10 +44,6 @@ def served(
     sim = simulate_serving(scenario, requests=requests, **options)
     finished(sim)
     return sim
-
-
-def times(sim: ServingSimulation) -> list[tuple[float, float]]:
-    return [(s.first_token_s, s.finish_s) for s in sorted(sim.sequences, key=lambda s: s.index)]
 
 
 def moved(sim: ServingSimulation) -> list[tuple[str, int, int, float]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from model_programs import flops
 
 from sim.core.errors import InputError
-from sim.core.program import Compute, Program
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.chunked_loss import chunk_rows
 from sim.models.head import head_block
@@ -24,10 +24,6 @@ def scenario(loss: str, parallelism: dict[str, int] | None = None, **training: A
             "training": {"seq_len": TOKENS, "global_batch_size": 8, "cross_entropy": loss, **training},
         }
     )
-
-
-def flops(program: Program) -> float:
-    return sum(i.flops for i in program if isinstance(i, Compute) and i.kind == "gemm")
 
 
 def test_flops_are_those_of_the_whole_layer() -> None:

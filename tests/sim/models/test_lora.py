@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from model_programs import flops
 
 from sim.core.errors import InputError
-from sim.core.program import Comm, Compute, Program
+from sim.core.program import Comm
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.models.head import head_block
 from sim.models.layer import layer_block
 from sim.models.parameters import count_parameters
-from sim.simulation import simulate
+from tests.sim.cases import shipped_result
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 HIDDEN, FFN, RANK = 256, 768, 8
@@ -45,10 +45,6 @@ def scenario(lora: dict[str, Any] | None = None, **training: Any) -> Scenario:
     )
 
 
-def matmul_flops(program: Program) -> float:
-    return sum(i.flops for i in program if isinstance(i, Compute) and i.kind == "gemm")
-
-
 def test_trained_and_frozen_parameters() -> None:
     block, whole = layer_block(scenario({"rank": RANK}), 1), layer_block(scenario(), 1)
     assert block.params == ADAPTERS
@@ -59,9 +55,9 @@ def test_trained_and_frozen_parameters() -> None:
 
 def test_a_token_costs_four_flops_a_frozen_weight_and_six_an_adapters() -> None:
     block, whole = layer_block(scenario({"rank": RANK}), 1), layer_block(scenario(), 1)
-    assert matmul_flops(whole.forward) + matmul_flops(whole.backward) == 128 * 6 * BASE
-    assert matmul_flops(block.forward) == 128 * 2 * (BASE + ADAPTERS)
-    assert matmul_flops(block.backward) == 128 * (2 * BASE + 4 * ADAPTERS)
+    assert flops(whole.forward) + flops(whole.backward) == 128 * 6 * BASE
+    assert flops(block.forward) == 128 * 2 * (BASE + ADAPTERS)
+    assert flops(block.backward) == 128 * (2 * BASE + 4 * ADAPTERS)
 
 
 def test_backward_ends_at_the_first_adapter() -> None:
@@ -69,9 +65,9 @@ def test_backward_ends_at_the_first_adapter() -> None:
     first, second = (layer_block(scenario({"rank": RANK}), i) for i in (0, 1))
     qkv = sum(n * k for n, k in MATRICES[:3])
     to_input = 2 * qkv + 2 * 3 * RANK * HIDDEN  # through W, and from A x to x
-    assert matmul_flops(second.backward) - matmul_flops(first.backward) == 128 * to_input
+    assert flops(second.backward) - flops(first.backward) == 128 * to_input
     late = layer_block(scenario({"rank": RANK, "targets": ["mlp_down"]}), 0)
-    assert matmul_flops(late.backward) == 128 * 4 * RANK * (256 + 768) - 128 * 2 * RANK * 768
+    assert flops(late.backward) == 128 * 4 * RANK * (256 + 768) - 128 * 2 * RANK * 768
 
 
 def test_what_is_kept() -> None:
@@ -101,37 +97,32 @@ def test_what_input_gradients_need_is_kept_without_an_adapter_there(style: str) 
     assert kept(0, ["mlp_down"]) == {"mlp_down input": 2 * tokens * FFN, "mlp_down A x": 2 * tokens * RANK}
 
 
-@cache
-def result(name: str, *overrides: str) -> dict[str, Any]:
-    return simulate(load_scenario(SCENARIOS / f"{name}.yaml", list(overrides))).result
-
-
 def test_memory_of_a_fine_tuned_llama() -> None:
     """Two bytes a frozen parameter; 2 + 4 + 12 an adapter's: 41,943,040 of rank 16 on all matrices of Llama 3 8B."""
     model = load_scenario(SCENARIOS / "sft_lora_llama8b.yaml").model
-    row = result("sft_lora_llama8b")["memory"][0]
+    row = shipped_result("sft_lora_llama8b")["memory"][0]
     adapters = 41_943_040
     assert row["parameters"] == 2 * (count_parameters(model).total + adapters)
     assert row["gradients"] == 4 * adapters
     assert row["optimizer"] == 12 * adapters
-    full = result("sft_full_llama8b", "parallelism.zero=0")["memory"][0]
+    full = shipped_result("sft_full_llama8b", "parallelism.zero=0")["memory"][0]
     assert full["parameters"] + full["gradients"] + full["optimizer"] == 18 * count_parameters(model).total
 
 
 def test_sharded_frozen_weights_are_gathered_and_never_reduced() -> None:
-    sharded, whole = result("sft_lora_llama8b", "parallelism.zero=3"), result("sft_lora_llama8b")
+    sharded, whole = shipped_result("sft_lora_llama8b", "parallelism.zero=3"), shipped_result("sft_lora_llama8b")
     assert sharded["memory"][0]["parameters"] == pytest.approx(whole["memory"][0]["parameters"] / 8)
     traffic = {(c["kind"], c["group"]): c["bytes"] for c in sharded["communication"]}
-    full = {(c["kind"], c["group"]): c["bytes"] for c in result("sft_full_llama8b")["communication"]}
+    full = {(c["kind"], c["group"]): c["bytes"] for c in shipped_result("sft_full_llama8b")["communication"]}
     assert traffic["all_gather", "shard"] == pytest.approx(full["all_gather", "shard"], rel=0.01)
     assert traffic["reduce_scatter", "shard"] < 0.01 * full["reduce_scatter", "shard"]
 
 
 def test_adapters_are_faster_than_all_parameters() -> None:
     """Between the share of flops (6 of 8 with recomputation) and no gain."""
-    ratio = result("sft_lora_llama8b")["step_time_s"] / result("sft_full_llama8b")["step_time_s"]
+    ratio = shipped_result("sft_lora_llama8b")["step_time_s"] / shipped_result("sft_full_llama8b")["step_time_s"]
     assert 0.75 < ratio < 1.0
-    assert result("sft_lora_llama8b")["mfu"] < 0.5
+    assert shipped_result("sft_lora_llama8b")["mfu"] < 0.5
 
 
 def test_tensor_parallel_ranks_share_an_adapter() -> None:
