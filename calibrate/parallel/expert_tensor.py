@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from calibrate.linear import Linear
 from calibrate.model import Expert
 from calibrate.parallel.comm import Group
+from calibrate.parallel.tensor import OwnColumns, OwnRows
 
 
 class _Rows(torch.autograd.Function):
@@ -59,43 +60,19 @@ class _Shared(torch.autograd.Function):
         return grad, None
 
 
-class _Up(Linear):
-    """The outputs `rows` of an expert's first matrix. [tokens, h] → [tokens, own outputs]"""
-
-    def __init__(self, whole: Linear, rows: Tensor) -> None:
-        nn.Module.__init__(self)
-        self.rows, self.store = rows, whole.store
-        self.weight = nn.Parameter(whole.weight.detach()[rows])
-        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[rows])
-
-    def part(self, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's part of a tensor of the whole parameter's shape."""
-        return whole[self.rows]
-
-
-class DownPart(Linear):
+class DownPart(OwnColumns):
     """The inputs `columns` of an expert's second matrix, with the whole bias. [tokens, own inputs] → [tokens, h]
 
     The result is one term of a sum over `ranks` ranks.
     """
 
     def __init__(self, whole: Linear, columns: slice, ranks: int) -> None:
-        nn.Module.__init__(self)
-        self.columns, self.ranks, self.store = columns, ranks, whole.store
-        self.weight = nn.Parameter(whole.weight.detach()[:, columns].clone())
-        self.bias = whole.bias
+        super().__init__(whole, columns)
+        self.ranks = ranks
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.product(x, None)
         return y if self.bias is None else y + _Shared.apply(self.bias, self.ranks)
-
-    def part(self, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's part of a tensor of the whole parameter's shape; every rank has the whole bias."""
-        return whole[:, self.columns] if name == "weight" else whole
-
-    def deferred_parameters(self) -> list[nn.Parameter]:
-        """Return the weight alone: the bias is added outside the matmul, so autograd computes its gradient."""
-        return [self.weight]
 
 
 def cut_expert(expert: nn.Module, group: Group) -> None:
@@ -105,7 +82,7 @@ def cut_expert(expert: nn.Module, group: Group) -> None:
     each = inner // group.size
     columns = slice(group.index * each, (group.index + 1) * each)
     own = torch.arange(inner)[columns]
-    expert.up = _Up(expert.up, torch.cat((own, own + inner)) if expert.mlp == "swiglu" else own)
+    expert.up = OwnRows(expert.up, torch.cat((own, own + inner)) if expert.mlp == "swiglu" else own)
     expert.down = DownPart(expert.down, columns, group.size)
 
 

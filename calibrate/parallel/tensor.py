@@ -76,7 +76,39 @@ class _Row(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None
 
 
-class ColumnLinear(Linear):
+class OwnRows(Linear):
+    """The outputs `rows` of a whole matrix."""
+
+    def __init__(self, whole: Linear, rows: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.rows, self.store = rows, whole.store
+        self.weight = nn.Parameter(whole.weight.detach()[rows])
+        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[rows])
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of a tensor of the whole parameter's shape."""
+        return whole[self.rows]
+
+
+class OwnColumns(Linear):
+    """The inputs `columns` of a whole matrix, with the whole bias, which is added to the sum over the ranks."""
+
+    def __init__(self, whole: Linear, columns: slice) -> None:
+        nn.Module.__init__(self)
+        self.columns, self.store = columns, whole.store
+        self.weight = nn.Parameter(whole.weight.detach()[:, columns].clone())
+        self.bias = whole.bias
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of a tensor of the whole parameter's shape; every rank has the whole bias."""
+        return whole[:, self.columns] if name == "weight" else whole
+
+    def deferred_parameters(self) -> list[nn.Parameter]:
+        """Return the weight alone: the bias is added outside the matmul, so autograd computes its gradient."""
+        return [self.weight]
+
+
+class ColumnLinear(OwnRows):
     """A column-parallel matrix. [b, s, h] or this rank's tokens [rows, h] → [b, s, own outputs]
 
     `rows` are the numbers of this rank's rows of the whole matrix. From the `copied`-th on, `copies` ranks hold the
@@ -84,42 +116,24 @@ class ColumnLinear(Linear):
     """
 
     def __init__(self, whole: Linear, cut: Cut, rows: Tensor, copies: int = 1, copied: int = 0) -> None:
-        nn.Module.__init__(self)
-        self.cut, self.rows, self.store = cut, rows, whole.store
-        self.copies, self.copied = copies, copied
-        self.weight = nn.Parameter(whole.weight.detach()[rows])
-        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[rows])
+        super().__init__(whole, rows)
+        self.cut, self.copies, self.copied = cut, copies, copied
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = (ChunkedColumn if self.cut.chunked else _Column).apply(x, self.weight, self.bias, self)
         return out
 
-    def part(self, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's part of a tensor of the whole parameter's shape."""
-        return whole[self.rows]
 
-
-class RowLinear(Linear):
+class RowLinear(OwnColumns):
     """A row-parallel matrix. [b, s, own inputs] → [b, s, h] or this rank's tokens [rows, h]"""
 
     def __init__(self, whole: Linear, cut: Cut) -> None:
-        nn.Module.__init__(self)
-        self.cut, self.store = cut, whole.store
-        self.columns = cut.share(whole.weight.shape[1])
-        self.weight = nn.Parameter(whole.weight.detach()[:, self.columns].clone())
-        self.bias = whole.bias
+        super().__init__(whole, cut.share(whole.weight.shape[1]))
+        self.cut = cut
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = (ChunkedRow if self.cut.chunked else _Row).apply(x, self.weight, self.bias, self)
         return out
-
-    def part(self, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's part of a tensor of the whole parameter's shape; every rank has the whole bias."""
-        return whole[:, self.columns] if name == "weight" else whole
-
-    def deferred_parameters(self) -> list[nn.Parameter]:
-        """Return the weight alone: the bias is added after the sum, so autograd computes its gradient."""
-        return [self.weight]
 
 
 def cut_layer(layer: Layer, m: ModelConfig, cut: Cut) -> None:
