@@ -44,15 +44,6 @@ def add_adapters(blocks: Sequence[nn.Module], lora: Lora) -> list[nn.Parameter]:
     return [p for block in blocks for p in block.parameters() if p.requires_grad]
 
 
-def forward_loss(blocks: Sequence[nn.Module], tokens: Tensor) -> Tensor:
-    """Compute the mean cross-entropy of the next token; tokens [batch, s + 1]."""
-    x = tokens[:, :-1]
-    for block in blocks[:-1]:
-        x = block(x)
-    loss: Tensor = blocks[-1](x, tokens[:, 1:])
-    return loss
-
-
 def merged(layer: Adapted) -> Tensor:
     """Return the one matrix that computes the same: W + alpha / rank · B A."""
     return torch.add(layer.base.weight, layer.b @ layer.a, alpha=ALPHA)

@@ -9,9 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from calibrate.lora import Adapted, add_adapters, forward_loss, merged  # noqa: E402
+from calibrate.lora import Adapted, add_adapters, merged  # noqa: E402
 from calibrate.model import Build, make_blocks  # noqa: E402
 from calibrate.parallel.memory import resident, saved_storages  # noqa: E402
+from calibrate.quantization import loss as mean_loss  # noqa: E402
 from sim.core.program import Block, Compute  # noqa: E402
 from sim.inputs.scenario import Scenario, parse_scenario  # noqa: E402
 from sim.programs.stages import stage_blocks  # noqa: E402
@@ -69,10 +70,10 @@ def test_parameters_flops_and_saved_bytes(model: str, targets: list[str]) -> Non
     every = sum(p.numel() for b in blocks for p in b.parameters())
     assert every == sum(b.params + b.frozen_params for b in counted)
     with saved_storages(resident(blocks)) as saved:
-        loss = forward_loss(blocks, tokens)
+        loss = mean_loss(blocks, tokens)
     assert sum(saved.values()) == pytest.approx(sum(x.bytes for b in counted for x in b.saved), rel=0.02)
     with FlopCounterMode(display=False) as flops:
-        forward_loss(blocks, tokens).backward()
+        mean_loss(blocks, tokens).backward()
     expected = sum(
         i.flops for b in counted for i in (*b.forward, *b.backward) if isinstance(i, Compute) and i.kind == "gemm"
     )
@@ -85,7 +86,7 @@ def test_without_adapters_the_same_counts_hold() -> None:
     adapted, whole = (make("gpt", lora) for lora in ({"rank": 4}, None))
     blocks, _, tokens = run(whole)
     with FlopCounterMode(display=False) as flops:
-        forward_loss(blocks, tokens).backward()
+        mean_loss(blocks, tokens).backward()
     found = [
         sum(
             i.flops
@@ -106,7 +107,7 @@ def test_only_adapters_learn_and_merge_into_one_matrix() -> None:
     losses = []
     for _ in range(15):
         optimizer.zero_grad()
-        loss = forward_loss(blocks, tokens)
+        loss = mean_loss(blocks, tokens)
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
