@@ -64,21 +64,21 @@ def _ring_pass(group: Group, sent_bytes: float) -> float:
     return max(inside, sent_bytes / group.nodes_share_bytes_per_s)
 
 
-def _ring_latency(group: Group, passes: int) -> float:
-    """Return the latency of `passes` rounds of n-1 steps.
+def _ring_latency(group: Group) -> float:
+    """Return the latency of a round of n-1 steps.
 
     The ring has d hops between domains (with two domains two: there and back). A block passes all n hops but one, so
     the last blocks to arrive have crossed all d. (NCCL's own estimate, nInterSteps, counts d-1.)
     """
     inter_steps = 0 if group.domains == 1 else min(group.domains, group.ranks - 1)
     inter_hops = max(inter_steps, group.torus_steps)  # a step between distant places of a torus takes several hops
-    return passes * ((group.ranks - 1 - inter_steps) * group.latency_s + inter_hops * group.inter_latency_s)
+    return (group.ranks - 1 - inter_steps) * group.latency_s + inter_hops * group.inter_latency_s
 
 
 def ring_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
     """(n-1)α + S(n-1)/n / B (Thakur 2005, section 4.1); a reduce-scatter costs the same."""
     sent_bytes = size_bytes * (group.ranks - 1) / group.ranks
-    return AlphaBeta(_ring_latency(group, 1), _ring_pass(group, sent_bytes))
+    return AlphaBeta(_ring_latency(group), _ring_pass(group, sent_bytes))
 
 
 def ring_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
@@ -89,7 +89,7 @@ def ring_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
 
 def ring_broadcast(group: Group, size_bytes: float) -> AlphaBeta:
     """(n-1)α + S/B: a pipeline along the ring (NCCL); a reduce is the same backwards."""
-    return AlphaBeta(_ring_latency(group, 1), _ring_pass(group, size_bytes))
+    return AlphaBeta(_ring_latency(group), _ring_pass(group, size_bytes))
 
 
 def tree_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 from xml.etree import ElementTree
@@ -274,18 +274,18 @@ def check(wiring: Wiring) -> None:
     alone = next((name for name in wiring.ranks if not wiring.beside[name]), None)
     if alone is not None:
         raise TopologyError(f"node '{alone}': is a GPU without a link")
-    reached = reachable(wiring, first)
+    reached = _reachable(wiring, first)
     far = next((name for name in wiring.ranks if name not in reached), None)
     if far is not None:
         raise TopologyError(f"no way leads from GPU '{first}' to GPU '{far}': the network is in two parts")
 
 
-def reachable(wiring: Wiring, start: str, kinds: Iterable[str] = KINDS) -> set[str]:
-    """Return the parts that can be reached from `start` through parts of these kinds."""
-    allowed, seen, left = set(kinds), {start}, [start]
+def _reachable(wiring: Wiring, start: str) -> set[str]:
+    """Return the parts that can be reached from `start`."""
+    seen, left = {start}, [start]
     while left:
         for other in wiring.beside[left.pop()]:
-            if other not in seen and wiring.kind(other) in allowed:
+            if other not in seen:
                 seen.add(other)
                 left.append(other)
     return seen
