@@ -126,7 +126,7 @@ class Compared:
     likeliest: float
 
 
-def compare_kinds(teacher: list[nn.Module], steps: int = 300, rate: float = 6e-3) -> list[Compared]:
+def compare_kinds(teacher: list[nn.Module], steps: int = 300) -> list[Compared]:
     """Compare the teacher and students of four kinds with equal starts, steps and held-out text.
 
     Undistilled trains on the language's own text. Word adds the teacher's distribution over each next token of it.
@@ -143,7 +143,7 @@ def compare_kinds(teacher: list[nn.Module], steps: int = 300, rate: float = 6e-3
     found = [judged("teacher", teacher, SMALL)]
     for kind, (tokens, word) in students.items():
         student = make_small(1, STUDENT)
-        _run(student, steps, rate, _lesson(teacher, student, tokens, word), held_out)
+        _run(student, steps, 6e-3, _lesson(teacher, student, tokens, word), held_out)
         found.append(judged(kind, student, STUDENT))
     return found
 

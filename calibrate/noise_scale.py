@@ -8,7 +8,7 @@ from the gradient's norm at two batch sizes). Batch sizes are in sequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import click
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from calibrate.quantization import loss, make_small, perplexity, text, train
 from sim.commands.command import Command, run_command
+
+BATCH = 4  # sequences of one of the independent batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,9 @@ def gradient_of(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
     return torch.cat([g.flatten() for g in grads])
 
 
-def noise_scale(
-    blocks: list[nn.Module], batch: int = 4, batches: int = 64, sample: Callable[[int, int], Tensor] = text
-) -> NoiseScale:
-    """Estimate a model's noise scale at its present weights; `sample(rows, seed)` draws new sequences."""
-    return estimate([gradient_of(blocks, sample(batch, 200_000 + i)) for i in range(batches)], batch)
+def noise_scale(blocks: list[nn.Module], batches: int = 64) -> NoiseScale:
+    """Estimate a model's noise scale at its present weights from new sequences."""
+    return estimate([gradient_of(blocks, text(BATCH, 200_000 + i)) for i in range(batches)], BATCH)
 
 
 @click.command("noise-scale", cls=Command)

@@ -25,9 +25,9 @@ MOST_POINTS = 120  # kept for each step: those with the most bytes among their n
 Points = list[tuple[float, int]]  # (steps done, with their fractions; bytes)
 
 
-def first_steps(runner: Runner, steps: int = STEPS) -> Points:
-    """Run the first steps of a training and return (steps done, bytes) over them. Collective."""
-    batches = [runner.batch(i) for i in range(steps)]
+def first_steps(runner: Runner) -> Points:
+    """Run the first `STEPS` steps of a training and return (steps done, bytes) over them. Collective."""
+    batches = [runner.batch(i) for i in range(STEPS)]
     found = _on_cpu(runner, batches) if runner.device == "cpu" else _on_gpu(runner, batches)
     return [(round(at, 5), held) for at, held in found]
 
