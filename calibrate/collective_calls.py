@@ -13,6 +13,12 @@ MAX_CPU_RANKS = 8
 Work = Callable[[], object]
 
 
+def repeat(work: Work, times: int) -> None:
+    """Do work several times."""
+    for _ in range(times):
+        work()
+
+
 def make(op: str, size: int, device: str, group: dist.ProcessGroup | None = None) -> Work:
     """Return a call of the collective over `size` bytes of fp32 by the ranks of `group` (None: by all ranks)."""
     members = dist.get_process_group_ranks(group)

@@ -18,19 +18,20 @@ import torch.distributed as dist
 from calibrate import overlap, shared_cores
 from calibrate.collective_calls import MAX_CPU_RANKS, Work, make
 from calibrate.launch import join
-from calibrate.machine import cores, gpu_ranks
+from calibrate.machine import gpu_ranks
 from calibrate.ranks import stream_ranks
 from calibrate.records import Collective, Record, from_json, to_json
 from calibrate.timing import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_S, Bench, Timing, summarize
 from sim.core.collectives import COLLECTIVES
 from sim.core.processes import python_module
+from sim.studies.executors import available_cores
 
 OPS = (*COLLECTIVES, "send_recv")
 
 
 def group_sizes(device: str) -> list[int]:
     """Return the numbers of ranks to measure: powers of two, and all. A CPU has one rank for each core, at most 8."""
-    most = gpu_ranks() if device == "cuda" else min(cores(), MAX_CPU_RANKS)
+    most = gpu_ranks() if device == "cuda" else min(available_cores(), MAX_CPU_RANKS)
     return sorted({n for n in (2, 4, 8, 16, 32, 64, most) if 2 <= n <= most})
 
 
@@ -111,18 +112,12 @@ def together(bench: Bench, call: Work) -> Timing:
 
 def _elapsed(bench: Bench, call: Work, times: int) -> float:
     dist.barrier()
-    synchronize(bench)
+    bench.synchronize()
     start = time.perf_counter()
     for _ in range(times):
         call()
-    synchronize(bench)
+    bench.synchronize()
     return time.perf_counter() - start
-
-
-def synchronize(bench: Bench) -> None:
-    """Wait for the device."""
-    if bench.device == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

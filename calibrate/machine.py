@@ -11,6 +11,7 @@ import torch
 
 from calibrate.machine_load import machine_busy_s
 from sim.prices.profile import Facts
+from sim.studies.executors import available_cores
 
 RANKS_SHARING = 2  # ranks on one GPU; on an H200 with CUDA's multi-process service four hung in an all-reduce of 4 MiB
 
@@ -27,13 +28,13 @@ def hardware(device: str) -> Facts:
             "sm_count": props.multi_processor_count,
             "compute_capability": f"{props.major}.{props.minor}",
             "host_cpu": _cpu_name(),
-            "host_cores": cores(),
+            "host_cores": available_cores(),
         }
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "device": "cpu",
         "cpu": _cpu_name(),
-        "cores": cores(),
+        "cores": available_cores(),
         "memory_bytes": memory,
         "isa": torch.backends.cpu.get_cpu_capability(),
     }
@@ -76,11 +77,6 @@ def gpu_ranks() -> int:
 def ranks_share_gpus() -> bool:
     """Return whether NCCL is set to allow several ranks on one GPU."""
     return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-
-
-def cores() -> int:
-    """Return the number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def busy_cores(seconds: float = 0.3) -> float:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from calibrate import shared_cores
-from calibrate.collective_calls import make
+from calibrate.collective_calls import make, repeat
 from calibrate.records import Constant, Record
 from calibrate.timing import Bench
 
@@ -30,7 +30,7 @@ def interference(bench: Bench) -> list[Record]:
     Collective.
     """
     matmul, reduce = _matmul(bench), _reduce(bench)
-    compute_s = _agree(bench, _median(partial(_alone, bench, partial(_repeat, matmul, MATMULS))))
+    compute_s = _agree(bench, _median(partial(_alone, bench, partial(repeat, matmul, MATMULS))))
     reduce_s = _agree(bench, _median(partial(_alone, bench, lambda: reduce().wait())))
     reduces = max(1, math.ceil(COVER * compute_s / reduce_s))
     slow_compute = _median(partial(_compute_under, bench, matmul, reduce, reduces)) / compute_s
@@ -53,7 +53,7 @@ def _skew(bench: Bench) -> Constant:
     """
     burst, call = shared_cores.make_burst(dist.get_rank()), make("all_reduce", SKEW_BYTES, bench.device)
     short, _ = shared_cores.message(burst, call, quick=False)  # few samples vary by half
-    long, _ = shared_cores.message(partial(_repeat, burst, SKEW_BURSTS), call, quick=False)
+    long, _ = shared_cores.message(partial(repeat, burst, SKEW_BURSTS), call, quick=False)
     skew = (long - short) / (math.sqrt(SKEW_BURSTS) - 1)
     how = f"all-reduce of {dist.get_world_size()} ranks after {SKEW_BURSTS} ms of computation, less one after 1 ms"
     return Constant("rank_skew_s", max(0.0, skew), how)
@@ -66,11 +66,6 @@ def _matmul(bench: Bench) -> Work:
     return partial(torch.mm, a, b)
 
 
-def _repeat(work: Work, times: int) -> None:
-    for _ in range(times):
-        work()
-
-
 def _reduce(bench: Bench) -> Callable[[], dist.Work]:
     elements = 1 << 22 if bench.device == "cpu" else 1 << 26
     buffer = torch.zeros(elements, device=bench.device)
@@ -81,7 +76,7 @@ def _alone(bench: Bench, work: Work) -> float:
     _together(bench)
     start = time.perf_counter()
     work()
-    _synchronize(bench)
+    bench.synchronize()
     return time.perf_counter() - start
 
 
@@ -92,12 +87,12 @@ def _compute_under(bench: Bench, matmul: Work, reduce: Callable[[], dist.Work], 
     if bench.device == "cuda":
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
-        _repeat(matmul, MATMULS)
+        repeat(matmul, MATMULS)
         last.record()
-        _synchronize(bench)
+        bench.synchronize()
         return float(first.elapsed_time(last)) * 1e-3
     start = time.perf_counter()
-    _repeat(matmul, MATMULS)
+    repeat(matmul, MATMULS)
     seconds = time.perf_counter() - start
     for work in works:
         work.wait()
@@ -112,11 +107,11 @@ def _reduce_under(bench: Bench, matmul: Work, reduce: Callable[[], dist.Work], m
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record(side)
         work = reduce()
-        _repeat(matmul, matmuls)
+        repeat(matmul, matmuls)
         with torch.cuda.stream(side):
             work.wait()
             last.record(side)
-        _synchronize(bench)
+        bench.synchronize()
         return float(first.elapsed_time(last)) * 1e-3
     start = time.perf_counter()
     work = reduce()
@@ -140,9 +135,4 @@ def _agree(bench: Bench, value: float) -> float:
 
 def _together(bench: Bench) -> None:
     dist.barrier()
-    _synchronize(bench)
-
-
-def _synchronize(bench: Bench) -> None:
-    if bench.device == "cuda":
-        torch.cuda.synchronize()
+    bench.synchronize()

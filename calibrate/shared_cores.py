@@ -26,14 +26,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrate.collective_calls import MAX_CPU_RANKS, make
+from calibrate.collective_calls import MAX_CPU_RANKS, make, repeat
 from calibrate.launch import join
-from calibrate.machine import cores
 from calibrate.ranks import stream_ranks
 from calibrate.records import Collective, Constant, Record, from_json, to_json
 from calibrate.timing import Bench
 from sim.core.processes import python_module
 from sim.prices.coefficients import BURST_S
+from sim.studies.executors import available_cores
 
 RANKS_PER_CORE = 2
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
@@ -47,7 +47,7 @@ Work = Callable[[], object]
 
 def ranks_sharing() -> int:
     """Return the number of ranks to start; 0 if the machine has too many cores for that."""
-    ranks = RANKS_PER_CORE * cores()
+    ranks = RANKS_PER_CORE * available_cores()
     return ranks if ranks <= MAX_CPU_RANKS else 0
 
 
@@ -120,17 +120,12 @@ def make_burst(rank: int) -> Work:
             once()
         times[0] = max(1.0, round(BURST_S * 20 / (time.perf_counter() - start)))
     dist.broadcast(times, 0)
-    return partial(_repeat, once, int(times))
+    return partial(repeat, once, int(times))
 
 
 def _operators(x: Tensor, w: Tensor, wide: Tensor) -> Tensor:
     y = F.layer_norm(x @ w, (128,)) + x
     return F.gelu(y @ wide) @ wide.t()
-
-
-def _repeat(work: Work, times: int) -> None:
-    for _ in range(times):
-        work()
 
 
 def _slowdown(burst: Work, rank: int, ranks: int, samples: int) -> Constant:

@@ -78,6 +78,11 @@ class Bench:
     limit_s: float
     cpu_seconds: bool = False
 
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
     def time(self, calls: Sequence[Callable[[], object]]) -> Timing:
         """Time one of `calls`, which do the same work on different buffers and are called in turn.
 

@@ -15,9 +15,9 @@ from calibrate.timing import Bench  # noqa: E402
 
 def test_a_gpu_and_a_large_cpu_have_nothing_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared_cores.keys(Bench("cuda", True, 0.1)) == []
-    monkeypatch.setattr(shared_cores, "cores", lambda: 64)
+    monkeypatch.setattr(shared_cores, "available_cores", lambda: 64)
     assert shared_cores.keys(Bench("cpu", True, 0.1)) == []
-    monkeypatch.setattr(shared_cores, "cores", lambda: 2)
+    monkeypatch.setattr(shared_cores, "available_cores", lambda: 2)
     assert len(shared_cores.keys(Bench("cpu", True, 0.1))) == 1 + 5 * 2 * 3
 
 
@@ -32,7 +32,7 @@ def test_a_slowdown_below_1_is_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 @pytest.mark.real
 def test_pairs_and_all_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_cores, "cores", lambda: 2)
+    monkeypatch.setattr(shared_cores, "available_cores", lambda: 2)
     wanted = ["sharing compute", "sharing send_recv 2 4096", "sharing all_reduce 4 65536"]
     found = dict(shared_cores.measure(Bench("cpu", True, 0.1), wanted))
     assert list(found) == wanted
