@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -253,32 +254,12 @@ def search_serving(
         # doublings of the rate that the scenario wants of one unit.
         found = tuned(of, choices, (wanted or 1.0) / units)
         refusals += _refusals(unit, found)
-        search, highest = found.search, found.highest
-        if search is None:
-            continue
-        row: dict[str, Any] = {"parallelism": unit.of(units), "gpus": gpus, "unit": unit.degrees}
-        row["options"] = dict(found.choice)
-        row["unit_gpus"] = unit.gpus
-        sizes = units, gpus, price_per_gpu_hour, base.cluster.gpu.power_limit_w
-        row |= _figures(highest, *sizes) if highest else {"rate_per_s": 0.0}
-        row["limit_found"] = search.limit_found(highest)
-        if wanted is not None:
-            own = search.at(wanted / units)
-            row["own_rate"] = _figures(own, *sizes)
-            # CLOSE is the search's resolution: a unit whose limit is 2 % below the wanted rate may carry it.
-            known = highest if row["limit_found"] else None
-            needed = math.ceil(wanted / known.rate_per_s / CLOSE) if known else None
-            row["fewest_gpus"] = None if needed is None else max(1, needed) * unit.gpus
-        layouts.append(row)
-        curve += [_on_curve(p, unit, choice) for choice, p in found.points]
+        if found.search is not None:
+            figures = partial(_figures, units, gpus, price_per_gpu_hour, base.cluster.gpu.power_limit_w)
+            layouts.append(_layout(unit, units, found, found.search, wanted, figures))
+            curve += [_on_curve(p, unit, choice) for choice, p in found.points]
     # All layouts fill the same GPUs, so the rate alone ranks them.
     layouts.sort(key=lambda row: -row["rate_per_s"])
-    enough = [row for row in layouts if row.get("fewest_gpus")]
-    fewest = min(enough, key=lambda row: (row["fewest_gpus"], -row["rate_per_s"]), default=None)
-    # A layout whose limit is not known may need only one unit.
-    unknown = [row["unit_gpus"] for row in layouts if not row["limit_found"]]
-    if fewest is not None and any(n < fewest["fewest_gpus"] for n in unknown):
-        fewest = None
     return {
         "format": "sim-serving-search/1",
         "name": base.name,
@@ -286,15 +267,47 @@ def search_serving(
         "slo": [p.text for p in slo],
         "wanted_rate_per_s": wanted,
         "best": layouts,
-        "fewest_gpus": None
-        if fewest is None
-        else {"gpus": fewest["fewest_gpus"], "parallelism": fewest["unit"], "options": fewest["options"]},
+        "fewest_gpus": _fewest(layouts),
         "curve": _front(curve),
         "refusals": refusals,
     }
 
 
-def _figures(point: Point, units: int, gpus: int, price: float | None, power_limit_w: float) -> dict[str, Any]:
+def _layout(
+    unit: Unit,
+    units: int,
+    found: Tuned,
+    search: UnitSearch,
+    wanted_per_s: float | None,
+    figures: Callable[[Point], dict[str, Any]],
+) -> dict[str, Any]:
+    """Return what a service of equal units carries: at the highest rate, and at the scenario's own."""
+    highest = found.highest
+    row: dict[str, Any] = {"parallelism": unit.of(units), "gpus": units * unit.gpus, "unit": unit.degrees}
+    row |= {"options": dict(found.choice), "unit_gpus": unit.gpus}
+    row |= figures(highest) if highest else {"rate_per_s": 0.0}
+    row["limit_found"] = search.limit_found(highest)
+    if wanted_per_s is not None:
+        row["own_rate"] = figures(search.at(wanted_per_s / units))
+        # CLOSE is the search's resolution: a unit whose limit is 2 % below the wanted rate may carry it.
+        known = highest if row["limit_found"] else None
+        needed = math.ceil(wanted_per_s / known.rate_per_s / CLOSE) if known else None
+        row["fewest_gpus"] = None if needed is None else max(1, needed) * unit.gpus
+    return row
+
+
+def _fewest(layouts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the fewest GPUs that carry the scenario's own rate, as far as that is known."""
+    enough = [row for row in layouts if row.get("fewest_gpus")]
+    fewest = min(enough, key=lambda row: (row["fewest_gpus"], -row["rate_per_s"]), default=None)
+    # A layout whose limit is not known may need only one unit.
+    unknown = [row["unit_gpus"] for row in layouts if not row["limit_found"]]
+    if fewest is None or any(n < fewest["fewest_gpus"] for n in unknown):
+        return None
+    return {"gpus": fewest["fewest_gpus"], "parallelism": fewest["unit"], "options": fewest["options"]}
+
+
+def _figures(units: int, gpus: int, price: float | None, power_limit_w: float, point: Point) -> dict[str, Any]:
     """Return the figures of a service of equal units, each at the point's rate."""
     result = point.result
     tokens_per_s = units * result["output_tokens_per_s"]
