@@ -4,12 +4,28 @@ interactivity."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from sim.core.units import counted
 
 PIPE_WIDTH = 240  # columns where nobody watches: a table in a file is never cut
 CURVE_SHOWN = 12
+JsonRow = Mapping[str, Any]
+HEADS = (
+    "requests/s",
+    "tok/s/GPU",
+    "first token p50, p99",
+    "a token p50, p99",
+    "next token p99",
+    "kWh of 1M tokens",
+)
+CURVE = {  # columns of the curve, and their keys
+    "tok/s/user": "tokens_per_s_per_user",
+    "tok/s/GPU": "output_tokens_per_s_per_gpu",
+    "requests/s/GPU": "rate_per_s_per_gpu",
+}
 
 
 def print_serving_search(result: dict[str, Any], top: int) -> None:
@@ -19,64 +35,58 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
     from rich.table import Table
 
     from sim.search.engine_options import choice_words
-    from sim.views.serving_search_page import NO_LIMIT
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    console.print(
-        f"{result['name']}: {counted(result['gpus'], 'GPU')} within {', '.join(result['slo'])}", highlight=False
-    )
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    heads = (
-        "requests/s",
-        "tok/s/GPU",
-        "first token p50, p99",
-        "a token p50, p99",
-        "next token p99",
-        "kWh of 1M tokens",
-    )
-    for head in heads:
-        table.add_column(head, justify="right")
-    priced = any("cost_per_million_output_tokens" in row for row in result["best"])
-    if priced:
-        table.add_column("cost of 1M tokens", justify="right")
-    table.add_column("layout")
+    say = partial(console.print, highlight=False)
+    say(f"{result['name']}: {counted(result['gpus'], 'GPU')} within {', '.join(result['slo'])}")
     with_options = any(row["options"] for row in result["best"])
-    if with_options:
-        table.add_column("options")
-    for row in result["best"][:top]:
-        options = [choice_words(row["options"])] if with_options else []
-        table.add_row(*_cells(row, priced), _words(row["parallelism"]), *options)
+
+    def table(heads: Iterable[str], rows: Iterable[tuple[Iterable[str], JsonRow]]) -> Table:
+        """Columns of figures, each row's layout and, where any are searched, its options."""
+        out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for head in heads:
+            out.add_column(head, justify="right")
+        out.add_column("layout")
+        if with_options:
+            out.add_column("options")
+        for figures, row in rows:
+            options = [choice_words(row["options"])] if with_options else []
+            out.add_row(*figures, _words(row["parallelism"]), *options)
+        return out
+
+    priced = any("cost_per_million_output_tokens" in row for row in result["best"])
     if result["best"]:
-        console.print(table)
+        best = ((_cells(row, priced), row) for row in result["best"][:top])
+        console.print(table((*HEADS, "cost of 1M tokens") if priced else HEADS, best))
+    if words := _fewest_words(result):
+        say(words)
+    for refusal in result["refusals"]:
+        say(f"not simulated: {_with_options(refusal)}: {refusal['reason']}", markup=False)
+    shown = result["curve"][:: max(1, len(result["curve"]) // CURVE_SHOWN)]
+    if shown:
+        say("throughput against speed for a user (best of all layouts and rates):")
+        points = (([f"{point[key]:,.4g}" for key in CURVE.values()], point) for point in shown)
+        console.print(table(CURVE, points))
+
+
+def _fewest_words(result: JsonRow) -> str:
+    """The fewest GPUs that carry the scenario's own rate, or why there are none; nothing where it has no rate."""
+    from sim.views.serving_search_page import NO_LIMIT
+
     wanted, fewest = result["wanted_rate_per_s"], result["fewest_gpus"]
     if fewest is not None:
-        n = fewest["gpus"]
-        layout = " ".join([_words(fewest["parallelism"], 1), choice_words(fewest["options"])]).strip()
-        words = f"{counted(n, 'GPU')} ({layout})"
-        console.print(f"the fewest GPUs for {wanted:g} requests/s: {words}", highlight=False)
-    elif wanted is not None and any(not row["limit_found"] for row in result["best"]):
-        console.print(f"the fewest GPUs for {wanted:g} requests/s: {NO_LIMIT}", highlight=False)
-    elif not result["best"]:
-        console.print("no layout can be simulated", highlight=False)
-    elif wanted is not None:
-        console.print(f"no layout serves {wanted:g} requests/s within these latencies", highlight=False)
-    for refusal in result["refusals"]:
-        words = " ".join([_words(refusal["parallelism"], 1), choice_words(refusal["options"])]).strip()
-        console.print(f"not simulated: {words}: {refusal['reason']}", highlight=False, markup=False)
-    curve = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for head in ("tok/s/user", "tok/s/GPU", "requests/s/GPU"):
-        curve.add_column(head, justify="right")
-    curve.add_column("layout")
-    if with_options:
-        curve.add_column("options")
-    shown = result["curve"][:: max(1, len(result["curve"]) // CURVE_SHOWN)]
-    for point in shown:
-        figures = [point[k] for k in ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu", "rate_per_s_per_gpu")]
-        options = [choice_words(point["options"])] if with_options else []
-        curve.add_row(*(f"{x:,.4g}" for x in figures), _words(point["parallelism"]), *options)
-    if shown:
-        console.print("throughput against speed for a user (best of all layouts and rates):", highlight=False)
-        console.print(curve)
+        return f"the fewest GPUs for {wanted:g} requests/s: {counted(fewest['gpus'], 'GPU')} ({_with_options(fewest)})"
+    if wanted is not None and any(not row["limit_found"] for row in result["best"]):
+        return f"the fewest GPUs for {wanted:g} requests/s: {NO_LIMIT}"
+    if not result["best"]:
+        return "no layout can be simulated"
+    return "" if wanted is None else f"no layout serves {wanted:g} requests/s within these latencies"
+
+
+def _with_options(row: JsonRow) -> str:
+    from sim.search.engine_options import choice_words
+
+    return " ".join([_words(row["parallelism"], 1), choice_words(row["options"])]).strip()
 
 
 def _words(degrees: dict[str, int], least: int = 2) -> str:
