@@ -31,7 +31,7 @@ from sim.graph.shared_collectives import merge_collectives
 from sim.graph.taskgraph import Ints, KindTable, TaskGraph, ints
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import CompiledProgram
-from sim.programs.priced_items import add_all
+from sim.programs.priced_items import Shares, add_all
 from sim.programs.stages import Stage
 from sim.ranks.faults import has_jitter, jitter_of
 from sim.ranks.plan import Plan
@@ -53,7 +53,7 @@ class Built(Struct, frozen=True):
     """
 
     graph: TaskGraph
-    shares: dict[tuple[str, str, float], float]
+    shares: Shares
     traffic: list[dict[tuple[str, str], float]]
     actions: list[ActionTasks]
     programs: list[dict[CompiledProgram, int]]
@@ -110,7 +110,7 @@ class StepBuilder:
         if self.placements.collective_parts:
             columns, moved = merge_collectives(columns, self.placements.collective_parts, self.table)
         graph = TaskGraph(self.plan.classes, self.table, columns)
-        shares, traffic = dict[tuple[str, str, float], float](), list[dict[tuple[str, str], float]]()
+        shares, traffic = Shares(), list[dict[tuple[str, str], float]]()
         # Floats are summed in a fixed order, so that equal steps give equal sums to the last bit.
         for route in self.messages.all_routes():
             shares[route.share] = shares.get(route.share, 0.0) + route.total_s

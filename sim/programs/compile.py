@@ -17,7 +17,7 @@ from sim.core.program import BLOCK_END, Comm, Compute, ModelPart, Program
 from sim.core.timeline import Detail
 from sim.prices.price import Price
 from sim.programs import priced_items
-from sim.programs.priced_items import Host, K, Label, OfPart, Run, Sent, Share, Spent, add_all, price_comm, price_run
+from sim.programs.priced_items import Host, K, Label, OfPart, Run, Sent, Shares, Spent, add_all, price_comm, price_run
 from topology.collectives import Choice
 
 COMPUTE = "compute"
@@ -76,9 +76,9 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
     # A search compiles thousands of programs and asks for their times alone: sums over `spent` are made when asked for.
 
     @cached_property
-    def shares(self) -> dict[Share, float]:
+    def shares(self) -> Shares:
         """Seconds by (operator kind, source, uncertainty)."""
-        total: dict[Share, float] = {}
+        total: Shares = {}
         for x in self.spent:
             add_all(total, x.priced.by(priced_items.share))
             for seconds in (x.late_s, x.shared_s):

@@ -14,6 +14,7 @@ from sim.prices.price import Price, Priced, together_s
 
 OfPart = tuple[ModelPart, str]  # part of the model, and of communication its group, else ""
 Share = tuple[str, str, float]  # operator kind, source of its seconds, their uncertainty
+Shares = dict[Share, float]  # seconds of each
 K = TypeVar("K")
 Label = Callable[[Compute | Comm, Priced], K]  # that by which seconds are summed
 

@@ -17,6 +17,7 @@ from sim.graph.build import Built
 from sim.graph.taskgraph import TaskGraph, TimelineSlots, ints
 from sim.prices.profile import Profile
 from sim.programs.compile import COMPUTE
+from sim.programs.priced_items import Shares
 from sim.ranks.plan import Plan
 from sim.results.records import Provenance
 
@@ -195,7 +196,7 @@ def deciding(graph: TaskGraph, times: Times) -> Ints:
     return before
 
 
-def source_shares(shares: dict[tuple[str, str, float], float]) -> dict[str, float]:
+def source_shares(shares: Shares) -> dict[str, float]:
     """Fraction of all priced seconds by where the price came from."""
     total = sum(shares.values())
     out = dict.fromkeys(("measured", "interpolated", "roofline", "topology"), 0.0)
@@ -204,7 +205,7 @@ def source_shares(shares: dict[tuple[str, str, float], float]) -> dict[str, floa
     return out
 
 
-def roofline_warnings(shares: dict[tuple[str, str, float], float]) -> list[str]:
+def roofline_warnings(shares: Shares) -> list[str]:
     """Tell whether most of what GPUs and links take has nothing measured behind it; the host's own time is no part of
     it."""
     found = source_shares(shares)
@@ -215,15 +216,13 @@ def roofline_warnings(shares: dict[tuple[str, str, float], float]) -> list[str]:
     return [f"{part:.0%} of the time{beside} is priced by the roofline: an optimistic bound, nothing measured"]
 
 
-def provenance(
-    profile: Profile, shares: dict[tuple[str, str, float], float], unknown: Mapping[str, int] | None = None
-) -> Provenance:
+def provenance(profile: Profile, shares: Shares, unknown: Mapping[str, int] | None = None) -> Provenance:
     """Origin of the prices of a result; `unknown`: launches of operators that are priced by their bytes alone."""
     hardware = dict(profile.hardware)
     return Provenance(profile.name, profile.source, profile.date, hardware, source_shares(shares), unknown)
 
 
-def interval(step_time_s: float, shares: dict[tuple[str, str, float], float]) -> tuple[float, float]:
+def interval(step_time_s: float, shares: Shares) -> tuple[float, float]:
     """90 % interval of the step time from the prices' own uncertainty.
 
     Prices of one operator kind are taken to err together (they come from the same points or bound), different

@@ -23,13 +23,12 @@ from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.prices.shared_cores import costs_of
 from sim.programs.compile import CompiledProgram, compile_program
+from sim.programs.priced_items import Shares
 from sim.programs.stages import Stage, stage_input_bytes
 from sim.results.step import FinishedStep
 from sim.rl.batches import Batch
 from sim.rl.parts import reward_scenario
 from sim.simulation import prepare
-
-Shares = dict[tuple[str, str, float], float]
 
 
 class Forward(Struct, frozen=True):

@@ -8,9 +8,10 @@ from collections.abc import Sequence as Items
 
 from msgspec.structs import replace
 
+from sim.programs.priced_items import Shares, add_all
 from sim.serve.costs import IterationCosts, Key, Load, Work, prefill_parts
 from sim.serve.kept_sizes import chunk_below, length_below, sizes_around
-from sim.serve.operator_prices import PricedProgram, Shares
+from sim.serve.operator_prices import PricedProgram
 from sim.serve.replica import Iteration
 
 HOST = "host_between_iterations"  # a kind of seconds, beside those of operators
@@ -36,8 +37,7 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
         priced = costs.priced(key)
         seconds += priced.seconds * times
         comm_s += priced.comm_s * times
-        for sort, each in priced.shares.items():
-            shares[sort] = shares.get(sort, 0.0) + times * each
+        add_all(shares, priced.shares, times)
     waited_s, decides_s = _host_seconds(costs, own)
     if waited_s > 0.0:
         shares[HOST, "host", costs.host.times.uncertainty * decides_s / waited_s] = waited_s

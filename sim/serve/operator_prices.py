@@ -16,12 +16,12 @@ from sim.prices.price import Priced
 from sim.prices.rank_prices import Pricing
 from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, Device, shape_bytes, shape_flops
 from sim.prices.weight_only import WeightOnly
+from sim.programs.priced_items import Shares
 from sim.serve.all_reduce_prices import AllReduces
 from sim.serve.host import Host
 
 SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE, MOE_LAYER)
 FEW_ROWS = 64  # of one expert: less than a tile
-Shares = dict[tuple[str, str, float], float]
 
 
 class PricedProgram(NamedTuple):

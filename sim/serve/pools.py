@@ -10,6 +10,7 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import PoolSize, Speculative
 from sim.prices.profile import Profile
+from sim.programs.priced_items import Shares, add_all
 from sim.serve.adapters import AdapterSlots
 from sim.serve.cache_tiers import cache_tiers
 from sim.serve.costs import IterationCosts, iteration_costs
@@ -19,7 +20,7 @@ from sim.serve.hashed_prefixes import HASHED_TOKENS, HashedHostCache, HashedKvCa
 from sim.serve.iteration_shares import loads_of, priced_together
 from sim.serve.kv_cache import HostCache, KvCache, Link
 from sim.serve.memory import Capacity, adapter_bytes, cache_capacity, iteration_tokens
-from sim.serve.operator_prices import PricedProgram, Shares
+from sim.serve.operator_prices import PricedProgram
 from sim.serve.prices import Prices
 from sim.serve.replica import Replica
 from sim.serve.requests import Request
@@ -72,8 +73,7 @@ class Pool(Struct, frozen=True, eq=False, dict=True):
         """Seconds of all iterations, the draft's among them, by (operator kind, source, uncertainty)."""
         total: Shares = {}
         for priced in self.priced_programs:
-            for sort, seconds in priced.shares.items():
-                total[sort] = total.get(sort, 0.0) + seconds
+            add_all(total, priced.shares)
         return total
 
     @property

@@ -13,6 +13,7 @@ from sim.core.timeline import Timeline
 from sim.core.units import counted
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
+from sim.programs.priced_items import Shares, add_all
 from sim.ranks.faults import has_jitter
 from sim.results.memory import MemoryCurve
 from sim.results.metrics import interval, provenance, roofline_warnings, text_of
@@ -22,7 +23,6 @@ from sim.serve.costs import IterationCosts
 from sim.serve.inter_token import inter_token_latency
 from sim.serve.iteration_shares import HOST
 from sim.serve.memory import Capacity, adapter_bytes
-from sim.serve.operator_prices import Shares
 from sim.serve.pools import Pool
 from sim.serve.records import (
     AdapterUse,
@@ -85,8 +85,7 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
         """Seconds of all iterations, by (operator kind, source, uncertainty)."""
         total: Shares = {}
         for pool in self.pools:
-            for sort, seconds in pool.shares.items():
-                total[sort] = total.get(sort, 0.0) + seconds
+            add_all(total, pool.shares)
         return total
 
     @property
@@ -378,7 +377,7 @@ def waiting_at_last_arrival(sequences: Iterable[Sequence]) -> int:
     return sum(s.admitted_s > last_s for s in sequences if s.request.arrival_s < last_s)
 
 
-def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, float], float]) -> list[str]:
+def _warnings(sim: ServingSimulation, fits: bool, shares: Shares) -> list[str]:
     out = []
     inference = sim.scenario.for_serving
     for pool in [] if fits else sim.pools:
