@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sim.core.shipped import shipped_profiles  # noqa: E402
+from sim.inputs.calibration_input import profile_of  # noqa: E402
 from sim.prices.profiles import load_profile  # noqa: E402
 from topology.presets import GPU_SOURCES, GPUS  # noqa: E402
 from topology.spec import GpuSpec  # noqa: E402
@@ -43,10 +43,10 @@ def _row(gpu: GpuSpec) -> str:
 
 def _measured(gpu: GpuSpec) -> tuple[str, str]:
     """Where a GPU's kernels and its collectives within a node are from."""
-    own = gpu.variant_of or gpu.name
-    if own not in shipped_profiles():
-        return "roofline", "closed forms"
-    profile = load_profile(own)
+    own, name = gpu.variant_of or gpu.name, profile_of(gpu)
+    if name == "roofline":
+        return name, "closed forms"
+    profile = load_profile(name)
     if not profile.kernels:
         return "roofline with coefficients", "closed forms"
     if profile.reference != own:

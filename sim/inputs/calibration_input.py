@@ -8,7 +8,7 @@ from sim.core.errors import InputError
 from sim.core.shipped import shipped_profiles
 from sim.inputs.input_source import Source, found_file, is_folder, nearest, show
 from sim.inputs.yaml_input import KeyPath
-from topology.presets import GPUS
+from topology.presets import GPUS, kernels_like
 from topology.spec import ClusterSpec, GpuSpec
 
 
@@ -43,13 +43,20 @@ def resolve_calibrations(
     return out, tuple(warnings)
 
 
-def _own_profile(gpu: GpuSpec, key: str, other: str) -> tuple[str, tuple[str, ...]]:
-    """A GPU's shipped profile, or the roofline and a warning that names what else one might write."""
+def profile_of(gpu: GpuSpec) -> str:
+    """Return the profile that prices a GPU: its own, that of equal multiprocessors on another board, or roofline."""
     own = gpu.variant_of or gpu.name  # a variant's bandwidth is priced by its ratio
-    if own in GPUS and own in shipped_profiles():
-        return own, ()
-    said = f"{key}: no profile for GPU '{gpu.name}', so roofline is used"
-    return "roofline", (f"{said}; `{other}` would scale an H100's efficiencies to this GPU",)
+    return own if own in GPUS and own in shipped_profiles() else kernels_like(own) or "roofline"
+
+
+def _own_profile(gpu: GpuSpec, key: str, other: str) -> tuple[str, tuple[str, ...]]:
+    """A GPU's profile; a warning where it was not measured, with what one might write instead of the roofline."""
+    name, said = profile_of(gpu), f"{key}: no profile for GPU '{gpu.name}', so"
+    if name in (gpu.variant_of, gpu.name):
+        return name, ()
+    if name == "roofline":
+        return name, (f"{said} roofline is used; `{other}` would scale an H100's efficiencies to this GPU",)
+    return name, (f"{said} that of {name} is used, scaled by the data sheets: it has the same multiprocessors",)
 
 
 def unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from sim.core.shipped import shipped_profiles
+from sim.inputs.calibration_input import profile_of
 from sim.inputs.program_file import CapturedOperator
 from sim.inputs.script_program import Collective
 from sim.models.captured import compute_of, known
@@ -24,8 +24,7 @@ class ProgramPrices:
     """
 
     def __init__(self, cluster: ClusterSpec, calibration: str | None = None) -> None:
-        name = cluster.gpu.name if cluster.gpu.name in shipped_profiles() else "roofline"
-        self.cluster, self.calibration = cluster, calibration or name
+        self.cluster, self.calibration = cluster, calibration or profile_of(cluster.gpu)
         self.costs = Costs(load_profile(self.calibration, "--calibration"), cluster.gpu)
         self.network = Network(cluster)
         self.unknown: Counter[str] = Counter()
