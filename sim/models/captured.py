@@ -23,9 +23,8 @@ KINDS = {
     "norm": "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward native_group_norm "
     "native_batch_norm native_batch_norm_backward",
     "softmax": "_softmax _safe_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data",
-    "cross_entropy": "nll_loss_forward nll_loss_backward",
     "embedding": "embedding embedding_dense_backward index index_put index_put_ index_select index_add gather scatter "
-    "scatter_ scatter_add index_add_ scatter_add_ _unsafe_masked_index_put_accumulate",
+    "scatter_ scatter_add index_add_ scatter_add_ _unsafe_masked_index_put_accumulate nll_loss_forward",
     "cast": "_to_copy",
     "copy": "clone copy_ cat stack split_with_sizes_copy _chunk_cat slice_backward select_backward constant_pad_nd",
     "elementwise": "add add_ sub mul mul_ div div_ neg pow rsqrt sqrt reciprocal exp log tanh tanh_backward sigmoid "
@@ -34,7 +33,7 @@ KINDS = {
     "new_ones scalar_tensor arange cos sin cumsum eq ne lt le gt ge bitwise_and bitwise_or bitwise_not logical_and "
     "logical_or logical_not clamp clamp_ clamp_min masked_fill masked_fill_ rsub abs square softplus topk sort argsort "
     "histc bincount softplus_backward tril triu floor_divide remainder repeat roll flip linalg_vector_norm "
-    "erf unsqueeze_ squeeze_ lerp_ addcmul_ addcdiv_ randn normal_ uniform_ random_ "
+    "nll_loss_backward erf unsqueeze_ squeeze_ lerp_ addcmul_ addcdiv_ randn normal_ uniform_ random_ "
     "bernoulli_ logical_and_ relu_ max_pool2d_with_indices max_pool2d_with_indices_backward",
     "optimizer": "_fused_adamw_ _fused_adam_ _fused_sgd_",
 }
@@ -65,6 +64,7 @@ KERNEL_OF = {  # of operators whose kernel differs from their kind's; where a pr
     "aten.index_put_": "index_put",
     "aten._fused_adamw_": "adamw",
 }
+SECTOR_BYTES = 32  # the least that a GPU's memory reads or writes
 WRITES_ALONE = ("aten.fill_", "aten.zero_", "aten.bernoulli_", "aten.normal_", "aten.uniform_", "aten.random_")
 FLOATS = ("fp32", "bf16", "fp16", "fp8")
 COPIES = ("aten.clone", "aten.copy_")
@@ -184,12 +184,18 @@ def _by_bytes(op: CapturedOperator) -> Compute:
 def moved_bytes(op: CapturedOperator) -> float:
     """Bytes read and written: each tensor once, of tables that are looked up what is taken out of them.
 
+    A loss's forward reads one log-probability of a row, its backward fills the whole gradient with zeros and writes one
+    number of a row (ATen/native/cuda/Loss.cu: nll_loss_forward_reduce_cuda_kernel_2d, nll_loss_backward_out_cuda).
     A fused Adam reads parameters, gradients and moments and writes all but the gradients; other operators in place
     write what they read.
     """
     read, written = float(sum(x.bytes for x in op.inputs)), float(sum(x.bytes for x in op.outputs))
     if op.name in ("aten.embedding", "aten.index", "aten.index_select", "aten.gather"):
         return 2 * written + sum(x.bytes for x in op.inputs[1:])
+    if op.name == "aten.nll_loss_forward" and len(op.inputs) > 1:
+        return _rows_touched(op.inputs[1]) + written
+    if op.name == "aten.nll_loss_backward" and len(op.inputs) > 2:
+        return _rows_touched(op.inputs[2]) + written
     if op.name.startswith("aten._fused_adam"):
         return read * 7 / 4
     if op.name in ("aten.copy_", "aten._foreach_copy_"):
@@ -199,6 +205,11 @@ def moved_bytes(op: CapturedOperator) -> float:
     if op.name.startswith("aten._foreach") and op.name.endswith("_"):
         return 2 * read
     return read + written * KERNELS.get(op.name, 1)
+
+
+def _rows_touched(targets: Tensor) -> float:
+    """Bytes of the targets of a loss and of the one element of each row that they choose."""
+    return float(targets.bytes + SECTOR_BYTES * targets.elements)
 
 
 def kind_of(name: str) -> str:

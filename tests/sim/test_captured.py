@@ -14,7 +14,7 @@ from sim.commands.validate import validate_tables
 from sim.core.errors import InputError
 from sim.core.program import Role
 from sim.inputs.program_file import CapturedOperator, Tensor, read_program
-from sim.models.captured import compute_of, known
+from sim.models.captured import compute_of, known, moved_bytes
 from sim.validation.tables import read_table
 
 MLP = Path(__file__).parent / "data" / "mlp.json.gz"  # 64 -> 256 -> 64 on 32 rows, autocast bf16, fused AdamW
@@ -151,3 +151,16 @@ def test_layouts_of_tensors_name_their_kernel() -> None:
     assert kernel("aten.sum", [x], row) == "reduce_first"
     assert compute_of(operator("aten.clone", [turned], [x])).kind == "permute"
     assert compute_of(operator("aten.clone", [x], [x])).kind == "copy"
+
+
+def test_a_loss_reads_one_number_of_a_row_and_its_backward_writes_all_of_them() -> None:
+    """ATen/native/cuda/Loss.cu: the forward looks up a log-probability for each target; the backward fills the gradient
+    with zeros and writes one number of each row. On a CPU the forward takes microseconds, and the backward as long as a
+    fill of its gradient."""
+    scores, targets, one = Tensor("fp32", (512, 32000), ()), Tensor("int64", (512,), ()), Tensor("fp32", (), ())
+    forward = CapturedOperator("aten.nll_loss_forward", "forward", "", (scores, targets), (one, one), 1, False)
+    inputs = (one, scores, targets, one)
+    backward = CapturedOperator("aten.nll_loss_backward", "backward", "", inputs, (scores,), 1, False)
+    touched = 512 * (8 + 32)
+    assert moved_bytes(forward) == touched + 8
+    assert moved_bytes(backward) == touched + scores.bytes
