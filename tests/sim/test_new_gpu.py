@@ -10,6 +10,7 @@ import pytest
 from sim.core import shipped as shipped_files
 from sim.core.shipped import shipped_profiles
 from sim.inputs.scenario import parse_scenario
+from sim.prices.unvectorized import sm_clocks_per_s
 from sim.results.states import matmul_workspace
 from sim.simulation import simulate
 from sim.views.roofline_svg import roofline_svg
@@ -159,3 +160,31 @@ def test_links_come_with_the_gpu(gpu: str, kind: str, gb_per_s: float) -> None:
 def test_peaks_are_multiprocessors_times_clock(gpu: str, sms: int, clock_hz: float, flops: int) -> None:
     assert GPUS[gpu].sm_count == sms
     assert GPUS[gpu].peak_flops_per_s["bf16"] == pytest.approx(sms * clock_hz * flops, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "clock_hz"),
+    [
+        ("a30", 1.44e9),
+        ("a10", 1.695e9),
+        ("l4", 2.04e9),
+        ("l40s", 2.49e9),
+        ("rtx4090", 2.52e9),
+        ("rtx5090", 2.407e9),
+        ("rtx-pro-6000", 2.617e9),
+        ("rtx-pro-6000-server", 2.43e9),
+        ("mi300x", 2.1e9),
+        ("mi325x", 2.1e9),
+        ("mi355x", 2.4e9),
+    ],
+)
+def test_rates_of_multiprocessors_give_the_peak_at_the_data_sheet_s_clock(gpu: str, clock_hz: float) -> None:
+    """Boost clocks as the makers publish them."""
+    spec = GPUS[gpu]
+    assert sm_clocks_per_s(spec) / spec.sm_count == pytest.approx(clock_hz, rel=0.002)
+
+
+def test_a_blackwell_s_multiprocessor_does_twice_what_a_hopper_s_does() -> None:
+    for gpu in ("b200-sxm", "b300-sxm", "gb200", "gb300"):
+        assert GPUS[gpu].sm_flops_per_clock == 2 * GPUS["h100-sxm"].sm_flops_per_clock
+        assert 1.6e9 < sm_clocks_per_s(GPUS[gpu]) / GPUS[gpu].sm_count < 2.1e9
