@@ -141,11 +141,17 @@ def attention(
     """Run fused attention as torch does on a GPU: flash in 16 bits without a mask, else memory-efficient.
 
     aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash takes no mask, 16-bit tensors and head sizes up to 256.
-    All others use the memory-efficient kernel, which has no grouped queries.
+    All others use the memory-efficient kernel, which has no grouped queries. A kernel that the code forbids
+    (`sdpa_kernel`) is left out; the last one is plain matmuls and a softmax.
     """
-    aten = torch.ops.aten
-    if attn_mask is None and query.dtype in HALF and query.size(-1) <= FLASH_HEAD_DIM:
+    aten, allowed = torch.ops.aten, torch.backends.cuda
+    flash = attn_mask is None and query.dtype in HALF and query.size(-1) <= FLASH_HEAD_DIM
+    if flash and allowed.flash_sdp_enabled():
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+        return cast(torch.Tensor, out[0])
+    if not allowed.mem_efficient_sdp_enabled():
+        how = {"scale": scale, "enable_gqa": enable_gqa}
+        out = aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, None, **how)
         return cast(torch.Tensor, out[0])
     if enable_gqa and key.size(-3) != query.size(-3):
         repeats = query.size(-3) // key.size(-3)

@@ -65,7 +65,8 @@ class CudaDevice(TorchFunctionMode):
         if name in STAY and args and isinstance(args[0], torch.Tensor):
             if name == "cuda":
                 self.use()
-            return args[0]
+            form = kwargs.get("memory_format")
+            return args[0] if form is None else args[0].to(memory_format=form)
         args, kwargs = tree_map_only(torch.device, self.on_cpu, (args, kwargs))
         if isinstance(kwargs.get("device"), str | int):
             kwargs = {**kwargs, "device": self.on_cpu(_named(kwargs["device"]))}
@@ -134,11 +135,13 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
         start(self, module, **{k: v for k, v in more.items() if k not in ("device_ids", "output_device")})
 
     def to(self: Any, *words: Any, **more: Any) -> Any:
-        where, dtype, *_ = torch._C._nn._parse_to(*words, **more)  # a function of torch, so `device` replaces cuda
+        # A function of torch, so `device` replaces cuda.
+        where, dtype, _, memory_format = torch._C._nn._parse_to(*words, **more)
         if where != CPU:
             return move(self, *words, **more)
         # The module stays on the CPU, and torch cannot swap a fake parameter with itself.
-        return self if dtype is None else move(self, dtype)
+        self = self if dtype is None else move(self, dtype)
+        return self if memory_format is None else move(self, memory_format=memory_format)
 
     def to_cuda(self: Any, *_: object) -> Any:
         device.use()

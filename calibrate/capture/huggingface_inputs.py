@@ -89,9 +89,12 @@ def _features(config: Any, rows: int, tokens: int) -> torch.Tensor:
 
 
 def _samples(config: Any, rows: int, tokens: int) -> torch.Tensor:
-    """Return a waveform, or a spectrogram [frames, bins] where the config has both numbers."""
+    """Return a waveform, of each channel if the config counts them, or a spectrogram [frames, bins] if it has both."""
     bins, frames = getattr(config, "num_mel_bins", None), getattr(config, "max_length", None)
-    return torch.zeros(rows, tokens) if bins is None or frames is None else torch.zeros(rows, frames, bins)
+    if bins is not None and frames is not None:
+        return torch.zeros(rows, frames, bins)
+    channels = getattr(config, "audio_channels", None)
+    return torch.zeros(rows, tokens) if channels is None else torch.zeros(rows, channels, tokens)
 
 
 def _tokens(_: Any, rows: int, tokens: int) -> torch.Tensor:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from calibrate.capture.failure import failure, first_line
 from calibrate.capture.options import Options
@@ -62,8 +60,7 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
             model = with_adapters(model, options.lora_rank)
 
         def loss() -> torch.Tensor:
-            with one_sequence_a_row():
-                value: torch.Tensor = _loss_of(model(**batch))
+            value: torch.Tensor = _loss_of(model(**batch))
             return value
 
         facts = {
@@ -117,9 +114,11 @@ def _read_config(config: Mapping[str, Any]) -> Any:
             "one with code of its own needs a function: package.module:function"
         )
     try:
-        return CONFIG_MAPPING[name].from_dict(_with_floats(config))
+        found = CONFIG_MAPPING[name].from_dict(_with_floats(config))
     except Exception as error:
         raise InputError(f"config.json: Transformers refuses it: {first_line(error)}") from None
+    found.architectures = found.architectures or []  # where a type has several models, Transformers looks for one here
+    return found
 
 
 def _with_floats(data: Any) -> Any:
@@ -148,8 +147,8 @@ def _auto_class(config: Any) -> Any:
             return getattr(transformers, name)
     if type(config) not in modeling_auto.MODEL_MAPPING:
         raise InputError(
-            f"config.json: model_type: found {config.model_type!r}; Transformers makes no model of this type alone; "
-            "if it is a part of a model, give the config of the whole"
+            f"config.json: model_type: found {config.model_type!r}; AutoModel makes no model of this type; if it is a "
+            "part of a model, give the config of the whole, else a function: package.module:function"
         )
     return transformers.AutoModel
 
@@ -163,14 +162,6 @@ def _loss_of(output: Any) -> Any:
     if loss is not None:
         return loss
     return next(x for x in tree_leaves(output) if isinstance(x, torch.Tensor) and x.requires_grad).square().mean()
-
-
-def one_sequence_a_row() -> AbstractContextManager[object]:
-    """Tell Transformers that each row holds one sequence, as it cannot find that out from fake tensors."""
-    from transformers import masking_utils
-
-    name = "find_packed_sequence_indices"
-    return patch.object(masking_utils, name, lambda *_, **__: None) if hasattr(masking_utils, name) else nullcontext()
 
 
 def with_adapters(model: Any, rank: int) -> Any:

@@ -28,6 +28,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 REAL_BYTES = 1 << 26  # operators on larger tensors are not computed
 CHOICES = {"topk": 2, "sort": 1, "max": 1, "argmax": 1, "multinomial": -1}  # place of the dimension among arguments
 RANGES = ("arange", "linspace", "logspace")  # made of numbers alone
+DRAWN = 0.999  # a single number that chance draws from 0 to 1; a layer is left out at small ones
 UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
 ROUTED = {"routing": "balanced"}  # how a file says it
 Number = bool | int | float
@@ -65,6 +66,11 @@ class KnownValues(TorchDispatchMode):
             if found is None or found.dtype != x.dtype:
                 return None
             return found.as_strided(x.shape, x.stride(), x.storage_offset())
+
+    def knows(self, x: torch.Tensor) -> bool:
+        """Return whether the values of a fake tensor are known, and run no operator for that."""
+        found = self._known.get(x.untyped_storage()._cdata)
+        return found is not None and (not isinstance(found, torch.Tensor) or found.dtype == x.dtype)
 
     def put(self, x: torch.Tensor, values: torch.Tensor | Number) -> None:
         """Set the values of a fake tensor; its views have them too."""
@@ -146,6 +152,8 @@ class KnownValues(TorchDispatchMode):
             if argument.is_write:
                 for x in _tensors(kwargs.get(argument.name, args[i] if i < len(args) else None)):
                     self.forget(x)
+        if name == "rand" and out.numel() == 1:
+            self.put(out, DRAWN)
         if self.balanced and name in CHOICES:
             self._choose(CHOICES[name], args, kwargs, out)
         return out

@@ -32,6 +32,16 @@ ALLOCATE = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strid
 NO_KERNEL = (*ALLOCATE, "aten.lift_fresh")  # a constant of the code gets its name as a tensor
 NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "aten.is_pinned", "aten._has_compatible")
 CAUSAL = "is_causal"
+# Gradients to which torch's fake kernels give another layout: the argument whose layout real kernels give them; None:
+# they are contiguous (aten/src/ATen/native: layer_norm.cpp, SoftMax.cpp, Normalization.cpp, Activation.cpp).
+LAYOUTS = {
+    "aten::native_layer_norm_backward": None,
+    "aten::_log_softmax_backward_data": None,
+    "aten::native_batch_norm_backward": 1,
+    "aten::softplus_backward": 0,
+    "aten::hardswish_backward": 0,
+    "aten::elu_backward": 0,
+}
 
 
 @dataclass(slots=True)
@@ -147,7 +157,7 @@ class Recorder(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         inputs = [(describe(x), self.storage(x)) for x in before] if self.phase else []
-        out = func(*args, **kwargs)
+        out = _laid_out(func, args, func(*args, **kwargs))
         if not self.phase:
             return out
         name = f"{func.namespace}.{func._schema.name.split('::')[1]}"
@@ -184,6 +194,17 @@ class Recorder(TorchDispatchMode):
             return int(name not in NO_KERNEL)
         read = {number for _, number in inputs}
         return int(not outputs or any(number not in read for _, number in outputs))
+
+
+def _laid_out(func: Any, args: tuple[Any, ...], out: Any) -> Any:
+    """Return an operator's result with its first tensor in the layout that the real kernel gives it."""
+    first, *others = out if isinstance(out, tuple) else (out,)
+    if func._schema.name not in LAYOUTS or first is None:
+        return out
+    like = LAYOUTS[func._schema.name]
+    kept = first.new_empty(first.shape) if like is None else torch.empty_like(args[like])
+    first = first if first.stride() == kept.stride() else kept
+    return (first, *others) if isinstance(out, tuple) else first
 
 
 @cache

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
 from calibrate.capture.known_values import ROUTED, KnownValues
+from calibrate.capture.masks_read import masks_kept, masks_read
 from calibrate.capture.recorder import Recorder, watched
 from calibrate.capture.step import Step
 
@@ -34,7 +35,8 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         _give_states(step, on_gpu)
         switched = user_autocast(operators) if on_gpu else nullcontext()
         shapes = nullcontext() if step.compiled else known  # a graph that is traced has no real tensors
-        with switched, shapes, recorder, operators, watched(recorder):
+        masks = masks_kept() if step.compiled else masks_read(known)
+        with switched, shapes, masks, recorder, operators, watched(recorder):
             run = _compiled(step, recorder, on_gpu) if step.compiled else step.loss
             _mark_lasting(recorder, step)
             recorder.phase, operators.active = "forward", on_gpu

@@ -29,6 +29,7 @@ from calibrate.capture.device_queue import Queue
 from calibrate.capture.failure import ROUTING_HELPS
 from calibrate.capture.host_work import operator_kind
 from calibrate.capture.known_values import PLAIN, REAL_BYTES, KnownValues
+from calibrate.capture.masks_read import masks_read
 from calibrate.capture.recorder import RecordedOperator, Recorder, describe, module_hooks
 
 WHOLE = ("aten::arange", "aten::randperm", "aten::randint")  # their default dtype is an integer
@@ -111,22 +112,28 @@ class ScriptRecorder(Recorder):
         self.queue.rows = len(self.rows)
 
     def _read(self, tensor: torch.Tensor) -> Any:
-        if not isinstance(tensor, FakeTensor):
-            with unset_fake_temporarily():
-                return tensor.item()
-        if self.phase != "optimizer":  # the optimizer reads its number of steps, which torch keeps on the host
-            self.queue.host_wait()
-        values = self.known.of(tensor)
-        if values is not None:
-            with unset_fake_temporarily():
-                return values.item()
-        answer = self.answers.of(tensor)
-        if answer is not None:
-            return answer
-        if not tensor.is_floating_point():
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            raise ValueError(f"the code reads a value of dtype {dtype}, which depends on data; {ROUTING_HELPS}")
-        return READ_AS
+        values = self.values_of(tensor)
+        with unset_fake_temporarily():
+            return values.item()
+
+    def values_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor's values, for which the host waits; floats that are unknown are `READ_AS`.
+
+        Raises:
+            ValueError: if they are unknown integers.
+        """
+        with unset_fake_temporarily():
+            if not isinstance(tensor, FakeTensor):
+                return tensor
+            if self.phase != "optimizer":  # the optimizer reads its number of steps, which torch keeps on the host
+                self.queue.host_wait()
+            values, answer = self.known.of(tensor), self.answers.of(tensor)
+            if values is not None:
+                return values
+            if answer is None and not tensor.is_floating_point():
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                raise ValueError(f"the code reads a value of dtype {dtype}, which depends on data; {ROUTING_HELPS}")
+            return torch.full(tensor.shape, READ_AS if answer is None else answer, dtype=tensor.dtype)
 
     def _collective(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.split("::")[1]
@@ -207,12 +214,14 @@ class ScriptRecorder(Recorder):
         found = self.results.get(id(work), (None, []))[1]
         return [x for ref in found if (x := ref()) is not None]
 
-    def enter_module(self, module: torch.nn.Module) -> None:
-        """Name the modules of an outermost module when it first runs."""
-        if not self.modules.stack and id(module) not in self.modules.names:
-            self.roots.append(module)
-            for name, inner in module.named_modules():
-                self.modules.names.setdefault(id(inner), name)
+    def enter_module(self, module: torch.nn.Module) -> bool:
+        """Name the modules of an outermost module when it first runs; return whether it does."""
+        if self.modules.stack or id(module) in self.modules.names:
+            return False
+        self.roots.append(module)
+        for name, inner in module.named_modules():
+            self.modules.names.setdefault(id(inner), name)
+        return True
 
 
 def _is_of_integers(func: Any, tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -234,7 +243,8 @@ def modules_followed(recorder: ScriptRecorder, device: TorchFunctionMode) -> Ite
     reruns: list[ExitStack] = []
 
     def enter(module: torch.nn.Module, inputs: object) -> None:
-        recorder.enter_module(module)
+        if recorder.enter_module(module):
+            masks.enter_context(masks_read(recorder.known))  # the script has imported Transformers by now
         if not modules.stack and torch._C._current_graph_task_id() != -1:
             reruns.append(ExitStack())
             reruns[-1].enter_context(device)
@@ -250,5 +260,5 @@ def modules_followed(recorder: ScriptRecorder, device: TorchFunctionMode) -> Ite
         if operators.dtype is None:  # autocast's cache lives as long as autocast
             operators.forget()
 
-    with module_hooks(enter, leave):
+    with ExitStack() as masks, module_hooks(enter, leave):
         yield

@@ -14,6 +14,8 @@ from warnings import catch_warnings, filterwarnings
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import _disable_current_modes
 
 from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.cuda_device import CudaDevice, cuda_device
@@ -26,6 +28,7 @@ from calibrate.capture.script_recorder import ScriptRecorder, modules_followed
 from sim.core.errors import InputError
 
 STEPS = 2
+MANY_AT_ONCE = _foreach_utils._foreach_supported_types  # what torch clips with one kernel for many tensors
 
 
 class StepsMade(BaseException):
@@ -168,7 +171,7 @@ def _runner(words: Sequence[str]) -> Callable[[], object]:
 
 @contextmanager
 def _device(recorder: ScriptRecorder) -> Iterator[None]:
-    """Let streams and changes of storage sizes be recorded, numbers be printed, and turn `torch.compile` off."""
+    """Let streams and changes of storage sizes be recorded, and numbers be printed; `torch.compile` does nothing."""
     resize, show = torch.UntypedStorage.resize_, FakeTensor.__format__
 
     def resized(self: Any, size: int) -> Any:
@@ -178,6 +181,10 @@ def _device(recorder: ScriptRecorder) -> Iterator[None]:
     def formatted(self: Any, spec: str) -> str:
         return str(show(self, spec)) if self.dim() or not spec else self.item().__format__(spec)
 
+    def array(self: Any, **_: object) -> Any:
+        with _disable_current_modes():  # nothing that runs here is the script's
+            return recorder.values_of(self).numpy(force=True)
+
     def same(model: Any = None, **_: object) -> Any:
         return model if model is not None else lambda f: f
 
@@ -186,6 +193,8 @@ def _device(recorder: ScriptRecorder) -> Iterator[None]:
         filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # FSDP compares storages by it
         stack.enter_context(patch.object(torch.UntypedStorage, "resize_", resized))
         stack.enter_context(patch.object(FakeTensor, "__format__", formatted))
+        stack.enter_context(patch.object(FakeTensor, "numpy", array))
+        stack.enter_context(patch.object(torch, "save", lambda *_, **__: None))  # fake tensors have nothing to save
         stack.enter_context(fake_weights())
         stack.enter_context(patch.object(torch, "compile", same))
         stack.enter_context(patch.object(torch.nn.Module, "compile", lambda *_, **__: None))
@@ -202,14 +211,13 @@ def _hooks(steps: Steps) -> Iterator[None]:
 
     def clipping(*words: Any, **more: Any) -> Any:
         steps.recorder.stage = "clip"
-        if steps.device.used and len(words) < 5:  # torch's default for tensors on a GPU
-            more["foreach"] = True if more.get("foreach") is None else more["foreach"]
         try:
             return clip(*words, **more)
         finally:
             steps.recorder.stage = ""
 
     with (
+        patch.object(_foreach_utils, "_foreach_supported_types", [*MANY_AT_ONCE, FakeTensor]),
         patch.object(torch.nn.utils, "clip_grad_norm_", clipping),
         patch.object(torch.nn.utils.clip_grad, "clip_grad_norm_", clipping),
     ):

@@ -108,20 +108,29 @@ def _matmul(op: CapturedOperator) -> Compute:
 def _convolution(op: CapturedOperator) -> Compute:
     """A convolution as the matmul that it is: outputs' places by output channels by what one of them sees.
 
-    A backward has as many such products as it gives gradients (input, weight; a bias's is a sum).
+    A backward has as many such products as it gives gradients (input, weight; a bias's is a sum). A transposed one is
+    the same with input and output exchanged. It has the input's channels first in its weight; where both have as many,
+    its stride shows, which at least doubles the places.
     """
     backward = op.name == CONVOLUTIONS[1]
     x, weight = op.inputs[1:3] if backward else op.inputs[:2]
     y = op.inputs[0] if backward else op.outputs[0]
     products = max(1, sum(len(t.shape) > 1 for t in op.outputs)) if backward else 1
+    same = x.shape[1] == y.shape[1]
+    if y.shape[1] != weight.shape[0] or (same and _places(y) >= 2 * _places(x)):
+        x, y = y, x
     groups = max(1, x.shape[1] // weight.shape[1])
-    places = y.shape[0] * math.prod(y.shape[2:])
-    shape = (products * groups, places, weight.shape[0] // groups, math.prod(weight.shape[1:]))
+    shape = (products * groups, _places(y), weight.shape[0] // groups, math.prod(weight.shape[1:]))
     flops = 2.0 * math.prod(shape)
     moved = float(sum(t.bytes for t in (*op.inputs, *op.outputs)))
     role = Role.INPUT_GRADIENT if backward else Role.OUTPUT
     kernel = "convolution_backward" if backward else "convolution"
     return Compute(op.name, "gemm", shape, y.dtype, flops, moved, _phase(op), products, role=role, kernel=kernel)
+
+
+def _places(x: Tensor) -> int:
+    """Return the number of images times pixels (samples, voxels) of a tensor [images, channels, …]."""
+    return x.shape[0] * math.prod(x.shape[2:])
 
 
 def _transposed(x: Tensor) -> bool:

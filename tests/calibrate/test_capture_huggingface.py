@@ -29,6 +29,8 @@ MAMBA = {
     "time_step_limit": [0.0, {"__float__": "Infinity"}],
 }
 CLIP_TEXT = {"model_type": "clip_text_model", **SMALL, "vocab_size": 64, "eos_token_id": 63}
+LLAMA = {"model_type": "llama", **SMALL, "vocab_size": 64}
+DEIT = {"model_type": "deit", **SMALL, "image_size": 32, "patch_size": 8}
 DETR = {"model_type": "decision_transformer", "hidden_size": 32, "n_layer": 1, "n_head": 4}
 
 
@@ -45,7 +47,7 @@ def program_of(folder: Path, config: dict[str, Any], **more: Any) -> dict[str, A
     return data
 
 
-@pytest.mark.parametrize("config", [GPTJ, VIT, CONVNEXT, MAMBA, CLIP_TEXT], ids=lambda c: c["model_type"])
+@pytest.mark.parametrize("config", [GPTJ, VIT, CONVNEXT, MAMBA, CLIP_TEXT, DEIT], ids=lambda c: c["model_type"])
 def test_each_parameter_that_the_loss_depends_on_has_a_gradient(tmp_path: Path, config: dict[str, Any]) -> None:
     """As many bytes of gradients as the model has when it runs for real."""
     from calibrate.capture.huggingface_step import huggingface_maker
@@ -65,6 +67,30 @@ def test_a_model_without_fused_attention_is_captured_with_its_own(tmp_path: Path
     assert program_of(tmp_path, VIT)["facts"]["attention"] == "sdpa"
     with pytest.raises(ValueError, match="does not support"):
         program_of(tmp_path, GPTJ, attention="sdpa")
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_a_mask_is_left_out_where_it_hides_nothing(hides: bool) -> None:
+    """As in a real run: attention without a mask has a faster kernel."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from calibrate.capture import Step
+    from calibrate.capture.run_step import record
+
+    def step() -> Step:
+        model = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in LLAMA.items() if k != "model_type"}))
+        ids, mask = torch.zeros(2, 16, dtype=torch.long), torch.ones(2, 16, dtype=torch.long)
+        mask[1, 8:] = 0 if hides else 1
+
+        def loss() -> torch.Tensor:
+            value: torch.Tensor = model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
+            return value
+
+        return Step(model, loss, torch.optim.AdamW(model.parameters()), 16, 2, "bf16")
+
+    names = {row.name for row in record(step)[1].rows if row.phase == "forward"}
+    assert ("aten._scaled_dot_product_flash_attention" in names) is not hides
+    assert ("aten._scaled_dot_product_efficient_attention" in names) is hides
 
 
 def test_adapters_are_trained_on_a_model_of_images_too(tmp_path: Path) -> None:
@@ -97,6 +123,44 @@ def test_only_operators_without_a_kernel_are_divided(name: str, divided: bool) -
     from calibrate.capture.recorder import is_composite
 
     assert is_composite(getattr(torch.ops.aten, name).default) is divided
+
+
+def test_gradients_have_the_layouts_of_real_kernels() -> None:
+    """Of norms and of a softmax whose results are read transposed; torch's fake kernels have other layouts."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    from calibrate.capture import Step
+    from calibrate.capture.run_step import record
+
+    def step() -> Step:
+        x = torch.zeros(2, 8, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
+        model = torch.nn.Sequential(
+            torch.nn.BatchNorm2d(8), torch.nn.Flatten(2), torch.nn.LayerNorm(16), torch.nn.LogSoftmax(-1)
+        )
+        weights = torch.ones(2, 16, 8)
+        optimizer = torch.optim.SGD(model.parameters())
+        return Step(model, lambda: (model(x).transpose(1, 2) * weights).sum(), optimizer, 4, 2)
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if "_backward" in func.name():
+                seen.append((func._schema.name.replace("::", "."), tree_leaves(out)[0].stride()))
+            return out
+
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    loss = step().loss()
+    with Seen():
+        torch.autograd.backward(loss)
+    assert len(seen) == 3
+    rows = [r for r in record(step, "cpu")[1].rows if "_backward" in r.name]
+    assert [(r.name, contiguous_or(*r.outputs[0][0][1:])) for r in rows] == seen
+
+
+def contiguous_or(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a tensor's strides; a file gives none for a contiguous one."""
+    return strides or torch.empty(shape).stride()
 
 
 def test_a_parameter_that_the_loss_does_not_need_has_no_optimizer_states() -> None:

@@ -45,6 +45,13 @@ SCRIPTS_OF_EITHER = {
 model.to(torch.accelerator.current_accelerator())
 torch.accelerator.synchronize(), torch.accelerator.current_stream().synchronize()
 """,
+    "matmuls": """
+from torch.nn.attention import SDPBackend, sdpa_kernel
+forward = model.to("cuda").forward
+def plain(x):
+    with sdpa_kernel(SDPBackend.MATH): return forward(x)
+model.forward = plain
+""",
 }
 LAYERS = "nn.Sequential(*[nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3)])"
 SCRIPTS = {
@@ -99,6 +106,19 @@ for (ids,) in [*loader, *loader]:
     scaler.step(optimizer)
     scaler.update()
     torch.cuda.synchronize()
+"""
+SCRIPTS["images"] = """
+import io
+model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).to("cpu", memory_format=torch.channels_last)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    if torch.rand(()) < 0.5: raise ValueError("chance leaves a layer out")
+    loss = model(torch.randn(4, 4, 8, 8).to(memory_format=torch.channels_last)).square().mean()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step(); optimizer.zero_grad()
+    assert loss.detach().cpu().numpy().mean() == 1.0
+    torch.save(model.state_dict(), io.BytesIO())
 """
 SCRIPTS["asks"] = f"""
 model = {LAYERS}
@@ -276,6 +296,20 @@ def test_a_script_for_cuda_runs_as_on_a_gpu(captured: Captured) -> None:
 def test_attention_is_that_of_the_device_that_the_script_chose(captured: Captured, device: str, name: str) -> None:
     operators = captured(f"attention_{device}", 2).program.operators
     assert f"aten._scaled_dot_product_{name}" in {op.name for op in operators}
+
+
+def test_forbidden_kernels_of_attention_do_not_run(captured: Captured) -> None:
+    names = {op.name for op in captured("attention_matmuls", 2).program.operators}
+    assert "aten.bmm" in names
+    assert not any("scaled_dot_product" in name for name in names)
+
+
+def test_weights_keep_their_memory_format_and_clipping_is_one_kernel_for_many_tensors(captured: Captured) -> None:
+    """A gradient of another layout than its weight would be copied. The script also draws, saves and reads numbers."""
+    operators = captured("images", 1).program.operators
+    assert "aten.copy_" not in {op.name for op in operators if op.phase == "backward"}
+    clips = Counter(op.name for op in operators if op.phase == "clip")
+    assert clips["aten._foreach_norm"] == clips["aten._foreach_mul_"] == 1
 
 
 def test_read_loss_makes_the_host_wait(captured: Captured) -> None:

@@ -133,6 +133,18 @@ def test_a_convolution_is_the_matmul_that_it_is() -> None:
     assert compute_of(operator("aten.convolution", [x, depthwise], [x])).flops == 2 * x.elements * 9
 
 
+@pytest.mark.parametrize(("channels", "groups"), [(16, 1), (32, 1), (32, 32)])
+def test_a_transposed_convolution_multiplies_each_input_by_its_weights(channels: int, groups: int) -> None:
+    """Of stride 2, with 32 channels in; torch's own count (`conv_flop_count`) is the same."""
+    x, weight, y = (
+        Tensor("bf16", shape, ()) for shape in ((2, 32, 16, 16), (32, channels // groups, 4, 4), (2, channels, 32, 32))
+    )
+    forward = compute_of(operator("aten.convolution", [x, weight], [y]))
+    assert forward.flops == 2 * x.elements * channels // groups * 16
+    backward = compute_of(operator("aten.convolution_backward", [y, x, weight], [x, weight], "backward"))
+    assert backward.flops == 2 * forward.flops
+
+
 def test_layouts_of_tensors_name_their_kernel() -> None:
     x, bf16, row = Tensor("fp32", (64, 128), ()), Tensor("bf16", (64, 128), ()), Tensor("fp32", (128,), ())
     turned = Tensor("fp32", (64, 128), (1, 64))
