@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from sim.core.dtypes import dtype_bytes
-from sim.prices.expert_splits import within_splits
+from sim.prices.expert_bounds import within_bounds
 from sim.prices.interpolation import Surface
 from sim.prices.kernel_shapes import Columns, Shapes, coordinates
 from sim.prices.profile import PointTable
@@ -170,7 +170,7 @@ def adjusted(table: Table, floored: bool) -> Table:
     # The input's time is subtracted first, because the floor and the split's bound are about the matmul or layer alone.
     seconds = _without_input(table) if any(table.input_s) else table.seconds
     if table.kind == MOE_LAYER:
-        seconds = within_splits(table.shapes.sizes, table.shapes.codes, seconds)
+        seconds = within_bounds(table.shapes.sizes, table.shapes.codes, seconds)
     if floored and table.kind == ATTENTION_DECODE:
         seconds = _read_from_memory(table, seconds)
     # The fastest of thousands of points is hardly more than a launch. A profile's few points may all be large.
