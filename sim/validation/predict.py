@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from sim.validation.prediction import (
     spread,
 )
 from sim.validation.records import Measurement
+from sim.validation.serving_rows import serving_predictions
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -48,7 +48,9 @@ def predict(
         return kernel_predictions(row, calibration), {}
     if row.kind == "collective":
         return collective_predictions(row, calibration), {}
-    return (_training_step if row.kind == "training_step" else _inference)(row, calibration)
+    if row.kind == "training_step":
+        return _training_step(row, calibration)
+    return serving_predictions(row, _with(row, calibration))
 
 
 def quantity(key: str) -> str:
@@ -132,57 +134,6 @@ SAMPLES_PER_S = ("samples_per_s", "sequences_per_s")
 def _name(key: str) -> str:
     """The result's name of a measured key."""
     return _COUNTED_AS.get(key, key)
-
-
-def _inference(row: Measurement, calibration: str | None) -> tuple[Predictions, Answers]:
-    from sim.inputs.scenario import parse_scenario
-    from sim.serve.simulation import simulate_serving
-
-    scenario = parse_scenario(_served_by(row, _with(row, calibration)), row.id)
-    served = simulate_serving(scenario, profile_named(scenario.calibration))
-    result, sigma = served.result, math.hypot(SERVING_UNCERTAINTY, served.host_uncertainty)
-    usual = "mean" if row.data.get("statistic") == "mean" else "p50"
-    out = {}
-    for key in row.measured:
-        name, which = _statistic(key, usual)
-        value = result.get(_SERVED.get(name, name))
-        value = value.get(which) if isinstance(value, Mapping) else value
-        if isinstance(value, float):
-            out[key] = spread(value, sigma)
-    answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
-    if not out and not answers:
-        raise NotSimulated(f"a serving workload has no {', '.join(row.measured) or 'measured quantity'}")
-    return out, answers
-
-
-def _served_by(row: Measurement, scenario: dict[str, Any]) -> dict[str, Any]:
-    """The scenario on the engine that the table names, where the row's own scenario names none."""
-    from sim.serve.engines import engine_named
-
-    section, engine = scenario.get("inference"), engine_named(row.served_by)
-    if not isinstance(section, Mapping) or "engine" in section or engine is None:
-        return scenario
-    return {**scenario, "inference": {**section, "engine": engine.name}}
-
-
-def _statistic(key: str, usual: str) -> tuple[str, str]:
-    """A measured key without its statistic, and that statistic: `usual` where the key names none.
-
-    >>> _statistic("time_to_first_token_p99_s", "p50"), _statistic("time_to_first_token_s", "mean")
-    (('time_to_first_token_s', 'p99'), ('time_to_first_token_s', 'mean'))
-    """
-    for which in ("mean", "p50", "p90", "p99"):
-        if key.endswith(f"_{which}_s"):
-            return key.removesuffix(f"{which}_s") + "s", which
-    return key, usual
-
-
-_SERVED = {
-    "first_token_s": "time_to_first_token_s",
-    "ttft_s": "time_to_first_token_s",
-    "tpot_s": "time_per_output_token_s",
-}
-SERVING_UNCERTAINTY = 0.15  # kernels of another library, schedulers of another server
 
 
 def _with(row: Measurement, calibration: str | None) -> dict[str, Any]:
