@@ -93,6 +93,14 @@ def test_a_mask_is_left_out_where_it_hides_nothing(hides: bool) -> None:
     assert ("aten._scaled_dot_product_efficient_attention" in names) is hides
 
 
+@pytest.mark.parametrize(("compiled", "kernel"), [(False, "flash"), (True, "efficient")])
+def test_a_compiled_model_keeps_its_mask(tmp_path: Path, compiled: bool, kernel: str) -> None:
+    """Transformers reads no mask in a graph that is traced, and packed sequences would need one."""
+    names = program_of(tmp_path, LLAMA, autocast="bf16", compiled=compiled)["tables"]["names"]
+    found = [name for name in names if "scaled_dot_product" in name and "backward" not in name]
+    assert found == [f"aten._scaled_dot_product_{kernel}_attention"]
+
+
 def test_adapters_are_trained_on_a_model_of_images_too(tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="adapters are peft's")
     trained = [name for name, _, _, trains in _named(program_of(tmp_path, VIT, lora_rank=4)) if trains]
