@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from calibrate import overlap, shared_cores
-from calibrate.collective_calls import MAX_CPU_RANKS, Work, make
+from calibrate.collective_calls import MAX_CPU_RANKS, Work, make, repeat
 from calibrate.launch import join
 from calibrate.machine import gpu_ranks
 from calibrate.ranks import stream_ranks
@@ -96,8 +96,7 @@ def _collective(bench: Bench, key: str, burst: Work | None) -> Record:
 
 def together(bench: Bench, call: Work) -> Timing:
     """Time one call while all ranks call at once, back to back; each sample is the slowest rank's."""
-    for _ in range(3):
-        call()
+    repeat(call, 3)
     plan = torch.tensor([_elapsed(bench, call, 2) / 2], dtype=torch.float64, device=bench.device)
     dist.broadcast(plan, 0)  # all ranks must agree on how often to call
     once = max(float(plan), 1e-7)
@@ -114,8 +113,7 @@ def _elapsed(bench: Bench, call: Work, times: int) -> float:
     dist.barrier()
     bench.synchronize()
     start = time.perf_counter()
-    for _ in range(times):
-        call()
+    repeat(call, times)
     bench.synchronize()
     return time.perf_counter() - start
 
