@@ -181,6 +181,28 @@ def make_space(
         raise InputError(f"{source.label}: a search covers at most {MOST_GPUS:,} GPUs; found {gpus:,}")
     section = {} if data.get("parallelism") is None else data["parallelism"]
     given = validate(Parallelism, section, source, ("parallelism",))
+    _check_written(source, given)
+    kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}
+    # The written layout need not match the searched GPUs, so one pipeline of all ranks replaces it.
+    neutral = {**data, "parallelism": {**kept, "pp": gpus}}
+    model = data.get("model")
+    captured = isinstance(model, dict) and model.get("program") is not None
+    if isinstance(data.get("training"), dict) and not captured:
+        # The written micro-batch size may not divide the batch of other numbers of replicas. One sequence does.
+        neutral["training"] = merge(data["training"], {"micro_batch_size": 1})
+    base = resolve(replace(source, data=neutral), name)
+    _check_resolved(source, base)
+    # Keys that the scenario sets, even to their default.
+    fixed = {k: getattr(given, k) for k in DERIVED if k in given.model_fields_set}
+    narrowed = {k: tuple(v) for k, v in (only or {}).items()}
+    sums = bool(trainer) and TRAINERS[trainer].sums_in_pipelines
+    derives = sums and "accumulate_unsharded" not in given.model_fields_set
+    return Space(base, gpus, fixed, narrowed, tuple(linked), trainer, derives)
+
+
+def _check_written(source: Source, given: Parallelism) -> None:
+    """Refuse keys that stay as they are written in every layout."""
+    data = source.data
     # The bounds know the forwards before the first backward only for groups of pp micro-batches.
     if given.micro_batch_group is not None:
         said = "a search runs interleaved_1f1b in groups of pp micro-batches (null)"
@@ -192,15 +214,10 @@ def make_space(
     if isinstance(data.get("training"), dict) and data["training"].get("optimizer_post_validation"):
         why = "found true; a search compares steps that all ranks end together (false)"
         raise source.error(("training", "optimizer_post_validation"), why)
-    kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}
-    # The written layout need not match the searched GPUs, so one pipeline of all ranks replaces it.
-    neutral = {**data, "parallelism": {**kept, "pp": gpus}}
-    model = data.get("model")
-    captured = isinstance(model, dict) and model.get("program") is not None
-    if isinstance(data.get("training"), dict) and not captured:
-        # The written micro-batch size may not divide the batch of other numbers of replicas. One sequence does.
-        neutral["training"] = merge(data["training"], {"micro_batch_size": 1})
-    base = resolve(replace(source, data=neutral), name)
+
+
+def _check_resolved(source: Source, base: Scenario) -> None:
+    """Refuse what is known once presets are read."""
     # With messages every hop is a task, which is too slow for a search, and bounds know only closed forms.
     if base.engine.collectives != "closed_form":
         raise source.error(("engine", "collectives"), "found messages; a search compares closed forms (closed_form)")
@@ -211,12 +228,6 @@ def make_space(
         raise source.error(("processes",), "a search compares steps without processes; leave it out")
     if base.training is None:
         raise InputError(f"{source.label}: training: is missing; a search needs a training step (with --slo, serving)")
-    # Keys that the scenario sets, even to their default.
-    fixed = {k: getattr(given, k) for k in DERIVED if k in given.model_fields_set}
-    narrowed = {k: tuple(v) for k, v in (only or {}).items()}
-    sums = bool(trainer) and TRAINERS[trainer].sums_in_pipelines
-    derives = sums and "accumulate_unsharded" not in given.model_fields_set
-    return Space(base, gpus, fixed, narrowed, tuple(linked), trainer, derives)
 
 
 def grids(space: Space) -> Iterator[Grid]:
