@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -15,6 +15,7 @@ from sim.results.records import Record
 from sim.results.step import FinishedStep
 
 if TYPE_CHECKING:
+    from sim.inputs.input_source import UserInput
     from sim.inputs.workloads import Faults
 
 ONE_BY_ONE = 16  # causes that are each taken away by themselves, a simulation each; those after them together
@@ -47,46 +48,56 @@ class Waiting(Record, frozen=True):
     seconds: float
 
 
+class _Fault(Struct, frozen=True):
+    """A cause before it is taken away: the key of `Faults` that holds it, and its entries there; None: the section."""
+
+    kind: str
+    name: str
+    key: str
+    entries: tuple[UserInput, ...] | None = None
+
+
+def _found(scenario: Scenario, faults: Faults) -> Iterator[_Fault]:
+    """Yield the faults that disturb a step, a rank's or a pair of nodes' entries together."""
+    for rank, scale in compute_scales(scenario).items():
+        name = f"rank {rank}, computing {scale:g} times as long"
+        yield _Fault("straggler", name, "stragglers", tuple(s for s in faults.stragglers if s.rank == rank))
+    for pair, scale in link_scales(scenario).items():
+        where = f"inside node{pair[0]}" if pair[0] == pair[1] else f"between node{pair[0]} and node{pair[1]}"
+        entries = tuple(x for x in faults.links if x.nodes == pair)
+        cut = any(x.bandwidth_scale == 0 for x in entries)
+        lost = f"cut, {scale:.3g} of the bandwidth over the detour" if cut else f"{scale:.3g} of the bandwidth"
+        yield _Fault("link", f"links {where}, {lost}", "links", entries)
+    for nic in faults.nics:
+        which = "NICs" if nic.nic is None else f"NIC {nic.nic}"
+        yield _Fault("nic", f"{which} of {nic.node}, {nic.bandwidth_scale:.3g} of the bandwidth", "nics", (nic,))
+    if has_jitter(scenario) and faults.jitter is not None:
+        name = "jitter as measured" if faults.jitter.factors else f"jitter of {faults.jitter.sigma:g}"
+        yield _Fault("jitter", name, "jitter")
+    if shared_nic_scales(scenario) and faults.network_jitter is not None:
+        name = f"other jobs on the network, sigma {faults.network_jitter.sigma:g}"
+        yield _Fault("network", name, "network_jitter")
+
+
+def _without(faults: Faults, gone: Sequence[_Fault]) -> Faults:
+    """Return the section with these faults taken away."""
+    for fault in gone:
+        own = None if fault.entries is None else {id(x) for x in fault.entries}  # equal entries are told apart
+        left = None if own is None else tuple(x for x in getattr(faults, fault.key) if id(x) not in own)
+        faults = faults.model_copy(update={fault.key: left})
+    return faults
+
+
 def causes(scenario: Scenario) -> list[Cause]:
-    """The faults that disturb a step, one by one (a rank's or a pair of nodes' entries together), then all of them."""
+    """The faults that disturb a step, the first `ONE_BY_ONE` by themselves, the rest together, then all of them."""
     faults = scenario.faults
     if faults is None or not disturbs(scenario):
         return []
-    out = list[Cause]()
-
-    def add(kind: str, name: str, **without: object) -> None:
-        out.append(Cause(kind, name, faults.model_copy(update=without)))
-
-    for rank, scale in compute_scales(scenario).items():
-        left = tuple(s for s in faults.stragglers if s.rank != rank)
-        add("straggler", f"rank {rank}, computing {scale:g} times as long", stragglers=left)
-    for pair, scale in link_scales(scenario).items():
-        where = f"inside node{pair[0]}" if pair[0] == pair[1] else f"between node{pair[0]} and node{pair[1]}"
-        cut = any(x.nodes == pair and x.bandwidth_scale == 0 for x in faults.links)
-        lost = f"cut, {scale:.3g} of the bandwidth over the detour" if cut else f"{scale:.3g} of the bandwidth"
-        add("link", f"links {where}, {lost}", links=tuple(x for x in faults.links if x.nodes != pair))
-    for i, nic in enumerate(faults.nics):
-        which, others = "NICs" if nic.nic is None else f"NIC {nic.nic}", (*faults.nics[:i], *faults.nics[i + 1 :])
-        add("nic", f"{which} of {nic.node}, {nic.bandwidth_scale:.3g} of the bandwidth", nics=others)
-    if has_jitter(scenario) and faults.jitter is not None:
-        name = "jitter as measured" if faults.jitter.factors else f"jitter of {faults.jitter.sigma:g}"
-        add("jitter", name, jitter=None)
-    if shared_nic_scales(scenario) and faults.network_jitter is not None:
-        add("network", f"other jobs on the network, sigma {faults.network_jitter.sigma:g}", network_jitter=None)
-    if len(out) > ONE_BY_ONE:
-        out = [*out[:ONE_BY_ONE], _rest(scenario, faults, len(out) - ONE_BY_ONE)]
+    found = list(_found(scenario, faults))
+    out = [Cause(x.kind, x.name, _without(faults, [x])) for x in found[:ONE_BY_ONE]]
+    if rest := found[ONE_BY_ONE:]:
+        out.append(Cause("rest", f"{len(rest)} more", _without(faults, rest)))
     return [*out, Cause("all", "all faults", None)]
-
-
-def _rest(scenario: Scenario, faults: Faults, count: int) -> Cause:
-    """All but the first `ONE_BY_ONE` causes together."""
-    kept = {*list(compute_scales(scenario))[:ONE_BY_ONE]}
-    pairs = {*list(link_scales(scenario))[: max(0, ONE_BY_ONE - len(compute_scales(scenario)))]}
-    links = tuple(x for x in faults.links if x.nodes in pairs)
-    stragglers = tuple(s for s in faults.stragglers if s.rank in kept)
-    nics = faults.nics[: max(0, ONE_BY_ONE - len(compute_scales(scenario)) - len(link_scales(scenario)))]
-    update = {"stragglers": stragglers, "links": links, "nics": nics, "jitter": None, "network_jitter": None}
-    return Cause("rest", f"{count} more", faults.model_copy(update=update))
 
 
 def blame(step: FinishedStep, without_s: Callable[[Scenario], float]) -> tuple[FaultCost, ...]:

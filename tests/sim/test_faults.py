@@ -21,6 +21,7 @@ from sim.prices.profiles import load_profile
 from sim.prices.rank_prices import Pricing
 from sim.ranks.faults import Jitter, link_scales
 from sim.ranks.plan import make_plan
+from sim.results.fault_costs import causes
 from sim.schedules import FORMS
 from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
@@ -314,6 +315,18 @@ def test_many_faults_are_blamed_together_after_the_first_ones() -> None:
     rows = simulate(with_faults(scenario, faults)).result["blame"]
     assert [r["kind"] for r in rows] == ["straggler"] * 16 + ["rest", "all"]
     assert rows[-2]["lost_s"] > 0 == rows[0]["lost_s"]
+
+
+def test_those_together_are_none_of_the_first_ones() -> None:
+    slow_ranks = [{"rank": r, "compute_scale": 1.5} for r in range(15)]
+    faults = {"stragglers": slow_ranks, "jitter": {"sigma": 0.1}, "network_jitter": {"sigma": 0.2}}
+    found = causes(with_faults(case({"dp": 32}, {"global_batch_size": 32}), faults))
+    assert [c.kind for c in found] == ["straggler"] * 15 + ["jitter", "rest", "all"]
+    rest = found[-2].without
+    assert rest is not None
+    assert rest.network_jitter is None
+    assert rest.jitter is not None
+    assert len(rest.stragglers) == 15
 
 
 def test_the_summary_shows_the_blame_and_who_waits() -> None:
