@@ -5,7 +5,6 @@ With `--set` and one scenario: as it is, and with the changes.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import click
 
 from sim.commands.command import Command
 from sim.commands.options import SCENARIO, Report, report_options
+from sim.commands.rich_tables import console_of
 from sim.core.errors import InputError
 from sim.core.files import read_json
 
@@ -23,8 +23,6 @@ from sim.core.files import read_json
 @report_options
 def main(a: Path, b: Path | None, report: Report) -> None:
     """Compare A with B, each a scenario or a result of `run --json`. Without B: A, and A changed by --set."""
-    from rich.console import Console
-
     from sim.studies.difference import difference
     from sim.views.difference import difference_page, print_difference
 
@@ -32,7 +30,7 @@ def main(a: Path, b: Path | None, report: Report) -> None:
         raise InputError("B: is missing; give a second scenario or result, or --set KEY=VALUE")
     first = result_of(a, () if b is None else report.overrides)
     found = difference(first, result_of(a if b is None else b, report.overrides))
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = console_of(160)
     report.show(found, difference_page, lambda found: print_difference(found, console))
 
 

@@ -18,6 +18,7 @@ import click
 from sim.commands.command import Command
 from sim.commands.files_named import FILE
 from sim.commands.options import SCENARIO, Narrowing, Study, narrowing_options, study_options
+from sim.commands.rich_tables import console_of, plain_table
 from sim.core.errors import InputError
 from sim.core.units import counted
 
@@ -156,14 +157,10 @@ def _progress(cells: int) -> Iterator[Callable[[str], None]]:
 
 def print_map(result: dict[str, Any]) -> None:
     """MFU and layout of each cell, and measured runs beside their simulation."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
     from sim.views.map_page import cell_words, run_words
 
-    console = Console(width=None if sys.stdout.isatty() else 240)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    console = console_of()
+    table = plain_table(2)
     table.add_column("MFU, GiB, layout")
     for n in result["gpus"]:
         table.add_column(counted(n, "GPU"))
@@ -173,7 +170,7 @@ def print_map(result: dict[str, Any]) -> None:
         table.add_section()
     console.print(table)
     if result["measured"]:
-        beside = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+        beside = plain_table(2)
         for name in ("model", "GPUs", "best measured layout", "measured tok/s/GPU", "simulated", "error"):
             beside.add_column(name, justify="left" if name in ("model", "best measured layout") else "right")
         for row in result["measured"]["rows"]:

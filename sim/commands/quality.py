@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 from sim.commands.command import Command
 from sim.commands.files_named import FILE
 from sim.commands.options import SCENARIO, Report, report_options
+from sim.commands.rich_tables import console_of, plain_table
 
 
 @click.command("quality", cls=Command)
@@ -37,14 +37,10 @@ def main(scenario: Path | None, scores: Path | None, report: Report) -> None:
 
 def print_quality(result: dict[str, Any]) -> None:
     """A table, best score first; a mark where no other model is better in both."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
     from sim.views.quality_page import HEAD, cells
 
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    console = console_of(160)
+    table = plain_table(2)
     for i, name in enumerate(HEAD):
         table.add_column(name, justify="right" if i else "left")
     for row in sorted(result["models"], key=lambda row: -row["score"]):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sim.commands.rich_tables import console_of, plain_table
 from sim.core.units import counted
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from sim.search.best_first import BestFirst
 
 REFUSALS_SHOWN = 3  # the most frequent; --json has all
-PIPE_WIDTH = 240  # columns where nobody watches: a table in a file is never cut
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def print_result(result: dict[str, Any]) -> None:
     """A table of the best layouts, what was looked at, and what runs the first of them."""
     from sim.views.headline import limit_words
 
-    console = _console()
+    console = console_of()
     c = result["counts"]
     console.print(f"{result['name']}: {counted(result['gpus'], 'GPU')}, {limit_words(result)}", highlight=False)
     if not c["legal"]:
@@ -81,7 +81,7 @@ def _print_runnable(row: dict[str, Any], console: Console) -> None:
 
 def print_clusters(result: dict[str, Any]) -> None:
     """The best layout of each cluster, most tokens a second and GPU first, or least cost where prices are given."""
-    console = _console()
+    console = console_of()
     console.print(
         f"{result['name']}: the best layout of {counted(result['gpus'], 'GPU')} of each cluster", highlight=False
     )
@@ -108,17 +108,8 @@ def print_clusters(result: dict[str, Any]) -> None:
             console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-
-
 def _table(first: str, priced: bool) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table()
     figures = ("step", "tok/s/GPU", "MFU", "exposed", "bubble", "GiB")
     names = (first, *figures, "layout", "schedule", "micro-batch", "recompute")
     for name in (*names, *(["1T tokens"] if priced else [])):

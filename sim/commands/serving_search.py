@@ -3,14 +3,16 @@ interactivity."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sim.commands.rich_tables import console_of, plain_table
 from sim.core.units import counted
 
-PIPE_WIDTH = 240  # columns where nobody watches: a table in a file is never cut
+if TYPE_CHECKING:
+    from rich.table import Table
+
 CURVE_SHOWN = 12
 JsonRow = Mapping[str, Any]
 HEADS = (
@@ -30,20 +32,16 @@ CURVE = {  # columns of the curve, and their keys
 
 def print_serving_search(result: dict[str, Any], top: int) -> None:
     """A table of the best layouts, the fewest GPUs for the scenario's own rate, and the curve."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
     from sim.search.engine_options import choice_words
 
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = console_of()
     say = partial(console.print, highlight=False)
     say(f"{result['name']}: {counted(result['gpus'], 'GPU')} within {', '.join(result['slo'])}")
     with_options = any(row["options"] for row in result["best"])
 
     def table(heads: Iterable[str], rows: Iterable[tuple[Iterable[str], JsonRow]]) -> Table:
         """Columns of figures, each row's layout and, where any are searched, its options."""
-        out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        out = plain_table()
         for head in heads:
             out.add_column(head, justify="right")
         out.add_column("layout")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import click
 from sim.commands.command import Command
 from sim.commands.layout_options import LINK
 from sim.commands.options import Study, scenario_argument, study_options
+from sim.commands.rich_tables import console_of, plain_table
 from sim.core.errors import InputError
 from sim.core.units import counted
 
@@ -30,7 +30,6 @@ MOST_KEYS = 8
 MOST_STEPS = 100_000
 POOL_FROM_S = 5.0  # of expected work; less is done before other processes have started
 ROWS_SHOWN = 40
-PIPE_WIDTH = 240  # columns where nobody watches: a table in a file is never cut
 _RANGE = re.compile(r"(?<![^\s,])(\d{1,8})\.\.(\d{1,8})(?![^\s,])")
 
 
@@ -164,21 +163,17 @@ def _check_count(count: int, label: str) -> None:
 def print_result(result: dict[str, Any]) -> None:
     """A table of all combinations, the best by the metric first where there are very many; refused ones with the
     number of their reason."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
     from sim.studies.sweep_metrics import metric_of, metrics_of
     from sim.views.sweep_page import about_faults, lost_words, metric_words, short_keys
 
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = console_of()
     rows, faults, metric = result["rows"], about_faults(result), metric_of(result)
     shown = rows
     if len(rows) > ROWS_SHOWN:
         sign = -1 if metric.more_is_better else 1
         done = [row for row in rows if not row["refused"]]
         shown = sorted(done, key=lambda r: sign * r[metric.key])[:ROWS_SHOWN]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table()
     for name in short_keys(result["vary"]).values():
         table.add_column(name, overflow="fold")
     for m in metrics_of(result):

@@ -1,0 +1,25 @@
+"""The console and the tables in which commands print many rows. rich is loaded only where something is printed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def console_of(piped_width: int = 240) -> Console:
+    """Standard output; `piped_width`: its characters where it is no terminal, so many that no table is cut."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else piped_width)
+
+
+def plain_table(gap: int = 1) -> Table:
+    """A table without a frame; `gap`: spaces between columns."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0))
