@@ -95,6 +95,9 @@ class Engine:
         "a request enters once the cache has room for all that it will write, and this share of what those that run "
         "will: none is preempted at 1; 0: room for its prompt is enough",
     )
+    reserved_at_first: float | None = fact(
+        None, "the share with which it begins and from which it falls; None: the same"
+    )
     whole_prompts: bool = fact(False, "without chunked_prefill a prompt is computed in one iteration, or waits")
     prompts_beside: bool = fact(False, "without chunked_prefill prompts are computed beside tokens, not before them")
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")

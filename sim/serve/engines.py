@@ -192,12 +192,13 @@ _RECORDS = (
         "host: as vllm-v1's, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time between decoding "
         "batches); launches as vllm-0.2, HTTP as trtllm-triton; "
         "limits: srt/server_args.py (small GPUs: less than 25,000 MiB); prompts first, in chunks: "
-        "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7 · "
-        "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14, to which it falls in 600 steps",
+        "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7, "
+        "which falls to that times SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14",
         host=_hosts(_V1),
         overlaps=True,
         graph_sizes=sglang_sizes,
         reserved_output=0.098,
+        reserved_at_first=0.7,
         own_all_reduces=CUSTOM,
         defaults=_SGLANG,
         cases=(
@@ -219,6 +220,7 @@ _RECORDS = (
         overlaps=True,
         graph_sizes=sglang_05_sizes,
         reserved_output=0.098,
+        reserved_at_first=0.7,
         fraction=_sglang_fraction,
         own_all_reduces=CUSTOM,
         defaults=_SGLANG,

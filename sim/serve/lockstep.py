@@ -88,6 +88,7 @@ class Lockstep(Struct):
             left = self.scheduler.finish(batch, end_s)
         else:
             self.scheduler.note_end()
+            self.scheduler.output.steps += 1
         if left:
             self.others = [x for x in self.others if x.running]
         if batch.prompts_alone:
@@ -124,6 +125,8 @@ class Lockstep(Struct):
         if s.waiting and n < s.limits.running and s.fits(s.waiting[0]):
             return 0
         low, high = 0, self.ends[0][0] - self.step
+        if s.waiting and s.output.falls:
+            high = min(high, 1)  # after which it may have room
         room = s.blocks_at_once
         if n * (high // s.cache.block_tokens + 1) <= room:
             return high
@@ -139,6 +142,7 @@ class Lockstep(Struct):
         """Do `steps` alike iterations at once (see `steady_steps`), the last ending at `end_s`; who left."""
         self._compute(steps, self._lacking(steps))
         self.scheduler.note_end()
+        self.scheduler.output.steps += steps
         self.step += steps
         return self._leave(end_s)
 

@@ -24,6 +24,7 @@ from sim.serve.operator_prices import PricedProgram
 from sim.serve.prices import Prices
 from sim.serve.replica import Replica
 from sim.serve.requests import Request
+from sim.serve.reserved_output import ReservedOutput
 from sim.serve.scheduler import Scheduler
 from sim.serve.sequences import Limits, Sequence
 from sim.serve.speculation import Acceptance, SpeculativePrices, draft_costs, drafting
@@ -185,7 +186,8 @@ def _scheduler(
     bus = Link(per_token, latency)
     scheduler = Scheduler(cache, limits, i.prefix_cache == "gpu", host, bus, room)
     engine = engine_of(i.engine)
-    scheduler.reserved_share = engine.reserved_output
+    first, least = engine.reserved_at_first or engine.reserved_output, engine.reserved_output
+    scheduler.output = ReservedOutput(first, least, first)
     scheduler.mixes = i.chunked_prefill or engine.prompts_beside
     scheduler.splits = i.chunked_prefill or not engine.whole_prompts
     if i.kv_cache.tiers is not None:

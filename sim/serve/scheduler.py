@@ -35,6 +35,7 @@ from msgspec import Struct, field
 from sim.serve.adapters import AdapterSlots
 from sim.serve.cache_tiers import CacheTiers
 from sim.serve.kv_cache import HostCache, KvCache, Link
+from sim.serve.reserved_output import ReservedOutput
 from sim.serve.sequences import Batch, Copy, Counts, Limits, Piece, Sequence
 
 
@@ -66,7 +67,7 @@ class Scheduler(Struct):
     adapters: AdapterSlots | None = None
     tiers: CacheTiers | None = None  # below the cache on the GPU
     reserved: int = 0  # blocks of all that run, once each has all its tokens
-    reserved_share: float = 0.0  # of what running ones will still write, for which a request that enters leaves room
+    output: ReservedOutput = field(default_factory=ReservedOutput)  # for which a request that enters leaves room
     mixes: bool = True  # prompts and tokens of running sequences in one iteration
     splits: bool = True  # a prompt that exceeds what is left of the budget is computed in chunks
     blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
@@ -175,7 +176,7 @@ class Scheduler(Struct):
         if budget <= 0:
             return False
         # Room for all of it is room whatever is found; asking a host's cache makes its prefix the last used.
-        found_is_no_matter = self.host is None and not self.reserved_share and self.part(sequence.remaining, budget) > 0
+        found_is_no_matter = self.host is None and not self.output.share and self.part(sequence.remaining, budget) > 0
         if found_is_no_matter and self.cache.blocks_of(sequence.remaining) <= self.cache.available:
             return True
         hit, loaded = self._cached(sequence)
@@ -189,9 +190,9 @@ class Scheduler(Struct):
     def _can_finish(self, sequence: Sequence, shared_blocks: int) -> bool:
         """Where blocks are reserved: whether there are enough for all tokens of a waiting request, which reads so many
         shared ones, beside a share of what those that run will still take (all: TensorRT-LLM's GUARANTEED_NO_EVICT)."""
-        if not self.reserved_share or not self.running:
+        if not self.output.share or not self.running:
             return True
-        promised = self.reserved_share * (self.reserved - self.cache.private)
+        promised = self.output.share * (self.reserved - self.cache.private)
         return self._last_blocks(sequence) - shared_blocks <= self.cache.available - promised
 
     def _last_blocks(self, sequence: Sequence) -> int:
@@ -216,6 +217,8 @@ class Scheduler(Struct):
             self._read_prefix(sequence, 0)
         self.started += 1
         sequence.order, sequence.running = self.started, True
+        if not self.running and not self.waiting:
+            self.output.restart()
         self.running.append(sequence)
         if sequence.remote:
             assert self.fetch is not None
@@ -309,6 +312,7 @@ class Scheduler(Struct):
         victim.running = False
         self.running.remove(victim)
         self.waiting.appendleft(victim)
+        self.output.retracted(self.running)
 
     def push_down(self, now_s: float) -> None:
         """Evicted prefixes go down to the tiers below."""
@@ -353,6 +357,7 @@ class Scheduler(Struct):
                 self._keep_prefix(sequence, end_s)
             if samples and self._sampled(sequence, 1 + drafted - wrong, end_s):
                 done.append(sequence)
+        self.output.steps += not batch.prompts_alone
         if done:
             self.running = [s for s in self.running if s.running]
         return done

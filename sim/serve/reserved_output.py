@@ -1,0 +1,44 @@
+"""How much of the output that running requests will still write is kept free when another is admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from sim.serve.sequences import Sequence
+
+FALLING_STEPS = 600  # SGLang, global_config.py: default_new_token_ratio_decay_steps
+RETRACT_STEPS = 20  # of tokens for each sequence that SGLang adds to what was decoded; retract_decode_steps
+
+
+class ReservedOutput(Struct):
+    """A share of the remaining output: `first`, which falls to `least` in `FALLING_STEPS` iterations that add tokens
+    (SGLang's new_token_ratio, srt/managers/scheduler.py); equal ones stay. A preempted sequence raises it to what the
+    others have written of their output (schedule_batch.py, retract_decode), and an idle server begins again."""
+
+    first: float = 0.0
+    least: float = 0.0
+    begin: float = 0.0
+    steps: int = 0  # since `begin`
+
+    @property
+    def share(self) -> float:
+        """The share now."""
+        return max(self.least, self.begin - self.steps * (self.first - self.least) / FALLING_STEPS)
+
+    @property
+    def falls(self) -> bool:
+        """Whether the next iteration lowers it."""
+        return self.share > self.least
+
+    def restart(self) -> None:
+        """As at first."""
+        self.begin, self.steps = self.first, 0
+
+    def retracted(self, running: Iterable[Sequence]) -> None:
+        """A sequence was put out; these run on."""
+        if self.first > self.least:
+            left = list(running)
+            written, asked = sum([s.generated for s in left]), sum([s.request.output_tokens for s in left])
+            self.begin, self.steps = min(1.0, (written + RETRACT_STEPS * len(left)) / max(1, asked)), 0

@@ -1,0 +1,57 @@
+"""SGLang's share of running requests' remaining output, for which a request that enters must find room."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.serve.requests import Request
+from sim.serve.reserved_output import ReservedOutput
+from sim.serve.sequences import Sequence
+from sim.serve.simulation import simulate_serving
+from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, requests_of, serving
+
+
+def test_the_share_falls_by_steps_and_rises_with_what_was_written() -> None:
+    output = ReservedOutput(0.7, 0.098, 0.7)
+    output.steps = 300
+    assert output.share == pytest.approx((0.7 + 0.098) / 2)
+    output.steps = 10_000
+    assert (output.share, output.falls) == (0.098, False)
+    half_done = [Sequence(Request(0.0, 10, 100), i, generated=50) for i in range(3)]
+    output.retracted(half_done)
+    assert output.share == pytest.approx(0.7)  # 50 and 20 more of 100
+    output.steps = 10_000
+    output.restart()
+    assert output.share == 0.7
+
+
+def test_a_constant_share_stays() -> None:
+    output = ReservedOutput(1.0, 1.0, 1.0)
+    output.steps = 10_000
+    output.retracted([])
+    assert (output.share, output.falls) == (1.0, False)
+
+
+def test_a_burst_is_let_in_by_the_first_share() -> None:
+    """As many run at first as have room for their prompts and 0.7 of their outputs, not for a tenth of these."""
+    requests = tuple([Request(0.0, 64, 448)] * 40)
+    s = serving({"engine": "sglang-0.5", "prefix_cache": "none"}, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 1e7})
+    sim = simulate_serving(s, requests=requests)
+    room = sim.capacity.blocks * s.for_serving.kv_cache.block_tokens
+    first = sum([x.admitted_s == 0.0 for x in sim.sequences])
+    assert first < 40
+    assert first == pytest.approx(room / (64 + 0.7 * 448), abs=2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(requests_of, st.floats(1e5, 2e6), st.sampled_from(["none", "gpu"]), st.sampled_from([1, 2]))
+def test_a_falling_share_is_alike_in_every_way(
+    requests: tuple[Request, ...], cache_bytes: float, prefix_cache: str, pp: int
+) -> None:
+    """Grouped, one by one, on SimPy."""
+    inference = {"engine": "sglang-0.5", "prefix_cache": prefix_cache, "max_batch_tokens": 128}
+    every_way(
+        serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism={"pp": pp}), requests
+    )
