@@ -102,26 +102,19 @@ def simulate(
             does not suit the number of micro-batches), and for a wrong call in a process.
     """
     if scenario.training is None:
-        raise InputError(
-            f"{scenario.name}: this scenario has no `training` section; "
-            "a serving workload is simulated by sim.serve.simulation.simulate_serving"
-        )
+        why = "is missing; a serving workload is simulated by sim.serve.simulation.simulate_serving"
+        raise scenario.error(("training",), why)
     if scenario.rl is not None:
-        raise InputError(
-            f"{scenario.name}: this scenario has an `rl` section; sim.rl.simulation.simulate_rl simulates its step "
-            "(python -m sim.run)"
-        )
+        raise scenario.error(("rl",), "sim.rl.simulation.simulate_rl simulates such a step (python -m sim.run)")
     scenario = with_balanced_stages(scenario)
     if costs is None:
         costs = costs_of(scenario, profile or load_profile(scenario.calibration))
     with no_collection():
         if processes and scenario.for_training.optimizer_post_validation:
-            raise InputError(
-                f"{scenario.name}: processes: cannot be combined with training.optimizer_post_validation; "
-                "processes act on one step, and there it runs beside the next"
-            )
+            why = "cannot be combined with processes, which act on one step; there it runs beside the next"
+            raise scenario.error(("training", "optimizer_post_validation"), why)
         if processes and engine == "static":
-            raise InputError(f"{scenario.name}: processes: need SimPy's clock; take engine='simpy'")
+            raise scenario.error(("processes",), "need SimPy's clock; take engine='simpy'")
         if processes or scenario.processes is not None:
             return _with_processes(scenario, costs, schedule, expand, processes, apart)
         return prepare(scenario, costs, schedule, expand, fold).run(engine, share_links)
@@ -160,9 +153,8 @@ def _check_each_rank(scenario: Scenario, why: str) -> None:
     """Refuse to simulate each of very many ranks by itself."""
     ranks = scenario.parallelism.ranks
     if ranks > UNFOLDED_RANKS:
-        raise InputError(
-            f"{scenario.name}: {ranks:,} ranks are too many to simulate each by itself, {UNFOLDED_RANKS} at most; {why}"
-        )
+        found = f"{ranks:,} ranks are too many to simulate each by itself, {UNFOLDED_RANKS} at most; {why}"
+        raise scenario.error(("parallelism",), found)
 
 
 def prepare(
@@ -271,9 +263,9 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
 
 
 def _needs_overlap(scenario: Scenario, error: Deadlock) -> InputError:
-    return InputError(
-        f"{scenario.name}: parallelism.p2p_overlap: schedule {scenario.parallelism.schedule} needs "
-        f"overlapped messages (true); with blocking ones ranks wait for each other: {error}"
+    needs = f"schedule {scenario.parallelism.schedule} needs overlapped messages (true)"
+    return scenario.error(
+        ("parallelism", "p2p_overlap"), f"{needs}; with blocking ones ranks wait for each other: {error}"
     )
 
 

@@ -46,8 +46,8 @@ def _check(cluster: ClusterSpec, clusters: Sequence[ClusterSpec]) -> None:
     first = clusters[0]
     if cluster.gpus_per_node != first.gpus_per_node:
         raise TopologyError(
-            f"nodes of {first.name} have {first.gpus_per_node} GPUs and those of {cluster.name} "
-            f"{cluster.gpus_per_node}; all must have as many"
+            f"nodes of {first.name} and of {cluster.name} have {first.gpus_per_node} and {cluster.gpus_per_node} GPUs; "
+            "all must have as many"
         )
     if cluster.inter_node.kind == "torus":
         raise TopologyError(f"{cluster.name}: a torus joins equal nodes only")

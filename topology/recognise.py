@@ -132,7 +132,7 @@ def _equal_nodes(wiring: Wiring, nodes: Sequence[Sequence[str]]) -> int:
     for number, held in enumerate(ranks):
         if len(held) != size:
             raise TopologyError(
-                f"node {number} (with GPU '{wiring.ranks[held[0]]}') has {len(held)} GPUs and node 0 has {size}: "
+                f"node {number} (with GPU '{wiring.ranks[held[0]]}') and node 0 have {len(held)} and {size} GPUs: "
                 "nodes, which are what PCIe joins, must hold as many each"
             )
         if held != list(range(number * size, number * size + size)):

@@ -29,6 +29,9 @@ from sim.commands.options import json_option
 from sim.core.files import write_json
 from sim.inputs.shipped import scenarios_folder
 from sim.studies.regression import accept, regress
+from sim.views.terminal import columns_of
+
+NAME_COLUMNS = 20
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -37,15 +40,20 @@ def _print(result: dict[str, Any]) -> None:
         live, ours = row.get("live_step_time_error"), row.get("live_by_benchmarks")
         by_both = f"  live {live:+.2%}" if live is not None else ""
         by_both += f" (by benchmarks {ours:+.2%})" if ours is not None else ""
-        print(f"{row['name']:20} {errors}{by_both}")
+        _line(row["name"], f"{errors}{by_both}")
         if "live_not_run" in row:
-            print(f"{'':20} not run here: {row['live_not_run']}")
+            _line("", f"not run here: {row['live_not_run']}")
         for line in row["grown"]:
-            print(f"{'':20} WORSE: {line}")
+            _line("", f"WORSE: {line}")
         for line in row["beyond"]:
-            print(f"{'':20} BEYOND: {line}")
+            _line("", f"BEYOND: {line}")
     for name in result["missing"]:
-        print(f"{name:20} MISSING: expected, but not there")
+        _line(name, "MISSING: expected, but not there")
+
+
+def _line(name: str, text: str) -> None:
+    """Print a line whose text begins below the others', however wide the characters of the name are."""
+    print(f"{name}{' ' * (NAME_COLUMNS - columns_of(name))} {text}")
 
 
 @click.command("regress", cls=Command)

@@ -25,7 +25,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from sim.core.errors import InputError
 from sim.core.timeline import Detail
 from sim.graph.build import ActionTasks, Built
 from sim.graph.taskgraph import Collective, CollectiveStep, Launches, Waits, ints
@@ -200,9 +199,10 @@ def as_messages(built: Built, pricing: Pricing) -> Built:
     counts = np.bincount(built.graph.task_kind, minlength=len(built.graph.task_kinds)).tolist()
     messages = sum(counts[kind] * len(pattern.hops) for kind, pattern in rewriting.patterns.items())
     if messages > MAX_MESSAGES:
-        raise InputError(
-            f"{pricing.plan.scenario.name}: engine.collectives: {messages:,} messages in a step are too many, "
-            f"{MAX_MESSAGES:,} at most; take fewer micro-batches, layers or ranks, or closed_form"
+        raise pricing.plan.scenario.error(
+            ("engine", "collectives"),
+            f"{messages:,} messages in a step are too many, {MAX_MESSAGES:,} at most; take fewer micro-batches, layers "
+            "or ranks, or closed_form",
         )
     return rewriting.run() if rewriting.members else built
 

@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 
 from sim.core.actions import Kind, Schedule
-from sim.core.errors import InputError
 from sim.core.units import counted
 from sim.graph.compiled import ProgramCache
 from sim.inputs.scenario import Scenario
@@ -30,9 +29,10 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
     p, m = scenario.parallelism, scenario.micro_batches
     if (actions := 2 * p.stages * m) > MOST_ACTIONS:
         size = f"{counted(m, 'micro-batch')} through {counted(p.stages, 'stage')}"
-        raise InputError(
-            f"{scenario.name}: training.global_batch_size: {size} make {actions:,} forwards and backwards to "
-            f"simulate; at most {MOST_ACTIONS:,} (they repeat long before)"
+        raise scenario.error(
+            ("training", "global_batch_size"),
+            f"{size} make {actions:,} forwards and backwards to simulate; at most {MOST_ACTIONS:,} (they repeat long "
+            "before)",
         )
     try:
         times = None
@@ -40,10 +40,8 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
             times = unit_times(plan, p.form.fewest(p.pp, p.virtual_stages), pricing, dp, cache)
         return p.form.build(p.pp, m, p.virtual_stages, times, p.schedule_memory)
     except ValueError as error:
-        raise InputError(
-            f"{scenario.name}: parallelism.schedule: {error} (global_batch_size / (micro_batch_size * dp) "
-            f"= {counted(m, 'micro-batch')}, pp = {p.pp})"
-        ) from None
+        sizes = f"(global_batch_size / (micro_batch_size * dp) = {counted(m, 'micro-batch')}, pp = {p.pp})"
+        raise scenario.error(("parallelism", "schedule"), f"{error} {sizes}") from None
 
 
 def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel, cache: ProgramCache) -> UnitTimes:

@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 SECTIONS = ("training", "parallelism", "model", "inference")  # those that a key may have been meant for
 
 
-class Scenario(Struct, frozen=True, kw_only=True):
+class Scenario(Struct, frozen=True, kw_only=True, eq=False):
     """A checked scenario: no preset names and no nulls that stand for a default are left.
 
     `training` is None for a serving workload, `inference` for a training step; `warnings` is no input. `calibration`
-    is the profile of the cluster's usual GPU, `calibrations` those of its others, by the GPU's name. Its sections are
-    pydantic models, each checked when it was read.
+    is the profile of the cluster's usual GPU, `calibrations` those of its others, by the GPU's name. `source` has the
+    file and the lines of its keys, for messages. Its sections are pydantic models, each checked when it was read.
     """
 
     version: int = 1
@@ -77,6 +77,19 @@ class Scenario(Struct, frozen=True, kw_only=True):
     processes: Processes | None = None
     engine: EngineOptions = EngineOptions.model_construct()
     warnings: tuple[str, ...] = ()
+    source: Source | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether all but the source is equal."""
+        if not isinstance(other, Scenario):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in (*KEYS, "warnings"))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def error(self, path: KeyPath, problem: str) -> InputError:
+        """The one message for what a simulation finds wrong at `path`: file, line or option, key, problem."""
+        return (self.source or Source(self.name, {})).error(path, problem)
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Scenario:
         """The scenario with some fields changed and unchecked, as a section's own `model_copy` has it."""
@@ -98,7 +111,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
             InputError: for a serving workload, which has none.
         """
         if self.training is None:
-            raise InputError(f"{self.name}: this scenario has no `training` section; it serves requests")
+            raise self.error(("training",), "is missing; this scenario serves requests")
         return self.training
 
     @property
@@ -109,7 +122,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
             InputError: for a training step, which has none.
         """
         if self.inference is None:
-            raise InputError(f"{self.name}: this scenario has no `inference` section; it trains")
+            raise self.error(("inference",), "is missing; this scenario trains")
         return self.inference
 
     @property
@@ -134,7 +147,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
         return workload.precision
 
 
-KEYS = tuple(name for name in Scenario.__struct_fields__ if name != "warnings")
+KEYS = tuple(name for name in Scenario.__struct_fields__ if name not in ("warnings", "source"))
 
 
 def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -235,6 +248,7 @@ def resolve(source: Source, name: str) -> Scenario:
             *(*unknown, *more_unknown, *unknown_architecture(cluster, ranks)),
             *(*notes(sections, given), *rl_notes),
         ),
+        source=replace(source, data={}),
     )
 
 

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.core.errors import InputError
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario
 from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, network_of, nic_scales
@@ -156,9 +155,10 @@ def _check_size(scenario: Scenario, lanes: int) -> None:
     p = scenario.parallelism
     actions = 2 * lanes * p.stages * scenario.micro_batches
     if actions > MAX_ACTIONS:
-        raise InputError(
-            f"{scenario.name}: faults: tell {lanes:,} sorts of ranks apart in each of {p.pp} pipeline stages, which "
-            f"makes {actions:,} actions to simulate; at most {MAX_ACTIONS:,} (take fewer faults or micro-batches)"
+        raise scenario.error(
+            ("faults",),
+            f"tell {lanes:,} sorts of ranks apart in each of {p.pp} pipeline stages, which makes {actions:,} actions "
+            f"to simulate; at most {MAX_ACTIONS:,} (take fewer faults or micro-batches)",
         )
 
 

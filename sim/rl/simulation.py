@@ -13,7 +13,6 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sim.core.errors import InputError
 from sim.core.timeline import Timeline
 from sim.core.units import counted
 from sim.inputs.rl_config import RewardModel
@@ -49,7 +48,7 @@ def simulate_rl(scenario: Scenario, profile: Profile | None = None, *, engine: E
     """
     begin, rl = time.perf_counter(), scenario.rl
     if rl is None:
-        raise InputError(f"{scenario.name}: this scenario has no `rl` section")
+        raise scenario.error(("rl",), "is missing")
     prices = profile or load_profile(scenario.calibration)
     answers = draw_answers(rl, scenario.for_training.seq_len)
     batch = make_batch(scenario, rl, answers)

@@ -6,7 +6,6 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import PoolSize, Speculative
 from sim.prices.profile import Profile
@@ -157,7 +156,7 @@ def _pool(
     cache = scenario.for_serving.kv_cache
     if hashed and scenario.for_serving.prefix_cache != "none" and HASHED_TOKENS % cache.block_tokens:
         why = f"must divide {HASHED_TOKENS}, the tokens for each hash of the requests"
-        raise InputError(f"{scenario.name}: inference.kv_cache.block_tokens: found {cache.block_tokens}; {why}")
+        raise scenario.error(("inference", "kv_cache", "block_tokens"), f"found {cache.block_tokens}; {why}")
     replicas = [Replica(i, own, _scheduler(scenario, costs, capacity, own, requests)) for i, own in enumerate(dealt)]
     return Pool(name, scenario, costs, capacity, first_rank, tuple(replicas), draft)
 

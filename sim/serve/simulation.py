@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Literal
 
-from sim.core.errors import InputError
 from sim.core.gc_paused import no_collection
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Disaggregated, Inference
@@ -54,14 +53,15 @@ def simulate_serving(
     begin = time.perf_counter()
     inference = scenario.inference
     if inference is None:
-        raise InputError(f"{scenario.name}: this scenario has no `inference` section")
+        raise scenario.error(("inference",), "is missing; this scenario serves no requests")
     prices = profile or load_profile(scenario.calibration)
     found = make_requests(inference.requests) if requests is None else requests
     if inference.lora is not None:
         found = with_adapters(found, inference.lora)
         scenario = with_named(scenario, found)
     elif any(r.adapter for r in found):
-        raise InputError(f"{scenario.name}: the trace names LoRA adapters (adapter_id); inference.lora says their rank")
+        why = "the trace names LoRA adapters (adapter_id); inference.lora says their rank"
+        raise scenario.error(("inference", "requests"), why)
     path = _path(scenario, engine, found)
     with no_collection():
         pools, transfers, spans = _served(scenario, prices, found, path, group, held_bytes)
@@ -99,7 +99,7 @@ def _path(scenario: Scenario, engine: Engine, requests: tuple[Request, ...]) -> 
     if experts_span(scenario) > 1:
         coupled = "replicas that share experts (parallelism.ep)"
     if coupled and engine == "static":
-        raise InputError(f"{scenario.name}: --engine static: does not know {coupled}; simpy does (auto)")
+        raise scenario.error((), f"--engine static does not know {coupled}; simpy does (auto)")
     small = len(requests) <= SIMPY_REQUESTS
     return "simpy" if coupled or engine == "simpy" or (engine == "auto" and small) else "static"
 

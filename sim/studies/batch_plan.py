@@ -51,9 +51,9 @@ def plan_batch(load: Load, factors: tuple[float, ...] = DP_FACTORS) -> list[Cut]
     """
     base = load([])
     if base.training is None:
-        raise InputError(f"{base.name}: --plan-batch needs a training section")
+        raise base.error(("training",), "is missing; --plan-batch needs it")
     if base.rl is not None:
-        raise InputError(f"{base.name}: --plan-batch: is not for an rl step")
+        raise base.error(("rl",), "--plan-batch is not for an rl step")
     batch, own = base.training.global_batch_size, base.parallelism.dp
     cuts: list[Cut] = []
     for dp in sorted({int(own * f) for f in factors if own * f >= 1 and own * f == int(own * f)}):
@@ -106,7 +106,7 @@ def batch_sizes(load: Load, critical: float) -> list[BatchSize]:
 
     base = load([])
     if base.training is None:
-        raise InputError(f"{base.name}: --critical-batch needs a training section")
+        raise base.error(("training",), "is missing; --critical-batch needs it")
     least = base.parallelism.dp * base.training.micro_batch_size
     out = []
     for exponent in range(-3, 6):

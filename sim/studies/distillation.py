@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
-from sim.core.errors import InputError
 from sim.core.program import Block, Comm, Compute, Item
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.scenario import Scenario
@@ -53,7 +52,7 @@ def teacher_of(scenario: Scenario, profile: Profile, held_bytes: float = 0.0) ->
     """
     d, t = scenario.distillation, scenario.training
     if d is None or t is None:
-        raise InputError(f"{scenario.name}: this scenario has no `distillation` section")
+        raise scenario.error(("distillation",), "is missing")
     ranks, tp = scenario.parallelism.ranks, d.teacher_parallelism.tp
     replicas = 1 if d.placement == "other" else ranks // tp
     share = -(-t.global_batch_size // replicas)
@@ -164,10 +163,8 @@ def _generate(
     t = scenario.for_training
     prompt = d.prompt_len or max(1, t.seq_len // 2)
     if prompt >= t.seq_len:
-        raise InputError(
-            f"{scenario.name}: distillation.prompt_len: found {prompt}; must be below training.seq_len "
-            f"({t.seq_len}), as the teacher writes the rest"
-        )
+        why = f"must be below training.seq_len ({t.seq_len}), as the teacher writes the rest"
+        raise scenario.error(("distillation", "prompt_len"), f"found {prompt}; {why}")
     own = _with_faults(scenario, d, replicas)
     precision = sixteen_bit(t.precision)
     pattern = RequestPattern(prompt_len=prompt, output_len=t.seq_len - prompt, count=t.global_batch_size)

@@ -108,19 +108,16 @@ def job_of(scenario: Scenario, days: float) -> Job:
     ) or ((gpus / f.mtbf_s_per_gpu, f.restart_s, True),)
     job = Job(kinds, f.checkpoint_interval_s, f.checkpoint_s, f.spare_nodes, f.repair_s, days * DAY_S)
     if job.horizon_s / job.mtbf_s > 1e6:
-        raise InputError(
-            f"{scenario.name}: faults.failures: {job.horizon_s / job.mtbf_s:,.0f} failures in {days:g} days; "
-            "at most 1,000,000 are simulated"
-        )
+        found = f"{job.horizon_s / job.mtbf_s:,.0f} failures in {days:g} days; at most 1,000,000 are simulated"
+        raise scenario.error(("faults", "failures"), found)
     return job
 
 
 def _failures_of(scenario: Scenario) -> Failures:
     f = scenario.faults.failures if scenario.faults else None
     if f is None:
-        raise InputError(
-            f"{scenario.name}: faults.failures: is required by --days and missing (`failures: {{}}` for defaults)"
-        )
+        why = "is required by --days and missing (`failures: {}` for defaults)"
+        raise scenario.error(("faults", "failures"), why)
     return f
 
 

@@ -119,33 +119,33 @@ def _wrapped(text: str, width: int) -> list[str]:
     >>> _wrapped("a step of 2 seconds", 11)
     ['a step of 2', 'seconds']
     """
-    if _width(text) <= width and text.isprintable():
+    if columns_of(text) <= width and text.isprintable():
         return [text]
     lines = [""]
     for word in text.split():
         gap = " " if lines[-1] else ""
-        if _width(word) <= width:
-            if _width(lines[-1] + gap + word) <= width:
+        if columns_of(word) <= width:
+            if columns_of(lines[-1] + gap + word) <= width:
                 lines[-1] += gap + word
             else:
                 lines.append(word)
             continue
         for character in gap + word:
-            if _width(lines[-1] + character) > width:
+            if columns_of(lines[-1] + character) > width:
                 lines.append(character.strip())
             else:
                 lines[-1] += character
     return lines
 
 
-def _width(cell: Cell) -> int:
+def columns_of(cell: Cell) -> int:
     """Columns on a terminal: a wide (East Asian) character takes two, a combining one none (Unicode's annex 11).
 
-    >>> _width("step"), _width("模型")
+    >>> columns_of("step"), columns_of("模型")
     (4, 4)
     """
     if not isinstance(cell, str):
-        return sum(_width(span.text) for span in cell)
+        return sum(columns_of(span.text) for span in cell)
     if cell.isascii():
         return len(cell)
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in cell)
@@ -155,7 +155,7 @@ def _width(cell: Cell) -> int:
 def _beginning(text: str, width: int) -> str:
     """Return as many of the first characters as fit into `width` columns."""
     end = len(text)
-    while _width(text[:end]) > width:
+    while columns_of(text[:end]) > width:
         end -= 1
     return text[:end]
 
@@ -163,7 +163,9 @@ def _beginning(text: str, width: int) -> str:
 def _widths(table: TextTable, most: int) -> list[int]:
     """Characters of each column: as many as it needs; where that is too many, those that wrap lose some first."""
     columns = table.columns
-    widths = [max([_width(c.head), *(_width(row.cells[i]) for row in table.rows)]) for i, c in enumerate(columns)]
+    widths = [
+        max([columns_of(c.head), *(columns_of(row.cells[i]) for row in table.rows)]) for i, c in enumerate(columns)
+    ]
     widths = [min(width, column.most or width) for width, column in zip(widths, columns, strict=True)]
     wrapping = [i for i, column in enumerate(columns) if column.wraps]
     over = sum(widths) + table.gap * (len(columns) - 1) - most
@@ -180,7 +182,7 @@ def _lines(row: TextRow, table: TextTable, widths: Sequence[int]) -> Iterator[li
     for parts in zip_longest(*cells, fillvalue=()):
         line = list[Span]()
         for part, column, width in zip(parts, table.columns, widths, strict=True):
-            blank = Span(" " * (width - _width(tuple(part))))
+            blank = Span(" " * (width - columns_of(tuple(part))))
             style = row.style or column.style
             styled = [Span(span.text, span.style or style) for span in part]
             line += [blank, *styled] if column.right else [*styled, blank]
@@ -194,7 +196,7 @@ def _fitted(cell: Cell, column: Column, width: int) -> list[Line]:
         return [_cut(cell, width)]
     if column.wraps:
         return [[Span(line)] for line in _wrapped(cell, width)]
-    return [[Span(cell if _width(cell) <= width else f"{_beginning(cell, width - 1)}…")]]
+    return [[Span(cell if columns_of(cell) <= width else f"{_beginning(cell, width - 1)}…")]]
 
 
 def _cut(spans: Sequence[Span], width: int) -> list[Span]:
@@ -202,5 +204,5 @@ def _cut(spans: Sequence[Span], width: int) -> list[Span]:
     kept, left = list[Span](), width
     for text, style in spans:
         kept.append(Span(_beginning(text, left), style))
-        left -= _width(kept[-1].text)
+        left -= columns_of(kept[-1].text)
     return kept

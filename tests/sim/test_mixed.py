@@ -126,7 +126,7 @@ def test_a_group_of_both_kinds_starts_as_the_slower_and_reduces_in_no_switch() -
     [
         ({"mixed": ["dgx-h100", "dgx-a100"]}, r"cluster.mixed\[0\].nodes: found null; must be an integer from 1"),
         ({"mixed": [{"preset": "dgx-h100", "nodes": 1}]}, "must be a list of two clusters or more"),
-        (mixed("dgx-h100", "gb200-nvl72"), "nodes of dgx-h100 have 8 GPUs and those of gb200-nvl72 4"),
+        (mixed("dgx-h100", "gb200-nvl72"), "nodes of dgx-h100 and of gb200-nvl72 have 8 and 4 GPUs"),
         (mixed("dgx-h100", {"preset": "dgx-a100", "inter_node": {"kind": "torus"}}), "a torus joins equal nodes only"),
         (mixed("dgx-h100", {"preset": "dgx-h100", "gpu": {"power_limit_w": 500}}), "both called h100-sxm"),
         ({**mixed("dgx-h100", "dgx-a100"), "nodes": 4}, "cluster.nodes: cannot be given with mixed"),

@@ -365,7 +365,7 @@ def test_dtype_bytes() -> None:
 
 def test_schema_has_every_key_and_its_default() -> None:
     schema = json_schema()
-    assert set(schema["properties"]) == set(Scenario.__struct_fields__) - {"warnings"}
+    assert set(schema["properties"]) == set(Scenario.__struct_fields__) - {"warnings", "source"}
     training = schema["$defs"]["Training"]
     assert training["required"] == ["seq_len", "global_batch_size"]
     defaults = {key: value.get("default") for key, value in training["properties"].items()}

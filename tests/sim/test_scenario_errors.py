@@ -8,6 +8,7 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario, parse_scenario
+from sim.simulation import simulate
 from tests.sim.cases import GOOD
 
 MOE = "model.moe={experts: 8, top_k: 2, ffn: 64}"
@@ -345,3 +346,32 @@ def test_wrong_mappings_name_their_table() -> None:
         parse_scenario({"model": {1: 2}})
     with pytest.raises(InputError, match="found a set"):
         parse_scenario({"model": {"layers": {1, 2}}})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "said"),
+    [
+        (
+            ["parallelism.schedule=zb_v"],
+            "good.yaml:8: parallelism.p2p_overlap: ",
+            "schedule zb_v needs overlapped messages (true)",
+        ),
+        (
+            ["training.global_batch_size=40000000"],
+            "good.yaml: --set training.global_batch_size: ",
+            "forwards and backwards to simulate",
+        ),
+    ],
+)
+def test_what_a_simulation_finds_has_its_file_line_and_key(
+    tmp_path: Path, overrides: list[str], where: str, said: str
+) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_text(
+        GOOD.replace("name: good\n", "name: other\n").replace("  dp: 2\n", "  pp: 2\n  p2p_overlap: false\n")
+    )
+    with pytest.raises(InputError) as error:
+        simulate(load_scenario(file, overrides))
+    assert str(error.value).startswith(str(file))
+    assert where in str(error.value)
+    assert said in str(error.value)

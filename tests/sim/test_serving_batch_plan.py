@@ -51,7 +51,7 @@ def test_time_and_tokens_as_a_function_of_the_batch() -> None:
 
 
 def test_serving_has_no_batch_to_plan() -> None:
-    with pytest.raises(InputError, match="needs a training section"):
+    with pytest.raises(InputError, match="training: is missing; --plan-batch needs it"):
         plan_batch(lambda more: load_scenario(ROOT / "scenarios" / "serve_batch1.yaml", more))
 
 

@@ -160,5 +160,5 @@ def test_nodes_hold_as_many_gpus_each_and_ranks_run_through_them() -> None:
     gone = by_rank[15]["id"]
     data["nodes"] = [node for node in data["nodes"] if node["id"] != gone]
     data["edges"] = [edge for edge in data["edges"] if gone not in (edge["source"], edge["target"])]
-    with pytest.raises(TopologyError, match="has 7 GPUs and node 0 has 8"):
+    with pytest.raises(TopologyError, match="and node 0 have 7 and 8 GPUs"):
         recognise(from_node_link(data))
