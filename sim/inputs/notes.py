@@ -12,6 +12,7 @@ from sim.models.frameworks import framework_of
 from sim.schedules import FORMS
 
 if TYPE_CHECKING:
+    from sim.inputs.training_config import Training
     from sim.inputs.workloads import Inference
 
 TRAINING_ONLY = (
@@ -35,20 +36,39 @@ TRAINING_ONLY = (
 def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
     """Return what is legal but worth saying: the padded vocabulary, keys that have no effect here; `given`: keys of
     `inference` that are not the engine's own."""
-    model, p = sections.model, sections.parallelism
+    model, p, t, i = sections.model, sections.parallelism, sections.training, sections.inference
     padded = model.padded_vocab(p.tp)
     if padded != model.vocab and model.program is None:
         yield f"model.vocab: {model.vocab} is padded to {padded}, a multiple of 128·tp"
+    yield from _sharding_notes(p, t)
+    yield from _expert_split_note(sections)
+    yield from _packing_note(sections)
+    yield from _schedule_notes(p)
+    if t is None:
+        usual = Parallelism(dp=p.dp, cp=p.cp, schedule=p.schedule, accumulate_in_a_row=False)
+        changed = (key for key in TRAINING_ONLY if getattr(p, key) != getattr(usual, key))
+        yield from (f"parallelism.{key}: of no effect on serving" for key in changed)
+    else:
+        yield from _training_notes(t, model)
+    if i is not None:
+        yield from _serving_notes(i, p, given, model)
+    if p.ep_overlap and p.ep == 1:
+        yield "parallelism.ep_overlap: of no effect with ep 1"
+
+
+def _sharding_notes(p: Parallelism, t: Training | None) -> Iterator[str]:
+    """Keys of sharded states that this ZeRO stage does not read."""
     if not p.reshard_after_forward and p.zero != 3:
         yield f"parallelism.reshard_after_forward: of no effect with zero {p.zero}, only with 3"
     if p.accumulate_unsharded and p.zero < 2:
         yield f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3"
-    t = sections.training
     by_itself = t is not None and framework_of(t).accumulates_in_a_row
     if p.accumulate_in_a_row and not p.reduces_rows and not by_itself:
         yield "parallelism.accumulate_in_a_row: of no effect but with zero 2 or 3, without accumulate_unsharded"
-    yield from _expert_split_note(sections)
-    yield from _packing_note(sections)
+
+
+def _schedule_notes(p: Parallelism) -> Iterator[str]:
+    """Keys that this schedule does not read, and one that needs sharded states."""
     if "schedule_memory" in p.model_fields_set and p.schedule_memory != 1.0 and not FORMS[p.schedule].follows_times:
         only = ", ".join(name for name, form in FORMS.items() if form.follows_times)
         yield f"parallelism.schedule_memory: of no effect with schedule {p.schedule}, only with {only}"
@@ -57,24 +77,27 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
     if p.micro_batch_group is not None and FORMS[p.schedule].in_groups_of is None:
         only = ", ".join(name for name, form in FORMS.items() if form.in_groups_of is not None)
         yield f"parallelism.micro_batch_group: of no effect with schedule {p.schedule}, only with {only}"
-    if t is not None and t.optimizer_dtype != "fp32" and t.optimizer == "sgd":
+
+
+def _training_notes(t: Training, model: ModelConfig) -> Iterator[str]:
+    """Keys of `training` that this optimizer, these parameters or a captured program do not read."""
+    if t.optimizer_dtype != "fp32" and t.optimizer == "sgd":
         yield f"training.optimizer_dtype: of no effect with optimizer {t.optimizer}, which has no moments"
-    if t is not None and t.zero_grad == "keep" and model.program is not None:
+    if t.zero_grad == "keep" and model.program is not None:
         yield "training.zero_grad: of no effect with a captured program, whose gradients come and go as it ran"
-    if t is not None and t.master_weights is False and t.param_dtype == "fp32":
+    if t.master_weights is False and t.param_dtype == "fp32":
         yield "training.master_weights: of no effect with param_dtype fp32, which has no master copy"
-    if sections.training is None:
-        usual = Parallelism(dp=p.dp, cp=p.cp, schedule=p.schedule, accumulate_in_a_row=False)
-        changed = (key for key in TRAINING_ONLY if getattr(p, key) != getattr(usual, key))
-        yield from (f"parallelism.{key}: of no effect on serving" for key in changed)
-    i = sections.inference
-    if i is not None and i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
+
+
+def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelConfig) -> Iterator[str]:
+    """Keys of `inference` that one replica or this engine does not read, and what an unknown length leaves open."""
+    from sim.serve.engine_file import engine_of  # most scenarios are training steps
+
+    if i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
         yield "inference.router: of no effect with dp 1, which is one replica"
-    if i is not None:
-        yield from unknown_length_note(i, given, model)
-        yield from _graphs_note(i)
-    if p.ep_overlap and p.ep == 1:
-        yield "parallelism.ep_overlap: of no effect with ep 1"
+    yield from unknown_length_note(i, given, model)
+    if not i.cuda_graphs and not engine_of(i.engine).defaults.graphs_to:
+        yield f"inference.cuda_graphs: of no effect with engine {i.engine}, which keeps none"
 
 
 def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:
@@ -89,14 +112,6 @@ def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) ->
     values = ", ".join([f"{key} {str(getattr(used, key)).lower()}" for key in sorted(left)])
     what = f"engine {used.engine} goes by the length that a model was made for"
     return [f"model.trained_positions: unknown; {what}; simulated with {values}"]
-
-
-def _graphs_note(used: Inference) -> Iterator[str]:
-    """That an engine without CUDA graphs is told to keep none."""
-    from sim.serve.engine_file import engine_of
-
-    if not used.cuda_graphs and not engine_of(used.engine).defaults.graphs_to:
-        yield f"inference.cuda_graphs: of no effect with engine {used.engine}, which keeps none"
 
 
 def _expert_split_note(sections: Sections) -> Iterator[str]:
