@@ -117,11 +117,7 @@ def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, 
                 tables.setdefault(name, {})[keyword.arg] = value
     for call in (n for n in ast.walk(root) if isinstance(n, ast.Call)):  # model_registry("8B") of models/llama3
         _policy(file, call, tables)
-        converter = CONVERTERS.get(_owner(call.func))
-        if converter is not None:
-            tables.setdefault("model", {}).setdefault("converters", []).append(converter)
-            given = {k.arg: _plain(k.value) for k in call.keywords if converter == "float8" and k.arg in FLOAT8}
-            tables.setdefault("float8", {}).update({str(k): v for k, v in given.items() if v is not None})
+        _converter(call, tables)
         if _name(call.func) == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
             tables.setdefault("model", {}).setdefault("flavor", str(call.args[0].value))
             tables["model"].setdefault("name", _package(tree) or file.parent.name)
@@ -131,7 +127,7 @@ def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, 
 
 
 def _policy(file: Path, call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
-    """Return what `activation_checkpoint=` is given: a policy's `Config()`, or None."""
+    """Take over what `activation_checkpoint=` is given: a policy's `Config()`, or None."""
     for given in (k.value for k in call.keywords if k.arg == "activation_checkpoint"):
         if isinstance(given, ast.Constant) and given.value is None:
             tables.setdefault("activation_checkpoint", {})["mode"] = "none"
@@ -143,6 +139,16 @@ def _policy(file: Path, call: ast.Call, tables: dict[str, dict[str, Any]]) -> No
                     f"can be simulated: {', '.join(POLICIES)}"
                 )
             tables.setdefault("activation_checkpoint", {})["mode"] = policy
+
+
+def _converter(call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
+    """Add the model converter that a call configures, and the keys of 8-bit matmuls that it is given."""
+    converter = CONVERTERS.get(_owner(call.func))
+    if converter is None:
+        return
+    tables.setdefault("model", {}).setdefault("converters", []).append(converter)
+    given = {k.arg: _plain(k.value) for k in call.keywords if converter == "float8" and k.arg in FLOAT8}
+    tables.setdefault("float8", {}).update({str(k): v for k, v in given.items() if v is not None})
 
 
 def _owner(function: ast.expr) -> str:
