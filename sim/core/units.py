@@ -81,6 +81,15 @@ def percent(value: float) -> str:
     return f"{value * 100:.2f} %" if 0 < abs(value) < 0.001 else f"{value * 100:.1f} %"
 
 
+def is_rate(name: str) -> bool:
+    """Tell by a result's key whether its value is so many in a second or for each GPU, not seconds.
+
+    >>> is_rate("tokens_per_s_per_gpu"), is_rate("time_per_output_token_s")
+    (True, False)
+    """
+    return "_per_" in name and "time_" not in name
+
+
 def ranks_text(ranks: Any) -> str:
     """Ranks in as few words as possible; text such as a result's "0-7" is taken as it is.
 

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sim.core.units import count, counted, n_bytes, percent, seconds
+from sim.core.units import count, counted, is_rate, n_bytes, percent, seconds
 from sim.validation.report import Validation
 from sim.validation.statistics import Error, by_group, summary
 from sim.views.headline import Number
@@ -140,7 +140,7 @@ def quantity_text(quantity: str, value: float) -> str:
         return n_bytes(value)
     if quantity in FRACTIONS:
         return percent(value)
-    return rate_text(value) if "_per_" in quantity and "time_" not in quantity else seconds(value)
+    return rate_text(value) if is_rate(quantity) else seconds(value)
 
 
 def rate_text(value: float) -> str:

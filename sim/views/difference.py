@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.core.units import count, n_bytes, percent, seconds
+from sim.core.units import count, is_rate, n_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,7 +133,7 @@ def _text(value: Any) -> str:
 def _shown(name: str, value: float) -> str:
     if name in FRACTIONS:
         return percent(value)
-    return count(value) if "_per_" in name and "time_" not in name else seconds(value)
+    return count(value) if is_rate(name) else seconds(value)
 
 
 def _change(pair: Mapping[str, Any]) -> str:
