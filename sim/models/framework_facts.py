@@ -190,6 +190,9 @@ class Framework(Struct, frozen=True):
     counts_copies: bool = False
     """the token copies for each expert are counted, and the counts gathered, before an exchange
     [core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.preprocess]"""
+    routes_by_chance: bool = False
+    """balanced experts are chosen at random, so that in each layer all ranks of ep wait for the one with most copies
+    [core/transformer/moe/moe_utils.py: apply_random_logits]"""
     splits_experts_over_tp: bool = False
     """experts are split over tp unless `expert_tp` is given; a warning says so [training/arguments.py]"""
     engine_workspaces: int = 0

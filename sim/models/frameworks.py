@@ -66,6 +66,7 @@ _MEGATRON = Framework(
     weights_experts_after_activation=True,
     sends_probabilities=True,
     counts_copies=True,
+    routes_by_chance=True,
     maps_copies=True,  # moe_permute_fusion
     router=MEGATRON_ROUTER,
     loops_over_experts=True,

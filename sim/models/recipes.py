@@ -54,7 +54,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     are quantized once a step and kept. `gathers_quantized`: sequence parallelism gathers what is quantized.
     `shards_quantized`: FSDP gathers layers' matrices in the format. `kernel`: the matmul where it is not the usual one,
     whose gradients' sums leave Hopper's tensor cores to be added in fp32. `quantizes_groups`: one kernel quantizes the
-    operands of all groups of a grouped matmul (TE `nvte_multi_cast_transpose`), else each has its own.
+    operands of all groups of a grouped matmul (TE `nvte_multi_cast_transpose`), else each has its own, and
+    `launches_for_scale`: so many more of one number.
     """
 
     name: RecipeName
@@ -77,6 +78,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     shards_quantized: bool = False
     kernel: str = ""
     quantizes_groups: bool = False
+    launches_for_scale: int = 0
 
 
 _FILE = Path(__file__).parents[1] / "presets" / "recipes.yaml"

@@ -97,7 +97,7 @@ class _Trip(Struct, frozen=True):
         ranks = self.layout.expert_tp
         if ranks == 1:
             return ()
-        size = self.r.received * ranks * self.d.hidden * self.d.act_bytes
+        size = self.r.fullest * ranks * self.d.hidden * self.d.act_bytes
         return (collective(name, kind, size, phase, group="expert_tp"),)
 
     def on_arrival(self, name: str, phase: Phase, *, results_read: bool = False) -> Program:
@@ -109,7 +109,7 @@ class _Trip(Struct, frozen=True):
         are rarely on one rank. `results_read`: for the gradient of the weights that results were multiplied by.
         """
         p, d = self.layout, self.d
-        n = self.r.received * p.expert_tp * d.hidden
+        n = self.r.fullest * p.expert_tp * d.hidden
         if self.way.copies_on_arrival:
             again = results_read and not d.framework.weights_experts_after_activation
             return (memory_op(name, phase, "permute", n, (3 if again else 2) * n * d.act_bytes, d.act, 2),)

@@ -7,19 +7,14 @@ others': its copies are the largest of `ranks` numbers that vary as those of dra
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from sim.models.dims import ceil_div
+from sim.models.moe.chance import copies_beyond, largest_of
 from sim.models.moe.routing import expert_load
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
-
-_MEDIAN_SHARE = (
-    0.5264  # Chen and Tyler 1999, "Accurate approximation to the extreme order statistics of Gaussian samples"
-)
 
 
 def fullest_rank(moe: MoeConfig, tokens: int, ranks: int) -> tuple[float, int]:
@@ -27,23 +22,11 @@ def fullest_rank(moe: MoeConfig, tokens: int, ranks: int) -> tuple[float, int]:
     `tokens` tokens of all ranks together."""
     local, load = ceil_div(moe.experts, ranks), expert_load(moe, tokens, 0)
     rows = max(sum(load[r * local : (r + 1) * local]) for r in range(ranks))
-    chance, share = min(1.0, moe.top_k / moe.experts), local / moe.experts
+    chance = min(1.0, moe.top_k / moe.experts)
     chosen = 1.0 - (1.0 - chance) ** tokens  # a single token reads the weights of its top-k experts alone
     groups = local * chosen
     if ranks > 1 and moe.imbalance == "balanced" and moe.capacity_factor is None:
-        left = (moe.experts - moe.top_k) / max(1, moe.experts - 1)  # one token's choices are different experts
-        beyond = largest_of(ranks)
-        rows += beyond * math.sqrt(tokens * moe.top_k * share * (1.0 - share) * left)
-        groups += beyond * math.sqrt(groups * (1.0 - chosen))
+        rows += copies_beyond(moe, tokens, ranks)
+        groups += largest_of(ranks) * math.sqrt(groups * (1.0 - chosen))
         rows = min(rows, float(tokens * min(moe.top_k, local)))
     return max(1.0, rows), max(1, min(local, round(groups), math.floor(max(1.0, rows))))
-
-
-@lru_cache(maxsize=256)
-def largest_of(n: int) -> float:
-    """The largest of n normal numbers of variance 1 that together are 0, as expected.
-
-    >>> round(largest_of(2), 2), round(largest_of(8), 2)
-    (0.85, 1.52)
-    """
-    return NormalDist().inv_cdf(_MEDIAN_SHARE ** (1 / n)) * math.sqrt(n / (n - 1))

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, ...]:
-    """Grouped matmuls over this rank's experts; flops and bytes by the copies they really get."""
+    """Grouped matmuls over this rank's experts; flops and bytes by the copies they really get, of the fullest rank."""
     m, moe, etp = scenario.model, moe_of(scenario), scenario.parallelism.expert_tp
-    rows, ffn = r.received * etp, ceil_div(moe.ffn, etp)
+    rows, ffn = r.fullest * etp, ceil_div(moe.ffn, etp)
     inner = 2 * ffn if is_gated(m.mlp) else ffn
     up = _grouped(d, "experts_up", r.experts, rows, inner, d.hidden, keep=True)
     down = _grouped(d, "experts_down", r.experts, rows, d.hidden, ffn, keep=not d.framework.rebuilds_pointwise)
@@ -40,7 +40,16 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
         down = add(d, down, rows, r.experts, d.hidden)
     made = inside("moe_act", _activated(d, m.mlp, rows * ffn))
     filled, cut = _padding(d, moe, rows, r.experts)
-    return *filled, up, *made, down, *cut
+    parts = (*filled, up, *made, down, *cut)
+    return parts if r.fullest == r.received else tuple(_kept(p, r.received / r.fullest) for p in parts)
+
+
+def _kept(part: Operator, share: float) -> Operator:
+    """A part with `share` of what it keeps and holds, as a layer's mean is of the fullest rank's."""
+    saved = tuple(s._replace(bytes=s.bytes * share) for s in part.saved)
+    return replace(
+        part, saved=saved, forward_bytes=part.forward_bytes * share, backward_bytes=part.backward_bytes * share
+    )
 
 
 ALIGNED_ROWS = 16  # of an operand in 8 bits; formats scaled by blocks take twice as many
@@ -164,8 +173,8 @@ def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep:
     def each(quantized: Program) -> Program:
         if not looped or d.recipe is None or d.recipe.quantizes_groups:
             return quantized
-        found = [i for i in quantized if isinstance(i, Compute)]
-        return tuple(replace(i, kernels=groups * i.kernels, looped=True) for i in found)
+        found, more = [i for i in quantized if isinstance(i, Compute)], d.recipe.launches_for_scale
+        return tuple(replace(i, kernels=groups * (i.kernels + more), looped=True) for i in found)
 
     forward = (
         *each(casts(d, name, F, rows * k)),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from sim.models.dims import Dims, Shard, ceil_div
+from sim.models.moe.chance import copies_beyond
 from sim.models.moe.dispatchers import dispatcher_of
 
 if TYPE_CHECKING:
@@ -19,14 +20,15 @@ class Routing(Struct, frozen=True):
     """One rank's tokens in an expert layer, copies counted.
 
     `tokens`: this rank's own, before copying to their top-k experts; `sent`: copies it sends to their
-    experts; `received`: copies that its experts compute; `wire`: copies that cross the network, the larger of
-    out and in.
+    experts; `received`: copies that its experts compute, in the mean over layers; `fullest`: in one layer on the rank
+    with most, for which all others wait; `wire`: copies that cross the network, the larger of out and in.
     """
 
     tokens: int
     experts: int
     sent: float
     received: float
+    fullest: float
     wire: float
 
 
@@ -65,7 +67,7 @@ def _zipf(experts: int, top_k: int, zipf: float, seed: int, layer: int, tokens: 
 
 
 def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
-    """Tensor-parallel ranks share their tokens out; all ranks of an ep group route alike.
+    """Tensor-parallel ranks share their tokens out; all ranks of an ep group route alike, but for what chance adds.
 
     `max_nodes_per_token`: a token crosses the network once for each node, of those that the ep group has. Where the
     group lies within one NVLink domain nothing crosses, and each copy goes to its expert's rank by itself.
@@ -81,7 +83,11 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
         order = tuple(p.rank_order.split("-"))
         nodes = _nodes(order, (p.tp, p.cp, p.dp, p.pp), p.ep, p.expert_tp, scenario.cluster.domain_gpus)
         share = min(1.0, min(nodes, moe.max_nodes_per_token) / moe.top_k) if nodes > 1 else 1.0
-    return Routing(tokens, min(local, moe.experts), sent, received, max(sent, received) * share)
+    by_chance = d.framework.routes_by_chance and moe.imbalance == "balanced" and moe.capacity_factor is None
+    fullest = received
+    if by_chance and p.ep > 1:
+        fullest += copies_beyond(moe, tokens * p.ep * p.expert_tp, p.ep) / p.expert_tp
+    return Routing(tokens, min(local, moe.experts), sent, received, fullest, max(sent, fullest) * share)
 
 
 @lru_cache(maxsize=1024)
