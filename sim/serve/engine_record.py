@@ -105,7 +105,7 @@ class Engine:
         default_factory=dict,
         metadata={"meaning": "all-reduces over NVLink in kernels of its own, by GPU architecture; elsewhere NCCL's"},
     )
-    fp8_cache: bool = fact(False, "with 8-bit weights keys and values are kept in fp8, too")
+    fp8_cache: bool = fact(False, "beside linear layers in 8 or 4 bits keys and values are kept in fp8")
     experts_speed: float = fact(1.0, "speed of fp8 experts' matmuls by that of the profile's points")
     called: str = fact("", "what tables call it where they name no version")
     fraction: Callable[[float, int, Defaults], float] | None = fact(  # noqa: RUF009

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # 4-bit weights with an 8-bit scale for 32 (OCP Microscaling Formats v1.0): gpt-oss's experts, multiplied in 16 bits
 # (gpt-oss model card, arXiv 2508.10925, section 2.1; Marlin's and triton_kernels' matmuls convert on the way)
 MXFP4_BYTES = 0.5 + 1 / 32
+# of linear layers, beside which TensorRT-LLM keeps the cache in fp8 (bench/benchmark/utils/general.py: _KV_CACHE_MAP)
+NARROW = ("fp8", "mxfp8", "nvfp4")
 INT4_GROUP = 128  # weights that share one 16-bit scale in group-wise 4-bit formats (GPTQ, arXiv 2210.17323, section 5)
 
 
@@ -37,5 +39,5 @@ def cache_dtype(inference: Inference, peaks: Mapping[str, float]) -> str:
     Unfused attention reads the cache without converting it, so that it stays in 16 bits there.
     """
     linear, _ = linear_format(inference, peaks)
-    narrow = engine_of(inference.engine).fp8_cache and linear == "fp8" and inference.attention == "fused"
+    narrow = engine_of(inference.engine).fp8_cache and linear in NARROW and inference.attention == "fused"
     return "fp8" if narrow else sixteen_bit(inference.precision)

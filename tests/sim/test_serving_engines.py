@@ -138,6 +138,8 @@ def test_keys_left_out_are_the_engines_and_keys_given_stay(made: Any) -> None:
     ("engine", "cluster", "inference", "dtype"),
     [
         ("trtllm", "dgx-h100", {"quantization": "fp8"}, "fp8"),
+        ("trtllm-1.0", "dgx-b200", {"precision": "nvfp4"}, "fp8"),
+        ("trtllm-1.0", "dgx-h100", {"quantization": "int4_weight_only"}, "bf16"),
         ("trtllm", "dgx-h100", {"quantization": "fp8", "kv_cache": {"dtype": "bf16"}}, "bf16"),
         ("trtllm", "dgx-h100", {}, "bf16"),
         ("trtllm", "dgx-a100", {"quantization": "fp8"}, "bf16"),  # its matmuls are in 16 bits
