@@ -26,7 +26,8 @@ KINDS = {
     "embedding": "embedding embedding_dense_backward index index_put index_put_ index_select index_add gather scatter "
     "scatter_ scatter_add index_add_ scatter_add_ _unsafe_masked_index_put_accumulate nll_loss_forward",
     "cast": "_to_copy",
-    "copy": "clone copy_ cat stack split_with_sizes_copy _chunk_cat slice_backward select_backward constant_pad_nd",
+    "copy": "clone copy_ cat stack split_with_sizes_copy _chunk_cat slice_backward select_backward constant_pad_nd "
+    "_local_scalar_dense",
     "elementwise": "add add_ sub mul mul_ div div_ neg pow rsqrt sqrt reciprocal exp log tanh tanh_backward sigmoid "
     "sigmoid_backward silu silu_backward gelu gelu_backward relu threshold_backward where sum mean amax max min var "
     "native_dropout native_dropout_backward fill_ zero_ zeros ones full zeros_like ones_like full_like new_zeros "
@@ -34,7 +35,7 @@ KINDS = {
     "logical_or logical_not clamp clamp_ clamp_min masked_fill masked_fill_ rsub abs square softplus topk sort argsort "
     "histc bincount softplus_backward tril triu floor_divide remainder repeat roll flip linalg_vector_norm "
     "nll_loss_backward erf unsqueeze_ squeeze_ lerp_ addcmul_ addcdiv_ randn normal_ uniform_ random_ "
-    "bernoulli_ logical_and_ relu_ max_pool2d_with_indices max_pool2d_with_indices_backward",
+    "bernoulli_ logical_and_ relu_ all any max_pool2d_with_indices max_pool2d_with_indices_backward",
     "optimizer": "_fused_adamw_ _fused_adam_ _fused_sgd_",
 }
 KIND_OF = {f"aten.{name}": kind for kind, names in KINDS.items() for name in names.split()}
