@@ -11,7 +11,7 @@ import http.client
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +22,8 @@ from sim.core.errors import InputError
 PATHS = ("/v1/completions", "/v1")  # what users may have written after the address
 SILENT_S = 300.0  # without a byte from the server
 MOST_SHOWN = 300  # characters of a server's message
+FEWEST_PIECES = 8  # of an answer that tells whether its stream was held back
+LEAST_TOKEN_S = 1e-4  # an iteration's kernels alone take longer to start; pieces that wait in a socket are read faster
 DATA, DONE = b"data:", b"[DONE]"
 
 
@@ -43,20 +45,27 @@ class _Event(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """When an answer's tokens came, in seconds of `time.perf_counter`; `tokens`: how many."""
+    """When an answer's tokens came, in seconds of `time.perf_counter`; `tokens`: how many, in so many `pieces`."""
 
     sent_s: float
     first_s: float
     last_s: float
     tokens: int
+    pieces: int
+
+    @property
+    def buffered(self) -> bool:
+        """Tell whether all pieces came faster than any engine computes them."""
+        return self.pieces >= FEWEST_PIECES and self.last_s - self.first_s < (self.pieces - 1) * LEAST_TOKEN_S
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server's address (`http://host:port`), and the name by which it knows its model."""
+    """A server's address (`http://host:port`), the name by which it knows its model, and the key that it asks for."""
 
     url: str
     model: str = ""
+    api_key: str = field(default="", repr=False)
 
     def named(self, model: str | None) -> Endpoint:
         """The endpoint with its model's name; None: the first that the server lists.
@@ -65,13 +74,24 @@ class Endpoint:
             InputError: if the server does not answer or lists none.
         """
         if model is not None:
-            return Endpoint(self.url, model)
+            return replace(self, model=model)
         with_models = self._json("GET", "/v1/models")
         listed = with_models.get("data") if isinstance(with_models, dict) else None
         try:
-            return Endpoint(self.url, str(listed[0]["id"]))  # type: ignore[index]
+            return replace(self, model=str(listed[0]["id"]))  # type: ignore[index]
         except (LookupError, TypeError):
             raise InputError(f"{self.url}/v1/models: lists no model; name it with --model") from None
+
+    def check_stream(self, answer: Answer) -> None:
+        """Refuse a stream that somebody held back, in which no token can be timed.
+
+        Raises:
+            InputError: for an answer that came all at once.
+        """
+        if answer.buffered:
+            took = f"all {answer.pieces} pieces of an answer came at once, {answer.last_s - answer.sent_s:.3g} s after"
+            why = "something on the way buffers the stream (of nginx: proxy_buffering off), so no token can be timed"
+            raise InputError(f"{self._at}: {took} it was asked for; {why}")
 
     def ask(self, prompt: list[int], tokens: int) -> Answer:
         """Send a prompt and read as many tokens.
@@ -94,7 +114,7 @@ class Endpoint:
             raise InputError(f"{self._at}: sent {found} of {tokens} tokens; {why}")
         if len(came) < min(tokens, 2):
             raise InputError(f"{self._at}: sent {tokens} tokens in one piece; it must stream them as they are computed")
-        return Answer(sent, came[0], came[-1], tokens)
+        return Answer(sent, came[0], came[-1], tokens, len(came))
 
     @property
     def _at(self) -> str:
@@ -130,23 +150,25 @@ class Endpoint:
             raise InputError(f"{self.url}{path}: answered with {_told(data)}, no JSON that can be read") from None
 
     def _answered(self, method: str, path: str, body: dict[str, Any] | None = None) -> _Reading:
-        return _Reading(self.url, method, path, body)
+        return _Reading(self, method, path, body)
 
 
 class _Reading:
     """A request, and its answer while it is read; what fails on the way is an `InputError`."""
 
-    def __init__(self, url: str, method: str, path: str, body: dict[str, Any] | None) -> None:
-        address = urlsplit(url)
+    def __init__(self, endpoint: Endpoint, method: str, path: str, body: dict[str, Any] | None) -> None:
+        address = urlsplit(endpoint.url)
         kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
         self.connection = kind(address.netloc, timeout=SILENT_S)
-        self.url, self.method, self.path = url, method, address.path + path
+        self.url, self.method, self.path = endpoint.url, method, address.path + path
         self.body = None if body is None else json.dumps(body).encode()
+        self.headers = {} if body is None else {"Content-Type": "application/json"}
+        if endpoint.api_key:
+            self.headers["Authorization"] = f"Bearer {endpoint.api_key}"
 
     def __enter__(self) -> http.client.HTTPResponse:
-        headers = {} if self.body is None else {"Content-Type": "application/json"}
         try:
-            self.connection.request(self.method, self.path, self.body, headers)
+            self.connection.request(self.method, self.path, self.body, self.headers)
             answer = self.connection.getresponse()
             if answer.status != http.client.OK:
                 said = _shown(answer.read(4096).decode(errors="replace"))
@@ -169,15 +191,17 @@ class _Reading:
         return InputError(f"{self.url}: no answer ({why}); is the server running?")
 
 
-def endpoint_at(url: str) -> Endpoint:
-    """The endpoint of an address as users write it.
+def endpoint_at(url: str, api_key: str = "") -> Endpoint:
+    """The endpoint of an address as users write it; with an `api_key` every request has it, as OpenAI's API asks.
 
     >>> endpoint_at("http://gpu7:8000/v1/").url, endpoint_at("gpu7:8000").url
     ('http://gpu7:8000', 'http://gpu7:8000')
 
     Raises:
-        InputError: if it is no address.
+        InputError: if it is no address, or the key cannot stand in a header. A key is never shown.
     """
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise InputError("--api-key (or OPENAI_API_KEY): has characters that no HTTP header may have")
     text = (url if "://" in url else f"http://{url}").rstrip("/")
     for path in PATHS:
         text = text.removesuffix(path)
@@ -189,7 +213,7 @@ def endpoint_at(url: str) -> Endpoint:
         usable = False
     if not usable:
         raise InputError(f"--url: found {url[:100]!r}; must be a server's address, such as http://localhost:8000")
-    return Endpoint(text)
+    return Endpoint(text, api_key=api_key)
 
 
 def _told(data: bytes) -> str:

@@ -72,27 +72,31 @@ def loads(prompt_lens: Sequence[int], output_len: int, concurrencies: Sequence[i
 
 def measure(
     endpoint: Endpoint, wanted: Sequence[Load], vocab: int, rounds: int, say: Callable[[str], None]
-) -> list[Measured]:
-    """Send all loads in turn, `rounds` times.
+) -> tuple[list[Measured], bool]:
+    """Send all loads in turn, `rounds` times, or until Ctrl-C; return those that were measured, and whether all was.
 
     Raises:
-        InputError: as `Endpoint.ask`.
+        InputError: as `Endpoint.ask` and `Endpoint.check_stream`.
     """
     draw = random.Random(0)
     for length in sorted({load.prompt_len for load in wanted}):  # warms up, and finds early what is wrong
-        endpoint.ask(_prompt(draw, length, vocab), wanted[0].output_len)
+        endpoint.check_stream(endpoint.ask(_prompt(draw, length, vocab), wanted[0].output_len))
     means: dict[Load, list[dict[str, float]]] = {load: [] for load in wanted}
     requests: dict[Load, tuple[Request, ...]] = {}
-    for number in range(1, rounds + 1):
-        say(f"round {number} of {rounds}")
-        for load in wanted:
-            if load not in requests:
-                at_once = means[load._replace(paced=False)] if load.paced else []
-                requests[load] = load.requests(at_once[0]["request_latency_s"] if at_once else 0.0)
-            times = max(1, FEWEST_AT_ONCE // len(requests[load]))
-            answers = [pair for _ in range(times) for pair in send(endpoint, requests[load], vocab, draw)]
-            means[load].append(_means(answers))
-    return [Measured(load, requests[load], _medians(means[load])) for load in wanted]
+    whole = True
+    try:
+        for number in range(1, rounds + 1):
+            say(f"round {number} of {rounds}")
+            for load in wanted:
+                if load not in requests:
+                    at_once = means[load._replace(paced=False)] if load.paced else []
+                    requests[load] = load.requests(at_once[0]["request_latency_s"] if at_once else 0.0)
+                times = max(1, FEWEST_AT_ONCE // len(requests[load]))
+                answers = [pair for _ in range(times) for pair in send(endpoint, requests[load], vocab, draw)]
+                means[load].append(_means(answers))
+    except KeyboardInterrupt:  # what was measured took minutes
+        whole = False
+    return [Measured(load, requests[load], _medians(means[load])) for load in wanted if means[load]], whole
 
 
 def send(

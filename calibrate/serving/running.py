@@ -10,6 +10,7 @@ that `inference.engine` takes (`sim.serve.engine_file`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date as today
@@ -58,6 +59,7 @@ def numbers(option: str, value: str, most: int, such_as: str) -> tuple[int, ...]
 @click.command("running-engine", cls=Command)
 @scenario_argument
 @click.option("--url", required=True, metavar="URL", help="the server's address, such as http://localhost:8000")
+@click.option("--api-key", envvar="OPENAI_API_KEY", default="", metavar="KEY", help="default: OPENAI_API_KEY")
 @click.option("--model", metavar="NAME", help="the server's name of the model; by default the first that it lists")
 @click.option("--concurrency", metavar="N,…", default="1,8,32", help="requests at once, and on average")
 @click.option("--prompt-len", metavar="N,…", default="128,1024", help="tokens of a prompt")
@@ -69,6 +71,7 @@ def numbers(option: str, value: str, most: int, such_as: str) -> tuple[int, ...]
 def main(
     scenario: Path,
     url: str,
+    api_key: str,
     model: str | None,
     concurrency: str,
     prompt_len: str,
@@ -77,8 +80,11 @@ def main(
     judge: bool,
     overrides: Sequence[str],
     out: Path | None,
-) -> None:
-    """Send requests to the engine at --url, which serves SCENARIO's model, and fit the host seconds of its record."""
+) -> int:
+    """Send requests to the engine at --url, which serves SCENARIO's model, and fit the host seconds of its record.
+
+    Ctrl-C ends the measuring: what was measured is shown, and fitted if every load was sent once. Exit code 130.
+    """
     at_once = numbers("--concurrency", concurrency, MOST_AT_ONCE, "1,8,32")
     prompt_lens = numbers("--prompt-len", prompt_len, MOST_PROMPT, "128,1024")
     served = load_scenario(scenario, overrides)
@@ -91,13 +97,19 @@ def main(
     for load in wanted:  # what cannot be simulated is said before it is measured
         if not simulate_serving(served, profile, load.requests(latency_s=1.0)).result["fits_in_memory"]:
             raise InputError(f"{served.name}: does not fit in memory with a prompt of {load.prompt_len} tokens")
-    endpoint = endpoint_at(url).named(model)
-    rows = measure(endpoint, wanted, served.model.vocab, rounds, lambda text: print(text, flush=True))
-    if judge:
-        print(f"\nsimulated with engine {served.for_serving.engine}:")
-        _print_rows(served, profile, rows, ())
-        print(f"errors: {spread_words(errors(served, profile, rows))}")
-        return
+    endpoint = endpoint_at(url, api_key).named(model)
+    rows, whole = measure(endpoint, wanted, served.model.vocab, rounds, lambda text: print(text, flush=True))
+    code = 0 if whole else 130
+    if not whole:
+        print(f"interrupted: {len(rows)} of {len(wanted)} loads were measured", file=sys.stderr)
+    if judge or len(rows) < len(wanted):
+        if rows:
+            print(f"\nsimulated with engine {served.for_serving.engine}:")
+            _print_rows(served, profile, rows, ())
+            print(f"errors: {spread_words(errors(served, profile, rows))}")
+        if not judge:
+            print("nothing is fitted or written: a fit needs all loads", file=sys.stderr)
+        return code
     fitted, others = every_second(rows)
     record = fit(served, profile, fitted)
     with tried(record):
@@ -109,6 +121,7 @@ def main(
     if out is not None:
         write_json(out, written, indent=1)
         print(f"use it with --set inference.engine={out}")
+    return code
 
 
 def errors(scenario: Scenario, profile: Profile, rows: Sequence[Measured]) -> Values:

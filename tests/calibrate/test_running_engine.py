@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from calibrate.serving.endpoint import Answer as Answered
 from calibrate.serving.endpoint import endpoint_at
 from calibrate.serving.host_fit import deviation, every_second, solve, tried
 from calibrate.serving.loads import QUANTITIES, Load, Measured, loads
@@ -207,6 +209,78 @@ def test_tokens_are_counted_by_piece_or_as_the_server_says() -> None:
         assert answer.sent_s < answer.first_s <= answer.last_s
     with server(stream(3, counted=7)) as url:  # pieces of several tokens
         assert endpoint_at(url).named("m").ask([1], 7).tokens == 7
+
+
+def paced(wait_s: float, gap_s: float) -> Answer:
+    """Pieces one by one, `gap_s` apart, the first after `wait_s`; without a gap all in one packet."""
+
+    def answer(handler: BaseHTTPRequestHandler, asked: int) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.end_headers()
+        time.sleep(wait_s)
+        piece, at_once = b'data: {"choices": [{"text": " a"}]}\n\n', 1 if gap_s else asked
+        for _ in range(asked // at_once):
+            handler.wfile.write(piece * at_once)
+            time.sleep(gap_s)
+        handler.wfile.write(b"data: [DONE]\n\n")
+
+    return answer
+
+
+def test_a_key_is_sent_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def guarded(handler: BaseHTTPRequestHandler, asked: int) -> None:
+        if handler.headers["Authorization"] == "Bearer sesame":
+            return paced(0.0, 0.0)(handler, asked)
+        return send(handler, 401, b'{"error": "Unauthorized"}', "application/json")
+
+    with server(guarded) as url:
+        assert endpoint_at(url, "sesame").named("m").ask([1], 7).tokens == 7
+        assert "HTTP 401" in refused(tmp_path, "--url", url, "--api-key", "wrong")
+        monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+        assert "HTTP 401" not in refused(tmp_path, "--url", url)  # but that all comes at once
+    assert "sesame" not in repr(endpoint_at("http://x:9", "sesame"))
+    with pytest.raises(InputError, match="has characters that no HTTP header may have"):
+        endpoint_at("http://x:9", "a\nb")
+
+
+def test_a_stream_that_is_held_back_is_one_message(tmp_path: Path) -> None:
+    with server(paced(0.2, 0.0)) as url:
+        error = refused(tmp_path, "--url", url)
+    assert error.startswith(f"error: {url}/v1/completions: all 64 pieces of an answer came at once, 0.")
+    assert "buffers the stream" in error
+    with server(paced(0.2, 1e-3)) as url:
+        assert not endpoint_at(url).named("m").ask([1], 64).buffered
+
+
+@pytest.mark.parametrize(("sent", "said"), [(2, "nothing is fitted or written"), (10, "use it with --set")])
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: int, said: str) -> None:
+    """Of eight loads; after the first round all of them can be fitted."""
+    known = {load.load: load.seconds for load in simulated(served())}
+    calls: list[int] = []
+
+    def send_until(endpoint: Any, requests: Any, vocab: int, draw: Any) -> list[tuple[float, Any]]:
+        calls.append(len(requests))
+        if len(calls) > sent:
+            raise KeyboardInterrupt
+        seconds = known[Load(requests[0].prompt_tokens, 24, 1, False)]
+        first, each = seconds["time_to_first_token_s"], seconds["time_per_output_token_s"]
+        return [
+            (r.arrival_s, Answered(0.0, r.arrival_s + first, r.arrival_s + first + 23 * each, 24, 24)) for r in requests
+        ]
+
+    monkeypatch.setattr("calibrate.serving.loads.send", send_until)
+    monkeypatch.setattr("calibrate.serving.loads.FEWEST_AT_ONCE", 1)
+    file, out = tmp_path / "served.yaml", tmp_path / "mine.json"
+    file.write_text(json.dumps(SERVED))
+    options = ["--concurrency", "1,4", "--prompt-len", "128,1024", "--output-len", "24", "--out", str(out)]
+    with server(paced(0.0, 1e-3)) as url:
+        done = CliRunner().invoke(main, [str(file), "--url", url, *options])
+    assert done.exit_code == 130, done.output
+    assert f"interrupted: {min(sent, 8)} of 8 loads were measured" in done.stderr
+    assert said in done.output
+    assert out.exists() == (sent > 8)
+    assert not list(tmp_path.glob("*.tmp*"))
 
 
 def whole(handler: BaseHTTPRequestHandler, asked: int) -> None:
