@@ -67,7 +67,7 @@ def test_what_simpy_alone_can_do_is_refused_elsewhere(name: str) -> None:
     scenario = load_scenario(SCENARIOS / f"{name}.yaml", SIMPY_ALONE[name])
     assert ran(scenario, "simpy") == ran(scenario, "auto")
     assert ran(scenario, "auto")[0] == "simpy"
-    with pytest.raises(InputError, match="--engine static: does not know"):
+    with pytest.raises(InputError, match="--engine static does not know"):
         ran(scenario, "static")
 
 

@@ -127,7 +127,7 @@ def test_what_cannot_be_scaled_is_refused(inference: dict[str, Any], parallelism
 
 
 def test_the_quick_pass_says_that_it_does_not_know_it() -> None:
-    with pytest.raises(InputError, match=r"static: does not know inference.autoscaling"):
+    with pytest.raises(InputError, match=r"static does not know inference.autoscaling"):
         simulate_serving(serving({"autoscaling": {}}, parallelism={"dp": 2}), engine="static")
 
 

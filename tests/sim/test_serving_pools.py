@@ -189,7 +189,7 @@ def test_what_is_refused(inference: dict[str, Any], parallelism: dict[str, int],
 
 
 def test_the_quick_pass_says_what_it_does_not_know() -> None:
-    with pytest.raises(InputError, match=r"--engine static: does not know inference.disaggregated"):
+    with pytest.raises(InputError, match=r"--engine static does not know inference.disaggregated"):
         simulate_serving(pools({}, {}), engine="static")
     with pytest.raises(InputError, match="router least_loaded"):
         simulate_serving(serving({"router": "least_loaded"}, parallelism={"dp": 2}), engine="static")
