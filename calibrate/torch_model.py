@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from calibrate.model import Embedding, Head, Layer
 from calibrate.norm import EPSILON
 from calibrate.norm import Norm as BundledNorm
-from calibrate.rotation import Constants, rotate
+from calibrate.rotation import rotate
 from sim.inputs.model_config import ModelConfig
 
 
@@ -37,7 +37,7 @@ class Attention(nn.Module):
         b, s, _ = x.shape
         q, k, v = (p(x).view(b, s, -1, self.head_dim) for p in (self.q, self.k, self.v))
         if self.rope:
-            q, k = rotated(q, self.constants), rotated(k, self.constants)
+            q, k = rotate(q, self.constants), rotate(k, self.constants)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         y: Tensor = self.proj(self.core(q, k, v).transpose(1, 2).reshape(b, s, -1))
         return y
@@ -50,11 +50,6 @@ class Attention(nn.Module):
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
         scores = q @ k.transpose(2, 3) * self.head_dim**-0.5 + self.constants.mask[: q.shape[2], : q.shape[2]]
         return torch.softmax(scores, -1) @ v
-
-
-def rotated(x: Tensor, c: Constants) -> Tensor:
-    """Apply rotary positions to [b, s, heads, d]."""
-    return rotate(x, c)
 
 
 class Mlp(nn.Module):
