@@ -6,7 +6,8 @@ from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
 from topology.graph_files import TopologyError, check
-from topology.node_parts import NodeParts, gpu_by_capability, pcie_bytes_per_s
+from topology.node_parts import NodeParts, pcie_bytes_per_s
+from topology.presets import gpu_capabilities
 from topology.wiring import NetworkDevice, Wiring
 
 _NVSWITCH = "0x0680"  # the PCI class of its bridge
@@ -79,7 +80,7 @@ def _gpus(made: NodeParts, found: list[_Gpu]) -> dict[str, Element]:
     """Add the GPUs in the order of their ranks; return their elements by name."""
     out: dict[str, Element] = {}
     for rank, bus, above, wide, gpu in sorted(found, key=lambda each: each.rank):
-        preset = gpu_by_capability(_integer(gpu, "sm", 0))
+        preset = gpu_capabilities().get(_integer(gpu, "sm", 0))
         if preset is None:
             raise TopologyError(f"gpu of rank {rank}: sm: found {gpu.get('sm')}; no shipped GPU has it")
         name = made.add(NetworkDevice(bus, "gpu", preset))

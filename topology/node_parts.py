@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from topology.presets import GPUS, NVLINK_EFFICIENCY, gpu_capabilities, gpu_products
+from topology.preset_files import NVLINK_EFFICIENCY
+from topology.presets import GPUS, gpu_products
 from topology.protocols import SIMPLE_NETWORK_S, SIMPLE_NVLINK_S
 from topology.wiring import Ends, Link, NetworkDevice, Wiring
 
@@ -32,11 +33,6 @@ def gpu_by_name(product: str) -> str | None:
     said = product.upper()
     fits = [word for word in gpu_products() if re.search(rf"(?<![A-Z0-9]){re.escape(word)}(?![0-9])", said)]
     return gpu_products()[max(fits, key=len)] if fits else None  # the longest, because `H100 PCIE` contains `H100`
-
-
-def gpu_by_capability(capability: int) -> str | None:
-    """Return the shipped GPU for a CUDA compute capability (90 for 9.0), or None."""
-    return gpu_capabilities().get(capability)
 
 
 def pcie_bytes_per_s(speed: str, width: str | int) -> float | None:

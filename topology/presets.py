@@ -17,20 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from topology.preset_files import NVLINK_EFFICIENCY, NVLS_EFFICIENCY, GpuFile, read_gpu, read_machine
+from topology.preset_files import GpuFile, read_gpu, read_machine
 from topology.spec import ClusterSpec, GpuSpec
-
-__all__ = [
-    "CLUSTERS",
-    "CLUSTER_SOURCES",
-    "GPUS",
-    "GPU_SOURCES",
-    "NVLINK_EFFICIENCY",
-    "NVLS_EFFICIENCY",
-    "gpu_capabilities",
-    "gpu_products",
-    "kernels_like",
-]
 
 T = TypeVar("T")
 

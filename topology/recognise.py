@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from topology.graph import described
 from topology.graph_files import TopologyError
-from topology.presets import GPUS, NVLS_EFFICIENCY
+from topology.preset_files import NVLS_EFFICIENCY
+from topology.presets import GPUS
 from topology.protocols import SIMPLE_NVLINK_S
 from topology.spec import ClusterSpec, GpuKind, GpuSpec, InterNode, IntraNode
 from topology.wiring import Link, Wiring, link_word

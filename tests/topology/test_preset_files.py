@@ -11,9 +11,9 @@ import pytest
 
 from sim.commands.command import bad_input_exits
 from topology.errors import PresetError
-from topology.node_parts import gpu_by_capability, gpu_by_name
+from topology.node_parts import gpu_by_name
 from topology.preset_files import read_gpu, read_machine
-from topology.presets import CLUSTER_SOURCES, CLUSTERS, GPU_SOURCES, GPUS, Shipped, gpu_products
+from topology.presets import CLUSTER_SOURCES, CLUSTERS, GPU_SOURCES, GPUS, Shipped, gpu_capabilities, gpu_products
 
 ROOT = Path(__file__).parents[2]
 NO_DATA = {".py", ".pyi", ".c", ".h", ".so", ".md"}
@@ -155,7 +155,7 @@ def test_a_product_is_known_by_the_longest_name_that_fits(product: str, name: st
 
 
 def test_each_cuda_capability_has_one_gpu_that_stands_for_it() -> None:
-    assert [gpu_by_capability(c) for c in (70, 80, 90, 100, 103, 120, 61)] == [
+    assert [gpu_capabilities().get(c) for c in (70, 80, 90, 100, 103, 120, 61)] == [
         "v100",
         "a100-sxm",
         "h100-sxm",
