@@ -31,7 +31,7 @@ from sim.core.files import write_json
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.serve.engine_file import FORMAT, engine_of
+from sim.serve.engine_file import FORMAT, engine_of, served_now
 from sim.serve.engine_record import Engine
 from sim.serve.engines import ENGINES
 from sim.serve.simulation import simulate_serving
@@ -174,6 +174,7 @@ def _file(
         "host": dict.fromkeys(FREE, 0.0) | host,
         "source": f"calibrate.serving at {where}",
         "date": today.today().isoformat(),
+        "served": served_now(scenario.model, gpu, p.tp, scenario.for_serving.quantization).model_dump(),
         "measured": [_row(row) for row in rows],
     }
 

@@ -52,6 +52,7 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
         yield from _training_notes(t, model)
     if i is not None:
         yield from _serving_notes(i, p, given, model)
+        yield from _engine_note(sections, i)
     if p.ep_overlap and p.ep == 1:
         yield "parallelism.ep_overlap: of no effect with ep 1"
 
@@ -124,6 +125,15 @@ def _expert_split_note(sections: Sections) -> Iterator[str]:
         yield f"parallelism.tp: each of {p.tp} ranks holds all experts; {split}, ep: {p.tp} distributes them"
     elif unsaid and t is not None and framework_of(t).splits_experts_over_tp:
         yield f"parallelism.expert_tp: 1, as nothing is said; framework {t.framework}'s own default is tp, {p.tp}"
+
+
+def _engine_note(sections: Sections, i: Inference) -> Iterator[str]:
+    """Return what a measured engine served that this scenario does not."""
+    from sim.serve.engine_file import measured_otherwise, served_now  # most scenarios are training steps
+
+    now = served_now(sections.model, sections.cluster.gpu.name, sections.parallelism.tp, i.quantization)
+    if said := measured_otherwise(i.engine, now):
+        yield f"inference.engine: {i.engine} was {said}"
 
 
 def _packing_note(sections: Sections) -> Iterator[str]:

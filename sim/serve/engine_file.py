@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from sim.core.files import read_json
 from sim.inputs.input_source import OneOf, Source, UserInput, as_tuple, found_file, show, validate
+from sim.inputs.model_config import ModelConfig
 from sim.inputs.yaml_input import KeyPath
 from sim.serve.engine_record import Engine, HostTimes
 from sim.serve.engines import ENGINES
@@ -32,15 +33,25 @@ class HostSeconds(UserInput):
     uncertainty: Seconds = 0.0
 
 
+class Served(UserInput):
+    """What an engine served when it was measured; `model` in words, because a name may stand for several."""
+
+    model: str = Field(min_length=1, max_length=4096)
+    gpu: str = Field(min_length=1, max_length=4096)
+    tp: int = Field(ge=1, le=1_000_000)
+    quantization: str = Field(min_length=1, max_length=4096)
+
+
 class EngineFile(UserInput):
-    """A measured engine. `engine`: the record that says all but the host's seconds; `measured`: the loads that these
-    were fitted to and judged on, which nothing reads."""
+    """A measured engine. `engine`: the record that says all but the host's seconds; `served`: None in files of before
+    it was written; `measured`: the loads that the seconds were fitted to and judged on, which nothing reads."""
 
     format: Literal["engine/1"]
     engine: Annotated[str, OneOf(ENGINES)]
     host: HostSeconds
     source: str = Field(min_length=1, max_length=4096)
     date: str = Field(min_length=4, max_length=40, description="year, month and day of the measurement")
+    served: Served | None = None
     measured: Annotated[tuple[Any, ...], BeforeValidator(as_tuple)] = ()
 
 
@@ -66,13 +77,35 @@ def found_engine(name: str, source: Source, path: KeyPath) -> str:
     return file
 
 
+def served_now(model: ModelConfig, gpu: str, tp: int, quantization: str) -> Served:
+    """What a scenario serves, as a file says it."""
+    experts = "" if model.moe is None else f", {model.moe.experts} experts"
+    words = f"{model.layers} layers of width {model.hidden:,}{experts}, vocabulary of {model.vocab:,}"
+    return Served(model=words, gpu=gpu, tp=tp, quantization=quantization)
+
+
+def measured_otherwise(name: str, now: Served) -> str:
+    """A sentence about an engine's file that was measured with something else than what is served now; "" if not."""
+    then = None if name in ENGINES else _file(name).served
+    if then is None or then == now:
+        return ""
+    unlike = [key for key in Served.model_fields if getattr(then, key) != getattr(now, key)]
+    was, now_is = ([f"{key} {getattr(x, key)}" for key in unlike] for x in (then, now))
+    return f"measured with {', '.join(was)}; its host seconds may be others with {', '.join(now_is)}"
+
+
 @cache
 def _read(name: str) -> Engine:
+    file = _file(name)
+    times = {"measured": HostTimes(**file.host.model_dump())}
+    return replace(ENGINES[file.engine], name=name, date=file.date, source=file.source, host=times)
+
+
+@cache
+def _file(name: str) -> EngineFile:
     data = read_json(Path(name))
     source = Source(name, data if isinstance(data, dict) else {})
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else data
         raise source.error(("format",), f"found {show(found)}; must be '{FORMAT}', as calibrate.serving writes it")
-    file = validate(EngineFile, data, source, ())
-    times = {"measured": HostTimes(**file.host.model_dump())}
-    return replace(ENGINES[file.engine], name=name, date=file.date, source=file.source, host=times)
+    return validate(EngineFile, data, source, ())

@@ -24,7 +24,7 @@ from calibrate.serving.running import errors, fit, main
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profiles import load_profile
-from sim.serve.engine_file import engine_of
+from sim.serve.engine_file import engine_of, served_now
 from sim.serve.engine_record import HostTimes
 from sim.serve.engines import ENGINES
 from sim.serve.simulation import simulate_serving
@@ -120,6 +120,34 @@ def test_a_file_is_an_engine(tmp_path: Path) -> None:
     rl = parse_scenario({**RL, "rl": {**RL["rl"], "generation": {"engine": str(file)}}}).rl
     assert rl is not None
     assert rl.generation.engine == str(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        (None, None),  # a file of before it said what was served
+        (
+            {"gpu": "a100-sxm", "tp": 4},
+            "was measured with gpu a100-sxm, tp 4; its host seconds may be others with gpu h100-sxm, tp 1",
+        ),
+        (
+            {"model": "2 layers"},
+            "was measured with model 2 layers; its host seconds may be others with model 32 layers",
+        ),
+        ({"quantization": "fp8"}, "quantization fp8; its host seconds may be others with quantization none"),
+    ],
+    ids=str,
+)
+def test_a_file_that_was_measured_with_something_else_is_said_to_be(
+    tmp_path: Path, changes: dict[str, Any] | None, said: str | None
+) -> None:
+    file = tmp_path / "mine.json"
+    now = served_now(served().model, "h100-sxm", 1, "none").model_dump()
+    file.write_text(json.dumps(FILE if changes is None else {**FILE, "served": now | changes}))
+    found = [w for w in served(engine=str(file)).warnings if w.startswith(f"inference.engine: {file} ")]
+    assert len(found) == (said is not None)
+    assert all(said in text for text in found if said is not None)
 
 
 RL: dict[str, Any] = {
