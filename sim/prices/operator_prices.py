@@ -232,6 +232,10 @@ class Costs:
         cost = self._throttled(op, best._replace(seconds=best.seconds * repeats), pace)
         return cost._replace(seconds=cost.seconds + self._result_seconds(op))
 
+    def floor_s(self, op: Compute) -> float:
+        """Return the seconds that no call of the operator's kind goes below, by its table; 0 where it has none."""
+        return self._points.floor_s(op)
+
     def check_attention_kernel(self, wanted: str) -> None:
         """Check that the profile has the attention kernel that a scenario names; the bare roofline accepts all.
 

@@ -68,6 +68,11 @@ class TablePrices:
         """Return the attention kernels that have points."""
         return {kernel for op, _ in self._raw if (kernel := op.partition(_ATTENTION_KERNEL)[2])}
 
+    def floor_s(self, op: Compute) -> float:
+        """Return the fastest call of the table of exactly this kind, to which efficiencies are relative; 0 without."""
+        table = self._table(op.kind, op.dtype, op.kind)
+        return 0.0 if table is None else table.floor_s
+
     def has_points(self, op: str, dtype: str) -> bool:
         """Tell whether the profile itself, not its kernel file, has points of exactly this operator and dtype."""
         return (op, dtype) in self._raw

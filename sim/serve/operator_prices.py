@@ -83,9 +83,10 @@ class OperatorPrices(Struct, frozen=True):
         """One operator on a healthy rank.
 
         Tables know a shape in one dtype: where weights or cache are kept in fewer bytes, or one latent serves many
-        heads, the operator keeps its shape's efficiency on the roofline of what it really moves. And weights and cache
-        come from device memory: published points of small operators, repeated, read them from the L2 cache, which a
-        whole model's do not fit in, so no price is below what streaming them takes.
+        heads, the operator keeps its shape's efficiency on the roofline of what it really moves (and the table's floor,
+        as in `sim.prices.kernel_tables`: fewer bytes shorten no launch). And weights and cache come from device memory:
+        published points of small operators, repeated, read them from the L2 cache, which a whole model's do not fit in,
+        so no price is below what streaming them takes.
         """
         if op.kind not in SCALED:
             return self.pricing.compute(op)
@@ -96,7 +97,8 @@ class OperatorPrices(Struct, frozen=True):
             price = self.pricing.compute(known)
             if op.bytes < known.bytes:
                 there = self.device.shape_seconds(known.kind, known.shape, known.dtype)
-                price = price._replace(seconds=price.seconds * here / there)
+                floor_s = self.pricing.costs_of(self.rank).floor_s(known)
+                price = price._replace(seconds=price.seconds * (here + floor_s) / (there + floor_s))
             if op.kind == MOE_LAYER and op.dtype == "fp8":
                 price = price._replace(seconds=price.seconds / self.host.engine.experts_speed)
         streamed = op.bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,8 @@ def test_however_many_heads_read_a_latent_it_is_read_once(profile: str, kv: str)
         costs = costs_of(changes, profile, f"dgx-{profile.removesuffix('-sxm')}")
         op, seconds = operator(costs, costs.attentions[0].decode(costs.dims, 128, 2048), "attention")
         assert op.flops == 2 * 128 * (128 // tp) * 2048 * (512 + 512 + 64)
-        found.append(seconds / costs.prices.device.seconds(op.kind, op.flops, op.bytes, op.dtype))
+        roofline_s = costs.prices.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
+        found.append(seconds / (roofline_s + costs.prices.pricing.costs.floor_s(op)))
     assert found[0] == pytest.approx(found[1], rel=0.05)
     assert 1.0 <= found[0] < 2.5
 
@@ -166,7 +168,22 @@ def test_experts_that_nobody_chose_are_not_read() -> None:
     assert op.bytes == pytest.approx(known * 25 / 32, rel=0.02)
     usual = Compute("experts", MOE_LAYER, op.shape, "fp8", op.flops, known, op.phase)
     whole = costs.prices.pricing.costs.compute(usual)
-    assert seconds == pytest.approx(whole.seconds * op.bytes / known, rel=0.02)
+    floor_s, bytes_per_s = costs.prices.pricing.costs.floor_s(usual), costs.prices.device.bandwidth_bytes_per_s
+    read_s, known_s = op.bytes / bytes_per_s, known / bytes_per_s
+    assert seconds == pytest.approx(whole.seconds * (read_s + floor_s) / (known_s + floor_s), rel=0.02)
+
+
+@pytest.mark.parametrize("profile", ["h100-sxm", "b200-sxm"])
+def test_more_tokens_are_never_a_third_quicker(profile: str) -> None:
+    """One launch of experts takes as long for one token as for two: what fewer bytes save is not the launch."""
+    changes = {
+        "parallelism": {"tp": 8, "ep": 8},
+        "inference": {"quantization": "fp8"},
+        "model": {"preset": "qwen3-30b-a3b"},
+    }
+    costs = costs_of(changes, profile, f"dgx-{profile.removesuffix('-sxm')}")
+    seconds = [operator(costs, costs.specs[-1].serve_tokens(costs.dims, n), "experts")[1] for n in (1, 2, 4, 8, 16)]
+    assert all(later > 0.8 * earlier for earlier, later in pairwise(seconds))
 
 
 def test_without_measured_layers_experts_are_their_kernels_and_share_a_launch() -> None:
