@@ -25,7 +25,8 @@ def _names(text: str) -> frozenset[str]:
 LOWER = _names(
     "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution "
     "prelu addmm addmv addr matmul __matmul__ __rmatmul__ einsum mm mv linalg_vecdot linear addbmm "
-    "baddbmm bmm chain_matmul linalg_multi_dot scaled_dot_product_attention multi_dot"
+    "baddbmm bmm chain_matmul linalg_multi_dot scaled_dot_product_attention multi_dot "
+    "lstm gru rnn_tanh rnn_relu"
 )
 FP32 = _names(
     "__pow__ __rpow__ __rdiv__ __rtruediv__ acos asin cosh erfinv exp expm1 log log10 log2 log1p "
@@ -239,9 +240,12 @@ def user_autocast(mode: CudaOperators) -> Iterator[None]:
     def dtype(*_: object) -> torch.dtype:
         return mode.dtype or torch.bfloat16
 
+    of_any_device = torch._C._is_any_autocast_enabled
+
     with (
         patch.multiple(torch.amp.autocast_mode.autocast, __init__=begin, __enter__=enter, __exit__=leave),
         patch.object(torch, "is_autocast_enabled", enabled),
+        patch.object(torch._C, "_is_any_autocast_enabled", lambda: enabled() or of_any_device()),
         patch.object(torch, "get_autocast_dtype", dtype),
     ):
         yield
