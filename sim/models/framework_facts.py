@@ -141,6 +141,10 @@ class Framework(Struct, frozen=True):
     attention_kernel: str = ""
     """kernel (or trainer that chooses it) whose coefficients price fused attention, if the profile has them
     [sim.prices.attention_speed]"""
+    copies_split_projection: bool = False
+    """what the fused kernel cannot read where the merged projection wrote it is copied, and the three gradients are
+    joined [core/transformer/attention.py: get_query_key_value_tensors; TE attention/dot_product_attention/utils.py:
+    get_qkv_layout; TE pytorch/utils.py: SplitAlongDim]"""
     attention_copies: int = 0
     """copies, each as large as the queries, that reorder or pack tokens around the fused kernel [each trainer's own]"""
     attention_copy_kernels: tuple[int, int] = (1, 1)

@@ -55,6 +55,7 @@ _MEGATRON = Framework(
     casts_routers=False,
     skips_masked_scores=True,
     attention_kernel="megatron",
+    copies_split_projection=True,
     copies_for_context=True,
     loss=MEGATRON_LOSS,
     merges_projections=True,
@@ -85,7 +86,12 @@ _MEGATRON = Framework(
         Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0"),
         Former(
             "2024-01",
-            {"keeps_empty_gradients": False, "engine_workspaces": 0, "grouped_streams": 0},
+            {
+                "copies_split_projection": False,
+                "keeps_empty_gradients": False,
+                "engine_workspaces": 0,
+                "grouped_streams": 0,
+            },
             "megatron/arguments.py of 2023: `--transformer-impl` is local, which is without Transformer Engine",
         ),
     ),

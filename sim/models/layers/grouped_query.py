@@ -105,6 +105,8 @@ class GroupedQueryAttention(Struct, frozen=True):
             core = keeping(core, "unturned queries and keys", turned * d.act_bytes)
         if d.framework.keeps_ordered_heads and self.heads == self.kv_heads and d.fused_attention:
             core = keeping(core, "keys and values beside queries", d.tokens * sum(qkv.outputs[1:3]) * d.act_bytes)
+        if d.framework.copies_split_projection and d.fused_attention:
+            turn = (*self._split(d), *turn)
         if d.framework.attention_copies:
             elements = d.framework.attention_copies * d.tokens * out.inputs
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
@@ -118,6 +120,26 @@ class GroupedQueryAttention(Struct, frozen=True):
         if self.scaled_rope:
             return scaled_rope(d, elements * share, round(self.head_dim * share))
         return rope(d, elements * share)
+
+    def _split(self, d: Dims) -> tuple[Operator, ...]:
+        """Copies of what was cut out of one projection, whose rows hold each KV head's queries, key and value.
+
+        The queries of several KV heads lie apart and become one row of heads (`reshape`). Where rope makes keys anew,
+        values have other strides than keys and are made contiguous. The three gradients are joined (`torch.cat`), but
+        if the kernel wrote all of them into one tensor, as it does for equal heads that are not turned.
+        """
+        heads, kv_heads = self.heads_of(d.tp)
+        grouped = heads > kv_heads
+        queries = d.tokens * heads * self.head_dim if grouped and kv_heads > 1 else 0
+        values = d.tokens * kv_heads * self.head_dim if self.rope else 0
+        if not (grouped or self.rope):
+            return ()
+        joined = d.tokens * (heads + 2 * kv_heads) * self.head_dim
+        e, kernels = 2 * d.act_bytes, bool(queries) + bool(values)
+        ahead = memory_op("split_copies", F, "copy", queries + values, e * (queries + values), d.act, kernels)
+        back = memory_op("split_join", I, "copy", joined, e * joined, d.act)
+        forward = (replace(ahead, plain_host=True),) if kernels else ()
+        return (Operator("split_copies", forward, (replace(back, plain_host=True),)),)
 
     def _gate(self, d: Dims, elements: int) -> Operator:
         """The result times the gate's sigmoid; kept are both, the result by the core's own backward (fused) or here."""
