@@ -137,7 +137,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         joined = d.tokens * (heads + 2 * kv_heads) * self.head_dim
         e, kernels = 2 * d.act_bytes, bool(queries) + bool(values)
         ahead = memory_op("split_copies", F, "copy", queries + values, e * (queries + values), d.act, kernels)
-        back = memory_op("split_join", I, "copy", joined, e * joined, d.act)
+        back = memory_op("split_copies_backward", I, "copy", joined, e * joined, d.act)
         forward = (replace(ahead, plain_host=True),) if kernels else ()
         return (Operator("split_copies", forward, (replace(back, plain_host=True),)),)
 

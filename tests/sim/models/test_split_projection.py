@@ -19,7 +19,7 @@ def split_kernels(kv_heads: int, positions: str = "rope", tp: int = 1, **trainin
     asked = {"model": {**model, "positions": positions}, "training": steps, "parallelism": {"tp": tp}}
     block = layer_block(parse_scenario({**asked, "cluster": "dgx-h100"}), 0)
     items = [i for i in (*block.forward, *block.backward) if isinstance(i, Compute)]
-    return {i.name: i for i in items if i.name in ("split_copies", "split_join")}
+    return {i.name: i for i in items if i.name in ("split_copies", "split_copies_backward")}
 
 
 @pytest.mark.parametrize("kv_heads", [2, 8])
@@ -34,7 +34,10 @@ def test_copies_are_those_of_torch(kv_heads: int) -> None:
     _, join = counted(lambda: torch.cat(gradients, dim=3))
     found = split_kernels(kv_heads)
     assert (found["split_copies"].bytes, found["split_copies"].kernels) == (copies.bytes, copies.operators)
-    assert (found["split_join"].bytes, found["split_join"].kernels) == (join.bytes, join.operators)
+    assert (found["split_copies_backward"].bytes, found["split_copies_backward"].kernels) == (
+        join.bytes,
+        join.operators,
+    )
 
 
 def test_the_kernel_reads_equal_heads_where_they_are() -> None:
