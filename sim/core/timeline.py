@@ -79,6 +79,9 @@ class Timeline(Struct, frozen=True, eq=False):
     def __len__(self) -> int:
         return len(self.start_s)
 
+    def __repr__(self) -> str:
+        return f"Timeline({len(self)} spans of {len(self.classes)} classes of equal ranks, {self.step_time_s:.6g} s)"
+
     @property
     def step_time_s(self) -> float:
         """From zero to the end of the last span."""

@@ -13,6 +13,7 @@ from typing import Any
 from sim.core.errors import InputError
 from sim.inputs.input_source import nearest
 from sim.inputs.scenario import json_schema
+from sim.inputs.synonyms import synonym
 
 Schema = dict[str, Any]
 
@@ -32,7 +33,7 @@ def explain(key: str) -> str:
         if part not in keys:
             where = ".".join(walked) or "a scenario"
             raise InputError(
-                f"--explain: {where} has no key '{part[:60]}'{nearest(part, keys)} (there are: {', '.join(keys)})"
+                f"--explain: {where} has no key '{part[:60]}'{synonym(part) or nearest(part, keys)} (there are: {', '.join(keys)})"
             )
         walked.append(part)
         required = part in _required(schema)

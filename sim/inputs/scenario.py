@@ -39,6 +39,7 @@ from sim.inputs.rare_sections import (
 )
 from sim.inputs.rules import check_rules, check_size
 from sim.inputs.sections import Sections
+from sim.inputs.shipped import scenario_file
 from sim.inputs.synonyms import synonym
 from sim.inputs.training_config import Training
 from sim.inputs.units import with_units
@@ -151,7 +152,8 @@ KEYS = tuple(name for name in Scenario.__struct_fields__ if name not in ("warnin
 
 
 def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario in a YAML file, with `KEY=VALUE` overrides applied first."""
+    """The scenario in a YAML file or of a shipped scenario's name, with `KEY=VALUE` overrides applied first."""
+    path = scenario_file(Path(path))
     source = read_source(path, overrides)
     return resolve(source, name_of(path))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +28,13 @@ def shipped_name(path: Path) -> str:
     return next((name for name, own in shipped_scenarios().items() if own == path), "")
 
 
+def scenario_file(path: Path) -> Path:
+    """The path; of a shipped scenario's name, where no file has it, that scenario's file."""
+    if path.suffix or path.exists():
+        return path
+    return shipped_scenarios().get(path.as_posix(), path)
+
+
 def first_comment(path: Path) -> str:
     """The first sentence of a scenario's comment, which says what it shows.
 
@@ -38,5 +46,5 @@ def first_comment(path: Path) -> str:
         if not line.startswith("# ") or line.startswith("#   "):
             break
         lines.append(line[2:].strip())
-    sentence, stop, _ = " ".join(lines).partition(". ")
-    return sentence.removesuffix(".") + "." if stop else sentence
+    sentence, stop, _ = re.split(r"(?<!et al)(\. )", " ".join(lines) + ". ", maxsplit=1)
+    return sentence.rstrip(".:") + stop.strip()

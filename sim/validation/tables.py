@@ -35,7 +35,8 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
         refuse_other_kind(path, data, "a table of measurements is wanted", own="measurements")
         raise other_format(path, data, FORMAT)
     if data.get("kind") not in KINDS:
-        raise InputError(f"{path}: kind: found {str(data.get('kind'))[:60]!r}; allowed: {', '.join(KINDS)}")
+        said = f"found {str(data['kind'])[:60]!r}" if "kind" in data else "is required and missing"
+        raise InputError(f"{path}: kind: {said}; allowed: {', '.join(KINDS)}")
     rows = data.get("rows")
     if not isinstance(rows, list):
         raise InputError(f"{path}: rows: found {type(rows).__name__}; allowed: a list of rows")
@@ -58,7 +59,8 @@ def _row(
     try:
         row = _mapping(data, where)
         if not isinstance(row.get("id"), str):
-            raise InputError(f"{where}.id: found {str(row.get('id'))[:60]!r}; allowed: text")
+            said = f"found {str(row['id'])[:60]!r}" if "id" in row else "is required and missing"
+            raise InputError(f"{where}.id: {said}; allowed: text that names the row")
         given = _mapping(row.get("measured"), f"{where}.measured")
         answers = {key: value for key, value in given.items() if isinstance(value, bool)}
         measured = {key: _value(value, f"{where}.measured.{key}") for key, value in given.items() if key not in answers}

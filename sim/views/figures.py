@@ -78,7 +78,8 @@ def timeline_figure(
         int(layout.height) + 60,
     )
     longest = max((len(b[0]) for b in layout.bands), default=0)
-    plot.min_border_left = plot.min_border_left + max(0, longest - 6) * 8
+    longest_row = max((len(row.stream) for row in layout.rows), default=0)
+    plot.min_border_left = plot.min_border_left + max(0, longest - 6) * 8 + max(0, longest_row - 8) * 6
     _row_axes(plot, layout)
     _backgrounds(plot, layout, end_s)
     renderers = _bars(plot, timelines, layout, EDGED * far_s, waits)
