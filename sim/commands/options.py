@@ -80,7 +80,9 @@ def write_page(path: Path, text: str) -> None:
     """Write a page that a person will open, and say on standard error where it is."""
     write_text(path, text)
     where = path.resolve().as_uri() if path.is_file() else path
-    print(f"wrote {path} ({len(text.encode(errors='replace')) / 1e6:.1f} MB): {where}", file=sys.stderr)
+    length = len(text.encode(errors="replace"))
+    size = f"{length / 1e6:.1f} MB" if length >= 1e5 else f"{length / 1e3:.1f} kB"
+    print(f"wrote {path} ({size}): {where}", file=sys.stderr)
 
 
 def write_trace(path: Path, timeline: Timeline, memory: Sequence[MemoryCurve] = ()) -> None:

@@ -47,7 +47,9 @@ class RunOptions(Report, frozen=True, kw_only=True):
     @property
     def changes(self) -> tuple[str, ...]:
         """Overrides of the scenario that is simulated, those of options of their own included."""
-        return self.overrides if self.tokens is None else (*self.overrides, f"training.tokens={self.tokens}")
+        if self.tokens is None:
+            return self.overrides
+        return (*self.overrides, f"training.tokens={_with_zeros(self.tokens)}")
 
     def given(self, *names: str) -> Iterator[str]:
         """Yield those of the options, named as fields are, that ask for something, as a user writes them.
@@ -67,6 +69,17 @@ class RunOptions(Report, frozen=True, kw_only=True):
 
 
 _NOTHING = RunOptions()
+
+
+def _with_zeros(tokens: str) -> str:
+    """A number of tokens with its M, B or T as a power of ten; another text as it is.
+
+    >>> _with_zeros("1.5T"), _with_zeros("300b"), _with_zeros("15e12")
+    ('1.5e12', '300e9', '15e12')
+    """
+    power = {"M": 6, "B": 9, "T": 12}.get(tokens[-1:].upper())
+    return f"{tokens[:-1]}e{power}" if power and tokens[:-1].replace(".", "", 1).isdigit() else tokens
+
 
 run_options = gathered(
     RunOptions,
@@ -114,7 +127,9 @@ run_options = gathered(
     ),
     click.option("--operators", is_flag=True, help="list the longest operators of each class of equal ranks"),
     click.option("--require-fit", is_flag=True, help="exit code 1 if the step does not fit in memory"),
-    click.option("--tokens", metavar="N", help="tokens of the whole training; adds steps, days, GPU hours"),
+    click.option(
+        "--tokens", metavar="N", help="tokens of the whole training, such as 15T or 100e9; adds steps, days, GPU hours"
+    ),
     click.option(
         "--price", type=FiniteRange(0), metavar="PER_GPU_HOUR", help="price of a GPU hour; adds cost and energy"
     ),

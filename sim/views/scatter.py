@@ -8,6 +8,13 @@ from typing import Any
 TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # a colour for each (Okabe and Ito)
 
+_LEGEND_BELOW = """
+if (cb_obj.outer_width < 600 && cb_obj.right.includes(legend)) {
+  cb_obj.right = cb_obj.right.filter((part) => part !== legend)
+  cb_obj.below = [...cb_obj.below, legend]
+}
+"""
+
 
 def scatter_plot(
     name: str, x_label: str | None, y_label: str | None, height: int = 420, tools: str = TOOLS, **ranges: Any
@@ -30,11 +37,13 @@ def scatter_plot(
 
 
 def explained(plot: Any, dots: Sequence[Any], tip: str) -> Any:
-    """The plot with `tip` for its dots, and beside it a legend that hides what is clicked."""
-    from bokeh.models import HoverTool
+    """The plot with `tip` for its dots, and a legend that hides what is clicked: beside it, on a telephone below it."""
+    from bokeh.models import CustomJS, HoverTool
 
     plot.add_tools(HoverTool(renderers=list(dots), tooltips=tip))
     if plot.legend:
         plot.legend.click_policy = "hide"
-        plot.add_layout(plot.legend[0], "right")
+        legend = plot.legend[0]
+        plot.add_layout(legend, "right")
+        plot.js_on_change("outer_width", CustomJS(args={"legend": legend}, code=_LEGEND_BELOW))
     return plot
