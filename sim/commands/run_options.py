@@ -128,7 +128,7 @@ run_options = gathered(
     click.option("--operators", is_flag=True, help="list the longest operators of each class of equal ranks"),
     click.option("--require-fit", is_flag=True, help="exit code 1 if the step does not fit in memory"),
     click.option(
-        "--tokens", metavar="N", help="tokens of the whole training, such as 15T or 100e9; adds steps, days, GPU hours"
+        "--tokens", metavar="N", help="tokens of the whole training, such as 15T; adds steps, days, GPU hours"
     ),
     click.option(
         "--price", type=FiniteRange(0), metavar="PER_GPU_HOUR", help="price of a GPU hour; adds cost and energy"

@@ -32,9 +32,8 @@ def explain(key: str) -> str:
         keys = _keys(schema)
         if part not in keys:
             where = ".".join(walked) or "a scenario"
-            raise InputError(
-                f"--explain: {where} has no key '{part[:60]}'{synonym(part) or nearest(part, keys)} (there are: {', '.join(keys)})"
-            )
+            hint = synonym(part) or nearest(part, keys)
+            raise InputError(f"--explain: {where} has no key '{part[:60]}'{hint} (there are: {', '.join(keys)})")
         walked.append(part)
         required = part in _required(schema)
         schema = keys[part]
