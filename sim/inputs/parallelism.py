@@ -1,5 +1,6 @@
 """The `parallelism` section of a scenario, and the layers of each pipeline stage."""
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
@@ -116,6 +117,16 @@ class Parallelism(UserInput):
     def reduces_rows(self) -> bool:
         """Gradients are reduced once for the micro-batches that a stage takes in a row."""
         return self.zero >= 2 and bool(self.accumulate_in_a_row) and not self.accumulate_unsharded
+
+    @property
+    def sharded_over(self) -> tuple[int, int]:
+        """Return the ranks over which ZeRO shards dense layers, and experts, which have fewer replicas.
+
+        Experts' shards are the largest that divide both sizes.
+        """
+        replicas, expert_replicas = self.dp * self.cp, self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
+        shard = min(self.shard_size or replicas, replicas)
+        return shard, math.gcd(shard, expert_replicas) if shard < replicas else expert_replicas
 
     @property
     def stage_layers(self) -> tuple[int, ...]:

@@ -30,8 +30,8 @@ class Dims(Struct, frozen=True):
 
     `tokens` = micro-batch · seq / cp; `rows` = the tokens of the parts that sequence parallelism splits
     (tokens / tp with it, else tokens). `linear` is the linear layers' dtype, `act` that of everything else.
-    `accumulated` of the step's micro-batches add up in whole gradients: all of them, or one where each one's
-    are reduced and sharded at once.
+    `reduced_over`: ranks that each keep a shard of the sum of gradients, where every micro-batch's are reduced at
+    once; 1: whole gradients add up. `experts_reduced_over`: the same of experts.
     """
 
     batch: int
@@ -54,13 +54,20 @@ class Dims(Struct, frozen=True):
     attention_kernel: str  # training.attention_kernel, or "" for the profile's
     tp_overlap: str
     quantized_for: int  # micro-batches that a quantized weight serves; ZeRO-3 gathers it anew for each
-    accumulated: int
+    micro_batches: int
     quantized_copies: int  # of a tensor in the matmuls' format: by rows, by columns
     recipe: Recipe | None = None  # of quantizing; None: matmuls run in 16 bits or more
+    reduced_over: int = 1
+    experts_reduced_over: int = 1
     weight_shards: int = 1  # ranks that each quantize their share of a weight before it is gathered
     lora: Lora | None = None
     four_bit: bool = False  # frozen matrices are kept in NF4
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
+
+    @property
+    def accumulated(self) -> int:
+        """Micro-batches that add up in whole gradients."""
+        return self.micro_batches if self.reduced_over == 1 else 1
 
     @property
     def stream_bytes(self) -> float:
@@ -135,6 +142,8 @@ def dims(scenario: Scenario) -> Dims:
     seq = ceil_div(t.seq_len, p.cp)
     tokens = t.micro_batch_size * seq
     sp = p.sp and p.tp > 1
+    whole = p.zero < 2 or p.accumulate_unsharded or p.reduces_rows
+    reduced_over, experts_reduced_over = (1, 1) if whole else p.sharded_over
     micro_batches = max(1, t.global_batch_size // (t.micro_batch_size * p.dp))
     return Dims(
         batch=t.micro_batch_size,
@@ -160,7 +169,9 @@ def dims(scenario: Scenario) -> Dims:
         quantized_for=1 if gathers_each else micro_batches,
         recipe=recipe,
         weight_shards=p.shard_size if gathers_quantized_shards(scenario) else 1,
-        accumulated=micro_batches if p.zero < 2 or p.accumulate_unsharded or p.reduces_rows else 1,
+        micro_batches=micro_batches,
+        reduced_over=reduced_over,
+        experts_reduced_over=experts_reduced_over,
         lora=t.lora,
         four_bit=t.lora is not None and t.lora.weights == "nf4",
         norm_in_fp32=m.norm_in_fp32,

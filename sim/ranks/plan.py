@@ -7,8 +7,6 @@ Experts use the same ranks of a pipeline stage in another arrangement: within on
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
@@ -86,10 +84,8 @@ class Plan(Struct, frozen=True):
         """Return the number of members of each group, by name."""
         p = self.scenario.parallelism
         plane = p.tp * p.cp * p.dp
-        shard = min(p.shard_size or p.dp * p.cp, p.dp * p.cp)
         expert_dp = plane // (p.ep * p.expert_tp)
-        # Experts have fewer replicas than dense layers: their shards are the largest that divide both sizes.
-        expert_shard = math.gcd(shard, expert_dp) if shard < p.dp * p.cp else expert_dp
+        shard, expert_shard = p.sharded_over
         return {
             "tp": p.tp,
             "cp": p.cp,

@@ -75,8 +75,8 @@ def test_equal_layouts_written_in_other_words_are_equal(scenario: dict[str, Any]
             "training": {"global_batch_size": 2},
         },
     )
-    times = {z: vary(alone, parallelism__zero=z)["step_time_s"] for z in (0, 1)}
-    assert times[1] == times[0]  # nothing to divide, nothing to send
+    times = {z: vary(alone, parallelism__zero=z)["step_time_s"] for z in range(3)}
+    assert set(times.values()) == {times[0]}  # nothing to divide, nothing to send; ZeRO-3 recomputes less
 
 
 @pytest.mark.parametrize("model", ["llama3-70b", "llama3-405b", "llama3-8b"])

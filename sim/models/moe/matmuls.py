@@ -158,7 +158,7 @@ def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep:
     `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`). Weights are
     quantized once a step, so that their launches are not counted by group.
     """
-    d = replace(d, weight_shards=1)  # experts are gathered in 16 bits
+    d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over)  # experts are gathered in 16 bits
     looped = d.framework.loops_over_experts and groups > 1
     per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
     flops, operands = 2.0 * rows * k * n, d.linear_bytes
