@@ -40,6 +40,7 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
     padded = model.padded_vocab(p.tp)
     if padded != model.vocab and model.program is None:
         yield f"model.vocab: {model.vocab} is padded to {padded}, a multiple of 128·tp"
+    yield from _idle_nodes_note(sections)
     yield from _sharding_notes(p, t)
     yield from _expert_split_note(sections)
     yield from _packing_note(sections)
@@ -55,6 +56,14 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
         yield from _engine_note(sections, i)
     if p.ep_overlap and p.ep == 1:
         yield "parallelism.ep_overlap: of no effect with ep 1"
+
+
+def _idle_nodes_note(sections: Sections) -> Iterator[str]:
+    """Return that all GPUs but one idle, where several nodes are stated and no layout is."""
+    p, cluster = sections.parallelism, sections.cluster
+    if sections.training is not None and cluster.nodes > 1 and p.ranks == 1:
+        gpus = f"one of the cluster's {cluster.nodes * cluster.gpus_per_node:,} GPUs computes"
+        yield f"parallelism: dp, tp, pp and cp are 1, so {gpus}; `stepsim search` finds layouts for all of them"
 
 
 def _sharding_notes(p: Parallelism, t: Training | None) -> Iterator[str]:

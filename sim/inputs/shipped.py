@@ -30,9 +30,8 @@ def shipped_name(path: Path) -> str:
 
 def scenario_file(path: Path) -> Path:
     """The path; of a shipped scenario's name, where no file has it, that scenario's file."""
-    if path.suffix or path.exists():
-        return path
-    return shipped_scenarios().get(path.as_posix(), path)
+    own = None if path.suffix else shipped_scenarios().get(path.as_posix())
+    return path if own is None or path.exists() else own
 
 
 def first_comment(path: Path) -> str:

@@ -195,10 +195,11 @@ def layout_line(scenario: Scenario) -> str:
             f"batch {training.global_batch_size} × {counted(training.seq_len, 'token')} "
             f"in micro-batches of {training.micro_batch_size}"
         )
-        words.append(training.precision)
+        words += [training.precision, f"framework {training.framework}"]
     if inference is not None:
         words.append(f"{inference.batching} batching")
         words.append(inference.precision if inference.quantization == "none" else inference.quantization)
+        words.append(f"engine {Path(inference.engine).name}")
     return " · ".join([*words, gpus_words(scenario)])
 
 

@@ -256,6 +256,15 @@ def test_warnings_name_the_padded_vocabulary_and_keys_without_effect() -> None:
         assert f"parallelism.{key}: of no effect" in warnings
 
 
+def test_gpus_that_idle_are_named() -> None:
+    def warnings(**parallelism: int) -> str:
+        data = {**small(parallelism=parallelism), "cluster": {"preset": "dgx-h100", "nodes": 8}}
+        return " ".join(parse_scenario(data).warnings)
+
+    assert "one of the cluster's 64 GPUs computes" in warnings()
+    assert "computes" not in warnings(dp=2)
+
+
 def test_keys_of_training_alone_are_named_when_serving() -> None:
     data = {
         "model": "llama3-8b",
