@@ -151,12 +151,12 @@ def _check(scenario: Scenario, judge: bool, out: Path | None) -> None:
     """Refuse what no server does, or what cannot be fitted."""
     inference = scenario.for_serving
     if inference.batching == "static":
-        raise InputError(f"{scenario.name}: inference.batching: found static; a server batches continuously")
+        raise scenario.error(("inference", "batching"), "found static; a server batches continuously")
     if judge and out is not None:
         raise InputError("--out: --judge fits nothing that could be written")
     if not judge and inference.engine not in ENGINES:
         why = f"is a measured one; name the record to start from ({', '.join(ENGINES)}), or give --judge"
-        raise InputError(f"{scenario.name}: inference.engine: {inference.engine} {why}")
+        raise scenario.error(("inference", "engine"), f"{inference.engine} {why}")
 
 
 def _file(

@@ -210,7 +210,7 @@ def usable_device(scenario: Scenario) -> str:
     if not torch.cuda.is_available():
         gpu = scenario.cluster.gpu.name
         why = "torch finds no CUDA GPU on this machine; cluster=cpu-host serves on its CPU"
-        raise InputError(f"{scenario.name}: cluster: found GPU '{gpu}'; {why}")
+        raise scenario.error(("cluster",), f"found GPU '{gpu}'; {why}")
     return "cuda"
 
 
@@ -231,7 +231,7 @@ def runnable(scenario: Scenario) -> Inference:
     """
     m, i = scenario.model, scenario.inference
     if i is None:
-        raise InputError(f"{scenario.name}: this scenario has no `inference` section")
+        raise scenario.error(("inference",), "is missing; this scenario serves no requests")
     tp, drafted = scenario.parallelism.tp, i.speculative is not None
     draft = i.speculative.draft if i.speculative is not None else None
     models = (m,) if draft is None else (m, draft)
