@@ -157,7 +157,10 @@ def _pool(
     if hashed and scenario.for_serving.prefix_cache != "none" and HASHED_TOKENS % cache.block_tokens:
         why = f"must divide {HASHED_TOKENS}, the tokens for each hash of the requests"
         raise scenario.error(("inference", "kv_cache", "block_tokens"), f"found {cache.block_tokens}; {why}")
-    replicas = [Replica(i, own, _scheduler(scenario, costs, capacity, own, requests)) for i, own in enumerate(dealt)]
+    tokens = iteration_tokens(scenario.for_serving, requests)
+    replicas = [
+        Replica(i, own, _scheduler(scenario, costs, capacity, own, hashed, tokens)) for i, own in enumerate(dealt)
+    ]
     return Pool(name, scenario, costs, capacity, first_rank, tuple(replicas), draft)
 
 
@@ -166,13 +169,14 @@ def _scheduler(
     costs: IterationCosts,
     capacity: Capacity,
     sequences: list[Sequence],
-    requests: tuple[Request, ...],
+    hashed: bool,
+    tokens: int,
 ) -> Scheduler:
-    i, pp, hashed = scenario.for_serving, scenario.parallelism.pp, any(r.hashes for r in requests)
+    """A replica's scheduler; `hashed`: requests name their prefixes by hashes; `tokens`: the most of an iteration."""
+    i, pp = scenario.for_serving, scenario.parallelism.pp
     if i.batching == "static":
         limits = Limits(len(sequences), UNLIMITED, -(-len(sequences) // pp))
     else:
-        tokens = iteration_tokens(i, requests)
         limits = Limits(i.max_running_requests, tokens, -(-i.max_running_requests // pp))
     kind = HashedKvCache if hashed and i.prefix_cache == "gpu" else KvCache
     cache = kind(capacity.blocks, i.kv_cache.block_tokens, capacity.reserve_tokens)
