@@ -26,8 +26,8 @@ def serving_predictions(row: Measurement, data: dict[str, Any]) -> tuple[Predict
     """Predictions by measured key and answers of a workload; `data`: the row's scenario.
 
     Where requests arrive over time, latencies do not grow in proportion to the server's time: close to saturation a
-    tenth more of it may multiply what requests wait. There the interval also holds what a server gives that is slower,
-    and one that is faster, by as much as its time is uncertain.
+    tenth more of it may multiply what requests wait. So two more servers are simulated, the slowest and the fastest
+    that the uncertainty of its time allows, and the interval also holds what these give.
 
     Raises:
         NotSimulated: for quantities that a workload does not have.
@@ -57,8 +57,8 @@ def serving_predictions(row: Measurement, data: dict[str, Any]) -> tuple[Predict
 
 
 def _slower(scenario: Scenario, requests: tuple[Request, ...], times: float) -> Mapping[str, Any]:
-    """The result of a server that takes `times` as long for all it does, with its seconds for units: to such a server
-    the same requests come so many times as quickly."""
+    """The result of a server that takes `times` as long for all it does, in units of as many seconds: counted in these,
+    it computes as quickly as the usual one, and the requests come `times` as quickly."""
     from sim.serve.simulation import simulate_serving
 
     quicker = tuple([r._replace(arrival_s=r.arrival_s / times) for r in requests])

@@ -174,7 +174,7 @@ def test_experts_that_nobody_chose_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("profile", ["h100-sxm", "b200-sxm"])
-def test_more_tokens_are_never_a_third_quicker(profile: str) -> None:
+def test_more_tokens_are_never_a_fifth_quicker(profile: str) -> None:
     """One launch of experts takes as long for one token as for two: what fewer bytes save is not the launch."""
     changes = {
         "parallelism": {"tp": 8, "ep": 8},
