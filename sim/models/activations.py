@@ -63,7 +63,7 @@ ACTIVATIONS = {
 }
 # Where a framework clamps before the fused kernel: two halves clamped (2, 2) and joined (2, 2). Backward, by operators
 # of torch (derivatives: clamp_backward): is the gate at most its limit (1), is up at least and at most its own (1, 1),
-# each half's gradient where it was within (2, 2), both put into one (4); the five truths are bytes, and two zeros are
+# each half's gradient where it was within (2, 2), both put into one (4); the four truths are bytes, and two zeros are
 # made. The halves stay kept beside what they were joined to.
 CLAMPS = Passes(8, 3, 11, 9)
 CLAMP_TRUTH_BYTES = 8.0  # written (1, 1, 1), joined (3), read (1, 1)

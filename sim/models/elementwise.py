@@ -122,7 +122,7 @@ def scaled_rope(d: Dims, elements: float, width: int) -> Operator:
     head, which is empty, 2: 12 in six kernels a tensor. Backward: both products 4, the half back 1 and 2, sum 3, the
     empty rest 1 and its sum 3: 14 in seven. Before each tensor cosine and sine of every position are computed (8 bytes
     each), scaled (8) and cast (4 + e), by six kernels. Counted by running such a function
-    (`tests/sim/models/test_latent_kernels.py`).
+    (`tests/sim/models/test_gpt_oss_kernels.py`).
     """
     if not d.framework.scales_rope_apart:
         return rope(d, elements)

@@ -54,8 +54,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     are quantized once a step and kept. `gathers_quantized`: sequence parallelism gathers what is quantized.
     `shards_quantized`: FSDP gathers layers' matrices in the format. `kernel`: the matmul where it is not the usual one,
     whose gradients' sums leave Hopper's tensor cores to be added in fp32. `quantizes_groups`: one kernel quantizes the
-    operands of all groups of a grouped matmul (TE `nvte_multi_cast_transpose`), else each has its own, and
-    `launches_for_scale`: so many more of one number.
+    operands of all groups of a grouped matmul (TE `nvte_multi_cast_transpose`), else each has its own.
+    `launches_for_scale`: in a grouped matmul, kernels on one number that each operand's scale takes besides.
     """
 
     name: RecipeName

@@ -109,10 +109,11 @@ class Plan(Struct, frozen=True):
     def group(self, name: str, rank: int) -> list[int]:
         """The members of the group of this name that `rank` belongs to, ascending.
 
-        dp_cp: who holds the same dense parameters; shard and replica: dp_cp cut into ranks that shard the states
-        together (consecutive ones) and those that hold the same shard; ep, expert_tp, expert_dp: as in this file's
-        head; model: all ranks of one replica along tp and pp (gradient norm); embedding: first and last stage; copies:
-        pipeline ranks i and p-1-i, which hold the same two parts under DualPipe.
+        plane: all ranks of one pipeline rank; dp_cp: who holds the same dense parameters; shard and replica: dp_cp cut
+        into ranks that shard the states together (consecutive ones) and those that hold the same shard; experts: who
+        together holds each expert of a stage once; ep, expert_tp, expert_dp: as in this file's head; model: all ranks
+        of one replica along tp and pp (gradient norm); embedding: first and last stage; copies: pipeline ranks i and
+        p-1-i, which hold the same two parts under DualPipe.
         """
         if name in ALONG:
             return self.mesh.along(ALONG[name], rank)
