@@ -144,7 +144,7 @@ def dims(scenario: Scenario) -> Dims:
     sp = p.sp and p.tp > 1
     whole = p.zero < 2 or p.accumulate_unsharded or p.reduces_rows
     reduced_over, experts_reduced_over = (1, 1) if whole else p.sharded_over
-    micro_batches = max(1, t.global_batch_size // (t.micro_batch_size * p.dp))
+    micro_batches = max(1, scenario.micro_batches)
     return Dims(
         batch=t.micro_batch_size,
         full_seq=t.seq_len,
