@@ -4,8 +4,8 @@ With optimizer post-validation a rank begins the next step after its own optimiz
 step's graph then repeats: the first tasks of a rank wait for the last tasks of the same rank in the step before. Let
 x[r] be the end of rank r's step, and A[r, s] the longest path from the begin of rank s's step to the end of rank r's.
 Then x[r] of the next step is the maximum of x[s] + A[r, s] over all s. In the steady state the mean time between two
-such ends is the largest mean of A along a circle of ranks (Baccelli et al. 1992, Synchronization and Linearity,
-theorem 3.23). In most schedules the circle is one rank: the time from its first forward to its own optimizer's end.
+such ends is the largest mean of A along a cycle of ranks (Baccelli et al. 1992, Synchronization and Linearity,
+theorem 3.23). In most schedules the cycle is one rank: the time from its first forward to its own optimizer's end.
 
 Left out: links that messages of two overlapping steps would share; the message that tells ranks of a norm that was too
 large, which arrives while forwards run; and the step that is then repeated.
@@ -23,7 +23,7 @@ from sim.graph.taskgraph import Floats, Ints, Message, TaskGraph
 
 
 class SteadyState(NamedTuple):
-    """Hold the mean time of a step, and the tasks on the circle that fixes it with their share of that time."""
+    """Hold the mean time of a step, and the tasks on the cycle that fixes it with their share of that time."""
 
     period_s: float
     tasks: list[int]
@@ -78,9 +78,9 @@ def steady_state(graph: TaskGraph, times: Times) -> SteadyState:
     end = start + seconds[:, None]
     last = [tasks[end[tasks].argmax(axis=0)] for tasks in ends]  # by class, and by the class whose step began
     paths = np.array([end[tasks, range(len(begins))] for tasks in last])
-    period_s, circle = largest_mean(paths)
+    period_s, cycle = largest_mean(paths)
     tasks, shares = list[int](), list[Floats]()
-    for r, s in pairwise(circle):
+    for r, s in pairwise(cycle):
         chain = _chain(graph, start[:, s], seconds, int(last[r][s]))
         tasks += chain
         shares.append(np.diff(start[chain, s], append=paths[r, s]))
@@ -88,7 +88,7 @@ def steady_state(graph: TaskGraph, times: Times) -> SteadyState:
 
 
 def largest_mean(weights: Floats) -> tuple[float, list[int]]:
-    """Return the largest mean weight of a circle, and the circle backwards, its first at the end again. `weights[r, s]`
+    """Return the largest mean weight of a cycle, and the cycle backwards, its first at the end again. `weights[r, s]`
     leads from s to r, -inf where nothing does; something leads from each to itself (Karp 1978, A characterization of
     the minimum cycle mean in a digraph).
 
@@ -110,9 +110,9 @@ def largest_mean(weights: Floats) -> tuple[float, list[int]]:
     latest: dict[int, int] = {}
     for i, rank in enumerate(walk):  # a walk of n edges among n ranks meets one of them again
         if rank in latest:
-            circle = walk[latest[rank] : i + 1]
-            mean = sum(weights[r, s] for r, s in pairwise(circle)) / (len(circle) - 1)
-            best = max(best, (float(mean), circle))
+            cycle = walk[latest[rank] : i + 1]
+            mean = sum(weights[r, s] for r, s in pairwise(cycle)) / (len(cycle) - 1)
+            best = max(best, (float(mean), cycle))
         latest[rank] = i
     return best
 
