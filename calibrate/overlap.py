@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from calibrate import shared_cores
-from calibrate.collective_calls import make, repeat
+from calibrate.collective_calls import Work, make, repeat
 from calibrate.records import Constant, Record
 from calibrate.timing import Bench
 
@@ -20,7 +20,6 @@ REPEATS = 7
 COVER = 3.0  # how many times longer the disturbing work lasts than the measured work, so that it covers all of it
 MATMULS = 32
 SKEW_BYTES, SKEW_BURSTS = 4096, 8
-Work = Callable[[], object]
 
 
 def interference(bench: Bench) -> list[Record]:

@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrate.collective_calls import MAX_CPU_RANKS, make, repeat
+from calibrate.collective_calls import MAX_CPU_RANKS, Work, make, repeat
 from calibrate.launch import join
 from calibrate.ranks import stream_ranks
 from calibrate.records import Collective, Constant, Record, from_json, to_json
@@ -42,7 +42,6 @@ TURNS = 24  # bursts in a sample: waits for a time slice are rare, so a single b
 SAMPLES = {True: 4, False: 10}
 LEAST_S = 1e-6
 COMPUTE = "sharing compute"
-Work = Callable[[], object]
 
 
 def ranks_sharing() -> int:
@@ -116,8 +115,7 @@ def make_burst(rank: int) -> Work:
     if rank == 0:  # the other ranks wait in the broadcast
         once()
         start = time.perf_counter()
-        for _ in range(20):
-            once()
+        repeat(once, 20)
         times[0] = max(1.0, round(BURST_S * 20 / (time.perf_counter() - start)))
     dist.broadcast(times, 0)
     return partial(repeat, once, int(times))
