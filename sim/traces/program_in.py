@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from sim.core.errors import InputError
 from sim.core.timeline import Detail, RankClass
+from sim.core.units import counted
 from sim.engine.run import run_static
 from sim.graph.taskgraph import GraphBuilder
 from sim.inputs.program_file import CapturedOperator
@@ -221,7 +222,8 @@ def _unknown(prices: ProgramPrices) -> list[str]:
     if not prices.unknown:
         return []
     names = ", ".join(f"{name} ({n})" for name, n in prices.unknown.most_common(12))
-    return [f"{prices.unknown.total()} launches of operators that are not known are priced by their bytes: {names}"]
+    launches = counted(prices.unknown.total(), "launch")
+    return [f"operators that are not known are priced by their bytes, in {launches}: {names}"]
 
 
 def _unmeasured(prices: ProgramPrices) -> list[str]:
@@ -229,6 +231,6 @@ def _unmeasured(prices: ProgramPrices) -> list[str]:
         return []
     names = ", ".join(f"{name} ({n})" for name, n in prices.unmeasured.most_common())
     return [
-        f"{prices.unmeasured.total()} calls of Python in DTensor and FSDP2 cost nothing, as the profile has no time of "
-        f"them: {names}; calibrate.run measures them (group python)"
+        f"Python in DTensor and FSDP2 costs nothing in {counted(prices.unmeasured.total(), 'call')}, as the profile has "
+        f"no time of them: {names}; calibrate.run measures them (group python)"
     ]
