@@ -33,7 +33,7 @@ OTHERS = (
 
 
 def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[], Step]:
-    """Return a maker for a config's pre-training model, with the loss that it computes from `labels=input_ids`."""
+    """Return a maker of one training step of a config's pre-training model."""
     _needs("transformers", "a Hugging Face config")
     if options.lora_rank is not None:
         _needs("peft", "--lora")

@@ -197,8 +197,8 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
         size = source.copied_elements() * dp.gradient_bytes / held
         summed = Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER)
         if scenario.for_training.optimizer_post_validation:
-            # It runs beside the weight gradients that are left, so that rank 0 need not wait for the last rank's
-            # (their weight_grad_store.py, `clear`, which has the output layer's of the last rank before it).
+            # It runs beside the weight gradients that are left, so that rank 0 need not wait for the last rank's. The
+            # output layer's weight gradient comes before it (`clear` in weight_grad_store.py of Qi et al.'s fork).
             started = replace(summed, blocking=False, handle="tied")
             out = [Wait(LAST_INPUT_GRADIENT, Phase.OPTIMIZER), started, *out, Wait("tied", Phase.OPTIMIZER)]
         else:
