@@ -230,7 +230,8 @@ def _unmeasured(prices: ProgramPrices) -> list[str]:
     if not prices.unmeasured:
         return []
     names = ", ".join(f"{name} ({n})" for name, n in prices.unmeasured.most_common())
+    calls = counted(prices.unmeasured.total(), "call")
     return [
-        f"Python in DTensor and FSDP2 costs nothing in {counted(prices.unmeasured.total(), 'call')}, as the profile has "
-        f"no time of them: {names}; calibrate.run measures them (group python)"
+        f"Python in DTensor and FSDP2 costs nothing ({calls}), as the profile has no time of it: {names}; "
+        "calibrate.run measures it (group python)"
     ]
