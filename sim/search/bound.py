@@ -98,9 +98,9 @@ class GridSearch:
         If the work alone takes longer than `patience_s` seconds, return the partial layout with a sharper bound.
         """
         legal = [x for x, fine in layouts_of(self.space, partial) if fine]
-        # Additions of unsharded gradients (ZeRO-0 and 1) only add work, so their blocks are built only for ways that
-        # are not put off. ZeRO-3 adds gathers, but its recomputation may stop earlier, so it is bounded by itself.
-        if (work_s := min(map(self.work_bound_s, {x if x.zero == 3 else _least_zero(x) for x in legal}))) > patience_s:
+        # ZeRO-3 adds gathers, but its recomputation may stop earlier, so it is bounded by itself.
+        least = {y for x in legal for y in ((x,) if x.zero == 3 else _least_zeros(x))}
+        if (work_s := min(map(self.work_bound_s, least))) > patience_s:
             return Bounds([Bounded(work_s, 0.0, 1, partial, len(legal))], Counter())
         bounded, counts = [], Counter[str]()
         for layout in legal:
@@ -133,7 +133,8 @@ class GridSearch:
     def _states_alone(self, x: Layout) -> float:
         """Return bytes of parameters, gradients and optimizer on the worst rank; recomputation does not change them."""
         placement = placement_of(x.schedule, x.pp, x.virtual_stages)
-        return self._most_state_bytes(x.zero, placement, self.cut(self.blocks(_least_work(x))[0].order, placement))
+        order = self.blocks(_least_zeros(x)[-1]._replace(recompute="none"))[0].order
+        return self._most_state_bytes(x.zero, placement, self.cut(order, placement))
 
     @cached
     def _most_state_bytes(self, zero: int, placement: StagePlacement, cut: Cut) -> float:
@@ -221,7 +222,7 @@ class GridSearch:
     def least_work_s(self, x: Layout) -> float:
         """Return the work bound without recomputation and ZeRO: a bound for all recomputations and ZeRO stages."""
         # Recomputation and ZeRO-3's gathers only add work.
-        return self.work_bound_s(_least_work(x))
+        return min([self.work_bound_s(y._replace(recompute="none")) for y in _least_zeros(x)])
 
     def bound_s(self, x: Layout) -> float:
         """Return the lower bound of the layout's step time in seconds."""
@@ -383,14 +384,10 @@ class GridSearch:
         return Cut(cut.order, tuple([cut.stages[i] for i in placement.part_of_stage.tolist()]))
 
 
-def _least_zero(x: Layout) -> Layout:
-    """Return the layout with the ZeRO stage of the least work: no unsharded gradients to add, no gathers."""
-    return x._replace(zero=2 if x.dp * x.cp > 1 else 0)
-
-
-def _least_work(x: Layout) -> Layout:
-    """Return the layout with the ZeRO stage of the least work, without recomputation."""
-    return _least_zero(x)._replace(recompute="none")
+def _least_zeros(x: Layout) -> tuple[Layout, ...]:
+    """Return the layout with the ZeRO stages that may have the least work: none, which adds up whole gradients, and 2,
+    which adds up shards, but of gradients converted in every micro-batch."""
+    return tuple([x._replace(zero=zero) for zero in ((0, 2) if x.dp * x.cp > 1 else (0,))])
 
 
 def _fault_scale(scenario: Scenario) -> float:

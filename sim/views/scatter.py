@@ -10,8 +10,7 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # a
 
 _LEGEND_BELOW = """
 if (cb_obj.outer_width < 600 && cb_obj.right.includes(legend)) {
-  cb_obj.right = cb_obj.right.filter((part) => part !== legend)
-  cb_obj.below = [...cb_obj.below, legend]
+  cb_obj.setv({right: cb_obj.right.filter((part) => part !== legend), below: [...cb_obj.below, legend]})
 }
 """
 
