@@ -22,7 +22,8 @@ from sim.core.errors import InputError
 PATHS = ("/v1/completions", "/v1")  # what users may have written after the address
 SILENT_S = 300.0  # without a byte from the server
 MOST_SHOWN = 300  # characters of a server's message
-FEWEST_PIECES = 8  # of an answer that tells whether its stream was held back
+FEWEST_PIECES = 32  # of an answer that tells whether its stream was held back: fewer may wait for a busy reader
+ATTEMPTS = 3  # a reader that another process kept from running reads one answer at once, not three
 LEAST_TOKEN_S = 1e-4  # an iteration's kernels alone take longer to start; pieces that wait in a socket are read faster
 DATA, DONE = b"data:", b"[DONE]"
 
@@ -82,16 +83,19 @@ class Endpoint:
         except (LookupError, TypeError):
             raise InputError(f"{self.url}/v1/models: lists no model; name it with --model") from None
 
-    def check_stream(self, answer: Answer) -> None:
-        """Refuse a stream that somebody held back, in which no token can be timed.
+    def check_stream(self, prompt: list[int], tokens: int) -> None:
+        """Ask, and refuse a stream that somebody holds back, in which no token can be timed.
 
         Raises:
-            InputError: for an answer that came all at once.
+            InputError: as `ask`, and if each of `ATTEMPTS` answers came all at once.
         """
-        if answer.buffered:
-            took = f"all {answer.pieces} pieces of an answer came at once, {answer.last_s - answer.sent_s:.3g} s after"
-            why = "something on the way buffers the stream (of nginx: proxy_buffering off), so no token can be timed"
-            raise InputError(f"{self._at}: {took} it was asked for; {why}")
+        for _ in range(ATTEMPTS):
+            answer = self.ask(prompt, tokens)
+            if not answer.buffered:
+                return
+        took = f"all {answer.pieces} pieces of an answer came at once, {answer.last_s - answer.sent_s:.3g} s after"
+        why = "something on the way buffers the stream (of nginx: proxy_buffering off), so no token can be timed"
+        raise InputError(f"{self._at}: {took} it was asked for; {why}")
 
     def ask(self, prompt: list[int], tokens: int) -> Answer:
         """Send a prompt and read as many tokens.

@@ -76,11 +76,11 @@ def measure(
     """Send all loads in turn, `rounds` times, or until Ctrl-C; return those that were measured, and whether all was.
 
     Raises:
-        InputError: as `Endpoint.ask` and `Endpoint.check_stream`.
+        InputError: as `Endpoint.check_stream`.
     """
     draw = random.Random(0)
     for length in sorted({load.prompt_len for load in wanted}):  # warms up, and finds early what is wrong
-        endpoint.check_stream(endpoint.ask(_prompt(draw, length, vocab), wanted[0].output_len))
+        endpoint.check_stream(_prompt(draw, length, vocab), wanted[0].output_len)
     means: dict[Load, list[dict[str, float]]] = {load: [] for load in wanted}
     requests: dict[Load, tuple[Request, ...]] = {}
     whole = True
