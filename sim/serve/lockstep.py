@@ -213,7 +213,7 @@ class Lockstep(Struct):
         if not self.members:
             self.newest = 0
         if left:
-            s.running = [x for x in s.running if x.running]
+            s.dismiss()
         return left
 
     def _write(self, sequence: Sequence, base: int) -> None:

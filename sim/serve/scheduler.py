@@ -217,8 +217,6 @@ class Scheduler(Struct):
             self._read_prefix(sequence, 0)
         self.started += 1
         sequence.order, sequence.running = self.started, True
-        if not self.running and not self.waiting:
-            self.output.restart()
         self.running.append(sequence)
         if sequence.remote:
             assert self.fetch is not None
@@ -359,8 +357,14 @@ class Scheduler(Struct):
                 done.append(sequence)
         self.output.steps += not batch.prompts_alone
         if done:
-            self.running = [s for s in self.running if s.running]
+            self.dismiss()
         return done
+
+    def dismiss(self) -> None:
+        """Sequences that are done leave; an idle server reserves output as at first."""
+        self.running = [s for s in self.running if s.running]
+        if not self.running and not self.waiting:
+            self.output.restart()
 
     def note_end(self) -> None:
         """Keep what the cache holds when an iteration ends, before anybody leaves."""

@@ -34,15 +34,26 @@ def test_a_constant_share_stays() -> None:
     assert (output.share, output.falls) == (1.0, False)
 
 
+def bursts(at_s: tuple[float, ...]) -> tuple[int, list[int]]:
+    """The tokens of a small cache, and of each burst of 60 requests how many run at once."""
+    requests = tuple([Request(t, 64, 448) for t in at_s for _ in range(60)])
+    wanted = {"engine": "sglang-0.5", "prefix_cache": "none", "max_batch_tokens": 60 * 64}
+    s = serving({**wanted, "kv_cache": {"memory_fraction": 0.9}}, gpu={"memory_bytes": 5e7})
+    sim = simulate_serving(s, requests=requests)
+    admitted = [x.admitted_s for x in sim.sequences]
+    return sim.capacity.blocks * s.for_serving.kv_cache.block_tokens, [admitted.count(t) for t in at_s]
+
+
 def test_a_burst_is_let_in_by_the_first_share() -> None:
     """As many run at first as have room for their prompts and 0.7 of their outputs, not for a tenth of these."""
-    requests = tuple([Request(0.0, 64, 448)] * 40)
-    s = serving({"engine": "sglang-0.5", "prefix_cache": "none"}, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 1e7})
-    sim = simulate_serving(s, requests=requests)
-    room = sim.capacity.blocks * s.for_serving.kv_cache.block_tokens
-    first = sum([x.admitted_s == 0.0 for x in sim.sequences])
-    assert first < 40
-    assert first == pytest.approx(room / (64 + 0.7 * 448), abs=2)
+    room, (first,) = bursts((0.0,))
+    assert first == pytest.approx(room / (64 + 0.7 * 448), abs=1)
+    assert room / (64 + 0.098 * 448) > 60
+
+
+def test_an_idle_server_lets_a_second_burst_in_as_the_first() -> None:
+    _, (first, second) = bursts((0.0, 1000.0))
+    assert first == second < 60
 
 
 @settings(max_examples=25, deadline=None)
