@@ -47,9 +47,7 @@ class RunOptions(Report, frozen=True, kw_only=True):
     @property
     def changes(self) -> tuple[str, ...]:
         """Overrides of the scenario that is simulated, those of options of their own included."""
-        if self.tokens is None:
-            return self.overrides
-        return (*self.overrides, f"training.tokens={_with_zeros(self.tokens)}")
+        return self.overrides if self.tokens is None else (*self.overrides, f"training.tokens={self.tokens}")
 
     def given(self, *names: str) -> Iterator[str]:
         """Yield those of the options, named as fields are, that ask for something, as a user writes them.
@@ -69,17 +67,6 @@ class RunOptions(Report, frozen=True, kw_only=True):
 
 
 _NOTHING = RunOptions()
-
-
-def _with_zeros(tokens: str) -> str:
-    """A number of tokens with its M, B or T as a power of ten; another text as it is.
-
-    >>> _with_zeros("1.5T"), _with_zeros("300b"), _with_zeros("15e12")
-    ('1.5e12', '300e9', '15e12')
-    """
-    power = {"M": 6, "B": 9, "T": 12}.get(tokens[-1:].upper())
-    return f"{tokens[:-1]}e{power}" if power and tokens[:-1].replace(".", "", 1).isdigit() else tokens
-
 
 run_options = gathered(
     RunOptions,

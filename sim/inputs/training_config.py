@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from sim.core.dtypes import MomentDtype, Precision, StorageDtype, sixteen_bit
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import MAX_LAYERS
+from sim.inputs.units import TOKENS
 from sim.models.framework_facts import AttentionKernel
 from sim.models.frameworks import FRAMEWORKS, framework_at
 from sim.models.recipes import RecipeName
@@ -95,10 +96,17 @@ class Packing(UserInput):
     strategy: Literal["bfd", "wrapped"] = "bfd"
 
 
+TokenCount = Annotated[
+    float,
+    BeforeValidator(TOKENS.parse),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": "^[0-9.e]+ *[KMBT]?$"}]}),
+]
+
+
 class BatchPhase(UserInput):
     """The batch size of a training from its `from_tokens`-th token on."""
 
-    from_tokens: float = Field(ge=0, le=1e18)
+    from_tokens: TokenCount = Field(ge=0, le=1e18)
     global_batch_size: int = Field(ge=1, le=1_000_000_000)
 
 
@@ -159,7 +167,7 @@ class Training(UserInput):
     optimizer_post_validation: bool = Field(
         default=False, description="ranks of a pipeline begin the next step without waiting for all others"
     )
-    tokens: float | None = Field(default=None, gt=0, le=1e18, description="of the whole training")
+    tokens: TokenCount | None = Field(default=None, gt=0, le=1e18, description="of the whole training")
     batch_schedule: Annotated[tuple[BatchPhase, ...], BeforeValidator(as_tuple), Field(max_length=1000)] = Field(
         default=(), json_schema_extra={"default": None}
     )

@@ -28,6 +28,8 @@ class Unit(Struct, frozen=True):
     def parse(self, value: Any) -> Any:
         """A text as a number in base units; what is no text comes back as it is.
 
+        >>> TOKENS.parse("15T"), TOKENS.parse("300b"), TOKENS.parse("15e12")
+        (15000000000000.0, 300000000000.0, 15000000000000.0)
         >>> FLOPS.parse("2.5 PFLOP/s"), RATE.parse("400Gbps"), BYTES.parse("25MiB"), TIME.parse("5us"), POWER.parse(700)
         (2500000000000000.0, 50000000000.0, 26214400, 5e-06, 700)
         """
@@ -59,6 +61,10 @@ def _bytes(number: float, found: re.Match[str]) -> float:
     return round(number * _power_of(1024 if (found[3] or "").upper() == "IB" else 1000, found[2]))
 
 
+def _tokens(number: float, found: re.Match[str]) -> float:
+    return number * 1000.0 ** (1 + "KMBT".index(found[2].upper()) if found[2] else 0)
+
+
 def _seconds(number: float, found: re.Match[str]) -> float:
     return number / _PARTS[found[2]] if found[2] in _PARTS else number * _SECONDS[found[2]]
 
@@ -87,6 +93,7 @@ BYTES = Unit(
 )
 TIME = Unit("_s", r"(ns|us|µs|μs|ms|s|min|h|d)?", _seconds, "seconds, or one with a unit: ns, us, ms, s, min, h, d")
 POWER = Unit("_w", r"(k?W)?", _watts, "watts, or one with a unit: W, kW")
+TOKENS = Unit("tokens", r"([KMBTkmbt])?", _tokens, "tokens, or one with K, M, B or T, such as 15T")  # of a training
 UNITS = (FLOPS, RATE, BYTES, TIME, POWER)  # the longer endings first: a rate's name ends as a time's does
 _OTHER = ("rate_per_s",)  # requests a second: a plain number
 

@@ -85,3 +85,8 @@ def test_a_measured_step_is_a_time(said: str) -> None:
 def test_serving_has_no_measured_step() -> None:
     ran = CliRunner().invoke(main, ["scenarios/serve_static_a100.yaml", "--measured", "2"])
     assert ran.exit_code == 2
+
+
+def test_tokens_of_a_training_have_units() -> None:
+    for text in ("15T", "15e12", "15000B"):
+        assert case({"dp": 2}, {"tokens": text}).for_training.tokens == 15e12
