@@ -119,12 +119,17 @@ class Parallelism(UserInput):
         return self.zero >= 2 and bool(self.accumulate_in_a_row) and not self.accumulate_unsharded
 
     @property
+    def expert_replicas(self) -> int:
+        """Return how many ranks of a pipeline rank hold the same expert parameters."""
+        return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
+
+    @property
     def sharded_over(self) -> tuple[int, int]:
         """Return the ranks over which ZeRO shards dense layers, and experts, which have fewer replicas.
 
         Experts' shards are the largest that divide both sizes.
         """
-        replicas, expert_replicas = self.dp * self.cp, self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
+        replicas, expert_replicas = self.dp * self.cp, self.expert_replicas
         shard = min(self.shard_size or replicas, replicas)
         return shard, math.gcd(shard, expert_replicas) if shard < replicas else expert_replicas
 

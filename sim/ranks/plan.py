@@ -84,7 +84,6 @@ class Plan(Struct, frozen=True):
         """Return the number of members of each group, by name."""
         p = self.scenario.parallelism
         plane = p.tp * p.cp * p.dp
-        expert_dp = plane // (p.ep * p.expert_tp)
         shard, expert_shard = p.sharded_over
         return {
             "tp": p.tp,
@@ -98,9 +97,9 @@ class Plan(Struct, frozen=True):
             "experts": p.ep * p.expert_tp,
             "ep": p.ep,
             "expert_tp": p.expert_tp,
-            "expert_dp": expert_dp,
+            "expert_dp": p.expert_replicas,
             "expert_shard": expert_shard,
-            "expert_replica": expert_dp // expert_shard,
+            "expert_replica": p.expert_replicas // expert_shard,
             "model": p.tp * p.pp,
             "embedding": min(p.pp, 2),
             "copies": p.form.model_copies,
