@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import Block, Program, WeightShape
+from sim.core.program import Block, Program
 from sim.models.captured_model import captured_model, with_accumulation
 from sim.models.dims import Shard
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
+    from sim.models.muon import Dealt
 
 
 class Captured:
@@ -58,7 +58,7 @@ class Captured:
         """Return the number of parameters that both ends of a pipeline hold: the tied ones."""
         return self.model.tied_elements
 
-    def step_items(self, n_params: int, matrices: Sequence[WeightShape]) -> tuple[Program, Program]:
+    def step_items(self, n_params: int, dealt: Dealt) -> tuple[Program, Program]:
         """The program's own, as far as a rank's parameters go."""
         return self.model.step_items(n_params)
 

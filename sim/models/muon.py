@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -24,14 +25,27 @@ ITERATIONS = 5
 DTYPE = "bf16"
 
 
-def dealt_out(blocks: Sequence[Block], shard: int, expert_shard: int, zero: int) -> tuple[WeightShape, ...]:
-    """This rank's weight matrices: all of its blocks', or with ZeRO as many as any of the ranks that share them has."""
+class Dealt(NamedTuple):
+    """What of a rank's parameters Muon updates: layers' matrices, whole ones; `rest`: how many others it has."""
+
+    matrices: tuple[WeightShape, ...] = ()
+    rest: int = 0
+
+
+def dealt_out(blocks: Sequence[Block], shard: int, expert_shard: int, zero: int) -> Dealt:
+    """This rank's part of its blocks: all, or with ZeRO of each shape as many matrices as any of the ranks that share
+    them has, and an even share of what is in no matrix."""
     found: Counter[tuple[int, int, int]] = Counter()
+    others: Counter[int] = Counter()
     for block in blocks:
-        for shapes, ranks in ((block.matrices, shard), (block.expert_matrices, expert_shard)):
+        parts = ((block.matrices, block.params, shard), (block.expert_matrices, block.expert_params, expert_shard))
+        for shapes, params, sharing in parts:
+            ranks = sharing if zero >= 1 else 1
+            others[ranks] += params - sum(shape.elements for shape in shapes)
             for number, rows, columns in shapes:
-                found[rows, columns, ranks if zero >= 1 else 1] += number
-    return tuple(WeightShape(-(-number // ranks), rows, columns) for (rows, columns, ranks), number in found.items())
+                found[rows, columns, ranks] += number
+    matrices = (WeightShape(-(-number // ranks), rows, columns) for (rows, columns, ranks), number in found.items())
+    return Dealt(tuple(matrices), sum(-(-number // ranks) for ranks, number in others.items()))
 
 
 def muon_items(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import ModelPart, Phase, Program, WeightShape
+from sim.core.program import ModelPart, Phase, Program
 from sim.models.frameworks import framework_of
-from sim.models.muon import muon_items
+from sim.models.muon import Dealt, muon_items
 from sim.models.operators import items_of_part, memory_op
 
 if TYPE_CHECKING:
@@ -20,12 +19,13 @@ ADAMW_OPERATOR_ACCESSES = 22
 
 
 MOMENTS = {"adamw": 2, "muon": 1, "sgd": 0}  # of a parameter; Muon's are those of matrices, all else has AdamW's
+NOTHING_DEALT = Dealt()  # to Muon
 INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.py: `optimizer_update_8bit_blockwise`)
 
 
-def optimizer_items(n_params: int, t: Training, matrices: Sequence[WeightShape] = ()) -> Program:
+def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) -> Program:
     """AdamW or SGD over `n_params` parameters (this rank's shard, where it is sharded), in one pass; Muon over
-    `matrices` (see `sim.models.muon`), beside AdamW over the rest.
+    the matrices that are `dealt` to it (see `sim.models.muon`), beside AdamW over the rest.
 
     AdamW reads the gradient, reads and writes the parameter that it updates and two moments (24 bytes in fp32), and
     writes the low-precision parameter where the updated one is an fp32 master copy; where it is not one kernel, see
@@ -44,8 +44,8 @@ def optimizer_items(n_params: int, t: Training, matrices: Sequence[WeightShape] 
     updated = held.master or dtype_bytes(t.param_dtype)
     written = dtype_bytes(t.param_dtype) if held.master else 0.0
     if t.optimizer == "muon":
-        rest = _one_pass("adamw", max(0, n_params - sum(s.elements for s in matrices)), t, held, updated, written)
-        step = (*rest, *muon_items(matrices, dtype_bytes(t.grad_dtype), updated, moment_bytes(t), written))
+        rest = _one_pass("adamw", dealt.rest, t, held, updated, written)
+        step = (*rest, *muon_items(dealt.matrices, dtype_bytes(t.grad_dtype), updated, moment_bytes(t), written))
     else:
         step = _one_pass(t.optimizer, n_params, t, held, updated, written)
     return items_of_part(ModelPart.OPTIMIZER, step)
@@ -89,10 +89,12 @@ def matrix_kept_bytes(t: Training) -> KeptBytes:
     return kept_bytes(t)._replace(moments=MOMENTS[t.optimizer] * moment_bytes(t))
 
 
-def state_bytes(n_params: int, matrices: Sequence[WeightShape], t: Training) -> float:
-    """Optimizer states of a rank's `n_params`, among them its matrices."""
-    usual, of_matrix = kept_bytes(t).total, matrix_kept_bytes(t).total
-    return n_params * usual + sum(s.elements for s in matrices) * (of_matrix - usual)
+def state_bytes(n_params: int, dealt: Dealt, t: Training) -> float:
+    """Optimizer states of a rank's `n_params`; with Muon of the matrices that are `dealt` to it, and the rest."""
+    usual = kept_bytes(t).total
+    if t.optimizer != "muon":
+        return n_params * usual
+    return dealt.rest * usual + sum(s.elements for s in dealt.matrices) * matrix_kept_bytes(t).total
 
 
 def moment_bytes(t: Training) -> float:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import Block, Program, WeightShape
+from sim.core.program import Block, Program
 from sim.models.dims import Shard, packed_batch
 from sim.models.embedding import embedding_block
 from sim.models.flops import indexer_gradient_flops_per_token, model_flops_per_token, packed_flops_per_token
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.models.captured_model import CapturedModel
     from sim.models.captured_source import Captured
+    from sim.models.muon import Dealt
 
 
 def source_of(scenario: Scenario) -> Described | Captured:
@@ -86,10 +86,10 @@ class Described:
         """Return the number of parameters that both ends of a pipeline hold, on one rank."""
         return copied_table_params(self.scenario)
 
-    def step_items(self, n_params: int, matrices: Sequence[WeightShape]) -> tuple[Program, Program]:
-        """Clipping and optimizer of so many parameters, among them these matrices of layers."""
+    def step_items(self, n_params: int, dealt: Dealt) -> tuple[Program, Program]:
+        """Clipping and optimizer of so many parameters, of which these are dealt to Muon."""
         t = self.scenario.for_training
-        return clip_items(n_params, t) if t.gradient_clipping else (), optimizer_items(n_params, t, matrices)
+        return clip_items(n_params, t) if t.gradient_clipping else (), optimizer_items(n_params, t, dealt)
 
     def flops_per_token(self, causal_half: bool) -> float:
         """Model FLOPs of a token, the numerator of MFU; a frozen indexer has no gradients."""

@@ -207,13 +207,13 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     if plan.group_size("copies") > 1:
         size = (dense + experts) * dp.gradient_bytes
         out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
-    matrices = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero)
-    clip, update = source.step_items(dense + experts, matrices)  # nothing on a stage without parameters
+    dealt = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero)
+    clip, update = source.step_items(dense + experts, dealt)  # nothing on a stage without parameters
     if scenario.for_training.gradient_clipping:
         out += [*clip[:-1], *_norm_reductions(plan, dp), *clip[-1:]]
     if scenario.for_training.optimizer_offload and update:
         # Megatron-Core's --offload-optimizer-states: there between steps, here for the optimizer alone
-        size = state_bytes(dense + experts, matrices, scenario.for_training)
+        size = state_bytes(dense + experts, dealt, scenario.for_training)
         update = (
             Comm("optimizer states", "reload", "host", size, Phase.OPTIMIZER),
             *update,

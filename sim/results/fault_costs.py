@@ -169,9 +169,20 @@ class _Waits:
                 return
             if task in self.sender:
                 return self._lose(me, self.sender[task], self.end[task] - since_s)
+            if not self.members[task]:
+                return self._behind_messages(me, task, since_s)
             arrivals = self._arrived(task)
             self._lose(me, arrivals.last, self.start[task] - max(arrivals.ready_s.get(me, 0.0), since_s))
             waits = arrivals.waits.get(me, [])
+
+    def _behind_messages(self, me: int, task: int, since_s: float) -> None:
+        """Go back from the end of a collective that is messages, by the one that came last each time, to what began
+        them: the computation or message of the member that was ready last."""
+        while task not in self.computes and task not in self.sender:
+            if not self.waits[task]:
+                return
+            task = max(self.waits[task], key=self.end.__getitem__)
+        self._lose(me, self.members[task][0], self.end[task] - since_s)
 
     def _arrived(self, task: int) -> _Arrivals:
         """Sort what a collective waited for by member, once: each of its n members asks, and it waits for n others."""

@@ -103,6 +103,20 @@ def test_alone_they_take_their_closed_forms(name: str) -> None:
     assert b.exposed_comm_s == pytest.approx(a.exposed_comm_s, rel=0.01)
 
 
+@pytest.mark.parametrize("layout", [{"dp": 16}, {"tp": 4, "dp": 4}, {"cp": 4, "dp": 4}])
+def test_who_waits_for_a_slow_rank_is_the_same_as_with_closed_forms(layout: dict[str, Any]) -> None:
+    faults = {"stragglers": [{"rank": 1, "compute_scale": 1.5}]}
+    layout = {**layout, "dp_sync": "after_backward"}
+    closed, steps = (
+        simulate(scenario(layout, mode, faults=faults, cluster=RINGS), fold=False)
+        for mode in ("closed_form", "messages")
+    )
+    assert messages(steps)
+    expected, found = ({(w.ranks, w.awaited): w.seconds for w in s.outcome.waiting} for s in (closed, steps))
+    assert found
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 @given(st.integers(3, 300))
 def test_no_member_is_a_leaf_of_both_trees(n: int) -> None:
     leaves = [set(range(n)) - set(parent) for parent in parents(n)]

@@ -50,10 +50,24 @@ def test_flops_are_those_of_the_iterations(zero: int, share: int) -> None:
     """A GPT layer's matrices: [3h, h], [h, h], [4h, h], [h, 4h]: the smaller side is h. ZeRO-1 deals layers out."""
     h, layers = 1024, 4
     block = layer_block(make(GPT, {"optimizer": "muon"}), 0)
-    shapes = dealt_out((block,) * layers, 4, 4, zero)
+    shapes = dealt_out((block,) * layers, 4, 4, zero).matrices
     expected = layers / share * ITERATIONS * sum(4 * h * h * n + 2 * h**3 for n in (3 * h, h, 4 * h, 4 * h))
     items = muon_items(shapes, 4.0, 4.0, 4.0, 2.0)
     assert flops(items) == expected
+
+
+@pytest.mark.parametrize("dp", [1, 3, 8, 64])
+def test_a_rank_with_more_matrices_than_its_even_share_has_the_rest_too(dp: int) -> None:
+    """Few layers over many ranks: the rest is updated by AdamW all the same, and states move there and back."""
+    layout = {"dp": dp, "zero": 1}
+    scenario = make(GPT, {"optimizer": "muon", "optimizer_offload": True, "global_batch_size": 6 * dp}, **layout)
+    step = simulate(scenario)
+    blocks = [b for s in step.stages[0].values() for b in s.blocks]
+    whole, dealt = dealt_out(blocks, 1, 1, 0), dealt_out(blocks, dp, dp, 1)
+    assert whole.rest + sum(s.elements for s in whole.matrices) == sum(b.params for b in blocks)
+    assert dealt.rest == -(-whole.rest // dp)
+    moved = {c["kind"]: c["bytes"] for c in step.result["communication"] if c["group"] == "host"}
+    assert moved["reload"] == moved["offload"] >= dealt.rest * 12
 
 
 def test_muon_takes_longer_than_adam_and_needs_whole_gradients() -> None:
