@@ -34,10 +34,10 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
             f"{size} make {actions:,} forwards and backwards to simulate; at most {MOST_ACTIONS:,} (they repeat long "
             "before)",
         )
+    times = None
+    if p.form.follows_times:
+        times = unit_times(plan, p.form.fewest(p.pp, p.virtual_stages), pricing, dp, cache)
     try:
-        times = None
-        if p.form.follows_times:
-            times = unit_times(plan, p.form.fewest(p.pp, p.virtual_stages), pricing, dp, cache)
         return p.form.build(p.pp, m, p.virtual_stages, times, p.schedule_memory)
     except ValueError as error:
         sizes = f"(global_batch_size / (micro_batch_size * dp) = {counted(m, 'micro-batch')}, pp = {p.pp})"

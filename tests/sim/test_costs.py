@@ -188,6 +188,18 @@ def test_a_dtype_without_units_is_refused(gpu: str, dtype: str) -> None:
         Costs(NOTHING, GPUS[gpu]).compute(gemm(64, 64, 64, dtype=dtype))
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_search"])
+def test_what_cannot_be_priced_is_no_fault_of_the_schedule_that_asks_for_times(schedule: str) -> None:
+    scenario = {
+        "model": {"preset": "deepseek-v2", "layers": 4},
+        "cluster": "tpu-v5p-torus",
+        "training": {"seq_len": 512, "global_batch_size": 8},
+        "parallelism": {"pp": 2, "schedule": schedule},
+    }
+    with pytest.raises(InputError, match=r"^cluster\.gpu\.peak_flops_per_s: tpu-v5p has no rate for fp32"):
+        simulate(parse_scenario(scenario))
+
+
 def test_fp32_is_not_taken_for_tf32() -> None:
     costs = Costs(NOTHING, H100)
     one, two = (costs.compute(gemm(2**13, 2**13, 2**13, dtype=d)).seconds for d in ("fp32", "bf16"))
