@@ -57,6 +57,9 @@ class KvCache(UserInput):
     block_tokens: int = Field(default=16, ge=1, le=1_000_000)
     dtype: TransportDtype | None = None
     memory_fraction: float = Field(default=0.9, gt=0, le=1)
+    free_fraction: float = Field(
+        default=1.0, gt=0, le=1, description="the cache's part of what weights and activations leave"
+    )
     tiers: Tiers | None = Field(default=None, description="where prefixes go that the GPU's cache evicts")
 
 
@@ -147,8 +150,11 @@ class Inference(UserInput):
         them; `cache_dtype`: what it is kept in."""
         keys = ["max_running_requests", "max_batch_tokens", "chunked_prefill", *["prefix_cache"] * prefixes]
         own = {key: getattr(d, key) for key in keys}
-        kept = {"block_tokens": d.block_tokens, "memory_fraction": d.memory_fraction}
-        missing: dict[str, object] = {k: v for k, v in kept.items() if k not in self.kv_cache.model_fields_set}
+        kept = {"block_tokens": d.block_tokens, "memory_fraction": d.memory_fraction, "free_fraction": d.free_fraction}
+        given = self.kv_cache.model_fields_set
+        if "memory_fraction" in given:  # it says all of what the cache gets
+            del kept["free_fraction"]
+        missing: dict[str, object] = {k: v for k, v in kept.items() if k not in given}
         if self.kv_cache.dtype is None:
             missing["dtype"] = cache_dtype
         changes = {key: value for key, value in own.items() if key not in self.model_fields_set}

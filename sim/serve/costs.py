@@ -141,7 +141,7 @@ class IterationCosts(Struct):
     def device_seconds(self, load: Load) -> tuple[float, ...]:
         """What a rank's own share of an iteration takes on every stage's GPU, without its host."""
         rest = self._rest(load.tokens, load.samples)
-        if load.pooled not in (0, load.tokens):
+        if load.pooled:
             rest = tuple([seconds + self._routed(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
         if load.adapters:
             rest = tuple([seconds + self._adapters(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
@@ -174,13 +174,14 @@ class IterationCosts(Struct):
 
     def _routed(self, load: Load, stage: StageLayers) -> float:
         """What experts take more for the tokens of all replicas than if all had as many as this one."""
-        return sum(
-            [
-                count * (self._tokens(Work.ROUTED, load.pooled, i) - self._tokens(Work.ROUTED, load.tokens, i))
-                for i, count in enumerate(stage.layers)
-                if count
-            ]
-        )
+        prompts, split = load.samples < load.tokens, self.dims.ep > 1
+        of_all, own = (self.host.routed(n, prompts, split) for n in (load.pooled, load.tokens))
+        return sum([n * self._more_routed(of_all, own, i) for i, n in enumerate(stage.layers) if n])
+
+    def _more_routed(self, tokens: int, than: int, spec: int) -> float:
+        if tokens == than:
+            return 0.0
+        return self._tokens(Work.ROUTED, tokens, spec) - self._tokens(Work.ROUTED, than, spec)
 
     def _adapters(self, load: Load, stage: StageLayers) -> float:
         """What LoRA adapters add to a stage."""
@@ -189,8 +190,9 @@ class IterationCosts(Struct):
 
     def _without_attention(self, tokens: int, samples: int) -> tuple[float, ...]:
         """Seconds of what depends on the numbers of tokens and samples alone, on every stage."""
-        computed = tokens if samples < tokens else self.host.padded(tokens)
-        layers = [self._tokens(Work.LAYER, computed, i) for i in range(len(self.specs))]
+        prompts, kinds = samples < tokens, range(len(self.specs))
+        computed, routed = self.host.padded(tokens, prompts), self.host.routed(tokens, prompts, self.dims.ep > 1)
+        layers = [self._tokens(Work.LAYER, computed, i) + self._more_routed(routed, computed, i) for i in kinds]
         out = []
         for s in self.stages:
             seconds = sum([count * each for count, each in zip(s.layers, layers, strict=True)])

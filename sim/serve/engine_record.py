@@ -10,6 +10,7 @@ from sim.serve.graph_sizes import by_eights
 from sim.serve.own_all_reduce import OwnAllReduce
 
 DecodeAttention = Literal["grouped", "per_head"]
+PaddedExperts = Literal["own", "alike", "none"]
 
 
 class HostTimes(NamedTuple):
@@ -43,6 +44,7 @@ class Defaults(NamedTuple):
     max_batch_tokens: int = 8192
     block_tokens: int = 16
     memory_fraction: float = 0.9
+    free_fraction: float = 1.0
     prefix_cache: str = "none"
     chunked_prefill: bool = True
     graphs_to: int = 0
@@ -87,6 +89,11 @@ class Engine:
         by_eights, "batches with a CUDA graph, of graphs_to and max_running_requests"
     )
     prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
+    padded_experts: tuple[PaddedExperts, PaddedExperts] = fact(
+        ("own", "own"),
+        "experts that tokens which pad a batch to a graph's size choose, where ranks hold all experts and where these "
+        "are split (ep): each its own, all the same ones, or none",
+    )
     decode_attention: DecodeAttention = fact(  # noqa: RUF009  a Literal
         "grouped", "single tokens' attention reads a KV head once, or once for each of its query heads"
     )
@@ -110,6 +117,9 @@ class Engine:
     called: str = fact("", "what tables call it where they name no version")
     fraction: Callable[[float, int, Defaults], float] | None = fact(  # noqa: RUF009
         None, "memory_fraction on GPUs of so many bytes, for a replica of so many ranks and the other defaults"
+    )
+    activations_outside: bool = fact(
+        False, "memory_fraction is of weights and cache alone; an iteration's tensors are in the rest of the memory"
     )
     whole_prompt_tokens: int | None = fact(
         None, "without chunks max_batch_tokens are the model's positions, where known, and at least so many"

@@ -76,8 +76,12 @@ _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # to 0.6.4; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
 _VLLM_V0 = Defaults(chunked_prefill=False, graphs_to=256)
 _LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769)
-_TRTLLM_LIMITS = Defaults(max_running_requests=2048, block_tokens=64, chunked_prefill=False)
-_SGLANG = Defaults(4096, 2048, 1, 0.88, "gpu", chunked_prefill=False, graphs_to=8)  # of GPUs with little memory
+# The cache has 0.9 of what weights and activations leave free: 0.8, batch_manager/kvCacheConfig.h
+# (kDefaultGpuMemFraction, 0.85 until 0.7); 1.0, _torch/pyexecutor/_util.py (_cal_max_memory), llmapi/llm_args.py.
+_TRTLLM_FREE = Defaults(memory_fraction=1.0, free_fraction=0.9, block_tokens=64, chunked_prefill=False)
+_TRTLLM_LIMITS = _TRTLLM_FREE._replace(max_running_requests=2048)
+# Of GPUs with little memory.
+_SGLANG = Defaults(4096, 2048, 1, 0.88, prefix_cache="gpu", chunked_prefill=False, graphs_to=8)
 
 
 def _sglang_fraction(memory_bytes: float, ranks: int, d: Defaults) -> float:
@@ -123,8 +127,10 @@ _RECORDS = (
         "2024-07",
         "host: 5 to 13 ms without a kernel between two iterations (vllm-project/vllm issue 6854, July 2024), read as"
         " one sequence and 256, others 20 at 200 (issue 6801); launches as vllm-0.2, HTTP as trtllm-triton;"
-        " whole prompts first: core/scheduler.py; max_num_batched_tokens: the model's length (engine/arg_utils.py)",
+        " whole prompts first: core/scheduler.py; max_num_batched_tokens: the model's length (engine/arg_utils.py);"
+        " padding: token 0 (worker/model_runner.py)",
         host=_hosts(_V5),
+        padded_experts=("alike", "alike"),
         whole_prompts=True,
         whole_prompt_tokens=2048,
         own_all_reduces=CUSTOM,
@@ -141,6 +147,7 @@ _RECORDS = (
         " 256 (vllm-project/vllm issue 10634, November 2024); graphs to max_num_seqs (pull request 7894); the rest as"
         " vllm-0.5",
         host=_hosts(_V6),
+        padded_experts=("alike", "alike"),
         whole_prompts=True,
         whole_prompt_tokens=2048,
         own_all_reduces=CUSTOM,
@@ -156,7 +163,8 @@ _RECORDS = (
         " May 2025); at 256 2 to 3 ms once the API server is a process of its own (issue 10634), as it is since 0.7,"
         " 5 to 6 before (pull request 11133); launches as vllm-0.2, HTTP as trtllm-triton;"
         " limits: engine/arg_utils.py"
-        " (_set_default_args_v1); piecewise graphs: config.py",
+        " (_set_default_args_v1); piecewise graphs: config.py; padding: tokens of earlier iterations, which choose"
+        " experts until VLLM_MOE_SKIP_PADDING (pull request 46428, June 2026)",
         host=_hosts(_V1),
         graph_sizes=by_eights_to,
         prompt_graphs=True,
@@ -193,12 +201,14 @@ _RECORDS = (
         "batches); launches as vllm-0.2, HTTP as trtllm-triton; "
         "limits: srt/server_args.py (small GPUs: less than 25,000 MiB); prompts first, in chunks: "
         "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7, "
-        "which falls to that times SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14",
+        "which falls to that times SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14; memory: weights and cache fill "
+        "mem_fraction_static (srt/model_executor/model_runner.py, profile_max_num_token)",
         host=_hosts(_V1),
         overlaps=True,
         graph_sizes=sglang_sizes,
         reserved_output=0.098,
         reserved_at_first=0.7,
+        activations_outside=True,
         own_all_reduces=CUSTOM,
         defaults=_SGLANG,
         cases=(
@@ -215,12 +225,16 @@ _RECORDS = (
         "SGLang",
         (0, 5),
         "2025-08",
-        "as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5)",
+        "as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5); padding: "
+        "layers/moe/topk.py, _mask_topk_ids_padded_region, with expert parallelism alone (forward_batch_info.py, "
+        "enable_num_token_non_padded; pull request 25852)",
         host=_hosts(_V1),
         overlaps=True,
         graph_sizes=sglang_05_sizes,
+        padded_experts=("own", "none"),
         reserved_output=0.098,
         reserved_at_first=0.7,
+        activations_outside=True,
         fraction=_sglang_fraction,
         own_all_reduces=CUSTOM,
         defaults=_SGLANG,
@@ -248,7 +262,7 @@ _RECORDS = (
         whole_prompts=True,
         prompts_beside=True,
         fp8_cache=True,
-        defaults=Defaults(block_tokens=64, chunked_prefill=False),
+        defaults=_TRTLLM_FREE._replace(free_fraction=0.85),
     ),
     Engine(
         "trtllm-triton",
@@ -292,10 +306,12 @@ _RECORDS = (
         "disable_overlap_scheduler false; enable_chunked_prefill false); graphs of padded batches to max_batch_size, "
         "as trtllm-bench keeps them (bench/benchmark/utils/general.py) and the examples for servers ask for them "
         "(examples/configs): without any configuration batches are not padded, and those above 128 have no graph; "
-        "host, launches and HTTP as vllm-v1's",
+        "host, launches and HTTP as vllm-v1's; padding: one request again and again "
+        "(_torch/pyexecutor/cuda_graph_runner.py)",
         host=_hosts(_V1),
         overlaps=True,
         graph_sizes=trtllm_sizes,
+        padded_experts=("alike", "alike"),
         reserved_output=1.0,
         whole_prompts=True,
         prompts_beside=True,

@@ -19,9 +19,16 @@ class Host(Struct, frozen=True):
     kernels: tuple[int, ...]
     graph_sizes: tuple[int, ...] = ()
 
-    def padded(self, tokens: int) -> int:
-        """Tokens that are computed where `tokens` single ones are: those of the next larger CUDA graph."""
+    def padded(self, tokens: int, prompts: bool = False) -> int:
+        """Tokens that are computed where an iteration has `tokens`: those of the next larger CUDA graph."""
+        if prompts and not self.engine.prompt_graphs:
+            return tokens
         return next((size for size in self.graph_sizes if size >= tokens), tokens)
+
+    def routed(self, tokens: int, prompts: bool, split: bool) -> int:
+        """How many of an iteration's padded tokens choose experts of their own, which may be `split` over ranks."""
+        computed, kind = self.padded(tokens, prompts), self.engine.padded_experts[split]
+        return {"own": computed, "alike": min(computed, tokens + 1), "none": tokens}[kind]
 
     def stage_seconds(self, stage: int, device_s: float, tokens: int, sequences: int, prompts: bool) -> float:
         """Seconds of an iteration on a stage whose GPU computes for `device_s` of them."""

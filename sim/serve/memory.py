@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -128,6 +129,21 @@ def iteration_tokens(inference: Inference, requests: tuple[Request, ...]) -> int
     return longest + (inference.max_running_requests if engine.prompts_beside else 0)
 
 
+def _cache_room(scenario: Scenario, held_bytes: float, static: bool, weights: float, buffers: float) -> float:
+    """Bytes for the cache on a GPU: f·(m·memory - weights - buffers), of m `memory_fraction` and f `free_fraction`.
+
+    vLLM has m alone (gpu_memory_utilization), TensorRT-LLM f alone (free_gpu_memory_fraction). SGLang's m is of weights
+    and cache (mem_fraction_static), where buffers have room in the rest. Static batching allocates what it needs.
+    """
+    i, memory = scenario.for_serving, scenario.cluster.gpu.memory_bytes - held_bytes
+    if static:
+        return memory - weights - buffers
+    kept = scenario.cluster.gpu.memory_bytes * i.kv_cache.memory_fraction - held_bytes
+    if engine_of(i.engine).activations_outside:
+        return min(kept - weights, memory - weights - buffers) * i.kv_cache.free_fraction
+    return (kept - weights - buffers) * i.kv_cache.free_fraction
+
+
 def cache_capacity(
     scenario: Scenario,
     costs: IterationCosts,
@@ -135,8 +151,7 @@ def cache_capacity(
     held_bytes: float = 0.0,
     draft: IterationCosts | None = None,
 ) -> Capacity:
-    """Blocks that fit beside weights, buffers and others' `held_bytes` into `memory_fraction` of a GPU (vLLM's
-    gpu_memory_utilization); into all of it with static batching, which allocates what it needs.
+    """Blocks that fit beside weights, buffers and others' `held_bytes` (`_cache_room`).
 
     Every stage must hold its layers' part of every block, so the stage with least room decides. Where not even the
     longest request fits (for static batching: the whole batch), just enough blocks for it are simulated. A block's
@@ -169,9 +184,9 @@ def cache_capacity(
             own = replace(own, embedding=False, head=False)
         weights = (weights[0] + weight_bytes(draft.dims, draft.specs, own),)
         per_token = (per_token[0] + cached_bytes(draft.dims, draft.attentions, own.attentions, mean),)
-    budget = scenario.cluster.gpu.memory_bytes * (1.0 if static else i.kv_cache.memory_fraction) - held_bytes
+    room = partial(_cache_room, scenario, held_bytes, static)
     stages = zip(weights, buffers, per_token, strict=True)
-    fit = min(int(max(0.0, budget - w - b) // (t * block)) for w, b, t in stages if t)
+    fit = min(int(max(0.0, room(w, b)) // (t * block)) for w, b, t in stages if t)
     each = -(-max(longest - 1, reserve) // block)
     needed = each * (sequences if static else 1)
     host_bytes = scenario.cluster.gpu.memory_bytes

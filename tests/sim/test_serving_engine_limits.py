@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tests.sim.serving_cases import ONE, SMALL, engine_scenario
         ("sglang", "dgx-h100", 8, (4096, 8192, 0.81, "gpu", False)),
         ("sglang-0.5", "dgx-h200", 8, (4096, 8192, 0.897, "gpu", False)),
         ("sglang-0.5", "dgx-h100", 1, (4096, 8192, 0.836, "gpu", False)),
-        ("trtllm-1.0", "dgx-h100", 1, (2048, 8192, 0.9, "gpu", False)),
+        ("trtllm-1.0", "dgx-h100", 1, (2048, 8192, 1.0, "gpu", False)),
     ],
 )
 def test_engines_set_their_limits_by_gpu_and_layout(
@@ -117,3 +118,27 @@ def test_an_unknown_length_is_noted_where_a_key_follows_from_it(given: dict[str,
     assert len(notes) == bool(said)
     assert all(what in note for what in said for note in notes)
     assert all(("max_batch_tokens" in note) == ("max_batch_tokens" not in given) for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "cache", "room"),
+    [
+        ("vllm-v1", {}, lambda memory, weights, buffers: 0.9 * memory - weights - buffers),
+        ("sglang", {}, lambda memory, weights, _: 0.88 * memory - weights),
+        ("sglang", {"memory_fraction": 1.0}, lambda memory, weights, buffers: memory - weights - buffers),
+        ("trtllm-0.6", {}, lambda memory, weights, buffers: 0.85 * (memory - weights - buffers)),
+        ("trtllm-1.0", {}, lambda memory, weights, buffers: 0.9 * (memory - weights - buffers)),
+        ("trtllm-1.0", {"free_fraction": 0.5}, lambda memory, weights, buffers: 0.5 * (memory - weights - buffers)),
+        ("trtllm-1.0", {"memory_fraction": 0.8}, lambda memory, weights, buffers: 0.8 * memory - weights - buffers),
+    ],
+)
+def test_each_engine_gives_the_cache_room_by_its_own_rule(
+    engine: str, cache: dict[str, float], room: Callable[[float, float, float], float]
+) -> None:
+    section = {"engine": engine, "requests": ONE, "kv_cache": cache}
+    s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "inference": section})
+    c = simulate_serving(s).capacity
+    block = s.for_serving.kv_cache.block_tokens * c.token_bytes[0]
+    fits = room(s.cluster.gpu.memory_bytes, c.weight_bytes[0], c.buffer_bytes[0]) / block
+    assert c.blocks_fit == int(fits)
+    assert parse_scenario(s.model_dump(mode="json")).for_serving == s.for_serving

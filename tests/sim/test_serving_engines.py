@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
-from sim.serve.costs import IterationCosts, Load, iteration_costs
+from sim.serve.costs import IterationCosts, Key, Load, Work, iteration_costs
 from sim.serve.dims import serving_dims
 from sim.serve.engine_record import Defaults, Engine, HostTimes
 from sim.serve.engines import ENGINES, engine_named, engine_table
@@ -99,6 +99,32 @@ def test_graphs_hide_launches_and_pad_the_batch(made: Any) -> None:
     layers = bare.stage_seconds(Load(16))[0] - bare.stage_seconds(Load(9))[0]
     assert 0 < padded <= layers * 1.001  # the embedding of nine
     assert own.stage_seconds(Load(17, 17, 1700, (), 17))[0] > own.host.kernels[0] * 1e-3
+
+
+@pytest.mark.parametrize(
+    ("engine", "ep", "choosing"),
+    [("vllm-0.6", 1, 10), ("vllm-v1", 1, 16), ("sglang-0.5", 1, 12), ("sglang-0.5", 2, 9), ("trtllm-1.0", 1, 10)],
+)
+def test_tokens_that_pad_a_batch_choose_experts_as_the_engine_lets_them(engine: str, ep: int, choosing: int) -> None:
+    """Nine sequences in a graph for 12 or 16: all else is computed for so many, experts for those that choose."""
+    section = {"engine": engine, "requests": ONE}
+    layout = {"tp": ep, "ep": ep}
+    data = {"model": "qwen3-30b-a3b", "cluster": "dgx-h100", "parallelism": layout, "inference": section}
+    s = parse_scenario(data)
+    own = iteration_costs(s, load_profile(s.calibration))
+    padded = own.host.padded(9)
+    found = own.device_seconds(Load(9, 0, 0, (), 9))[0]  # without attention
+    every, experts = (
+        [own.priced(Key(work, 0, n)).seconds for n in (padded, choosing)] for work in (Work.LAYER, Work.ROUTED)
+    )
+    embedding = own.priced(Key(Work.EMBEDDING, 0, 9)).seconds + own.priced(Key(Work.HEAD, 0, 9)).seconds
+    assert found == pytest.approx(48 * (every[0] - experts[0] + experts[1]) + embedding)
+    assert (choosing == padded) == (experts[0] == experts[1])
+
+
+def test_an_iteration_with_prompts_is_padded_where_graphs_serve_it() -> None:
+    own, before = costs("vllm-v1"), costs("vllm-0.6")
+    assert (own.host.padded(300, True), before.host.padded(300, True), before.host.padded(250)) == (304, 300, 256)
 
 
 def test_without_graphs_all_kernels_are_launched_and_nothing_is_padded(made: Any) -> None:
