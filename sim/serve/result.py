@@ -332,11 +332,11 @@ def _mean_over_time(values: list[tuple[Floats, Floats]], start_s: float) -> floa
 
 
 def _waste(states: list[StateArrays]) -> float:
-    """Empty places over held places, both summed over time."""
+    """Empty places over held places, both summed over time, in which each state holds until the next."""
     empty, held = 0.0, 0.0
     for s in states:
-        width = np.diff(s.time_s) * (s.held[:-1] + s.held[1:]) / 2
-        empty += float((width * (s.waste[:-1] + s.waste[1:])).sum()) / 2
+        width = np.diff(s.time_s) * s.held[:-1]
+        empty += float((width * s.waste[:-1]).sum())
         held += float(width.sum())
     return empty / held if held > 0 else 0.0
 

@@ -369,3 +369,10 @@ def test_experts_that_stand_whole_on_every_rank_are_warned_of(layout: dict[str, 
     set_ = ["model=qwen3-30b-a3b", "inference.requests.count=2", *(f"parallelism.{k}={v}" for k, v in layout.items())]
     warned = simulate_serving(load_scenario("scenarios/serve_llama8b.yaml", set_)).result["warnings"]
     assert any("ranks holds all experts; expert_tp: 2 splits each expert" in w for w in warned) is whole
+
+
+@pytest.mark.parametrize("later_s", [0.0, 5.0])
+def test_waste_does_not_depend_on_when_the_first_request_comes(later_s: float) -> None:
+    """A prompt of 8 tokens fills half of a block of 16 for the one iteration that it lasts."""
+    found = simulate_serving(serving(), requests=(Request(later_s, 8, 1),)).outcome.kv_cache
+    assert found.waste == pytest.approx(0.5)
