@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.autocast import CudaOperators
+from calibrate.capture.gradient_sums import ADD_IN_PLACE, GradientSums
 
 SHORT = {
     "float32": "fp32",
@@ -124,6 +125,7 @@ class Recorder(TorchDispatchMode):
         self.storages: dict[int, int] = {}  # address of a living storage: its number
         self.refs: dict[int, weakref.ref[Any]] = {}
         self.last_module = ""
+        self.sums = GradientSums()
 
     def storage(self, tensor: torch.Tensor, kind: str = "temporary") -> int:
         """Return the number of a tensor's storage, a new one for a new storage."""
@@ -152,6 +154,8 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.phase == "backward" and self.sums.in_place(func, args):
+            func = ADD_IN_PLACE
         if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
