@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from calibrate.capture.recurrent import RECURRENT, recurrent
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -26,8 +28,8 @@ LOWER = _names(
     "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution "
     "prelu addmm addmv addr matmul __matmul__ __rmatmul__ einsum mm mv linalg_vecdot linear addbmm "
     "baddbmm bmm chain_matmul linalg_multi_dot scaled_dot_product_attention multi_dot "
-    "lstm gru rnn_tanh rnn_relu"
-)
+).union(RECURRENT)
+
 FP32 = _names(
     "__pow__ __rpow__ __rdiv__ __rtruediv__ acos asin cosh erfinv exp expm1 log log10 log2 log1p "
     "reciprocal rsqrt sinh tan pow softplus layer_norm native_layer_norm group_norm frobenius_norm "
@@ -79,6 +81,8 @@ class CudaOperators(TorchFunctionMode):
             return attention(*args, **kwargs)
         if name == "dropout" and func is F.dropout:
             return dropout(*args, **kwargs)
+        if name in RECURRENT:
+            return recurrent(args)
         if name in ("grouped_mm", "_grouped_mm"):
             return grouped(func, *args, **kwargs)
         if name in ("softmax", "log_softmax") and not self.compiled:

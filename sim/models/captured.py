@@ -11,6 +11,7 @@ import math
 from sim.core.program import TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD, Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CapturedOperator, Tensor
 from sim.models.captured_layout import casts_of, is_transposing, kernel_of, single_elements
+from sim.models.captured_recurrent import RECURRENT, recurrent_computes
 from sim.models.head import ALIGNED
 from sim.prices.roofline import shape_flops
 
@@ -71,8 +72,13 @@ FLOATS = ("fp32", "bf16", "fp16", "fp8")
 COPIES = ("aten.clone", "aten.copy_")
 
 
+def computes_of(op: CapturedOperator) -> tuple[Compute, ...]:
+    """A launched operator as the simulator's own: one, or the many that a recurrent layer is."""
+    return recurrent_computes(op) if op.name in RECURRENT else (compute_of(op),)
+
+
 def compute_of(op: CapturedOperator) -> Compute:
-    """A launched operator as the simulator's own.
+    """A launched operator as one of the simulator's own.
 
     >>> x, w = Tensor("bf16", (32, 64), ()), Tensor("bf16", (64, 256), ())
     >>> op = CapturedOperator("aten.mm", "forward", "up", (x, w), (Tensor("bf16", (32, 256), ()),), 1, False)
@@ -229,8 +235,8 @@ def kind_of(name: str) -> str:
 
 def known(name: str) -> bool:
     """True where an operator is priced as itself, not by its bytes alone."""
-    priced = name in MATMUL_INPUTS or name in (*GROUPED, *CONVOLUTIONS) or name.startswith((ATTENTION, "aten._foreach"))
-    return priced or name in KIND_OF
+    matmuls = (*MATMUL_INPUTS, *GROUPED, *CONVOLUTIONS, *RECURRENT)
+    return name in matmuls or name.startswith((ATTENTION, "aten._foreach")) or name in KIND_OF
 
 
 def _phase(op: CapturedOperator) -> Phase:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from sim.core.program import PART_OF_BLOCK, Block, BlockKind, Compute, ModelPart, Phase, Program, Role
 from sim.inputs.program_blocks import INPUT, PARAMETERS, Pieces, owners, pieces_of, tied_elements
 from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_program
-from sim.models.captured import compute_of, known
+from sim.models.captured import computes_of, known
 from sim.models.captured_memory import PieceMemory, ProgramLives
 from sim.prices.roofline import ATTENTION, COUNTED, MEMORY_BOUND
 
@@ -71,7 +71,7 @@ def _model(program: CapturedProgram) -> CapturedModel:
     for piece, op in zip(pieces.of_operator, program.operators, strict=True):
         if op.launches:
             part = ModelPart.OPTIMIZER if piece < 0 else PART_OF_BLOCK[_kind(piece, pieces)]
-            (end if piece < 0 else parts[piece])[op.phase].append(computes.of(op, part))
+            (end if piece < 0 else parts[piece])[op.phase].extend(computes.of(op, part))
     blocks = [_block(k, pieces, parts[k], memory.pieces[k], trained[k], frozen[k]) for k in range(pieces.output + 1)]
     sorts: dict[Block, int] = {}
     numbers = tuple([sorts.setdefault(replace(b, name=""), len(sorts)) for b in blocks[1:-1]])
@@ -94,23 +94,23 @@ class _Computes:
     """Operators as computations of a part of the model; equal ones are one object."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Compute] = {}
+        self._known: dict[tuple[object, ...], tuple[Compute, ...]] = {}
 
-    def of(self, op: CapturedOperator, part: ModelPart) -> Compute:
+    def of(self, op: CapturedOperator, part: ModelPart) -> tuple[Compute, ...]:
         """`part`: of its piece; of a block's operators some tell by their kind what they are."""
         key = (op.name, op.phase, op.inputs, op.outputs, op.causal, part)
         found = self._known.get(key)
         if found is None:
-            made = compute_of(op)
-            own = PART_OF_KIND.get(made.kind, part) if part is ModelPart.LAYER else part
-            found = self._known[key] = replace(made, part=own)
+            named = PART_OF_KIND if part is ModelPart.LAYER else {}
+            made = [replace(c, part=named.get(c.kind, part)) for c in computes_of(op)]
+            found = self._known[key] = tuple(made)
         return found
 
 
 def _is_weight_gradient(computes: _Computes, op: CapturedOperator) -> bool:
-    return (
-        bool(op.launches) and op.phase == "backward" and computes.of(op, ModelPart.LAYER).role is Role.WEIGHT_GRADIENT
-    )
+    if not op.launches or op.phase != "backward":
+        return False
+    return computes.of(op, ModelPart.LAYER)[0].role is Role.WEIGHT_GRADIENT
 
 
 def _halved(c: Compute) -> bool:

@@ -8,7 +8,7 @@ from collections import Counter
 from sim.inputs.calibration_input import profile_of
 from sim.inputs.program_file import CapturedOperator
 from sim.inputs.script_program import Collective
-from sim.models.captured import compute_of, known
+from sim.models.captured import computes_of, known
 from sim.prices.coefficients import BURST_S
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
@@ -47,9 +47,9 @@ class ProgramPrices:
         if not known(op.name):
             self.unknown[op.name] += 1
         if found is None:
-            item = compute_of(op)
-            host_s = 0.0 if self.on_host else self.costs.host_s(item, plain=True)
-            found = self._operators[op] = self.costs.compute(item).seconds, host_s
+            items = computes_of(op)
+            host_s = 0.0 if self.on_host else sum(self.costs.host_s(item, plain=True) for item in items)
+            found = self._operators[op] = sum(self.costs.compute(item).seconds for item in items), host_s
         return found
 
     def host_work(self, kind: str) -> float:

@@ -171,20 +171,6 @@ def contiguous_or(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
     return strides or torch.empty(shape).stride()
 
 
-def test_recurrent_layers_run_in_16_bits_under_autocast() -> None:
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
-
-    def step() -> Step:
-        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LSTM(8, 16))
-        x = torch.zeros(4, 2, 8)
-        return Step(model, lambda: model(x)[0].float().sum(), torch.optim.SGD(model.parameters()), 4, 2, "bf16")
-
-    rows = [row for row in record(step)[1].rows if "rnn" in row.name]
-    assert [row.phase for row in rows] == ["forward", "backward"]
-    assert {tensor[0] for tensor, _ in rows[0].inputs} == {"bf16"}
-
-
 def test_a_parameter_that_the_loss_does_not_need_has_no_optimizer_states() -> None:
     from calibrate.capture import Step
     from calibrate.capture.run_step import record

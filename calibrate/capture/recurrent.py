@@ -1,0 +1,91 @@
+"""LSTM, GRU and RNN as a GPU runs them: all layers and steps in one operator of cuDNN.
+
+On a CPU they are other operators: one for each layer of an LSTM, and many for each step of a GRU or RNN. torch's fake
+kernel of `aten._cudnn_rnn` has no backward, so operators of this module stand in for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+@torch.library.custom_op("calibrate::rnn", mutates_args=())
+def _rnn(
+    x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, weights: list[torch.Tensor], directions: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Stand in for `aten._cudnn_rnn`: outputs, the last state and cell, and what the backward needs."""
+    raise NotImplementedError("captured, never run")
+
+
+@_rnn.register_fake
+def _(x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, weights: list[torch.Tensor], directions: int) -> Any:
+    matrices = [w for w in weights if w.dim() == 2]
+    gates = sum(w.size(0) for w in matrices[1 :: len(matrices) // h.size(0)])  # the second of a layer and direction
+    cells = 0 if c is None else c.size(0) * c.size(-1)
+    # cuDNN does not say what it keeps. torch's own cell keeps gates and cells (`_thnn_fused_lstm_cell`).
+    kept = x.new_empty(x.shape[:-1].numel() * (gates + cells))
+    outputs = x.new_empty(*x.shape[:-1], directions * h.size(-1))
+    return outputs, torch.empty_like(h), x.new_empty(0) if c is None else torch.empty_like(c), kept
+
+
+@torch.library.custom_op("calibrate::rnn_backward", mutates_args=())
+def _rnn_backward(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    grad: torch.Tensor | None,
+    kept: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor | None,
+    weights: list[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Stand in for `aten._cudnn_rnn_backward`: gradients of input, state, cell and weights."""
+    raise NotImplementedError("captured, never run")
+
+
+@_rnn_backward.register_fake
+def _(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    grad: torch.Tensor | None,
+    kept: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor | None,
+    weights: list[torch.Tensor],
+) -> Any:
+    of_c = x.new_empty(0) if c is None else torch.empty_like(c)
+    return torch.empty_like(x), torch.empty_like(h), of_c, [torch.empty_like(w) for w in weights]
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    x, h, c, weights, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.has_cell = c is not None
+    ctx.save_for_backward(x, output[0], output[3], h, *(() if c is None else (c,)), *weights)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor | None, *_: object) -> Any:
+    x, y, kept, h, *rest = ctx.saved_tensors
+    c = rest.pop(0) if ctx.has_cell else None
+    of_x, of_h, of_c, of_weights = _rnn_backward(x, y, grad, kept, h, c, rest)
+    return of_x, of_h, None if c is None else of_c, of_weights, None
+
+
+_rnn.register_autograd(_gradients, setup_context=_keep)
+
+
+def recurrent(args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """Run `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu`, whose arguments these are.
+
+    Packed sequences have their sizes as second argument; then there is no `batch_first`. Dropout between layers is part
+    of cuDNN's operator.
+    """
+    packed = isinstance(args[3], list | tuple)
+    x, states, weights = (args[0], *args[2:4]) if packed else args[:3]
+    bidirectional = args[8] if packed else args[7]
+    h, *cell = states if isinstance(states, list | tuple) else (states,)
+    y, last_h, last_c, _ = _rnn(x, h, cell[0] if cell else None, list(weights), 2 if bidirectional else 1)
+    return (y, last_h, last_c) if cell else (y, last_h)
