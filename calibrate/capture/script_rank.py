@@ -33,6 +33,7 @@ def _capture(task: dict[str, Any]) -> str:
     from calibrate.capture.script_out import write_script_program
     from calibrate.capture.script_run import record_script
     from sim.core.errors import InputError
+    from sim.inputs.script_program import alone_note
 
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # `failure` prints its message
     words, rank, world_size = task["words"], task["rank"], task["world_size"]
@@ -50,6 +51,8 @@ def _capture(task: dict[str, Any]) -> str:
     except Exception as error:
         raise failure(error, " ".join(words)) from None
     write_script_program(Path(task["out"]), steps, recorder, words, rank, world_size)
+    if world_size > 1 and not recorder.queue.collectives:
+        print(f"note: {alone_note(world_size)}", file=sys.stderr)
     launches = sum(r.launches for r in recorder.rows)
     return f"{len(recorder.rows)} operators, {launches} launches, {len(recorder.queue.collectives)} collectives"
 

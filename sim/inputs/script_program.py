@@ -68,6 +68,15 @@ class RankProgram(Struct, frozen=True):
     host_work: tuple[str, ...] = ()  # kinds, by their numbers in `entries`; none: captured before they were noted
 
 
+def alone_note(world_size: int) -> str:
+    """Say that ranks of a script run a step without any collective."""
+    return (
+        f"the step has no collective: its {world_size} ranks exchange no gradients and train {world_size} models; a "
+        "script that trains one model calls torch.distributed.init_process_group and wraps the model "
+        "(DistributedDataParallel, fully_shard)"
+    )
+
+
 def is_program(path: Path) -> bool:
     """Tell whether a file is a gzipped captured program, by its first bytes."""
     try:

@@ -18,7 +18,7 @@ from sim.core.units import counted
 from sim.engine.run import run_static
 from sim.graph.taskgraph import GraphBuilder
 from sim.inputs.program_file import CapturedOperator
-from sim.inputs.script_program import Collective, RankProgram, What
+from sim.inputs.script_program import Collective, RankProgram, What, alone_note
 from sim.traces.program_prices import ProgramPrices
 from sim.traces.recording import HOST, Message, Node, Recording
 from sim.traces.shared_host import SharedHost
@@ -48,6 +48,8 @@ def program_recording(ranks: Sequence[RankProgram], prices: ProgramPrices) -> Re
     recording = Recording(name, tuple(paths), nodes, ranks[0].world_size, priced_on=prices.name)
     _lay_out(recording)
     recording.warnings += [*_stand_ins(recording), *_unknown(prices), *_unmeasured(prices)]
+    if recording.world_size > 1 and not any(r.collectives for r in ranks):
+        recording.warnings.append(alone_note(recording.world_size))
     if not prices.on_host and not all(r.on_gpu for r in ranks):
         recording.warnings.append(
             "the script chose the CPU, so its operators are a CPU's, in the optimizer one by one for each tensor; a "

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from sim.inputs.script_program import RankProgram, What, read_rank_program
+from sim.traces.program_in import program_recording
+from sim.traces.program_prices import ProgramPrices
+from topology.presets import CLUSTERS
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 
@@ -378,6 +381,19 @@ def test_ranks_that_are_not_there_are_refused(tmp_path: Path) -> None:
     done = run(tmp_path, STEP, "--ranks", "0,4")
     assert done.returncode == 2
     assert "--ranks: found '0,4'; allowed: numbers from 0 to 3" in done.stderr
+
+
+@pytest.mark.parametrize(("head", "noted"), [("", True), (HEAD, False)], ids=["alone", "distributed"])
+def test_ranks_that_exchange_nothing_are_noted(tmp_path: Path, head: str, noted: bool) -> None:
+    """The capture says so, and a replay of its file."""
+    wrap = "model = nn.parallel.DistributedDataParallel(model)\n" if head else ""
+    loop = "for _ in range(3):\n    model(torch.zeros(4, 8)).sum().backward()\n    optimizer.step()\n"
+    done = run(tmp_path, head + STEP + wrap + loop)
+    assert done.returncode == 0, done.stderr
+    program = read_rank_program(tmp_path / "p.rank0.json.gz")
+    said = program_recording([program], ProgramPrices(CLUSTERS["dgx-h100"])).warnings
+    note = "the step has no collective: its 4 ranks exchange no gradients"
+    assert (note in done.stderr) is any(note in text for text in said) is noted
 
 
 STAGES = """
