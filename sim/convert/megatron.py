@@ -14,12 +14,12 @@ from typing import Any
 
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.errors import InputError
+from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FUSIONS
 
 ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s()]*)[ \t]*(?:#.*)?$")
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 MAX_CHARACTERS = 8 * 2**20
-FUSIONS = ("bias-gelu", "bias-swiglu", "bias-dropout", "masked-softmax", "rope")
-CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "all_to_all"}
+CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 WITHOUT_EFFECT = files("sim.convert") / "megatron_without_effect.txt"  # on what a step takes and keeps
 
 
@@ -180,7 +180,7 @@ def _training(s: Settings) -> dict[str, Any]:
         precision = "nvfp4"
     grads = "bf16" if s.flag("grad-reduce-in-bf16") else "fp32"
     s.take("accumulate-allreduce-grads-in-fp32")
-    fused = sum(s.flag(f"no-{name}-fusion") for name in FUSIONS) < len(FUSIONS)
+    fused = sum(s.flag(f"no-{name}-fusion") for name in MEGATRON_FUSIONS) < len(MEGATRON_FUSIONS)
     return without_none(
         {
             "seq_len": s.integer("seq-length"),

@@ -17,31 +17,16 @@ from typing import Any
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.errors import InputError
 from sim.inputs.model_input import load_model
+from sim.inputs.trainer_names import TITAN_GATHERS_8_BITS, TITAN_MODELS, TITAN_POLICIES, TITAN_SCHEDULES
 
-SCHEDULES = {
-    "gpipe": "gpipe",
-    "1f1b": "1f1b",
-    "interleaved1f1b": "interleaved_1f1b",
-    "zbvzerobubble": "zb_v",
-    "dualpipev": "dualpipe_v",
-    "interleavedzerobubble": None,
-}
-MODELS = {  # flavors of torchtitan/models/llama3, deepseek_v3 and qwen3 that are shipped models
-    "llama3 8b": "llama3.1-8b",
-    "llama3 70b": "llama3.1-70b",
-    "llama3 405b": "llama3.1-405b",
-    "deepseek_v3 671b": "deepseek-v3",
-    "qwen3 8b": "qwen3-8b",
-    "qwen3 30b-a3b": "qwen3-30b-a3b",
-}
-POLICIES = {"SelectiveAC": "selective", "FullAC": "full"}  # of recomputation, classes of Python configs
+SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
 CONVERTERS = {  # of a model's matmuls, classes of Python configs
     "Float8LinearConverter": "float8",
     "MXFP8LinearConverter": "mx",
     "NVFP4LinearConverter": "nvfp4",
 }
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
-FLOAT8 = {"recipe_name", "enable_fsdp_float8_all_gather"}  # of [quantize.linear.float8]
+FLOAT8 = {"recipe_name", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
 # Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
 OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
 TABLES = OWN | {"quantize", "float8", "mx"}
@@ -60,7 +45,7 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     s = Settings(file, values)
     layout = _layout(s, machine)
     training = _training(s, layout)
-    gathers_8_bits = s.flag("float8.enable_fsdp_float8_all_gather")
+    gathers_8_bits = s.flag(f"float8.{TITAN_GATHERS_8_BITS}")
     tensorwise = training["precision"] == "fp8" and training.get("fp8_recipe", "tensorwise") == "tensorwise"
     if layout["zero"] == 3 and tensorwise and not gathers_8_bits:
         layout["param_gather_dtype"] = "bf16"
@@ -132,11 +117,11 @@ def _policy(file: Path, call: ast.Call, tables: dict[str, dict[str, Any]]) -> No
         if isinstance(given, ast.Constant) and given.value is None:
             tables.setdefault("activation_checkpoint", {})["mode"] = "none"
         if isinstance(given, ast.Call) and _name(given.func) == "Config":
-            policy = POLICIES.get(_owner(given.func))
+            policy = TITAN_POLICIES.get(_owner(given.func))
             if policy is None:
                 raise InputError(
                     f"{file}: activation_checkpoint: found {_owner(given.func)}; "
-                    f"can be simulated: {', '.join(POLICIES)}"
+                    f"can be simulated: {', '.join(TITAN_POLICIES)}"
                 )
             tables.setdefault("activation_checkpoint", {})["mode"] = policy
 
@@ -188,10 +173,10 @@ def _plain(node: ast.expr) -> Any:
 
 def _model(s: Settings) -> str:
     name, flavor = s.take("model.name", "llama3"), s.take("model.flavor")
-    found = MODELS.get(f"{name} {flavor}".lower())
+    found = TITAN_MODELS.get(f"{name} {flavor}".lower())
     if found is None:
         raise InputError(
-            f"{s.file}: model: found {name} {flavor}; not among the shipped ones ({', '.join(MODELS)}): "
+            f"{s.file}: model: found {name} {flavor}; not among the shipped ones ({', '.join(TITAN_MODELS)}): "
             "give --model with a name of `stepsim models` or a Hugging Face config.json"
         )
     return found
@@ -235,8 +220,8 @@ def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
     schedule = SCHEDULES.get(named.lower())
     if schedule is None:
         raise InputError(
-            f"{s.file}: pipeline_parallel_schedule: found '{named[:40]}'; can be simulated: GPipe, 1F1B, "
-            "Interleaved1F1B, ZBVZeroBubble, DualPipeV"
+            f"{s.file}: pipeline_parallel_schedule: found '{named[:40]}'; can be simulated: "
+            f"{', '.join(TITAN_SCHEDULES.values())}"
         )
     parts = s.take("parallelism.module_fqns_per_model_part") or []
     points = [next((n for n in part if str(n).startswith("layers.")), "") for part in parts[1:]]

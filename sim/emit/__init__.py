@@ -18,6 +18,7 @@ from sim.emit.megatron import Megatron
 from sim.emit.torchtitan import Titan
 from sim.emit.torchtitan_python import TitanPython
 from sim.inputs.scenario import Scenario
+from sim.inputs.trainer_names import MEGATRON_SCHEDULES, TITAN_SCHEDULES
 from sim.models.balance import with_balanced_stages
 
 
@@ -39,7 +40,7 @@ _TITAN = Trainer(
     Titan,
     {"training.param_dtype": "fp32"},
     {
-        "schedule": ("gpipe", "1f1b", "interleaved_1f1b", "zb_v", "dualpipe_v"),
+        "schedule": tuple(TITAN_SCHEDULES),
         "recompute": ("none", "selective_op", "full"),
         "zero": (0, 3),
     },
@@ -51,7 +52,7 @@ TRAINERS = {
     "megatron": Trainer(
         Megatron,
         {"training.framework": "megatron"},
-        {"schedule": ("1f1b", "interleaved_1f1b"), "recompute": ("none", "selective", "full")},
+        {"schedule": MEGATRON_SCHEDULES, "recompute": ("none", "selective", "full")},
     ),
 }
 

@@ -41,44 +41,53 @@ class Emission(Struct, dict=True):
         """Return the text of the flags."""
         raise NotImplementedError
 
-    def refuse(self, key: str, value: Any, does: str) -> None:
-        """Add a reason against the key's value; `does`: what the trainer does instead."""
-        self.reasons.append(Reason(tuple(key.split(".")), f"{key}: found {value}; {self.TRAINER} {does}"))
+    def refuse(self, key: str, does: str, shown: str = "") -> None:
+        """Add a reason against the value of a key such as `training.recompute.layers`.
+
+        `does`: what the trainer does instead; `shown`: the value in words.
+        """
+        found = self.value_of(key)
+        words = shown or (str(found).lower() if isinstance(found, bool) else found)
+        self.reasons.append(Reason(tuple(key.split(".")), f"{key}: found {words}; {self.TRAINER} {does}"))
+
+    def has_only(self, key: str, values: tuple[object, ...], does: str, shown: str = "") -> None:
+        """Refuse the key's value unless it is one of these."""
+        if self.value_of(key) not in values:
+            self.refuse(key, does, shown)
+
+    def value_of(self, key: str) -> Any:
+        """Return the value of a key; None below a section that is left out."""
+        found: Any = self.scenario
+        for name in key.split("."):
+            found = getattr(found, name, None)
+        return found
 
     def framework(self, trainer: str) -> Framework:
         """Return the framework's record; add a reason if the trainer's flags do not express it."""
         found = framework_of(self.training)
         able = " or ".join(f.name for f in FRAMEWORKS.values() if trainer in f.emitted_for)
         if trainer not in found.emitted_for:
-            self.refuse("training.framework", found.name, f"runs {able} kernels")
+            self.refuse("training.framework", f"runs {able} kernels")
         return found
 
     def common(self) -> None:
         """Add reasons against features that no trainer has."""
-        t, p = self.training, self.scenario.parallelism
-        if self.scenario.distillation is not None:
-            self.refuse("distillation", "a teacher", "trains one model")
-        if t.activation_offload:
-            self.refuse("training.activation_offload", "true", "does not offload activations")
-        if t.packing is not None:
-            self.refuse("training.packing", "a distribution of documents", "takes documents from its data")
-        if t.lora is not None:
-            self.refuse("training.lora", "adapters", "trains all parameters")
-        if t.optimizer_offload:
-            self.refuse("training.optimizer_offload", "true", "keeps optimizer states on the GPU")
-        if t.optimizer_post_validation:
-            self.refuse("training.optimizer_post_validation", "true", "waits for all ranks in its optimizer")
-        if t.cross_entropy == "chunked":
-            self.refuse("training.cross_entropy", "chunked", "has no chunked cross-entropy")
-        if p.cp > 1 and p.cp_split != "zigzag":
-            self.refuse("parallelism.cp_split", p.cp_split, "splits sequences in zigzag")
-        if p.dp_sync in ("per_parameter", "reduce_broadcast"):
-            self.refuse("parallelism.dp_sync", p.dp_sync, "reduces gradients in buckets")
+        p = self.scenario.parallelism
+        self.has_only("distillation", (None,), "trains one model", "a teacher")
+        self.has_only("training.activation_offload", (False,), "does not offload activations")
+        self.has_only("training.packing", (None,), "takes documents from its data", "a distribution of documents")
+        self.has_only("training.lora", (None,), "trains all parameters", "adapters")
+        self.has_only("training.optimizer_offload", (False,), "keeps optimizer states on the GPU")
+        self.has_only("training.optimizer_post_validation", (False,), "waits for all ranks in its optimizer")
+        self.has_only("training.cross_entropy", ("unfused", "fused"), "has no chunked cross-entropy")
+        self.has_only("parallelism.dp_sync", ("bucketed", "after_backward"), "reduces gradients in buckets")
+        if p.cp > 1:
+            self.has_only("parallelism.cp_split", ("zigzag",), "splits sequences in zigzag")
         if p.zero > 0 and p.param_gather_dtype == "fp32":
-            self.refuse("parallelism.param_gather_dtype", p.param_gather_dtype, "gathers no fp32 parameters")
+            self.refuse("parallelism.param_gather_dtype", "gathers no fp32 parameters")
         nodes, each = self.nodes
         if nodes * each != p.ranks:
-            self.refuse("ranks", p.ranks, f"is started by torchrun with as many ranks on every node, here {each}")
+            self.refuse("ranks", f"is started by torchrun with as many ranks on every node, here {each}")
         if self.scenario.faults is not None:
             self.notes.append("faults are left out")
 

@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
+from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FUSIONS, MEGATRON_SCHEDULES
 from sim.models.moe.dispatchers import dispatcher_of
 from sim.models.recipes import RECIPES, recipe_of
 
+INTERLEAVED = "interleaved_1f1b"
 VERSION = "# Megatron-LM as of November 2025 (000c4ac) to megatron-core 0.19.2 (September 2026)"
 Flags = dict[str, Any]  # by name without dashes; True: a flag without a value, None and False: left out
-_SCHEDULES = {"1f1b": False, "interleaved_1f1b": True}  # Megatron-LM's schedules; True: with virtual stages
+FSDP = {2: "optim_grads", 3: "optim_grads_params"}  # its strategies that shard gradients, by ZeRO stage
 
 
 class Megatron(Emission):
@@ -26,6 +28,9 @@ class Megatron(Emission):
     def build(self) -> str:
         """Return the command, one flag on each line."""
         self.common()
+        self._check_model()
+        self._check_layout()
+        self._check_training()
         flags = self._model() | self._experts() | self._batch() | self._layout() | self._replicas() | self._numbers()
         nodes, each = self.nodes
         p = self.scenario.parallelism
@@ -38,13 +43,82 @@ class Megatron(Emission):
         lines += [f"    --{name}" + (f" {value}" if value is not True else "") for name, value in given.items()]
         return "\n".join([VERSION, *(f"# {n}" for n in self.notes), " \\\n".join(lines)])
 
+    @property
+    def interleaved(self) -> bool:
+        """Tell whether the pipeline has virtual stages, which only one of Megatron-LM's schedules has."""
+        return self.scenario.parallelism.form.name == INTERLEAVED
+
+    def _check_model(self) -> None:
+        m, p, mode = self.scenario.model, self.scenario.parallelism, self.training.recompute.mode
+        for key in m.variations:
+            self.refuse(f"model.{key}", "flags are not written for it")
+        if m.mtp_layers > 0 and m.positions == "learned":
+            self.refuse("model.positions", "predicts several tokens with positions rope or none only")
+        if m.moe is None:
+            return
+        does = "routes by its data, or evenly (imbalance: balanced)"
+        self.has_only("model.moe.imbalance", ("balanced",), does, "drawn")
+        self.has_only("parallelism.ep_dispatch_dtype", ("bf16", "fp16", "fp32"), "dispatches tokens in 16 bits")
+        if self.training.precision in ("fp16", "fp32"):
+            self.refuse("training.precision", "groups the experts' matmuls in bf16 only")
+        if p.tp > 1:
+            self.has_only("parallelism.sp", (True,), "needs sequence parallelism for experts with tp above 1")
+        if p.ep_overlap and (p.ep == 1 or (p.pp > 1 and p.virtual_stages == 1) or mode == "full"):
+            needs = "needs ep above 1, virtual stages where pp is above 1, and no full recomputation"
+            self.refuse("parallelism.ep_overlap", needs)
+
+    def _check_layout(self) -> None:
+        p = self.scenario.parallelism
+        if p.form.name not in MEGATRON_SCHEDULES:
+            self.refuse("parallelism.schedule", f"has the schedules {' and '.join(MEGATRON_SCHEDULES)}")
+        if p.pp > 1 and p.p2p_overlap and not self.interleaved:
+            self.refuse("parallelism.p2p_overlap", "overlaps messages between stages with interleaved_1f1b only")
+        if p.pp == 2 and self.interleaved:
+            self.has_only("parallelism.p2p_overlap", (True,), "interleaves with blocking messages from pp 3 on")
+        orders = ("tp-cp-dp-pp", "tp-cp-pp-dp")
+        self.has_only("parallelism.rank_order", orders, f"has the rank orders {', '.join(orders)}")
+        if p.tp > 1 and p.tp_overlap == "full" and not p.sp:
+            self.refuse("parallelism.tp_overlap", "needs sp: true for it")
+        group, m = p.micro_batch_group if self.interleaved else None, self.scenario.micro_batches
+        if group is not None and (group < p.pp or 0 < m % group < p.pp):
+            self.refuse("parallelism.micro_batch_group", "needs groups of at least pp micro-batches")
+        if p.zero > 0 and p.dp * p.cp > 1:
+            if p.param_gather_overlap and p.dp_sync != "bucketed":
+                self.refuse("parallelism.param_gather_overlap", "needs dp_sync: bucketed")
+            if p.zero in FSDP:
+                self._check_fsdp()
+
+    def _check_fsdp(self) -> None:
+        p = self.scenario.parallelism
+        # Of its FSDP's strategies the two that shard gradients reduce in every backward (`grad_reduce_every_bprop`).
+        if self.scenario.micro_batches > 1:
+            does = "reduces FSDP's gradients after each micro-batch"
+            self.has_only("parallelism.accumulate_unsharded", (False,), does)
+            if p.reduces_rows:
+                self.refuse("parallelism.accumulate_in_a_row", does)
+        self.has_only("parallelism.pp", (1,), f"flags for zero {p.zero} (FSDP) are written for one pipeline stage only")
+        if p.shard_size < p.dp * p.cp:
+            self.refuse("parallelism.shard_size", "flags shard over all replicas (FSDP)")
+        if p.zero == 3:
+            self.has_only("parallelism.reshard_after_forward", (True,), "reshards after forward (FSDP)")
+
+    def _check_training(self) -> None:
+        t, r = self.training, self.training.recompute
+        if t.param_dtype == "fp32" and t.precision != "fp32":
+            self.refuse("training.param_dtype", "keeps 16-bit parameters beside an fp32 master copy")
+        self.has_only("training.optimizer_dtype", ("fp32",), "flags are written for fp32 moments only")
+        if t.param_dtype != "fp32":
+            self.has_only("training.master_weights", (None,), "keeps an fp32 master copy")
+        self.has_only("training.zero_grad", ("keep", None), "keeps its gradient buffers")
+        self.has_only("training.optimizer", ("adamw", "sgd"), "flags are written for Adam and SGD only")
+        if r.mode == "selective_op":
+            self.refuse("training.recompute", "has no such policy of recomputation", r.mode)
+        does = "recomputes the first layers of each stage (recompute.layers)"
+        self.has_only("training.recompute.every", (None,), does)
+
     def _model(self) -> Flags:
         m = self.scenario.model
-        for key, value in m.variations.items():
-            self.refuse(f"model.{key}", value, "flags are not written for it")
         positions = {"learned": "learned_absolute"}.get(m.positions, m.positions)
-        if m.mtp_layers > 0 and m.positions == "learned":
-            self.refuse("model.positions", m.positions, "predicts several tokens with positions rope or none only")
         grouped = m.kv_heads < m.heads
         attention: Flags = {
             "kv-channels": m.head_dim,
@@ -86,22 +160,6 @@ class Megatron(Emission):
         moe, p = self.scenario.model.moe, self.scenario.parallelism
         if moe is None:
             return {}
-        if moe.imbalance != "balanced":
-            self.refuse("model.moe.imbalance", "drawn", "routes by its data, or evenly (imbalance: balanced)")
-        if p.ep_dispatch_dtype not in ("bf16", "fp16", "fp32"):
-            self.refuse("parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, "dispatches tokens in 16 bits")
-        if self.training.precision in ("fp16", "fp32"):
-            self.refuse("training.precision", self.training.precision, "groups the experts' matmuls in bf16 only")
-        if p.tp > 1 and not p.sp:
-            self.refuse("parallelism.sp", "false", "needs sequence parallelism for experts with tp above 1")
-        if p.ep_overlap and (
-            p.ep == 1 or (p.pp > 1 and p.virtual_stages == 1) or self.training.recompute.mode == "full"
-        ):
-            self.refuse(
-                "parallelism.ep_overlap",
-                "true",
-                "needs ep above 1, virtual stages where pp is above 1, and no full recomputation",
-            )
         if flex := dispatcher_of(moe, p.ep).once_to_a_node:
             self.notes.append("moe-token-dispatcher-type flex: DeepEP; releases before 0.15 need moe-enable-deepep too")
         dense, layers = moe.dense_layers, self.scenario.model.layers
@@ -138,40 +196,23 @@ class Megatron(Emission):
 
     def _layout(self) -> Flags:
         p = self.scenario.parallelism
-        if p.form.name not in _SCHEDULES:
-            self.refuse("parallelism.schedule", p.schedule, f"has the schedules {' and '.join(_SCHEDULES)}")
-        interleaved = _SCHEDULES.get(p.form.name, False)
-        if p.pp > 1 and p.p2p_overlap and not interleaved:
-            self.refuse(
-                "parallelism.p2p_overlap", "true", "overlaps messages between stages with interleaved_1f1b only"
-            )
-        if p.pp == 2 and interleaved and not p.p2p_overlap:
-            self.refuse("parallelism.p2p_overlap", "false", "interleaves with blocking messages from pp 3 on")
-        orders = ("tp-cp-dp-pp", "tp-cp-pp-dp")
-        if p.rank_order not in orders:
-            self.refuse("parallelism.rank_order", p.rank_order, f"has the rank orders {', '.join(orders)}")
-        if p.tp > 1 and p.tp_overlap == "full" and not p.sp:
-            self.refuse("parallelism.tp_overlap", "full", "needs sp: true for it")
+        interleaved = self.interleaved
         if p.tp > 1 and p.tp_overlap == "none":
             self.notes.append(
                 "tp_overlap none: Megatron-LM hides backward's tensor-parallel communication where it can"
             )
-        group, m = p.micro_batch_group if interleaved else None, self.scenario.micro_batches
-        if group is not None and (group < p.pp or 0 < m % group < p.pp):
-            self.refuse("parallelism.micro_batch_group", group, "needs groups of at least pp micro-batches")
-        methods = {"ring": "p2p", "all_gather": "allgather", "all_to_all": "a2a"}
         return {
             "tensor-model-parallel-size": p.tp,
             "pipeline-model-parallel-size": p.pp,
             "context-parallel-size": p.cp,
             "use-tp-pp-dp-mapping": p.rank_order == "tp-cp-pp-dp",
             "num-virtual-stages-per-pipeline-rank": p.virtual_stages if interleaved and self.even else None,
-            "microbatch-group-size-per-virtual-pipeline-stage": group,
+            "microbatch-group-size-per-virtual-pipeline-stage": p.micro_batch_group if interleaved else None,
             "no-overlap-p2p-communication": interleaved and not p.p2p_overlap,
             "pipeline-model-parallel-layout": f'"{self._stages()}"' if p.pp > 1 and not self.even else None,
             "sequence-parallel": p.sp and p.tp > 1,
             "tp-comm-overlap": p.tp > 1 and p.tp_overlap == "full",
-            "cp-comm-type": methods[p.cp_method] if p.cp > 1 else None,
+            "cp-comm-type": MEGATRON_CP[p.cp_method] if p.cp > 1 else None,
         }
 
     def _stages(self) -> str:
@@ -192,53 +233,27 @@ class Megatron(Emission):
         if p.zero == 0 or members == 1:
             return out
         out["use-distributed-optimizer"] = True
-        hybrid = members // p.shard_size
-        if p.param_gather_overlap and p.dp_sync != "bucketed":
-            self.refuse("parallelism.param_gather_overlap", "true", "needs dp_sync: bucketed")
         if p.zero == 1:
+            hybrid, overlap = members // p.shard_size, p.param_gather_overlap
             instances = hybrid if hybrid > 1 else None
-            overlap = p.param_gather_overlap
             return {**out, "num-distributed-optimizer-instances": instances, "overlap-param-gather": overlap}
-        # Of its FSDP's strategies the two that shard gradients reduce in every backward (`grad_reduce_every_bprop`).
-        if p.accumulate_unsharded and self.scenario.micro_batches > 1:
-            self.refuse("parallelism.accumulate_unsharded", "true", "reduces FSDP's gradients after each micro-batch")
-        if p.reduces_rows and self.scenario.micro_batches > 1:
-            self.refuse("parallelism.accumulate_in_a_row", "true", "reduces FSDP's gradients after each micro-batch")
-        if p.pp > 1:
-            self.refuse(
-                "parallelism.pp", p.pp, f"flags for zero {p.zero} (FSDP) are written for one pipeline stage only"
-            )
-        if hybrid > 1:
-            self.refuse("parallelism.shard_size", p.shard_size, "flags shard over all replicas (FSDP)")
-        if p.zero == 3 and not p.reshard_after_forward:
-            self.refuse("parallelism.reshard_after_forward", "false", "reshards after forward (FSDP)")
         return {
             **out,
             "use-megatron-fsdp": True,
-            "data-parallel-sharding-strategy": "optim_grads" if p.zero == 2 else "optim_grads_params",
+            "data-parallel-sharding-strategy": FSDP[p.zero],
             "no-gradient-accumulation-fusion": True,
             "ckpt-format": "fsdp_dtensor",
         }
 
     def _numbers(self) -> Flags:
         t = self.training
-        if t.param_dtype == "fp32" and t.precision != "fp32":
-            self.refuse("training.param_dtype", t.param_dtype, "keeps 16-bit parameters beside an fp32 master copy")
-        if t.optimizer_dtype != "fp32":
-            self.refuse("training.optimizer_dtype", t.optimizer_dtype, "flags are written for fp32 moments only")
-        if t.master_weights is False and t.param_dtype != "fp32":
-            self.refuse("training.master_weights", "false", "keeps an fp32 master copy")
-        if t.zero_grad == "set_to_none":
-            self.refuse("training.zero_grad", "set_to_none", "keeps its gradient buffers")
         pair = (t.grad_dtype, t.grad_reduce_dtype)
         if pair not in (("fp32", "fp32"), ("bf16", "bf16")):
-            self.refuse("training.grad_dtype", "/".join(pair), "accumulates and reduces in fp32, or both in bf16")
-        if t.optimizer == "muon":
-            self.refuse("training.optimizer", t.optimizer, "flags are written for Adam and SGD only")
+            self.refuse("training.grad_dtype", "accumulates and reduces in fp32, or both in bf16", "/".join(pair))
         framework = self.framework("megatron")
         recipe = recipe_of(t) if t.precision != "nvfp4" else None
         if recipe is not None and ("te", recipe.name) not in RECIPES:
-            self.refuse("training.fp8_recipe", recipe.name, "has no such recipe")
+            self.refuse("training.fp8_recipe", "has no such recipe", recipe.name)
         sixteen = {"fp16": "fp16", "fp32": None}.get(t.precision, "bf16")
         return {
             **({sixteen: True} if sixteen else {}),
@@ -250,22 +265,12 @@ class Megatron(Emission):
             "optimizer": "adam" if t.optimizer == "adamw" else "sgd",
             "clip-grad": 1.0 if t.gradient_clipping else 0.0,
             "cross-entropy-loss-fusion": t.cross_entropy == "fused",
-            "no-bias-gelu-fusion": not framework.fuses_activation,
-            "no-bias-swiglu-fusion": not framework.fuses_activation,
-            "no-bias-dropout-fusion": not framework.fuses_residual,
-            "no-masked-softmax-fusion": not framework.skips_masked_scores,
-            "no-rope-fusion": not framework.fuses_rope,
+            **{f"no-{name}-fusion": not getattr(framework, fact) for name, fact in MEGATRON_FUSIONS.items()},
             **self._recompute(),
         }
 
     def _recompute(self) -> Flags:
         r = self.training.recompute
-        if r.mode == "selective_op":
-            self.refuse("training.recompute", r.mode, "has no such policy of recomputation")
-        if r.every is not None:
-            self.refuse(
-                "training.recompute.every", r.every, "recomputes the first layers of each stage (recompute.layers)"
-            )
         if r.mode == "selective":
             named = None if r.modules == ("core_attn",) else " ".join(r.modules)
             return {"recompute-granularity": "selective", "recompute-modules": named}

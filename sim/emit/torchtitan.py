@@ -10,24 +10,14 @@ import tomli_w
 
 from sim.core.units import counted
 from sim.emit.common import Emission
+from sim.inputs.model_input import load_model
+from sim.inputs.trainer_names import LLAMA3_FLAVORS, TITAN_GATHERS_8_BITS, TITAN_SCHEDULES
 from sim.models.dims import gathers_quantized_shards
 from sim.models.recipes import RECIPES, recipe_of
 from sim.models.recompute import stops_early
 
-_FLAVORS = {  # torchtitan/models/llama3: layers, hidden, heads, kv_heads, ffn
-    "8B": (32, 4096, 32, 8, 14336),
-    "70B": (80, 8192, 64, 8, 28672),
-    "405B": (126, 16384, 128, 8, 53248),
-}
 CONVERTERS = {"fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}  # by precision
-GATHERS_8_BITS = "enable_fsdp_float8_all_gather"  # false by default; the trainer refuses it beside `recipe_name`
-_TITAN_SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved_1f1b": "Interleaved1F1B",
-    "zb_v": "ZBVZeroBubble",
-    "dualpipe_v": "DualPipeV",
-}
+OUTSIDE_FLAVORS = {"max_positions", "trained_positions", "attention_pattern", "dropout"}  # keys that no flavor decides
 
 
 class Titan(Emission):
@@ -52,8 +42,8 @@ class Titan(Emission):
         s, p, t = self.scenario, self.scenario.parallelism, self.training
         flavor = self._flavor()
         compiles = self.framework("torchtitan").uses_torch_compile
-        self._refuse_layout(compiles)
-        self._refuse_training(compiles)
+        self._check_layout(compiles)
+        self._check_training(compiles)
         replicate, shard = self._data_parallel()
         accumulated = s.micro_batches if p.pp > 1 else 1
         return {
@@ -84,109 +74,95 @@ class Titan(Emission):
         }
 
     def _flavor(self) -> str:
+        """Return the flavor that the model is, in all but what `OUTSIDE_FLAVORS` and other reasons name."""
         m = self.scenario.model
-        for key, value in m.variations.items():
-            self.refuse(f"model.{key}", value, "has no llama3 flavor with it")
-        shape = (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn)
-        found = next((name for name, sizes in _FLAVORS.items() if sizes == shape), "")
-        llama = (m.mlp, m.norm, m.positions, m.head_dim * m.heads) == ("swiglu", "rmsnorm", "rope", m.hidden)
-        llama = llama and not (m.bias or m.tied_embeddings or m.qkv_bias or m.qk_norm)
-        if m.dropout > 0:
-            self.refuse("model.dropout", m.dropout, "has no dropout")
-        same = found and llama and m.moe is None and m.mla is None and not m.mtp_layers and m.vocab == 128_256
-        if not same:
-            shown = f"{counted(m.layers, 'layer')} of {m.hidden}, {counted(m.heads, 'head')}, vocabulary {m.vocab}"
-            has = f"has the llama3 flavors {', '.join(_FLAVORS)}, and no option changes their sizes"
-            self.refuse("model", shown, has)
-        return found
+        for key in m.variations:
+            self.refuse(f"model.{key}", "has no llama3 flavor with it")
+        others = OUTSIDE_FLAVORS | m.variations.keys()
+        for flavor, preset in LLAMA3_FLAVORS.items():
+            if load_model(preset).model_dump(exclude=others) == m.model_dump(exclude=others):
+                return flavor
+        shown = f"{counted(m.layers, 'layer')} of {m.hidden}, {counted(m.heads, 'head')}, vocabulary {m.vocab}"
+        has = f"has the llama3 flavors {', '.join(LLAMA3_FLAVORS)}, and no option changes their sizes"
+        self.refuse("model", has, shown)
+        return ""
 
-    def _refuse_layout(self, compiles: bool) -> None:
+    def _check_layout(self, compiles: bool) -> None:
         p = self.scenario.parallelism
-        if p.tp > 1 and not p.sp and not self.SEQUENCE_PARALLEL_IS_A_FLAG:
-            self.refuse("parallelism.sp", "false", "always combines tensor parallelism with sequence parallelism")
-        if p.tp_overlap == "wgrad":
-            self.refuse("parallelism.tp_overlap", "wgrad", "overlaps chunks (tp_overlap: full) or nothing (none)")
+        if p.tp > 1 and not self.SEQUENCE_PARALLEL_IS_A_FLAG:
+            does = "always combines tensor parallelism with sequence parallelism"
+            self.has_only("parallelism.sp", (True,), does)
+        does = "overlaps chunks (tp_overlap: full) or nothing (none)"
+        self.has_only("parallelism.tp_overlap", ("none", "full"), does)
         if p.tp_overlap == "full" and not compiles:
-            self.refuse("parallelism.tp_overlap", "full", "needs training.framework: compiled for it")
-        if p.cp > 1 and p.cp_method == "all_to_all":
-            self.refuse(
-                "parallelism.cp_method", "all_to_all", "exchanges keys and values (ring or all_gather), not heads"
-            )
-        if p.rank_order != "tp-cp-dp-pp":
-            self.refuse("parallelism.rank_order", p.rank_order, "orders ranks tp-cp-dp-pp")
-        if p.micro_batch_group is not None:
-            self.refuse("parallelism.micro_batch_group", p.micro_batch_group, "has groups of pp micro-batches")
+            self.refuse("parallelism.tp_overlap", "needs training.framework: compiled for it")
+        if p.cp > 1:
+            does = "exchanges keys and values (ring or all_gather), not heads"
+            self.has_only("parallelism.cp_method", ("ring", "all_gather"), does)
+        self.has_only("parallelism.rank_order", ("tp-cp-dp-pp",), "orders ranks tp-cp-dp-pp")
+        self.has_only("parallelism.micro_batch_group", (None,), "has groups of pp micro-batches")
         if p.dp > 1 and p.dp_sync == "after_backward":
-            self.refuse("parallelism.dp_sync", p.dp_sync, "overlaps reductions with backward")
+            self.refuse("parallelism.dp_sync", "overlaps reductions with backward")
 
-    def _refuse_training(self, compiles: bool) -> None:
-        t = self.training
-        if t.param_dtype != "fp32":
-            self.refuse("training.param_dtype", t.param_dtype, "keeps parameters in fp32 (param_dtype: fp32)")
-        if t.zero_grad == "keep":
-            self.refuse("training.zero_grad", "keep", "sets gradients to none")
-        if t.grad_dtype != "fp32":
-            self.refuse("training.grad_dtype", t.grad_dtype, "keeps gradients in fp32")
-        if t.grad_reduce_dtype != "fp32":
-            self.refuse("training.grad_reduce_dtype", t.grad_reduce_dtype, "reduces gradients in fp32")
-        if t.cross_entropy == "fused" and not compiles:
-            self.refuse(
-                "training.cross_entropy", "fused", "fuses the loss by compiling it (training.framework: compiled)"
-            )
-        if t.precision in ("fp16", "nvfp4"):
-            self.refuse("training.precision", t.precision, "has bf16, fp32, fp8 and mxfp8")
-        if t.optimizer != "adamw":
-            self.refuse("training.optimizer", t.optimizer, "has Adam and AdamW")
-        if t.optimizer_dtype != "fp32":
-            self.refuse("training.optimizer_dtype", t.optimizer_dtype, "keeps fp32 moments")
-        if not t.gradient_clipping:
-            self.refuse("training.gradient_clipping", "false", "always clips")
-        if t.attention != "fused":
-            self.refuse("training.attention", t.attention, "uses fused attention")
+    def _check_training(self, compiles: bool) -> None:
+        self.has_only("model.dropout", (0,), "has no dropout")
+        self.has_only("training.param_dtype", ("fp32",), "keeps parameters in fp32 (param_dtype: fp32)")
+        self.has_only("training.zero_grad", ("set_to_none", None), "sets gradients to none")
+        self.has_only("training.grad_dtype", ("fp32",), "keeps gradients in fp32")
+        self.has_only("training.grad_reduce_dtype", ("fp32",), "reduces gradients in fp32")
+        if self.training.cross_entropy == "fused" and not compiles:
+            self.refuse("training.cross_entropy", "fuses the loss by compiling it (training.framework: compiled)")
+        self.has_only("training.precision", ("bf16", "fp32", "fp8", "mxfp8"), "has bf16, fp32, fp8 and mxfp8")
+        self.has_only("training.optimizer", ("adamw",), "has Adam and AdamW")
+        self.has_only("training.optimizer_dtype", ("fp32",), "keeps fp32 moments")
+        self.has_only("training.gradient_clipping", (True,), "always clips")
+        self.has_only("training.attention", ("fused",), "uses fused attention")
 
     def _data_parallel(self) -> tuple[int, int]:
         """Return the numbers of replicas and of shards; torchtitan's FSDP shards over dp_shard · cp ranks."""
         p = self.scenario.parallelism
         alone = p.dp * p.cp == 1
         if p.zero in (1, 2) and not alone:
-            self.refuse("parallelism.zero", p.zero, "shards everything (zero: 3) or nothing (zero: 0)")
+            self.refuse("parallelism.zero", "shards everything (zero: 3) or nothing (zero: 0)")
         if p.zero == 0:
             if p.tp * p.cp * p.pp > 1 and not alone:
-                self.refuse("parallelism.zero", 0, "replicates models without sharding only where tp, cp and pp are 1")
+                self.refuse("parallelism.zero", "replicates models without sharding only where tp, cp and pp are 1")
             return p.dp, 1
         # With a pipeline, gradients are reduced after the last micro-batch (`backward_maybe_with_nosync` of
         # torch.distributed.pipelining.stage); without one, in each micro-batch (torchtitan's `train_step`).
         several = self.scenario.micro_batches > 1
         does = f"reduces gradients once a {'step' if p.pp > 1 else 'micro-batch'} at pp {p.pp}"
         if several and p.reduces_rows:
-            self.refuse("parallelism.accumulate_in_a_row", "true", does)
+            self.refuse("parallelism.accumulate_in_a_row", does)
         elif several and p.accumulate_unsharded != (p.pp > 1) and not alone:
-            self.refuse("parallelism.accumulate_unsharded", str(p.accumulate_unsharded).lower(), does)
+            self.refuse("parallelism.accumulate_unsharded", does)
         shards = max(1, p.shard_size // p.cp)
         if p.shard_size % p.cp:
-            self.refuse("parallelism.shard_size", p.shard_size, "shards over a multiple of cp ranks")
+            self.refuse("parallelism.shard_size", "shards over a multiple of cp ranks")
         return max(1, p.dp // shards), shards
 
     def _float8(self) -> dict[str, dict[str, Any]]:
         """Return the fp8 recipe, if it is not torchao's default, or the flag that makes FSDP gather 8 bits."""
         recipe = recipe_of(self.training)
         if gathers_quantized_shards(self.scenario):
-            return {"quantize": {"linear": {"float8": {GATHERS_8_BITS: True}}}}
+            return {"quantize": {"linear": {"float8": {TITAN_GATHERS_8_BITS: True}}}}
         if self.training.precision != "fp8" or recipe is None or recipe.name == "tensorwise":
             return {}
         if ("torchao", recipe.name) not in RECIPES:
-            self.refuse("training.fp8_recipe", recipe.name, "has the recipes tensorwise and rowwise")
+            self.refuse("training.fp8_recipe", "has the recipes tensorwise and rowwise", recipe.name)
         return {"quantize": {"linear": {"float8": {"recipe_name": recipe.name}}}}
 
     def _pipeline(self) -> dict[str, Any]:
         p, t = self.scenario.parallelism, self.training
         if p.pp == 1:
             return {}
-        name = _TITAN_SCHEDULES.get(p.schedule, "")
+        name = TITAN_SCHEDULES.get(p.schedule, "")
         if not name:
-            self.refuse("parallelism.schedule", p.schedule, f"has the schedules {', '.join(_TITAN_SCHEDULES)}")
+            self.refuse("parallelism.schedule", f"has the schedules {', '.join(TITAN_SCHEDULES)}")
         if 0 in p.stage_layers:
-            self.refuse("parallelism.layers_per_stage", list(p.stage_layers), "starts each pipeline stage with a layer")
+            self.refuse(
+                "parallelism.layers_per_stage", "starts each pipeline stage with a layer", str(list(p.stage_layers))
+            )
         stages: list[list[str]] = []
         first = 0
         for count in p.stage_layers:
@@ -203,9 +179,8 @@ class Titan(Emission):
     def _recompute(self) -> dict[str, Any]:
         r = self.training.recompute
         if r.mode == "selective":
-            self.refuse("training.recompute", r.mode, "recomputes by operator (selective_op) or by layer")
-        if r.layers is not None:
-            self.refuse("training.recompute.layers", r.layers, "recomputes every n-th layer (recompute.every)")
+            self.refuse("training.recompute", "recomputes by operator (selective_op) or by layer", r.mode)
+        self.has_only("training.recompute.layers", (None,), "recomputes every n-th layer (recompute.every)")
         if r.mode == "selective_op" or (r.mode == "full" and r.every is not None):
             return {"mode": "selective", "selective_ac_option": "op" if r.mode == "selective_op" else str(r.every)}
         if r.mode == "full":

@@ -11,13 +11,14 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sim.emit.torchtitan import Titan
+from sim.inputs.trainer_names import TITAN_POLICIES
 from sim.models.recompute import stops_early
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 CLASSES = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "compile": "CompileConfig"}
-POLICIES = {"selective": "SelectiveAC", "full": "FullAC"}  # of recomputation
+POLICIES = {mode: name for name, mode in TITAN_POLICIES.items()}
 
 
 @cache
@@ -57,10 +58,10 @@ class TitanPython(Titan):
         training, layout = tables["training"], tables["parallelism"]
         if tables["model"]["converters"]:
             does = "configurations in Python are not written for 8 bits; --emit torchtitan writes TOML"
-            self.refuse("training.precision", self.training.precision, does)
+            self.refuse("training.precision", does)
         tables.pop("quantize", None)
         if p.cp > 1 and p.cp_method == "ring":
-            self.refuse("parallelism.cp_method", p.cp_method, "gathers keys and values (cp_method: all_gather)")
+            self.refuse("parallelism.cp_method", "gathers keys and values (cp_method: all_gather)")
         training["disable_cuda_graphs"] = True  # otherwise torchtitan captures the whole step as a CUDA graph
         del layout["context_parallel_rotate_method"]
         layout["enable_sequence_parallel"] = p.sp or p.tp == 1
@@ -71,6 +72,6 @@ class TitanPython(Titan):
 
     def _recompute(self) -> dict[str, Any]:
         """Refuse recomputation of every n-th layer, which release 0.3.0 does not have."""
-        if (every := self.training.recompute.every) is not None:
-            self.refuse("training.recompute.every", every, "recomputes by operator (selective_op) or all layers (full)")
+        does = "recomputes by operator (selective_op) or all layers (full)"
+        self.has_only("training.recompute.every", (None,), does)
         return super()._recompute()

@@ -144,8 +144,7 @@ def _over_seconds(link: Ints, begin_s: Floats, until_s: Floats, load: Floats, bl
 
 def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
     """Return the links of `topology.shares.LINKS` that several streams of some rank use in one direction."""
-    plan, network = pricing.plan, pricing.network
-    training, lanes = plan.scenario.training, plan.lanes
+    plan, training = pricing.plan, pricing.plan.scenario.training
     offload = training is not None and training.activation_offload
     alike: dict[tuple[object, ...], set[Use]] = {}
     for c in plan.classes:
@@ -153,20 +152,25 @@ def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
         if context not in alike:
             alike[context] = _group_uses(pricing, c.rank)
     uses = [set(alike[pricing.context(c.rank)]) for c in plan.classes]
-    of_stage = schedule.rank_of_stage  # virtual stages repeat the same pairs of ranks
-    # A hop within one rank uses no link.
-    pairs = {pair for chain in schedule.chains for pair in pairwise([of_stage[s] for s in chain]) if len({*pair}) > 1}
-    for before, after in pairs:
-        for a, b in ((before * lanes + lane, after * lanes + lane) for lane in range(lanes)):
-            links = links_between(network, plan.classes[a].rank, plan.classes[b].rank)
-            # Both directions at both ends: activations go from a to b, gradients come back.
-            uses[a].update([u for n in links for u in ((n, OUT, f"to {b}"), (n, IN, f"from {b}"))])
-            uses[b].update([u for n in links for u in ((n, IN, f"from {a}"), (n, OUT, f"to {a}"))])
+    _add_hops(uses, pricing, schedule)
     for each in uses if offload else ():
         each |= {("host", OUT, "host"), ("host", IN, "host")}
     users = [Counter((link, way) for link, way, _ in each) for each in uses]
     shared = {link for each in users for (link, _), n in each.items() if n > 1}
     return frozenset(shared if offload else shared - {"host"})
+
+
+def _add_hops(uses: list[set[Use]], pricing: Pricing, schedule: Schedule) -> None:
+    """Add the messages between stages to the uses of links by each class of ranks."""
+    plan, of_stage = pricing.plan, schedule.rank_of_stage  # virtual stages repeat the same pairs of ranks
+    # A hop within one rank uses no link.
+    pairs = {pair for chain in schedule.chains for pair in pairwise([of_stage[s] for s in chain]) if len({*pair}) > 1}
+    for before, after, lane in ((*pair, lane) for pair in pairs for lane in range(plan.lanes)):
+        a, b = before * plan.lanes + lane, after * plan.lanes + lane
+        links = links_between(pricing.network, plan.classes[a].rank, plan.classes[b].rank)
+        # Both directions at both ends: activations go from a to b, gradients come back.
+        uses[a].update([u for n in links for u in ((n, OUT, f"to {b}"), (n, IN, f"from {b}"))])
+        uses[b].update([u for n in links for u in ((n, IN, f"from {a}"), (n, OUT, f"to {a}"))])
 
 
 def _group_uses(pricing: Pricing, rank: int) -> set[Use]:

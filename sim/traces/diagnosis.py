@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.core.errors import InputError
 from sim.results.records import Record
@@ -177,9 +177,40 @@ def _waits(as_it_was: Replay) -> tuple[Waiting, ...]:
     return tuple(sorted(rows, key=lambda row: -row.seconds))
 
 
+class _Transfers(NamedTuple):
+    """Equal transfers of a group: `peers_s` is the median of other groups' mean seconds for such transfers."""
+
+    kind: str
+    bytes: float
+    times_s: list[float]
+    peers_s: float
+
+    @property
+    def mean_s(self) -> float:
+        return sum(self.times_s) / len(self.times_s)
+
+    @property
+    def lost_s(self) -> float:
+        return (self.mean_s - self.peers_s) * len(self.times_s)
+
+
 def _slow_groups(as_it_was: Replay) -> tuple[SlowGroup, ...]:
     """Return groups whose transfers take longer than the median of groups with equal size, kind and bytes."""
-    recording, step_s = as_it_was.recording, as_it_was.step_time_s
+    step_s, slower = as_it_was.step_time_s, _slower_transfers(_transfer_times(as_it_was))
+    found = []
+    for ranks, rows in sorted(slower.items(), key=lambda item: -sum(row.lost_s for row in item[1]))[:TRIED]:
+        worst = max(rows, key=lambda row: (row.lost_s, row.kind, row.bytes))
+        scale = sum(row.peers_s * len(row.times_s) for row in rows) / sum(sum(row.times_s) for row in rows)
+        repaired_s = replay(as_it_was.recording, Change(groups={ranks: scale})).step_time_s
+        gain_s = step_s - repaired_s
+        found.append(SlowGroup(ranks, worst.kind, worst.bytes, worst.mean_s, worst.peers_s, repaired_s, gain_s))
+    kept = [row for row in found if row.gain_s > SHOWS * step_s]
+    return tuple(sorted(kept, key=lambda row: -row.gain_s))
+
+
+def _transfer_times(as_it_was: Replay) -> dict[tuple[str, float, tuple[int, ...]], list[float]]:
+    """Return the seconds of each complete collective from its last member's begin, by kind, bytes and ranks."""
+    recording = as_it_was.recording
     times: dict[tuple[str, float, tuple[int, ...]], list[float]] = defaultdict(list)
     for members in recording.members().values():
         message = recording.nodes[members[0]].message
@@ -188,21 +219,21 @@ def _slow_groups(as_it_was: Replay) -> tuple[SlowGroup, ...]:
         last = max(members, key=lambda m: as_it_was.begin_s[m])
         if len(ranks) > 1 and len(members) == len(ranks):
             times[message.kind, message.bytes, ranks].append(as_it_was.end_s[last] - as_it_was.begin_s[last])
+    return times
+
+
+def _slower_transfers(
+    times: dict[tuple[str, float, tuple[int, ...]], list[float]],
+) -> dict[tuple[int, ...], list[_Transfers]]:
+    """Return the transfers of each group that take longer than those of the median of its peers."""
     mean = {key: sum(each) / len(each) for key, each in times.items()}
-    slower: dict[tuple[int, ...], list[tuple[float, tuple[str, float, tuple[int, ...]], float]]] = defaultdict(list)
+    slower: dict[tuple[int, ...], list[_Transfers]] = defaultdict(list)
     for key, seconds in mean.items():
         kind, size, ranks = key
         others = [s for k, s in mean.items() if k != key and k[:2] == (kind, size) and len(k[2]) == len(ranks)]
         if others and seconds > median(others):
-            slower[ranks].append(((seconds - median(others)) * len(times[key]), key, median(others)))
-    found = []
-    for ranks, rows in sorted(slower.items(), key=lambda item: -sum(row[0] for row in item[1]))[:TRIED]:
-        _, key, peers_s = max(rows)
-        scale = sum(row[2] * len(times[row[1]]) for row in rows) / sum(sum(times[row[1]]) for row in rows)
-        repaired_s = replay(recording, Change(groups={ranks: scale})).step_time_s
-        found.append(SlowGroup(ranks, key[0], key[1], mean[key], peers_s, repaired_s, step_s - repaired_s))
-    kept = [row for row in found if row.gain_s > SHOWS * step_s]
-    return tuple(sorted(kept, key=lambda row: -row.gain_s))
+            slower[ranks].append(_Transfers(kind, size, times[key], median(others)))
+    return slower
 
 
 def _busy_hosts(as_it_was: Replay) -> tuple[Busy, ...]:

@@ -1,0 +1,32 @@
+"""Words of other trainers for the values of a scenario's keys: `sim.emit` writes them, `sim.convert` reads them."""
+
+from __future__ import annotations
+
+from sim.inputs.training_config import RecomputeMode
+
+# torchtitan's schedules, by the scenario's. Megatron-LM has two and a number of virtual stages.
+TITAN_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "Interleaved1F1B",
+    "zb_v": "ZBVZeroBubble",
+    "dualpipe_v": "DualPipeV",
+}
+MEGATRON_SCHEDULES = ("1f1b", "interleaved_1f1b")
+# Flavors of torchtitan/models/llama3, deepseek_v3 and qwen3, and the shipped models that they are.
+LLAMA3_FLAVORS = {"8B": "llama3.1-8b", "70B": "llama3.1-70b", "405B": "llama3.1-405b"}
+TITAN_MODELS = {f"llama3 {flavor}".lower(): name for flavor, name in LLAMA3_FLAVORS.items()} | {
+    "deepseek_v3 671b": "deepseek-v3",
+    "qwen3 8b": "qwen3-8b",
+    "qwen3 30b-a3b": "qwen3-30b-a3b",
+}
+TITAN_POLICIES: dict[str, RecomputeMode] = {"SelectiveAC": "selective", "FullAC": "full"}  # classes of Python configs
+TITAN_GATHERS_8_BITS = "enable_fsdp_float8_all_gather"  # false by default; refused beside `recipe_name`
+MEGATRON_CP = {"ring": "p2p", "all_gather": "allgather", "all_to_all": "a2a"}  # by parallelism.cp_method
+MEGATRON_FUSIONS = {  # --no-…-fusion, and the fact of a framework's record that each switches off
+    "bias-gelu": "fuses_activation",
+    "bias-swiglu": "fuses_activation",
+    "bias-dropout": "fuses_residual",
+    "masked-softmax": "skips_masked_scores",
+    "rope": "fuses_rope",
+}
