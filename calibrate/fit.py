@@ -10,7 +10,8 @@ coefficients fitted to the other folds. These refits are a few Gauss-Newton step
 its slopes, priors and loss, and simulate the errors again after each step.
 
 With `--given N` only N rows are fitted, spread evenly over the table, with wider priors (`FEW_ROWS_WIDTH`). The rows
-themselves decide how much these priors count (`fit_few`). The printed error is then that of all other rows.
+themselves decide how much these priors count (`fit_few`). The printed error is then that of all other rows. Fewer than
+`FEW` rows are fitted in this way too; then each row is predicted by a fit to the others.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from calibrate.fitted_rows import Case, rows_to_fit
 from sim.commands.command import Command, run_command
 from sim.commands.files_named import FILE, OUTPUT
 from sim.core.errors import InputError
 from sim.core.units import counted
-from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.coefficients import Coefficient
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.validation.records import Measurement, Table
+from sim.validation.records import Table
 from sim.validation.tables import read_table
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 FOLDS = 5
+FEW = 2 * FOLDS  # rows; fewer are fitted as few
 LOSS_SCALE = 0.05  # errors beyond 5 % count about linearly
 STEP = 0.03  # change of a coefficient's logarithm from which slopes are computed
 REFITS = 3  # Gauss-Newton steps for each fold
@@ -75,21 +77,6 @@ FEW_ROWS_WIDTH: Mapping[str, float] = {
 WIDTH_FACTORS = (0.1, 0.3, 1.0)  # of these widths and those of `PRIORS`
 NOISES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)  # standard deviations of errors that no coefficient explains
 USUAL_NOISE, NOISE_WIDTH = 0.03, 0.8  # prior of the noise: its median, and the standard deviation of its logarithm
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A measured training step that a fit uses."""
-
-    row: Measurement
-    scenario: Scenario
-
-    def log_error(self, profile: Profile) -> float:
-        """Simulate the step and return log(predicted ÷ measured step time)."""
-        from sim.simulation import simulate
-
-        step = simulate(self.scenario, profile, engine="static")
-        return math.log(step.step_time_s / self.row.measured["step_time_s"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +180,19 @@ def fit_few(cases: Sequence[Case], base: Profile, names: Sequence[str], tick: Ca
     return Fit(_values(problem, x), before, errors, errors)
 
 
+def fit_all_few(cases: Sequence[Case], base: Profile, names: Sequence[str], tick: Callable[[], None]) -> Fit:
+    """`fit_few` to all cases; held out: each case's error after `fit_few` to the others.
+
+    Raises:
+        InputError: if no case depends on any of the coefficients.
+    """
+    held_out = []
+    for i, case in enumerate(cases):
+        others = fit_few([c for c in cases if c is not case], base, names, tick)
+        held_out.append(predicted_rest(others, base, [cases[i]]).held_out[0])
+    return replace(fit_few(cases, base, names, tick), held_out=np.array(held_out))
+
+
 def _that_matter(problem: _Problem) -> tuple[_Problem, Vector, Matrix]:
     """Return the problem without coefficients that no case depends on, and the errors and slopes at its start."""
     before = problem.errors(problem.start)
@@ -265,37 +265,6 @@ def _value(base: Profile, name: str) -> float:
     return found.value if found is not None and found.value > 0 else PRIORS[name][0]
 
 
-def cases_of(table: Table) -> list[Case]:
-    """Return the table's training steps, of each group only the first and the last, as its rows are much alike.
-
-    Raises:
-        InputError: if the table has no training step with a measured time.
-    """
-    groups: dict[str, list[Measurement]] = {}
-    for row in table.rows:
-        if row.kind == "training_step" and "step_time_s" in row.measured:
-            groups.setdefault(row.group, []).append(row)
-    chosen = [r for rows in groups.values() for r in (rows[:1] + rows[-1:] if len(rows) > 1 else rows)]
-    if not chosen:
-        raise InputError(f"{table.path}: no row has measured.step_time_s; only training steps can be fitted")
-    return [Case(row, parse_scenario({**row.scenario, "name": row.id}, row.id)) for row in chosen]
-
-
-def given_and_rest(table: Table, base: Profile, count: int) -> tuple[list[Case], list[Case]]:
-    """Split the table's steps on the profile's GPU into `count` evenly spread ones and all others.
-
-    Raises:
-        InputError: if there are no more than `count` steps.
-    """
-    rows = [row for row in table.rows if row.kind == "training_step" and "step_time_s" in row.measured]
-    cases = [Case(row, parse_scenario({**row.scenario, "name": row.id}, row.id)) for row in rows]
-    mine = [case for case in cases if case.scenario.calibration == base.reference] or cases
-    if len(mine) <= count:
-        raise InputError(f"{table.path}: --given: found {count}; the table has {len(mine)} steps that can be fitted")
-    chosen = {round(i * (len(mine) - 1) / max(1, count - 1)) for i in range(count)}
-    return [mine[i] for i in sorted(chosen)], [case for i, case in enumerate(mine) if i not in chosen]
-
-
 def fitted_profile(base: Profile, table: Table, found: Fit, count: int) -> Profile:
     """Return the base with fitted coefficients; each one's source names the old value and the table."""
     source = f"fitted to {table.name} ({counted(count, 'step')}); before: "
@@ -329,11 +298,15 @@ def main(table: Path, profile: str, out: Path, given: int | None, only: tuple[st
         if name not in PRIORS:
             raise InputError(f"--only: found {name!r}; allowed: {', '.join(PRIORS)}")
     read = read_table(table)
-    cases, rest = (cases_of(read), []) if given is None else given_and_rest(read, base, given)
-    found = _with_progress(cases, base, only or tuple(PRIORS), fit if given is None else fit_few)
-    if rest:
-        found = predicted_rest(found, base, rest)
-    fitted_profile(base, read, found, len(cases)).save(out)
+    rows = rows_to_fit(read, base, given)
+    for line in rows.left_out:
+        print(f"left out: {line}")
+    few = fit_few if rows.rest else fit_all_few
+    way = fit if given is None and len(rows.cases) >= FEW else few
+    found = _with_progress(rows.cases, base, only or tuple(PRIORS), way)
+    if rows.rest:
+        found = predicted_rest(found, base, rows.rest)
+    fitted_profile(base, read, found, len(rows.cases)).save(out)
     _report(base, found, out)
 
 
@@ -357,7 +330,7 @@ def _report(base: Profile, found: Fit, out: Path) -> None:
     stated = base.coefficients.flat()
     for name, value in found.coefficients.items():
         old = stated.get(name)
-        print(f"{name:28s} {old.value if old else float('nan'):10.4g} -> {value:.4g}")
+        print(f"{name:28s} {f'{old.value:.4g}' if old else 'not stated':>10s} -> {value:.4g}")
     for title, logs in (("before", found.before), ("fitted rows", found.after), ("rows not fitted", found.held_out)):
         off = np.abs(np.expm1(logs))
         print(

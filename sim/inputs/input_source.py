@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from sim.core.errors import InputError
-from sim.inputs.synonyms import synonym
+from sim.inputs.synonyms import synonym, value_synonym
 from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 
 MOST_BEGINNINGS = 5  # of known words that a message names; of more the first
@@ -240,7 +240,8 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
     if kind == "literal_error":
         allowed = str(context["expected"])
         choices = allowed.replace("'", "").replace(" or ", ", ").split(", ")
-        return f"found {found}; must be {allowed}{nearest(problem['input'], choices)}"
+        hint = value_synonym(loc, problem["input"]) or nearest(problem["input"], choices)
+        return f"found {found}; must be {allowed}{hint}"
     if kind == "value_error":
         return str(context["error"]) if found == "a mapping" else f"found {found}; {context['error']}"
     return f"found {found}; {_EXPECTED.get(kind, problem['msg'])}{_in_full(kind, problem['input'])}"

@@ -1,21 +1,42 @@
-"""Names that other programs have for a scenario's keys, for the message about an unknown key."""
+"""Names that other programs have for a scenario's keys and values, for messages about unknown ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-_FILE = Path(__file__).parents[1] / "presets" / "synonyms.yaml"
+_PRESETS = Path(__file__).parents[1] / "presets"
 NO_KEY = "none"  # in place of a key, for names of what decides nothing
 
 
 @cache
 def synonyms() -> dict[str, str]:
     """The key of each name; `NO_KEY` where there is none."""
-    words_of = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    return {word: key for key, words in words_of.items() for word in words.split()}
+    return {word: key for key, words in _read("synonyms.yaml").items() for word in words.split()}
+
+
+@cache
+def value_synonyms() -> dict[tuple[str, str], list[str]]:
+    """The values of each pair of a key's last part and a word."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for key, words_of in _read("value_synonyms.yaml").items():
+        for value, words in words_of.items():
+            for word in words.split():
+                found.setdefault((key, word), []).append(str(value))
+    return found
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((_PRESETS / name).read_text(encoding="utf-8"))
+    return found
+
+
+def _plain(word: object) -> str:
+    return str(word).lower().lstrip("-").replace("-", "_")
 
 
 def synonym(word: object) -> str:
@@ -24,7 +45,19 @@ def synonym(word: object) -> str:
     >>> synonym("pipeline-model-parallel-size"), synonym("colour")
     ('; here it is parallelism.pp', '')
     """
-    key = synonyms().get(str(word).lower().lstrip("-").replace("-", "_"))
+    key = synonyms().get(_plain(word))
     if key == NO_KEY:
         return "; there is no such key here, since it changes neither a step's time nor its memory"
     return f"; here it is {key}" if key else ""
+
+
+def value_synonym(path: Iterable[object], word: object) -> str:
+    """`; here it is eager or compiled` for another program's word for a value of the key at `path`, or nothing.
+
+    >>> value_synonym(("framework",), "torchtitan"), value_synonym(("framework",), "caffe")
+    ('; here it is eager or compiled', '')
+    """
+    for part in path:
+        if values := value_synonyms().get((str(part), _plain(word))):
+            return f"; here it is {' or '.join(values)}"
+    return ""

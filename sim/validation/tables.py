@@ -55,7 +55,7 @@ def _row(
     """A row; one that cannot be read says why and leaves the rest of its table alone."""
     row = data if isinstance(data, dict) else {}
     name = row.get("id") if isinstance(row.get("id"), str) else where.rpartition(": ")[2]
-    group = str(row.get("group") or _group(row))
+    group = str(row.get("group") or (name if kind in ("training_step", "inference") else _group(row)))
     try:
         row = _mapping(data, where)
         if not isinstance(row.get("id"), str):

@@ -6,23 +6,24 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from msgspec import structs
 
 from calibrate.fit import (
     PRIORS,
-    Case,
-    cases_of,
     changed,
     fit,
     fit_few,
     fitted_profile,
     folds,
-    given_and_rest,
+    main,
     predicted_rest,
 )
+from calibrate.fitted_rows import Case, rows_to_fit
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.coefficients import Coefficient, coefficients_from
@@ -73,7 +74,7 @@ def table(tmp_path: Path) -> Path:
 
 def test_coefficients_are_found_again(tmp_path: Path) -> None:
     read = read_table(table(tmp_path))
-    cases = cases_of(read)
+    cases = rows_to_fit(read, BASE).cases
     found = fit(cases, BASE, tuple(TRUE))
     assert found.coefficients["host_operator_s"] == pytest.approx(TRUE["host_operator_s"], rel=0.05)
     assert 0.73 < found.coefficients["memory_efficiency"] < 0.83  # its prior is narrow: 0.85 within 5 %
@@ -88,7 +89,7 @@ def test_coefficients_are_found_again(tmp_path: Path) -> None:
 
 
 def test_what_no_step_depends_on_is_left_alone(tmp_path: Path) -> None:
-    cases = cases_of(read_table(table(tmp_path)))
+    cases = rows_to_fit(read_table(table(tmp_path)), BASE).cases
     found = fit(cases[:4], BASE, ("host_operator_s", "host_message_s", "unaligned_matmul_slowdown"))
     assert list(found.coefficients) == ["host_operator_s"]
     with pytest.raises(InputError, match="host_message_s"):
@@ -97,7 +98,7 @@ def test_what_no_step_depends_on_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_fold_is_predicted_by_the_fit_to_the_others(tmp_path: Path) -> None:
     """Steps that Gauss-Newton takes from the whole fit end where a fit to the other cases ends."""
-    cases = cases_of(read_table(table(tmp_path)))
+    cases = rows_to_fit(read_table(table(tmp_path)), BASE).cases
     names = tuple(TRUE)
     noisy = [
         replace(c, row=structs.replace(c.row, measured={"step_time_s": c.row.measured["step_time_s"] * factor}))
@@ -125,7 +126,7 @@ def test_a_fit_to_every_second_configuration_helps_on_the_others() -> None:
         "matmul_speed": 1.060,
         "unaligned_matmul_slowdown": 2.18,
     }
-    cases = cases_of(read_table(PUBLISHED / "vtrain_single_node.json"))
+    cases = rows_to_fit(read_table(PUBLISHED / "vtrain_single_node.json"), BASE).cases
     unseen = sorted({c.row.group for c in cases})[1::2]
     shipped = load_profile("a100-sxm")
     profile = changed(shipped, tuple(fitted), np.log(list(fitted.values())))
@@ -137,19 +138,86 @@ def test_a_fit_to_every_second_configuration_helps_on_the_others() -> None:
 
 def test_rows_given_are_spread_over_the_steps_on_the_profiles_gpu() -> None:
     table, base = read_table(PUBLISHED / "mosaic_mpt_h100.json"), load_profile("h100-sxm")
-    given, rest = given_and_rest(table, base, 5)
+    chosen = rows_to_fit(table, base, 5)
+    given, rest = chosen.cases, chosen.rest
     assert len(given) == 5
     assert {c.scenario.calibration for c in (*given, *rest)} == {"h100-sxm"}
     assert not {c.row.id for c in given} & {c.row.id for c in rest}
     with pytest.raises(InputError, match="--given"):
-        given_and_rest(table, base, 1000)
+        rows_to_fit(table, base, 1000)
+
+
+def own_steps(*rows: tuple[str, dict[str, Any]], step_s: float | None = 1.0) -> dict[str, Any]:
+    """A table of a user's own, without groups: ids and what their training has."""
+    measured = {"mfu": 0.4} if step_s is None else {"step_time_s": step_s}
+    shared = {"model": "gpt2-124m", "cluster": "dgx-h100", "training": {"seq_len": 512}, "parallelism": {"dp": 8}}
+    made = [{"id": name, "scenario": {"training": training}, "measured": measured} for name, training in rows]
+    return {"format": "measurements/1", "kind": "training_step", "scenario": shared, "rows": made}
+
+
+def test_every_row_without_a_group_is_fitted_and_others_are_named(tmp_path: Path) -> None:
+    path, base = tmp_path / "own.json", load_profile("h100-sxm")
+    steps = own_steps(*[(f"batch {n}", {"global_batch_size": n}) for n in (8, 16, 32, 64, 128)])
+    untimed = own_steps(("mfu alone", {"global_batch_size": 8}), step_s=None)
+    foreign = own_steps(("a100", {"global_batch_size": 8}))
+    foreign["rows"][0]["scenario"]["cluster"] = "dgx-a100"
+    group = own_steps(*[(f"same {n}", {"global_batch_size": 8}) for n in range(3)])
+    for row in group["rows"]:
+        row["group"] = "same"
+    rows = [row for part in (steps, untimed, foreign, group) for row in part["rows"]]
+    path.write_text(json.dumps(steps | {"rows": rows}))
+    chosen = rows_to_fit(read_table(path), base)
+    assert [c.row.id for c in chosen.cases] == [f"batch {n}" for n in (8, 16, 32, 64, 128)] + ["same 0", "same 2"]
+    assert chosen.left_out == [
+        "1 without measured.step_time_s (mfu alone)",
+        "1 on another GPU than h100-sxm (a100)",
+        "1 between the first and the last of a group (same 1)",
+    ]
+
+
+def test_a_row_that_is_wrong_is_named_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(own_steps(("odd", {"global_batch_size": 7}))))
+    with pytest.raises(InputError, match=r"own\.json: odd: training\.global_batch_size: found 7"):
+        rows_to_fit(read_table(path), BASE)
+    path.write_text(json.dumps(own_steps(("timeless", {"global_batch_size": 8}), step_s=-1.0)))
+    with pytest.raises(InputError, match=r"own\.json: rows\[0\]\.measured\.step_time_s: found -1"):
+        rows_to_fit(read_table(path), BASE)
+
+
+def test_five_steps_of_a_slower_machine_are_fitted_and_each_is_predicted_by_the_others(tmp_path: Path) -> None:
+    path, base = tmp_path / "own.json", load_profile("h100-sxm")
+    rows = own_steps(*[(f"batch {n}", {"global_batch_size": n}) for n in (64, 128, 256, 512, 1024)])
+    path.write_text(json.dumps(rows))
+    slower = changed(base, ("matmul_speed", "memory_efficiency"), np.log([0.7, 0.6]))
+    for row, case in zip(rows["rows"], rows_to_fit(read_table(path), base).cases, strict=True):
+        row["measured"] = {"step_time_s": simulate(case.scenario, slower).step_time_s}
+    path.write_text(json.dumps(rows))
+    ran = CliRunner().invoke(main, [str(path), "--profile", "h100-sxm", "--out", str(tmp_path / "mine.json")])
+    assert ran.exit_code == 0, ran.output
+    off = {line.split("  ")[0].strip(): float(line.split("mean")[1].split("%")[0]) for line in error_lines(ran.output)}
+    assert set(off) == {"before", "fitted rows", "rows not fitted"}
+    assert off["rows not fitted"] < off["before"] / 3
+    assert ran.output.count("(5 steps)") == 3
+
+
+def error_lines(output: str) -> list[str]:
+    return [line for line in output.splitlines() if " mean " in line]
+
+
+def test_one_step_alone_is_no_fit(tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(own_steps(("one", {"global_batch_size": 8}))))
+    ran = CliRunner().invoke(main, [str(path), "--profile", "h100-sxm", "--out", str(tmp_path / "mine.json")])
+    assert ran.exit_code == 2
+    assert "own.json: found 1 step to fit; allowed: 2 or more (`stepsim run --measured`" in ran.output
 
 
 def test_a_few_rows_of_a_slower_machine_tell_the_others() -> None:
     """Matmuls and attention a fifth slower than the profile: three rows given, the others are four times nearer."""
     base, names = load_profile("h100-sxm"), ("matmul_speed", "attention_speed")
     slower = changed(base, names, np.log([0.8, 0.8]))
-    rows = given_and_rest(read_table(PUBLISHED / "mosaic_mpt_h100.json"), base, 5)[1][20:25]
+    rows = rows_to_fit(read_table(PUBLISHED / "mosaic_mpt_h100.json"), base, 5).rest[20:25]
     made = []
     for case in rows:
         step_s = simulate(case.scenario, slower).step_time_s
@@ -163,7 +231,7 @@ def test_a_few_rows_of_a_slower_machine_tell_the_others() -> None:
 def test_few_rows_that_contradict_each_other_move_little() -> None:
     """Steps of one machine, made 15 % longer and shorter in turn: no coefficient explains it, so none takes it up."""
     base, names = load_profile("h100-sxm"), ("matmul_speed", "attention_speed")
-    rows = given_and_rest(read_table(PUBLISHED / "mosaic_mpt_h100.json"), base, 5)[1][20:24]
+    rows = rows_to_fit(read_table(PUBLISHED / "mosaic_mpt_h100.json"), base, 5).rest[20:24]
     made = []
     for case, factor in zip(rows, (1.15, 1 / 1.15, 1 / 1.15, 1.15), strict=True):
         measured = {"step_time_s": factor * simulate(case.scenario, base).step_time_s}
@@ -185,7 +253,7 @@ def test_a_table_without_steps_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "none.json"
     path.write_text(json.dumps({"format": "measurements/1", "kind": "kernel", "rows": []}))
     with pytest.raises(InputError, match="step_time_s"):
-        cases_of(read_table(path))
+        rows_to_fit(read_table(path), BASE)
 
 
 def test_priors_are_positive() -> None:
