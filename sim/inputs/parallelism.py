@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from sim.core.dtypes import GatherDtype, TransportDtype
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
+from sim.inputs.synonyms import value_synonym
 from sim.inputs.units import BYTES
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 
@@ -21,7 +22,7 @@ def _rank_order(value: Any) -> Any:
 
 def _zero(value: Any) -> Any:
     if type(value) is not int:  # true and 1.0 equal 1, and yet are no stage
-        raise ValueError("must be 0, 1, 2 or 3")
+        raise ValueError(f"must be 0, 1, 2 or 3{value_synonym(('zero',), value)}")
     return value
 
 

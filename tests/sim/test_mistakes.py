@@ -13,8 +13,8 @@ from sim.core.errors import InputError
 from sim.core.json_text import parse_json
 from sim.inputs.explain import all_keys, explain
 from sim.inputs.measured_run import load_measured
-from sim.inputs.scenario import load_scenario
-from sim.inputs.synonyms import NO_KEY, synonyms
+from sim.inputs.scenario import json_schema, load_scenario
+from sim.inputs.synonyms import NO_KEY, synonyms, value_synonyms
 from sim.inputs.yaml_input import parse_yaml
 from sim.prices.profiles import load_profile
 from sim.studies.regression import regress
@@ -41,6 +41,12 @@ RUN = ROOT / "scenarios" / "measured" / "tp2.json"
         ("model.num_hidden_layers=8", "here it is model.layers"),
         ("training.gradient_accumulation_steps=4", "here it is training.global_batch_size"),
         ("training.learning_rate=1e-4", "unknown key; there is no such key here, since it changes neither"),
+        ("training.framework=torchtitan", "here it is eager or compiled"),
+        ("training.framework=Megatron-LM", "here it is megatron"),
+        ("training.recompute=op", "here it is selective_op"),
+        ("training.attention=flash_attention_3", "must be 'fused' or 'unfused'; here it is fused"),
+        ("parallelism.schedule=ZBVZeroBubble", "here it is zb_v"),
+        ("parallelism.zero=FULL_SHARD", "must be 0, 1, 2 or 3; here it is 3"),
         ("cluster.gpu.memory_bytes=80", "80 bytes? write 80GiB"),
         ("cluster.gpu.memory_bandwidth_bytes_per_s=fast", "such as 50GB/s or 400Gbps"),
     ],
@@ -56,6 +62,34 @@ def test_every_synonym_leads_to_a_key_that_there_is() -> None:
     keys = {word: key for word, key in synonyms().items() if key != NO_KEY}
     assert set(keys.values()) <= known
     assert not {word for word in keys if f"{keys[word].partition('.')[0]}.{word}" in known}
+
+
+def test_every_word_for_a_value_leads_to_an_allowed_one() -> None:
+    """And no word is itself allowed, as the message would never be seen."""
+    schema = json_schema()
+    for (key, word), values in value_synonyms().items():
+        allowed = allowed_values(schema, key)
+        assert set(values) <= allowed, key
+        assert word not in allowed, (key, word)
+
+
+def allowed_values(schema: object, key: str) -> set[str]:
+    """All values that the JSON Schema lists under a key of this name, or under its `mode`."""
+    found: set[str] = set()
+    if isinstance(schema, list):
+        return found.union(*(allowed_values(item, key) for item in schema))
+    if isinstance(schema, dict):
+        for name, item in schema.items():
+            found |= _enums(item) if name in (key, "mode") else allowed_values(item, key)
+    return found
+
+
+def _enums(schema: object) -> set[str]:
+    if isinstance(schema, list):
+        return set[str]().union(*(_enums(item) for item in schema))
+    if not isinstance(schema, dict):
+        return set()
+    return {str(v) for v in schema.get("enum", ())}.union(*(_enums(item) for item in schema.values()))
 
 
 def test_sizes_and_bandwidths_with_units() -> None:
