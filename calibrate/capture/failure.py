@@ -5,10 +5,8 @@ from __future__ import annotations
 import sysconfig
 import traceback
 
-from calibrate.capture.known_values import UNKNOWN
 from sim.core.errors import InputError
 
-ROUTING_HELPS = "if it depends on a router's choices alone, --routing balanced makes it known"
 OURS = ("/torch/", "/calibrate/capture/", "<frozen", "<string>")
 LIBRARIES = ("/site-packages/", "/dist-packages/", sysconfig.get_path("stdlib") + "/")
 WITHOUT_DATA = {  # torch's errors for what fake tensors cannot answer
@@ -22,8 +20,8 @@ def failure(error: Exception, what: str) -> InputError:
     """Return the message for an error of captured code; `what` names the code if no line of it is in the traceback."""
     name, said = type(error).__name__, first_line(error)
     if name in WITHOUT_DATA:
-        hint = f"; {ROUTING_HELPS}" if isinstance(error, UNKNOWN) else ""
-        return InputError(f"{_line_of(error, what)}: {WITHOUT_DATA[name]} ({said}){hint}")
+        hints = "".join(getattr(error, "__notes__", ()))  # of KnownValues
+        return InputError(f"{_line_of(error, what)}: {WITHOUT_DATA[name]} ({said}){hints}")
     return InputError(f"{_line_of(error, what)}: {name}: {said}")
 
 

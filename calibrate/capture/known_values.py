@@ -29,6 +29,7 @@ REAL_BYTES = 1 << 26  # operators on larger tensors are not computed
 CHOICES = {"topk": 2, "sort": 1, "max": 1, "argmax": 1, "multinomial": -1}  # place of the dimension among arguments
 RANGES = ("arange", "linspace", "logspace")  # made of numbers alone
 DRAWN = 0.999  # a single number that chance draws from 0 to 1; a layer is left out at small ones
+ROUTING_HELPS = "if it depends on a router's choices alone, --routing balanced makes it known"
 UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
 ROUTED = {"routing": "balanced"}  # how a file says it
 Number = bool | int | float
@@ -51,8 +52,14 @@ class KnownValues(TorchDispatchMode):
     def __init__(self, balanced: bool = False, host_waits: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self.balanced, self.host_waits = balanced, host_waits
+        self._chose = False  # the code has chosen the largest of something, as routers do
         # By address of a living fake storage: its values, or the number that all its elements are.
         self._known: dict[int, torch.Tensor | Number] = {}
+
+    @property
+    def hint(self) -> str:
+        """`; ` and what makes an unknown value known, where that may help; else nothing."""
+        return f"; {ROUTING_HELPS}" if self._chose and not self.balanced else ""
 
     def of(self, x: torch.Tensor) -> torch.Tensor | None:
         """Return a tensor's values; None if they are unknown."""
@@ -147,7 +154,12 @@ class KnownValues(TorchDispatchMode):
     def _unknown(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "masked_select" and self.of(args[1]) is not None:
             return self._selected(*args)
-        out = _run(func, name, self._without_masks(args) if name == "index" else args, kwargs)
+        self._chose = self._chose or name in CHOICES
+        try:
+            out = _run(func, name, self._without_masks(args) if name == "index" else args, kwargs)
+        except UNKNOWN as error:
+            error.add_note(self.hint)
+            raise
         for i, argument in enumerate(func._schema.arguments):
             if argument.is_write:
                 for x in _tensors(kwargs.get(argument.name, args[i] if i < len(args) else None)):

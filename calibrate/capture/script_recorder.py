@@ -26,7 +26,6 @@ from calibrate.capture.answers import READ_AS, Answers
 from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.collectives import NAMESPACES, collective_of, is_asynchronous
 from calibrate.capture.device_queue import Queue
-from calibrate.capture.failure import ROUTING_HELPS
 from calibrate.capture.host_work import operator_kind
 from calibrate.capture.known_values import PLAIN, REAL_BYTES, KnownValues
 from calibrate.capture.masks_read import masks_read
@@ -132,7 +131,7 @@ class ScriptRecorder(Recorder):
                 return values
             if answer is None and not tensor.is_floating_point():
                 dtype = str(tensor.dtype).removeprefix("torch.")
-                raise ValueError(f"the code reads a value of dtype {dtype}, which depends on data; {ROUTING_HELPS}")
+                raise ValueError(f"the code reads a value of dtype {dtype}, which depends on data{self.known.hint}")
             return torch.full(tensor.shape, READ_AS if answer is None else answer, dtype=tensor.dtype)
 
     def _collective(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 OBJECTS = 500_000
+COUNTS_LEAKS = "triton"  # its extension (nanobind) lists on standard error what still lives at exit
 
 
 @contextmanager
@@ -47,10 +49,11 @@ def one_command() -> Iterator[None]:
 
     Loading its modules makes 200,000 objects that stay, so collections are rare from the beginning. At the end Python
     would search all that lives for garbage once more, though the process gives back its memory anyway: what is frozen
-    is not searched.
+    is not searched. With a package that counts leaks Python does search.
     """
     with rare_collection():
         try:
             yield
         finally:
-            gc.freeze()
+            if COUNTS_LEAKS not in sys.modules:
+                gc.freeze()

@@ -185,6 +185,51 @@ def test_a_script_with_expert_parallelism_exchanges_counts(tmp_path: Path) -> No
     assert sum(e.what == What.HOST_WAIT for e in rank.entries) >= 3
 
 
+COUNTS = """
+import torch
+m = torch.nn.Linear(8, 8).cuda()
+o = torch.optim.SGD(m.parameters(), lr=0.1)
+y = m(torch.randn(4, 8, device="cuda"))
+{choice}
+k = int((y > 0).sum())
+"""
+
+
+@pytest.mark.parametrize(
+    ("choice", "words", "helps"),
+    [("", (), False), ("y.topk(2)", (), True), ("y.topk(2)", ("--routing", "balanced"), False)],
+)
+def test_routing_is_named_only_where_it_may_help(
+    choice: str, words: tuple[str, ...], helps: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(COUNTS.format(choice=choice), encoding="utf-8")
+    done = run(tmp_path, "--script", "train.py", "--world-size", "1", *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: train.py:7: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert ("--routing balanced" in done.stderr) is helps
+
+
+def test_one_message_where_a_function_of_ones_own_reads_a_value(tmp_path: Path) -> None:
+    """Also where torch has loaded triton, whose extension lists at exit what it thinks was leaked."""
+    (tmp_path / "mine.py").write_text(OWN, encoding="utf-8")
+    done = run(tmp_path, "mine:step")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "mine.py:7: the code reads a tensor's value" in done.stderr
+    assert "--routing" not in done.stderr
+
+
+OWN = """
+import torch
+from calibrate.capture import Step
+def step():
+    model, x = torch.nn.Linear(8, 8), torch.zeros(4, 8)
+    def loss():
+        return model(x).sum() if int((model(x) > 0).sum()) else x.sum()
+    return Step(model, loss, torch.optim.AdamW(model.parameters()), seq_len=4, micro_batch_size=1)
+"""
+
+
 def test_a_compiled_step_has_no_choices_to_make(tmp_path: Path) -> None:
     done = run(tmp_path, "x:y", "--compile", "--routing", "balanced")
     assert done.returncode == 2
