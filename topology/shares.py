@@ -13,7 +13,7 @@ flows on the same physical link are too fast. A faulty pair of nodes is not a li
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from topology.group import Group
 from topology.network import Network
 from topology.spec import ClusterSpec
 
-LINKS = ("domain", "nic", "spine", "host")
+LinkKind = Literal["domain", "nic", "spine", "host"]
+LINKS: tuple[LinkKind, ...] = get_args(LinkKind)
 """A GPU's links: into its NVLink domain (or PCIe host), its share of the NICs and above the leaves, its PCIe link."""
 
 

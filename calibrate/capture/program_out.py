@@ -9,9 +9,7 @@ from typing import Any
 
 from calibrate.capture.recorder import Recorder
 from calibrate.capture.step import Step
-
-PHASES = ("forward", "recomputed", "backward", "clip", "optimizer")
-FORMAT = "program/1"
+from sim.inputs.program_file import FORMAT, PHASES
 
 
 class _Table:

@@ -227,27 +227,3 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped).transpose(1, 2)
-
-
-@torch.no_grad()
-def greedy_without_cache(model: Model, prompt: Items[int], count: int) -> list[int]:
-    """Generate without a cache: the training model computes the whole sequence again for every token."""
-    tokens = list(prompt)
-    embedding, layers, head = model.parts
-    for _ in range(count):
-        x = embedding(torch.tensor([tokens]).to(model.device))
-        for layer in layers:
-            layer_in = _shortened(layer, len(tokens))
-            x = layer_in(x)
-        tokens.append(int(head.output(head.norm(x[0, -1:]))[0, : model.config.vocab].argmax()))
-    return tokens[len(prompt) :]
-
-
-def _shortened(layer: Layer, length: int) -> nn.Module:
-    """Return the layer with rotation tables of this length; the layer's own are for the longest sequence."""
-    import copy
-
-    c = layer.constants
-    short = copy.copy(layer)
-    short.constants = Constants(c.mask[:length, :length], c.cos[:length], c.sin[:length])
-    return short

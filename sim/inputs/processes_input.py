@@ -4,12 +4,13 @@ the arguments of the function of its name in `sim.processes.examples`."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, Field
 
 from sim.inputs.input_source import Source, UserInput, as_tuple
 from sim.inputs.yaml_input import KeyPath
+from topology.shares import LinkKind
 
 Rank = Annotated[int, Field(ge=0, le=10_000_000)]
 Ranks = Annotated[tuple[Rank, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=100_000)]
@@ -36,7 +37,7 @@ class LinkFlap(UserInput):
     ranks: Ranks | None = None
     at_s: Seconds
     down_s: Seconds
-    link: Literal["domain", "nic", "spine", "host"] = "nic"
+    link: LinkKind = "nic"
     up_s: Seconds = 0.0
     times: int = Field(default=1, ge=1, le=100_000)
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from sim.core.dtypes import Precision
 from sim.inputs.input_source import UserInput
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.workloads import MAX_TOKENS, EngineName, KvCache
+from sim.inputs.workloads import MAX_TOKENS, EngineName, KvCache, Quantization
 
 MAX_ANSWERS = 1_000_000  # of a step
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
@@ -98,7 +98,7 @@ class Generation(UserInput):
         default=None,
         description="gpu: the generations of a prompt share its KV cache; null: gpu where the cache can be shared",
     )
-    quantization: Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts"] = "none"
+    quantization: Quantization = "none"
 
     @property
     def ranks(self) -> int:

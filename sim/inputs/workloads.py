@@ -98,6 +98,7 @@ class Disaggregated(UserInput):
         return self.prefill.ranks + self.decode.ranks
 
 
+Quantization = Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts"]
 EngineName = Annotated[str, OneOf(ENGINES, ENGINE_FILES)]
 
 
@@ -126,7 +127,7 @@ class Inference(UserInput):
         default=True, description="prompts in chunks, beside tokens of running requests; false: as the engine without"
     )
     cuda_graphs: bool = Field(default=True, description="false: the engine launches all kernels one by one")
-    quantization: Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts"] = "none"
+    quantization: Quantization = "none"
     router: Literal["round_robin", "least_loaded", "prefix_aware"] = Field(
         default="round_robin", description="which of the dp replicas, or of a pool's, a request goes to"
     )

@@ -24,7 +24,7 @@ from sim.graph.build import Built
 from sim.graph.taskgraph import SHOWN, Message
 from sim.ranks.plan import Plan
 from sim.results.processes import MARK, Shown
-from topology.shares import LINKS
+from topology.shares import LINKS, LinkKind
 
 if TYPE_CHECKING:
     from simpy import Environment
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 Process = Callable[["Environment", "Cluster"], Generator["Event", Any, Any]]
 Ranks = int | Iterable[int]
-Link = Literal["domain", "nic", "spine", "host"]
 ACTIONS = tuple(dict.fromkeys(SHOWN.values()))
 
 
@@ -200,7 +199,7 @@ class Cluster:
                 self.live.set_clock(c, scale)
                 self._follow("CLOCK", c, f"clock × {scale:g}", scale != 1.0)
 
-    def set_link(self, link: Link, scale: float, *, ranks: Ranks | None = None) -> None:
+    def set_link(self, link: LinkKind, scale: float, *, ranks: Ranks | None = None) -> None:
         """Let a link of ranks carry `scale` times its bytes/s from now on, both ways (0: nothing).
 
         `link`: `nic` (a GPU's share of its node's NICs), `domain` (its way into the NVLink domain, or to the PCIe

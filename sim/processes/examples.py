@@ -13,7 +13,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from sim.inputs.processes_input import Processes
-from sim.processes.cluster import Cluster, Link, Process, Ranks
+from sim.processes.cluster import Cluster, Process, Ranks
+from topology.shares import LinkKind
 
 if TYPE_CHECKING:
     from simpy import Environment
@@ -43,7 +44,7 @@ def thermal_throttling(ranks: Ranks | None, at_s: float, scale: float, for_s: fl
 
 
 def link_flap(
-    ranks: Ranks | None, at_s: float, down_s: float, link: Link = "nic", up_s: float = 0.0, times: int = 1
+    ranks: Ranks | None, at_s: float, down_s: float, link: LinkKind = "nic", up_s: float = 0.0, times: int = 1
 ) -> Process:
     """A link carries nothing for `down_s` seconds, `times` times with `up_s` seconds in between, from `at_s` on."""
 

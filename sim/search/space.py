@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ from sim.inputs.layout_rules import LAYOUT_RULES, MESH_RULES, Problem, Sizes, fi
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.scenario import Scenario, resolve
-from sim.inputs.training_config import Recompute, Training
+from sim.inputs.training_config import Recompute, RecomputeMode, Training
 from sim.models.balance import cost_of_last, deal
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 from sim.search.cached import cached
@@ -33,7 +33,7 @@ from sim.search.cached import cached
 SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_stages")
 # Keys whose defaults follow from searched keys. Each layout has its own value, unless the scenario sets the key.
 DERIVED = ("shard_size", "expert_tp", "layers_per_stage", "p2p_overlap", "ep_overlap")
-RECOMPUTE = ("none", "selective", "selective_op", "full")
+RECOMPUTE: tuple[str, ...] = get_args(RecomputeMode)
 EXTRA_STAGES = 2
 # A search holds a list of ranks in memory, and more GPUs are surely a mistake.
 MOST_GPUS = 1_000_000

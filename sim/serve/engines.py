@@ -349,28 +349,3 @@ def engine_named(texts: tuple[str, ...]) -> Engine | None:
         if year == "9999":
             older = [e for e in records if e.called and set(e.called.lower().split()) <= words] or older
     return (older or records[:1])[-1]
-
-
-def engine_table() -> str:
-    """The records as a Markdown table: an engine a row; host seconds beside Hopper."""
-    head = ["`engine`", "since", "prompts", "between iterations", "a launch", "graphs to", "decode", "HTTP"]
-    rows = [head, ["---"] * len(head)]
-    for e in ENGINES.values():
-        t = e.host_on("hopper")
-        parts = (
-            (t.iteration_s, ""),
-            (t.rank_s, " a further rank"),
-            (t.sequence_s, " a sequence"),
-            (t.prompt_s, " with prompts"),
-        )
-        between = " + ".join(f"{s * 1e3:.3g} ms{what}" for s, what in parts if s) + ", beside the GPU" * e.overlaps
-        launch = f"{t.launch_s * 1e6:.3g} µs" if t.launch_s else ""
-        tops = {e.defaults.graphs_to, *[case.changes.get("graphs_to", 0) for case in e.cases]} - {0}
-        most = sorted({e.graph_sizes(top, e.defaults.max_running_requests)[-1] for top in tops})
-        graphs = " or ".join([str(n) for n in most]) if len(most) < 3 else f"{most[0]} to {most[-1]}"
-        before = f"{t.request_s * 1e3:.3g} ms" if t.request_s else ""
-        chunks = e.defaults.chunked_prefill
-        prompts = "in chunks" if chunks or not e.whole_prompts else "whole"
-        prompts += " beside tokens" if chunks or e.prompts_beside else ", first and alone"
-        rows.append([f"`{e.name}`", e.date, prompts, between, launch, graphs, e.decode_attention, before])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -17,7 +17,7 @@ from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.results.operator_times import time_by_operator
 from sim.simulation import Simulation, simulate
-from sim.studies.measured import own_schedule, parsed_scenario
+from sim.studies.measured import RAN, own_schedule, parsed_scenario
 from sim.studies.memory_over_steps import over_steps
 
 _Key = tuple[str, int, int, int, int]  # kind, stage, micro-batch, rank (-1: several), how many before it
@@ -30,9 +30,6 @@ SENT_AS = dict(zip(RECEIVES, SENDS, strict=True))  # a message has the name of i
 
 
 PHASE_RAN = {"input_grad": "backward", "weight_grad": "backward"}
-
-
-COMPARED = {"model", "training", "parallelism"}  # of a scenario, when asking whether it is the one that ran
 
 
 def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolerance: float) -> dict[str, Any]:
@@ -258,7 +255,7 @@ def check_same(scenario: Scenario, run: MeasuredRun, where: str) -> None:
     """
     cluster = scenario.cluster.model_dump(mode="json")
     ran = parsed_scenario(run, where, cluster)
-    a, b = ({key: value for key, value in s.model_dump("json").items() if key in COMPARED} for s in (scenario, ran))
+    a, b = ({key: value for key, value in s.model_dump("json").items() if key in RAN} for s in (scenario, ran))
     different = _difference(a, b, "")
     if different is not None:
         key, ours, theirs = different

@@ -18,11 +18,12 @@ from sim.prices.profile_input import profile_from
 from sim.ranks.rank_mesh import make_mesh
 
 _STREAMS = {"F": "compute", "B": "compute", "W": "compute", "OPTIMIZER": "compute", "OFFLOAD": "host", "RELOAD": "host"}
+RAN = ("model", "training", "parallelism")  # sections of a scenario that say what ran, whatever it ran on
 
 
 def parsed_scenario(run: MeasuredRun, where: str, cluster: dict[str, Any]) -> Scenario:
     """The workload that was run, as if on `cluster`; `where` starts error messages."""
-    kept = {k: v for k, v in run.scenario.items() if k in ("model", "training", "parallelism")}
+    kept = {k: v for k, v in run.scenario.items() if k in RAN}
     return parse_scenario(kept | {"cluster": cluster}, f"{where}: scenario")
 
 

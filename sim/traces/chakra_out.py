@@ -19,6 +19,7 @@ from sim.simulation import Simulation
 from sim.traces.chakra import (
     COLLECTIVES,
     INT32,
+    MAX_NODES,
     UINT64,
     Attribute,
     ChakraNode,
@@ -30,7 +31,6 @@ from sim.traces.chakra import (
 )
 from sim.traces.chakra_in import NANOS, PUT_IN
 
-MAX_NODES = 5_000_000  # in all files together
 Slot = tuple[str, str]  # stream, kind
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from sim.inputs.scenario import load_scenario
 from sim.serve.engines import ENGINES
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from docs.engines import engine_table
 
 ROOT = Path(__file__).parents[2]
 SERVED = ("serve_llama8b", "serve_contiguous", "serve_prefix_gpu", "serve_prefix_cpu")
@@ -55,3 +60,7 @@ def test_teachers(name: str) -> None:
 def test_the_documented_speed_of_experts_is_the_records() -> None:
     page = (ROOT / "docs" / "inference.md").read_text("utf-8")
     assert f"reach {ENGINES['trtllm'].experts_speed:.2f} of the speed" in page
+
+
+def test_the_table_of_engines_is_that_of_their_records() -> None:
+    assert engine_table() in (ROOT / "docs" / "inference.md").read_text("utf-8"), "python -m docs.engines"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate.rotation import make_constants  # noqa: E402
+from calibrate.model import Layer  # noqa: E402
+from calibrate.rotation import Constants, make_constants  # noqa: E402
 from calibrate.serving.cache import make_cache  # noqa: E402
 from calibrate.serving.drafting import Drafts  # noqa: E402
 from calibrate.serving.engine import Prompt, Settings, serve  # noqa: E402
-from calibrate.serving.forward import Model, SequenceChunk, forward, greedy_without_cache, make_model  # noqa: E402
+from calibrate.serving.forward import Model, SequenceChunk, forward, make_model  # noqa: E402
 from calibrate.serving.weight_only import quantize, weight_bytes  # noqa: E402
 from sim.inputs.model_config import ModelConfig  # noqa: E402
 
@@ -62,6 +64,28 @@ def prompts(count: int, vocab: int, seed: int = 0, shared: int = 0) -> list[Prom
         output = int(torch.randint(1, 24, (1,), generator=draw))
         made.append(Prompt(beginning + own, output, 0.0, "system" if shared else "", shared))
     return made
+
+
+@torch.no_grad()
+def greedy_without_cache(model: Model, prompt: tuple[int, ...], count: int) -> list[int]:
+    """Generate without a cache: the training model computes the whole sequence again for every token."""
+    tokens = list(prompt)
+    embedding, layers, head = model.parts
+    for _ in range(count):
+        x = embedding(torch.tensor([tokens]).to(model.device))
+        for layer in layers:
+            layer_in = _shortened(layer, len(tokens))
+            x = layer_in(x)
+        tokens.append(int(head.output(head.norm(x[0, -1:]))[0, : model.config.vocab].argmax()))
+    return tokens[len(prompt) :]
+
+
+def _shortened(layer: Layer, length: int) -> torch.nn.Module:
+    """Return the layer with rotation tables of this length; the layer's own are for the longest sequence."""
+    c = layer.constants
+    short = copy.copy(layer)
+    short.constants = Constants(c.mask[:length, :length], c.cos[:length], c.sin[:length])
+    return short
 
 
 def expected(m: Model, asked: list[Prompt]) -> list[list[int]]:

@@ -18,7 +18,7 @@ from sim.prices.profiles import load_profile
 from sim.serve.costs import IterationCosts, Key, Load, Work, iteration_costs
 from sim.serve.dims import serving_dims
 from sim.serve.engine_record import Defaults, Engine, HostTimes
-from sim.serve.engines import ENGINES, engine_named, engine_table
+from sim.serve.engines import ENGINES, engine_named
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
 from sim.views.summary import SHARES
@@ -226,11 +226,6 @@ def test_tables_name_engines_by_product_and_version(texts: tuple[str, ...], engi
 def test_host_seconds_are_those_of_the_architecture_or_of_the_last_known() -> None:
     engine = replace(ENGINES["bundled"], host={"ampere": HostTimes(1.0), "hopper": HostTimes(2.0)})
     assert [engine.host_on(a).iteration_s for a in ("ampere", "hopper", "blackwell")] == [1.0, 2.0, 2.0]
-
-
-def test_the_documented_table_is_that_of_the_records() -> None:
-    """Written anew by `python -c "from sim.serve.engines import *; print(engine_table())"`."""
-    assert engine_table() in (Path(__file__).parents[2] / "docs" / "inference.md").read_text(encoding="utf-8")
 
 
 def test_reserved_output_lets_in_what_can_be_finished(made: Any) -> None:
