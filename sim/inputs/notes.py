@@ -15,22 +15,19 @@ if TYPE_CHECKING:
     from sim.inputs.training_config import Training
     from sim.inputs.workloads import Inference
 
-TRAINING_ONLY = (
-    "zero",
-    "shard_size",
-    "reshard_after_forward",
-    "accumulate_unsharded",
-    "accumulate_in_a_row",
-    "schedule_memory",
-    "dp_sync",
-    "bucket_bytes",
-    "param_gather_overlap",
-    "param_gather_dtype",
-    "tp_overlap",
-    "ep_overlap",
-    "p2p_overlap",
-    "p2p_scatter",
-)
+STAGES = {"pp", "schedule", "virtual_stages", "layers_per_stage"}  # how layers are dealt out to ranks
+SERVED = STAGES | {
+    "dp",
+    "tp",
+    "sp",
+    "cp",
+    "cp_method",
+    "cp_split",
+    "ep",
+    "expert_tp",
+    "ep_dispatch_dtype",
+    "rank_order",
+}
 
 
 def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
@@ -41,16 +38,12 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
     if padded != model.vocab and model.program is None:
         yield f"model.vocab: {model.vocab} is padded to {padded}, a multiple of 128·tp"
     yield from _idle_nodes_note(sections)
-    yield from _sharding_notes(p, t)
     yield from _expert_split_note(sections)
     yield from _packing_note(sections)
-    yield from _schedule_notes(p)
     if t is None:
-        usual = Parallelism(dp=p.dp, cp=p.cp, schedule=p.schedule, accumulate_in_a_row=False)
-        changed = (key for key in TRAINING_ONLY if getattr(p, key) != getattr(usual, key))
-        yield from (f"parallelism.{key}: of no effect on serving" for key in changed)
+        yield from _unserved_notes(p)
     else:
-        yield from _training_notes(t, model)
+        yield from (*_sharding_notes(p, t), *_schedule_notes(p), *_training_notes(t, model))
     if i is not None:
         yield from _serving_notes(i, p, given, model)
         yield from _engine_note(sections, i)
@@ -66,13 +59,22 @@ def _idle_nodes_note(sections: Sections) -> Iterator[str]:
         yield f"parallelism: dp, tp, pp and cp are 1, so {gpus}; `stepsim search` finds layouts for all of them"
 
 
-def _sharding_notes(p: Parallelism, t: Training | None) -> Iterator[str]:
+def _unserved_notes(p: Parallelism) -> Iterator[str]:
+    """Keys that serving does not read, where they are not their defaults."""
+    usual = Parallelism(dp=p.dp, cp=p.cp, schedule=p.schedule, accumulate_in_a_row=False)
+    unread = (key for key in Parallelism.model_fields if key not in SERVED)
+    yield from (
+        f"parallelism.{key}: of no effect on serving" for key in unread if getattr(p, key) != getattr(usual, key)
+    )
+
+
+def _sharding_notes(p: Parallelism, t: Training) -> Iterator[str]:
     """Keys of sharded states that this ZeRO stage does not read."""
     if not p.reshard_after_forward and p.zero != 3:
         yield f"parallelism.reshard_after_forward: of no effect with zero {p.zero}, only with 3"
     if p.accumulate_unsharded and p.zero < 2:
         yield f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3"
-    by_itself = t is not None and framework_of(t).accumulates_in_a_row
+    by_itself = framework_of(t).accumulates_in_a_row
     if p.accumulate_in_a_row and not p.reduces_rows and not by_itself:
         yield "parallelism.accumulate_in_a_row: of no effect but with zero 2 or 3, without accumulate_unsharded"
 
