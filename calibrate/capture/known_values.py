@@ -154,6 +154,8 @@ class KnownValues(TorchDispatchMode):
     def _unknown(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "masked_select" and self.of(args[1]) is not None:
             return self._selected(*args)
+        if name == "_ctc_loss" and isinstance(args[3], torch.Tensor) and self.of(args[3]) is not None:
+            return self._ctc_loss(*args[:4])
         self._chose = self._chose or name in CHOICES
         try:
             out = _run(func, name, self._without_masks(args) if name == "index" else args, kwargs)
@@ -206,6 +208,17 @@ class KnownValues(TorchDispatchMode):
             assert known is not None
             n = int(known.expand(torch.broadcast_shapes(x.shape, mask.shape)).sum())
         return x.new_empty(n)
+
+    def _ctc_loss(
+        self, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return losses [batch] and alphas [batch, frames, 2 · longest target + 1] (ATen/native/LossCTC.cpp)."""
+        known = self.of(target_lengths)
+        with unset_fake_temporarily():
+            assert known is not None
+            longest = int(known.max())
+        frames, batch = log_probs.shape[:2]
+        return log_probs.new_empty(batch), log_probs.new_empty(batch, frames, 2 * longest + 1)
 
 
 def _run(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -182,3 +182,34 @@ def test_a_parameter_that_the_loss_does_not_need_has_no_optimizer_states() -> No
 
     lives = record(step)[1].lives
     assert sum(x.bytes for x in lives if x.kind == "optimizer state") == 2 * 4 * 8 * 8
+
+
+def test_a_ctc_loss_of_known_lengths_has_the_alphas_of_a_real_one() -> None:
+    """Their shape depends on the longest target, which no weight decides."""
+    from calibrate.capture import Step
+    from calibrate.capture.run_step import record
+
+    def step() -> Step:
+        model = torch.nn.Linear(8, 5)
+        x, labels = torch.zeros(2, 12, 8), torch.tensor([[1, 2, 3, 0], [4, 0, 0, 0]])
+
+        def loss() -> torch.Tensor:
+            lengths, frames = (labels > 0).sum(-1), torch.full((2,), 12)
+            log_probs = model(x).log_softmax(-1).transpose(0, 1)
+            return torch.nn.functional.ctc_loss(log_probs, labels.masked_select(labels > 0), frames, lengths)
+
+        return Step(model, loss, torch.optim.SGD(model.parameters()), 12, 2)
+
+    loss = step().loss()
+    alphas = next(n for n in nodes_under(loss) if n.name() == "CtcLossBackward0")._saved_result1
+    rows = {row.name: row for row in record(step, "cpu")[1].rows}
+    assert rows["aten._ctc_loss"].outputs[1][0][1] == tuple(alphas.shape) == (2, 12, 2 * 3 + 1)
+    assert rows["aten._ctc_loss_backward"].outputs[0][0][1] == (12, 2, 5)
+
+
+def nodes_under(loss: Any) -> list[Any]:
+    """Autograd's nodes of a result, each with the first of those that it passes its gradient to."""
+    found = [loss.grad_fn]
+    while found[-1].next_functions and found[-1].next_functions[0][0] is not None:
+        found.append(found[-1].next_functions[0][0])
+    return found
