@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from calibrate.capture.in_place import InPlace
 from calibrate.capture.recorder import NO_OPERATOR, Recorder
 
 Key = tuple[str, str]  # operator and phase
@@ -27,6 +28,7 @@ class OperatorTimes(TorchDispatchMode):
     def __init__(self, device: str) -> None:
         super().__init__()
         self.device, self.phase = device, "forward"
+        self.in_place = InPlace()
         self.counts: Counter[Key] = Counter()
         self._cpu: dict[Key, float] = defaultdict(float)
         self._gpu: list[tuple[Key, torch.cuda.Event, torch.cuda.Event]] = []
@@ -44,6 +46,7 @@ class OperatorTimes(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, took = kwargs or {}, 0.0
+        func = self.in_place.form(func, args)
         if self.device == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -53,6 +56,7 @@ class OperatorTimes(TorchDispatchMode):
             start = time.process_time()
             out = func(*args, **kwargs)
             took = time.process_time() - start
+        self.in_place.ran(func, out)
         name = f"{func.namespace}.{func._schema.name.split('::')[1]}"
         if name.startswith(NO_OPERATOR):
             return out

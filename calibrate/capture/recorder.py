@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.autocast import CudaOperators
-from calibrate.capture.gradient_sums import ADD_IN_PLACE, GradientSums
+from calibrate.capture.in_place import InPlace
 
 SHORT = {
     "float32": "fp32",
@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):
         self.storages: dict[int, int] = {}  # address of a living storage: its number
         self.refs: dict[int, weakref.ref[Any]] = {}
         self.last_module = ""
-        self.sums = GradientSums()
+        self.in_place = InPlace()
 
     def storage(self, tensor: torch.Tensor, kind: str = "temporary") -> int:
         """Return the number of a tensor's storage, a new one for a new storage."""
@@ -154,14 +154,15 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.phase == "backward" and self.sums.in_place(func, args):
-            func = ADD_IN_PLACE
+        if self.phase == "backward":
+            func = self.in_place.form(func, args)
         if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         inputs = [(describe(x), self.storage(x)) for x in before] if self.phase else []
         out = _laid_out(func, args, func(*args, **kwargs))
+        self.in_place.ran(func, out)
         if not self.phase:
             return out
         name = f"{func.namespace}.{func._schema.name.split('::')[1]}"
