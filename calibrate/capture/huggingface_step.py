@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from calibrate.capture.failure import failure, first_line
+from calibrate.capture.failure import WITHOUT_DATA, failure, first_line
 from calibrate.capture.options import Options
 from calibrate.capture.step import Step
 from sim.core.errors import InputError
@@ -60,7 +60,12 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
             model = with_adapters(model, options.lora_rank)
 
         def loss() -> torch.Tensor:
-            value: torch.Tensor = _loss_of(model(**batch))
+            try:
+                value: torch.Tensor = _loss_of(model(**batch))
+            except Exception as error:
+                if type(error).__name__ in WITHOUT_DATA:
+                    raise
+                raise InputError(f"{failure(error, type(model).__name__)}; {_made_from_config(batch)}") from None
             return value
 
         facts = {
@@ -86,6 +91,13 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
         )
 
     return make
+
+
+def _made_from_config(batch: Mapping[str, Any]) -> str:
+    return (
+        f"the config alone decides on the batch, {', '.join(batch)}; if the model needs another one, write a function "
+        "that returns a calibrate.capture.Step, and give package.module:function"
+    )
 
 
 def _needs(package: str, what: str) -> None:

@@ -32,6 +32,7 @@ CLIP_TEXT = {"model_type": "clip_text_model", **SMALL, "vocab_size": 64, "eos_to
 LLAMA = {"model_type": "llama", **SMALL, "vocab_size": 64}
 DEIT = {"model_type": "deit", **SMALL, "image_size": 32, "patch_size": 8}
 DETR = {"model_type": "decision_transformer", "hidden_size": 32, "n_layer": 1, "n_head": 4}
+BROS = {"model_type": "bros", **SMALL, "vocab_size": 64}
 
 
 def program_of(folder: Path, config: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -117,6 +118,10 @@ def _named(program: dict[str, Any]) -> list[list[Any]]:
     [
         ({"model_type": "nowhere"}, "model_type: found 'nowhere'; the installed Transformers has no such model"),
         ({"model_type": "llama", "num_hidden_layers": "x"}, "'num_hidden_layers' expected int, got str"),
+        (
+            BROS,
+            r"ValueError: You have to specify bbox; the config alone decides on the batch, input_ids.*write a function",
+        ),
         (DETR, "DecisionTransformerModel: has the input states; known from a config are input_ids"),
     ],
 )
