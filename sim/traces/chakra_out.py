@@ -38,8 +38,8 @@ def write_chakra(simulation: Simulation, prefix: str | Path) -> list[Path]:
     """Write the files of a step that was simulated with `expand=True`, and return their paths.
 
     Raises:
-        InputError: if a collective's members are ambiguous (gradients of experts and others on one stream), or the
-            files would hold more than five million nodes.
+        InputError: if a collective's members are ambiguous (gradients of experts and others on one stream), with
+            `optimizer_post_validation`, or if the files would hold more than five million nodes.
     """
     export, written = Export(simulation), list[Path]()
     try:
@@ -67,7 +67,10 @@ class Export(Struct):
     ends: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a message: sending and receiving class
 
     def __post_init__(self) -> None:
-        graph = self.simulation.built.graph
+        graph, scenario = self.simulation.built.graph, self.simulation.scenario
+        if scenario.for_training.optimizer_post_validation:
+            why = "found true; no node of a Chakra trace can start when another starts, as gradient norms then do"
+            raise scenario.error(("training", "optimizer_post_validation"), why)
         if len(graph.columns.launches.first):
             raise ValueError("the step was simulated without expand=True; its actions hide what their streams do")
         streams, kinds = list(graph.streams), list(graph.span_kinds)
@@ -80,8 +83,7 @@ class Export(Struct):
         count = sum(len(c.ranks) * len(rows) for c, rows in zip(graph.classes, self.rows, strict=True))
         if count > MAX_NODES:
             raise InputError(
-                f"Chakra: {count} nodes on {self.simulation.scenario.parallelism.ranks} ranks; "
-                f"at most {MAX_NODES} are written"
+                f"Chakra: {count} nodes on {scenario.parallelism.ranks} ranks; at most {MAX_NODES} are written"
             )
 
     def nodes(self, rank: int) -> Iterator[ChakraNode]:

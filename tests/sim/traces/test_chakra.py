@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.core.errors import InputError
-from sim.inputs.scenario import parse_scenario
+from sim.inputs.scenario import load_scenario, parse_scenario
 from sim.simulation import simulate
 from sim.traces.chakra import (
     BOOL,
@@ -317,3 +317,10 @@ def test_groups_must_be_lists_of_ranks(tmp_path: Path) -> None:
     path.write_text(json.dumps({"1": ["a"]}))
     with pytest.raises(InputError, match="lists of ranks"):
         read_groups(path)
+
+
+def test_steps_whose_norms_start_together_are_refused_by_key(tmp_path: Path) -> None:
+    keys = ["training.optimizer_post_validation=true"]
+    step = simulate(load_scenario("scenarios/zb_h1_pp8.yaml", keys), expand=True)
+    with pytest.raises(InputError, match=r"training\.optimizer_post_validation: found true; no node of a Chakra trace"):
+        write_chakra(step, tmp_path / "step")
