@@ -99,13 +99,19 @@ def _compile(stage: Stage, step: FinishedStep, rank: int, first: bool) -> Compil
 
 
 def reward_forward(scenario: Scenario, reward: RewardModel, batch: Batch, profile: Profile) -> Forward:
-    """The reward model's forward over all answers, without the output layer: a score is one number."""
-    own = reward_scenario(scenario, reward, batch)
+    """The reward model's forward over all answers, without the output layer: a score is one number.
+
+    Answers are dealt out evenly to its replicas, which pack as many as the policy does (NeMo-RL and verl divide a batch
+    over the ranks before they pack it).
+    """
+    answers = batch.updates * batch.micro_batches * batch.micro_batch_size * scenario.parallelism.dp
+    own_answers = -(-answers // (scenario.parallelism.ranks // reward.tp))
+    together = min(batch.micro_batch_size, own_answers)
+    own = reward_scenario(scenario, reward, replace(batch, micro_batch_size=together))
     ready = prepare(own, costs_of(own, profile))
     (stage,) = ready.stages[0].values()
     body = replace(stage, blocks=stage.blocks[: 1 + reward.model.layers])
     program = compile_program(body.forward(False, False), ready.pricing.on(0))
-    all_micro_batches = batch.updates * batch.micro_batches * scenario.parallelism.dp
-    passes = -(-all_micro_batches // own.parallelism.dp)
     weights = sum(b.params + b.expert_params for b in body.blocks) * stage.dp.parameter_bytes
-    return Forward(passes * program.makespan_s, program.shares, weights, max(b.forward_peak_bytes for b in body.blocks))
+    seconds = -(-own_answers // together) * program.makespan_s
+    return Forward(seconds, program.shares, weights, max(b.forward_peak_bytes for b in body.blocks))

@@ -129,7 +129,7 @@ def _pools(sim: RlStep) -> tuple[PoolUse, ...]:
         limit = gpu.memory_bytes if name == "generation" else allocator_bytes(sim.scenario, gpu)
         peak = max(turns.values())
         fits = peak <= limit and (name == "training" or sim.served.outcome.fits_in_memory)
-        idle = 1.0 - busy[name] / sim.step_time_s
+        idle = max(0.0, 1.0 - busy[name] / sim.step_time_s)  # additions round
         use = PoolUse(
             name=name,
             gpus=gpus[name],

@@ -272,6 +272,21 @@ def test_a_reward_model_reads_every_answer() -> None:
     assert sim.outcome.pools[0].peak_by_turn["reward"] > weights
 
 
+def test_all_replicas_of_a_reward_model_have_answers_before_any_packs_more() -> None:
+    """Eight replicas and eight answers, which the policy trains on in two packs: six replicas would have none."""
+    more = {
+        "parallelism": {"dp": 1, "tp": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 4},
+        "rl": {"prompts_per_step": 2, "output_len": 1000, "reward": {"model": "llama3-8b", "tp": 1}},
+    }
+    packed, padded = (
+        simulate_rl(parse_scenario(merge(SMALL, merge(more, {"rl": {"sequences": how}})), "small"))
+        for how in ("packed", "padded")
+    )
+    assert packed.batch.updates * packed.batch.micro_batches == 2
+    assert seconds(packed)["reward"] == pytest.approx(seconds(padded)["reward"], rel=1e-6)
+
+
 def test_an_engine_that_goes_by_an_unknown_length_says_so() -> None:
     engine = {"rl": {"generation": {"engine": "vllm-0.6", "max_batch_tokens": 4096}}}
     unknown = {"model": {"preset": "llama3.2-1b", "trained_positions": None}}
