@@ -239,7 +239,7 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     micro = split if layout["pp"] > 1 else local
     whole = s.integer("training.global_batch_size", -1)
     compiles = s.flag("training.compile") or s.flag("compile.enable")
-    s.take("compile.components")
+    parts = (s.take("compile.components") or ("model", "loss")) if compiles else ()
     converters = " ".join(map(str, s.take("model.converters", []) or []))
     sixteen = s.take("training.mixed_precision_param", "bfloat16") != "float32"
     low = next((p for word, p in PRECISIONS.items() if word in converters), None)
@@ -256,7 +256,8 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         "precision": precision,
         **({"fp8_recipe": str(recipe)} if precision == "fp8" and recipe else {}),
         "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
-        "framework": "compiled" if compiles else "eager",
+        "framework": "compiled" if "model" in parts else "eager",
+        **({"cross_entropy": "fused"} if {"model", "loss"} <= set(parts) else {}),
         "gradient_clipping": float(s.take("training.max_norm", 1.0)) > 0,
         "recompute": _recompute(s),
     }

@@ -80,6 +80,7 @@ class Emission(Struct, dict=True):
         self.has_only("training.optimizer_offload", (False,), "keeps optimizer states on the GPU")
         self.has_only("training.optimizer_post_validation", (False,), "waits for all ranks in its optimizer")
         self.has_only("training.cross_entropy", ("unfused", "fused"), "has no chunked cross-entropy")
+        self.has_only("training.cuda_graphs", ("none",), "launches kernels one by one with the flags written here")
         self.has_only("parallelism.dp_sync", ("bucketed", "after_backward"), "reduces gradients in buckets")
         if p.cp > 1:
             self.has_only("parallelism.cp_split", ("zigzag",), "splits sequences in zigzag")

@@ -226,11 +226,13 @@ class Megatron(Emission):
     def _replicas(self) -> Flags:
         p, t = self.scenario.parallelism, self.training
         members = p.dp * p.cp
+        experts = 1 if self.scenario.model.moe is None else p.expert_replicas  # may have more than dense layers have
+        alone = max(members, experts) == 1
         out: Flags = {}
-        if members > 1 and p.dp_sync == "bucketed":
+        if not alone and p.dp_sync == "bucketed":
             elements = int(p.bucket_bytes // dtype_bytes(t.grad_reduce_dtype))
             out = {"overlap-grad-reduce": True, "ddp-bucket-size": elements}
-        if p.zero == 0 or members == 1:
+        if p.zero == 0 or alone:
             return out
         out["use-distributed-optimizer"] = True
         if p.zero == 1:

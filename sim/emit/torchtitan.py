@@ -46,6 +46,7 @@ class Titan(Emission):
         self._check_training(compiles)
         replicate, shard = self._data_parallel()
         accumulated = s.micro_batches if p.pp > 1 else 1
+        fuses_loss = t.cross_entropy == "fused"  # compiled with the model, unless it is left out
         return {
             "model": {"name": "llama3", "flavor": flavor, "converters": CONVERTERS.get(t.precision, [])},
             "training": {
@@ -69,7 +70,7 @@ class Titan(Emission):
                 **self._pipeline(),
             },
             "activation_checkpoint": self._recompute(),
-            "compile": {"enable": compiles},
+            "compile": {"enable": compiles} | ({"components": ["model"]} if compiles and not fuses_loss else {}),
             **self._float8(),
         }
 

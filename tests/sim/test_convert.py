@@ -15,6 +15,7 @@ from sim.emit import TRAINERS, emit
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.inputs.shipped import shipped_scenarios
 from sim.models.balance import with_balanced_stages
+from sim.simulation import simulate
 from topology.presets import CLUSTERS
 
 MEGATRON = """
@@ -208,10 +209,8 @@ def sizes(scenario: Scenario) -> dict[str, Any]:
 
 
 def trained(scenario: Scenario) -> dict[str, Any]:
-    """What flags express: a kernel's version they do not, and compiling fuses the loss whatever the key says."""
-    left = {"tokens", "batch_schedule", "attention_kernel"}
-    compiled = {"cross_entropy"} if scenario.for_training.framework == "compiled" else set()
-    return scenario.for_training.model_dump(exclude=left | compiled)
+    """What flags express: a kernel's version they do not."""
+    return scenario.for_training.model_dump(exclude={"tokens", "batch_schedule", "attention_kernel"})
 
 
 def decides(scenario: Scenario, key: str) -> bool:
@@ -234,6 +233,51 @@ def decides(scenario: Scenario, key: str) -> bool:
         "reshard_after_forward": p.zero == 3,
     }
     return needed.get(key, True)
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "torchtitan-python"])
+@pytest.mark.parametrize("loss", ["fused", "unfused"])
+def test_whether_the_loss_is_compiled_is_written_and_read_back(tmp_path: Path, trainer: str, loss: str) -> None:
+    before = {
+        "model": "llama3-8b",
+        "training": {
+            "seq_len": 8192,
+            "global_batch_size": 8,
+            "framework": "compiled",
+            "param_dtype": "fp32",
+            "cross_entropy": loss,
+        },
+        "parallelism": {"dp": 8, "zero": 3},
+        "cluster": "dgx-h100",
+    }
+    text = emit(parse_scenario(before), trainer)
+    file = "x.toml" if trainer == "torchtitan" else "x.py"
+    after, _ = converted(tmp_path, file, text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert parse_scenario(after).for_training.cross_entropy == loss
+
+
+def test_experts_with_more_replicas_than_layers_are_sharded_by_the_flags_too(tmp_path: Path) -> None:
+    """At dp 1, experts that are not cut as layers are have two replicas, and ZeRO-1 halves their states."""
+    before = {
+        "model": {"preset": "qwen3-30b-a3b", "layers": 4},
+        "training": {"seq_len": 4096, "global_batch_size": 8, "framework": "megatron"},
+        "parallelism": {"tp": 2, "sp": True, "ep": 1, "expert_tp": 1, "zero": 1},
+        "cluster": "dgx-h100",
+    }
+    text = emit(parse_scenario(before), "megatron")
+    after, _ = converted(tmp_path, "x.sh", text, "--cluster", "dgx-h100", "--gpus", "2")
+    assert after["parallelism"]["zero"] == 1
+    one, other = (simulate(parse_scenario(x)).outcome.peak_memory_bytes for x in (before, after))
+    assert one == other
+
+
+def test_graphs_that_no_flag_asks_for_are_refused() -> None:
+    training = {"seq_len": 4096, "global_batch_size": 8, "framework": "megatron", "cuda_graphs": "layers"}
+    scenario = parse_scenario({"model": "llama3-8b", "training": training, "cluster": "dgx-h100"})
+    with pytest.raises(
+        InputError, match=r"training\.cuda_graphs: found layers; Megatron-LM launches kernels one by one"
+    ):
+        emit(scenario, "megatron")
 
 
 def test_a_megatron_script_with_variables_and_arrays(tmp_path: Path) -> None:
