@@ -53,19 +53,23 @@ def teacher_of(scenario: Scenario, profile: Profile, held_bytes: float = 0.0) ->
     d, t = scenario.distillation, scenario.training
     if d is None or t is None:
         raise scenario.error(("distillation",), "is missing")
-    ranks, tp = scenario.parallelism.ranks, d.teacher_parallelism.tp
-    replicas = 1 if d.placement == "other" else ranks // tp
-    share = -(-t.global_batch_size // replicas)
-    gpus = tp if d.placement == "other" else 0
+    replicas, share = _replicas(scenario, d)
+    gpus = d.teacher_parallelism.tp if d.placement == "other" else 0
     weights, forward_s, buffers = _forward(scenario, d, profile, replicas)
     if d.mode == "sequence":
         held_bytes = held_bytes if d.placement == "same" else 0.0
         generate_s, tokens, buffers, cache = _generate(scenario, d, profile, replicas, held_bytes)
         return Teacher(d.mode, d.placement, gpus, 0.0, 0.0, 0.0, generate_s, weights, buffers, cache, tokens)
-    micro = -(-share // t.micro_batch_size)
+    micro = -(-share // min(share, t.micro_batch_size))
     loss_s = _loss_s(scenario, profile)
     send_s = _send_s(scenario, t, d, micro)
     return Teacher(d.mode, d.placement, gpus, micro * forward_s, loss_s, send_s, 0.0, weights, buffers, 0.0, 0)
+
+
+def _replicas(scenario: Scenario, d: Distillation) -> tuple[int, int]:
+    """Return how many replicas the teacher has, and how many of a step's sequences each of them reads."""
+    replicas = 1 if d.placement == "other" else scenario.parallelism.ranks // d.teacher_parallelism.tp
+    return replicas, -(-scenario.for_training.global_batch_size // replicas)
 
 
 def _send_s(scenario: Scenario, t: Training, d: Distillation, messages: int) -> float:
@@ -92,11 +96,15 @@ def _send_s(scenario: Scenario, t: Training, d: Distillation, messages: int) -> 
 
 
 def teacher_scenario(scenario: Scenario, d: Distillation) -> Scenario:
-    """The teacher's own forward: the student's sequences, cut over its tp alone, every expert on one rank."""
+    """The teacher's own forward: a replica's sequences in micro-batches of at most the student's size, cut over its tp
+    alone, every expert on one rank."""
     tp = d.teacher_parallelism.tp
     experts = d.teacher.moe.experts if d.teacher.moe else 1
     layout = Parallelism(tp=tp, ep=math.gcd(tp, experts), layers_per_stage=split_layers(d.teacher.layers, 1))
-    training = None if scenario.training is None else scenario.training.model_copy(update={"lora": None})
+    training = scenario.training
+    if training is not None:
+        size = min(training.micro_batch_size, _replicas(scenario, d)[1])
+        training = training.model_copy(update={"lora": None, "micro_batch_size": size})
     return scenario.model_copy(
         update={"model": d.teacher, "parallelism": layout, "distillation": None, "faults": None, "training": training}
     )

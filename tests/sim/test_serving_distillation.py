@@ -169,3 +169,19 @@ def test_the_page_says_what_the_teacher_takes(name: str) -> None:
 def test_a_prompt_leaves_room_to_write() -> None:
     with pytest.raises(InputError, match="prompt_len: found 4096"):
         shipped_result("distill_sequence", "distillation.prompt_len=4096")
+
+
+def test_a_replica_reads_no_more_sequences_than_it_has() -> None:
+    """Eight replicas of the teacher share eight sequences, in however many micro-batches the student takes them."""
+    keys = [
+        "parallelism={dp: 2, pp: 4, zero: 1}",
+        "distillation.teacher_parallelism.tp=1",
+        "training.global_batch_size=8",
+    ]
+    read_s = {}
+    for size in (1, 2, 4):
+        own = [*keys, f"training.micro_batch_size={size}"]
+        teacher = simulate(load_scenario(SCENARIOS / "distill_logits.yaml", own)).teacher
+        assert teacher is not None
+        read_s[size] = teacher.forward_s
+    assert read_s[1] == read_s[2] == read_s[4]
