@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -88,34 +89,39 @@ def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, 
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{file}: not Python: {error}") from None
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and _config_calls(node)}
-    if function is None and len(functions) > 1:
-        raise InputError(f"{file}: has several configs: give --config with one of {', '.join(functions)}")
-    if function is not None and function not in functions:
-        raise InputError(f"{file}: --config: found '{function}'; there are {', '.join(functions) or 'none'}")
-    root: ast.AST = functions[function] if function else next(iter(functions.values()), tree)
-    tables: dict[str, dict[str, Any]] = {}
+    root = _config(file, tree, function)
+    tables: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, call in _config_calls(root):
         for keyword in call.keywords:
             value = _plain(keyword.value)
             if keyword.arg is not None and value is not None:
-                tables.setdefault(name, {})[keyword.arg] = value
+                tables[name][keyword.arg] = value
     for call in (n for n in ast.walk(root) if isinstance(n, ast.Call)):  # model_registry("8B") of models/llama3
         _policy(file, call, tables)
         _converter(call, tables)
         if _name(call.func) == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
-            tables.setdefault("model", {}).setdefault("flavor", str(call.args[0].value))
+            tables["model"].setdefault("flavor", str(call.args[0].value))
             tables["model"].setdefault("name", _package(tree) or file.parent.name)
     if not tables:
         raise InputError(f"{file}: holds no torchtitan config: no call of a class such as TrainingConfig")
     return tables
 
 
+def _config(file: Path, tree: ast.Module, function: str | None) -> ast.AST:
+    """The function that makes the config; the whole file where none does."""
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and _config_calls(node)}
+    if function is None and len(functions) > 1:
+        raise InputError(f"{file}: has several configs: give --config with one of {', '.join(functions)}")
+    if function is not None and function not in functions:
+        raise InputError(f"{file}: --config: found '{function}'; there are {', '.join(functions) or 'none'}")
+    return functions[function] if function else next(iter(functions.values()), tree)
+
+
 def _policy(file: Path, call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
     """Take over what `activation_checkpoint=` is given: a policy's `Config()`, or None."""
     for given in (k.value for k in call.keywords if k.arg == "activation_checkpoint"):
         if isinstance(given, ast.Constant) and given.value is None:
-            tables.setdefault("activation_checkpoint", {})["mode"] = "none"
+            tables["activation_checkpoint"]["mode"] = "none"
         if isinstance(given, ast.Call) and _name(given.func) == "Config":
             policy = TITAN_POLICIES.get(_owner(given.func))
             if policy is None:
@@ -123,7 +129,7 @@ def _policy(file: Path, call: ast.Call, tables: dict[str, dict[str, Any]]) -> No
                     f"{file}: activation_checkpoint: found {_owner(given.func)}; "
                     f"can be simulated: {', '.join(TITAN_POLICIES)}"
                 )
-            tables.setdefault("activation_checkpoint", {})["mode"] = policy
+            tables["activation_checkpoint"]["mode"] = policy
 
 
 def _converter(call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
@@ -131,9 +137,9 @@ def _converter(call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
     converter = CONVERTERS.get(_owner(call.func))
     if converter is None:
         return
-    tables.setdefault("model", {}).setdefault("converters", []).append(converter)
+    tables["model"].setdefault("converters", []).append(converter)
     given = {k.arg: _plain(k.value) for k in call.keywords if converter == "float8" and k.arg in FLOAT8}
-    tables.setdefault("float8", {}).update({str(k): v for k, v in given.items() if v is not None})
+    tables["float8"] |= {str(k): v for k, v in given.items() if v is not None}
 
 
 def _owner(function: ast.expr) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from sim.inputs.layout_rules import LAYOUT_RULES, Problem, first_problem
 from sim.inputs.yaml_input import dotted
-from sim.search.space import Space, grid_problem, grids, layouts_of, partial_layouts_of, sizes_of
+from sim.search.space import Grid, Space, grid_problem, grids, layouts_of, partial_layouts_of, sizes_of
 
 MESH = ("tp", "cp", "pp", "dp")
 NEEDS = {
@@ -20,29 +21,14 @@ NEEDS = {
 
 def why_none_legal(space: Space) -> str:
     """Return the rule that most layouts break, in words. `space` has no legal layout."""
-    values = [(key, space.only[key]) for key in MESH if key in space.only]
-    # These mistakes leave no mesh at all, so the rules about layouts below would never be checked.
-    for key, given in values:
-        if not any(isinstance(v, int) and v > 0 and space.gpus % v == 0 for v in given):
-            return f"{key} {_listed(given)}: must divide the GPUs ({space.gpus:,})"
-    moe = space.base.model.moe
-    if "ep" in space.only and moe is None and 1 not in space.only["ep"]:
-        return f"ep {_listed(space.only['ep'])}: the model has no experts (model.moe)"
-    if moe is not None and "ep" in space.only and not any(v > 0 and moe.experts % v == 0 for v in space.only["ep"]):
-        return f"ep {_listed(space.only['ep'])}: must divide model.moe.experts ({moe.experts})"
+    # Values that no mesh has leave no layout, so the rules about layouts would never be checked.
+    if problem := _in_no_mesh(space):
+        return problem
     meshes = list(grids(space))
     if not meshes:
-        words = " with ".join(f"{key} {_listed(v)}" for key, v in values)
+        words = " with ".join(f"{key} {_listed(space.only[key])}" for key in MESH if key in space.only)
         return f"{words}: tp·cp·pp·dp must be the GPUs ({space.gpus:,})"
-    broken: Counter[str] = Counter()
-    for grid in meshes:
-        problem = grid_problem(space, grid)
-        _count(broken, problem)
-        if problem is None:
-            for layout, _ in (
-                found for partial in partial_layouts_of(space, grid) for found in layouts_of(space, partial)
-            ):
-                _count(broken, first_problem(LAYOUT_RULES, sizes_of(space, layout)))
+    broken = Counter(f"{dotted(path)}: {why}" for grid in meshes for path, why in _problems(space, grid))
     if broken:
         # The rule that most layouts break is the most likely mistake.
         return broken.most_common(1)[0][0]
@@ -51,9 +37,30 @@ def why_none_legal(space: Space) -> str:
     return f"no mesh of these GPUs goes with {' and '.join(left)}" if left else "the rules leave none"
 
 
-def _count(broken: Counter[str], problem: Problem | None) -> None:
+def _in_no_mesh(space: Space) -> str:
+    """Return which values of a key no mesh of these GPUs and experts has; nothing if there is no such key."""
+    for key in MESH:
+        if key in space.only and not any(isinstance(v, int) and v > 0 and space.gpus % v == 0 for v in space.only[key]):
+            return f"{key} {_listed(space.only[key])}: must divide the GPUs ({space.gpus:,})"
+    given, moe = space.only.get("ep"), space.base.model.moe
+    if given is None:
+        return ""
+    if moe is None:
+        return "" if 1 in given else f"ep {_listed(given)}: the model has no experts (model.moe)"
+    fits = any(v > 0 and moe.experts % v == 0 for v in given)
+    return "" if fits else f"ep {_listed(given)}: must divide model.moe.experts ({moe.experts})"
+
+
+def _problems(space: Space, grid: Grid) -> Iterator[Problem]:
+    """Yield the rule that a mesh breaks or, if it breaks none, those that each of its layouts breaks."""
+    problem = grid_problem(space, grid)
     if problem is not None:
-        broken[f"{dotted(problem[0])}: {problem[1]}"] += 1
+        yield problem
+        return
+    for partial in partial_layouts_of(space, grid):
+        for layout, _ in layouts_of(space, partial):
+            if (found := first_problem(LAYOUT_RULES, sizes_of(space, layout))) is not None:
+                yield found
 
 
 def _listed(values: tuple[object, ...]) -> str:
