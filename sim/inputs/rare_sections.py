@@ -50,10 +50,10 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
     pools = inference.disaggregated
     tp = parallelism.tp if pools is None else pools.decode.tp
     engine, architecture = engine_of(inference.engine), gpu.architecture
-    own = engine.defaults_on(architecture, gpu.memory_bytes, tp, parallelism.pp, model.longest)
+    sizes = gpu.memory_bytes, tp, parallelism.pp, model.longest
+    own = engine.defaults_on(architecture, *sizes, inference.speculative is not None)
     if pools is not None and pools.prefill.memory_fraction is None and not _says_memory(inference):
-        sizes = pools.prefill.tp, parallelism.pp
-        prefill = engine.defaults_on(architecture, gpu.memory_bytes, *sizes, model.longest)
+        prefill = engine.defaults_on(architecture, gpu.memory_bytes, pools.prefill.tp, parallelism.pp, model.longest)
         size = pools.prefill.model_copy(update={"memory_fraction": prefill.memory_fraction})
         inference = inference.model_copy(update={"disaggregated": pools.model_copy(update={"prefill": size})})
     prefixes = model.state_space is None and inference.kv_cache.layout == "paged" and inference.fills_hashes

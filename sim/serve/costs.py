@@ -41,7 +41,7 @@ from sim.ranks.plan import Plan, make_plan
 from sim.serve.all_reduce_prices import all_reduces
 from sim.serve.dims import serving_dims
 from sim.serve.engine_file import engine_of
-from sim.serve.host import Host
+from sim.serve.host import Host, host_of
 from sim.serve.kept_sizes import LENGTHS, chunks_around, sizes_around
 from sim.serve.operator_prices import OperatorPrices, PricedProgram
 from sim.serve.weight_offload import Streamed, streamed_weights
@@ -230,7 +230,7 @@ class IterationCosts(Struct):
         if self.offloaded:
             seconds = [self.offloaded[0].seconds(s) for s in seconds]
         if self.host.engine.host:
-            seconds = self.host.seconds_each(0, seconds, decodes, decodes, False)
+            seconds = self.host.seconds_each(0, seconds, own, decodes, False)
         return seconds
 
     def send_s(self, stage: int, tokens: int) -> float:
@@ -385,11 +385,7 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     stages, engine = _stages(plan, specs, kinds, attentions), engine_of(scenario.for_serving.engine)
     lora = scenario.for_serving.lora
     launched = tuple([_kernels(dims, kinds, attentions, s, lora) for s in stages])
-    p, positions = scenario.parallelism, scenario.model.longest
-    own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, p.tp, p.pp, positions)
-    served = scenario.for_serving
-    graphs = engine.graph_sizes(own.graphs_to, served.max_running_requests) if served.cuda_graphs else ()
-    host = Host(engine, engine.host_on(gpu.architecture), p.tp, launched, graphs)
+    host = host_of(scenario, engine, launched)
     pricing, streamed = Pricing(plan, costs, Network(scenario.cluster)), bandwidth * c.streaming_efficiency
     reduces = all_reduces(pricing, engine.own_all_reduces)
     prices = OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)

@@ -52,13 +52,14 @@ class Defaults(NamedTuple):
 
 class Case(NamedTuple):
     """Other defaults where all of it holds: GPUs of at least so many bytes of memory and of no architecture in
-    `but`, at least so many tensor-parallel ranks, models of at least so many positions."""
+    `but`, at least so many tensor-parallel ranks, models of at least so many positions, drafted tokens."""
 
     changes: Mapping[str, Any]
     memory_bytes: float = 0.0
     but: tuple[str, ...] = ()
     tp: int = 1
     positions: int = 0
+    drafting: bool = False
 
 
 T = TypeVar("T")
@@ -85,6 +86,13 @@ class Engine:
         metadata={"meaning": "host seconds by GPU architecture; others take those of the last one"},
     )
     overlaps: bool = fact(False, "the host prepares an iteration while the GPU computes the one before")
+    overlaps_drafting: tuple[bool, bool] = fact(
+        (True, True),
+        "where it overlaps, also with tokens drafted by the model's own layer, and by a model of their own",
+    )
+    graphs_of_sequences: bool = fact(
+        False, "sizes of graphs count sequences, whose drafted tokens are all in the graph; else they count tokens"
+    )
     graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
         by_eights, "batches with a CUDA graph, of graphs_to and max_running_requests"
     )
@@ -139,13 +147,15 @@ class Engine:
         whole = {"max_batch_tokens"} if self.whole_prompt_tokens is not None else set()
         return frozenset(whole.union(*[case.changes for case in self.cases if case.positions]))
 
-    def defaults_on(self, architecture: str, memory_bytes: float, tp: int, pp: int, positions: int) -> Defaults:
+    def defaults_on(
+        self, architecture: str, memory_bytes: float, tp: int, pp: int, positions: int, drafting: bool = False
+    ) -> Defaults:
         """What the engine sets by itself on such GPUs for a model of so many positions (0: unknown), split over
-        `tp`·`pp` ranks."""
+        `tp`·`pp` ranks; `drafting`: with a draft of its tokens."""
         d = self.defaults
         for case in self.cases:
             fits = memory_bytes >= case.memory_bytes and architecture not in case.but
-            if fits and tp >= case.tp and positions >= case.positions:
+            if fits and tp >= case.tp and positions >= case.positions and drafting >= case.drafting:
                 d = d._replace(**case.changes)
         if self.whole_prompt_tokens is not None and positions and not d.chunked_prefill:
             d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens))

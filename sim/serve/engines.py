@@ -80,6 +80,7 @@ _LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769
 # (kDefaultGpuMemFraction, 0.85 until 0.7); 1.0, _torch/pyexecutor/_util.py (_cal_max_memory), llmapi/llm_args.py.
 _TRTLLM_FREE = Defaults(memory_fraction=1.0, free_fraction=0.9, block_tokens=64, chunked_prefill=False)
 _TRTLLM_LIMITS = _TRTLLM_FREE._replace(max_running_requests=2048)
+_DRAFTING = Case({"max_running_requests": 48}, drafting=True)  # srt/server_args.py, _handle_speculative_decoding
 # Of GPUs with little memory.
 _SGLANG = Defaults(4096, 2048, 1, 0.88, prefix_cache="gpu", chunked_prefill=False, graphs_to=8)
 
@@ -202,13 +203,16 @@ _RECORDS = (
         "limits: srt/server_args.py (small GPUs: less than 25,000 MiB); prompts first, in chunks: "
         "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7, "
         "which falls to that times SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14; memory: weights and cache fill "
-        "mem_fraction_static (srt/model_executor/model_runner.py, profile_max_num_token)",
+        "mem_fraction_static (srt/model_executor/model_runner.py, profile_max_num_token); drafts: without overlap, in "
+        "graphs of sequences (_handle_speculative_decoding; model_executor/cuda_graph_runner.py)",
         host=_hosts(_V1),
         overlaps=True,
         graph_sizes=sglang_sizes,
         reserved_output=0.098,
         reserved_at_first=0.7,
         activations_outside=True,
+        overlaps_drafting=(False, False),
+        graphs_of_sequences=True,
         own_all_reduces=CUSTOM,
         defaults=_SGLANG,
         cases=(
@@ -217,6 +221,7 @@ _RECORDS = (
             Case({"memory_fraction": 0.81}, tp=8),
             Case({"memory_fraction": 0.79}, tp=16),
             Case({"graphs_to": 80}, tp=4),
+            _DRAFTING,
             Case({"max_batch_tokens": 8192, "graphs_to": 160}, memory_bytes=25_000 * 2.0**20),
         ),
     ),
@@ -235,6 +240,8 @@ _RECORDS = (
         reserved_output=0.098,
         reserved_at_first=0.7,
         activations_outside=True,
+        overlaps_drafting=(False, False),
+        graphs_of_sequences=True,
         fraction=_sglang_fraction,
         own_all_reduces=CUSTOM,
         defaults=_SGLANG,
@@ -246,6 +253,7 @@ _RECORDS = (
             _sized(60, 8192, 256),
             _sized(60, 8192, 512, tp=4),
             _sized(160, 16384, 512),
+            _DRAFTING,
         ),
     ),
     Engine(
@@ -307,10 +315,12 @@ _RECORDS = (
         "as trtllm-bench keeps them (bench/benchmark/utils/general.py) and the examples for servers ask for them "
         "(examples/configs): without any configuration batches are not padded, and those above 128 have no graph; "
         "host, launches and HTTP as vllm-v1's; padding: one request again and again "
-        "(_torch/pyexecutor/cuda_graph_runner.py)",
+        "(_torch/pyexecutor/cuda_graph_runner.py); drafts: _torch/speculative/interface.py, support_overlap_scheduler",
         host=_hosts(_V1),
         overlaps=True,
         graph_sizes=trtllm_sizes,
+        graphs_of_sequences=True,
+        overlaps_drafting=(True, False),
         padded_experts=("alike", "alike"),
         reserved_output=1.0,
         whole_prompts=True,

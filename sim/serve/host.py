@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from sim.inputs.scenario import Scenario
 from sim.serve.engine_record import Engine, HostTimes
 
 MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that takes h and a device that takes d seconds
@@ -11,13 +12,14 @@ MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that
 
 class Host(Struct, frozen=True):
     """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage;
-    `graph_sizes`: batches of single tokens with a CUDA graph."""
+    `graph_sizes`: tokens of batches with a CUDA graph; `overlaps`: it works while the GPU does."""
 
     engine: Engine
     times: HostTimes
     tp: int
     kernels: tuple[int, ...]
     graph_sizes: tuple[int, ...] = ()
+    overlaps: bool = False
 
     def padded(self, tokens: int, prompts: bool = False) -> int:
         """Tokens that are computed where an iteration has `tokens`: those of the next larger CUDA graph."""
@@ -41,15 +43,15 @@ class Host(Struct, frozen=True):
 
         Work between iterations is the first stage's. Kernels outside of a graph are issued one by one.
         """
-        busy_s = self.busy_each(stage, device_s, tokens, sequences, prompts)
+        busy_s = self.busy_each(stage, device_s, tokens, prompts)
         if stage:
             return busy_s
         own_s = self.between_s(tokens, sequences, prompts)
-        return [max(s, own_s) for s in busy_s] if self.engine.overlaps else [s + own_s for s in busy_s]
+        return [max(s, own_s) for s in busy_s] if self.overlaps else [s + own_s for s in busy_s]
 
-    def busy_each(self, stage: int, device_s: list[float], tokens: int, sequences: int, prompts: bool) -> list[float]:
+    def busy_each(self, stage: int, device_s: list[float], tokens: int, prompts: bool) -> list[float]:
         """As `seconds_each`, without the host's work between iterations."""
-        if not self.times.launch_s or self._graphed(tokens, sequences, prompts):
+        if not self.times.launch_s or self._graphed(tokens, prompts):
             return device_s
         launches_s = self.kernels[stage] * self.times.launch_s
         return [(s**MEETING + launches_s**MEETING) ** (1 / MEETING) for s in device_s]
@@ -62,8 +64,23 @@ class Host(Struct, frozen=True):
             own_s += tokens * self.tp * t.oversize_s
         return own_s
 
-    def _graphed(self, tokens: int, sequences: int, prompts: bool) -> bool:
+    def _graphed(self, tokens: int, prompts: bool) -> bool:
         """Whether a CUDA graph has the iteration's kernels."""
         if not self.graph_sizes or (prompts and not self.engine.prompt_graphs):
             return False
-        return (tokens if prompts else sequences) <= self.graph_sizes[-1]
+        return tokens <= self.graph_sizes[-1]
+
+
+def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...]) -> Host:
+    """The host of a scenario's engine, which launches so many `kernels` an iteration on each pipeline stage."""
+    gpu, p, served = scenario.cluster.gpu, scenario.parallelism, scenario.for_serving
+    drafts = served.speculative
+    sizes = gpu.memory_bytes, p.tp, p.pp, scenario.model.longest, drafts is not None
+    own = engine.defaults_on(gpu.architecture, *sizes)
+    graphs = engine.graph_sizes(own.graphs_to, served.max_running_requests) if served.cuda_graphs else ()
+    overlaps = engine.overlaps
+    if drafts is not None:
+        overlaps = overlaps and engine.overlaps_drafting[drafts.draft is not None]
+        if engine.graphs_of_sequences:
+            graphs = tuple([n * (1 + drafts.tokens) for n in graphs])
+    return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, graphs, overlaps)

@@ -54,10 +54,11 @@ def _host_seconds(costs: IterationCosts, computed: Computed) -> tuple[float, flo
     between: Counter[tuple[int, int, bool]] = Counter()
     for load, times in computed:
         sizes = load.tokens, load.sequences, bool(load.prefills)
-        if not host.engine.overlaps:
+        if not host.overlaps:
             between[sizes] += times
             continue
-        own_s, busy_s = host.between_s(*sizes), host.busy_each(0, [costs.device_seconds(load)[0]], *sizes)[0]
+        device_s = [costs.device_seconds(load)[0]]
+        own_s, busy_s = host.between_s(*sizes), host.busy_each(0, device_s, load.tokens, bool(load.prefills))[0]
         if own_s > busy_s:
             waited_s += (own_s - busy_s) * times
             decides_s += own_s * times

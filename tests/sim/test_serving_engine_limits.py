@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from sim.inputs.scenario import parse_scenario
+from sim.prices.profiles import load_profile
+from sim.serve.costs import iteration_costs
 from sim.serve.engines import ENGINES
 from sim.serve.simulation import simulate_serving
 from tests.sim.serving_cases import ONE, SMALL, engine_scenario
@@ -142,3 +144,30 @@ def test_each_engine_gives_the_cache_room_by_its_own_rule(
     fits = room(s.cluster.gpu.memory_bytes, c.weight_bytes[0], c.buffer_bytes[0]) / block
     assert c.blocks_fit == int(fits)
     assert parse_scenario(s.model_dump(mode="json")).for_serving == s.for_serving
+
+
+DRAFT = {"draft": {"preset": "llama3.2-1b", "vocab": 128256}, "tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("engine", "own", "model", "running", "padded"),
+    [
+        ("vllm-v1", False, False, 1024, 40),
+        ("vllm-0.14", True, True, 1024, 40),
+        ("sglang-0.5", False, False, 48, 48),
+        ("trtllm-1.0", True, False, 2048, 64),
+    ],
+)
+def test_what_drafted_tokens_change_in_an_engine(
+    engine: str, own: bool, model: bool, running: int, padded: int
+) -> None:
+    """Whether the host still works beside the GPU, how many requests run, and the tokens of the graph for 10 sequences
+    of 4: sizes of sequences are 12 (SGLang) and 16 (TensorRT-LLM)."""
+    for served, draft, overlaps in (("deepseek-v3", {"tokens": 3}, own), ("llama3-8b", DRAFT, model)):
+        section = {"engine": engine, "requests": ONE, "speculative": draft}
+        data = {"model": served, "cluster": "dgx-h100", "parallelism": {"tp": 8}, "inference": section}
+        s = parse_scenario(data)
+        host = iteration_costs(s, load_profile(s.calibration)).host
+        assert (host.overlaps, s.for_serving.max_running_requests, host.padded(40)) == (overlaps, running, padded)
+        alone = parse_scenario({**data, "inference": {**section, "speculative": None}})
+        assert iteration_costs(alone, load_profile(s.calibration)).host.overlaps == ENGINES[engine].overlaps
