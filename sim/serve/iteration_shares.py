@@ -66,15 +66,22 @@ def _host_seconds(costs: IterationCosts, computed: Computed) -> tuple[float, flo
     return waited_s + added_s, decides_s + added_s
 
 
-def _used(costs: IterationCosts, computed: Computed) -> dict[Key, float]:
+def _used(costs: IterationCosts, loads: Computed) -> dict[Key, float]:
     """How often each part was used by all that was computed; parts of a layer once for every layer."""
     tokens: Counter[int] = Counter()
+    computed: Counter[int] = Counter()  # tokens with those that pad them
+    routed: Counter[int] = Counter()  # of layers, what their experts compute in place of the padded tokens
     chunks: Counter[tuple[tuple[int, int, int], ...]] = Counter()
     decodes: Counter[tuple[int, int, int]] = Counter()  # sequences, the kept length below, queries
     samples: Counter[int] = Counter()
     adapted: Counter[tuple[int, int]] = Counter()  # tokens and adapters
-    for load, times in computed:
+    for load, times in loads:
+        prompts, split = load.samples < load.tokens, costs.dims.ep > 1
+        padded = costs.host.padded(load.tokens, prompts)
         tokens[load.tokens] += times
+        computed[padded] += times
+        routed[padded] -= times
+        routed[costs.host.routed(load.pooled or load.tokens, prompts, split)] += times
         samples[load.samples] += times
         if load.prefills:
             chunks[load.prefills] += times
@@ -87,8 +94,10 @@ def _used(costs: IterationCosts, computed: Computed) -> dict[Key, float]:
     attentions = [sum(s.attentions[i] for s in costs.stages) for i in range(len(costs.attentions))]
     for size, times in _at_kept(tokens).items():
         used[Key(Work.EMBEDDING, 0, size)] += times
-        for i, n in enumerate(layers):
-            used[Key(Work.LAYER, i, size)] += times * n
+    for work, counted in ((Work.LAYER, computed), (Work.ROUTED, routed)):
+        for size, times in _at_kept(counted).items():
+            for i, n in enumerate(layers):
+                used[Key(work, i, size)] += times * n
     for prefills, times in chunks.items():
         for chunk, cached, equal, part in prefill_parts(prefills):
             sizes = chunk_below(chunk), chunk_below(cached), equal
@@ -103,7 +112,7 @@ def _used(costs: IterationCosts, computed: Computed) -> dict[Key, float]:
     for (size, adapters), times in adapted.items():
         for i, n in enumerate(layers):
             used[Key(Work.ADAPTERS, i, sizes_around(size)[0], adapters)] += times * n
-    return used
+    return {key: times for key, times in used.items() if times}
 
 
 def _at_kept(sizes: Counter[int]) -> Counter[int]:

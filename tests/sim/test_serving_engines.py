@@ -122,6 +122,16 @@ def test_tokens_that_pad_a_batch_choose_experts_as_the_engine_lets_them(engine: 
     assert (choosing == padded) == (experts[0] == experts[1])
 
 
+@pytest.mark.parametrize("engine", ["vllm-v1", "vllm-0.6"])
+def test_seconds_by_kind_are_those_of_all_iterations(engine: str) -> None:
+    """Of nine sequences in graphs for sixteen, whose padding chooses experts."""
+    requests = {"prompt_len": 8, "output_len": 200, "count": 9}
+    section = {"engine": engine, "requests": requests}
+    sim = simulate_serving(parse_scenario({"model": "qwen3-30b-a3b", "cluster": "dgx-h100", "inference": section}))
+    busy = sum(end - start for r in sim.replicas for i in r.iterations for start, end in i.spans)
+    assert sum(sim.shares.values()) == pytest.approx(busy, rel=0.01)
+
+
 def test_an_iteration_with_prompts_is_padded_where_graphs_serve_it() -> None:
     own, before = costs("vllm-v1"), costs("vllm-0.6")
     assert (own.host.padded(300, True), before.host.padded(300, True), before.host.padded(250)) == (304, 300, 256)
