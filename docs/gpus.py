@@ -50,7 +50,8 @@ def _measured(gpu: GpuSpec) -> tuple[str, str]:
     if not profile.kernels:
         return "roofline with coefficients", "closed forms"
     if profile.reference != own:
-        return f"those of `{profile.reference}`, scaled", "closed forms"
+        alike = gpu.same_multiprocessors(GPUS[profile.reference])
+        return f"{'those' if alike else 'efficiencies'} of `{profile.reference}`", "closed forms"
     sizes = sorted({each.ranks for each in profile.collectives})
     groups = f"measured: {', '.join(map(str, sizes))} GPUs" if sizes else "closed forms"
     return "measured" if own == gpu.name else f"those of `{own}`", groups

@@ -1,22 +1,28 @@
-"""Prints how wrong predicted kernels are for GPUs without measured kernels, as a table for docs/gpus.md.
+"""Prints how wrong kernels are that are priced by another GPU's, as tables for docs/gpus.md.
 
     python tools/borrowed_kernels.py
 
-Measured kernels of four GPUs are predicted without their measurements: by the roofline alone, by an H100's profile
-(which the warning about a GPU without a profile names), and by the nearest relative's profile, both scaled by the data
-sheets. The table has the median error of up to 250 kernels of each kind that take 50 us or more; negative is too fast.
+Every measured GPU's kernels are predicted without their measurements, by the GPU that `sim.inputs.nearest_gpu` chooses
+among the others: once with only the GPU itself left out, once with all GPUs of its multiprocessors left out, which is
+the case of a chip that nobody measured. Up to 300 kernels of each kind that take 20 us or more count. A cell has the
+median of predicted ÷ measured − 1 (negative: too fast), and the factor that half of the kernels stay within. The second
+table compares the rule with others, whole chips left out: geometric means over GPUs and kinds.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from sim.core.program import Compute, Phase
+from sim.inputs.nearest_gpu import measured_gpus, nearest_measured
 from sim.prices.coefficients import PriceOptions
 from sim.prices.kernel_file import kernel_file
 from sim.prices.operator_prices import Costs
@@ -25,13 +31,28 @@ from sim.prices.roofline import shape_bytes, shape_flops
 from topology.presets import GPUS
 
 BURSTS = PriceOptions(power=False, host=False)  # the kernels were timed in short bursts
-RELATIVES = {"b300-sxm": "b200-sxm", "gb300": "gb200", "l40s": "a100-sxm", "rtx-pro-6000-server": "b200-sxm"}
-KINDS = (("gemm", "bf16"), ("gemm", "fp8"), ("attention_forward", "bf16"), ("attention_decode", "bf16"))
-LEAST_S, MOST = 50e-6, 250
+KINDS = {
+    "matmul bf16": ("gemm", "bf16"),
+    "fp8": ("gemm", "fp8"),
+    "attention": ("attention_forward", "bf16"),
+    "decode": ("attention_decode", "bf16"),
+    "experts bf16": ("moe_layer", "bf16"),
+    "experts fp8": ("moe_layer", "fp8"),
+}
+LEAST_S, MOST = 20e-6, 300
+Logs = NDArray[np.float64]
 
 
-def error(gpu: str, profile: str, op: str, dtype: str) -> float:
-    """Return the median of predicted ÷ measured − 1."""
+def log_errors(gpu: str, profile: str, kind: str) -> Logs | None:
+    """Return log(predicted ÷ measured) of kernels of `gpu`, priced by `profile`; None where either has none."""
+    if not has_table(gpu, kind) or (profile != "roofline" and not has_table(profile, kind)):
+        return None
+    return _log_errors(gpu, profile, kind)
+
+
+@cache
+def _log_errors(gpu: str, profile: str, kind: str) -> Logs:
+    op, dtype = KINDS[kind]
     points, _ = kernel_file(load_profile(gpu).kernels).table(op, dtype)
     long = np.random.default_rng(3).permutation(np.flatnonzero(points.seconds > LEAST_S))[:MOST]
     costs, found = Costs(load_profile(profile), GPUS[gpu], BURSTS), []
@@ -39,17 +60,68 @@ def error(gpu: str, profile: str, op: str, dtype: str) -> float:
         shape = tuple(points.shapes[i].tolist())
         flops, moved = shape_flops(op, shape), shape_bytes(op, shape, dtype)
         kernel = Compute("x", op, shape, dtype, flops, moved, Phase.FORWARD, served=True)
-        found.append(costs.compute(kernel).seconds / points.seconds[i] - 1)
-    return float(np.median(found))
+        found.append(np.log(costs.compute(kernel).seconds / points.seconds[i]))
+    return np.array(found)
+
+
+def has_table(gpu: str, kind: str) -> bool:
+    """Tell whether kernels of this kind were measured on a GPU."""
+    return KINDS[kind] in kernel_file(load_profile(gpu).kernels).tables
+
+
+def of_chip(gpu: str) -> list[str]:
+    """Return the measured GPUs with the multiprocessors of `gpu`."""
+    return [name for name in measured_gpus() if GPUS[name].same_multiprocessors(GPUS[gpu])]
+
+
+def by_rule(gpu: str, kind: str) -> Logs | None:
+    """Return the errors of the rule without any GPU of the chip."""
+    return log_errors(gpu, nearest_measured(GPUS[gpu], of_chip(gpu)), kind)
+
+
+def by_always(profile: str) -> Callable[[str, str], Logs | None]:
+    """Return the errors of one GPU's efficiencies for all other chips."""
+    return lambda gpu, kind: None if profile in of_chip(gpu) else log_errors(gpu, profile, kind)
+
+
+def by_median(gpu: str, kind: str) -> Logs | None:
+    """Return the errors of the median of one prediction for each other chip."""
+    chips: dict[tuple[str, ...], list[Logs]] = {}
+    for name in measured_gpus():
+        logs = None if name in of_chip(gpu) else log_errors(gpu, name, kind)
+        if logs is not None:
+            chips.setdefault(tuple(of_chip(name)), []).append(logs)
+    return np.median([np.mean(each, axis=0) for each in chips.values()], axis=0) if chips else None
+
+
+def cell(logs: Logs | None) -> str:
+    """Return the median error, and the error that half of the kernels stay within."""
+    return "" if logs is None else f"{np.expm1(np.median(logs)):+.0%}, ×{np.exp(np.median(np.abs(logs))):.2f}"
 
 
 def main() -> None:
-    """Print the table."""
-    print("| GPU | priced by | matmul bf16 | fp8 | attention | decode |\n|---|---|---:|---:|---:|---:|")
-    for gpu, relative in RELATIVES.items():
-        for profile in ("roofline", "h100-sxm", relative):
-            errors = " | ".join(f"{error(gpu, profile, *kind):+.0%}" for kind in KINDS)
-            print(f"| `{gpu}` | `{profile}` | {errors} |")
+    """Print both tables."""
+    print(f"| GPU | priced by | same multiprocessors | {' | '.join(KINDS)} |\n|---|---|---|{'---:|' * len(KINDS)}")
+    for gpu in measured_gpus():
+        for left_out in ([gpu], [gpu, *of_chip(gpu)]):
+            like = nearest_measured(GPUS[gpu], left_out)
+            alike = "yes" if GPUS[like].same_multiprocessors(GPUS[gpu]) else "no"
+            cells = " | ".join(cell(log_errors(gpu, like, kind)) for kind in KINDS)
+            if alike == "yes" or left_out != [gpu]:
+                print(f"| `{gpu}` | `{like}` | {alike} | {cells} |")
+    rules = {
+        "the rule": by_rule,
+        "the median of the others": by_median,
+        "the bare roofline": by_always("roofline"),
+    }
+    rules |= {f"always `{name}`": by_always(name) for name in measured_gpus()}
+    print("\n| priced by | chips | median of a kind | half of the kernels within | nine in ten within |")
+    print("|---|---:|---:|---:|---:|")
+    for name, rule in rules.items():
+        found = [(gpu, logs) for gpu in measured_gpus() for kind in KINDS if (logs := rule(gpu, kind)) is not None]
+        chips = {tuple(of_chip(gpu)) for gpu, _ in found}
+        rows = [(abs(np.median(logs)), *np.percentile(np.abs(logs), (50, 90))) for _, logs in found]
+        print(f"| {name} | {len(chips)} | {' | '.join(f'×{np.exp(mean):.2f}' for mean in np.mean(rows, axis=0))} |")
 
 
 if __name__ == "__main__":

@@ -31,22 +31,18 @@ NVLS_EFFICIENCY: dict[Architecture, float] = {"hopper": 0.85, "blackwell": 0.74}
 """`nvlsEfficiency` of NCCL 2.27's src/graph/tuning.cc."""
 
 # Keys that identify a chip or a kind of link and are not figures.
-_WORDS = {"source", "product", "cuda_capability", "kernels_like"}
+_WORDS = {"source", "product", "cuda_capability"}
 _WORDS |= {"name", "architecture", "collectives_like", "variant_of", "nvlink", "gpu", "gpus_per_node", "nvlink_domain"}
 _WORDS |= {f"{level}_node.{word}" for level in ("intra", "inter") for word in ("kind", "rendezvous", "transport")}
 
 
 class GpuFile(Struct, frozen=True):
-    """Hold a GPU's file: the record, its documents by figure, and its names in tools ("" and 0: not stated).
-
-    `kernels_like`: the measured GPU with the same multiprocessors, for a GPU that nobody measured; "": none.
-    """
+    """Hold a GPU's file: the record, its documents by figure, and its names in tools ("" and 0: not stated)."""
 
     gpu: GpuSpec
     sources: dict[str, str]
     product: str
     cuda_capability: int
-    kernels_like: str = ""
 
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
@@ -59,11 +55,11 @@ def read_gpu(path: Path) -> GpuFile:
         PresetError: for a wrong key or value, or a figure without a document; the message names the file and the key.
     """
     data, sources = _read(path)
-    product, like, capability = data.pop("product", ""), data.pop("kernels_like", ""), data.pop("cuda_capability", 0)
-    if not isinstance(product, str) or not isinstance(like, str) or not isinstance(capability, int):
-        raise PresetError(f"{path}: product and kernels_like must be texts, cuda_capability an integer (90 for 9.0)")
+    product, capability = data.pop("product", ""), data.pop("cuda_capability", 0)
+    if not isinstance(product, str) or not isinstance(capability, int):
+        raise PresetError(f"{path}: product must be a text, cuda_capability an integer (90 for 9.0)")
     gpu = _validated(GpuSpec, data, path)
-    return GpuFile(gpu, sources, product, capability, like)
+    return GpuFile(gpu, sources, product, capability)
 
 
 def read_machine(path: Path, gpus: Mapping[str, GpuSpec]) -> tuple[ClusterSpec, dict[str, str]]:

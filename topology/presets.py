@@ -76,8 +76,3 @@ def gpu_products() -> dict[str, str]:
 def gpu_capabilities() -> dict[int, str]:
     """Return the GPU that represents each CUDA compute capability (90 for 9.0)."""
     return {file.cuda_capability: file.gpu.name for file in _GPU_FILES.values() if file.cuda_capability}
-
-
-def kernels_like(name: str) -> str:
-    """Return the measured GPU with the same multiprocessors as a shipped GPU that nobody measured; "": none."""
-    return _GPU_FILES[name].kernels_like if name in _GPU_FILES else ""

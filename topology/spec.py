@@ -61,6 +61,11 @@ class GpuSpec(_Spec):
     sm_flops_per_clock: int = Field(default=0, ge=0, le=10**9)
     source: str = ""
 
+    def same_multiprocessors(self, other: "GpuSpec") -> bool:
+        """Tell whether only the board differs: one architecture, as many FLOPs a clock and multiprocessor."""
+        rate = self.sm_flops_per_clock
+        return self.architecture == other.architecture and rate > 0 and rate == other.sm_flops_per_clock
+
     @field_validator("peak_flops_per_s")
     @classmethod
     def _of_known_dtypes(cls, peaks: dict[str, float]) -> dict[str, float]:

@@ -42,6 +42,10 @@ STRIDED_UNCERTAINTY = 0.3  # a cast took 1.28 times as long before it was vector
 # take 3.5 times as long (m87-labs/kestrel pull request 143), at another as long (meta-pytorch/float8_experimental 145).
 UNALIGNED_SLOWDOWN = 2.0
 UNALIGNED_UNCERTAINTY = 0.25  # fits to parts of vtrain_single_node find a slowdown of 1.5 to 2.6
+# Of efficiencies measured on another GPU: 1.48 times the median error of a kernel where its own are left out (`python
+# tools/borrowed_kernels.py`), by a GPU of the same multiprocessors or by another chip.
+SAME_MULTIPROCESSORS_UNCERTAINTY = 0.07
+OTHER_CHIP_UNCERTAINTY = 0.22
 
 
 class Costs:
@@ -60,12 +64,16 @@ class Costs:
         reference = Device.of(home) if profile.reference else self._device
         # Relative to the reference's limit, as `power_at_peak` is; below 1 for a GPU with a lowered limit.
         self._power_limit = gpu.power_limit_w / _reference_w(gpu, home)
+        self._power_at_peak = _power_at_peak(self.coefficients.power_at_peak, gpu, home)
+        self._borrowed = _borrowed_uncertainty(gpu, home)
         self._points = TablePrices(profile, self._device, reference, self.coefficients, self.launch_overhead_s)
         self._sm_clocks_per_s = sm_clocks_per_s(gpu)
         self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
-        # Tables of more ranks than cores are used only through `shared_cores`, which sets `ranks_per_core` to 1.
+        # Another chip's collectives say nothing about this one's links. Tables of more ranks than cores are used only
+        # through `shared_cores`, which sets `ranks_per_core` to 1.
+        collectives = profile.collectives if self._borrowed < OTHER_CHIP_UNCERTAINTY else ()
         self._collectives: dict[tuple[str, int], CollectiveTable] = {
-            (c.op, c.ranks): c for c in profile.collectives if c.ranks_per_core == 1
+            (c.op, c.ranks): c for c in collectives if c.ranks_per_core == 1
         }
         # `pace` is in the key, because with a power limit a kernel takes longer in a large job.
         self._cache: dict[tuple[Compute, float], Cost] = {}
@@ -128,7 +136,11 @@ class Costs:
         return None if table is None else collective_cost(table, bytes_)
 
     def _price(self, op: Compute, pace: float) -> Cost:
-        return self._in_model(op, self._alone(op, pace))
+        cost = self._alone(op, pace)
+        if self._borrowed:
+            source = "interpolated" if cost.source == "measured" else cost.source
+            cost = Cost(cost.seconds, source, math.hypot(cost.uncertainty, self._borrowed))
+        return self._in_model(op, cost)
 
     def _alone(self, op: Compute, pace: float) -> Cost:
         """Price an operator's kernels as if nothing ran around them, by the first rule that applies.
@@ -292,7 +304,7 @@ class Costs:
         `POWER_AT_REST` at 0 to `power_at_peak` at 1 (fp32 does not use tensor cores). At the low voltages of a limited
         GPU the energy of a FLOP is nearly constant, so time grows as power / limit.
         """
-        at_peak = self.coefficients.power_at_peak
+        at_peak = self._power_at_peak
         # fp32 runs on vector units, which stay below the limit.
         unlimited = not at_peak or op.kind in MEMORY_BOUND or op.dtype == "fp32"
         if unlimited or not op.flops or cost.seconds <= 0:
@@ -338,6 +350,14 @@ def _own_device(profile: Profile, gpu: GpuSpec) -> Device:
     return Device(gpu.name, {**gpu.peak_flops_per_s, **c.peak_flops_per_s}, bandwidth)
 
 
+def _borrowed_uncertainty(gpu: GpuSpec, home: GpuSpec) -> float:
+    """Return the uncertainty of `home`'s efficiencies for kernels of `gpu`; 0 if their figures are equal."""
+    own, other = Device.of(gpu), Device.of(home)
+    if replace(own, name=other.name) == other:
+        return 0.0
+    return SAME_MULTIPROCESSORS_UNCERTAINTY if gpu.same_multiprocessors(home) else OTHER_CHIP_UNCERTAINTY
+
+
 def _reference_w(gpu: GpuSpec, home: GpuSpec) -> float:
     """Return the power limit in watts to which the coefficients of `home` are relative on `gpu`.
 
@@ -346,10 +366,26 @@ def _reference_w(gpu: GpuSpec, home: GpuSpec) -> float:
     from topology.presets import GPUS
 
     # Two boards with one chip (SXM, PCIe) draw equal power for equal work, so both are relative to one limit.
-    if gpu.sm_count == home.sm_count and gpu.peak_flops_per_s.get("fp16") == home.peak_flops_per_s.get("fp16"):
-        return home.power_limit_w
-    # The power of another chip is unknown; the same share of its own limit is the best guess.
-    return GPUS.get(gpu.name, gpu).power_limit_w
+    return home.power_limit_w if _one_chip(gpu, home) else GPUS.get(gpu.name, gpu).power_limit_w
+
+
+def _power_at_peak(at_peak: float, gpu: GpuSpec, home: GpuSpec) -> float:
+    """Return `home`'s `power_at_peak` for `gpu`, relative to `_reference_w`.
+
+    Another chip draws the same share of its limit, but beyond `POWER_AT_REST` at least the energy that `home` draws for
+    a FLOP: an H100's 0.53 pJ and a B200's 0.57 pJ were measured apart, so more FLOPs a joule in a data sheet are not
+    sustained.
+    """
+    own, other = (each.peak_flops_per_s.get("fp16", each.peak_flops_per_s.get("bf16")) for each in (gpu, home))
+    if not at_peak or not own or not other or _one_chip(gpu, home):
+        return at_peak
+    more = own / _reference_w(gpu, home) / (other / home.power_limit_w)
+    return POWER_AT_REST + (at_peak - POWER_AT_REST) * max(1.0, more)
+
+
+def _one_chip(gpu: GpuSpec, home: GpuSpec) -> bool:
+    same_peak = gpu.peak_flops_per_s.get("fp16") == home.peak_flops_per_s.get("fp16")
+    return gpu.sm_count == home.sm_count and same_peak
 
 
 def _gpu_named(profile: Profile) -> GpuSpec:

@@ -29,7 +29,6 @@ from sim.prices.kernel_tables import Table, adjusted, lookup, make_table
 from sim.prices.profile import PointTable, Profile
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 
-SCALED_UNCERTAINTY = 0.15  # of scaling a point from one GPU to another by the ratio of their rooflines
 SHOWN_FROM = 2.0  # times of a table's fastest point, from which on a kernel takes longer than its call
 _ATTENTION_KERNEL = "attention_forward:"
 
@@ -114,16 +113,17 @@ class TablePrices:
         if exact is not None:
             there = self._reference.shape_seconds(kind, shape, dtype) + table.floor_s
             cost = measured(exact[0] * (here / there) + before_s, exact[1])
-            # Equal rooflines: the measured machine itself. Otherwise the ratio is a model with its own uncertainty.
-            return cost if here == there else Cost(cost.seconds, "interpolated", SCALED_UNCERTAINTY)
+            # Equal rooflines: the measured machine itself. `Costs` adds the uncertainty of the ratio.
+            return cost if here == there else cost._replace(source="interpolated")
         like: tuple[float, ...] = shape
         doubt = via.uncertainty
         if kind in MATMULS and table.single and shape[0] > 1:
             like, doubt = (1, shape[0] * shape[1], *shape[2:]), max(doubt, 0.15)  # as many tiles, one product
         if kind in ATTENTION and not op.served:
             like = _as_more_heads(shape, float(table.shapes.sizes[0].max()))
-        # A GPU described by hand may not state its multiprocessors; then those of the reference are taken.
-        found = lookup(table, kind, like, self._device.sm_count or self._reference.sm_count)
+        # A GPU described by hand may not state its multiprocessors (1); then those of the reference are taken.
+        sm_count = self._device.sm_count if self._device.sm_count > 1 else self._reference.sm_count
+        found = lookup(table, kind, like, sm_count)
         if found is None:
             return None
         efficiency, outside, between = found

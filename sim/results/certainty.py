@@ -14,6 +14,8 @@ from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.results.evidence import Features, Width, features_of, interval_factor, published, sort_of
 from sim.results.metrics import interval
+from topology.presets import GPUS
+from topology.spec import GpuSpec
 
 HELD_OUT = "held_out_mean_abs_error"  # a fitted profile's setting: of rows that the fit did not see
 
@@ -32,8 +34,8 @@ def step_interval(
     """The interval of a step of `step_s` seconds; `shares`: its seconds by operator kind, source and uncertainty.
 
     A profile fitted to steps has the error on those that its fit did not see; another of one's own the uncertainty of
-    its points; a shipped one the simulator's errors on published steps, and where none is of its GPU's architecture at
-    least the prices' own.
+    its points; a shipped one the simulator's errors on published steps, and where none is of a GPU with the same
+    multiprocessors at least the prices' own.
     """
     low_s, high_s = interval(step_s, dict(shares))
     own = "uncertainty of the prices"
@@ -46,7 +48,7 @@ def step_interval(
     width = _width(scenario)
     if width is None:
         return StepInterval(low_s, high_s, own)
-    if any(gpu.architecture not in _architectures() for gpu in scenario.cluster.gpus):
+    if not all(_published(gpu) for gpu in scenario.cluster.gpus):
         low_s, high_s = min(low_s, step_s / width.factor), max(high_s, step_s * width.factor)
         return StepInterval(low_s, high_s, f"{own}, and {width.why}")
     return StepInterval(step_s / width.factor, step_s * width.factor, width.why)
@@ -65,6 +67,11 @@ def _width_of(sort: Features) -> Width | None:
     return interval_factor(sort)
 
 
+def _published(gpu: GpuSpec) -> bool:
+    """Tell whether published steps ran on the multiprocessors of `gpu`."""
+    return any(gpu.same_multiprocessors(other) for other in _published_gpus())
+
+
 @lru_cache(maxsize=1)
-def _architectures() -> frozenset[str]:
-    return frozenset(row.features.architecture for row in published())
+def _published_gpus() -> tuple[GpuSpec, ...]:
+    return tuple(GPUS[name] for name in dict.fromkeys(row.features.gpu for row in published()))

@@ -14,6 +14,7 @@ from sim.views.advice_rows import ADVICE_HEAD, advice_rows
 from sim.views.headline import Number, evidence_line, headline, layout_line
 from sim.views.palette import memory_styles
 from sim.views.terminal import Cell, Column, Span, Terminal, TextRow, TextTable
+from topology.presets import GPUS
 
 if TYPE_CHECKING:
     from sim.rl.records import RlResult
@@ -199,6 +200,9 @@ def print_provenance(
     shares = ", ".join(f"{percent(v)} {SHARES.get(k, k)}" for k, v in source.shares.items() if v)
     kind = "shipped profile" if source.profile in shipped_profiles() else "profile"
     named = f"{source.profile} ({kind}{', ' * bool(source.date)}{source.date})"
+    gpu = result.scenario.cluster.gpu
+    if source.profile in GPUS and source.profile not in (gpu.name, gpu.variant_of):
+        named += f", scaled to {gpu.name}"
     further = "".join(f", {profile} on {gpu}" for gpu, profile in (source.of_other_gpus or {}).items())
     for line in (
         *before,

@@ -207,8 +207,8 @@ def test_full_cluster_description_with_its_defaults() -> None:
     s = parse_scenario({**small(), "cluster": {"gpu": gpu, "gpus_per_node": 4}})
     assert (s.cluster.nvlink_domain, s.cluster.inter_node.nics_per_node, s.cluster.nodes) == (4, 4, 1)
     assert s.cluster.gpu.peak_flops_per_s == {"bf16": 1e14}
-    assert s.calibration == "roofline"
-    assert any("no profile for GPU 'custom'" in warning for warning in s.warnings)
+    assert s.calibration == "h100-sxm"
+    assert any("no kernels of GPU 'custom' were measured" in warning for warning in s.warnings)
 
 
 @pytest.mark.parametrize(
