@@ -60,8 +60,12 @@ def measured_gpus() -> tuple[str, ...]:
 
 @cache
 def _measured_in(folder: Path) -> tuple[str, ...]:
-    profiles = {path.stem: read_json(path) for path in sorted(folder.glob("*.json")) if path.stem in GPUS}
-    return tuple(name for name, p in profiles.items() if p.get("kernels") and p.get("reference") == name)
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        profile = read_json(path) if path.stem in GPUS else None
+        if isinstance(profile, dict) and profile.get("kernels") and profile.get("reference") == path.stem:
+            found.append(path.stem)
+    return tuple(found)
 
 
 def _octaves(bandwidth_bytes_per_s: float, other: GpuSpec, parts: int = 1) -> float:
