@@ -118,10 +118,16 @@ def main() -> None:
     print("\n| priced by | chips | median of a kind | half of the kernels within | nine in ten within |")
     print("|---|---:|---:|---:|---:|")
     for name, rule in rules.items():
-        found = [(gpu, logs) for gpu in measured_gpus() for kind in KINDS if (logs := rule(gpu, kind)) is not None]
-        chips = {tuple(of_chip(gpu)) for gpu, _ in found}
-        rows = [(abs(np.median(logs)), *np.percentile(np.abs(logs), (50, 90))) for _, logs in found]
-        print(f"| {name} | {len(chips)} | {' | '.join(f'×{np.exp(mean):.2f}' for mean in np.mean(rows, axis=0))} |")
+        chips, factors = factors_of(rule)
+        print(f"| {name} | {chips} | {' | '.join(f'×{factor:.2f}' for factor in factors)} |")
+
+
+def factors_of(rule: Callable[[str, str], Logs | None]) -> tuple[int, tuple[float, ...]]:
+    """Return the number of predicted chips, and geometric means over GPUs and kinds of three factors: of the median
+    error, and within which half of the kernels and nine in ten of them are."""
+    found = [(gpu, logs) for gpu in measured_gpus() for kind in KINDS if (logs := rule(gpu, kind)) is not None]
+    rows = [(abs(np.median(logs)), *np.percentile(np.abs(logs), (50, 90))) for _, logs in found]
+    return len({tuple(of_chip(gpu)) for gpu, _ in found}), tuple(np.exp(np.mean(rows, axis=0)).tolist())
 
 
 if __name__ == "__main__":

@@ -60,9 +60,9 @@ def _own_profile(gpu: GpuSpec, key: str) -> tuple[str, tuple[str, ...]]:
         return name, (f"{said}the roofline prices it, which is the shortest possible time",)
     if gpu.same_multiprocessors(GPUS[name]):
         return name, (f"{said}those of {name}, with the same multiprocessors, are scaled by the data sheets",)
-    checked = f"on measured chips this rule is wrong by a factor of {MEDIAN_FACTOR} in the median kernel"
-    others = f"; one kernel in ten is wrong by more than {NINTH_FACTOR}"
-    return name, (f"{said}it has the efficiencies of {name} on its own peaks and bandwidth; {checked}{others}",)
+    checked = f"half of measured chips' kernels predicted so are within a factor of {MEDIAN_FACTOR}"
+    most = f"nine in ten within {NINTH_FACTOR}"
+    return name, (f"{said}it has the efficiencies of {name} on its own peaks and bandwidth; {checked}, {most}",)
 
 
 def unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:
