@@ -256,6 +256,35 @@ def test_warnings_name_the_padded_vocabulary_and_keys_without_effect() -> None:
         assert f"parallelism.{key}: of no effect" in warnings
 
 
+@pytest.mark.parametrize(
+    ("parallelism", "training", "noted"),
+    [
+        ({}, {}, ""),
+        ({"reshard_after_forward": False}, {}, "parallelism.reshard_after_forward"),
+        ({"reshard_after_forward": False, "zero": 3}, {}, ""),
+        ({"accumulate_unsharded": True, "zero": 1}, {}, "parallelism.accumulate_unsharded"),
+        ({"accumulate_unsharded": True, "zero": 2}, {}, ""),
+        ({"accumulate_in_a_row": True, "zero": 1}, {}, "parallelism.accumulate_in_a_row"),
+        ({"accumulate_in_a_row": True, "zero": 2}, {}, ""),
+        ({"schedule_memory": 1.0}, {}, ""),
+        ({"schedule_memory": 2.0}, {}, "parallelism.schedule_memory"),
+        ({"schedule_memory": 2.0, "schedule": "zb_search"}, {}, ""),
+        ({"param_gather_dtype": "fp32"}, {}, "parallelism.param_gather_dtype"),
+        ({"param_gather_dtype": "fp32", "zero": 1}, {}, ""),
+        ({"micro_batch_group": 2}, {}, "parallelism.micro_batch_group"),
+        ({"ep_overlap": False}, {"optimizer": "sgd"}, ""),
+        ({}, {"optimizer": "sgd", "optimizer_dtype": "bf16"}, "training.optimizer_dtype"),
+        ({}, {"optimizer_dtype": "bf16", "zero_grad": "keep"}, ""),
+        ({}, {"master_weights": False}, ""),
+        ({}, {"master_weights": False, "param_dtype": "fp32"}, "training.master_weights"),
+    ],
+)
+def test_a_key_without_effect_is_named_alone(parallelism: dict[str, Any], training: dict[str, Any], noted: str) -> None:
+    data = small(parallelism={"dp": 2, **parallelism})
+    warnings = parse_scenario({**data, "training": {**data["training"], **training}}).warnings
+    assert [text.partition(":")[0] for text in warnings if "of no effect" in text] == [noted] * bool(noted)
+
+
 def test_gpus_that_idle_are_named() -> None:
     def warnings(**parallelism: int) -> str:
         data = {**small(parallelism=parallelism), "cluster": {"preset": "dgx-h100", "nodes": 8}}

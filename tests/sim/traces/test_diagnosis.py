@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sim.commands.replay import load
 from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario
 from sim.simulation import simulate
+from sim.traces import diagnosis
 from sim.traces.chakra_out import write_chakra
 from sim.traces.diagnosis import diagnose, verdict
 from sim.traces.kineto import read_kineto
 from sim.traces.matching import join
 from sim.traces.recording import Recording
+from sim.traces.replay import RankTimes, Replay, rank_times
 from tests.modules import run_module
 
 DP8 = Path(__file__).parents[3] / "scenarios" / "dp8.yaml"
@@ -52,24 +55,40 @@ def test_the_slow_rank_is_found_and_its_repair_gives_the_step_without_it(traced:
     assert "for rank 3 the others wait" in said
 
 
-def kernels(rank: int, world: int, scale: float, transfer: float, group: Sequence[int]) -> dict[str, Any]:
-    """Two kernels on a device, an all-reduce that the last member of `group` holds up, another kernel."""
-    nccl = {
-        "Collective name": "allreduce",
-        "In msg nelems": 1 << 20,
-        "dtype": "Float",
-        "Group size": len(group),
-        "Process Group Name": str(group[0]),
-        "Process Group Ranks": str(list(group)),
-        "Seq": 1,
-    }
+def kernels(
+    rank: int,
+    world: int,
+    scale: float,
+    transfer: float,
+    group: Sequence[int],
+    *,
+    second: float = 0.0,
+    idle: float = 0.0,
+) -> dict[str, Any]:
+    """Two kernels on a device, an all-reduce that the last member of `group` holds up, another kernel.
+
+    `second`: microseconds of a smaller all-reduce after it.
+    """
+
+    def nccl(elements: int, number: int) -> dict[str, Any]:
+        return {
+            "Collective name": "allreduce",
+            "In msg nelems": elements,
+            "dtype": "Float",
+            "Group size": len(group),
+            "Process Group Name": str(group[0]),
+            "Process Group Ranks": str(list(group)),
+            "Seq": number,
+        }
+
     gemm, norm = 100.0 * scale, 20.0
     meet = 20.0 + 100.0 * 2  # where the slowest of scale 2 arrives
     rows = [
         ("gemm", 0.0, gemm, {}),
         ("norm", gemm, norm, {}),
-        ("ncclDevKernel_AllReduce", gemm + norm, meet + transfer - gemm - norm, nccl),
-        ("gemm_2", meet + transfer, 50.0, {}),
+        ("ncclDevKernel_AllReduce", gemm + norm, meet + transfer - gemm - norm, nccl(1 << 20, 1)),
+        *([("ncclDevKernel_AllReduce", meet + transfer, second, nccl(1 << 10, 2))] if second else []),
+        ("gemm_2", meet + transfer + second, 50.0, {}),
     ]
     events = [
         {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": args}
@@ -92,6 +111,7 @@ def test_kernels_of_profiler_traces() -> None:
     assert [(row.operator, row.count) for row in rank.operators] == [("gemm", 1)]
     assert {(w.rank, w.for_rank) for w in found.waits} == {(0, 2), (1, 2), (3, 2)}
     assert found.waits[0].seconds == pytest.approx(100e-6)
+    assert (found.step_s, found.replayed_step_s) == (pytest.approx(300e-6), pytest.approx(300e-6))
 
 
 def test_a_slow_group_of_like_ones() -> None:
@@ -102,6 +122,23 @@ def test_a_slow_group_of_like_ones() -> None:
     (group,) = found.slow_groups
     assert (group.ranks, group.seconds, group.peers_s) == ((2, 3), pytest.approx(90e-6), pytest.approx(30e-6))
     assert group.gain_s == pytest.approx(60e-6)
+
+
+def test_a_group_is_shown_by_the_transfers_that_lose_most() -> None:
+    groups, times = ((0, 1), (2, 3), (4, 5)), ((30.0, 100.0), (60.0, 110.0), (30.0, 100.0))
+    traces = [kernels(r, 6, 2.0, a, g, second=b) for g, (a, b) in zip(groups, times, strict=True) for r in g]
+    (group,) = diagnose(joined(traces)).slow_groups
+    assert (group.ranks, group.bytes, group.kind) == ((2, 3), 4 << 20, "all_reduce")  # 30 us lost; 10 by the other
+    assert (group.seconds, group.peers_s) == (pytest.approx(60e-6), pytest.approx(30e-6))
+
+
+def test_a_busy_host_is_beside_those_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(times: Replay) -> list[RankTimes]:
+        return [replace(row, host_s=90e-6 if row.rank == 2 else 10e-6) for row in rank_times(times)]
+
+    monkeypatch.setattr(diagnosis, "rank_times", rows)
+    (host,) = diagnose(joined([kernels(r, 4, 2.0, 30.0, range(4)) for r in range(4)])).busy_hosts
+    assert (host.rank, host.host_s, host.peers_s) == (2, 90e-6, 10e-6)
 
 
 def test_nobody_is_slow_and_one_rank_has_no_peers(traced: list[Path]) -> None:
