@@ -26,6 +26,7 @@ UNUSED = {  # what numpy and pydantic would set up at import, a tenth of a short
     "PYDANTIC_DISABLE_PLUGINS": "__all__",  # looked for in the metadata of every package that is installed
 }
 END_WITHIN_S = 20.0  # of being asked to
+AGAIN_AFTER_S = 0.005
 EXTRAS = {"torch": "calibrate", "torchao": "torchao", "transformers": "huggingface", "distributed": "dask"}
 # One character each, so that columns stay where they are.
 RARE = "█▓░✓✗·–−—─…×÷µ→≤≥±‘’“”"
@@ -149,20 +150,32 @@ def _write_any_character() -> None:
             stream.reconfigure(errors="look-alike")
 
 
+class _Ended(SystemExit):
+    """The command was asked to end."""
+
+
 def _end_on_sigterm() -> None:
     """SIGTERM as an exception, with which files and processes are cleared away.
 
     Python drops an exception that meets it in a callback (of a weak reference, of an import's lock), and the command
-    would go on to its end as if nobody had asked. So it ends without clearing up where it is still there some time
-    later; its ranks die with it.
+    would go on to its end as if nobody had asked. So the exception is raised again. A command that is still there some
+    time later ends without clearing up; its ranks die with it.
     """
 
-    def end(number: int, frame: object) -> None:
+    def end(*_: object) -> None:
         if hasattr(signal, "setitimer"):
-            signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + number))
+            signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + signal.SIGTERM))
             signal.setitimer(signal.ITIMER_REAL, END_WITHIN_S)
-        raise SystemExit(128 + number)
+        raise _Ended(128 + signal.SIGTERM)
 
+    def dropped(what: sys.UnraisableHookArgs) -> None:
+        if not isinstance(what.exc_value, _Ended):
+            sys.__unraisablehook__(what)
+        elif hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, end)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_AFTER_S)
+
+    sys.unraisablehook = dropped
     signal.signal(signal.SIGTERM, end)
 
 

@@ -20,7 +20,16 @@ from sim.core.errors import InputError
 from sim.core.files import read_json, write_json
 from sim.core.units import counted
 from sim.inputs.file_kinds import NSYS_REPORTS, SQLITE, read_yaml_if_any, refuse_other_kind, starts_as_sqlite
-from sim.traces.changes import Change, doubts, dp_change, gpu_pair, kernel_scales, network_of, straggler_scales
+from sim.traces.changes import (
+    Change,
+    check_names,
+    doubts,
+    dp_change,
+    gpu_pair,
+    kernel_scales,
+    network_of,
+    straggler_scales,
+)
 from sim.traces.recording import Recording
 from sim.traces.replay import Replay, rank_times, recorded_times, replay, timeline
 
@@ -211,8 +220,10 @@ def make_change(recording: Recording, asked: dict[str, Any]) -> Change:
         if not 1e-9 <= asked[key] <= 1e9:
             raise InputError(f"--{key.replace('_', '-')}: found {asked[key]}; must be a factor from 1e-9 to 1e9")
     dp = dp_change(recording, asked["dp"], asked["dp_group"]) if asked["dp"] is not None else None
+    kernels = kernel_scales(asked["scale_kernels"])
+    check_names(recording, kernels)
     return Change(
-        kernels=kernel_scales(asked["scale_kernels"]),
+        kernels=kernels,
         gpu_ratio=asked["gpu_ratio"],
         gpus=gpu_pair(asked["gpu"], recording.gpu_name) if asked["gpu"] else None,
         network_scale=asked["network_scale"],

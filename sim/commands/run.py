@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Options that ask for something which the workload, or another option, does not have.
 NOT_FOR_SERVING = ("topology", "chakra", "days", "operators", "measured", "steps", "advise", "tokens")
-NOT_FOR_RL = ("plan_batch", "emit", *NOT_FOR_SERVING, "runs", "slo", "price")
+NOT_FOR_RL = ("plan_batch", "emit", *NOT_FOR_SERVING, "runs", "slo")
 OF_A_STEP = ("html", "trace", *NOT_FOR_SERVING, "require_fit", "price", "slo", "engine")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sim.results.records import Record
 from sim.results.result import StepResult
+from sim.rl.records import RlResult
 from sim.serve.records import ServingResult
 
 HOUR_S = 3_600.0
@@ -25,15 +26,18 @@ class TokenCost(Record, frozen=True):
 
 class Spending(Record, frozen=True):
     """Costs at one price of a GPU hour: of a trillion tokens in training, or a million tokens written in serving; of
-    the whole training where `training.tokens` gives its length."""
+    the whole training where `training.tokens` gives its length; of one step and of a million answers in reinforcement
+    learning, where `tokens` are those of prompts and answers."""
 
     price_per_gpu_hour: float
     trillion_tokens: TokenCost | None = None
     million_output_tokens: TokenCost | None = None
     whole_training: TokenCost | None = None
+    rl_step: TokenCost | None = None
+    million_answers: TokenCost | None = None
 
 
-def spending(result: StepResult | ServingResult, price_per_gpu_hour: float) -> Spending:
+def spending(result: StepResult | ServingResult | RlResult, price_per_gpu_hour: float) -> Spending:
     """The costs of a result; `price_per_gpu_hour` in any currency."""
     watts = result.scenario.cluster.mean_over(result.scenario.ranks, lambda gpu: gpu.power_limit_w)
 
@@ -43,6 +47,11 @@ def spending(result: StepResult | ServingResult, price_per_gpu_hour: float) -> S
     if isinstance(result, ServingResult):
         hours = MILLION / result.output_tokens_per_s_per_gpu / HOUR_S if result.output_tokens_per_s_per_gpu else 0.0
         return Spending(price_per_gpu_hour, million_output_tokens=cost(MILLION, hours))
+    if isinstance(result, RlResult):
+        step = result.step_time_s * result.scenario.ranks / HOUR_S
+        steps = MILLION / result.generation.answers
+        answers = cost(steps * result.tokens, steps * step)
+        return Spending(price_per_gpu_hour, rl_step=cost(result.tokens, step), million_answers=answers)
     hours = TRILLION / result.tokens_per_s_per_gpu / HOUR_S if result.tokens_per_s_per_gpu else 0.0
     run = result.training_run
     whole = None if run is None else cost(run.tokens, run.gpu_hours)

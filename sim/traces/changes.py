@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec import Struct, field
 
 from sim.core.collectives import COLLECTIVES
 from sim.core.errors import InputError
+from sim.inputs.input_source import nearest
 from sim.traces.recording import Node, Recording
 from topology.collectives import bus_factor
 from topology.network import Network
@@ -24,6 +26,7 @@ MATMUL = re.compile(
     re.I | re.S,
 )
 MAX_PATTERN = 200
+LONGEST = 5  # names that a message shows
 
 
 class Change(Struct, frozen=True):
@@ -135,6 +138,17 @@ def kernel_scales(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], float], 
     return tuple(out)
 
 
+def check_names(recording: Recording, kernels: Sequence[tuple[re.Pattern[str], float]]) -> None:
+    """Raise InputError for a pattern that no operator, kernel or transfer of the traces has; name the longest ones."""
+    for pattern, _ in kernels:
+        if not any(pattern.search(node.name[:2000]) for node in recording.nodes):
+            length_ns = Counter[str]()
+            for node in recording.nodes:
+                length_ns[node.name[:60]] += node.end_ns - node.start_ns
+            longest = ", ".join(name for name, _ in length_ns.most_common(LONGEST))
+            raise InputError(f"--scale-kernels: '{pattern.pattern}' matches nothing; the longest here are {longest}")
+
+
 def straggler_scales(texts: Sequence[str], ranks: Sequence[int]) -> dict[int, float]:
     """Parse `--straggler RANK=FACTOR`.
 
@@ -158,13 +172,11 @@ def gpu_pair(text: str, recorded: str) -> tuple[GpuSpec, GpuSpec]:
     """
     before, equals, after = text.rpartition("=")
     before = before if equals else _known_gpu(recorded)
-    for name in (before, after):
+    for name in (after, before):
         if name not in GPUS:
-            found = (
-                f"the traces' device '{recorded}' is no preset; say --gpu FROM={after}"
-                if not name
-                else f"unknown GPU '{name[:60]}'"
-            )
+            device = f"the traces' device '{recorded}' is no preset" if recorded else "the traces name no GPU"
+            say = f"{device}; say --gpu FROM={after}"
+            found = say if not name else f"unknown GPU '{name[:60]}'{nearest(name, GPUS)}"
             raise InputError(f"--gpu: {found} (there are: {', '.join(GPUS)})")
     return GPUS[before], GPUS[after]
 
@@ -252,7 +264,11 @@ def doubts(recording: Recording, change: Change) -> list[str]:
                 f"--dp: changes the groups like '{first}' (ranks {', '.join(map(str, members[first][:8]))}); others "
                 f"reduce too, of which --dp-group takes one: {shown}"
             )
-    messages = [n.message for n in recording.nodes if n.message is not None] if change.network is not None else []
+    messages = [n.message for n in recording.nodes if n.message is not None]
+    if not messages and (change.network is not None or change.network_scale != 1.0):
+        option = "--cluster" if change.network is not None else "--network-scale"
+        out.append(f"{option}: the traces hold no collective and no message, so it changes nothing")
+    messages = messages if change.network is not None else []
     sizeless = sum(not m.bytes and m.kind != "barrier" for m in messages)
     if sizeless:
         out.append(f"--cluster: the traces do not say the bytes of {sizeless} transfers, which keep their seconds")

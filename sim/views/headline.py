@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from sim.studies.anchor import Anchor
     from sim.studies.spending import Spending, TokenCost
 
+OFF_PAGE = (
+    "docs/slower_than_simulated.md"  # what to check, in order, where a measured step is far from the simulated one
+)
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
 TIGHT_BYTES = 2 * 2**30  # of a GPU's memory: CUDA's context, NCCL's buffers and the driver take about so much or more
 LINK_NAMES = {"domain": "links inside domains", "nic": "NICs", "spine": "links above leaves", "host": "PCIe"}
@@ -133,6 +136,8 @@ def anchor_numbers(found: Anchor | None) -> list[Number]:
         return []
     where = "inside" if found.inside_interval else "outside"
     note = f"simulated {seconds(found.simulated_s)} ({found.error:+.1%}), measured {where} the 90 % interval"
+    if not found.inside_interval:
+        note += f"; what now: {OFF_PAGE}"
     numbers = [Number("Measured step", seconds(found.measured_s), note, "" if found.inside_interval else "bad")]
     if found.anchored_step_time_s != found.measured_s:
         factor = found.measured_s / found.simulated_s
@@ -142,13 +147,15 @@ def anchor_numbers(found: Anchor | None) -> list[Number]:
 
 
 def spending_numbers(spent: Spending | None) -> list[Number]:
-    """Cost and energy of a trillion tokens, a million output tokens, or the whole training, at the given price."""
+    """Costs and energy at the given price, of whatever the workload makes."""
     if spent is None:
         return []
     costs = (
         ("Cost per trillion tokens", spent.trillion_tokens),
         ("Cost per million output tokens", spent.million_output_tokens),
         ("Cost of the whole training", spent.whole_training),
+        ("Cost of a step", spent.rl_step),
+        ("Cost per million answers", spent.million_answers),
     )
     return [Number(name, _money(cost.price), _cost_note(cost)) for name, cost in costs if cost is not None]
 

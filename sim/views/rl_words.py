@@ -100,15 +100,15 @@ def fact_lines(result: RlResult) -> list[tuple[str, str]]:
     return [("answers", written), ("training", trained), ("weights", moved)]
 
 
-def print_rl(result: RlResult, terminal: Terminal) -> None:
-    """Print a result for a person."""
+def print_rl(result: RlResult, terminal: Terminal, numbers: Sequence[Number] = ()) -> None:
+    """Print a result for a person; `numbers` come after its own."""
     rl = result.scenario.rl
     assert rl is not None
     terminal.print(result.scenario.name, "bold")
     terminal.print(rl_line(result.scenario, rl), "dim")
     phases = plain_table([name.lower() for name in PHASE_HEAD], phase_rows(result))
     pools = plain_table([name.lower() for name in POOL_HEAD], pool_rows(result.pools))
-    for table in (numbers_table(rl_headline(result)), phases, pools, words_table(fact_lines(result))):
+    for table in (numbers_table([*rl_headline(result), *numbers]), phases, pools, words_table(fact_lines(result))):
         terminal.print()
         terminal.print_table(table)
     terminal.print()

@@ -56,6 +56,27 @@ def test_json_alone_on_standard_output(traces: list[str]) -> None:
     }
 
 
+def test_a_pattern_that_matches_nothing_is_refused_with_the_longest_names(traces: list[str]) -> None:
+    done = invoke(*traces, "--scale-kernels", "gemn=2")
+    assert done.exit_code == 2
+    assert "--scale-kernels: 'gemn' matches nothing; the longest here are " in done.stderr
+    assert "gemm" in done.stderr
+
+
+def test_gpus_are_named_by_the_traces_or_by_the_user(traces: list[str]) -> None:
+    done = invoke(*traces, "--gpu", "h100")
+    assert "unknown GPU 'h100'; did you mean one of h100-nvl, h100-pcie, h100-sxm?" in done.stderr
+
+
+def test_a_network_changes_nothing_where_nothing_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "job.0.et").write_bytes(encode_file([comp(1, 100), comp(2, 50, 1)]))
+    for option, value in (("--network-scale", "2"), ("--cluster", "dgx-h100")):
+        done = invoke(str(tmp_path / "job.0.et"), option, value, "--json", "-")
+        assert done.exit_code == 0, done.output
+        said = f"{option}: the traces hold no collective and no message, so it changes nothing"
+        assert said in json.loads(done.stdout)["warnings"]
+
+
 def test_page_trace_and_summary(traces: list[str], tmp_path: Path) -> None:
     page, trace = tmp_path / "x.html", tmp_path / "x.trace.json"
     done = invoke(*traces, "--html", str(page), "--trace", str(trace), "--scale-kernels", "gemm=2")

@@ -13,6 +13,8 @@ from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from sim.studies.anchor import anchor
 from sim.studies.spending import spending
+from sim.views.headline import OFF_PAGE
+from tests.processes import ROOT
 from tests.sim.cases import case
 
 
@@ -36,6 +38,27 @@ def test_a_million_output_tokens_cost_what_serving_them_takes() -> None:
     cost = spending(result, 2.0).million_output_tokens
     assert cost is not None
     assert cost.price == pytest.approx(2.0 * 1e6 / result.output_tokens_per_s_per_gpu / 3600)
+
+
+def test_a_step_of_reinforcement_learning_costs_all_its_gpus(tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    ran = CliRunner().invoke(main, ["scenarios/rl_grpo_llama8b.yaml", "--price", "2", "--json", str(out)])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(out.read_text())
+    step, answers = found["spending"]["rl_step"], found["spending"]["million_answers"]
+    assert step["price"] == pytest.approx(2 * 16 * found["step_time_s"] / 3600)
+    assert step["tokens"] == found["tokens"]
+    assert answers["price"] == pytest.approx(step["price"] * 1e6 / 1024)  # 64 prompts, 16 answers each
+    assert "Cost of a step" in ran.output
+    assert "Cost per million answers" in ran.output
+
+
+@pytest.mark.parametrize(("measured", "outside"), [("1.06s", False), ("3.9s", True)])
+def test_a_step_outside_the_interval_names_what_to_check(measured: str, outside: bool) -> None:
+    ran = CliRunner().invoke(main, ["scenarios/zero3_llama8b_dp64.yaml", "--measured", measured, "--no-advise"])
+    assert ran.exit_code == 0, ran.output
+    assert (OFF_PAGE in " ".join(ran.output.split())) is outside
+    assert (ROOT / OFF_PAGE).is_file()
 
 
 def test_what_is_off_by_a_factor_is_scaled_by_it() -> None:
