@@ -12,6 +12,7 @@ in `Fit.start` are free, and all others keep the record's values.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -22,15 +23,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from calibrate.serving.host_fit import Values, every_second, solve, spread_words, tried
-from sim.inputs.scenario import Scenario, parse_scenario
-from sim.prices.profiles import load_profile
 from sim.serve.costs import iteration_costs
 from sim.serve.engine_record import Engine
 from sim.serve.engines import ENGINES
+from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
-from sim.validation.predict import predict
-from sim.validation.prediction import cluster_of
+from sim.validation.prediction import cluster_of, profile_named
 from sim.validation.records import Measurement
+from sim.validation.serving_rows import serving_scenario, value_of
 from sim.validation.tables import read_table
 
 PUBLISHED = Path(__file__).parent.parent / "scenarios" / "published"
@@ -73,6 +73,12 @@ FITS = (
 )
 
 
+def halves(fit: Fit, rows: Sequence[Measurement]) -> tuple[list[Measurement], list[Measurement]]:
+    """Return those of `rows` that are fitted, and the others of the same table and architecture."""
+    mine = [r for r in sorted(rows, key=lambda r: r.id) if r.table == fit.table]
+    return every_second([r for r in mine if cluster_of(r).gpu.architecture == fit.architecture])
+
+
 def changed(engine: Engine, architecture: str, names: list[str], values: Values) -> Engine:
     """Return the record with the named constants replaced."""
     given = dict(zip(names, values.tolist(), strict=True))
@@ -86,34 +92,32 @@ def errors(fit: Fit, rows: list[Measurement], values: Values) -> Values:
     with tried(changed(ENGINES[fit.engine], fit.architecture, list(fit.start), values)):
         if fit.whole:
             return np.array([np.log(_rate(row) / row.measured["output_tokens_per_s_per_gpu"]) for row in rows])
-        found = [(predict(row)[0], row.measured) for row in rows]
-    return np.array([np.log(p[key].value / measured[key]) for p, measured in found for key in p])
+        found = [(_simulated(row).result, row) for row in rows]
+    return np.array([np.log(value_of(r, row, key) / row.measured[key]) for r, row in found for key in row.measured])
 
 
-def _scenario(row: Measurement) -> Scenario:
-    from sim.validation.predict import _served_by, _with
-
-    return parse_scenario(_served_by(row, _with(row, None)), row.id)
+def _simulated(row: Measurement) -> ServingSimulation:
+    scenario = serving_scenario(row, row.scenario)
+    return simulate_serving(scenario, profile_named(scenario.calibration))
 
 
 @cache
 def _iterations(table: str, row_id: str) -> tuple[Any, ...]:
     """Return what every iteration of a row computes, and how often."""
     row = next(r for r in read_table(PUBLISHED / f"{table}.json").rows if r.id == row_id)
-    served = simulate_serving(_scenario(row))
-    return tuple((i.load, i.steps) for r in served.replicas for i in r.iterations)
+    return tuple((i.load, i.steps) for r in _simulated(row).replicas for i in r.iterations)
 
 
 def _rate(row: Measurement) -> float:
     """Return output tokens/s of each GPU, pricing the iterations of the row's schedule with the present records."""
-    s = _scenario(row)
-    costs = iteration_costs(s, load_profile(s.calibration))
+    s = serving_scenario(row, row.scenario)
+    costs = iteration_costs(s, profile_named(s.calibration))
     seconds = 0.0
     for load, steps in _iterations(row.table, row.id):
         each = sum(costs.decode_run(load.decodes, load.decode_kv, steps)) if steps > 1 else costs.stage_seconds(load)[0]
         seconds += each
     requests: Any = s.for_serving.requests
-    return requests.count * requests.output_len / seconds / s.parallelism.ranks
+    return float(requests.count * requests.output_len / seconds / s.parallelism.ranks)
 
 
 def recorded(fit: Fit) -> Values:
@@ -129,12 +133,10 @@ def main() -> None:
     for fit in FITS:
         if engines and fit.engine not in engines:
             continue
-        table = read_table(PUBLISHED / f"{fit.table}.json")
-        mine = [r for r in sorted(table.rows, key=lambda r: r.id) if cluster_of(r).gpu.architecture == fit.architecture]
-        fitted, others = every_second(mine)
+        fitted, others = halves(fit, read_table(PUBLISHED / f"{fit.table}.json").rows)
         steps = 4 if fit.whole else 12
         values = recorded(fit) if judge else solve(fit.start, partial(errors, fit, fitted), steps)
-        print(f"{fit.engine}, {fit.architecture}, {fit.table}: {len(fitted)} of {len(mine)} rows fitted")
+        print(f"{fit.engine}, {fit.architecture}, {fit.table}: {len(fitted)} of {len(fitted + others)} rows fitted")
         print("  " + ", ".join(f"{name} {value:.3g}" for name, value in zip(fit.start, values, strict=True)))
         for name, rows in (("fitted", fitted), ("others", others)):
             found = errors(fit, rows, values)

@@ -13,25 +13,28 @@ if TYPE_CHECKING:
 
     from sim.inputs.scenario import Scenario
     from sim.search.slo import Promise
+    from sim.serve.records import ServingResult
     from sim.serve.result import ServingSimulation
 
 
 def run_serving(scenario: Scenario, options: RunOptions) -> bool:
     """Simulate and show; does it fit in memory?"""
     from sim.search.slo import parse_slo, share_within
+    from sim.serve.other_servers import with_intervals
     from sim.serve.simulation import simulate_serving
     from sim.studies.spending import spending
 
     promises = () if options.slo is None else parse_slo(options.slo)
     simulation = simulate_serving(scenario, engine=options.engine)
+    result = with_intervals(simulation)
     within = share_within(simulation, promises) if promises else None
     if options.html is not None:
-        write_page(options.html, _page(simulation, promises, within))
+        write_page(options.html, _page(simulation, result, promises, within))
     if options.trace is not None:
         write_trace(options.trace, simulation.timeline, simulation.memory)
-    spent = None if options.price is None else spending(simulation.outcome, options.price)
+    spent = None if options.price is None else spending(result, options.price)
     if options.json is not None:
-        whole = simulation.result | ({} if spent is None else {"spending": spent.to_json()})
+        whole = result.to_json() | ({} if spent is None else {"spending": spent.to_json()})
         if promises:
             kept = [{"limit": p.text, "kept": p.kept(simulation.result)} for p in promises]
             whole |= {"slo": kept, "share_within_slo": within}
@@ -41,16 +44,18 @@ def run_serving(scenario: Scenario, options: RunOptions) -> bool:
         from sim.views.serving_summary import print_serving
         from sim.views.terminal import standard_output
 
-        print_serving(simulation.outcome, standard_output(), spending_numbers(spent), promises, within)
-    return simulation.outcome.fits_in_memory
+        print_serving(result, standard_output(), spending_numbers(spent), promises, within)
+    return result.fits_in_memory
 
 
-def _page(simulation: ServingSimulation, promises: Sequence[Promise], within: float | None) -> str:
+def _page(
+    simulation: ServingSimulation, result: ServingResult, promises: Sequence[Promise], within: float | None
+) -> str:
     """The page of a serving workload."""
     from sim.serve.distributions import distributions
     from sim.serve.over_time import over_time
     from sim.views.serving_plots import serving_plots
     from sim.views.timeline_page import timeline_page
 
-    plots = serving_plots(simulation.outcome, over_time(simulation), distributions(simulation), promises, within)
-    return timeline_page(simulation.outcome, simulation.timeline, simulation.memory, served=plots)
+    plots = serving_plots(result, over_time(simulation), distributions(simulation), promises, within)
+    return timeline_page(result, simulation.timeline, simulation.memory, served=plots)

@@ -1,4 +1,4 @@
-"""The 90 % interval of a step time, and in words what it is made of."""
+"""The 90 % interval of a step time or of a served workload, and in words what it is made of."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from sim.core.normal import NINETY_BY_MEAN
+from sim.core.normal import NINETY_BY_MEAN, NINETY_PERCENT
 from sim.core.shipped import shipped_profiles
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
-from sim.results.evidence import Features, Width, features_of, interval_factor, published, sort_of
+from sim.results.evidence import SERVING, Features, Width, features_of, interval_factor, published, sort_of
 from sim.results.metrics import interval
 from topology.presets import GPUS
 from topology.spec import GpuSpec
@@ -33,30 +33,46 @@ def step_interval(
 ) -> StepInterval:
     """The interval of a step of `step_s` seconds; `shares`: its seconds by operator kind, source and uncertainty.
 
-    A profile fitted to steps has the error on those that its fit did not see; another of one's own the uncertainty of
-    its points; a shipped one the simulator's errors on published steps, and where none is of a GPU with the same
-    multiprocessors at least the prices' own.
+    A profile fitted to steps has the error on those that its fit did not see; others are as `interval_by_evidence`.
     """
-    low_s, high_s = interval(step_s, dict(shares))
-    own = "uncertainty of the prices"
     fitted = profile.settings.get(HELD_OUT)
     if isinstance(fitted, int | float):
         factor = math.exp(NINETY_BY_MEAN * fitted)
         return StepInterval(step_s / factor, step_s * factor, "errors on steps that the profile's fit did not see")
-    if scenario.model.program is not None or profile.bare or profile.name not in shipped_profiles():
-        return StepInterval(low_s, high_s, own)
-    width = _width(scenario)
+    own = None if scenario.model.program is not None else features_of(scenario)
+    return interval_by_evidence(scenario, profile, step_s, shares, own)
+
+
+def interval_by_evidence(
+    scenario: Scenario,
+    profile: Profile,
+    seconds: float,
+    shares: Mapping[tuple[str, str, float], float],
+    own: Features | None,
+    more: float = 0.0,
+) -> StepInterval:
+    """The interval of `seconds`, of which `shares` are by operator kind, source and uncertainty.
+
+    A profile of one's own has the uncertainty of its points; a shipped one the simulator's errors on published rows
+    that are like `own`, and where none is of a GPU with the same multiprocessors at least the prices' own. `more`: a
+    standard deviation, as a part of 1, that errors on other rows do not hold.
+    """
+    low_s, high_s = interval(seconds, dict(shares))
+    words = "uncertainty of the prices"
+    if own is None or profile.bare or profile.name not in shipped_profiles():
+        return StepInterval(low_s, high_s, words)
+    width = _width(scenario, sort_of(own))
     if width is None:
-        return StepInterval(low_s, high_s, own)
-    if not all(_published(gpu) for gpu in scenario.cluster.gpus):
-        low_s, high_s = min(low_s, step_s / width.factor), max(high_s, step_s * width.factor)
-        return StepInterval(low_s, high_s, f"{own}, and {width.why}")
-    return StepInterval(step_s / width.factor, step_s * width.factor, width.why)
+        return StepInterval(low_s, high_s, words)
+    factor = math.exp(math.hypot(math.log(width.factor), NINETY_PERCENT * more))
+    if not all(_published(gpu, own.kind == SERVING) for gpu in scenario.cluster.gpus):
+        low_s, high_s = min(low_s, seconds / factor), max(high_s, seconds * factor)
+        return StepInterval(low_s, high_s, f"{words}, and {width.why}")
+    return StepInterval(seconds / factor, seconds * factor, width.why)
 
 
-def _width(scenario: Scenario) -> Width | None:
-    """Return the width of a step's interval; the widest, if the cluster has several kinds of GPUs."""
-    own = sort_of(features_of(scenario))
+def _width(scenario: Scenario, own: Features) -> Width | None:
+    """Return the width of a workload's interval; the widest, if the cluster has several kinds of GPUs."""
     widths = [_width_of(own._replace(gpu=g.name, architecture=g.architecture)) for g in scenario.cluster.gpus]
     return max((width for width in widths if width is not None), key=lambda width: width.factor, default=None)
 
@@ -67,11 +83,12 @@ def _width_of(sort: Features) -> Width | None:
     return interval_factor(sort)
 
 
-def _published(gpu: GpuSpec) -> bool:
-    """Tell whether published steps ran on the multiprocessors of `gpu`."""
-    return any(gpu.same_multiprocessors(other) for other in _published_gpus())
+def _published(gpu: GpuSpec, serving: bool) -> bool:
+    """Tell whether published workloads of this sort ran on the multiprocessors of `gpu`."""
+    return any(gpu.same_multiprocessors(other) for other in _published_gpus(serving))
 
 
-@lru_cache(maxsize=1)
-def _published_gpus() -> tuple[GpuSpec, ...]:
-    return tuple(GPUS[name] for name in dict.fromkeys(row.features.gpu for row in published()))
+@lru_cache(maxsize=2)
+def _published_gpus(serving: bool) -> tuple[GpuSpec, ...]:
+    found = dict.fromkeys(row.features.gpu for row in published() if (row.features.kind == SERVING) == serving)
+    return tuple(GPUS[name] for name in found)

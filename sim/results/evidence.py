@@ -1,9 +1,9 @@
 """Published measurements beside a result: the rows nearest to a scenario, and how far off the simulator was on them.
 
-`sim/presets/evidence.json` holds, for a sample of the published training steps (`scenarios/published`), what was
-measured and what this simulator says, written by `tools/predict_published.py`. Rows have the features of `Features`;
-`distance` between two is a sum over them, in units of "as much as a factor of two in the model's size". The errors also
-make the 90 % interval of a step that is priced by a shipped profile (`interval_factor`).
+`sim/presets/evidence.json` holds, for a sample of the published training steps and served workloads
+(`scenarios/published`), what was measured and what this simulator says, written by `tools/predict_published.py`. Rows
+have the features of `Features`; `distance` between two is a sum over them, in units of "as much as a factor of two in
+the model's size". The errors also make the 90 % interval of what is priced by a shipped profile (`interval_factor`).
 """
 
 from __future__ import annotations
@@ -34,15 +34,22 @@ FILE = Path(__file__).parents[1] / "presets" / "evidence.json"
 SHOWN = 3  # rows beside a result
 FEWEST_TABLES = 5  # whose errors make an interval
 REACH = 2.0  # the distance over which a row's weight falls to 1/e
-OTHER_KIND = 4.0  # distance between dense training, experts and adapters
+OTHER_KIND = 4.0  # distance between dense training, experts, adapters and serving
+SERVING = "serving"  # the kind of all served workloads
 # What a factor of two in a feature adds to the distance.
 WEIGHTS = {"active": 0.5, "ranks": 0.15, "seq_len": 0.15, "tp": 0.2, "pp": 0.2, "cp": 0.3, "ep": 0.2, "bits": 1.0}
-FAMILY = {"composer": "torch", "nanotron": "torch", "eager": "torch", "compiled": "torch"}
+FAMILY = {
+    "composer": "torch",
+    "nanotron": "torch",
+    "eager": "torch",
+    "compiled": "torch",
+    "TensorRT-LLM Triton": "TensorRT-LLM",
+}
 
 
 class Features(NamedTuple):
-    """Hold the features by which a step is like another. `kind`: dense, moe or lora; sizes in billions of
-    parameters."""
+    """Hold the features by which a step or a served workload is like another. `kind`: of training dense, moe or
+    lora; sizes in billions of parameters; `framework` of a served workload: the engine's product."""
 
     gpu: str
     architecture: str
@@ -61,13 +68,26 @@ class Features(NamedTuple):
 
 
 class PublishedStep(Struct, frozen=True):
-    """A published step: its table, its name there, what was measured and is predicted (seconds), its features."""
+    """A published step or served quantity: its table, its name there, what was measured and is predicted, its features.
+
+    `power`: by what power of the time of all work it grows; 1, but for latencies under load, which grow faster.
+    `host`: the standard deviation, as a part of 1, that the engine's record of its host adds. `quantity`: the key under
+    which it was measured.
+    """
 
     table: str
     row: str
     measured: float
     predicted: float
     features: Features
+    power: float = 1.0
+    host: float = 0.0
+    quantity: str = "step_time_s"
+
+    @property
+    def error(self) -> float:
+        """|log| of the factor by which the time of all work is off."""
+        return abs(math.log(self.predicted / self.measured)) / self.power
 
 
 class Evidence(Record, frozen=True):
@@ -103,11 +123,11 @@ def features_of(scenario: Scenario) -> Features:
     gpu = scenario.cluster.gpu
     layout, framework = (p.ranks, p.tp, p.pp, p.cp, p.ep, p.zero == 3), FRAMEWORKS[t.framework].kin or t.framework
     trained = (8 * dtype_bytes(t.precision), t.seq_len, framework, t.software_date or "")
-    return Features(gpu.name, gpu.architecture, kind_of(scenario), _active(m), *layout, *trained)
+    return Features(gpu.name, gpu.architecture, kind_of(scenario), active_billions(m), *layout, *trained)
 
 
 @lru_cache(maxsize=64)  # candidates of a search share their model
-def _active(model: ModelConfig) -> float:
+def active_billions(model: ModelConfig) -> float:
     """Billions of parameters that a token passes."""
     return round(count_parameters(model).active / 1e9, 3)
 
@@ -118,7 +138,16 @@ def published() -> tuple[PublishedStep, ...]:
     if not FILE.is_file():
         return ()
     data = json.loads(FILE.read_text(encoding="utf-8"))
-    return tuple(PublishedStep(row[0], row[1], row[2], row[3], Features(*row[4])) for row in data["rows"])
+    return tuple([PublishedStep(*[*row[:4], Features(*row[4]), *row[5:]]) for row in data["rows"]])
+
+
+@lru_cache(maxsize=2)
+def published_for(serving: bool) -> tuple[PublishedStep, ...]:
+    """The rows whose errors tell about training or about serving.
+
+    Training: steps. Serving has few tables, and steps rest on the same measured operators: both.
+    """
+    return published() if serving else tuple([row for row in published() if row.features.kind != SERVING])
 
 
 class _Columns(NamedTuple):
@@ -142,7 +171,7 @@ def _columns(steps: Sequence[Features]) -> _Columns:
 
 @lru_cache(maxsize=1)
 def _published_columns() -> _Columns:
-    return _columns([row.features for row in published()])
+    return _columns([row.features for row in published_for(serving=False)])
 
 
 def distance(a: Features, b: Features) -> float:
@@ -171,13 +200,13 @@ def _family(f: Features) -> str:
 
 def nearest(scenario: Scenario, count: int = SHOWN) -> tuple[Evidence, ...]:
     """The published rows nearest to a scenario, nearest first, of a table at most one."""
-    if scenario.model.program is not None or not published():
+    if scenario.model.program is not None or not published_for(serving=False):
         return ()
     apart, found = _distances(features_of(scenario), _published_columns()), dict[str, Evidence]()
     for i in np.argsort(apart, kind="stable").tolist():
         if len(found) == count:
             break
-        r = published()[i]
+        r = published_for(serving=False)[i]
         if r.table not in found:
             error, near = r.predicted / r.measured - 1.0, round(float(apart[i]), 3)
             where = in_words(r.features)
@@ -215,19 +244,19 @@ def interval_factor(own: Features, rows: Sequence[PublishedStep] | None = None) 
     this rule were chosen by intervals made without the judged table (docs/accuracy.md, "The 90 % interval").
     `rows`: in place of all that are shipped, such as without a table that is judged.
     """
-    rows = published() if rows is None else rows
+    rows = published_for(own.kind == SERVING) if rows is None else rows
     sizes = Counter([row.table for row in rows])
     if len(sizes) < FEWEST_TABLES:
         return None
     apart = _distances(sort_of(own), _columns([sort_of(row.features) for row in rows]))
-    errors = [abs(math.log(row.predicted / row.measured)) for row in rows]
+    errors = [row.error for row in rows]
     parts = np.exp(-apart / REACH) / [sizes[row.table] for row in rows]
     mean = float(np.average(errors, weights=parts))
     _, table = np.unique([row.table for row in rows], return_inverse=True)
     weights = np.bincount(table, parts)
     effective = float(weights.sum() ** 2 / (weights**2).sum())
     alike = {row.table for row in rows if _group(row.features) == _group(own)}
-    named = f"{own.kind} training with {_family(own)} on {own.architecture}"
+    named = f"{own.kind}{' training' * (own.kind != SERVING)} with {_family(own)} on {own.architecture}"
     known = f"{len(alike)} of them are" if len(alike) > 1 else "one of them is" if alike else "none of them is"
     why = f"errors on {len(sizes)} published tables, of which nearer ones count more ({known} {named})"
     return Width(math.exp(NINETY_BY_MEAN * student_by_normal(effective) * mean), why)

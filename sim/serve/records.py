@@ -17,6 +17,29 @@ class Percentiles(Record, frozen=True):
     mean: float
 
 
+Bounds = tuple[float, float]
+
+
+class PercentileBounds(Record, frozen=True):
+    """The 90 % intervals of `Percentiles`."""
+
+    p50: Bounds
+    p90: Bounds
+    p99: Bounds
+    mean: Bounds
+
+
+class ServingIntervals(Record, frozen=True, kw_only=True):
+    """The 90 % intervals of a workload's quantities of the same names."""
+
+    request_latency_s: PercentileBounds
+    time_to_first_token_s: PercentileBounds
+    time_per_output_token_s: PercentileBounds
+    inter_token_latency_s: PercentileBounds
+    output_tokens_per_s: Bounds
+    output_tokens_per_s_per_gpu: Bounds
+
+
 class KvCacheUse(Record, frozen=True, kw_only=True):
     """The key-value cache over a workload. Blocks are those of one replica, counts the sums over replicas; waste and
     means are over time."""
@@ -126,7 +149,9 @@ class ServingResult(Record, frozen=True, kw_only=True):
     format: str = "sim-result/1"
     scenario: Scenario
     duration_s: float
-    duration_interval_s: tuple[float, float]  # 90 %, from the prices' own uncertainty
+    duration_interval_s: Bounds  # 90 %, of which `interval_from` says in words what it is made of
+    interval_from: str
+    intervals: ServingIntervals | None = None  # of the other quantities; None where nobody asked for them
     requests: int
     request_latency_s: Percentiles
     queue_time_s: Percentiles  # from a request's arrival to its first admission

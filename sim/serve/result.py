@@ -16,9 +16,10 @@ from sim.prices.profile import Profile
 from sim.programs.priced_items import Shares, add_all
 from sim.ranks.faults import has_jitter
 from sim.results.memory import MemoryCurve
-from sim.results.metrics import interval, provenance, roofline_warnings, text_of
+from sim.results.metrics import provenance, roofline_warnings, text_of
 from sim.results.records import Engine, MemoryRow
 from sim.serve.cache_states import Floats, StateArrays
+from sim.serve.certainty import server_interval
 from sim.serve.costs import IterationCosts
 from sim.serve.inter_token import inter_token_latency
 from sim.serve.iteration_shares import HOST
@@ -45,6 +46,7 @@ from sim.serve.timeline import classes_of, make_timeline, memory_curves
 if TYPE_CHECKING:
     from sim.serve.autoscaler import Span
     from sim.serve.handover import Transfer
+    from sim.serve.requests import Request
 
 OVERLOADED = 0.1  # of all requests: more that wait at the last arrival are a queue that grows
 
@@ -58,6 +60,8 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
     transfers: tuple[Transfer, ...]
     path: str  # simpy or static: what gave the times
     wall_s: float
+    requests: tuple[Request, ...]
+    held_bytes: float = 0.0  # of every GPU, which belong to others
     spans: tuple[Span, ...] = ()  # autoscaling: when which replica was on
 
     @property
@@ -156,11 +160,13 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools
     )
     shares, scaling = sim.shares, scaling_use(sim.spans, sim.scenario, sim.start_s, sim.end_s)
+    likely = server_interval(sim.scenario, sim.profile, sim.end_s, shares, sim.host_uncertainty)
     gpus = sim.scenario.ranks * (scaling.replicas_mean / sim.scenario.parallelism.dp if scaling else 1.0)
     return ServingResult(
         scenario=sim.scenario,
         duration_s=sim.end_s,
-        duration_interval_s=interval(sim.end_s, shares),
+        duration_interval_s=(likely.low_s, likely.high_s),
+        interval_from=likely.why,
         requests=len(sequences),
         request_latency_s=percentiles(times.latency_s.tolist()),
         queue_time_s=percentiles(times.queue_s.tolist()),

@@ -65,7 +65,8 @@ def simulate_serving(
     path = _path(scenario, engine, found)
     with no_collection():
         pools, transfers, spans = _served(scenario, prices, found, path, group, held_bytes)
-    return ServingSimulation(scenario, prices, pools, tuple(transfers), path, time.perf_counter() - begin, spans)
+    wall_s = time.perf_counter() - begin
+    return ServingSimulation(scenario, prices, pools, tuple(transfers), path, wall_s, found, held_bytes, spans)
 
 
 def _served(
@@ -88,16 +89,22 @@ def _served(
     return (pool,), [], ()
 
 
+def coupling(scenario: Scenario) -> str:
+    """What makes replicas affect each other, in words; empty where they do not, and the quick pass can serve each."""
+    inference = scenario.for_serving
+    found = "inference.disaggregated" if inference.disaggregated is not None else ""
+    if inference.router != "round_robin" and scenario.parallelism.dp > 1:
+        found = f"inference.router {inference.router}"
+    if inference.autoscaling is not None:
+        found = "inference.autoscaling"
+    if experts_span(scenario) > 1:
+        found = "replicas that share experts (parallelism.ep)"
+    return found
+
+
 def _path(scenario: Scenario, engine: Engine, requests: tuple[Request, ...]) -> Literal["simpy", "static"]:
     """Which engine serves."""
-    inference = scenario.for_serving
-    coupled = "inference.disaggregated" if inference.disaggregated is not None else ""
-    if inference.router != "round_robin" and scenario.parallelism.dp > 1:
-        coupled = f"inference.router {inference.router}"
-    if inference.autoscaling is not None:
-        coupled = "inference.autoscaling"
-    if experts_span(scenario) > 1:
-        coupled = "replicas that share experts (parallelism.ep)"
+    coupled = coupling(scenario)
     if coupled and engine == "static":
         raise scenario.error((), f"--engine static does not know {coupled}; simpy does (auto)")
     small = len(requests) <= SIMPY_REQUESTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
     from sim.results.evidence import Evidence
-    from sim.serve.records import ServingResult
+    from sim.serve.records import Percentiles, ServingResult
     from sim.studies.anchor import Anchor
     from sim.studies.spending import Spending, TokenCost
 
@@ -27,6 +27,11 @@ OFF_PAGE = (
 )
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
 TIGHT_BYTES = 2 * 2**30  # of a GPU's memory: CUDA's context, NCCL's buffers and the driver take about so much or more
+LATENCIES = {
+    "Request latency": "request_latency_s",
+    "Time to first token": "time_to_first_token_s",
+    "Time per output token": "time_per_output_token_s",
+}
 LINK_NAMES = {"domain": "links inside domains", "nic": "NICs", "spine": "links above leaves", "host": "PCIe"}
 
 
@@ -49,9 +54,8 @@ def _step(result: StepResult) -> list[Number]:
     step_s, mean, exposed_s = result.step_time_s, result.mean_rank, result.mean_rank.exposed_comm_s
     if not step_s:
         return []
-    low, high = result.step_time_interval_s
     use = result.utilization
-    interval = f"90 % interval {seconds(low)} – {seconds(high)}"
+    interval = _interval(result.step_time_interval_s, seconds)
     if result.one_step_s is not None:
         interval += f"; from its first forward to its last rank's end a step lasts {seconds(result.one_step_s)}"
     flops, per_gpu = rate(use.model_flops_per_s_per_gpu, "FLOP/s"), result.tokens_per_s_per_gpu
@@ -104,17 +108,18 @@ def _contention(result: StepResult) -> list[Number]:
 
 
 def _serving(result: ServingResult) -> list[Number]:
-    latencies = (
-        ("Request latency", result.request_latency_s),
-        ("Time to first token", result.time_to_first_token_s),
-        ("Time per output token", result.time_per_output_token_s),
-    )
-    numbers = [
-        Number(name, seconds(p.p50), f"median; p90 {seconds(p.p90)}, p99 {seconds(p.p99)}", compared=p.p50)
-        for name, p in latencies
-    ]
-    rate_per_s = result.output_tokens_per_s
-    return [*numbers, Number("Output tokens/s", count(rate_per_s), compared=rate_per_s)]
+    likely, rate_per_s, numbers = result.intervals, result.output_tokens_per_s, list[Number]()
+    for name, key in LATENCIES.items():
+        p: Percentiles = getattr(result, key)
+        within = "" if likely is None else f", {_interval(getattr(likely, key).p50, seconds)}"
+        words = f"median{within}; p90 {seconds(p.p90)}, p99 {seconds(p.p99)}"
+        numbers.append(Number(name, seconds(p.p50), words, compared=p.p50))
+    within = "" if likely is None else _interval(likely.output_tokens_per_s, count)
+    return [*numbers, Number("Output tokens/s", count(rate_per_s), within, compared=rate_per_s)]
+
+
+def _interval(bounds: tuple[float, float], words: Callable[[float], str]) -> str:
+    return f"90 % interval {words(bounds[0])} – {words(bounds[1])}"
 
 
 def _peak(result: StepResult | ServingResult) -> Number:

@@ -185,9 +185,9 @@ def _goodput(found: Goodput) -> TextTable:
 
 def _evidence(result: StepResult | ServingResult) -> list[str]:
     """The source of the interval, and published measurements of similar steps."""
-    if not isinstance(result, StepResult):
-        return []
     lines = [f"90 % interval: from the simulator's {result.interval_from}"] if result.interval_from else []
+    if not isinstance(result, StepResult):
+        return lines
     return lines + [f"similar published step: {evidence_line(row)}" for row in nearest(result.scenario, 2)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sim.core.normal import NINETY_BY_MEAN, student_by_normal
+from sim.core.normal import NINETY_BY_MEAN, NINETY_PERCENT, student_by_normal
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profiles import load_profile
 from sim.results.certainty import HELD_OUT
@@ -19,6 +19,7 @@ from sim.results.evidence import (
     FEWEST_TABLES,
     OTHER_KIND,
     REACH,
+    SERVING,
     Features,
     PublishedStep,
     distance,
@@ -26,8 +27,12 @@ from sim.results.evidence import (
     interval_factor,
     nearest,
     published,
+    published_for,
 )
+from sim.serve.certainty import serving_features
+from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from sim.validation.serving_rows import serving_scenario, value_of
 from sim.validation.tables import read_table
 
 PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
@@ -43,7 +48,10 @@ def scenario(**changes: Any) -> Scenario:
     return parse_scenario(data | changes)
 
 
-SAMPLE = published()[::29]
+STEPS = published_for(serving=False)
+SERVED = [row for row in published() if row.features.kind == SERVING]
+SAMPLE = STEPS[::29]
+QUICK = [row for row in SERVED if row.table != "trtllm_017_throughput"]
 
 
 @pytest.mark.parametrize("row", SAMPLE, ids=lambda row: row.row)
@@ -54,6 +62,52 @@ def test_what_is_shipped_is_what_is_simulated_today(row: PublishedStep) -> None:
     assert simulate(s).step_time_s == pytest.approx(row.predicted, rel=1e-3)
     assert row.measured == found.measured["step_time_s"]
     assert row.features == features_of(s)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in SERVED if row.table != "trtllm_017_throughput"][::19],
+    ids=lambda row: f"{row.row} {row.quantity}",
+)
+def test_what_is_shipped_of_serving_is_what_is_simulated_today(row: PublishedStep) -> None:
+    """Where this fails: `python tools/predict_published.py`."""
+    found = next(r for r in read_table(PUBLISHED / f"{row.table}.json").rows if r.id == row.row)
+    s = serving_scenario(found, found.scenario)
+    assert value_of(simulate_serving(s).result, found, row.quantity) == pytest.approx(row.predicted, rel=1e-3)
+    assert row.measured == found.measured[row.quantity]
+    assert row.features == serving_features(s)
+
+
+def test_a_latency_s_error_is_that_of_the_server() -> None:
+    """A latency that grows as the square of the server's time and is 21 % off: the server is 10 % off."""
+    own = features_of(scenario())
+    assert PublishedStep("t", "r", 1.0, 1.21, own, power=2.0).error == pytest.approx(math.log(1.1))
+    assert PublishedStep("t", "r", 1.21, 1.0, own, power=2.0).error == pytest.approx(math.log(1.1))
+
+
+def test_training_s_intervals_know_no_serving_and_serving_s_both() -> None:
+    step, served = features_of(scenario()), features_of(scenario())._replace(kind=SERVING, framework="vLLM")
+    assert interval_factor(step) == interval_factor(step, STEPS)
+    assert interval_factor(served) == interval_factor(served, published()) != interval_factor(served, STEPS)
+    assert all(row.features.kind == SERVING for row in SERVED)
+    width = interval_factor(served)
+    assert width is not None
+    assert "(one of them is serving with vLLM on hopper)" in width.why
+
+
+def test_nine_of_ten_served_quantities_lie_in_intervals_made_without_their_table() -> None:
+    """As `python tools/predict_published.py --check` judges them."""
+    inside, half = list[float](), list[float]()
+    for name in {row.table for row in SERVED}:
+        others = [row for row in published() if row.table != name]
+        mine = [row for row in SERVED if row.table == name]
+        factors = {row.features: interval_factor(row.features, others) for row in mine}
+        widths = [(row, factors[row.features]) for row in mine]
+        found = [(r, math.hypot(math.log(w.factor), NINETY_PERCENT * r.host)) for r, w in widths if w is not None]
+        inside.append(statistics.fmean(row.error <= width for row, width in found))
+        half.append(statistics.fmean(math.expm1(width) for _, width in found))
+    assert 0.85 <= statistics.fmean(inside) <= 0.96
+    assert statistics.fmean(half) < 0.2
 
 
 def test_a_published_step_is_its_own_nearest() -> None:
@@ -145,11 +199,11 @@ def test_nine_of_ten_rows_of_a_table_lie_in_intervals_made_without_it(
     belongs: Callable[[Features], bool], widest: float
 ) -> None:
     tables: dict[str, list[PublishedStep]] = {}
-    for row in published():
+    for row in STEPS:
         tables.setdefault(row.table, []).append(row)
     inside, half = [], []
     for name, mine in tables.items():
-        others = [row for row in published() if row.table != name]
+        others = [row for row in STEPS if row.table != name]
         found = [row for row in mine if belongs(row.features)]
         asked = found[:: max(1, len(found) // 16)]  # one row of a small table would decide too much
         factors = [interval_factor(row.features, others) for row in asked]
@@ -185,5 +239,5 @@ def test_the_file_is_small_and_has_no_row_twice() -> None:
 
     assert FILE.stat().st_size < 150_000
     assert json.loads(FILE.read_text(encoding="utf-8"))["format"] == "evidence/1"
-    names = [(row.table, row.row) for row in published()]
+    names = [(row.table, row.row, row.quantity) for row in published()]
     assert len(names) == len(set(names))

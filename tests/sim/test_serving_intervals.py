@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
+from sim.inputs.scenario import parse_scenario
+from sim.results.evidence import interval_factor
+from sim.serve.certainty import serving_features
+from sim.serve.other_servers import with_intervals
+from sim.serve.records import ServingResult
+from sim.serve.simulation import simulate_serving
 from sim.validation.predict import predict
 from sim.validation.prediction import Predictions
 from sim.validation.records import Measurement
@@ -20,6 +29,49 @@ def predicted(**requests: float) -> Predictions:
     }
     row = Measurement("own", "inference", "row", "all", scenario, dict.fromkeys(KEYS, 1.0), {})
     return predict(row)[0]
+
+
+def served(**inference: Any) -> ServingResult:
+    """The same server's result with its intervals."""
+    scenario = {"model": "llama3-8b", "cluster": "dgx-h100", "inference": inference}
+    return with_intervals(simulate_serving(parse_scenario({"name": "served", **scenario})))
+
+
+@pytest.mark.parametrize("requests", [{"count": 8}, {"count": 200, "rate_per_s": 14}])
+def test_a_published_row_has_the_interval_that_a_run_shows(requests: dict[str, float]) -> None:
+    found = predicted(**requests)
+    own = served(requests={"prompt_len": 2000, "output_len": 100, **requests}, engine="vllm-0.14").intervals
+    assert own is not None
+    assert found["time_to_first_token_s"][1:] == own.time_to_first_token_s.p50
+    assert found["request_latency_p99_s"][1:] == own.request_latency_s.p99
+    assert found["output_tokens_per_s"][1:] == own.output_tokens_per_s
+
+
+def test_the_width_is_that_of_published_errors_and_of_the_host() -> None:
+    """The bundled engine has no host and so the errors alone; the host of vLLM 0.5, which was quoted, adds its own."""
+    requests = {"prompt_len": 256, "output_len": 32, "count": 4}
+    for engine in ("bundled", "vllm-0.5"):
+        scenario = {"model": "llama3-8b", "cluster": "dgx-h100", "inference": {"requests": requests, "engine": engine}}
+        sim = simulate_serving(parse_scenario({"name": "served", **scenario}))
+        width = interval_factor(serving_features(sim.scenario))
+        assert width is not None
+        half = math.hypot(math.log(width.factor), 1.645 * sim.host_uncertainty)
+        low_s, high_s = sim.outcome.duration_interval_s
+        assert math.log(high_s / sim.end_s) == pytest.approx(half) == pytest.approx(math.log(sim.end_s / low_s))
+        assert sim.outcome.interval_from.startswith(width.why)
+        assert ("host" in sim.outcome.interval_from) == (engine == "vllm-0.5")
+
+
+def test_of_many_requests_the_first_thousand_tell_the_width() -> None:
+    """Those of a rate far below saturation are no more uncertain than the server, however many they are."""
+    few, many = (
+        served(requests={"prompt_len": 64, "output_len": 4, "count": count, "rate_per_s": 5}, engine="bundled")
+        for count in (900, 1200)
+    )
+    assert few.intervals is not None
+    assert many.intervals is not None
+    one, other = (r.intervals.request_latency_s.p50 for r in (few, many) if r.intervals is not None)
+    assert one[1] / one[0] == pytest.approx(other[1] / other[0], rel=0.02)
 
 
 def widths(found: Predictions) -> dict[str, float]:
