@@ -65,7 +65,7 @@ def scenario_schema() -> Schema:
             "calibration": {
                 "type": ["string", "null"],
                 "default": None,
-                "description": "a profile's name or path, or roofline; null: that of the cluster's GPU",
+                "description": "a profile's name or path, or roofline; null: the GPU's, or the nearest measured one's",
             },
             "calibrations": {
                 "type": "object",
