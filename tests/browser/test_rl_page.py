@@ -10,6 +10,7 @@ import pytest
 from sim.inputs.scenario import parse_scenario
 from sim.rl.simulation import simulate_rl
 from sim.views.rl_page import rl_page
+from tests.browser.test_timeline_page import frame
 
 pytestmark = pytest.mark.browser
 STEP: dict[str, Any] = {
@@ -38,3 +39,16 @@ def test_phases_stand_in_rows_of_their_pool(open_page: Callable[[str], Any]) -> 
     assert page.locator(".timeline-plot canvas").count() > 0
     bands = page.evaluate("window.stepsim.data.bands.map(band => band[0])")
     assert bands == ["trainer, ranks 0, 1", "engine, ranks 2, 3"]
+
+
+@pytest.mark.parametrize("width", [390, 480])
+def test_bars_stand_under_the_time_axis_on_a_telephone(width: int, open_page: Callable[[str], Any]) -> None:
+    """Long names of ranks take the same room beside the bars and beside the axis above them."""
+    page = open_page(rl_page(simulate_rl(parse_scenario(STEP))))
+    page.set_viewport_size({"width": width, "height": 844})
+    page.reload()
+    page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+    axis, bars = frame(page, "axis"), frame(page, "timeline")
+    assert axis["x"] == pytest.approx(bars["x"], abs=1)
+    assert axis["width"] == pytest.approx(bars["width"], abs=1)
+    assert bars["width"] > width / 4

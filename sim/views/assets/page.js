@@ -210,10 +210,15 @@
     requestAnimationFrame(() => { document.documentElement.dataset.ready = "true" })
   }
 
-  // Streams' names leave no room for the plot on a telephone.
+  // Streams' names leave no room for the plot on a telephone, and ranks' names little. All plots begin where the ranks'
+  // names end, else the time axis would not fit the bars.
   function narrow() {
-    for (const name of ["axis", "timeline", "memory"]) if (model(name)) model(name).min_border_left = 76
-    model("timeline").left[0].visible = false
+    const [streams, ranks] = model("timeline").left
+    streams.visible = false
+    ranks.major_label_text_font_size = "10px"
+    const longest = Math.max(...[...ranks.major_label_overrides.values()].map((name) => name.length))
+    const left = Math.max(76, 30 + 6.5 * longest)
+    for (const name of ["axis", "timeline", "memory"]) if (model(name)) model(name).min_border_left = Math.round(left)
   }
 
   // --- memory of the chosen rank ---------------------------------------------------------------------------------
