@@ -19,6 +19,7 @@ from sim.programs.stages import Stage
 
 # The fraction of an action that has passed; bytes of activations, of buffers and of gradients that come and go.
 Change = tuple[float, float, float, float]
+LEAST_SHARE = 1e-3  # of an action for each of its blocks, so that bytes which are there for an instant are in its curve
 
 
 class BlockStep(Struct, frozen=True):
@@ -122,7 +123,7 @@ def backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float]
     reduces = reduces_at_once(stage) and kind is not Kind.I
     for b in stage.blocks[::-1]:
         # A weight half multiplies what is kept already; its matmuls' outputs are gradients, counted elsewhere.
-        inner = 0.0 if kind is Kind.W else b.backward_peak_bytes
+        inner = 0.0 if kind is (Kind.W if _has_input_half(b) else Kind.I) else b.backward_peak_bytes
         if first and b.own is not None and kind is Kind.B and not reduces:
             inner = b.own.first_backward_peak
         # As the copy is made, the gradients and the buffer are both there, and the block's activations no longer are.
@@ -131,6 +132,11 @@ def backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float]
         out.append(max(inner + sent, at_end, 0.0))
         sent = elements * dp.gradient_bytes
     return out
+
+
+def _has_input_half(block: Block) -> bool:
+    """False for an embedding, whose backward makes the gradient of its weights alone."""
+    return any(i.phase is Phase.INPUT_GRAD for i in block.backward if isinstance(i, Compute))
 
 
 def stranded_bytes(stages: Iterable[Stage], segment_bytes: float) -> float:
@@ -206,6 +212,8 @@ def _block_by_block(stage: Stage, kind: Kind, steps: list[BlockStep]) -> list[Ch
     """The changes of an action where they happen, blocks taking the share of its time that their seconds are."""
     seconds = stage.block_seconds(kind)
     seconds = [*seconds, *[0.0] * (len(steps) - len(seconds))]  # what comes when the last block has ended
+    least_s = LEAST_SHARE * sum(seconds)
+    seconds = [max(mine, least_s) for mine in seconds]
     total = sum(seconds) or 1.0  # a price of 0 s, as tests have it, has no shares
     out: list[Change] = []
     passed = held = 0.0
