@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from calibrate.capture.recurrent import RECURRENT, recurrent
+from calibrate.capture.rms_norm import rms_norm
 
 
 def _names(text: str) -> frozenset[str]:
@@ -28,18 +30,23 @@ LOWER = _names(
     "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution "
     "prelu addmm addmv addr matmul __matmul__ __rmatmul__ einsum mm mv linalg_vecdot linear addbmm "
     "baddbmm bmm chain_matmul linalg_multi_dot scaled_dot_product_attention multi_dot "
+    "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
 ).union(RECURRENT)
-
 FP32 = _names(
     "__pow__ __rpow__ __rdiv__ __rtruediv__ acos asin cosh erfinv exp expm1 log log10 log2 log1p "
     "reciprocal rsqrt sinh tan pow softplus layer_norm native_layer_norm group_norm frobenius_norm "
     "nuclear_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d "
     "hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss "
     "multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
-    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp cross_entropy"
+    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp cross_entropy rms_norm "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d "
+    "upsample_bicubic2d _upsample_bicubic2d_aa"
 )
 OPTIONAL_FP32 = _names("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm norm sum")
 WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot grid_sample index_put scatter_add tensordot cat stack")
+LISTED = LOWER | FP32 | OPTIONAL_FP32 | WIDEST
+ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 HALF = (torch.bfloat16, torch.float16)
 FLASH_HEAD_DIM = 256  # the largest head size of FlashAttention-2
@@ -83,11 +90,33 @@ class CudaOperators(TorchFunctionMode):
             return dropout(*args, **kwargs)
         if name in RECURRENT:
             return recurrent(args)
+        if name == "rms_norm" and not self.compiled:
+            return rms_norm(func, *args, **kwargs)
         if name in ("grouped_mm", "_grouped_mm"):
             return grouped(func, *args, **kwargs)
-        if name in ("softmax", "log_softmax") and not self.compiled:
-            return softmax(name, func, args, kwargs)
+        if name in ("softmax", "log_softmax"):
+            return func(*args, **kwargs) if self.compiled else softmax(name, func, args, kwargs)
+        if isinstance(func, FunctionType) and func.__module__ == F.__name__ and name not in LISTED:
+            return self._inside(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _inside(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function of `torch.nn.functional` so that this mode sees what it calls (attention of several heads).
+
+        Such a function begins with the question whether a mode wants it, which is answered with no once.
+        """
+        asked = {name: getattr(F, name) for name in ASKS}
+
+        def no(*_: object) -> bool:
+            vars(F).update(asked)
+            return False
+
+        vars(F).update(dict.fromkeys(ASKS, no))
+        try:
+            with self:
+                return func(*args, **kwargs)
+        finally:
+            vars(F).update(asked)
 
     def _cast(
         self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
