@@ -18,6 +18,7 @@ import torch.nn.parallel.distributed
 from torch.distributed import device_mesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
 
 from calibrate.capture.autocast import CudaOperators, user_autocast
 from calibrate.capture.device_queue import Queue, StreamModule
@@ -129,7 +130,7 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
     distributed = torch.nn.parallel.distributed.DistributedDataParallel
     swap = torch.utils.swap_tensors
     start, mesh, move = distributed.__init__, device_mesh.DeviceMesh.__init__, torch.nn.Module.to
-    sharded = torch.distributed.fsdp._init_utils
+    sharded, load = torch.distributed.fsdp._init_utils, DataLoader.__init__
 
     def on_its_device(self: Any, module: Any, *_: object, **more: Any) -> None:
         start(self, module, **{k: v for k, v in more.items() if k not in ("device_ids", "output_device")})
@@ -157,6 +158,10 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
         except RuntimeError:  # the fake mode holds a reference to the tensor
             tensor.data = other.data
 
+    def unpinned(self: Any, *words: Any, **more: Any) -> None:
+        load(self, *words, **more)
+        self.pin_memory = False  # else a thread, in which no mode is active, copies batches to a GPU's own memory
+
     def of_cpus(self: Any, device_type: str, *words: Any, **more: Any) -> None:
         mesh(self, device.on_cpu(device_type), *words, **more)
 
@@ -164,6 +169,7 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
         patch.object(torch.utils, "swap_tensors", swapped),
         patch.multiple(torch.nn.Module, to=to, cuda=to_cuda),
         patch.object(distributed, "__init__", on_its_device),
+        patch.object(DataLoader, "__init__", unpinned),
         patch.object(device_mesh.DeviceMesh, "__init__", of_cpus),
         patch.object(torch.amp.GradScaler, "_maybe_opt_step", stepped),
         patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")),

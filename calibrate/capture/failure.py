@@ -15,6 +15,12 @@ WITHOUT_DATA = {  # torch's errors for what fake tensors cannot answer
     "UnsupportedOperatorException": "torch has no fake implementation of the operator, which tells its result's shape",
 }
 
+SAID = {  # what torch says, and what it means for a capture
+    "Cannot access storage of SparseTensorImpl": "sparse tensors cannot be captured; leave out sparse=True, or make "
+    "them dense (to_dense)",
+    "its data is not allocated yet": "torch's own code reads a tensor's values, which a capture does not have",
+}
+
 
 def failure(error: Exception, what: str) -> InputError:
     """Return the message for an error of captured code; `what` names the code if no line of it is in the traceback."""
@@ -22,6 +28,7 @@ def failure(error: Exception, what: str) -> InputError:
     if name in WITHOUT_DATA:
         hints = "".join(getattr(error, "__notes__", ()))  # of KnownValues
         return InputError(f"{_line_of(error, what)}: {WITHOUT_DATA[name]} ({said}){hints}")
+    said = next((meant for text, meant in SAID.items() if text in said), said)
     return InputError(f"{_line_of(error, what)}: {name}: {said}")
 
 

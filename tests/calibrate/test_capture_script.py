@@ -123,6 +123,14 @@ for step in range(4):
     assert loss.detach().cpu().numpy().mean() == 1.0
     torch.save(model.state_dict(), io.BytesIO())
 """
+SCRIPTS["workers"] = """
+model = nn.Linear(64, 64)
+data = torch.utils.data.TensorDataset(torch.zeros(16, 64, dtype=torch.long))
+batches = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, pin_memory=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, in batches:
+    model(x.to("cuda", non_blocking=True).float()).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 SCRIPTS["asks"] = f"""
 model = {LAYERS}
 for p in model.parameters(): nn.init.trunc_normal_(p, std=0.02)
@@ -194,6 +202,12 @@ def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Captur
 def test_a_script_may_compare_and_print_losses_and_cast_outside_of_training(captured: Captured) -> None:
     """Weights that were cast without gradients, before the training, are cast again within it."""
     assert sum(sizes(captured("asks", 4), "all_reduce")) == 3 * LAYER_BYTES
+
+
+def test_batches_may_come_from_workers_into_pinned_memory(captured: Captured) -> None:
+    program = captured("workers", 1)
+    assert program.on_gpu
+    assert {op.inputs[1].shape for op in program.program.operators if op.name == "aten.addmm"} == {(4, 64)}
 
 
 def test_a_communication_hook_reduces_its_own_tensors(captured: Captured) -> None:
@@ -365,6 +379,10 @@ STEP = "import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD
         (HEAD + UNUSED, "train.py:12: RuntimeError: a parameter got no gradient"),
         ("import os\nos._exit(0)\n", "rank 0 ended its process before its second optimizer step"),
         (HEAD + "dist.recv_object_list([None], src=1)\n", "--ranks: rank 0 waits for an object of rank 1"),
+        (
+            "import torch\nx = torch.nn.Embedding(9, 4, sparse=True)\nx(torch.tensor([1])).sum().backward()\n",
+            "train.py:3: NotImplementedError: sparse tensors cannot be captured; leave out sparse=True",
+        ),
         ("import sys\nsys.exit(3)\n", "ended with exit code 3 after 0 optimizer steps"),
         ("x = (\n", "SyntaxError"),
     ],
