@@ -90,11 +90,11 @@ class Engine:
         (True, True),
         "where it overlaps, also with tokens drafted by the model's own layer, and by a model of their own",
     )
-    graphs_of_sequences: bool = fact(
-        False, "sizes of graphs count sequences, whose drafted tokens are all in the graph; else they count tokens"
-    )
     graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
         by_eights, "batches with a CUDA graph, of graphs_to and max_running_requests"
+    )
+    drafting_sizes: Callable[[int, int], tuple[int, ...]] | None = fact(  # noqa: RUF009
+        None, "with drafted tokens, sequences of batches with a graph, which has all tokens of each; None: as without"
     )
     prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
     padded_experts: tuple[PaddedExperts, PaddedExperts] = fact(

@@ -13,7 +13,15 @@ from __future__ import annotations
 import re
 
 from sim.serve.engine_record import Case, Defaults, Engine, HostTimes
-from sim.serve.graph_sizes import by_eights_to, sglang_05_sizes, sglang_sizes, trtllm_sizes, vllm_sizes
+from sim.serve.graph_sizes import (
+    by_eights_to,
+    sglang_05_drafting_sizes,
+    sglang_05_sizes,
+    sglang_drafting_sizes,
+    sglang_sizes,
+    trtllm_sizes,
+    vllm_sizes,
+)
 from sim.serve.own_all_reduce import CUSTOM, CUSTOM_LESS, MIN_LATENCY
 
 GIB = 2.0**30
@@ -212,7 +220,7 @@ _RECORDS = (
         reserved_at_first=0.7,
         activations_outside=True,
         overlaps_drafting=(False, False),
-        graphs_of_sequences=True,
+        drafting_sizes=sglang_drafting_sizes,
         own_all_reduces=CUSTOM,
         defaults=_SGLANG,
         cases=(
@@ -241,7 +249,7 @@ _RECORDS = (
         reserved_at_first=0.7,
         activations_outside=True,
         overlaps_drafting=(False, False),
-        graphs_of_sequences=True,
+        drafting_sizes=sglang_05_drafting_sizes,
         fraction=_sglang_fraction,
         own_all_reduces=CUSTOM,
         defaults=_SGLANG,
@@ -319,7 +327,7 @@ _RECORDS = (
         host=_hosts(_V1),
         overlaps=True,
         graph_sizes=trtllm_sizes,
-        graphs_of_sequences=True,
+        drafting_sizes=trtllm_sizes,
         overlaps_drafting=(True, False),
         padded_experts=("alike", "alike"),
         reserved_output=1.0,

@@ -53,6 +53,26 @@ def sglang_05_sizes(to: int, running: int) -> tuple[int, ...]:
     return _with_most((*SMALL, 8, 12, *range(16, 256, 8), *range(256, 512, 16), *range(512, to + 1, 32)), to, running)
 
 
+def sglang_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Of sequences with drafted tokens (SGLang 0.4, model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture).
+
+    >>> sglang_drafting_sizes(160, 48)[-4:], sglang_drafting_sizes(160, 200)[-4:]
+    ((27, 29, 31, 48), (64, 96, 128, 160))
+    """
+    return _with_most((*range(1, 9), *range(9, 33, 2), 64, 96, 128, 160), to, running)
+
+
+def sglang_05_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Of sequences with drafted tokens: every one to 8, by 2 to 32, by 4 to 64, by 8 to 256, then by 16, as many as may
+    run among them (SGLang 0.5, server_args.py, _generate_cuda_graph_batch_sizes).
+
+    >>> sglang_05_drafting_sizes(256, 48)[-8:]
+    (24, 26, 28, 30, 32, 40, 44, 48)
+    """
+    steps = (*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8), *range(272, to + 1, 16))
+    return _with_most(steps, to, running)
+
+
 def trtllm_sizes(to: int, running: int) -> tuple[int, ...]:
     """By 8 to 128, then doubled, as many as may run among them (TensorRT-LLM 1.0, llmapi/llm_args.py,
     _generate_cuda_graph_batch_sizes with enable_padding).

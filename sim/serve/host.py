@@ -77,10 +77,10 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...]) -> Hos
     drafts = served.speculative
     sizes = gpu.memory_bytes, p.tp, p.pp, scenario.model.longest, drafts is not None
     own = engine.defaults_on(gpu.architecture, *sizes)
-    graphs = engine.graph_sizes(own.graphs_to, served.max_running_requests) if served.cuda_graphs else ()
-    overlaps = engine.overlaps
+    most = own.graphs_to, served.max_running_requests
+    graphs, overlaps = engine.graph_sizes(*most), engine.overlaps
     if drafts is not None:
         overlaps = overlaps and engine.overlaps_drafting[drafts.draft is not None]
-        if engine.graphs_of_sequences:
-            graphs = tuple([n * (1 + drafts.tokens) for n in graphs])
-    return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, graphs, overlaps)
+        if engine.drafting_sizes is not None:
+            graphs = tuple([n * (1 + drafts.tokens) for n in engine.drafting_sizes(*most)])
+    return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, graphs if served.cuda_graphs else (), overlaps)

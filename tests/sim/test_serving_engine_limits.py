@@ -152,22 +152,23 @@ DRAFT = {"draft": {"preset": "llama3.2-1b", "vocab": 128256}, "tokens": 3}
 @pytest.mark.parametrize(
     ("engine", "own", "model", "running", "padded"),
     [
-        ("vllm-v1", False, False, 1024, 40),
-        ("vllm-0.14", True, True, 1024, 40),
-        ("sglang-0.5", False, False, 48, 48),
-        ("trtllm-1.0", True, False, 2048, 64),
+        ("vllm-v1", False, False, 1024, 136),
+        ("vllm-0.14", True, True, 1024, 136),
+        ("sglang", False, False, 48, 192),
+        ("sglang-0.5", False, False, 48, 160),
+        ("trtllm-1.0", True, False, 2048, 160),
     ],
 )
 def test_what_drafted_tokens_change_in_an_engine(
     engine: str, own: bool, model: bool, running: int, padded: int
 ) -> None:
-    """Whether the host still works beside the GPU, how many requests run, and the tokens of the graph for 10 sequences
-    of 4: sizes of sequences are 12 (SGLang) and 16 (TensorRT-LLM)."""
+    """Whether the host still works beside the GPU, how many requests run, and the tokens of the graph for 33 sequences
+    of 4: sizes of sequences are 40 (TensorRT-LLM, SGLang 0.5) and 48 (SGLang 0.4)."""
     for served, draft, overlaps in (("deepseek-v3", {"tokens": 3}, own), ("llama3-8b", DRAFT, model)):
         section = {"engine": engine, "requests": ONE, "speculative": draft}
         data = {"model": served, "cluster": "dgx-h100", "parallelism": {"tp": 8}, "inference": section}
         s = parse_scenario(data)
         host = iteration_costs(s, load_profile(s.calibration)).host
-        assert (host.overlaps, s.for_serving.max_running_requests, host.padded(40)) == (overlaps, running, padded)
+        assert (host.overlaps, s.for_serving.max_running_requests, host.padded(132)) == (overlaps, running, padded)
         alone = parse_scenario({**data, "inference": {**section, "speculative": None}})
         assert iteration_costs(alone, load_profile(s.calibration)).host.overlaps == ENGINES[engine].overlaps
