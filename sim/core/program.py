@@ -106,7 +106,8 @@ class Compute(Struct, frozen=True):
     framework. `looped`: one call of a library does, in a loop over groups. `strided`: bound by memory, over strided
     tensors or unlike dtypes, for which torch has no vectorized kernel. `single_elements`: where it is known how many
     elements such a kernel handles one at a time, their number (`strided` is false then); `casts`: for how many
-    operands, with the result, it chooses a cast for each element. `part`: whose work it is; no price depends on it.
+    operands, with the result, it chooses a cast for each element. `share`: the part of a step's micro-batches in which it
+    runs; `flops` and `bytes` are means over all of them. `part`: whose work it is; no price depends on it.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Compute(Struct, frozen=True):
     strided: bool = False
     single_elements: float = 0.0
     casts: int = 0
+    share: float = 1.0
     block: BlockRef | None = None
     part: ModelPart = ModelPart.OTHER
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from sim.core.program import Phase, Program
 from sim.models.dims import Dims, ceil_div
 from sim.models.operators import F, I, Operator, W, memory_op
@@ -108,7 +110,8 @@ def _kernels(
     copies = min(step.copies, d.quantized_copies) + step.read_copies
     in_format = copies * (d.linear_bytes if copy_bytes is None else copy_bytes)
     moved = elements * (step.sixteen * d.act_bytes + in_format) * times
-    return (memory_op(name, phase, "cast", elements, moved, d.act, step.kernels, d.recipe.kernel),)
+    cast = memory_op(name, phase, "cast", elements, moved, d.act, step.kernels, d.recipe.kernel)
+    return (replace(cast, flops=cast.flops * times, share=times),)
 
 
 def quantized_weight_bytes(d: Dims, parts: Iterable[Operator]) -> float:

@@ -89,6 +89,9 @@ class Costs:
 
         `plain`: plain torch issues all operators (`Framework.plain_host`).
         """
+        return op.share * self._issued_s(op, plain)
+
+    def _issued_s(self, op: Compute, plain: bool) -> float:
         c = self.coefficients
         # A fused optimizer has few kernels, but its Python loops over all parameters, so the step is timed as a whole.
         if op.kind == "optimizer":
@@ -136,6 +139,11 @@ class Costs:
         return None if table is None else collective_cost(table, bytes_)
 
     def _price(self, op: Compute, pace: float) -> Cost:
+        if op.share < 1.0:
+            # A kernel takes its whole time where it runs, so the mean is taken over times and not over bytes.
+            once = replace(op, flops=op.flops / op.share, bytes=op.bytes / op.share, share=1.0)
+            cost = self._price(once, pace)
+            return cost._replace(seconds=op.share * cost.seconds)
         cost = self._alone(op, pace)
         if self._borrowed:
             source = "interpolated" if cost.source == "measured" else cost.source

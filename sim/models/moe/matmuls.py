@@ -155,8 +155,8 @@ def _weighting(d: Dims, elements: float) -> Operator:
 def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep: bool) -> Operator:
     """`[rows, k] x [k, n]`, every row with the weights of its group.
 
-    `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`). Weights are
-    quantized once a step, so that their launches are not counted by group.
+    `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`). Weights of each group
+    are quantized by a call of their own (Transformer Engine's module/grouped_linear.py: `get_weight_workspace`).
     """
     d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over)  # experts are gathered in 16 bits
     looped = d.framework.loops_over_experts and groups > 1
@@ -176,14 +176,18 @@ def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep:
         found, more = [i for i in quantized if isinstance(i, Compute)], d.recipe.launches_for_scale
         return tuple(replace(i, kernels=groups * (i.kernels + more), looped=True) for i in found)
 
+    def one_by_one(quantized: Program) -> Program:
+        found = [i for i in quantized if isinstance(i, Compute)]
+        return tuple(replace(i, kernels=groups * i.kernels) for i in found) if looped else quantized
+
     forward = (
         *each(casts(d, name, F, rows * k)),
-        *weight_casts(d, name, weights),
+        *one_by_one(weight_casts(d, name, weights)),
         run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e),
     )
     backward = (
         *each(gradient_casts(d, name, rows * n)),
-        *weight_casts_again(d, name, weights),
+        *one_by_one(weight_casts_again(d, name, weights)),
         run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e),
         *each(casts_again(d, name, rows * k)),
         run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
