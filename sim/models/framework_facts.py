@@ -217,6 +217,9 @@ class Framework(Struct, frozen=True):
     checkpoint_stops_early: bool = True
     """with ZeRO-3, recomputation ends at the last tensor that the backward needs [torch.utils.checkpoint:
     early_stop]"""
+    kernels_after_loss_check: int = 0
+    """kernels that the host issues once it has read whether a micro-batch's loss is a number; the device waits
+    [pretrain_gpt.py: loss_func; core/pipeline_parallel/schedules.py: forward_step_calc_loss]"""
     checks_gradients: bool = False
     """the gradient buffer is read for NaNs [core/distributed: check_grads]"""
     averages_gradients: bool = False

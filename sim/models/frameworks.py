@@ -77,6 +77,8 @@ _MEGATRON = Framework(
     engine_workspaces=1,
     grouped_streams=4,
     checkpoint_stops_early=False,
+    # The mask's sum, copied and cast (3); loss and sum as one record (2); the loss by tokens and micro-batches (3).
+    kernels_after_loss_check=8,
     checks_gradients=True,
     averages_gradients=True,
     zeroes_gradients=True,
@@ -88,6 +90,7 @@ _MEGATRON = Framework(
             "2024-01",
             {
                 "copies_split_projection": False,
+                "kernels_after_loss_check": 0,  # `check_for_nan_in_loss_and_grad` is of the autumn of 2023
                 "keeps_empty_gradients": False,
                 "engine_workspaces": 0,
                 "grouped_streams": 0,
@@ -112,6 +115,7 @@ _RECORDS = (
         kin="megatron",
         fuses_latent_rope=True,  # with Megatron-Core's experimental kernels
         router=FUSED_ROUTER,  # configs: moe_router_fusion
+        kernels_after_loss_check=0,  # utils/helpers.py: check_for_nan_in_loss
         checks_gradients=False,  # utils/helpers.py: check_for_nan_in_grad
         averages_gradients=False,  # recipes: average_in_collective
         fp8_recipe="tensorwise",  # configs: `fp8_recipe`, "cs" where nothing is said: current scaling

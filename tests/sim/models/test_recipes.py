@@ -103,6 +103,37 @@ def test_weights_are_quantized_once_a_step_where_they_are_kept() -> None:
     assert cast_bytes(layer(framework="compiled", fp8_recipe="tensorwise").forward, "_weight_cast") == 5 * K * N
 
 
+@pytest.mark.parametrize(("framework", "batches"), [("megatron", 8), ("compiled", 1)])
+def test_a_weight_that_is_quantized_once_a_step_costs_host_and_device_once(framework: str, batches: int) -> None:
+    """A step of 8 micro-batches takes for it what one micro-batch would alone, and not 8 starts of a small kernel."""
+    s = scenario(framework=framework, fp8_recipe="tensorwise")
+    costs = Costs(profile_named("h100-sxm"), s.cluster.gpu)
+
+    def cast(batch: int) -> Compute:
+        part = layer(framework=framework, fp8_recipe="tensorwise", global_batch_size=batch)
+        return next(i for i in part.forward if isinstance(i, Compute) and i.name == "x_weight_cast")
+
+    many, one = cast(8), cast(1)
+    assert costs.host_s(many) == pytest.approx(costs.host_s(one) / batches)
+    assert costs.compute(many).seconds == pytest.approx(costs.compute(one).seconds / batches)
+
+
+def test_transformer_engine_quantizes_experts_weights_one_by_one() -> None:
+    """Its GroupedLinear asks for the workspace of each expert's weight; what is quantized takes as many launches."""
+    s = scenario(layout={"ep": 8, "dp": 8}, model="mixtral-8x7b", framework="megatron", fp8_recipe="tensorwise")
+    whole = scenario(model="mixtral-8x7b", framework="megatron", fp8_recipe="tensorwise")
+
+    def kernels(of: Scenario) -> int:
+        return next(
+            i.kernels
+            for i in layer_block(of, 0).forward
+            if isinstance(i, Compute) and i.name == "experts_up_weight_cast"
+        )
+
+    assert kernels(s) == 2
+    assert kernels(whole) == 8 * 2
+
+
 @pytest.mark.parametrize(
     ("framework", "recipe", "kept", "weights"),
     [
