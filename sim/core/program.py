@@ -106,8 +106,8 @@ class Compute(Struct, frozen=True):
     framework. `looped`: one call of a library does, in a loop over groups. `strided`: bound by memory, over strided
     tensors or unlike dtypes, for which torch has no vectorized kernel. `single_elements`: where it is known how many
     elements such a kernel handles one at a time, their number (`strided` is false then); `casts`: for how many
-    operands, with the result, it chooses a cast for each element. `share`: the part of a step's micro-batches in which it
-    runs; `flops` and `bytes` are means over all of them. `part`: whose work it is; no price depends on it.
+    operands, with the result, it chooses a cast for each element. `share`: the part of a step's micro-batches in which
+    it runs; `flops` and `bytes` are means over all of them. `part`: whose work it is; no price depends on it.
     """
 
     name: str

@@ -155,8 +155,8 @@ def _weighting(d: Dims, elements: float) -> Operator:
 def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep: bool) -> Operator:
     """`[rows, k] x [k, n]`, every row with the weights of its group.
 
-    `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`). Weights of each group
-    are quantized by a call of their own (Transformer Engine's module/grouped_linear.py: `get_weight_workspace`).
+    `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`). Weights of each
+    group are quantized by a call of their own (Transformer Engine's module/grouped_linear.py: `get_weight_workspace`).
     """
     d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over)  # experts are gathered in 16 bits
     looped = d.framework.loops_over_experts and groups > 1
