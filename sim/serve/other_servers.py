@@ -71,4 +71,6 @@ def other_server(sim: ServingSimulation, times: float) -> ServingResult:
     many seconds: counted in these, it computes as quickly as the usual one, and requests come `times` as quickly."""
     engine: Engine = "simpy" if coupling(sim.scenario) else "static"
     quicker = tuple([r._replace(arrival_s=r.arrival_s / times) for r in sim.requests[:FIRST_REQUESTS]])
-    return simulate_serving(sim.scenario, sim.profile, quicker, engine=engine, held_bytes=sim.held_bytes).outcome
+    costs = sim.pools[0].costs if len(sim.pools) == 1 else None
+    held = sim.held_bytes
+    return simulate_serving(sim.scenario, sim.profile, quicker, engine=engine, held_bytes=held, costs=costs).outcome

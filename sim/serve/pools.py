@@ -95,7 +95,11 @@ def experts_span(scenario: Scenario) -> int:
 
 
 def whole_pool(
-    scenario: Scenario, profile: Profile, requests: tuple[Request, ...], held_bytes: float = 0.0
+    scenario: Scenario,
+    profile: Profile,
+    requests: tuple[Request, ...],
+    held_bytes: float = 0.0,
+    costs: IterationCosts | None = None,
 ) -> tuple[Pool, list[Sequence]]:
     """A scenario's dp replicas, each of which does all of a request, and their sequences in order of arrival, dealt out
     in turn."""
@@ -103,7 +107,7 @@ def whole_pool(
     sequences = [Sequence(r, n) for n, r in enumerate(requests)]
     scaled = scenario.for_serving.autoscaling is not None  # then a replica without requests takes GPUs, too
     dealt = [sequences[i::dp] for i in range(dp if scaled else min(dp, len(requests)))]
-    return _pool("all", scenario, profile, requests, 0, dealt, held_bytes), sequences
+    return _pool("all", scenario, profile, requests, 0, dealt, held_bytes, costs), sequences
 
 
 def prefill_pool(
@@ -148,8 +152,9 @@ def _pool(
     first_rank: int,
     dealt: list[list[Sequence]],
     held_bytes: float = 0.0,
+    costs: IterationCosts | None = None,
 ) -> Pool:
-    costs, speculative = iteration_costs(scenario, profile), scenario.for_serving.speculative
+    costs, speculative = costs or iteration_costs(scenario, profile), scenario.for_serving.speculative
     draft = None if speculative is None else draft_costs(scenario, profile, speculative)
     capacity = cache_capacity(scenario, costs, requests, held_bytes, draft)
     hashed = any(r.hashes for r in requests)

@@ -25,6 +25,7 @@ from sim.serve.sequences import Sequence
 if TYPE_CHECKING:
     from sim.engine.shared_links import Engine
     from sim.serve.autoscaler import Span
+    from sim.serve.costs import IterationCosts
     from sim.serve.handover import Transfer
 
 SIMPY_REQUESTS = 1000  # on SimPy they take a tenth of a second longer, which nobody notices
@@ -38,13 +39,14 @@ def simulate_serving(
     engine: Engine = "auto",
     group: bool = True,
     held_bytes: float = 0.0,
+    costs: IterationCosts | None = None,
 ) -> ServingSimulation:
     """Serve the scenario's requests, or `requests` in their place.
 
     `engine`: simpy (`sim.serve.on_simpy`); static, the quick pass (`sim.serve.clock`), which gives the same times where
     replicas do not affect each other; or auto: SimPy where they do, and for up to `SIMPY_REQUESTS` requests. Without
     `group` the scheduler looks at every sequence in every iteration, which changes no time. `held_bytes` of every GPU
-    belong to others.
+    belong to others. `costs`: of another simulation of this scenario, whose prices are known; of one pool.
 
     Raises:
         InputError: without an inference section, for a trace that cannot be read, or for an engine that does not know
@@ -64,7 +66,7 @@ def simulate_serving(
         raise scenario.error(("inference", "requests"), why)
     path = _path(scenario, engine, found)
     with no_collection():
-        pools, transfers, spans = _served(scenario, prices, found, path, group, held_bytes)
+        pools, transfers, spans = _served(scenario, prices, found, path, group, held_bytes, costs)
     wall_s = time.perf_counter() - begin
     return ServingSimulation(scenario, prices, pools, tuple(transfers), path, wall_s, found, held_bytes, spans)
 
@@ -76,12 +78,13 @@ def _served(
     path: Literal["simpy", "static"],
     group: bool,
     held_bytes: float,
+    costs: IterationCosts | None,
 ) -> tuple[tuple[Pool, ...], list[Transfer], tuple[Span, ...]]:
     """The pools when all is served, what went from one to another, and when which replica was on."""
     inference = scenario.for_serving
     if inference.disaggregated is not None:
         return *_disaggregated(scenario, prices, requests, inference.disaggregated, group), ()
-    pool, sequences = whole_pool(scenario, prices, requests, held_bytes)
+    pool, sequences = whole_pool(scenario, prices, requests, held_bytes, costs)
     if path == "simpy":
         return (pool,), [], _on_simpy(pool, sequences, inference, group)
     for replica, own in zip(pool.replicas, pool.prices, strict=True):
