@@ -14,12 +14,13 @@ from typing import Any
 
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.errors import InputError
-from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FUSIONS
+from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
 
 ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s()]*)[ \t]*(?:#.*)?$")
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 MAX_CHARACTERS = 8 * 2**20
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
+ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
 WITHOUT_EFFECT = files("sim.convert") / "megatron_without_effect.txt"  # on what a step takes and keeps
 
 
@@ -246,8 +247,7 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
     strategy = s.take("data-parallel-sharding-strategy")
     if s.flag("use-megatron-fsdp") or s.flag("use-custom-fsdp") or s.flag("use-torch-fsdp2"):
         s.take("use-distributed-optimizer")
-        stages = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3, None: 3}
-        return {"zero": stages.get(strategy, 3)}
+        return {"zero": ZERO_STAGES.get(strategy, 3)}
     if not s.flag("use-distributed-optimizer"):
         return {"zero": 0}
     shard = members // instances if instances > 1 else None

@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
-from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FUSIONS, MEGATRON_SCHEDULES
+from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS, MEGATRON_SCHEDULES
 from sim.models.moe.dispatchers import dispatcher_of
 from sim.models.recipes import RECIPES, recipe_of
 
 INTERLEAVED = "interleaved_1f1b"
 VERSION = "# Megatron-LM as of November 2025 (000c4ac) to megatron-core 0.19.2 (September 2026)"
 Flags = dict[str, Any]  # by name without dashes; True: a flag without a value, None and False: left out
-FSDP = {2: "optim_grads", 3: "optim_grads_params"}  # its strategies that shard gradients, by ZeRO stage
 
 
 class Megatron(Emission):
@@ -85,7 +84,7 @@ class Megatron(Emission):
         if p.zero > 0 and p.dp * p.cp > 1:
             if p.param_gather_overlap and p.dp_sync != "bucketed":
                 self.refuse("parallelism.param_gather_overlap", "needs dp_sync: bucketed")
-            if p.zero in FSDP:
+            if p.zero > 1:
                 self._check_fsdp()
 
     def _check_fsdp(self) -> None:
@@ -242,7 +241,7 @@ class Megatron(Emission):
         return {
             **out,
             "use-megatron-fsdp": True,
-            "data-parallel-sharding-strategy": FSDP[p.zero],
+            "data-parallel-sharding-strategy": MEGATRON_FSDP[p.zero],
             "no-gradient-accumulation-fusion": True,
             "ckpt-format": "fsdp_dtensor",
         }

@@ -23,6 +23,8 @@ TITAN_MODELS = {f"llama3 {flavor}".lower(): name for flavor, name in LLAMA3_FLAV
 TITAN_POLICIES: dict[str, RecomputeMode] = {"SelectiveAC": "selective", "FullAC": "full"}  # classes of Python configs
 TITAN_GATHERS_8_BITS = "enable_fsdp_float8_all_gather"  # false by default; refused beside `recipe_name`
 MEGATRON_CP = {"ring": "p2p", "all_gather": "allgather", "all_to_all": "a2a"}  # by parallelism.cp_method
+# Its FSDP's strategies of sharding, by parallelism.zero.
+MEGATRON_FSDP = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 MEGATRON_FUSIONS = {  # --no-…-fusion, and the fact of a framework's record that each switches off
     "bias-gelu": "fuses_activation",
     "bias-swiglu": "fuses_activation",
