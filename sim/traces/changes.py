@@ -26,6 +26,7 @@ MATMUL = re.compile(
     re.I | re.S,
 )
 MAX_PATTERN = 200
+SEARCHED = 2000  # characters of a name that patterns are looked for in
 LONGEST = 5  # names that a message shows
 
 
@@ -69,7 +70,7 @@ class Change(Struct, frozen=True):
 
     def _named(self, node: Node, value: float) -> float:
         for pattern, scale in self.kernels:
-            if pattern.search(node.name[:2000]):
+            if pattern.search(node.name[:SEARCHED]):
                 value *= scale
         return value
 
@@ -94,7 +95,7 @@ def _priced(network: Network, kind: str, ranks: tuple[int, ...], size: float) ->
 
 
 def _device_ratio(name: str, old: GpuSpec, new: GpuSpec) -> float:
-    if not MATMUL.search(name[:2000]):
+    if not MATMUL.search(name[:SEARCHED]):
         return old.memory_bandwidth_bytes_per_s / new.memory_bandwidth_bytes_per_s
     dtype = "bf16" if "bf16" in old.peak_flops_per_s and "bf16" in new.peak_flops_per_s else "fp16"
     return old.peak_flops_per_s.get(dtype, 1.0) / new.peak_flops_per_s.get(dtype, 1.0)
@@ -141,7 +142,7 @@ def kernel_scales(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], float], 
 def check_names(recording: Recording, kernels: Sequence[tuple[re.Pattern[str], float]]) -> None:
     """Raise InputError for a pattern that no operator, kernel or transfer of the traces has; name the longest ones."""
     for pattern, _ in kernels:
-        if not any(pattern.search(node.name[:2000]) for node in recording.nodes):
+        if not any(pattern.search(node.name[:SEARCHED]) for node in recording.nodes):
             length_ns = Counter[str]()
             for node in recording.nodes:
                 length_ns[node.name[:60]] += node.end_ns - node.start_ns
@@ -253,7 +254,11 @@ def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def doubts(recording: Recording, change: Change) -> list[str]:
-    """Return notes on a change: groups that `--dp` leaves out, transfers without bytes, kernels that stand for many."""
+    """Return notes on a change.
+
+    They name groups that `--dp` leaves out, traces without transfers, transfers without bytes, and kernels that stand
+    for many.
+    """
     out = []
     if change.dp is not None:
         sizes, members = _reducing(recording)
@@ -268,9 +273,8 @@ def doubts(recording: Recording, change: Change) -> list[str]:
     if not messages and (change.network is not None or change.network_scale != 1.0):
         option = "--cluster" if change.network is not None else "--network-scale"
         out.append(f"{option}: the traces hold no collective and no message, so it changes nothing")
-    messages = messages if change.network is not None else []
     sizeless = sum(not m.bytes and m.kind != "barrier" for m in messages)
-    if sizeless:
+    if sizeless and change.network is not None:
         out.append(f"--cluster: the traces do not say the bytes of {sizeless} transfers, which keep their seconds")
     runs = sum(n.compute and " … " in n.name for n in recording.nodes) if change.gpus is not None else 0
     if runs:
