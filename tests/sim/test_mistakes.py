@@ -74,13 +74,13 @@ def test_every_word_for_a_value_leads_to_an_allowed_one() -> None:
 
 
 def allowed_values(schema: object, key: str) -> set[str]:
-    """All values that the JSON Schema lists under a key of this name, or under its `mode`."""
+    """All values that the JSON Schema lists under a key of this name."""
     found: set[str] = set()
     if isinstance(schema, list):
         return found.union(*(allowed_values(item, key) for item in schema))
     if isinstance(schema, dict):
         for name, item in schema.items():
-            found |= _enums(item) if name in (key, "mode") else allowed_values(item, key)
+            found |= _enums(item) if name == key else allowed_values(item, key)
     return found
 
 

@@ -63,7 +63,6 @@ def kernels(
     group: Sequence[int],
     *,
     second: float = 0.0,
-    idle: float = 0.0,
 ) -> dict[str, Any]:
     """Two kernels on a device, an all-reduce that the last member of `group` holds up, another kernel.
 
