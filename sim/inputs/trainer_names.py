@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from sim.inputs.training_config import RecomputeMode
-
 # torchtitan's schedules, by the scenario's. Megatron-LM has two and a number of virtual stages.
 TITAN_SCHEDULES = {
     "gpipe": "GPipe",
@@ -20,7 +18,8 @@ TITAN_MODELS = {f"llama3 {flavor}".lower(): name for flavor, name in LLAMA3_FLAV
     "qwen3 8b": "qwen3-8b",
     "qwen3 30b-a3b": "qwen3-30b-a3b",
 }
-TITAN_POLICIES: dict[str, RecomputeMode] = {"SelectiveAC": "selective", "FullAC": "full"}  # classes of Python configs
+# Classes of Python configs, and what activation_checkpoint.mode of TOML configs says for each.
+TITAN_POLICIES = {"SelectiveAC": "selective", "FullAC": "full"}
 TITAN_GATHERS_8_BITS = "enable_fsdp_float8_all_gather"  # false by default; refused beside `recipe_name`
 MEGATRON_CP = {"ring": "p2p", "all_gather": "allgather", "all_to_all": "a2a"}  # by parallelism.cp_method
 # Its FSDP's strategies of sharding, by parallelism.zero.
