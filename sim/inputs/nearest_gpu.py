@@ -7,9 +7,9 @@ multiprocessors are the GPU's own. The choice, in this order:
    the memory bandwidth differs by less than a factor of `ALIKE`. The larger this share, the more bytes must be in
    flight on each multiprocessor to reach it (Little's law), so the smaller is the part that kernels reach.
 2. Else any measured GPU; for a GPU with 8-bit floats only one that has them, too.
-3. For a chip of no measured architecture whose multiprocessors are unknown (TPU, Gaudi): `USUAL`.
+3. For a chip whose multiprocessors are unknown: one of its architecture, else (TPU, Gaudi) `USUAL`.
 
-Of several it is the one whose share is nearest. `tools/borrowed_kernels.py` predicts each measured chip by the others:
+Of several it is the one whose share is nearest, or whose whole bandwidth is where multiprocessors are unknown. `tools/borrowed_kernels.py` predicts each measured chip by the others:
 with this rule half of the kernels are within a factor of 1.16, with an H100's efficiencies for every chip 1.18, with
 the median of all other chips 1.22, with the bare roofline 2.62. The share was chosen among a few figures by the same
 errors, so they flatter it a little. All measured chips are NVIDIA's.
@@ -45,8 +45,8 @@ def nearest_measured(gpu: GpuSpec, left_out: Collection[str] = ()) -> str:
     same = [other for other in found if other.architecture == gpu.architecture]
     if gpu.sm_count <= 1:
         # Without multiprocessors only whole bandwidths can be compared.
-        usual = [other for other in same or found if same or other.name == USUAL] or found
-        return min(usual, key=lambda other: _octaves(gpu.memory_bandwidth_bytes_per_s, other)).name
+        comparable = same or [other for other in found if other.name == USUAL] or found
+        return min(comparable, key=lambda other: _octaves(gpu.memory_bandwidth_bytes_per_s, other)).name
     share = gpu.memory_bandwidth_bytes_per_s / gpu.sm_count
     alike = [other for other in same if _octaves(share, other, other.sm_count) < math.log2(ALIKE)]
     eight_bits = [other for other in found if "fp8" in other.peak_flops_per_s or "fp8" not in gpu.peak_flops_per_s]
