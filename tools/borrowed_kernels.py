@@ -6,7 +6,10 @@ Every measured GPU's kernels are predicted without their measurements, by the GP
 among the others: once with only the GPU itself left out, once with all GPUs of its multiprocessors left out, which is
 the case of a chip that nobody measured. Up to 300 kernels of each kind that take 20 us or more count. A cell has the
 median of predicted ÷ measured − 1 (negative: too fast), and the factor that half of the kernels stay within. The second
-table compares the rule with others, whole chips left out: geometric means over GPUs and kinds.
+table compares the rule with others, whole chips left out: geometric means over GPUs and kinds. A line after it has the
+same means where only the GPU itself is left out and another board has its multiprocessors. The third table has the
+lowest and the highest part of the peak that a training step (`STEP`) reaches, with these kernels and by the bare
+roofline, and the 90 % intervals of its time.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from sim.core.program import Compute, Phase
 from sim.inputs.nearest_gpu import measured_gpus, nearest_measured
+from sim.inputs.scenario import parse_scenario
 from sim.prices.coefficients import PriceOptions
 from sim.prices.kernel_file import kernel_file
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import shape_bytes, shape_flops
+from sim.simulation import simulate
 from topology.presets import GPUS
 
 BURSTS = PriceOptions(power=False, host=False)  # the kernels were timed in short bursts
@@ -40,6 +45,13 @@ KINDS = {
     "experts fp8": ("moe_layer", "fp8"),
 }
 LEAST_S, MOST = 20e-6, 300
+STEP = {
+    "name": "step",
+    "model": "llama3-8b",
+    "training": {"seq_len": 4096, "global_batch_size": 32, "framework": "megatron"},
+    "parallelism": {"dp": 8, "zero": 1},
+}
+ENOUGH_BYTES = 1e12  # of memory, so that the step fits every GPU
 Logs = NDArray[np.float64]
 
 
@@ -77,6 +89,12 @@ def of_chip(gpu: str) -> list[str]:
 def by_rule(gpu: str, kind: str) -> Logs | None:
     """Return the errors of the rule without any GPU of the chip."""
     return log_errors(gpu, nearest_measured(GPUS[gpu], of_chip(gpu)), kind)
+
+
+def by_board(gpu: str, kind: str) -> Logs | None:
+    """Return the errors of the rule without the GPU itself, if it finds another board with the same multiprocessors."""
+    like = nearest_measured(GPUS[gpu], [gpu])
+    return log_errors(gpu, like, kind) if like in of_chip(gpu) else None
 
 
 def by_always(profile: str) -> Callable[[str, str], Logs | None]:
@@ -120,6 +138,9 @@ def main() -> None:
     for name, rule in rules.items():
         chips, factors = factors_of(rule)
         print(f"| {name} | {chips} | {' | '.join(f'×{factor:.2f}' for factor in factors)} |")
+    _, factors = factors_of(by_board)
+    print(f"\nBy another board: {', '.join(f'×{factor:.2f}' for factor in factors)}")
+    print_steps()
 
 
 def factors_of(rule: Callable[[str, str], Logs | None]) -> tuple[int, tuple[float, ...]]:
@@ -128,6 +149,30 @@ def factors_of(rule: Callable[[str, str], Logs | None]) -> tuple[int, tuple[floa
     found = [(gpu, logs) for gpu in measured_gpus() for kind in KINDS if (logs := rule(gpu, kind)) is not None]
     rows = [(abs(np.median(logs)), *np.percentile(np.abs(logs), (50, 90))) for _, logs in found]
     return len({tuple(of_chip(gpu)) for gpu, _ in found}), tuple(np.exp(np.mean(rows, axis=0)).tolist())
+
+
+def print_steps() -> None:
+    """Print the third table."""
+    found: dict[str, list[tuple[float, float, float, float]]] = {}
+    for gpu in GPUS.values():
+        if gpu.architecture == "cpu" or "bf16" not in gpu.peak_flops_per_s or gpu.variant_of:
+            continue
+        scenario = {**STEP, "cluster": {"gpu": {"preset": gpu.name, "memory_bytes": ENOUGH_BYTES}}}
+        read = parse_scenario(scenario)
+        like = GPUS[read.calibration]
+        same = "the same multiprocessors" if gpu.same_multiprocessors(like) else "another chip"
+        result = simulate(read).result
+        low, high = (each / result["step_time_s"] - 1.0 for each in result["step_time_interval_s"])
+        bare = simulate(parse_scenario({**scenario, "calibration": "roofline"})).result["mfu"]
+        key = "its own kernels" if gpu.name in measured_gpus() else same
+        found.setdefault(key, []).append((result["mfu"], bare, low, high))
+    print("\n| priced by | GPUs | of the peak | by the roofline | interval's begin | its end |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for key, rows in found.items():
+        columns = list(zip(*rows, strict=True))
+        parts = [f"{min(c):.0%} to {max(c):.0%}" for c in columns[:2]]
+        ends = [f"{min(c):+.0%} to {max(c):+.0%}" for c in columns[2:]]
+        print(f"| {key} | {len(rows)} | {' | '.join([*parts, *ends])} |")
 
 
 if __name__ == "__main__":
