@@ -67,8 +67,11 @@ def _intervals(sim: ServingSimulation) -> ServingIntervals:
 
 
 def other_server(sim: ServingSimulation, times: float) -> ServingResult:
-    """The result, for at most `FIRST_REQUESTS`, of a server that takes `times` as long for all it does, in units of as
-    many seconds: counted in these, it computes as quickly as the usual one, and requests come `times` as quickly."""
+    """Return the result of at most `FIRST_REQUESTS` on a server that takes `times` as long for all its work.
+
+    Its seconds are `times` as long as those of the result: in these units it is as quick as the usual server, and
+    requests arrive in 1 / `times` of their seconds.
+    """
     engine: Engine = "simpy" if coupling(sim.scenario) else "static"
     quicker = tuple([r._replace(arrival_s=r.arrival_s / times) for r in sim.requests[:FIRST_REQUESTS]])
     costs = sim.pools[0].costs if len(sim.pools) == 1 else None
