@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from sim.inputs.model_rules import check_model
 from sim.inputs.overrides import merge
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 
-_HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
-_SUFFIX = r"-(instruct|base|chat|hf|it|fp8)\b.*"
 _FOLDER = Path(__file__).parents[1] / "presets" / "models"
 
 
@@ -79,34 +76,22 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
         raise source.error((*path, "preset"), f"found {show(preset)}; must be a preset's name or a path")
     if preset in model_presets():
         return _preset(preset)
-    found = file_named(preset, source, "config.json") if preset else None
-    if found is not None:
-        from sim.inputs.huggingface import model_from_config
+    from sim.inputs import hub, huggingface  # a preset's name does without
 
-        return model_from_config(found)
-    if re.fullmatch(_HUB_ID, preset) and not preset.endswith((".json", ".yaml", ".yml")):
-        raise source.error(path, f"found {show(preset)}; {_hub_words(preset)}")
+    found = file_named(preset, source, "config.json") if preset else None
+    if found is None and (shipped := hub.shipped_models().get(preset.lower())):
+        return _preset(shipped)
+    if found is None and hub.is_id(preset):
+        found = hub.downloaded_config(preset)
+        if found is None:
+            raise source.error(path, f"found {show(preset)}; {hub.how_to_fetch(preset, model_presets())}")
+    if found is not None:
+        return huggingface.model_from_config(found)
     if preset.endswith(".json") or "/" in preset or "\\" in preset:
         raise source.error(path, f"found {show(preset)}; no such file (a Hugging Face config.json was expected)")
     hint = nearest(preset, model_presets())
     others = "" if hint else f" (there are: {', '.join(model_presets())}; or a path to a Hugging Face config.json)"
     raise source.error(path, f"found {show(preset)}; no such model preset{hint}{others}")
-
-
-def _hub_words(hub_id: str) -> str:
-    """Return what to do with the id of a model on the Hugging Face Hub: the nearest preset, and how to fetch the
-    config."""
-    import difflib
-
-    shipped = {name.replace("-", "").replace(".", ""): name for name in model_presets()}
-    word = re.sub(_SUFFIX, "", hub_id.partition("/")[2].lower().removeprefix("meta-"))
-    found = difflib.get_close_matches(re.sub(r"[-_.]", "", word), shipped, n=1, cutoff=0.75)
-    folder = hub_id.partition("/")[2]
-    hint = f"the nearest shipped model is '{shipped[found[0]]}', or " if found else ""
-    return (
-        f"looks like a Hugging Face Hub id: {hint}fetch its config with "
-        f"`hf download {hub_id} config.json --local-dir {folder}` and write model: {folder}/config.json"
-    )
 
 
 @cache  # a step whose changes are tried is read some five times

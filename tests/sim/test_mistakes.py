@@ -31,9 +31,12 @@ RUN = ROOT / "scenarios" / "measured" / "tp2.json"
     [
         ("training.seq_len=8k", "found '8k'; must be an integer: write 8192 (or 8_192)"),
         ("training.global_batch_size=4M", "write 4194304 (or 4_194_304)"),
-        ("model=meta-llama/Llama-3.1-8B", "the nearest shipped model is 'llama3.1-8b'"),
+        ("model=somebody/Llama-3.1-8B-tuned", "the nearest shipped model is 'llama3.1-8b'"),
         ("model=Qwen/Qwen2.5-7B-Instruct", "hf download Qwen/Qwen2.5-7B-Instruct config.json"),
-        ("model=google/some-model", "looks like a Hugging Face Hub id: fetch its config"),
+        (
+            "model=google/some-model",
+            "looks like a Hugging Face Hub id: run `hf download google/some-model config.json`",
+        ),
         ("model=folder/config.json", "no such file"),
         ("parallelism.pipeline_model_parallel_size=8", "unknown key; here it is parallelism.pp"),
         ("tensor_parallel_degree=8", "unknown key; here it is parallelism.tp"),

@@ -1,0 +1,56 @@
+"""Models by their id on the Hugging Face Hub, such as `Qwen/Qwen3-32B`. Nothing is fetched."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILES = (".json", ".yaml", ".yml", ".gz")
+_SUFFIX = r"-(instruct|base|chat|hf|it|fp8)\b.*"
+_SHIPPED = Path(__file__).parents[1] / "presets" / "hub_models.yaml"
+
+
+def is_id(text: str) -> bool:
+    """Tell whether a text reads like a Hub id, not like a file's path."""
+    return _ID.fullmatch(text) is not None and not text.endswith(_FILES)
+
+
+@cache
+def shipped_models() -> dict[str, str]:
+    """The shipped model that describes each Hub id; ids in small letters."""
+    ids: dict[str, list[str]] = yaml.safe_load(_SHIPPED.read_text(encoding="utf-8"))
+    return {hub_id.lower(): name for name, hub_ids in ids.items() for hub_id in hub_ids}
+
+
+def downloaded_config(hub_id: str) -> Path | None:
+    """The `config.json` of a model that `hf download` or Transformers put into the Hub's cache, or None.
+
+    The folders are those of `huggingface_hub` ("Understand caching"): `models--ORGANIZATION--NAME/snapshots/COMMIT`,
+    where the file `refs/main` holds the commit.
+    """
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    model = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{hub_id.replace('/', '--')}"
+    try:
+        commit = (model / "refs" / "main").read_text(encoding="utf-8").strip()
+        found = model / "snapshots" / commit / "config.json"
+        return found if found.is_file() else None
+    except (OSError, ValueError):
+        return None
+
+
+def how_to_fetch(hub_id: str, presets: tuple[str, ...]) -> str:
+    """Return what to do with the id of a model that is neither shipped nor downloaded."""
+    shipped = {name.replace("-", "").replace(".", ""): name for name in presets}
+    word = re.sub(_SUFFIX, "", hub_id.partition("/")[2].lower().removeprefix("meta-"))
+    found = difflib.get_close_matches(re.sub(r"[-_.]", "", word), shipped, n=1, cutoff=0.75)
+    hint = f"the nearest shipped model is '{shipped[found[0]]}', or " if found else ""
+    return (
+        f"looks like a Hugging Face Hub id: {hint}run `hf download {hub_id} config.json`, after which this id is found "
+        "in the Hub's cache"
+    )
