@@ -113,14 +113,13 @@ def parse_clusters(text: str) -> list[str]:
     Raises:
         InputError: for an unknown one, or one that is given twice.
     """
-    from sim.inputs.input_source import nearest
+    from sim.inputs.cluster_names import no_such_cluster
     from topology.presets import CLUSTERS
 
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in CLUSTERS:
-            hint = nearest(name, CLUSTERS)
-            raise InputError(f"--cluster: found '{name}'; no such cluster{hint} (`stepsim clusters` lists them)")
+            raise InputError(f"--cluster: found '{name[:60]}'; {no_such_cluster(name)}")
     if len(set(names)) < len(names):
         raise InputError(f"--cluster: found {text!r}; each cluster once")
     return names

@@ -107,7 +107,7 @@ def run_map(
 
     if len(models) * len(gpus) > MOST_CELLS:
         raise InputError(f"--models, --gpus: make {len(models) * len(gpus):,} searches; at most {MOST_CELLS:,}")
-    begin = time.perf_counter()
+    begin, beside = time.perf_counter(), None if measured is None else best_measured(measured)
     with study.pool() as pool, _progress(len(models) * len(gpus)) as advance:
         cells = []
         for model in models:
@@ -123,7 +123,7 @@ def run_map(
         "only": list(narrowing.only),
         "memory_limit_bytes": cells[0]["memory_limit_bytes"],
         "cells": cells,
-        "measured": None if measured is None else best_measured(measured),
+        "measured": beside,
         "wall_s": time.perf_counter() - begin,
         "cores": cores,
     }

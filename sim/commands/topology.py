@@ -56,17 +56,13 @@ def _cluster(name: str, nodes: int | None) -> ClusterSpec:
         found = resolve_cluster(name, count * CLUSTERS[name].gpus_per_node, Source("topology.export", {}))
         return found.model_copy(update={"nodes": count})
     from sim.commands.options import SCENARIO
+    from sim.inputs.cluster_names import no_such_cluster
     from sim.inputs.scenario import load_scenario
+    from sim.inputs.shipped import shipped_scenarios
 
-    if "." not in name and not Path(name).exists():
-        from sim.inputs.input_source import nearest
-        from sim.inputs.shipped import shipped_scenarios
-
-        known = [*CLUSTERS, *shipped_scenarios()]
-        if name not in known:
-            raise InputError(
-                f"{name}: no such cluster or scenario{nearest(name, known)} (there are: {', '.join(CLUSTERS)})"
-            )
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml", ".json") and not path.exists() and name not in shipped_scenarios():
+        raise InputError(f"{name[:60]}: {no_such_cluster(name)}, and no such scenario")
     found = load_scenario(SCENARIO.convert(name, None, None)).cluster
     if nodes is not None and found.topology is not None:
         raise InputError("--nodes: the scenario's network comes from a file, which says how many nodes there are")

@@ -185,7 +185,7 @@ def _of_each_domain(domain_gpus: int, ranks: int) -> int:
 
 
 def _over_preset(given: dict[str, Any], source: Source, path: KeyPath) -> dict[str, Any]:
-    preset = _preset(CLUSTERS, given["preset"], "cluster", source, (*path, "preset"))
+    preset = _preset(CLUSTERS, given["preset"], source, (*path, "preset"))
     base = preset.model_dump(exclude={"nodes"})
     if preset.nvlink_domain == preset.gpus_per_node and "gpus_per_node" in given:
         del base["nvlink_domain"]  # the domain was the node, so it goes on being the node
@@ -206,7 +206,7 @@ def _gpu(value: Any, source: Source, path: KeyPath) -> Any:
         raise source.error(path, f"found {show(value)}; must be a GPU's name or a mapping")
     data: dict[str, Any] = {"name": "custom"}
     if "preset" in given:
-        data = _preset(GPUS, given["preset"], "GPU", source, (*path, "preset")).model_dump()
+        data = _preset(GPUS, given["preset"], source, (*path, "preset")).model_dump()
     elif (name := str(given.get("name"))) in GPUS:  # described in full, as in stored results: still that chip
         data = GPUS[name].model_dump(include=CHIP)
     overrides = {key: item for key, item in given.items() if key != "preset"}
@@ -234,10 +234,13 @@ def _peaks(given: dict[str, Any], source: Source, path: KeyPath) -> dict[str, An
     return peaks
 
 
-def _preset(known: Mapping[str, SpecT], name: Any, what: str, source: Source, path: KeyPath) -> SpecT:
-    if not isinstance(name, str) or name not in known:
-        raise source.error(
-            path,
-            f"found {show(name)}; no such {what} preset{nearest(name, known)} (there are: {', '.join(known)})",
-        )
-    return known[name]
+def _preset(known: Mapping[str, SpecT], name: Any, source: Source, path: KeyPath) -> SpecT:
+    if isinstance(name, str) and name in known:
+        return known[name]
+    if known is CLUSTERS:
+        from sim.inputs.cluster_names import no_such_cluster
+
+        raise source.error(path, f"found {show(name)}; {no_such_cluster(str(name))}")
+    raise source.error(
+        path, f"found {show(name)}; no such GPU preset{nearest(name, known)} (there are: {', '.join(known)})"
+    )

@@ -208,7 +208,9 @@ def network_of(preset: str, ranks: int) -> Network:
         InputError: for an unknown preset.
     """
     if preset not in CLUSTERS:
-        raise InputError(f"--cluster: unknown preset '{preset[:60]}' (there are: {', '.join(CLUSTERS)})")
+        from sim.inputs.cluster_names import no_such_cluster
+
+        raise InputError(f"--cluster: found '{preset[:60]}'; {no_such_cluster(preset)}")
     spec = CLUSTERS[preset]
     return Network(spec.model_copy(update={"nodes": max(spec.nodes, -(-ranks // spec.gpus_per_node))}))
 

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from sim.studies.anchor import Anchor
     from sim.studies.spending import Spending, TokenCost
 
-OFF_PAGE = "docs/slower_than_simulated.md"  # what to check where a measured step is far from the simulated one
+TO_CHECK = (  # where a measured step is far from the simulated one; docs/slower_than_simulated.md says more
+    "check that framework, recompute and micro-batch are the run's, and that the time is a median without the first "
+    "steps; `stepsim convert` reads a trainer's configuration, `stepsim replay` a profiler's trace"
+)
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
 TIGHT_BYTES = 2 * 2**30  # of a GPU's memory: CUDA's context, NCCL's buffers and the driver take about so much or more
 LATENCIES = {
@@ -140,7 +143,7 @@ def anchor_numbers(found: Anchor | None) -> list[Number]:
     where = "inside" if found.inside_interval else "outside"
     note = f"simulated {seconds(found.simulated_s)} ({found.error:+.1%}), measured {where} the 90 % interval"
     if not found.inside_interval:
-        note += f"; what to check: {OFF_PAGE}"
+        note += f"; {TO_CHECK}"
     numbers = [Number("Measured step", seconds(found.measured_s), note, "" if found.inside_interval else "bad")]
     if found.anchored_step_time_s != found.measured_s:
         factor = found.measured_s / found.simulated_s

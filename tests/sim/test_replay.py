@@ -108,7 +108,7 @@ def test_chakra_and_its_groups(tmp_path: Path) -> None:
         (["--straggler", "7=2"], "there are traces of ranks 0, 1"),
         (["--gpu-ratio", "0"], "--gpu-ratio: found 0.0"),
         (["--gpu-ratio", "nan"], "--gpu-ratio: found nan"),
-        (["--cluster", "none"], "unknown preset 'none' (there are: "),
+        (["--cluster", "none"], "found 'none'; no such cluster preset (`stepsim clusters` lists them)"),
         (["--gpu", "none"], "unknown GPU 'none'"),
         (["--dp", "4", "--dp-group", "x"], "groups that reduce are: '0'"),
         (["--step", "8"], "every trace has 3"),

@@ -1,0 +1,42 @@
+"""What to say of a cluster that is not shipped: the nearest preset, also for the names that clouds give to machines."""
+
+from __future__ import annotations
+
+import re
+
+from sim.inputs.input_source import nearest
+from topology.presets import CLUSTERS
+
+# Chips, and the beginnings of AWS's and Google Cloud's types of machines with them. Other clouds' types name the chip.
+_TYPES = {
+    "v100": ("p3", "p3dn"),
+    "a100": ("p4d", "p4de", "a2"),
+    "h100": ("a3-highgpu", "a3-megagpu"),
+    "h200": ("p5e", "p5en", "a3-ultragpu"),
+    "b200": ("a4",),
+    "gb200": ("a4x",),
+}
+_SORTS = {"dgx", "node", "torus", "host"}  # words of presets that say nothing about the chip
+
+
+def no_such_cluster(name: str) -> str:
+    """What is wrong with this name of a preset, and which one to take.
+
+    >>> no_such_cluster("dgx-h101")
+    "no such cluster preset; did you mean 'dgx-h100'? (`stepsim clusters` lists them)"
+    >>> for name in ("p5.48xlarge", "a3-highgpu-8g", "a3-ultragpu-8g", "ND H100 v5", "ND96isr_H100_v5"):
+    ...     print(name, no_such_cluster(name).split("'")[1])
+    p5.48xlarge p5-efa
+    a3-highgpu-8g dgx-h100
+    a3-ultragpu-8g dgx-h200
+    ND H100 v5 dgx-h100
+    ND96isr_H100_v5 dgx-h100
+    """
+    words = re.split("[^a-z0-9]+", name.lower().strip())
+    beginnings = words[0], "-".join(words[:2])
+    for said in (set(words), {chip for begin in beginnings for chip, types in _TYPES.items() if begin in types}):
+        shared = {preset: len(said & set(preset.split("-")) - _SORTS) for preset in CLUSTERS}
+        if any(shared.values()):
+            found = max(shared, key=shared.__getitem__)
+            return f"no such cluster preset; the nearest is '{found}' (`stepsim clusters` shows what each one has)"
+    return f"no such cluster preset{nearest(name, CLUSTERS)} (`stepsim clusters` lists them)"
