@@ -9,7 +9,8 @@ from sim.core.units import count, counted, n_bytes, percent, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
-from sim.views.search_page import COLUMNS, cells, copies, mesh_words
+from sim.views.search_page import COLUMNS, cells, mesh_words
+from sim.views.sorted_table import NOTHING, Cell, copied, sorted_table, word
 
 Result = Mapping[str, Any]
 One = Mapping[str, Any]
@@ -28,9 +29,12 @@ def clusters_page(result: Result) -> str:
         {"clusters": _figure(found)} if found else {},
         what=f"the best layouts of {counted(result['gpus'], 'GPU')} of each cluster",
         headline=_headline(found),
-        head=("Cluster", *COLUMNS, "Trillion tokens"),
-        rows=[_row(one, row) for one in found for row in one["best"]],
-        copies=[copies(row) for one in found for row in one["best"]],
+        table=sorted_table(
+            "clusters",
+            {"Cluster": "", **COLUMNS, "Trillion tokens": "their cost"},
+            [_row(one, row) for one in found for row in one["best"]],
+            [copied(row) for one in found for row in one["best"]],
+        ),
         without=[(one["cluster"], one["why_none_legal"] or NONE_FITS) for one in result["clusters"] if not one["best"]],
     )
 
@@ -54,10 +58,9 @@ def _headline(found: Sequence[One]) -> list[Number]:
     return numbers
 
 
-def _row(one: One, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _row(one: One, row: Mapping[str, Any]) -> list[Cell]:
     cost = row.get("cost_per_trillion_tokens")
-    last = ("", "–") if cost is None else (f"{cost:.3f}", count(cost))
-    return [(one["cluster"], one["cluster"]), *cells(row), last]
+    return [word(one["cluster"]), *cells(row), NOTHING if cost is None else (f"{cost:.3f}", count(cost))]
 
 
 def _figure(found: Sequence[One]) -> Any:

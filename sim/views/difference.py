@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.core.units import count, is_rate, n_bytes, percent, seconds
+from sim.views.palette import style_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +58,8 @@ def tables(found: Mapping[str, Any]) -> list[Rows]:
         pairs = list(found[part].items())
         if part == "operators_s":
             pairs.sort(key=lambda item: -abs(item[1]["b"] - item[1]["a"]))
-        rows = [_row(name, v, shown(v["a"]), shown(v["b"])) for name, v in pairs]
+        named = (lambda kind: style_of(kind).label) if part == "critical_path_s" else str
+        rows = [_row(named(name), v, shown(v["a"]), shown(v["b"])) for name, v in pairs]
         most = OPERATORS_SHOWN if part == "operators_s" else None
         out.append(Rows(title, ("", "A", "B", "change"), rows, most))
     return [table for table in out if table.rows]

@@ -149,10 +149,10 @@ def _cells(cell: Cell) -> tuple[str, ...]:
     best = cell["best"]
     start = (cell["model"], count(cell["gpus"]))
     if best is None:
-        return (*start, NOTHING, "", "", "", "", "")
+        return (*start, NOTHING, "", "", "", "", "", "")
     x, texts = best["layout"], _texts(best)
-    figures = [texts[key] for key in ("step", "rate", "mfu", "memory", "words")]
-    return (*start, *figures, f"micro-batch {x['micro_batch_size']}, recompute {x['recompute']}")
+    figures = [texts[key] for key in ("step", "rate", "mfu", "memory")]
+    return (*start, texts["words"], str(x["micro_batch_size"]), x["recompute"], *figures)
 
 
 def _run_cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -65,14 +65,20 @@ def _plot(rows: list[JsonRow], name: str, label: str, unit: float) -> Any:
     plot = scatter_plot(name, label, "score", 380, "pan,wheel_zoom,reset,save")
     front = sorted((row for row in rows if row[f"best_by_{name}"]), key=lambda row: row[name])
     plot.line([row[name] / unit for row in front], [row["score"] for row in front], color=_ON, line_width=2)
+    values = [row[name] for row in rows]
+    in_right_half = [value > (min(values) + max(values)) / 2 for value in values]
     source = ColumnDataSource(
         {
             "x": [row[name] / unit for row in rows],
             "y": [row["score"] for row in rows],
             "model": [row["model"] for row in rows],
             "fill": [_ON if row[f"best_by_{name}"] else _OFF for row in rows],
+            # In the right half names stand left of their dots, where the plot has room for them.
+            "align": ["right" if right else "left" for right in in_right_half],
+            "shift": [-8 if right else 8 for right in in_right_half],
         }
     )
     plot.scatter("x", "y", source=source, size=10, color="fill")
-    plot.text("x", "y", "model", source=source, x_offset=8, y_offset=4, text_color=_INK, text_font_size="12px")
+    placed = {"text_align": "align", "x_offset": "shift", "y_offset": 4}
+    plot.text("x", "y", "model", source=source, **placed, text_color=_INK, text_font_size="12px")
     return plot

@@ -47,9 +47,7 @@ def rl_page(simulation: RlSimulation) -> str:
 
 
 def _tracks(timeline: Timeline, colocated: bool) -> list[Track]:
-    """A track for each pool, under its name."""
-    names = ("trainer and engine",) if colocated else ("trainer", "engine")
-    return [
-        Track(f"{name}, {ranks_text(c.ranks)}", 0, i)
-        for i, (name, c) in enumerate(zip(names, timeline.classes, strict=True))
-    ]
+    """A track for each pool, under its name if there are several: long names leave little room for the bars."""
+    names = ("",) if colocated else ("trainer, ", "engine, ")
+    pairs = zip(names, timeline.classes, strict=True)
+    return [Track(f"{name}{ranks_text(c.ranks)}", 0, i) for i, (name, c) in enumerate(pairs)]

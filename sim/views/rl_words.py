@@ -52,6 +52,8 @@ def _memory(pool: PoolUse) -> Number:
 def phase_rows(result: RlResult) -> list[tuple[str, ...]]:
     """A row for each phase, under `PHASE_HEAD`."""
     step_s, names = result.step_time_s, {"both": "all"}
+    if len(result.pools) == 1:  # trainer and engine take turns on the same GPUs
+        names |= {"training": "all", "generation": "all"}
     return [
         (
             p.name,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim.core.units import count, counted, n_bytes, percent, seconds
+from sim.core.units import count, counted, n_bytes, seconds
 from sim.views.headline import Number, layout_words, limit_words
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
+from sim.views.sorted_table import Cell, SortedTable, copied, share, sorted_table, word
 
 Result = Mapping[str, Any]
 JsonRow = Mapping[str, Any]
@@ -44,8 +45,7 @@ def search_page(result: Result) -> str:
         {"search": _figure(result)},
         what=f"{counted(result['gpus'], 'GPU')}, {limit_words(result)}",
         headline=_headline(result),
-        columns=list(COLUMNS.items()),
-        tables=[_table(name, heading, result[name]) for name, heading in _TABLES],
+        tables=[(heading, _table(name, result[name])) for name, heading in _TABLES],
     )
 
 
@@ -134,41 +134,22 @@ def _headline(result: Result) -> list[Number]:
     ]
 
 
-def cells(row: JsonRow) -> tuple[tuple[str, str], ...]:
-    """Return for each cell the text to sort by, and the text shown; rows of earlier files lack MFU and what follows
-    it."""
-    x = row["layout"]
-    mfu, exposed_s, bubble = (row.get(k) for k in ("mfu", "exposed_comm_s", "bubble_fraction"))
-    return (
-        (mesh_words(x), mesh_words(x)),
+def _table(name: str, rows: Sequence[JsonRow]) -> SortedTable:
+    return sorted_table(name, COLUMNS, [cells(row) for row in rows], [copied(row) for row in rows])
+
+
+def cells(row: JsonRow) -> list[Cell]:
+    """A layout's cells under `COLUMNS`; layouts of the Pareto line have no MFU and what goes with it."""
+    x, exposed_s = row["layout"], row.get("exposed_comm_s")
+    return [
+        word(mesh_words(x)),
         (f"{row['step_time_s']:.12f}", seconds(row["step_time_s"])),
         (f"{row['tokens_per_s_per_gpu']:.6f}", count(row["tokens_per_s_per_gpu"])),
-        _share(mfu),
-        _share(None if exposed_s is None else exposed_s / row["step_time_s"]),
-        _share(bubble),
+        share(row.get("mfu")),
+        share(None if exposed_s is None else exposed_s / row["step_time_s"]),
+        share(row.get("bubble_fraction")),
         (f"{row['peak_memory_bytes']:.0f}", n_bytes(row["peak_memory_bytes"])),
-        (schedule_words(x), schedule_words(x)),
-        (str(x["micro_batch_size"]), str(x["micro_batch_size"])),
-        (x["recompute"], x["recompute"]),
-    )
-
-
-def _columns_with_values(rows: list[tuple[tuple[str, str], ...]]) -> tuple[list[int], list[list[tuple[str, str]]]]:
-    """Places of the columns that have a value in some row, and the rows with these alone."""
-    kept = [i for i in range(len(rows[0]) if rows else 0) if any(row[i][1] != "–" for row in rows)]
-    return kept, [[row[i] for i in kept] for row in rows]
-
-
-def _table(name: str, heading: str, rows: Sequence[JsonRow]) -> tuple[Any, ...]:
-    kept, shown = _columns_with_values([cells(row) for row in rows])
-    return name, heading, kept, shown, [copies(row) for row in rows]
-
-
-def _share(value: float | None) -> tuple[str, str]:
-    return ("", "–") if value is None else (f"{value:.12f}", percent(value))
-
-
-def copies(row: JsonRow) -> list[tuple[str, str]]:
-    """Return what a row's buttons copy: its scenario's file, the command that runs it, a trainer's flags."""
-    words = (("YAML", "yaml"), ("Command", "command"), ("Flags", "flags"))
-    return [(name, row[key]) for name, key in words if row.get(key)]
+        word(schedule_words(x)),
+        word(str(x["micro_batch_size"])),
+        word(x["recompute"]),
+    ]

@@ -155,7 +155,7 @@ def _latency(key: str, result: ServingResult, found: Distribution, promises: Seq
     asked = [p for p in promises if p.key == key]
     near = [p for p in asked if p.seconds <= FAR_LIMIT * stated.p99]
     # Right of p99 there is room for its words; what is slower leaves the plot, and the table has the slowest.
-    end = max([1.45 * stated.p99, *(1.15 * p.seconds for p in near)])
+    end = max([1.6 * stated.p99, *(1.15 * p.seconds for p in near)])
     plot = _small(name, Range1d(start=0, end=end or 1.0), Range1d(start=0, end=1.03))
     plot.yaxis.ticker = FixedTicker(ticks=[0, 0.25, 0.5, 0.75, 1])
     plot.yaxis.formatter = NumeralTickFormatter(format="0 %")

@@ -10,6 +10,7 @@ from sim.search.engine_options import choice_words
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
+from sim.views.sorted_table import NOTHING, Cell, sorted_table, word
 
 Result = Mapping[str, Any]
 JsonRow = Mapping[str, Any]
@@ -19,25 +20,23 @@ _TIP = (
     "<div><b>@words</b></div><div>@user tokens/s a user, @gpu tokens/s/GPU, @rate requests/s/GPU</div><div>@kept</div>"
 )
 NO_LIMIT = "no limit found: too few requests"
-HEAD = (
-    "Layout",
-    "Options",
-    "Requests/s",
-    "Output tokens/s/GPU",
-    "First token p50",
-    "First token p99",
-    "A token p50",
-    "A token p99",
-    "Next token p99",
-    "kWh of a million tokens",
-    "A million tokens",
-)
+HEAD = {  # heads, and what they mean
+    "Layout": "",
+    "Options": "of the engine",
+    "Requests/s": "",
+    "Output tokens/s/GPU": "",
+    "First token p50": "median seconds to the first token",
+    "First token p99": "",
+    "A token p50": "median seconds a token, a request's mean",
+    "A token p99": "",
+    "Next token p99": "seconds between two tokens",
+    "kWh of a million tokens": "GPUs alone, at their power limit",
+    "A million tokens": "their cost",
+}
 
 
 def serving_search_page(result: Result) -> str:
     """HTML of `sim-serving-search/1` that opens without network."""
-    rows = [_cells(row) for row in result["best"]]
-    kept = [i for i in range(len(HEAD)) if any(row[i][1] != "–" for row in rows)]
     plots = {"curve": _figure(result["curve"])} if result["curve"] else {}
     return still_page(
         "serving_search.html",
@@ -45,8 +44,7 @@ def serving_search_page(result: Result) -> str:
         plots,
         what=f"{counted(result['gpus'], 'GPU')} within {', '.join(result['slo'])}",
         headline=_headline(result),
-        head=[HEAD[i] for i in kept],
-        rows=[[row[i] for i in kept] for row in rows],
+        table=sorted_table("best", HEAD, [_cells(row) for row in result["best"]]),
         refusals=[(row_words(r), r["reason"]) for r in result["refusals"]],
     )
 
@@ -128,12 +126,12 @@ def _columns(name: str, points: Sequence[JsonRow]) -> dict[str, list[Any]]:
     }
 
 
-def _cells(row: JsonRow) -> list[tuple[str, str]]:
-    """Return for each cell the text to sort by, and the text shown."""
-    layout, options = layout_words(row["parallelism"]), choice_words(row["options"])
-    first = [(layout, layout), (options, options or "–")]
+def _cells(row: JsonRow) -> list[Cell]:
+    """A layout's cells under `HEAD`."""
+    options = choice_words(row["options"])
+    first = [word(layout_words(row["parallelism"])), word(options) if options else NOTHING]
     if not row["rate_per_s"]:
-        return [*first, ("0", "none"), *[("", "–")] * (len(HEAD) - 3)]
+        return [*first, ("0", "none"), *[NOTHING] * (len(HEAD) - 3)]
     times = [
         row[key][p]
         for key, ps in (
@@ -150,5 +148,5 @@ def _cells(row: JsonRow) -> list[tuple[str, str]]:
         (f"{row['output_tokens_per_s_per_gpu']:.6f}", count(row["output_tokens_per_s_per_gpu"])),
         *[(f"{s:.12f}", seconds(s)) for s in times],
         (f"{energy:.6f}", f"{energy:.3g}"),
-        ("", "–") if cost is None else (f"{cost:.6f}", f"{cost:.2f}"),
+        NOTHING if cost is None else (f"{cost:.6f}", f"{cost:.2f}"),
     ]

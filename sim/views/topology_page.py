@@ -61,6 +61,9 @@ def topology_page(cluster: ClusterSpec, loads: Loads | None = None) -> str:
         what=_size(cluster, shown),
         source=cluster.source,
         headline=_headline(cluster),
+        keys=[
+            (colour, label) for kind, label, colour in _LAYERS if any(layer_of(graph, name) == kind for name in graph)
+        ],
         loaded=loads is not None,
         links=_links(graph, loads),
     )
@@ -178,6 +181,7 @@ def _figure(graph: Graph, cluster: ClusterSpec, loads: Loads | None) -> Any:
         y_range=Range1d(start=low - 0.6, end=0.6),
         toolbar_location="right",
     )
+    plot.toolbar.logo = None
     plot.axis.visible = plot.grid.visible = False
     plot.outline_line_color = None
     lines = plot.segment(
@@ -185,16 +189,14 @@ def _figure(graph: Graph, cluster: ClusterSpec, loads: Loads | None) -> Any:
     )
     lines.name = "links"
     plot.add_tools(HoverTool(renderers=[lines], tooltips=[("", "@text")], line_policy="interp"))
-    for kind, label, colour in _LAYERS:
+    for kind, _, colour in _LAYERS:
         names = [name for name in graph if layer_of(graph, name) == kind]
         if names:
             where = {"x": [spots[n][0] for n in names], "y": [spots[n][1] for n in names], "name": names}
             size = max(5, min(16, 700 // len(names)))
-            dots = plot.scatter("x", "y", source=where, size=size, color=colour, line_color=_INK, legend_label=label)
+            dots = plot.scatter("x", "y", source=where, size=size, color=colour, line_color=_INK)
             dots.name = kind
             plot.add_tools(HoverTool(renderers=[dots], tooltips=[("", "@name")]))
-    plot.legend.orientation = "horizontal"
-    plot.add_layout(plot.legend[0], "above")
     return plot
 
 

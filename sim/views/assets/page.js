@@ -218,7 +218,10 @@
     ranks.major_label_text_font_size = "10px"
     const longest = Math.max(...[...ranks.major_label_overrides.values()].map((name) => name.length))
     const left = Math.max(76, 30 + 6.5 * longest)
-    for (const name of ["axis", "timeline", "memory"]) if (model(name)) model(name).min_border_left = Math.round(left)
+    for (const plot of ["axis", "timeline", "memory"].map(model).filter((plot) => plot)) {
+      plot.min_border_left = Math.round(left)
+      for (const axis of [...plot.above, ...plot.below]) axis.ticker.desired_num_ticks = 4
+    }
   }
 
   // --- memory of the chosen rank ---------------------------------------------------------------------------------

@@ -1,0 +1,45 @@
+"""A table of layouts on a page, which a click on a head sorts; `templates/parts.html` has its HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sim.core.units import percent
+
+Cell = tuple[str, str]  # the text to sort by, and the text shown; where the two differ, it is a number
+NOTHING: Cell = ("", "–")
+
+
+class SortedTable(NamedTuple):
+    """A table: heads with what they mean, rows of cells, and what each row's buttons copy, as (name, text)."""
+
+    name: str
+    head: Sequence[tuple[str, str]]
+    rows: Sequence[Sequence[Cell]]
+    copies: Sequence[Sequence[tuple[str, str]]] = ()
+
+
+def sorted_table(
+    name: str, head: Mapping[str, str], rows: Sequence[Sequence[Cell]], copies: Sequence[Sequence[tuple[str, str]]] = ()
+) -> SortedTable:
+    """The table with those columns that have a value in some row. `head`: titles, and what they mean."""
+    kept = [i for i in range(len(head)) if any(row[i] != NOTHING for row in rows)]
+    titles = list(head.items())
+    return SortedTable(name, [titles[i] for i in kept], [[row[i] for i in kept] for row in rows], copies)
+
+
+def word(text: str) -> Cell:
+    """A cell of text, or of a whole number."""
+    return text, text
+
+
+def share(value: float | None) -> Cell:
+    """A cell of a fraction, if there is one."""
+    return NOTHING if value is None else (f"{value:.12f}", percent(value))
+
+
+def copied(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what a layout's buttons copy: its scenario's file, the command that runs it, a trainer's flags."""
+    words = (("YAML", "yaml"), ("Command", "command"), ("Flags", "flags"))
+    return [(name, row[key]) for name, key in words if row.get(key)]
