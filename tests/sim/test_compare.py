@@ -11,9 +11,13 @@ import yaml
 
 from sim.commands.compare import main
 from sim.core.timeline import Detail, Span
-from sim.studies.comparison import _durations
+from sim.inputs.measured_run import load_measured
+from sim.inputs.scenario import load_scenario
+from sim.studies.comparison import _durations, check_same
 from tests.processes import exit_code
 from tests.sim.measured_runs import recorded, scenario
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 def _files(tmp_path: Path, slower: float = 1.0, **parallelism: Any) -> tuple[str, str]:
@@ -38,6 +42,19 @@ LAYOUTS: list[dict[str, Any]] = [
     {"dp": 2, "dp_sync": "after_backward"},
     {"pp": 1, "dp": 2, "dp_sync": "after_backward"},
 ]
+
+
+STORED = [
+    pytest.param(scenario_file, run, id=f"{folder}/{run.stem}")
+    for folder, runs in (("cpu", "measured"), ("cpu4", "measured"), ("cuda", "measured/cuda"))
+    for run in sorted((SCENARIOS / runs).glob("*.json"))
+    if (scenario_file := SCENARIOS / folder / f"{run.stem}.yaml").exists()
+]
+
+
+@pytest.mark.parametrize(("scenario_file", "run"), STORED)
+def test_a_stored_run_is_a_run_of_its_scenario_file(scenario_file: Path, run: Path) -> None:
+    check_same(load_scenario(scenario_file), load_measured(run), run.name)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
