@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,19 @@ TOOLS = Path(__file__).parents[1] / "tools"
 
 
 @pytest.mark.parametrize("path", sorted(TOOLS.glob("*.py")), ids=lambda p: p.stem)
-def test_a_tool_loads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_loads_explains_itself_and_refuses_wrong_arguments(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.syspath_prepend(str(TOOLS))
-    assert runpy.run_path(str(path), run_name="loaded")["__doc__"]  # an import that is gone raises
+    loaded = runpy.run_path(str(path), run_name="loaded")  # an import that is gone raises
+    purpose = loaded["__doc__"].splitlines()[0]
+    for option, code in (("--help", 0), ("--no-such-option", 2)):
+        if "main" in loaded:  # the others hold data or functions of a tool
+            monkeypatch.setattr(sys, "argv", [path.name, option])
+            with pytest.raises(SystemExit) as end:
+                loaded["main"]()
+            assert end.value.code == code
+            assert (purpose if code == 0 else "error: ") in "".join(capsys.readouterr())
 
 
 def test_the_stated_error_of_unmeasured_gpus_is_that_of_measured_ones_left_out() -> None:

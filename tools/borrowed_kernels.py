@@ -14,6 +14,7 @@ roofline, and the 90 % intervals of its time.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -118,7 +119,9 @@ def cell(logs: Logs | None) -> str:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     print(f"| GPU | priced by | same multiprocessors | {' | '.join(KINDS)} |\n|---|---|---|{'---:|' * len(KINDS)}")
     for gpu in measured_gpus():
         for left_out in ([gpu], [gpu, *of_chip(gpu)]):

@@ -280,7 +280,7 @@ def profile(
 
 def main() -> None:
     """Write kernel files and profiles."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--date", required=True, help="date of the profiles, YYYY-MM-DD")
     parser.add_argument("--fused", type=Path, default=ROOT / "scenarios" / "published" / "liger_kernels.json")

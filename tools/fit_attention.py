@@ -1,12 +1,13 @@
 """Fits coefficients of fused attention to every second row of published tables, and prints the error on the others.
 
-    python tools/fit_attention.py flash_attention.json b200_kernels.json
+    python tools/fit_attention.py scenarios/published/flash_attention.json scenarios/published/b200_kernels.json
 
 The coefficients go into profile_coefficients.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from sim.commands.command import bad_input_exits
 from sim.prices.coefficients import Coefficient
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
@@ -52,7 +54,10 @@ def by_implementation(rows: Iterable[Measurement]) -> dict[tuple[str, str], list
 
 def main() -> None:
     """Fit each GPU and implementation, and print coefficients and errors."""
-    all_rows = [row for path in sys.argv[1:] for row in read_table(Path(path)).rows]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="+", metavar="TABLE.json", help="tables of measured kernels")
+    with bad_input_exits():
+        all_rows = [row for path in parser.parse_args().tables for row in read_table(Path(path)).rows]
     for (gpu, name), rows in sorted(by_implementation(all_rows).items()):
         width = np.array([1.0, 1.0, 0.2, 1.0, 0.05 if name != "attention" else 1.0])
 

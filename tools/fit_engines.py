@@ -11,6 +11,7 @@ in `Fit.start` are free, and all others keep the record's values.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +72,7 @@ FITS = (
         whole=True,
     ),
 )
+FITTED = sorted({fit.engine for fit in FITS})
 
 
 def halves(fit: Fit, rows: Sequence[Measurement]) -> tuple[list[Measurement], list[Measurement]]:
@@ -129,13 +131,18 @@ def recorded(fit: Fit) -> Values:
 
 def main() -> None:
     """Fit the named engines, or all, and print constants and errors."""
-    judge, engines = "--judge" in sys.argv[1:], [name for name in sys.argv[1:] if name != "--judge"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engines", nargs="*", metavar="ENGINE", help=f"of {', '.join(FITTED)}; all if none is named")
+    parser.add_argument("--judge", action="store_true", help="do not fit")
+    given = parser.parse_args()
+    if unknown := set(given.engines) - set(FITTED):
+        parser.error(f"no engine is called {', '.join(sorted(unknown))}; allowed: {', '.join(FITTED)}")
     for fit in FITS:
-        if engines and fit.engine not in engines:
+        if given.engines and fit.engine not in given.engines:
             continue
         fitted, others = halves(fit, read_table(PUBLISHED / f"{fit.table}.json").rows)
         steps = 4 if fit.whole else 12
-        values = recorded(fit) if judge else solve(fit.start, partial(errors, fit, fitted), steps)
+        values = recorded(fit) if given.judge else solve(fit.start, partial(errors, fit, fitted), steps)
         print(f"{fit.engine}, {fit.architecture}, {fit.table}: {len(fitted)} of {len(fitted + others)} rows fitted")
         print("  " + ", ".join(f"{name} {value:.3g}" for name, value in zip(fit.start, values, strict=True)))
         for name, rows in (("fitted", fitted), ("others", others)):

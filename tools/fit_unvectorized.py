@@ -12,6 +12,7 @@ of 2024, when a cast to 16 bits was not vectorized either (pytorch pull request 
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -211,6 +212,8 @@ def fitted(chains: list[Chain]) -> Any:
 
 def main() -> None:
     """Print constants and errors."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     every = (*liger_chains(), *h200_chains())
     large = [c for c in every if sum(map(moved_bytes, c.operators)) / len(c.operators) > LEAST_BYTES]
     chains = [c for c in large if c.gpu.name != "a100-sxm"]

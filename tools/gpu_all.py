@@ -144,7 +144,7 @@ def compared(folder: Path, changed: tuple[str, ...] = ()) -> None:
 
 def main() -> None:
     """Find the GPU, measure what is missing, and compare."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--list", action="store_true", help="print what would be measured, without a GPU")
     parser.add_argument("--dry-run", action="store_true", help="the same commands with small models, without a GPU")

@@ -161,7 +161,7 @@ def _shipped(x: dict[str, Any]) -> list[float]:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "show"))
     parser.add_argument("file", nargs="?", type=Path, default=STORED)
     parser.add_argument("--seconds", type=float, default=3.5)

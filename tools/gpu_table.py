@@ -9,6 +9,7 @@ a meaning. Kernels: the shipped profile is compared with the points of that file
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -102,6 +103,8 @@ def _line(name: str, ratio: Any) -> str:
 
 def main() -> None:
     """Write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     text = PAGE.read_text()
     tables = {"gpu": steps(), "gpu kernels": kernels(), "gpu power": show(json.loads(STORED.read_text()))}
     for name, lines in tables.items():

@@ -6,7 +6,7 @@ python tools/held_out.py errors.json
 
 from __future__ import annotations
 
-import json
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from fit_attention import by_implementation
 
+from sim.commands.command import bad_input_exits
+from sim.core.files import read_json
 from sim.validation.records import Measurement
 from sim.validation.tables import read_table
 
@@ -93,7 +95,10 @@ SPLITS = (
 
 def main() -> None:
     """Print the errors of each split."""
-    tables = {t["name"]: t for t in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["tables"]}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("errors", metavar="ERRORS.json", help="what `sim.validate --json` wrote")
+    with bad_input_exits():
+        tables = {t["name"]: t for t in read_json(Path(parser.parse_args().errors))["tables"]}
     for title, name, left, by_group in SPLITS:
         ids = {row.id for row in left(list(read_table(PUBLISHED / f"{name}.json").rows))}
         off: dict[str, list[float]] = {}

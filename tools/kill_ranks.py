@@ -61,7 +61,7 @@ def kill_once(command: tuple[str, ...], number: signal.Signals, wait_s: float) -
 
 def main() -> None:
     """Kill runs, count, and print what was wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--longest", type=float, default=8.0, metavar="SECONDS")

@@ -9,6 +9,7 @@ these constants. A table to which no constant was fitted is predicted with the s
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,10 +66,15 @@ def errors(path: Path) -> tuple[list[float], list[float]]:
 
 def main() -> None:
     """Print each table's errors without and with its constants."""
-    asked = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [path.stem for path in tables()]
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help="a table's name; all if none is named")
+    asked = parser.parse_args().tables or names
+    if unknown := set(asked) - set(names):
+        parser.error(f"no table is called {', '.join(sorted(unknown))}; allowed: {', '.join(names)}")
     print("| table | left out | bias | shipped |\n|---|---:|---:|---:|")
     for path in tables():
-        if asked and path.stem not in asked:
+        if path.stem not in asked:
             continue
         left, shipped = errors(path)
         if left:

@@ -85,7 +85,7 @@ def rewrite(rows: dict[str, str]) -> None:
 def main() -> None:
     """Measure and compare scenarios, and write the page after each."""
     every = sorted(p.stem for p in (ROOT / "scenarios" / "cpu").glob("*.yaml"))
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=every, metavar="NAME")
     parser.add_argument("--keep", type=Path, help="folder for the measured runs")
     parser.add_argument("--stored", type=Path, help="folder of measured runs to compare, instead of measuring")

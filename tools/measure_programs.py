@@ -239,7 +239,7 @@ def rewrite(text: str) -> None:
 
 def main() -> None:
     """Measure if asked to; then predict, print and write the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true", help="capture, calibrate and run; else predict again")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=list(EVERY))
     parser.add_argument("--rounds", type=int, default=2)

@@ -86,7 +86,7 @@ def calibrate(out: Path, attempts: int, quick: bool) -> str | None:
 
 def main() -> None:
     """Measure what is missing, then accept the errors."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print what would be measured")
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--again", action="store_true", help="also measure what is stored")

@@ -199,7 +199,7 @@ def _lines(rows: Iterable[PublishedStep]) -> str:
 
 def main() -> None:
     """Write the file, or judge its intervals."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="judge the intervals of the file as it is")
     if not parser.parse_args().check:
         steps = [predicted(row) for path in tables() for row in chosen(read_table(path).rows)]

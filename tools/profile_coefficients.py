@@ -1,4 +1,4 @@
-"""The figures of shipped profiles that are in no table of kernels, each with its source."""
+"""The figures that `build_profiles.py` puts into shipped profiles and that are in no table of kernels, with sources."""
 
 from __future__ import annotations
 

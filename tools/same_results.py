@@ -10,6 +10,7 @@ these. Keys that were renamed on purpose are in `RENAMED`.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gzip
 import io
@@ -209,24 +210,33 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
 def main() -> int:
     """Record or compare; return the exit code."""
     sys.path.insert(0, str(Path.cwd()))
-    verb, file, *names = sys.argv[1:]
-    recorded = json.loads(gzip.decompress(Path(file).read_bytes())) if verb == "compare" else {}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=("record", "compare"))
+    parser.add_argument("file", type=Path, metavar="FILE", help="results, compressed: FILE.json.gz")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    given = parser.parse_args()
+    recorded: dict[str, Any] = {}
+    if given.verb == "compare":
+        try:
+            recorded = json.loads(gzip.decompress(given.file.read_bytes()))
+        except (OSError, EOFError, ValueError) as error:
+            parser.error(f"{given.file} is no file that `record` wrote: {error}")
     results: dict[str, Any] = {}
     unequal = 0
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         for case, command in cases(Path(name)):
-            if names and not any(n in case for n in names) and case != "chakra":
+            if given.names and not any(n in case for n in given.names) and case != "chakra":
                 continue
             text = json.dumps(plain(run(command))).replace(name, "FOLDER")
             results[case] = json.loads(text)
-            if verb == "compare" and case in recorded:
+            if case in recorded:
                 found = list(differences(plain(recorded[case]), results[case]))
                 unequal += bool(found)
                 for line in found[:6]:
                     print(f"{case}: {line}", flush=True)
-    if verb == "record":
-        Path(file).write_bytes(gzip.compress(json.dumps(results).encode()))
+    if given.verb == "record":
+        given.file.write_bytes(gzip.compress(json.dumps(results).encode()))
     print(f"{len(results)} cases, {unequal} differ, {time.perf_counter() - start:.0f} s")
     return min(unequal, 1)
 
