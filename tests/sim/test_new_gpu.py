@@ -9,7 +9,7 @@ import pytest
 
 from sim.core import shipped as shipped_files
 from sim.core.shipped import shipped_profiles
-from sim.inputs.nearest_gpu import measured_gpus, nearest_measured
+from sim.inputs.nearest_gpu import measured_gpus
 from sim.inputs.scenario import parse_scenario
 from sim.prices.unvectorized import sm_clocks_per_s
 from sim.results.states import matmul_workspace
@@ -103,102 +103,6 @@ def test_a_gpu_of_a_data_sheet_runs_and_says_what_prices_it(gpu: GpuSpec) -> Non
     if not gpu.same_multiprocessors(like):
         assert high_s / low_s > 1.5
     assert gpu.source
-
-
-@pytest.mark.parametrize(
-    ("gpu", "like"),
-    [
-        ("gh200", "h100-sxm"),
-        ("l4", "l40s"),
-        ("a30", "a100-sxm"),
-        ("rtx-pro-6000", "rtx-pro-6000-server"),
-        ("h20", "h200-sxm"),  # the same architecture: libraries choose Hopper's kernels
-        ("rtx4090", "l40s"),
-        ("rtx5090", "rtx-pro-6000-server"),  # of Blackwells the one with GDDR
-        ("a10", "rtx-pro-6000-server"),  # Ampere, but a multiprocessor has less than half of an A100's bandwidth
-        ("mi300x", "h100-sxm"),  # an A100's share of bandwidth is nearer, but it has no 8-bit floats
-        ("tpu-v5p", "h100-sxm"),
-        ("cpu", "roofline"),
-    ],
-)
-def test_the_nearest_measured_gpu(gpu: str, like: str) -> None:
-    assert nearest_measured(GPUS[gpu]) == like
-
-
-def test_a_measured_gpu_is_nearest_to_itself_and_to_its_chip() -> None:
-    for name in measured_gpus():
-        chip = [other for other in measured_gpus() if GPUS[other].same_multiprocessors(GPUS[name])]
-        assert nearest_measured(GPUS[name]) in chip
-        rest = nearest_measured(GPUS[name], left_out=chip)
-        assert rest not in chip
-        assert rest in measured_gpus()
-
-
-@pytest.mark.parametrize(
-    ("stated", "like"),
-    [
-        ({"architecture": "ampere"}, "a100-sxm"),
-        ({"architecture": "hopper"}, "h100-sxm"),
-        ({"architecture": "hopper", "memory_bandwidth_bytes_per_s": 5e12}, "h200-sxm"),
-        ({}, "h100-sxm"),
-        ({"architecture": "cpu"}, "roofline"),
-    ],
-)
-def test_a_gpu_of_one_s_own_has_the_efficiencies_of_the_nearest(stated: dict[str, object], like: str) -> None:
-    peaks = {"bf16": 5e14, "fp32": 3e13}
-    gpu = {"memory_bytes": 64e9, "memory_bandwidth_bytes_per_s": 3e12, "peak_flops_per_s": peaks, **stated}
-    scenario = parse_scenario({**SCENARIO, "cluster": {"gpu": gpu}})
-    assert scenario.calibration == like
-    assert any("no kernels of GPU 'custom' were measured" in warning for warning in scenario.warnings)
-    given = parse_scenario({**SCENARIO, "cluster": {"gpu": gpu}, "calibration": "roofline"})
-    assert given.calibration == "roofline"
-    assert not any("no kernels" in warning for warning in given.warnings)
-    if like != "roofline":
-        assert simulate(given).step_time_s < simulate(scenario).step_time_s
-
-
-def test_another_chip_s_collectives_are_not_taken() -> None:
-    data = {**SCENARIO, "cluster": {"gpu": "mi300x"}}
-    shares = simulate(parse_scenario(data)).result["provenance"]["shares"]
-    assert shares["topology"] > 0
-    assert shares["measured"] == 0
-
-
-def _step_s(gpu: str, precision: str, calibration: str | None = None) -> float:
-    training = {"seq_len": 4096, "global_batch_size": 2, "framework": "megatron", "precision": precision}
-    model = {"preset": "llama3-8b", "layers": 4}
-    return simulate(
-        parse_scenario({"model": model, "training": training, "cluster": {"gpu": gpu}, "calibration": calibration})
-    ).step_time_s
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_a_lesser_board_is_not_faster(precision: str) -> None:
-    """Of equal multiprocessors: in the order of their number, clock and memory, measured or not."""
-    boards = [("h100-pcie", "h100-nvl", "h100-sxm", "gh200", "h200-sxm"), ("l4", "l40s")]
-    boards += [("a30", "a100-pcie", "a100-sxm-40g", "a100-sxm")] if precision == "bf16" else []
-    for row in boards:
-        step_s = [_step_s(gpu, precision) for gpu in row]
-        assert step_s == sorted(step_s, reverse=True), row
-    # Two editions of one card: 8 % apart in clock.
-    assert _step_s("rtx-pro-6000", precision) == pytest.approx(_step_s("rtx-pro-6000-server", precision), rel=0.08)
-    # Where both were measured, scaled kernels agree with measured ones.
-    assert _step_s("h200-sxm", precision, "h100-sxm") == pytest.approx(_step_s("h200-sxm", precision), rel=0.02)
-
-
-def test_a_gpu_that_is_better_in_every_figure_is_not_much_slower() -> None:
-    """Measured or not: by peak, bandwidth and power limit; measured GPUs of one peak differ by 13 % themselves."""
-    gpus = [gpu for gpu in GPUS.values() if gpu.architecture != "cpu" and "bf16" in gpu.peak_flops_per_s]
-    step_s = {gpu.name: _step_s(gpu.name, "bf16") for gpu in gpus}
-    for better in gpus:
-        for worse in gpus:
-            pairs = zip(_figures(better), _figures(worse), strict=True)
-            if all(one >= other for one, other in pairs):
-                assert step_s[better.name] < 1.2 * step_s[worse.name], (better.name, worse.name)
-
-
-def _figures(gpu: GpuSpec) -> tuple[float, float, float]:
-    return gpu.peak_flops_per_s["bf16"], gpu.memory_bandwidth_bytes_per_s, gpu.power_limit_w
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import split_layers
-from sim.inputs.scenario import Scenario, json_schema, load_mapping, load_scenario, parse_scenario
+from sim.inputs.scenario import load_mapping, load_scenario, parse_scenario
 from topology.presets import CLUSTERS, GPUS
 
 SMALL = """\
@@ -408,34 +408,6 @@ def test_dtype_bytes() -> None:
         dtype_bytes("fp12")
 
 
-def test_schema_has_every_key_and_its_default() -> None:
-    schema = json_schema()
-    assert set(schema["properties"]) == set(Scenario.__struct_fields__) - {"warnings", "source"}
-    training = schema["$defs"]["Training"]
-    assert training["required"] == ["seq_len", "global_batch_size"]
-    defaults = {key: value.get("default") for key, value in training["properties"].items()}
-    assert defaults["recompute"] == "none"
-    assert (defaults["precision"], defaults["param_dtype"], defaults["grad_dtype"]) == ("bf16", None, "fp32")
-    assert (defaults["framework"], defaults["cross_entropy"]) == ("eager", "unfused")
-    parallelism = schema["$defs"]["Parallelism"]["properties"]
-    assert parallelism["bucket_bytes"]["default"] == "25MiB"
-    assert parallelism["virtual_stages"]["default"] is parallelism["layers_per_stage"]["default"] is None
-    assert schema["$defs"]["ModelConfig"]["required"] == ["layers", "hidden", "heads", "vocab"]
-    assert "preset" in schema["$defs"]["Cluster"]["anyOf"][2]["properties"]
-
-
-def test_schema_references_resolve() -> None:
-    schema = json_schema()
-
-    def references(value: Any) -> list[str]:
-        if isinstance(value, dict):
-            own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
-            return own + [r for item in value.values() for r in references(item)]
-        return [r for item in value for r in references(item)] if isinstance(value, list) else []
-
-    assert {r.removeprefix("#/$defs/") for r in references(schema)} <= set(schema["$defs"])
-
-
 def test_loading_needs_no_heavy_import(file: Path) -> None:
     code = (
         "import sys; from sim.inputs.scenario import load_scenario; load_scenario(sys.argv[1]);"
@@ -443,9 +415,3 @@ def test_loading_needs_no_heavy_import(file: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_every_key_is_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "scenario.md").read_text()
-    keys = {key for d in json_schema()["$defs"].values() for key in d.get("properties", {})}
-    assert sorted(key for key in keys | set(json_schema()["properties"]) if key not in page) == []
