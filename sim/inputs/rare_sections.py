@@ -51,7 +51,7 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
     tp = parallelism.tp if pools is None else pools.decode.tp
     engine, architecture = engine_of(inference.engine), gpu.architecture
     sizes = gpu.memory_bytes, tp, parallelism.pp, model.longest
-    own = engine.defaults_on(architecture, *sizes, inference.speculative is not None)
+    own = engine.defaults_on(architecture, *sizes, inference.drafts)
     if pools is not None and pools.prefill.memory_fraction is None and not _says_memory(inference):
         prefill = engine.defaults_on(architecture, gpu.memory_bytes, pools.prefill.tp, parallelism.pp, model.longest)
         size = pools.prefill.model_copy(update={"memory_fraction": prefill.memory_fraction})

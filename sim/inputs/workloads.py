@@ -11,7 +11,7 @@ from sim.core.dtypes import Precision, TransportDtype
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.serving_keys import Autoscaling, ServedLora, Tiers, WeightOffload
-from sim.serve.engine_record import DecodeAttention, Defaults
+from sim.serve.engine_record import DecodeAttention, Defaults, Drafts
 from sim.serve.engines import ENGINE_FILES, ENGINES
 from sim.serve.hashed_prefixes import HASHED_TOKENS
 
@@ -138,6 +138,13 @@ class Inference(UserInput):
     disaggregated: Disaggregated | None = Field(
         default=None, description="pools of replicas for prompts and for the tokens after them, in place of parallelism"
     )
+
+    @property
+    def drafts(self) -> Drafts:
+        """Who drafts tokens."""
+        if self.speculative is None:
+            return "none"
+        return "layer" if self.speculative.draft is None else "model"
 
     @property
     def fills_hashes(self) -> bool:

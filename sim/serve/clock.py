@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 import math
 
-from sim.serve.costs import Load
-from sim.serve.prices import Prices
+from sim.serve.costs import IterationCosts
+from sim.serve.load import Load
 from sim.serve.replica import Replica, Work, Worker
 from sim.serve.sequences import Sequence
 
@@ -19,7 +19,7 @@ from sim.serve.sequences import Sequence
 class Server:
     """The clock of one replica."""
 
-    def __init__(self, replica: Replica, costs: Prices, group: bool) -> None:
+    def __init__(self, replica: Replica, costs: IterationCosts, group: bool) -> None:
         self.replica, self.costs = replica, costs
         self.scheduler = replica.scheduler
         self.worker = Worker(replica, costs, group)

@@ -43,7 +43,9 @@ from sim.serve.dims import serving_dims
 from sim.serve.engine_file import engine_of
 from sim.serve.host import Host, host_of
 from sim.serve.kept_sizes import LENGTHS, chunks_around, sizes_around
+from sim.serve.load import Load
 from sim.serve.operator_prices import OperatorPrices, PricedProgram
+from sim.serve.speculation import draft_of, drafting
 from sim.serve.weight_offload import Streamed, streamed_weights
 from topology.network import Network
 
@@ -71,31 +73,6 @@ class Key(NamedTuple):
     c: int = 0
 
 
-class Load(Struct, frozen=True):
-    """What one iteration computes. `prefills`: (chunk, what its last token sees, how many are alike);
-    `decode_kv`: tokens seen by all single tokens together; `queries`: tokens of each of `decodes`, drafted ones among
-    them, which see the same cache; `pooled`: tokens of the mean replica among those that share experts, 0 where all
-    have as many as this one; `adapted` of the tokens have a LoRA adapter, one of `adapters`."""
-
-    tokens: int
-    decodes: int = 0
-    decode_kv: int = 0
-    prefills: tuple[tuple[int, int, int], ...] = ()
-    samples: int = 0
-    queries: int = 1
-    pooled: int = 0
-    adapted: int = 0
-    adapters: int = 0
-
-    @property
-    def sequences(self) -> int:
-        """Sequences that it computes for."""
-        count = self.decodes
-        for _, _, alike in self.prefills:
-            count += alike
-        return count
-
-
 class StageLayers(Struct, frozen=True):
     """What one pipeline rank holds. `layers`: how many of each of `IterationCosts.specs`; `attentions` likewise."""
 
@@ -107,7 +84,8 @@ class StageLayers(Struct, frozen=True):
 
 
 class IterationCosts(Struct):
-    """Prices of iterations under one scenario and profile; see `stage_seconds`."""
+    """Prices of iterations under one scenario and profile; see `stage_seconds`. `draft`: of a draft's own iterations on
+    the only stage; `of_stages`: of each stage alone, where some have slow ranks or links."""
 
     plan: Plan
     prices: OperatorPrices
@@ -120,6 +98,8 @@ class IterationCosts(Struct):
     measured: MeasuredParts | None = None
     lora: ServedLora | None = None
     offloaded: tuple[Streamed, ...] = ()  # weights in host memory, by stage
+    draft: IterationCosts | None = None
+    of_stages: tuple[IterationCosts, ...] = ()
     priced_programs: dict[Key, PricedProgram] = field(default_factory=dict)
     without_attention: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)  # by tokens and samples
     lines: dict[tuple[int, int, int, int], tuple[float, float]] = field(default_factory=dict)
@@ -129,14 +109,29 @@ class IterationCosts(Struct):
     of_tokens: dict[tuple[Work, int, int, int], float] = field(default_factory=dict)  # by `_tokens`' arguments
     seconds: dict[tuple[Work, int, int, int, int], float] = field(default_factory=dict)  # of `priced_programs`
 
+    def with_prices(
+        self, prices: OperatorPrices, stages: tuple[StageLayers, ...], draft: IterationCosts | None
+    ) -> IterationCosts:
+        """The same iterations at other prices, of which none are kept yet."""
+        same = self.dims, self.specs, self.attentions, stages, self.overhead_s, self.host, self.measured
+        return IterationCosts(self.plan, prices, *same, self.lora, self.offloaded, draft)
+
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
         """Seconds of the iteration on every stage, messages between stages apart."""
+        if self.of_stages:
+            return tuple([own.stage_seconds(load)[i] for i, own in enumerate(self.of_stages)])
         load = self.own_share(load)
-        device_s = self.device_seconds(load)
-        if not self.host.engine.host:
-            return device_s
-        sizes = load.tokens, load.sequences, bool(load.prefills)
-        return tuple([self.host.stage_seconds(i, seconds, *sizes) for i, seconds in enumerate(device_s)])
+        draft_s, device_s = self.draft_seconds(load), self.device_seconds(load)
+        return tuple([self.host.seconds_each(i, [s], load, draft_s)[0] for i, s in enumerate(device_s)])
+
+    def draft_seconds(self, load: Load) -> float:
+        """Seconds for which the only stage's GPU drafts tokens beside an iteration."""
+        return 0.0 if self.draft is None else sum([self.draft.stage_seconds(own)[0] for own in self.drafted(load)])
+
+    def drafted(self, load: Load) -> list[Load]:
+        """What the draft computes beside an iteration (`sim.serve.speculation.drafting`)."""
+        speculative = self.plan.scenario.for_serving.speculative
+        return [] if self.draft is None or speculative is None else drafting(load, speculative)
 
     def device_seconds(self, load: Load) -> tuple[float, ...]:
         """What a rank's own share of an iteration takes on every stage's GPU, without its host."""
@@ -204,7 +199,8 @@ class IterationCosts(Struct):
         return tuple(out)
 
     def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
-        """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all."""
+        """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all;
+        nothing is drafted in a run."""
         own = ceil_div(decodes, self.dims.cp)
         base = self._rest(own, own)[0]
         seconds: list[float] = []
@@ -229,14 +225,13 @@ class IterationCosts(Struct):
             seconds += [base + a for a in attention]
         if self.offloaded:
             seconds = [self.offloaded[0].seconds(s) for s in seconds]
-        if self.host.engine.host:
-            seconds = self.host.seconds_each(0, seconds, own, decodes, False)
-        return seconds
+        return self.host.seconds_each(0, seconds, Load(own, decodes))
 
     def send_s(self, stage: int, tokens: int) -> float:
         """Seconds to hand the residual stream of `tokens` from a stage to the next."""
+        own = self.of_stages[stage] if self.of_stages else self
         size = ceil_div(tokens, self.dims.cp) * self.dims.model.hidden * self.dims.act_bytes
-        return self.prices.pricing.send(self.stages[stage].rank, self.stages[stage + 1].rank, size).seconds
+        return own.prices.pricing.send(own.stages[stage].rank, own.stages[stage + 1].rank, size).seconds
 
     def _tokens(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
         """Seconds of so many tokens, between the kept sizes around them."""
@@ -391,7 +386,11 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     prices = OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)
     offload, network = scenario.for_serving.weight_offload, pricing.network
     away = () if offload is None else tuple([streamed_weights(offload, dims, kinds, s.layers, network) for s in stages])
-    return IterationCosts(plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora, away)
+    draft = draft_of(scenario)
+    drafting_costs = None if draft is None else iteration_costs(draft[0], profile, draft[1])
+    return IterationCosts(
+        plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora, away, drafting_costs
+    )
 
 
 def _attentions(specs: tuple[LayerSpec, ...]) -> tuple[Attention, ...]:

@@ -11,6 +11,7 @@ from sim.serve.own_all_reduce import OwnAllReduce
 
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
+Drafts = Literal["none", "layer", "model"]  # who drafts tokens: nobody, the model's own layer, a model of its own
 
 
 class HostTimes(NamedTuple):
@@ -123,8 +124,8 @@ class Engine:
     fp8_cache: bool = fact(False, "beside linear layers in 8 or 4 bits keys and values are kept in fp8")
     experts_speed: float = fact(1.0, "speed of fp8 experts' matmuls by that of the profile's points")
     called: str = fact("", "what tables call it where they name no version")
-    fraction: Callable[[float, int, Defaults], float] | None = fact(  # noqa: RUF009
-        None, "memory_fraction on GPUs of so many bytes, for a replica of so many ranks and the other defaults"
+    fraction: Callable[[float, int, Defaults, Drafts], float] | None = fact(  # noqa: RUF009
+        None, "memory_fraction on GPUs of so many bytes, for a replica of so many ranks, the other defaults and drafts"
     )
     activations_outside: bool = fact(
         False, "memory_fraction is of weights and cache alone; an iteration's tensors are in the rest of the memory"
@@ -148,15 +149,17 @@ class Engine:
         return frozenset(whole.union(*[case.changes for case in self.cases if case.positions]))
 
     def defaults_on(
-        self, architecture: str, memory_bytes: float, tp: int, pp: int, positions: int, drafting: bool = False
+        self, architecture: str, memory_bytes: float, tp: int, pp: int, positions: int, drafts: Drafts = "none"
     ) -> Defaults:
         """What the engine sets by itself on such GPUs for a model of so many positions (0: unknown), split over
-        `tp`·`pp` ranks; `drafting`: with a draft of its tokens."""
+        `tp`·`pp` ranks; `drafts`: who drafts tokens for it."""
         d = self.defaults
         for case in self.cases:
             fits = memory_bytes >= case.memory_bytes and architecture not in case.but
-            if fits and tp >= case.tp and positions >= case.positions and drafting >= case.drafting:
+            if fits and tp >= case.tp and positions >= case.positions and (drafts != "none") >= case.drafting:
                 d = d._replace(**case.changes)
         if self.whole_prompt_tokens is not None and positions and not d.chunked_prefill:
             d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens))
-        return d if self.fraction is None else d._replace(memory_fraction=self.fraction(memory_bytes, tp * pp, d))
+        return (
+            d if self.fraction is None else d._replace(memory_fraction=self.fraction(memory_bytes, tp * pp, d, drafts))
+        )

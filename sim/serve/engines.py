@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from sim.serve.engine_record import Case, Defaults, Engine, HostTimes
+from sim.serve.engine_record import Case, Defaults, Drafts, Engine, HostTimes
 from sim.serve.graph_sizes import (
     by_eights_to,
     sglang_05_drafting_sizes,
@@ -93,18 +93,20 @@ _DRAFTING = Case({"max_running_requests": 48}, drafting=True)  # srt/server_args
 _SGLANG = Defaults(4096, 2048, 1, 0.88, prefix_cache="gpu", chunked_prefill=False, graphs_to=8)
 
 
-def _sglang_fraction(memory_bytes: float, ranks: int, d: Defaults) -> float:
+def _sglang_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
     """What is left of a GPU's MiB less 1.5 a token of a chunk, 2 for each sequence of the largest graph, 128 for each
-    rank (tp·pp), 512; of more than 60 GiB at least 10 are left out (SGLang 0.5, srt/server_args.py,
-    _handle_gpu_memory_settings).
+    rank (tp·pp), 512; of more than 60 GiB at least 10 are left out. For drafts by a model of its own (STANDALONE) 6 GiB
+    more are left out, by the model's own layer (EAGLE) 2 (SGLang 0.5, srt/server_args.py, _handle_gpu_memory_settings).
 
-    >>> _sglang_fraction(80 * GIB, 1, Defaults(max_batch_tokens=8192, graphs_to=256))
-    0.836
+    >>> d = Defaults(max_batch_tokens=8192, graphs_to=256)
+    >>> _sglang_fraction(80 * GIB, 1, d, "none"), _sglang_fraction(80 * GIB, 1, d, "layer")
+    (0.836, 0.811)
     """
     mib = memory_bytes / 2**20
     reserved = 512 + 1.5 * max(d.max_batch_tokens, 2048) + 2 * d.graphs_to + 128 * ranks
     if mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
+    reserved += {"none": 0, "layer": 2 * 1024, "model": 6 * 1024}[drafts]
     return max(0.001, round((mib - reserved) / mib, 3))  # less than nothing: SGLang does not start
 
 

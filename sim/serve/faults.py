@@ -7,65 +7,40 @@ What a result says about prices (sources, communication's share) is that of heal
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Any
+
 from msgspec.structs import replace
 
 from sim.inputs.scenario import Scenario
 from sim.prices.rank_prices import Pricing
 from sim.ranks.faults import compute_scales, link_scales, nic_scales
-from sim.serve.costs import IterationCosts, Load
+from sim.serve.costs import IterationCosts
 from topology.network import Network
 
 
-class FaultyCosts(Struct, frozen=True):
-    """Prices of one replica's iterations, every stage with its own."""
-
-    stages: tuple[IterationCosts, ...]
-
-    def stage_seconds(self, load: Load) -> tuple[float, ...]:
-        """As `IterationCosts.stage_seconds`."""
-        return tuple(own.stage_seconds(load)[i] for i, own in enumerate(self.stages))
-
-    def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
-        """As `IterationCosts.decode_run`, which has one stage."""
-        return self.stages[0].decode_run(decodes, first_kv, steps)
-
-    def send_s(self, stage: int, tokens: int) -> float:
-        """As `IterationCosts.send_s`."""
-        return self.stages[stage].send_s(stage, tokens)
-
-
-def replica_costs(healthy: IterationCosts, scenario: Scenario, replica: int) -> IterationCosts | FaultyCosts:
+def replica_costs(healthy: IterationCosts, scenario: Scenario, replica: int) -> IterationCosts:
     """Prices of one data-parallel replica; `healthy` itself where nothing disturbs it."""
+    own = _of_stages(healthy, scenario, replica)
+    return own[0] if len(own) == 1 else replace(healthy, of_stages=own)
+
+
+def _of_stages(healthy: IterationCosts, scenario: Scenario, replica: int) -> tuple[IterationCosts, ...]:
+    """Prices of each stage of a disturbed replica; of one that nothing disturbs `healthy` alone."""
     scales, links, nics = compute_scales(scenario), link_scales(scenario), nic_scales(scenario)
-    plan = healthy.plan
-    first = replica * plan.mesh.strides["dp"]
+    plan, first = healthy.plan, replica * healthy.plan.mesh.strides["dp"]
     layers = tuple(replace(s, rank=s.rank + first) for s in healthy.stages)
     members = [plan.mesh.along(["tp", "cp"], s.rank) for s in layers]
     if not links and not nics and not any(r in scales for ranks in members for r in ranks):
-        return healthy
-    pricing = None
+        return (healthy,)
+    changed: dict[str, Any] = {}
     if links or nics:
         pricing = Pricing(plan, healthy.prices.pricing.costs, Network(scenario.cluster, links, nics))
-    stages = []
+        reduces = healthy.prices.own
+        changed = {"pricing": pricing, "own": None if reduces is None else replace(reduces, pricing=pricing)}
+    draft = None if healthy.draft is None else _of_stages(healthy.draft, scenario, replica)[0]
+    out = []
     for s, ranks in zip(layers, members, strict=True):
         slowdown = max(scales.get(r, 1.0) for r in ranks)
-        prices = replace(healthy.prices, rank=s.rank, slowdown=slowdown)
-        if pricing is not None:
-            own = healthy.prices.own
-            own = None if own is None else replace(own, pricing=pricing)
-            prices = replace(prices, pricing=pricing, own=own)
-        stages.append(
-            replace(
-                healthy,
-                prices=prices,
-                stages=layers,
-                priced_programs={},
-                seconds={},
-                of_tokens={},
-                without_attention={},
-                chunks={},
-                lines={},
-            )
-        )
-    return FaultyCosts(tuple(stages))
+        prices = replace(healthy.prices, rank=s.rank, slowdown=slowdown, **changed)
+        out.append(healthy.with_prices(prices, layers, draft))
+    return tuple(out)

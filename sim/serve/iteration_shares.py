@@ -9,8 +9,9 @@ from collections.abc import Sequence as Items
 from msgspec.structs import replace
 
 from sim.programs.priced_items import Shares, add_all
-from sim.serve.costs import IterationCosts, Key, Load, Work, prefill_parts
+from sim.serve.costs import IterationCosts, Key, Work, prefill_parts
 from sim.serve.kept_sizes import chunk_below, length_below, sizes_around
+from sim.serve.load import Load
 from sim.serve.operator_prices import PricedProgram
 from sim.serve.replica import Iteration
 
@@ -30,7 +31,7 @@ def loads_of(iterations: Iterable[Iteration]) -> list[tuple[Load, int]]:
 
 
 def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
-    """Seconds of all that was computed, each part at the kept size below its own."""
+    """Seconds of all that was computed, the draft's part among them, each part at the kept size below its own."""
     seconds, comm_s, shares = 0.0, 0.0, Shares()
     own = [(costs.own_share(load), times) for load, times in computed]
     for key, times in _used(costs, own).items():
@@ -41,6 +42,10 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
     waited_s, decides_s = _host_seconds(costs, own)
     if waited_s > 0.0:
         shares[HOST, "host", costs.host.times.uncertainty * decides_s / waited_s] = waited_s
+    if costs.draft is not None:
+        drafted = priced_together(costs.draft, [(one, times) for load, times in own for one in costs.drafted(load)])
+        seconds, comm_s = seconds + drafted.seconds, comm_s + drafted.comm_s
+        add_all(shares, drafted.shares)
     return PricedProgram(seconds, comm_s, shares)
 
 
@@ -51,19 +56,16 @@ def _host_seconds(costs: IterationCosts, computed: Computed) -> tuple[float, flo
     host, waited_s, decides_s = costs.host, 0.0, 0.0
     if not host.engine.host:
         return 0.0, 0.0
-    between: Counter[tuple[int, int, bool]] = Counter()
     for load, times in computed:
-        sizes = load.tokens, load.sequences, bool(load.prefills)
-        if not host.overlaps:
-            between[sizes] += times
-            continue
-        device_s = [costs.device_seconds(load)[0]]
-        own_s, busy_s = host.between_s(*sizes), host.busy_each(0, device_s, load.tokens, bool(load.prefills))[0]
+        own_s = host.between_s(load) * times
+        busy_s = 0.0
+        if host.overlaps:
+            device_s = [costs.device_seconds(load)[0]]
+            busy_s = host.busy_each(0, device_s, load, costs.draft_seconds(load))[0] * times
         if own_s > busy_s:
-            waited_s += (own_s - busy_s) * times
-            decides_s += own_s * times
-    added_s = sum([host.between_s(*sizes) * times for sizes, times in between.items()])
-    return waited_s + added_s, decides_s + added_s
+            waited_s += own_s - busy_s
+            decides_s += own_s
+    return waited_s, decides_s
 
 
 def _used(costs: IterationCosts, loads: Computed) -> dict[Key, float]:

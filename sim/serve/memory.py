@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -129,34 +128,45 @@ def iteration_tokens(inference: Inference, requests: tuple[Request, ...]) -> int
     return longest + (inference.max_running_requests if engine.prompts_beside else 0)
 
 
-def _cache_room(scenario: Scenario, held_bytes: float, static: bool, weights: float, buffers: float) -> float:
-    """Bytes for the cache on a GPU: f·(m·memory - weights - buffers), of m `memory_fraction` and f `free_fraction`.
+class _Held(NamedTuple):
+    """Bytes on a GPU: weights, an iteration's tensors, and the cache of each token; of a draft in `drafts`."""
 
-    vLLM has m alone (gpu_memory_utilization), TensorRT-LLM f alone (free_gpu_memory_fraction). SGLang's m is of weights
-    and cache (mem_fraction_static), where buffers have room in the rest. Static batching allocates what it needs.
+    weights: float
+    buffers: float
+    token: float
+    drafts: tuple[float, float] = (0.0, 0.0)  # weights, and the cache of each token
+
+
+def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _Held) -> int:
+    """Blocks of a cache of f·(m·memory - weights - buffers) bytes on a GPU, of m `memory_fraction` and f
+    `free_fraction`.
+
+    vLLM has m alone (gpu_memory_utilization), TensorRT-LLM f alone (free_gpu_memory_fraction). SGLang's m is of the
+    model's weights and cache (mem_fraction_static); buffers and the draft, which is loaded later and has as many tokens
+    in its own cache, have room in the rest (srt/managers/scheduler.py; srt/model_executor/model_runner.py,
+    draft_runner_cache_size). Static batching allocates what it needs.
     """
-    i, memory = scenario.for_serving, scenario.cluster.gpu.memory_bytes - held_bytes
+    cache, memory = scenario.for_serving.kv_cache, scenario.cluster.gpu.memory_bytes
+    kept, f = memory * cache.memory_fraction - others_bytes, cache.free_fraction
+    taken, token = held.weights + held.drafts[0] + held.buffers, held.token + held.drafts[1]
     if static:
-        return memory - weights - buffers
-    kept = scenario.cluster.gpu.memory_bytes * i.kv_cache.memory_fraction - held_bytes
-    if engine_of(i.engine).activations_outside:
-        return min(kept - weights, memory - weights - buffers) * i.kv_cache.free_fraction
-    return (kept - weights - buffers) * i.kv_cache.free_fraction
+        rooms = [(memory - others_bytes - taken, token)]
+    elif engine_of(scenario.for_serving.engine).activations_outside:
+        rooms = [((kept - held.weights) * f, held.token), ((memory - others_bytes - taken) * f, token)]
+    else:
+        rooms = [((kept - taken) * f, token)]
+    return min(int(max(0.0, room) // (each * cache.block_tokens)) for room, each in rooms)
 
 
 def cache_capacity(
-    scenario: Scenario,
-    costs: IterationCosts,
-    requests: tuple[Request, ...],
-    held_bytes: float = 0.0,
-    draft: IterationCosts | None = None,
+    scenario: Scenario, costs: IterationCosts, requests: tuple[Request, ...], held_bytes: float = 0.0
 ) -> Capacity:
-    """Blocks that fit beside weights, buffers and others' `held_bytes` (`_cache_room`).
+    """Blocks that fit beside weights, buffers and others' `held_bytes` (`_blocks_fit`).
 
     Every stage must hold its layers' part of every block, so the stage with least room decides. Where not even the
     longest request fits (for static batching: the whole batch), just enough blocks for it are simulated. A block's
     bytes are those of a sequence of the requests' mean length, where layers with windows keep less than others. A
-    `draft` has its weights and its part of every block on the same ranks.
+    draft has its weights and its part of every block on the same ranks.
     """
     i, d = scenario.for_serving, costs.dims
     drafted = 0 if i.speculative is None else i.speculative.tokens
@@ -178,15 +188,16 @@ def cache_capacity(
         buffers = tuple([b + own.room_bytes for b, own in zip(buffers, costs.offloaded, strict=True)])
     mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
     per_token = tuple(cached_bytes(d, costs.attentions, s.attentions, mean) / d.cp for s in costs.stages)
-    if draft is not None:
+    held = [_Held(*of_stage) for of_stage in zip(weights, buffers, per_token, strict=True)]
+    if (draft := costs.draft) is not None:
         (own,) = draft.stages
         if i.speculative is not None and i.speculative.draft is None:  # the tables are the model's
             own = replace(own, embedding=False, head=False)
-        weights = (weights[0] + weight_bytes(draft.dims, draft.specs, own),)
-        per_token = (per_token[0] + cached_bytes(draft.dims, draft.attentions, own.attentions, mean),)
-    room = partial(_cache_room, scenario, held_bytes, static)
-    stages = zip(weights, buffers, per_token, strict=True)
-    fit = min(int(max(0.0, room(w, b)) // (t * block)) for w, b, t in stages if t)
+        drafting = weight_bytes(draft.dims, draft.specs, own)
+        drafted_token = cached_bytes(draft.dims, draft.attentions, own.attentions, mean)
+        held = [held[0]._replace(drafts=(drafting, drafted_token))]
+        weights, per_token = (weights[0] + drafting,), (per_token[0] + drafted_token,)
+    fit = min(_blocks_fit(scenario, held_bytes, static, of_stage) for of_stage in held if of_stage.token)
     each = -(-max(longest - 1, reserve) // block)
     needed = each * (sequences if static else 1)
     host_bytes = scenario.cluster.gpu.memory_bytes

@@ -18,8 +18,8 @@ import simpy
 from msgspec.structs import replace
 from simpy.events import NORMAL, EventPriority
 
+from sim.serve.costs import IterationCosts
 from sim.serve.pools import Pool, experts_span
-from sim.serve.prices import Prices
 from sim.serve.replica import Replica, Work, Worker
 from sim.serve.sequences import Sequence
 
@@ -41,7 +41,7 @@ class Clock(simpy.Environment):
 class ReplicaProcess:
     """A replica on SimPy's clock. `on_left`: is told who left, with all tokens or for another replica."""
 
-    def __init__(self, clock: Clock, replica: Replica, costs: Prices, group: bool, alone: bool = True) -> None:
+    def __init__(self, clock: Clock, replica: Replica, costs: IterationCosts, group: bool, alone: bool = True) -> None:
         self.clock, self.replica, self.costs = clock, replica, costs
         self.worker = Worker(replica, costs, group)
         self.stages = [simpy.Resource(clock) for _ in costs.stages]

@@ -7,9 +7,8 @@ from functools import cached_property
 from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
-from sim.inputs.workloads import PoolSize, Speculative
+from sim.inputs.workloads import PoolSize
 from sim.prices.profile import Profile
-from sim.programs.priced_items import Shares, add_all
 from sim.serve.adapters import AdapterSlots
 from sim.serve.cache_tiers import cache_tiers
 from sim.serve.costs import IterationCosts, iteration_costs
@@ -20,13 +19,12 @@ from sim.serve.iteration_shares import loads_of, priced_together
 from sim.serve.kv_cache import HostCache, KvCache, Link
 from sim.serve.memory import Capacity, adapter_bytes, cache_capacity, iteration_tokens
 from sim.serve.operator_prices import PricedProgram
-from sim.serve.prices import Prices
 from sim.serve.replica import Replica
 from sim.serve.requests import Request
 from sim.serve.reserved_output import ReservedOutput
 from sim.serve.scheduler import Scheduler
 from sim.serve.sequences import Limits, Sequence
-from sim.serve.speculation import Acceptance, SpeculativePrices, draft_costs, drafting
+from sim.serve.speculation import Acceptance
 
 UNLIMITED = 1 << 60
 
@@ -40,46 +38,16 @@ class Pool(Struct, frozen=True, eq=False, dict=True):
     capacity: Capacity
     first_rank: int
     replicas: tuple[Replica, ...]
-    draft: IterationCosts | None = None
 
     @property
-    def speculative(self) -> Speculative | None:
-        """What the draft does."""
-        return self.scenario.for_serving.speculative
-
-    @property
-    def prices(self) -> list[Prices]:
-        """Prices of every replica, which may have slow ranks or links, and a draft."""
-        return [self._prices(r.index) for r in self.replicas]
-
-    def _prices(self, replica: int) -> Prices:
-        own, speculative = replica_costs(self.costs, self.scenario, replica), self.speculative
-        if self.draft is None or speculative is None:
-            return own
-        return SpeculativePrices(own, replica_costs(self.draft, self.scenario, replica), speculative)
+    def prices(self) -> list[IterationCosts]:
+        """Prices of every replica, which may have slow ranks or links."""
+        return [replica_costs(self.costs, self.scenario, r.index) for r in self.replicas]
 
     @cached_property
-    def priced_programs(self) -> tuple[PricedProgram, ...]:
-        """What all iterations cost, those of the draft apart."""
-        computed, speculative = loads_of([i for r in self.replicas for i in r.iterations]), self.speculative
-        priced = [priced_together(self.costs, computed)]
-        if self.draft is not None and speculative is not None:
-            drafted = [(own, times) for load, times in computed for own in drafting(load, speculative)]
-            priced.append(priced_together(self.draft, drafted))
-        return tuple(priced)
-
-    @property
-    def shares(self) -> Shares:
-        """Seconds of all iterations, the draft's among them, by (operator kind, source, uncertainty)."""
-        total: Shares = {}
-        for priced in self.priced_programs:
-            add_all(total, priced.shares)
-        return total
-
-    @property
-    def comm_s(self) -> float:
-        """Seconds of communication of all iterations."""
-        return sum([priced.comm_s for priced in self.priced_programs])
+    def priced(self) -> PricedProgram:
+        """What all iterations cost."""
+        return priced_together(self.costs, loads_of([i for r in self.replicas for i in r.iterations]))
 
     def first_rank_of(self, replica: Replica, stage: int = 0) -> int:
         """The first rank of a replica's stage, among the cluster's."""
@@ -154,9 +122,8 @@ def _pool(
     held_bytes: float = 0.0,
     costs: IterationCosts | None = None,
 ) -> Pool:
-    costs, speculative = costs or iteration_costs(scenario, profile), scenario.for_serving.speculative
-    draft = None if speculative is None else draft_costs(scenario, profile, speculative)
-    capacity = cache_capacity(scenario, costs, requests, held_bytes, draft)
+    costs = costs or iteration_costs(scenario, profile)
+    capacity = cache_capacity(scenario, costs, requests, held_bytes)
     hashed = any(r.hashes for r in requests)
     cache = scenario.for_serving.kv_cache
     if hashed and scenario.for_serving.prefix_cache != "none" and HASHED_TOKENS % cache.block_tokens:
@@ -166,7 +133,7 @@ def _pool(
     replicas = [
         Replica(i, own, _scheduler(scenario, costs, capacity, own, hashed, tokens)) for i, own in enumerate(dealt)
     ]
-    return Pool(name, scenario, costs, capacity, first_rank, tuple(replicas), draft)
+    return Pool(name, scenario, costs, capacity, first_rank, tuple(replicas))
 
 
 def _scheduler(

@@ -9,9 +9,9 @@ from itertools import accumulate
 from msgspec import Struct, field
 
 from sim.serve.cache_states import CacheStates
-from sim.serve.costs import Load
+from sim.serve.costs import IterationCosts
+from sim.serve.load import Load, load_of
 from sim.serve.lockstep import Lockstep
-from sim.serve.prices import Prices
 from sim.serve.scheduler import Scheduler
 from sim.serve.sequences import Batch, Counts, Sequence
 
@@ -64,7 +64,7 @@ class Worker:
     """Puts a replica's iterations together and takes what they leave; clocks say when. Without `group` the scheduler
     looks at every sequence in every iteration: the reference."""
 
-    def __init__(self, replica: Replica, costs: Prices, group: bool) -> None:
+    def __init__(self, replica: Replica, costs: IterationCosts, group: bool) -> None:
         self.replica, self.costs, self.scheduler = replica, costs, replica.scheduler
         steady = group and len(costs.stages) == 1 and not replica.scheduler.drafted and not replica.scheduler.adapters
         self.lockstep = Lockstep(replica.scheduler) if steady else None
@@ -163,28 +163,3 @@ class Worker:
 
     def _note_state(self, at_s: float) -> None:
         self.replica.states.note(at_s, self.scheduler.cache.occupancy(), len(self.scheduler.running))
-
-
-def load_of(batch: Batch, members: int = 0, seen: int = 0) -> Load:
-    """What an iteration computes, alike prompt chunks together; `members` more single tokens see `seen` in all."""
-    chunks: dict[tuple[int, int], int] = {}
-    decodes = samples = tokens = members
-    decode_kv = seen if members else 0
-    queries, adapted, adapters = 1, 0, set()
-    for sequence, count, sampled, drafted in batch.pieces:
-        tokens += count
-        if sequence.request.adapter:
-            adapted += count
-            adapters.add(sequence.request.adapter)
-        if sampled:
-            samples += 1 + drafted
-        if count == 1 or drafted:
-            decodes += 1
-            decode_kv += sequence.computed + count
-            if count > queries:
-                queries = count
-        else:
-            size = count, sequence.computed + count
-            chunks[size] = chunks.get(size, 0) + 1
-    prefills = tuple([(q, kv, n) for (q, kv), n in chunks.items()])
-    return Load(tokens, decodes, decode_kv, prefills, samples, queries, 0, adapted, len(adapters))

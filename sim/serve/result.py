@@ -89,7 +89,7 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
         """Seconds of all iterations, by (operator kind, source, uncertainty)."""
         total: Shares = {}
         for pool in self.pools:
-            add_all(total, pool.shares)
+            add_all(total, pool.priced.shares)
         return total
 
     @property
@@ -197,7 +197,7 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
 def _comm_share(sim: ServingSimulation) -> float:
     """Communication's part of all iterations' seconds."""
     seconds = sum(sim.shares.values())
-    return sum([pool.comm_s for pool in sim.pools]) / seconds if seconds > 0 else 0.0
+    return sum([pool.priced.comm_s for pool in sim.pools]) / seconds if seconds > 0 else 0.0
 
 
 def _pool_use(sim: ServingSimulation, pool: Pool) -> PoolUse:

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Speculative
+from sim.models.layers import LayerSpec
 from sim.models.served_prediction import prediction_module
-from sim.prices.profile import Profile
-from sim.serve.costs import IterationCosts, Load, iteration_costs
-from sim.serve.prices import Prices
+from sim.serve.load import Load
 
 _WORD = (1 << 64) - 1
 
@@ -60,32 +59,6 @@ def _uniform(seed: int, request: int, position: int) -> float:
     return (x ^ (x >> 31)) / 2.0**64
 
 
-class SpeculativePrices(Struct, frozen=True):
-    """Prices of iterations of a large model (`target`) with a draft on the same GPUs, one after the other."""
-
-    target: Prices
-    draft: Prices
-    speculative: Speculative
-
-    @property
-    def stages(self) -> tuple[object, ...]:
-        """Of the large model: one."""
-        return self.target.stages
-
-    def stage_seconds(self, load: Load) -> tuple[float, ...]:
-        """As `IterationCosts.stage_seconds`, with the draft's prompts and steps."""
-        (seconds,) = self.target.stage_seconds(load)
-        return (seconds + sum([self.draft.stage_seconds(own)[0] for own in drafting(load, self.speculative)]),)
-
-    def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
-        """As `IterationCosts.decode_run`: nothing is drafted in a run."""
-        return self.target.decode_run(decodes, first_kv, steps)
-
-    def send_s(self, stage: int, tokens: int) -> float:
-        """As `IterationCosts.send_s`."""
-        return self.target.send_s(stage, tokens)
-
-
 def drafting(load: Load, speculative: Speculative) -> list[Load]:
     """What the draft computes in an iteration: the same prompts, then one token after another of each sequence that is
     checked."""
@@ -101,14 +74,16 @@ def drafting(load: Load, speculative: Speculative) -> list[Load]:
     return out
 
 
-def draft_costs(scenario: Scenario, profile: Profile, speculative: Speculative) -> IterationCosts:
-    """Prices of the draft on the same tensor-parallel ranks, each step without an engine's host time of its own."""
-    inference = scenario.for_serving.model_copy(
-        update={"speculative": None, "weight_offload": None, "engine": "bundled"}
-    )
-    model, specs, layout = speculative.draft, None, {"ep": 1, "expert_tp": 1}
+def draft_of(scenario: Scenario) -> tuple[Scenario, tuple[LayerSpec, ...] | None] | None:
+    """The draft as a workload on the same tensor-parallel ranks, and its layers where these are not the model's; None
+    where nothing is drafted. Its steps have no engine's host time of their own."""
+    given = scenario.for_serving
+    if given.speculative is None:
+        return None
+    inference = given.model_copy(update={"speculative": None, "weight_offload": None, "engine": "bundled"})
+    model, specs, layout = given.speculative.draft, None, {"ep": 1, "expert_tp": 1}
     if model is None:
         model, specs, layout = scenario.model.model_copy(update={"layers": 1}), (prediction_module(scenario.model),), {}
     parallelism = scenario.parallelism.model_copy(update={**layout, "layers_per_stage": (model.layers,)})
     own = {"model": model, "inference": inference, "parallelism": parallelism}
-    return iteration_costs(scenario.model_copy(update=own), profile, specs)
+    return scenario.model_copy(update=own), specs

@@ -15,8 +15,9 @@ from sim.models.layers import attention_spec
 from sim.models.moe.fullest import fullest_rank
 from sim.models.parameters import count_parameters
 from sim.prices.profiles import load_profile
-from sim.serve.costs import Load, iteration_costs
+from sim.serve.costs import iteration_costs
 from sim.serve.dims import serving_dims
+from sim.serve.load import Load
 from sim.serve.memory import cached_bytes, weight_bytes
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation, waiting_at_last_arrival

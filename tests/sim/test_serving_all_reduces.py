@@ -11,7 +11,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.costs import IterationCosts, iteration_costs
 from sim.serve.engines import ENGINES
-from sim.serve.faults import FaultyCosts, replica_costs
+from sim.serve.faults import replica_costs
 from sim.serve.own_all_reduce import CUSTOM, KIB, MIB, TIMES, all_reduce_s
 
 # Microseconds of vLLM 0.20's kernel over 4 ranks, bf16, in CUDA graphs; none of them is in the fit (AIConfigurator,
@@ -23,16 +23,16 @@ MEASURED = {
 }
 
 
-def costs(engine: str, tp: int, cluster: Any = "dgx-h100", faults: Any = None) -> IterationCosts | FaultyCosts:
+def costs(engine: str, tp: int, cluster: Any = "dgx-h100", faults: Any = None) -> IterationCosts:
     section = {"engine": engine, "precision": "fp16", "requests": {"prompt_len": 8, "output_len": 8, "count": 1}}
     data = {"model": "llama3-70b", "cluster": cluster, "parallelism": {"tp": tp}, "inference": section}
     s = parse_scenario({**data, "faults": faults})
     return replica_costs(iteration_costs(s, load_profile(s.calibration)), s, 0)
 
 
-def all_reduce(priced: IterationCosts | FaultyCosts, size_bytes: float) -> tuple[float, float]:
+def all_reduce(priced: IterationCosts, size_bytes: float) -> tuple[float, float]:
     """Seconds of an all-reduce as the engine does it, and as NCCL does."""
-    prices = (priced.stages[0] if isinstance(priced, FaultyCosts) else priced).prices
+    prices = priced.prices
     comm = Comm("sum", "all_reduce", "tp", size_bytes, Phase.FORWARD)
     return prices.priced((comm,)).seconds, prices.pricing.comm(comm, 0).seconds
 

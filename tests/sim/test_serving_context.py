@@ -16,7 +16,8 @@ from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.served_context import split_decode, split_prefill
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import attended_pairs
-from sim.serve.costs import IterationCosts, Load, iteration_costs
+from sim.serve.costs import IterationCosts, iteration_costs
+from sim.serve.load import Load
 from sim.serve.simulation import simulate_serving
 from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, requests_of, serving, settings_of
 

@@ -10,7 +10,7 @@ import pytest
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.costs import iteration_costs
-from sim.serve.engines import ENGINES
+from sim.serve.engines import ENGINES, GIB
 from sim.serve.simulation import simulate_serving
 from tests.sim.serving_cases import ONE, SMALL, engine_scenario
 
@@ -102,6 +102,24 @@ def test_sglang_leaves_memory_for_every_rank_of_a_pipeline() -> None:
     section = {"engine": "sglang-0.5", "requests": ONE}
     data = {"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"tp": 8, "pp": 16}, "inference": section}
     assert parse_scenario(data).for_serving.kv_cache.memory_fraction == two
+
+
+@pytest.mark.parametrize(("speculative", "left_bytes"), [({"tokens": 3}, 2 * GIB), ({"draft": "llama3.2-1b"}, 6 * GIB)])
+def test_sglang_loads_a_draft_into_what_its_fraction_leaves(speculative: dict[str, Any], left_bytes: float) -> None:
+    """Weights and cache of the model fill its fraction, which is smaller by what is set aside; the draft's come on
+    top."""
+    model = {"preset": "llama3-8b", "mtp_layers": 1} if "draft" not in speculative else "llama3-8b"
+    section: dict[str, Any] = {"engine": "sglang-0.5", "requests": ONE}
+    plain, sim = (
+        simulate_serving(parse_scenario({"model": model, "cluster": "dgx-h100", "inference": {**section, **own}}))
+        for own in ({}, {"speculative": speculative})
+    )
+    gpu_bytes = sim.scenario.cluster.gpu.memory_bytes
+    before, after = (s.scenario.for_serving.kv_cache.memory_fraction for s in (plain, sim))
+    assert before - after == pytest.approx(left_bytes / gpu_bytes, abs=1e-3)
+    room = gpu_bytes * after - plain.capacity.weight_bytes[0]
+    assert sim.capacity.blocks == room // plain.capacity.stage_token_bytes  # blocks of one token
+    assert sim.capacity.weight_bytes[0] > plain.capacity.weight_bytes[0]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
-from sim.serve.costs import IterationCosts, Key, Load, Work, iteration_costs
+from sim.serve.costs import IterationCosts, Key, Work, iteration_costs
 from sim.serve.dims import serving_dims
 from sim.serve.engine_record import Defaults, Engine, HostTimes
 from sim.serve.engines import ENGINES, engine_named
+from sim.serve.iteration_shares import HOST, priced_together
+from sim.serve.load import Load
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
 from sim.views.summary import SHARES
@@ -89,6 +91,22 @@ def test_an_overlapped_host_is_hidden_until_it_is_slower(made: Any) -> None:
     assert hidden.stage_seconds(decode())[0] == bare
     slow = costs(made(host=HostTimes(iteration_s=3 * bare), overlaps=True))
     assert slow.stage_seconds(decode())[0] == 3 * bare
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+@pytest.mark.parametrize("times", [0.5, 1.1, 4.0])
+def test_an_overlapping_host_works_while_the_gpu_drafts(made: Any, overlaps: bool, times: float) -> None:
+    """max(GPU + draft, host), or all three in turn; the host takes so many times what the GPU takes without a draft."""
+    check, steps = Load(20, 4, 4 * 133, (), 20, 5), [Load(4, 4, 4 * (129 + i), (), 4) for i in range(4)]
+    gpu_s = costs("bundled").stage_seconds(check)[0]
+    draft_s = sum(costs("bundled", model="llama3.2-1b").stage_seconds(step)[0] for step in steps)
+    host_s = times * gpu_s
+    engine = made(host=HostTimes(iteration_s=host_s), overlaps=overlaps)
+    own = costs(engine, speculative={"draft": "llama3.2-1b", "tokens": 4})
+    expected = max(gpu_s + draft_s, host_s) if overlaps else gpu_s + draft_s + host_s
+    assert own.stage_seconds(check)[0] == pytest.approx(expected, rel=1e-12)
+    waits_s = priced_together(own, [(check, 1)]).shares.get((HOST, "host", 0.0), 0.0)
+    assert waits_s == pytest.approx(expected - gpu_s - draft_s, abs=1e-12)
 
 
 def test_graphs_hide_launches_and_pad_the_batch(made: Any) -> None:

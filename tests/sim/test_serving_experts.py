@@ -14,7 +14,8 @@ from sim.core.errors import InputError
 from sim.inputs.model_config import MoeConfig
 from sim.inputs.scenario import Scenario
 from sim.models.moe.fullest import fullest_rank
-from sim.serve.costs import Load, iteration_costs
+from sim.serve.costs import iteration_costs
+from sim.serve.load import Load
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
 from tests.sim.serving_cases import SMALL, WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of

@@ -14,7 +14,8 @@ from sim.inputs.scenario import load_scenario
 from sim.models.layers import layer_specs
 from sim.models.served_adapters import adapter_elements
 from sim.prices.profiles import load_profile
-from sim.serve.costs import Load, iteration_costs
+from sim.serve.costs import iteration_costs
+from sim.serve.load import Load
 from sim.serve.requests import Request, read_trace
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.serve.costs import Load
 from sim.serve.inter_token import token_gaps
+from sim.serve.load import Load
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.serve.costs import Load, iteration_costs
+from sim.serve.costs import iteration_costs
+from sim.serve.load import Load
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, finished, serving

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from sim.core.errors import InputError
 from sim.models.operators import F, gemm
 from sim.models.served import served_norm
-from sim.serve.costs import Load, iteration_costs
+from sim.serve.costs import iteration_costs
+from sim.serve.load import Load
 from sim.serve.memory import weight_bytes
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
@@ -35,7 +36,7 @@ def drafted(
 def test_an_iteration_is_the_drafts_steps_and_one_check(acceptance: float, each: int) -> None:
     """Nothing accepted: a token an iteration. Everything: five, four of them the draft's."""
     sim = drafted(acceptance)
-    plain, small = (iteration_costs(s, sim.profile) for s in (sim.scenario, serving(model=DRAFT)))
+    plain, small = (iteration_costs(serving(model=model), sim.profile) for model in (SMALL, DRAFT))
     expected = plain.stage_seconds(Load(192, 0, 0, ((64, 64, 3),), 3))[0]
     expected += small.stage_seconds(Load(192, 0, 0, ((64, 64, 3),), 0))[0]
     for done in range(0, 40, each):
