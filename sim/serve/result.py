@@ -15,6 +15,7 @@ from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.programs.priced_items import Shares, add_all
 from sim.ranks.faults import has_jitter
+from sim.results.certainty import StepInterval
 from sim.results.memory import MemoryCurve
 from sim.results.metrics import provenance, roofline_warnings, text_of
 from sim.results.records import Engine, MemoryRow
@@ -109,6 +110,12 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
         return max([s.finish_s for s in self.sequences])
 
     @cached_property
+    def likely(self) -> StepInterval:
+        """The seconds from the first arrival to the last token, had the server worked all along."""
+        seconds = self.end_s - self.start_s
+        return server_interval(self.scenario, self.profile, seconds, self.shares, self.host_uncertainty)
+
+    @cached_property
     def result(self) -> dict[str, Any]:
         """`outcome` as plain data, in the form of `sim.run --json`."""
         return self.outcome.to_json()
@@ -160,13 +167,12 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools
     )
     shares, scaling = sim.shares, scaling_use(sim.spans, sim.scenario, sim.start_s, sim.end_s)
-    likely = server_interval(sim.scenario, sim.profile, sim.end_s, shares, sim.host_uncertainty)
     gpus = sim.scenario.ranks * (scaling.replicas_mean / sim.scenario.parallelism.dp if scaling else 1.0)
     return ServingResult(
         scenario=sim.scenario,
         duration_s=sim.end_s,
-        duration_interval_s=(likely.low_s, likely.high_s),
-        interval_from=likely.why,
+        duration_interval_s=(sim.start_s + sim.likely.low_s, sim.start_s + sim.likely.high_s),
+        interval_from=sim.likely.why,
         requests=len(sequences),
         request_latency_s=percentiles(times.latency_s.tolist()),
         queue_time_s=percentiles(times.queue_s.tolist()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sim.core.errors import InputError
 from sim.core.timeline import COMPUTE_KINDS, Timeline
 from sim.core.units import seconds
 from sim.inputs.scenario import Scenario, load_mapping, load_scenario
+from sim.serve.other_servers import with_intervals
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
@@ -182,9 +184,9 @@ class Panel:
         batches = simulation.scenario.micro_batches
         plural = "es" * (batches != 1)
         more = f" · {batches} micro-batch{plural}" if simulation.scenario.training is not None else ""
-        numbers = headline(simulation.outcome)
+        numbers = _headline(simulation)
         if other is not None:
-            numbers = beside(numbers, headline(other.outcome))
+            numbers = beside(numbers, _headline(other))
         return fragment("facts", layout_line(simulation.scenario) + more, numbers)
 
     def outline(self, on: bool) -> None:
@@ -205,6 +207,14 @@ class Panel:
             return ""
         written: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
         return written
+
+
+@lru_cache(maxsize=2)
+def _headline(simulation: Simulated) -> list[Number]:
+    """The headline, with the 90 % intervals; kept for both panels, as those of serving take more simulations."""
+    if isinstance(simulation, ServingSimulation):
+        return headline(with_intervals(simulation))
+    return headline(simulation.outcome)
 
 
 def beside(mine: list[Number], theirs: list[Number]) -> list[Number]:

@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 
-from sim.inputs.scenario import parse_scenario
+from sim.core.units import count
+from sim.inputs.scenario import load_scenario, parse_scenario
 from sim.results.evidence import interval_factor
 from sim.serve.certainty import serving_features
-from sim.serve.other_servers import with_intervals
+from sim.serve.other_servers import other_server, with_intervals
 from sim.serve.records import ServingResult
+from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
 from sim.validation.predict import predict
 from sim.validation.prediction import Predictions
 from sim.validation.records import Measurement
+from sim.views.explore_panel import Panel
+from tests.sim.serving_cases import ONE
 
 KEYS = ("time_to_first_token_s", "time_per_output_token_s", "output_tokens_per_s", "request_latency_p99_s")
 
@@ -100,6 +104,45 @@ def test_first_tokens_are_most_uncertain_close_to_saturation() -> None:
     assert busy[key] > 3 * at_once[key]
 
 
-def test_throughput_below_saturation_is_no_more_uncertain_than_the_server() -> None:
+def test_throughput_is_that_of_the_arrivals_below_saturation_and_of_the_server_above() -> None:
+    """A server that waits for requests gives as many tokens a second however fast it is."""
     key = "output_tokens_per_s"
-    assert widths(predicted(count=200, rate_per_s=0.5))[key] == pytest.approx(widths(predicted(count=8))[key])
+    at_once, idle, flooded = (
+        widths(predicted(**requests))[key]
+        for requests in ({"count": 8}, {"count": 200, "rate_per_s": 0.5}, {"count": 200, "rate_per_s": 1000})
+    )
+    assert idle < 1.01
+    assert flooded == pytest.approx(at_once, rel=0.02)
+
+
+def test_the_workloads_seconds_are_its_tokens_at_the_rates_bounds() -> None:
+    """From 0, though a trace may begin late."""
+    requests = [Request(1e4 + n, 2000, 100) for n in range(40)]
+    scenario = {"model": "llama3-8b", "cluster": "dgx-h100", "inference": {"requests": ONE}}
+    found = with_intervals(simulate_serving(parse_scenario(scenario), requests=tuple(requests)))
+    assert found.intervals is not None
+    tokens_per_s = [4000 / (s - 1e4) for s in found.duration_interval_s]
+    assert tokens_per_s == pytest.approx(found.intervals.output_tokens_per_s[::-1])
+    assert 1e4 + 39 < found.duration_interval_s[0] < found.duration_s < found.duration_interval_s[1] < 1e4 + 45
+
+
+def test_a_slower_server_is_scaled_by_the_same_seconds() -> None:
+    """A rule that looks every five seconds does so however long the server takes."""
+    rule = {"min_replicas": 1, "metric": "ongoing", "target": 1, "interval_s": 5.0, "upscale_delay_s": 5.0}
+    scenario = {"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"dp": 2}}
+    inference = {"requests": ONE, "router": "least_loaded", "autoscaling": rule}
+    requests = tuple(Request(10.0 * n, 2000, 2000) for n in range(30))
+    sim = simulate_serving(parse_scenario({**scenario, "inference": inference}), requests=requests)
+    for times in (0.7, 1.0, 1.7):
+        other = other_server(sim, times)
+        assert other.autoscaling is not None
+        on_s = [times * start_s for start_s, _ in other.autoscaling.replicas]
+        assert all(s == pytest.approx(5 * round(s / 5)) for s in on_s if s < 250)
+
+
+def test_the_explorer_tells_what_a_run_does() -> None:
+    sim = simulate_serving(load_scenario("serve_llama8b", ("inference.requests.count=20",)))
+    intervals = with_intervals(sim).intervals
+    assert intervals is not None
+    low, high = intervals.output_tokens_per_s
+    assert f"90 % interval {count(low)} – {count(high)}" in Panel._words(sim, None)
