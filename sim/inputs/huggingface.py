@@ -11,13 +11,13 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.core.files import read_json
-from sim.inputs import families, hybrid_families
+from sim.inputs import expert_families, families, hybrid_families
 from sim.inputs.families import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
 from sim.inputs.model_config import MAX_LAYERS, MAX_POSITIONS
 from sim.inputs.yaml_input import MAX_BYTES, one_line
 
-FAMILIES = families.FAMILIES | hybrid_families.FAMILIES
+FAMILIES = families.FAMILIES | expert_families.FAMILIES | hybrid_families.FAMILIES
 _FILE = Path(__file__).parents[1] / "presets" / "huggingface.yaml"
 
 _CAPTURE = "can be captured as a program: python -m calibrate.capture config.json --out PROGRAM.json.gz"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.inputs.families import Config, NotExpressibleError, latent, llama, qwen2_moe, require, router
+from sim.inputs.expert_families import latent, qwen2_moe, router
+from sim.inputs.families import Config, NotExpressibleError, llama, qwen3, require, rope_share
 from sim.inputs.input_source import show
 
 _KINDS = {  # names of a layer's kind: a scenario's attention and, where the layer has one thing alone, its MLP
@@ -134,6 +135,21 @@ def _nemotron_h(config: Config) -> Config:
 
 def _qwen3_next(config: Config) -> Config:
     """Qwen3-Next: the gated delta rule, in each fourth layer attention with a gate; experts with a gated shared one."""
+    found = qwen2_moe({"head_dim": 256, **config}) | {"qkv_bias": False, "qk_norm": True}
+    return found | _gated_delta_layers(config)
+
+
+def _qwen3_5(config: Config) -> Config:
+    """Qwen3.5: Qwen3-Next's layers with a dense MLP."""
+    return qwen3({"head_dim": 256, **config}) | _gated_delta_layers(config)
+
+
+def _qwen3_5_moe(config: Config) -> Config:
+    return _qwen3_next({"intermediate_size": config["moe_intermediate_size"], **config})
+
+
+def _gated_delta_layers(config: Config) -> Config:
+    """The gated delta rule; in each so-many-th layer attention with a gate."""
     names = ["linear_attention"] * (config.get("full_attention_interval", 4) - 1) + ["full_attention"]
     states = {
         "kind": "gated_delta",
@@ -145,8 +161,8 @@ def _qwen3_next(config: Config) -> Config:
         "conv_kernel": config.get("linear_conv_kernel_dim", 4),
         "conv_bias": False,
     }
-    found = qwen2_moe({"head_dim": 256, **config}) | {"qkv_bias": False, "qk_norm": True, "attention_gate": True}
-    return found | {"state_space": states, "attention_pattern": _layer_types(config, names)}
+    own = {"attention_gate": True, "rope_share": rope_share(config, 0.25), "state_space": states}
+    return own | {"attention_pattern": _layer_types(config, names)}
 
 
 def _minimax(config: Config) -> Config:
@@ -241,6 +257,8 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "nemotron_h": _nemotron_h,
     "jamba": _jamba,
     "qwen3_next": _qwen3_next,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_5_moe_text": _qwen3_5_moe,
     "minimax": _minimax,
     "minimax_m1": _minimax,
     "minimax_text_01": _minimax,

@@ -121,6 +121,7 @@ _VARIATIONS = (
     "attention_softcap",
     "logit_softcap",
     "merged_projections",
+    "separate_qkv",
     "state_space",
     "mlp_pattern",
     "indexer",
@@ -164,7 +165,8 @@ class ModelConfig(UserInput):
     projection multiplies the attention's result (Qwen3-Next). `parallel_block`: attention and MLP read one norm, and
     both are added to the stream (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
     `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2). `merged_projections`: query,
-    key and value are one matrix, gate and up another, in the model's own code (Phi 3). `rope_share`: of a head's width,
+    key and value are one matrix, gate and up another, in the model's own code (Phi 3); `separate_qkv`: they are three
+    although the MLP has no gate (OPT), where GPT-2 has one. `rope_share`: of a head's width,
     if it is turned apart and joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: turned queries and keys are multiplied
     by a factor other than 1 (YaRN, in gpt-oss).
     `max_positions` 0 stands for the workload's sequence length until a scenario fills it in. `trained_positions` is
@@ -183,7 +185,7 @@ class ModelConfig(UserInput):
         default_factory=lambda data: 4 * data["hidden"], ge=1, le=100_000_000, description="null: 4 * hidden"
     )
     vocab: int = Field(ge=1, le=100_000_000)
-    mlp: Literal["gelu", "swiglu", "geglu", "relu2", "clamped_swiglu"] = "gelu"
+    mlp: Literal["gelu", "swiglu", "geglu", "relu", "relu2", "clamped_swiglu"] = "gelu"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
     qkv_bias: bool = False
@@ -195,6 +197,7 @@ class ModelConfig(UserInput):
     attention_softcap: float | None = Field(default=None, gt=0, le=1e6)
     logit_softcap: float | None = Field(default=None, gt=0, le=1e6)
     merged_projections: bool = False
+    separate_qkv: bool = False
     tied_embeddings: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
     positions: Literal["none", "learned", "rope"] = "none"
@@ -228,7 +231,7 @@ class ModelConfig(UserInput):
     def variations(self) -> dict[str, object]:
         """Keys that make layers unlike those of GPT, Llama and DeepSeek: real runs and emitted flags lack them."""
         found = {name: getattr(self, name) for name in _VARIATIONS if getattr(self, name) != _default(self, name)}
-        if self.mlp in ("geglu", "clamped_swiglu"):
+        if self.mlp in ("geglu", "relu", "clamped_swiglu"):
             found["mlp"] = self.mlp
         moe = self.moe
         of_moe = () if moe is None else (name for name in _MOE_VARIATIONS if getattr(moe, name) != _default(moe, name))

@@ -45,6 +45,8 @@ _ONE = Passes(2, 1, 3, 1)
 _GATED_EAGER, _GATED_FUSED = Passes(5, 2, 9, 3), Passes(3, 1, 5, 1)
 ACTIVATIONS = {
     "gelu": Activation(False, _ONE, _ONE, ("gelu input",), ("gelu input",), TensorRole.INPUT),
+    # Eager code keeps its result, which is the next matmul's input (torch derivatives.yaml: relu).
+    "relu": Activation(False, _ONE, _ONE, (), ("relu input",), TensorRole.INPUT),
     "relu2": Activation(False, Passes(4, 2, 8, 3), _ONE, ("relu output",), ("relu output",)),
     "swiglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "silu(gate)", "up"), ("gate", "up")),
     "geglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "gelu(gate)", "up"), ("gate", "up")),

@@ -126,6 +126,8 @@ def attention_spec(model: ModelConfig, layer: int = 0) -> Attention | None:
 def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | LatentAttention:
     c = model.mla
     if c is None:
+        # one matrix in GPT-2's code, three in Llama's
+        merged = model.merged_projections or not (is_gated(model.mlp) or model.separate_qkv)
         return GroupedQueryAttention(
             model.hidden,
             model.heads,
@@ -141,8 +143,7 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
             rope_share=model.rope_share,
             scaled_rope=model.scaled_rope,
             rope=model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0),
-            # as GPT's code has it, and Llama's
-            projections=1 if model.merged_projections or not is_gated(model.mlp) else 3,
+            projections=1 if merged else 3,
             window=window_of(model, layer),
         )
     ranks, widths = (c.q_lora_rank, c.kv_lora_rank), (c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)

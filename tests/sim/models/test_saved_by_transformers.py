@@ -36,7 +36,7 @@ def test_saved_bytes_are_those_of_real_layers(tmp_path: Path, family: str, preci
     scenario = parse_scenario({"model": written(tmp_path, row["config"]), "training": training, "cluster": "dgx-h100"})
     layers = range(row["layers"], 2 * row["layers"])
     kept = sum(s.bytes for layer in layers for s in layer_block(scenario, layer).saved)
-    assert kept == pytest.approx(row["kept_bytes"][precision], rel=0.01)
+    assert kept == pytest.approx(row["kept_bytes"][precision], rel=0.014)
 
 
 def test_soft_caps_keep_a_tanh_and_take_kernels() -> None:
@@ -58,5 +58,5 @@ def kept(block: Block) -> float:
     return sum(s.bytes for s in block.saved)
 
 
-def test_there_are_at_least_eight_families() -> None:
-    assert len(TABLE["families"]) >= 8
+def test_there_are_at_least_thirty_families() -> None:
+    assert len(TABLE["families"]) >= 30

@@ -1,0 +1,223 @@
+"""Hugging Face's keys of families with experts, as a scenario's `model`. Only numbers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sim.inputs.families import (
+    Config,
+    NotExpressibleError,
+    ernie,
+    hunyuan,
+    llama,
+    no_rope_step,
+    qwen2,
+    qwen3,
+    require,
+    rope_share,
+    window,
+)
+
+
+def router(
+    config: Config, experts: str, ffn: str = "moe_intermediate_size", top_k: str = "num_experts_per_tok"
+) -> Config:
+    """Routed experts; `experts`, `ffn` and `top_k`: the keys of their sizes."""
+    return {"experts": config[experts], "top_k": config[top_k], "ffn": config[ffn]}
+
+
+def _experts_key(config: Config) -> str:
+    """Where the number of experts stands: Transformers 5 writes `num_local_experts` for some families."""
+    return "num_experts" if "num_experts" in config else "num_local_experts"
+
+
+def every(config: Config, key: str) -> int:
+    """Experts in each so-many-th layer; lists of other layers are refused."""
+    require(config, "mlp_only_layers", ([], None))
+    return int(config.get(key, 1))
+
+
+def latent(config: Config) -> Config:
+    """The sizes of latent attention."""
+    required = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return {"q_lora_rank": config.get("q_lora_rank"), **{key: config[key] for key in required}}
+
+
+def _mixtral(config: Config) -> Config:
+    moe = router(config, "num_local_experts", "intermediate_size")
+    return llama(config) | {"moe": moe} | window(config, "sliding_window", ["sliding"])
+
+
+def _minimax_m2(config: Config) -> Config:
+    found = _mixtral({"head_dim": 128, **config})
+    share = config["rotary_dim"] / found["head_dim"] if "rotary_dim" in config else rope_share(config, 1.0)
+    return found | {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads", "rope_share": share}
+
+
+def qwen2_moe(config: Config) -> Config:
+    shared = {"shared_ffn": config["shared_expert_intermediate_size"], "shared_gate": True}
+    moe = router(config, _experts_key(config)) | shared | {"every": every(config, "decoder_sparse_step")}
+    return qwen2(config) | {"moe": moe}
+
+
+def _qwen3_moe(config: Config) -> Config:
+    moe = router(config, _experts_key(config)) | {"every": every(config, "decoder_sparse_step")}
+    return qwen3(config, head_dim=None) | {"moe": moe}
+
+
+def _gpt_oss(config: Config) -> Config:
+    """Biases in attention, experts and router; a sink for each query head."""
+    plain = {"head_dim": 64, "attention_bias": True, "sliding_window": 128, **config}
+    require(plain, "attention_bias", (True,))
+    moe = router(plain, "num_local_experts", "intermediate_size") | {"router_bias": True}
+    found = llama({**plain, "attention_bias": False}) | {"bias": True, "sinks": True, "moe": moe}
+    found |= {"mlp": "clamped_swiglu", "norm_in_fp32": True, "scaled_rope": True}
+    return found | window(plain, "sliding_window", ["sliding", "full"])
+
+
+def _glm4_moe(config: Config) -> Config:
+    shared, dense = config.get("n_shared_experts", 1), config.get("first_k_dense_replace", 1)
+    moe = router(config, "n_routed_experts") | {"shared_experts": shared, "dense_layers": dense, "router_fp32": True}
+    found = llama({**config, "attention_bias": False}) | {"moe": moe}
+    found |= {"qkv_bias": config.get("attention_bias", False), "qk_norm": config.get("use_qk_norm", False)}
+    found |= {"rope_share": rope_share(config, 0.5)}
+    return found | {"mtp_layers": config.get("num_nextn_predict_layers")}
+
+
+def _llama4(config: Config) -> Config:
+    """Chunks where a layer has rope, all tokens where it has none; one shared expert beside the routed ones."""
+    sparse = config.get("moe_layers")
+    each = every(config, "interleave_moe_layer_step")
+    if sparse is not None and list(sparse) != list(range(each - 1, config["num_hidden_layers"], each)):
+        raise NotExpressibleError(f"moe_layers: can be simulated: each {each}-th layer")
+    step = config.get("no_rope_layer_interval", 4)
+    moe = router(config, "num_local_experts", "intermediate_size") | {"shared_experts": 1, "every": each}
+    found = llama({**config, "intermediate_size": config["intermediate_size_mlp"]}) | {"moe": moe}
+    pattern = ["chunked"] * (step - 1) + ["full"]
+    chunks = window({"attention_chunk_size": 8192, **config}, "attention_chunk_size", pattern)
+    return found | {"no_rope_every": no_rope_step(step, config.get("no_rope_layers"))} | chunks
+
+
+def _dense_layers(config: Config) -> int | None:
+    """Layers before the first with experts; `mlp_layer_types` stands in place of the number in later configs."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return config.get("first_k_dense_replace")
+    dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    if not isinstance(kinds, list) or kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
+        raise NotExpressibleError("mlp_layer_types: can be simulated: a list of dense layers, then sparse ones")
+    return dense
+
+
+def _deepseek(config: Config) -> Config:
+    require(config, "moe_layer_freq", (1, None))
+    moe = router(config, "n_routed_experts") | {
+        "shared_experts": config.get("n_shared_experts"),
+        "dense_layers": _dense_layers(config),
+        "router_fp32": True,
+        # routing groups stand on nodes (arXiv 2412.19437, 2.1.2); one group is no limit
+        "max_nodes_per_token": None if config.get("n_group") == 1 else config.get("topk_group"),
+    }
+    mtp = config.get("num_nextn_predict_layers")
+    return llama(config) | {"kv_heads": None, "head_dim": None, "mla": latent(config), "moe": moe, "mtp_layers": mtp}
+
+
+def _deepseek_v32(config: Config) -> Config:
+    """DeepSeek V3.2: latent attention over the keys that an indexer selects."""
+    types = config.get("layer_types")
+    if types is not None and not (isinstance(types, list) and all(kind == "indexed_attention" for kind in types)):
+        raise NotExpressibleError("layer_types: can be simulated: a list of indexed_attention only")
+    index = {
+        "heads": config.get("index_n_heads", 64),
+        "head_dim": config.get("index_head_dim", 128),
+        "top_k": config.get("index_topk", 2048),
+    }
+    return _deepseek({"first_k_dense_replace": 3, **config}) | {"indexer": index}
+
+
+def _glm4_moe_lite(config: Config) -> Config:
+    """GLM-4.7-Flash: DeepSeek's layers, the first one dense."""
+    return _deepseek({"first_k_dense_replace": 1, "n_group": 1, **config})
+
+
+def _glm_moe_dsa(config: Config) -> Config:
+    """GLM-5: DeepSeek V3.2's layers."""
+    for key in ("indexer_types", "index_topk_pattern"):
+        if (kinds := config.get(key)) and not {*kinds} <= {"full", "F"}:
+            raise NotExpressibleError(f"{key}: can be simulated: an indexer of its own in every layer")
+    require(config, "index_topk_freq", (1, None))
+    return _deepseek_v32({"index_n_heads": 32, "n_group": 1, **config})
+
+
+def _dots1(config: Config) -> Config:
+    """dots.llm1: Qwen 3's attention, DeepSeek's experts."""
+    moe = router(config, "n_routed_experts") | {"shared_experts": config.get("n_shared_experts"), "router_fp32": True}
+    whole = [*["full"] * config.get("max_window_layers", 62), *["sliding"] * config["num_hidden_layers"]]
+    found = llama(config) | {"qk_norm": True, "moe": moe | {"dense_layers": _dense_layers(config)}}
+    return found | window(config, "sliding_window", whole[: config["num_hidden_layers"]])
+
+
+def _solar_open(config: Config) -> Config:
+    """Solar Open: GLM-4.5's experts in every layer, Llama's attention."""
+    plain = {
+        "first_k_dense_replace": 0,
+        "intermediate_size": config["moe_intermediate_size"],
+        "head_dim": 128,
+        **config,
+    }
+    return _glm4_moe(plain) | {"qk_norm": False, "qkv_bias": False, "rope_share": None}
+
+
+def _ernie_moe(config: Config) -> Config:
+    """ERNIE 4.5 with experts from layer `moe_layer_start_index` on."""
+    last = config["num_hidden_layers"] - 1
+    require(config, "moe_layer_end_index", (-1, last, None))
+    moe = router(config, "moe_num_experts", top_k="moe_k") | {
+        "shared_experts": config.get("moe_num_shared_experts", 2),
+        "dense_layers": config.get("moe_layer_start_index", 1),
+        "every": config.get("moe_layer_interval", 1),
+        "router_fp32": True,
+    }
+    return ernie(config) | {"moe": moe}
+
+
+def _hunyuan_moe(config: Config) -> Config:
+    """Hunyuan-A13B: a shared expert of the routed ones' size."""
+    for key in ("num_experts", "moe_topk"):
+        if isinstance(config[key], list) and len({*config[key]}) > 1:
+            raise NotExpressibleError(f"{key}: can be simulated: one number for all layers")
+    plain = {key: value[0] if isinstance(value, list) and value else value for key, value in config.items()}
+    moe = router(plain, "num_experts", "intermediate_size", "moe_topk") | {"shared_experts": 1}
+    return hunyuan(plain) | {"moe": moe}
+
+
+def _granite_moe(config: Config) -> Config:
+    return llama(config) | {"moe": router(config, "num_local_experts", "intermediate_size")}
+
+
+def _olmoe(config: Config) -> Config:
+    moe = router(config, _experts_key(config), "intermediate_size")
+    return llama(config) | {"qk_norm": True, "qk_norm_over": "all_heads", "moe": moe}
+
+
+FAMILIES: dict[str, Callable[[Config], Config]] = {
+    "mixtral": _mixtral,
+    "minimax_m2": _minimax_m2,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "gpt_oss": _gpt_oss,
+    "glm4_moe": _glm4_moe,
+    "glm4_moe_lite": _glm4_moe_lite,
+    "glm_moe_dsa": _glm_moe_dsa,
+    "solar_open": _solar_open,
+    "llama4_text": _llama4,
+    "kimi_k2": _deepseek,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "deepseek_v32": _deepseek_v32,
+    "dots1": _dots1,
+    "ernie4_5_moe": _ernie_moe,
+    "hunyuan_v1_moe": _hunyuan_moe,
+    "granitemoe": _granite_moe,
+    "olmoe": _olmoe,
+}

@@ -1,0 +1,96 @@
+"""Each family's parameters and kinds of layers are those of the model that Transformers builds from the same config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.inputs.huggingface import FAMILIES
+from sim.inputs.model_input import load_model
+from sim.models.parameters import count_parameters
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+LAYERS, EXPERTS = 8, 16
+SIZES = {
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 512,
+    "intermediate_size": 768,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+GPT2 = {"n_layer": LAYERS, "n_embd": 512, "n_head": 8, "n_inner": 768, "vocab_size": 1000}
+LATENT = {"q_lora_rank": 256, "kv_lora_rank": 128, "num_key_value_heads": 8}
+ROUTED = {"n_routed_experts": EXPERTS, "n_shared_experts": 2, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 3}
+# What a family's config needs beside or in place of `SIZES`.
+OWN: dict[str, dict[str, Any]] = {
+    "deepseek_v2": LATENT | ROUTED | {"first_k_dense_replace": 1, "n_group": 1},
+    "deepseek_v3": LATENT | ROUTED,
+    "deepseek_v32": LATENT | ROUTED,
+    "dots1": ROUTED | {"first_k_dense_replace": 2},
+    "ernie4_5_moe": {"moe_num_experts": EXPERTS, "moe_k": 4, "moe_intermediate_size": 128},
+    "glm4_moe": ROUTED,
+    "glm4_moe_lite": LATENT | ROUTED,
+    "glm_moe_dsa": LATENT | ROUTED,
+    "gpt_oss": {"num_local_experts": EXPERTS},
+    "granitemoe": {"num_local_experts": EXPERTS},
+    "helium": {"head_dim": 64},
+    "hunyuan_v1_dense": {"head_dim": 64},
+    "hunyuan_v1_moe": {"head_dim": 64, "num_experts": EXPERTS, "moe_topk": 2},
+    "kimi_linear": LATENT | {"num_experts": EXPERTS},
+    "llama4_text": {"num_local_experts": EXPERTS},
+    "mamba2": {"num_heads": 16, "head_dim": 64},
+    "minimax_m2": {"num_local_experts": EXPERTS},
+    "ministral": {"head_dim": 64},
+    "mistral": {"sliding_window": 128},
+    "mixtral": {"sliding_window": 128},
+    "olmoe": {"num_experts": EXPERTS},
+    "opt": {"ffn_dim": 768, "word_embed_proj_dim": 512},
+    "qwen2": WINDOWS,
+    "qwen2_moe": {"num_experts": EXPERTS},
+    "qwen3": WINDOWS,
+    "qwen3_5_moe_text": {"num_experts": EXPERTS, "moe_intermediate_size": 128},
+    "qwen3_moe": {"num_experts": EXPERTS},
+    "qwen3_next": {"num_experts": EXPERTS},
+    "solar_open": ROUTED,
+    "starcoder2": {"sliding_window": 128},
+}
+# Weights that docs/models.md names as not counted: routers' load-balancing biases.
+NOT_COUNTED = ("e_score_correction_bias",)
+KINDS = {
+    "full_attention": "full",
+    "indexed_attention": "full",
+    "sliding_attention": "sliding",
+    "chunked_attention": "chunked",
+    "linear_attention": "state_space",
+    "hybrid": "beside",
+}
+
+
+def _known_to_transformers() -> list[str]:
+    return [family for family in FAMILIES if family in transformers.CONFIG_MAPPING]
+
+
+@pytest.mark.parametrize("family", _known_to_transformers())
+def test_a_family_has_the_parameters_and_layers_of_transformers(tmp_path: Path, family: str) -> None:
+    sizes = GPT2 if family in ("gpt2", "gpt_bigcode") else SIZES
+    config = transformers.CONFIG_MAPPING[family](**sizes | OWN.get(family, {}))
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(config)
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    model = load_model(str(tmp_path / "config.json"))
+    counted = {name: p.numel() for name, p in built.named_parameters() if not name.endswith(NOT_COUNTED)}
+    assert count_parameters(model).total == sum(counted.values())
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and {*kinds} <= {*KINDS}:
+        assert [model.attention_kind(i) for i in range(model.layers)] == [KINDS[kind] for kind in kinds]
+    assert family not in ("mistral", "mixtral", "starcoder2") or model.window == 128
