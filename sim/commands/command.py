@@ -154,15 +154,21 @@ class _Ended(SystemExit):
     """The command was asked to end."""
 
 
-def _end_on_sigterm() -> None:
+@contextmanager
+def _end_on_sigterm() -> Iterator[None]:
     """SIGTERM as an exception, with which files and processes are cleared away.
 
-    Python drops an exception that meets it in a callback (of a weak reference, of an import's lock), and the command
-    would go on to its end as if nobody had asked. So the exception is raised again. A command that is still there some
-    time later ends without clearing up; its ranks die with it.
+    A library in C may raise an exception of its own instead (pydantic, which builds a model while a module loads); the
+    command still ends as it was asked to. Python drops an exception that meets it in a callback (of a weak reference,
+    of an import's lock), and the command would go on to its end as if nobody had asked. So the exception is raised
+    again. A command that is still there some time later ends without clearing up; its ranks die with it.
     """
 
+    asked = False
+
     def end(*_: object) -> None:
+        nonlocal asked
+        asked = True
         if hasattr(signal, "setitimer"):
             signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + signal.SIGTERM))
             signal.setitimer(signal.ITIMER_REAL, END_WITHIN_S)
@@ -177,6 +183,12 @@ def _end_on_sigterm() -> None:
 
     sys.unraisablehook = dropped
     signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except Exception:
+        if asked:
+            raise _Ended(128 + signal.SIGTERM) from None
+        raise
 
 
 def _load(module: str) -> click.Command:
@@ -188,12 +200,11 @@ def _load(module: str) -> click.Command:
 
 def run_command(command: click.Command | str) -> NoReturn:
     """Run a command as this process; of a module's name its `main`, so that Ctrl-C may also meet it while it loads."""
-    _end_on_sigterm()
     _open_closed_streams()
     _write_any_character()
     output = _Output(sys.stdout)
     sys.stdout, sys.stderr = cast(TextIO, output), cast(TextIO, _Output(sys.stderr))
-    with bad_input_exits(), output.written_out(), one_command():
+    with bad_input_exits(), output.written_out(), one_command(), _end_on_sigterm():
         raise SystemExit(_exit_code(_load(command) if isinstance(command, str) else command))
     raise AssertionError("a command ends its process")
 

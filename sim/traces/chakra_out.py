@@ -39,7 +39,8 @@ def write_chakra(simulation: Simulation, prefix: str | Path) -> list[Path]:
 
     Raises:
         InputError: if a collective's members are ambiguous (gradients of experts and others on one stream), with
-            `optimizer_post_validation`, or if the files would hold more than five million nodes.
+            `optimizer_post_validation` or collectives as messages, or if the files would hold more than five million
+            nodes.
     """
     export, written = Export(simulation), list[Path]()
     try:
@@ -71,6 +72,9 @@ class Export(Struct):
         if scenario.for_training.optimizer_post_validation:
             why = "found true; no node of a Chakra trace can start when another starts, as gradient norms then do"
             raise scenario.error(("training", "optimizer_post_validation"), why)
+        if scenario.engine.collectives == "messages":
+            why = "found messages; must be closed_form: a Chakra trace holds whole collectives"
+            raise scenario.error(("engine", "collectives"), why)
         if len(graph.columns.launches.first):
             raise ValueError("the step was simulated without expand=True; its actions hide what their streams do")
         streams, kinds = list(graph.streams), list(graph.span_kinds)

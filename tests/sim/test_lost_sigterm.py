@@ -10,7 +10,7 @@ import pytest
 DROPPED = """
 import os, signal, time
 from sim.commands import command
-command._end_on_sigterm()
+command._end_on_sigterm().__enter__()
 class Dropped:
     def __del__(self):  # what is raised here Python drops
         os.kill(os.getpid(), signal.SIGTERM)
@@ -23,7 +23,7 @@ CAUGHT = """
 import os, signal, time
 from sim.commands import command
 command.END_WITHIN_S = 0.2
-command._end_on_sigterm()
+command._end_on_sigterm().__enter__()
 try:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
@@ -31,10 +31,23 @@ except BaseException:
     pass
 time.sleep(60)
 """
+REPLACED = """
+import os, signal, time
+import click
+from sim.commands.command import run_command
+@click.command()
+def main():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    except BaseException:
+        raise ValueError("what a library makes of it") from None
+run_command(main)
+"""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no timers by signal")
-@pytest.mark.parametrize("program", [DROPPED, CAUGHT])
+@pytest.mark.parametrize("program", [DROPPED, CAUGHT, REPLACED])
 def test_a_request_to_end_that_gets_lost_ends_the_command_without_a_word(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (143, "")

@@ -319,8 +319,16 @@ def test_groups_must_be_lists_of_ranks(tmp_path: Path) -> None:
         read_groups(path)
 
 
-def test_steps_whose_norms_start_together_are_refused_by_key(tmp_path: Path) -> None:
-    keys = ["training.optimizer_post_validation=true"]
-    step = simulate(load_scenario("scenarios/zb_h1_pp8.yaml", keys), expand=True)
-    with pytest.raises(InputError, match=r"training\.optimizer_post_validation: found true; no node of a Chakra trace"):
+@pytest.mark.parametrize(
+    ("scenario", "override", "message"),
+    [
+        ("zb_h1_pp8", "training.optimizer_post_validation=true", "found true; no node of a Chakra trace can start"),
+        ("tp8", "engine.collectives=messages", "found messages; must be closed_form: a Chakra trace holds whole"),
+    ],
+)
+def test_steps_that_chakra_has_no_nodes_for_are_refused_by_key(
+    scenario: str, override: str, message: str, tmp_path: Path
+) -> None:
+    step = simulate(load_scenario(f"scenarios/{scenario}.yaml", [override]), expand=True)
+    with pytest.raises(InputError, match=rf"{override.partition('=')[0]}: {message}"):
         write_chakra(step, tmp_path / "step")
