@@ -27,11 +27,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.actions import Schedule
+from sim.core.engines import Engine
 from sim.core.errors import InputError
 from sim.core.gc_paused import no_collection
 from sim.core.timeline import Timeline
 from sim.core.units import counted
-from sim.engine.shared_links import Engine, RunOutcome, run_alone, run_messages, run_step
+from sim.engine.shared_links import RunOutcome, run_alone, run_messages, run_step
 from sim.graph.build import Built, StepBuilder
 from sim.graph.compiled import Fineness, ProgramCache
 from sim.graph.schedule_columns import ScheduleColumns

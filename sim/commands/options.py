@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,6 +15,7 @@ from click.types import FloatParamType
 from msgspec import Struct
 
 from sim.commands.files_named import JSON_OUTPUT, OUTPUT
+from sim.core.engines import Engine
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, write_json, write_text
 
@@ -97,7 +98,7 @@ def write_trace(path: Path, timeline: Timeline, memory: Sequence[MemoryCurve] = 
 scenario_argument = click.argument("scenario", type=SCENARIO, metavar="SCENARIO")
 engine_option = click.option(
     "--engine",
-    type=click.Choice(("auto", "simpy", "static")),
+    type=click.Choice(get_args(Engine)),
     default="auto",
     help="auto: simpy for small simulations, static (faster, same times) for large ones",
 )

@@ -31,13 +31,12 @@ from sim.traces.changes import (
     straggler_scales,
 )
 from sim.traces.recording import Recording
-from sim.traces.replay import Replay, rank_times, recorded_times, replay, timeline
+from sim.traces.replay import TIMES, Replay, rank_times, recorded_times, replay, timeline
 
 if TYPE_CHECKING:
-    from sim.engine.shared_links import Engine
+    from sim.core.engines import Engine
 
 MAX_TRACES = 4096
-TIMES = ("end_s", "compute_s", "exposed_comm_s", "exposed_wait_s", "host_s")  # of a rank
 WANTED = "replay takes profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
 
 

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from sim.views.sorted_table import SortedTable
+
 
 def console_of(piped_width: int = 240) -> Console:
     """Standard output; `piped_width`: its characters where it is no terminal, so many that no table is cut."""
@@ -23,3 +25,14 @@ def plain_table(gap: int = 1) -> Table:
     from rich.table import Table
 
     return Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0))
+
+
+def as_printed(table: SortedTable) -> Table:
+    """A page's table for a terminal: numbers stand right and are not cut."""
+    out = plain_table()
+    for i, (title, _) in enumerate(table.head):
+        number = any(value != text for value, text in (row[i] for row in table.rows))
+        out.add_column(title, justify="right" if number else "left", overflow="fold", no_wrap=number)
+    for row in table.rows:
+        out.add_row(*(text for _, text in row))
+    return out

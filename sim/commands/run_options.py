@@ -13,7 +13,7 @@ from sim.commands.options import SECONDS, Report, engine_option, gathered, json_
 from sim.core.errors import InputError
 
 if TYPE_CHECKING:
-    from sim.engine.shared_links import Engine
+    from sim.core.engines import Engine
 
 RUNS = 200  # of --days
 CHAKRA = OutputSeries(r"\.(\d+\.et|groups\.json)")

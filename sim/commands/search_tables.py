@@ -4,11 +4,11 @@ progress."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sim.commands.rich_tables import console_of, plain_table
+from sim.commands.rich_tables import as_printed, console_of
 from sim.core.units import counted
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from sim.search.best_first import BestFirst
 
+JsonRow = Mapping[str, Any]
 REFUSALS_SHOWN = 3  # the most frequent; --json has all
 
 
@@ -56,10 +57,7 @@ def print_result(result: dict[str, Any]) -> None:
         console.print(f"No layout is legal{with_only}: {result['why_none_legal']}", highlight=False, markup=False)
         return
     if result["best"]:
-        table = _table("", priced=result["price_per_gpu_hour"] is not None)
-        for number, row in enumerate(result["best"], 1):
-            table.add_row(str(number), *_cells(row))
-        console.print(table)
+        console.print(_table("", ((str(number), row) for number, row in enumerate(result["best"], 1))))
     else:
         fits = "No legal layout fits in memory" + (" and can be simulated." if c["refused"] else ".")
         console.print(fits, highlight=False)
@@ -85,19 +83,15 @@ def print_clusters(result: dict[str, Any]) -> None:
     console.print(
         f"{result['name']}: the best layout of {counted(result['gpus'], 'GPU')} of each cluster", highlight=False
     )
-    priced = any(one["price_per_gpu_hour"] is not None for one in result["clusters"])
-    table = _table("cluster", priced)
-    table.columns[0].justify = "left"
 
     def rank(one: dict[str, Any]) -> tuple[bool, float]:
         best = one["best"][0]
         cost = best.get("cost_per_trillion_tokens")
         return cost is None, cost if cost is not None else -best["tokens_per_s_per_gpu"]
 
-    for one in sorted((one for one in result["clusters"] if one["best"]), key=rank):
-        table.add_row(one["cluster"], *_cells(one["best"][0], "-" * priced))
-    if table.row_count:
-        console.print(table)
+    found = sorted((one for one in result["clusters"] if one["best"]), key=rank)
+    if found:
+        console.print(_table("Cluster", ((one["cluster"], one["best"][0]) for one in found)))
     for one in result["clusters"]:
         if not one["best"]:
             why = one["why_none_legal"] or "no legal layout fits in memory"
@@ -108,36 +102,14 @@ def print_clusters(result: dict[str, Any]) -> None:
             console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(first: str, priced: bool) -> Table:
-    table = plain_table()
-    figures = ("step", "tok/s/GPU", "MFU", "exposed", "bubble", "GiB")
-    names = (first, *figures, "layout", "schedule", "micro-batch", "recompute")
-    for name in (*names, *(["1T tokens"] if priced else [])):
-        words = name in ("layout", "schedule", "recompute")
-        table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not words)
-    return table
+def _table(first: str, rows: Iterable[tuple[str, JsonRow]]) -> Table:
+    """Layouts, each behind its number or its cluster."""
+    from sim.views.search_page import COLUMNS, cells, cost_cell
+    from sim.views.sorted_table import sorted_table, word
 
-
-def _cells(row: dict[str, Any], unpriced: str = "") -> list[str]:
-    """Texts of a layout; `unpriced`: in place of a cost where others have one."""
-    from sim.core.units import seconds
-    from sim.views.headline import layout_words
-
-    x, cost = row["layout"], row.get("cost_per_trillion_tokens")
-    schedule = x["schedule"] + (f" x{x['virtual_stages']}" if x["virtual_stages"] > 1 else "")
-    return [
-        seconds(row["step_time_s"]),
-        f"{row['tokens_per_s_per_gpu']:,.0f}",
-        f"{row['mfu']:.1%}",
-        f"{row['exposed_comm_s'] / row['step_time_s']:.1%}" if row["step_time_s"] else "-",
-        f"{row['bubble_fraction']:.1%}",
-        f"{row['peak_memory_bytes'] / 2**30:.1f}",
-        " ".join(layout_words(x, short=True)),
-        schedule if x["pp"] > 1 else "-",
-        str(x["micro_batch_size"]),
-        x["recompute"],
-        *([unpriced] if cost is None and unpriced else [] if cost is None else [f"{cost:,.0f}"]),
-    ]
+    head = {first: "", **COLUMNS, "1T tokens": ""}
+    shown = [[word(name), *cells(row, short=True), cost_cell(row)] for name, row in rows]
+    return as_printed(sorted_table("", head, shown))
 
 
 def _counts_words(c: dict[str, int]) -> str:

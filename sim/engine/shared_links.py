@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 from msgspec import Struct
@@ -19,6 +18,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from sim.core.actions import Schedule
+from sim.core.engines import Engine
 from sim.engine.link_loads import IN, OF_CLASS, OUT, LinkLoads
 from sim.engine.link_rates import FULL, Flow, Flows
 from sim.engine.run import Times, run_contended, run_static
@@ -207,7 +207,6 @@ class RunOutcome(Struct, frozen=True):
 
 
 Make = Callable[[Fineness], Built]
-Engine = Literal["auto", "simpy", "static"]
 
 
 def _on_simpy(graph: TaskGraph, flows: Flows, engine: Engine) -> bool:

@@ -33,7 +33,7 @@ from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 
 if TYPE_CHECKING:
-    from sim.engine.shared_links import Engine
+    from sim.core.engines import Engine
     from sim.results.memory import MemoryCurve
 
 

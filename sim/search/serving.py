@@ -17,8 +17,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sim.core.engines import Engine
 from sim.core.errors import InputError
-from sim.engine.shared_links import Engine
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import Scenario, resolve

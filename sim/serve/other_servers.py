@@ -16,7 +16,7 @@ from sim.serve.records import Bounds, PercentileBounds, Percentiles, ServingInte
 from sim.serve.simulation import coupling, simulate_serving
 
 if TYPE_CHECKING:
-    from sim.engine.shared_links import Engine
+    from sim.core.engines import Engine
     from sim.serve.result import ServingSimulation
 
 FIRST_REQUESTS = 1000  # of more, the slowest and the fastest server serve only these, and their ratio holds for all

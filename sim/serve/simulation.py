@@ -23,7 +23,7 @@ from sim.serve.router import ROUTERS
 from sim.serve.sequences import Sequence
 
 if TYPE_CHECKING:
-    from sim.engine.shared_links import Engine
+    from sim.core.engines import Engine
     from sim.serve.autoscaler import Span
     from sim.serve.costs import IterationCosts
     from sim.serve.handover import Transfer

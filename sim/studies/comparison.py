@@ -21,14 +21,8 @@ from sim.studies.measured import RAN, own_schedule, parsed_scenario
 from sim.studies.memory_over_steps import over_steps
 
 _Key = tuple[str, int, int, int, int]  # kind, stage, micro-batch, rank (-1: several), how many before it
-
-
 COMPUTE = ("F", "B", "W")
-
-
 SENT_AS = dict(zip(RECEIVES, SENDS, strict=True))  # a message has the name of its sending end
-
-
 PHASE_RAN = {"input_grad": "backward", "weight_grad": "backward"}
 
 

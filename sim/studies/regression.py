@@ -24,35 +24,15 @@ from sim.studies.comparison import compare, simulate_run
 from sim.studies.measured import own_profile, to_timeline
 
 EXPECTED = "expected.json"
-
-
 MACHINE = "machine.json"  # micro-benchmarks of the machine that made the folder's runs
-
-
 BY_BENCHMARKS = "step_time_by_benchmarks"
-
-
 QUANTITIES = ("step_time", "replay", "peak_bytes", "saved_for_backward_bytes", BY_BENCHMARKS)
-
-
 FORMAT = "sim-regress/1"
-
-
 GROWN = 0.005  # an error may grow by this fraction of the measured figure before it counts
-
-
 TOLERANCE = 0.10
-
-
 BENCHMARKS_TOLERANCE = 0.25  # of a live run: kernels timed apart leave out what autograd and cold caches cost
-
-
 LIVE_TIMEOUT_S = 600.0
-
-
 BENCHMARKS_TIMEOUT_S = 1800.0
-
-
 Errors = dict[str, Annotated[float, Meta(ge=-1e9, le=1e9)]]  # nothing would ever be beyond a limit of infinity
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from sim.core.engines import Engine
 from sim.core.errors import InputError
 from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
 from sim.engine.link_rates import Flows
-from sim.engine.shared_links import Engine, run_graph
+from sim.engine.shared_links import run_graph
 from sim.graph.taskgraph import GraphBuilder, TaskGraph
 from sim.results.metrics import Intervals, uncovered_s
 from sim.traces.changes import Change
@@ -176,6 +177,9 @@ class RankTimes(Struct, frozen=True):
     exposed_comm_s: float
     exposed_wait_s: float
     host_s: float
+
+
+TIMES = RankTimes.__struct_fields__[1:]  # of a rank, in seconds
 
 
 def rank_times(times: Replay) -> list[RankTimes]:

@@ -8,14 +8,13 @@ from typing import Any
 from sim.core.units import count, counted, n_bytes, percent, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
-from sim.views.scatter import SERIES, explained, scatter_plot
-from sim.views.search_page import COLUMNS, cells, mesh_words
-from sim.views.sorted_table import NOTHING, Cell, copied, sorted_table, word
+from sim.views.scatter import explained, grouped_dots, scatter_plot
+from sim.views.search_page import COLUMNS, cells, cost_cell, layout_columns, mesh_words
+from sim.views.sorted_table import copied, sorted_table, word
 
 Result = Mapping[str, Any]
 One = Mapping[str, Any]
 
-_COLOURS = (*SERIES, "#8a6d00", "#6b7280")
 NONE_FITS = "no legal layout fits in memory"
 _TIP = "<div><b>@cluster: @words</b></div><div>@step a step, @throughput tokens/s/GPU, @memory</div>"
 
@@ -32,7 +31,7 @@ def clusters_page(result: Result) -> str:
         table=sorted_table(
             "clusters",
             {"Cluster": "", **COLUMNS, "Trillion tokens": "their cost"},
-            [_row(one, row) for one in found for row in one["best"]],
+            [[word(one["cluster"]), *cells(row), cost_cell(row)] for one in found for row in one["best"]],
             [copied(row) for one in found for row in one["best"]],
         ),
         without=[(one["cluster"], one["why_none_legal"] or NONE_FITS) for one in result["clusters"] if not one["best"]],
@@ -58,30 +57,16 @@ def _headline(found: Sequence[One]) -> list[Number]:
     return numbers
 
 
-def _row(one: One, row: Mapping[str, Any]) -> list[Cell]:
-    cost = row.get("cost_per_trillion_tokens")
-    return [word(one["cluster"]), *cells(row), NOTHING if cost is None else (f"{cost:.3f}", count(cost))]
-
-
 def _figure(found: Sequence[One]) -> Any:
-    from bokeh.models import ColumnDataSource
-
     plot = scatter_plot("clusters", "peak memory of the fullest GPU in GiB", "tokens/s/GPU")
-    dots: list[Any] = []
-    for i, one in enumerate(found):
-        rows = one["best"]
-        source = ColumnDataSource(
-            {
-                "x": [r["peak_memory_bytes"] / 2**30 for r in rows],
-                "y": [r["tokens_per_s_per_gpu"] for r in rows],
-                "cluster": [one["cluster"]] * len(rows),
-                "words": [mesh_words(r["layout"]) for r in rows],
-                "step": [seconds(r["step_time_s"]) for r in rows],
-                "throughput": [count(r["tokens_per_s_per_gpu"]) for r in rows],
-                "memory": [n_bytes(r["peak_memory_bytes"]) for r in rows],
-            }
-        )
-        name, colour = one["cluster"], _COLOURS[min(i, len(_COLOURS) - 1)]
-        shown: dict[str, Any] = {"color": colour, "legend_label": name, "name": f"cluster:{name}"}
-        dots.append(plot.scatter("x", "y", source=source, size=10, fill_alpha=0.7, **shown))
+    groups = {
+        one["cluster"]: {
+            "x": [r["peak_memory_bytes"] / 2**30 for r in one["best"]],
+            "y": [r["tokens_per_s_per_gpu"] for r in one["best"]],
+            "cluster": [one["cluster"]] * len(one["best"]),
+            **layout_columns(one["best"]),
+        }
+        for one in found
+    }
+    dots = grouped_dots(plot, "cluster", groups, size=10, fill_alpha=0.7)
     return explained(plot, dots, _TIP)

@@ -6,6 +6,7 @@ from typing import Any
 
 from sim.core.timeline import Timeline
 from sim.core.units import counted, n_bytes, percent, seconds
+from sim.traces.replay import TIMES
 from sim.views.headline import Number
 from sim.views.page import page, view_data
 from sim.views.rows import Track, kinds_of
@@ -69,8 +70,7 @@ def asked(value: Any) -> str:
 
 
 def _rank(row: Result) -> tuple[str, ...]:
-    names = ("end_s", "compute_s", "exposed_comm_s", "exposed_wait_s", "host_s")
-    return (str(row["rank"]), *(f"{seconds(row[n])} ({seconds(row[f'recorded_{n}'])})" for n in names))
+    return (str(row["rank"]), *(f"{seconds(row[n])} ({seconds(row[f'recorded_{n}'])})" for n in TIMES))
 
 
 def _transfer(row: Result) -> tuple[str, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # a colour for each (Okabe and Ito)
+GROUPS = (*SERIES, "#8a6d00", "#1b2733", "#6b7280", "#a3a9b3")  # groups beyond these share the last
 
 _LEGEND_BELOW = """
 if (cb_obj.outer_width < 600 && cb_obj.right.includes(legend)) {
@@ -33,6 +34,18 @@ def scatter_plot(
     )
     plot.toolbar.logo = None
     return plot
+
+
+def grouped_dots(plot: Any, kind: str, groups: Mapping[str, Mapping[str, Any]], **look: Any) -> list[Any]:
+    """A renderer `KIND:NAME` and an entry of the legend for each group of dots; `groups`: columns, `x` and `y` among
+    them, by name."""
+    from bokeh.models import ColumnDataSource
+
+    dots = []
+    for i, (name, columns) in enumerate(groups.items()):
+        look |= {"color": GROUPS[min(i, len(GROUPS) - 1)], "name": f"{kind}:{name}", "legend_label": name}
+        dots.append(plot.scatter("x", "y", source=ColumnDataSource(dict(columns)), **look))
+    return dots
 
 
 def explained(plot: Any, dots: Sequence[Any], tip: str) -> Any:

@@ -8,13 +8,12 @@ from typing import Any
 from sim.core.units import count, counted, n_bytes, seconds
 from sim.views.headline import Number, layout_words, limit_words
 from sim.views.page import still_page
-from sim.views.scatter import SERIES, explained, scatter_plot
-from sim.views.sorted_table import Cell, SortedTable, copied, share, sorted_table, word
+from sim.views.scatter import explained, grouped_dots, scatter_plot
+from sim.views.sorted_table import NOTHING, Cell, SortedTable, copied, share, sorted_table, word
 
 Result = Mapping[str, Any]
 JsonRow = Mapping[str, Any]
 
-_COLOURS = (*SERIES, "#8a6d00", "#1b2733", "#6b7280", "#a3a9b3")  # schedules beyond these share the last
 COLUMNS = {  # of a table of layouts: heads, and what they mean
     "Layout": "the mesh and ZeRO stage",
     "Step": "seconds a step",
@@ -49,6 +48,12 @@ def search_page(result: Result) -> str:
     )
 
 
+def cost_cell(row: JsonRow) -> Cell:
+    """The cost of a trillion tokens, where prices are given."""
+    cost = row.get("cost_per_trillion_tokens")
+    return NOTHING if cost is None else (f"{cost:.3f}", count(cost))
+
+
 def mesh_words(layout: Mapping[str, Any]) -> str:
     """A mesh and its ZeRO stage in one line."""
     return ", ".join(layout_words(layout))
@@ -69,7 +74,12 @@ def _figure(result: Result) -> Any:
     plot = scatter_plot("search", "step time in seconds", "peak memory of the fullest GPU", 460)
     plot.yaxis.ticker = AdaptiveTicker(base=1024, mantissas=[2.0**i for i in range(10)], desired_num_ticks=5)
     plot.yaxis.formatter = CustomJSTickFormatter(code=_TICKS)
-    dots = _dots(plot, rows)
+    by_schedule: dict[str, list[JsonRow]] = {}
+    for row in rows:
+        name = "no pipeline" if row["layout"]["pp"] == 1 else row["layout"]["schedule"]
+        by_schedule.setdefault(name, []).append(row)
+    groups = {name: _columns(mine) for name, mine in by_schedule.items()}
+    dots = grouped_dots(plot, "schedule", groups, size=8, fill_alpha=0.6)
     line = _columns(result["pareto"])
     if len(line["x"]) > 1:
         look = {"mode": "after", "color": _INK, "line_width": 2, "legend_label": "Pareto line"}
@@ -84,34 +94,22 @@ def _figure(result: Result) -> Any:
     return explained(plot, dots, _TIP)
 
 
-def _dots(plot: Any, rows: Sequence[JsonRow]) -> list[Any]:
-    """A renderer for each schedule, so that the legend can hide it."""
-    from bokeh.models import ColumnDataSource
-
-    by_schedule: dict[str, list[JsonRow]] = {}
-    for row in rows:
-        name = "no pipeline" if row["layout"]["pp"] == 1 else row["layout"]["schedule"]
-        by_schedule.setdefault(name, []).append(row)
-    dots = []
-    for i, (name, mine) in enumerate(by_schedule.items()):
-        shown: dict[str, Any] = {"color": _COLOURS[min(i, len(_COLOURS) - 1)], "legend_label": name, "fill_alpha": 0.6}
-        dots.append(
-            plot.scatter("x", "y", source=ColumnDataSource(_columns(mine)), size=8, name=f"schedule:{name}", **shown)
-        )
-    return dots
-
-
-def _columns(rows: Sequence[JsonRow]) -> dict[str, list[Any]]:
+def layout_columns(rows: Sequence[JsonRow]) -> dict[str, list[Any]]:
+    """What a dot's hint says of each layout."""
     return {
-        "x": [r["step_time_s"] for r in rows],
-        "y": [r["peak_memory_bytes"] for r in rows],
         "words": [mesh_words(r["layout"]) for r in rows],
         "step": [seconds(r["step_time_s"]) for r in rows],
+        "throughput": [count(r["tokens_per_s_per_gpu"]) for r in rows],
         "memory": [n_bytes(r["peak_memory_bytes"]) for r in rows],
         "schedule": [schedule_words(r["layout"]) for r in rows],
         "size": [r["layout"]["micro_batch_size"] for r in rows],
         "recompute": [r["layout"]["recompute"] for r in rows],
     }
+
+
+def _columns(rows: Sequence[JsonRow]) -> dict[str, list[Any]]:
+    places = {"x": [r["step_time_s"] for r in rows], "y": [r["peak_memory_bytes"] for r in rows]}
+    return {**places, **layout_columns(rows)}
 
 
 def _headline(result: Result) -> list[Number]:
@@ -138,11 +136,12 @@ def _table(name: str, rows: Sequence[JsonRow]) -> SortedTable:
     return sorted_table(name, COLUMNS, [cells(row) for row in rows], [copied(row) for row in rows])
 
 
-def cells(row: JsonRow) -> list[Cell]:
-    """A layout's cells under `COLUMNS`; layouts of the Pareto line have no MFU and what goes with it."""
+def cells(row: JsonRow, short: bool = False) -> list[Cell]:
+    """A layout's cells under `COLUMNS`, its mesh in few characters or in words; layouts of the Pareto line have no MFU
+    and what goes with it."""
     x, exposed_s = row["layout"], row.get("exposed_comm_s")
     return [
-        word(mesh_words(x)),
+        word(" ".join(layout_words(x, short=True)) if short else mesh_words(x)),
         (f"{row['step_time_s']:.12f}", seconds(row["step_time_s"])),
         (f"{row['tokens_per_s_per_gpu']:.6f}", count(row["tokens_per_s_per_gpu"])),
         share(row.get("mfu")),

@@ -9,13 +9,12 @@ from sim.core.units import count, counted, seconds
 from sim.search.engine_options import choice_words
 from sim.views.headline import Number
 from sim.views.page import still_page
-from sim.views.scatter import SERIES, explained, scatter_plot
-from sim.views.sorted_table import NOTHING, Cell, sorted_table, word
+from sim.views.scatter import explained, grouped_dots, scatter_plot
+from sim.views.sorted_table import NOTHING, Cell, SortedTable, sorted_table, word
 
 Result = Mapping[str, Any]
 JsonRow = Mapping[str, Any]
 
-_COLOURS = (*SERIES, "#8a6d00", "#6b7280")  # layouts beyond these share the last
 _TIP = (
     "<div><b>@words</b></div><div>@user tokens/s a user, @gpu tokens/s/GPU, @rate requests/s/GPU</div><div>@kept</div>"
 )
@@ -44,32 +43,32 @@ def serving_search_page(result: Result) -> str:
         plots,
         what=f"{counted(result['gpus'], 'GPU')} within {', '.join(result['slo'])}",
         headline=_headline(result),
-        table=sorted_table("best", HEAD, [_cells(row) for row in result["best"]]),
+        table=layouts_table(result["best"]),
         refusals=[(row_words(r), r["reason"]) for r in result["refusals"]],
     )
 
 
-def degrees_shown(parallelism: Mapping[str, int], least: int = 2) -> list[str]:
-    """Degrees of at least so many in words; of a pool for prompts and a pool for tokens all degrees."""
-    # Pools of one GPU each are two GPUs, which no degree above 1 says.
-    least = 1 if "prefill_tp" in parallelism else least
-    return [f"{k.replace('_', ' ')} {v}" for k, v in parallelism.items() if v >= least]
+def layouts_table(rows: Sequence[JsonRow]) -> SortedTable:
+    """The highest rate of each layout."""
+    return sorted_table("best", HEAD, [_cells(row) for row in rows])
 
 
-def layout_words(parallelism: Mapping[str, int]) -> str:
-    """Degrees above 1.
+def layout_words(parallelism: Mapping[str, int], least: int = 2) -> str:
+    """Degrees of at least so many.
 
     >>> layout_words({"tp": 4, "pp": 1, "dp": 2}), layout_words({"tp": 1})
     ('tp 4, dp 2', 'one GPU')
     >>> layout_words({"prefill_replicas": 2, "prefill_tp": 1, "decode_replicas": 1, "decode_tp": 1})
     'prefill replicas 2, prefill tp 1, decode replicas 1, decode tp 1'
     """
-    return ", ".join(degrees_shown(parallelism)) or "one GPU"
+    # Pools of one GPU each are two GPUs, which no degree above 1 says.
+    least = 1 if "prefill_tp" in parallelism else least
+    return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in parallelism.items() if v >= least) or "one GPU"
 
 
-def row_words(row: JsonRow) -> str:
-    """The layout, and the engine's options if any were searched."""
-    return ", ".join([layout_words(row["parallelism"]), *[choice_words(row["options"])] * bool(row["options"])])
+def row_words(row: JsonRow, least: int = 2) -> str:
+    """The layout's degrees of at least so many, and the engine's options if any were searched."""
+    return ", ".join([layout_words(row["parallelism"], least), *[choice_words(row["options"])] * bool(row["options"])])
 
 
 def _headline(result: Result) -> list[Number]:
@@ -96,20 +95,12 @@ def _headline(result: Result) -> list[Number]:
 
 
 def _figure(curve: Sequence[JsonRow]) -> Any:
-    from bokeh.models import ColumnDataSource
-
     plot = scatter_plot("curve", "tokens/s of a user (median)", "output tokens/s/GPU")
     by_layout: dict[str, list[JsonRow]] = {}
     for point in curve:
         by_layout.setdefault(row_words(point), []).append(point)
-    dots: list[Any] = []
-    for i, (name, points) in enumerate(by_layout.items()):
-        shown: dict[str, Any] = {
-            "source": ColumnDataSource(_columns(name, points)),
-            "color": _COLOURS[min(i, len(_COLOURS) - 1)],
-            "legend_label": name,
-        }
-        dots.append(plot.scatter("x", "y", size=9, fill_alpha="alpha", name=f"layout:{name}", **shown))
+    groups = {name: _columns(name, points) for name, points in by_layout.items()}
+    dots = grouped_dots(plot, "layout", groups, size=9, fill_alpha="alpha")
     return explained(plot, dots, _TIP)
 
 

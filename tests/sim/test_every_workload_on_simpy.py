@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sim.core.engines import Engine
 from sim.core.errors import InputError
-from sim.engine.shared_links import Engine
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate

@@ -180,4 +180,4 @@ def test_search_in_a_pipe_is_whole() -> None:
     words = ("search", "search_llama3_8b", "--only", "tp=4", "--only", "schedule=interleaved_1f1b", "--workers", "1")
     said = stepsim(*words, COLUMNS="").stdout
     assert "…" not in said
-    assert all(name in said for name in ("MFU", "exposed", "bubble", "recompute"))
+    assert all(name in said for name in ("MFU", "Exposed", "Bubble", "Recompute"))
