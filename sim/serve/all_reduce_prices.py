@@ -19,14 +19,16 @@ class AllReduces(Struct, frozen=True):
     own: OwnAllReduce
     times: KernelTimes
 
-    def price(self, group: str, rank: int, size_bytes: float) -> Priced | None:
-        """The price in the engine's own kernel; None where NCCL has it: ranks of several nodes, or a large message."""
+    def price(self, group: str, rank: int, size_bytes: float, nccl_s: float) -> Priced | None:
+        """The price in the engine's own kernel; None where NCCL has it: ranks of several nodes, or a large message.
+        `nccl_s`: what NCCL takes."""
         ranks = self.pricing.group(group, rank)
         n, per_node = len(ranks), self.pricing.plan.scenario.cluster.gpus_per_node
         if size_bytes >= self.own.below.get(n, 0.0) or ranks[0] // per_node != ranks[-1] // per_node:
             return None
         shots = 1 if size_bytes < self.own.one_shot_below[n] else 2
         seconds = all_reduce_s(self.times, n, size_bytes, shots) * self._slower(ranks, size_bytes)
+        seconds = min(seconds, nccl_s) if self.own.compared else seconds
         return Priced(seconds, "topology", hypot(self.times.uncertainty, self.own.uncertainty))
 
     def _slower(self, ranks: list[int], size_bytes: float) -> float:

@@ -11,6 +11,7 @@ Seconds called "fitted" are printed by `python tools/fit_engines.py`: least squa
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from sim.serve.engine_record import Case, Defaults, Drafts, Engine, HostTimes
 from sim.serve.graph_sizes import (
@@ -77,11 +78,12 @@ def _hosts(hopper: HostTimes) -> dict[str, HostTimes]:
     return {"ampere": older._replace(launch_s=_VLLM_02["ampere"].launch_s), "hopper": hopper}
 
 
-# Large GPUs but A100: vLLM 0.8 to 0.14, engine/arg_utils.py (the API server's; offline 16,384 and 8,192 tokens).
+# Large GPUs but A100 (which 0.8 does not except): vLLM 0.9 to 0.14, engine/arg_utils.py (the API server's; offline
+# 16,384 and 8,192 tokens).
 _LARGE = Case({"max_running_requests": 1024, "max_batch_tokens": 8192}, memory_bytes=70 * GIB, but=("ampere",))
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
-# to 0.6.4; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
+# before 0.6.5; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
 _VLLM_V0 = Defaults(chunked_prefill=False, graphs_to=256)
 _LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769)
 # The cache has 0.9 of what weights and activations leave free: 0.8, batch_manager/kvCacheConfig.h
@@ -115,6 +117,23 @@ def _sized(gib: int, tokens: int, graphs_to: int, tp: int = 1) -> Case:
     return Case({"max_batch_tokens": tokens, "graphs_to": graphs_to}, memory_bytes=gib * GIB, tp=tp)
 
 
+_VLLM_06 = Engine(
+    "vllm-0.6",
+    "vLLM",
+    (0, 6),
+    "2024-09",
+    "host: a half of vllm-0.5's, whose time a token at 32 requests a second fell to a fifth on an 8B and to a half"
+    " on a 70B (blog.vllm.ai, 5 September 2024: asynchronous output, several steps to a schedule); 5 to 6 ms at"
+    " 256 (vllm-project/vllm issue 10634, November 2024); graphs to max_num_seqs (pull request 7894); the rest as"
+    " vllm-0.5",
+    host=_hosts(_V6),
+    padded_experts=("alike", "alike"),
+    whole_prompts=True,
+    whole_prompt_tokens=2048,
+    own_all_reduces=CUSTOM,
+    defaults=_VLLM_V0._replace(graphs_to=8192),
+    cases=(_LONG,),
+)
 _RECORDS = (
     Engine("bundled", "bundled", (), "2026-11", "this project's: one kernel after another, a host of no time"),
     Engine(
@@ -148,22 +167,14 @@ _RECORDS = (
         defaults=_VLLM_V0,
         cases=(_LONG,),
     ),
-    Engine(
-        "vllm-0.6",
-        "vLLM",
-        (0, 6),
-        "2024-09",
-        "host: a half of vllm-0.5's, whose time a token at 32 requests a second fell to a fifth on an 8B and to a half"
-        " on a 70B (blog.vllm.ai, 5 September 2024: asynchronous output, several steps to a schedule); 5 to 6 ms at"
-        " 256 (vllm-project/vllm issue 10634, November 2024); graphs to max_num_seqs (pull request 7894); the rest as"
-        " vllm-0.5",
-        host=_hosts(_V6),
-        padded_experts=("alike", "alike"),
-        whole_prompts=True,
-        whole_prompt_tokens=2048,
-        own_all_reduces=CUSTOM,
-        defaults=_VLLM_V0._replace(graphs_to=8192),
-        cases=(_LONG,),
+    _VLLM_06,
+    replace(
+        _VLLM_06,
+        name="vllm-0.6.5",
+        since=(0, 6, 5),
+        date="2024-12",
+        source="as vllm-0.6; chunks of 2,048 tokens (config.py), none on AMD's GPUs (engine/arg_utils.py)",
+        cases=(Case({"chunked_prefill": True, "max_batch_tokens": 2048}, positions=32769, but=("other",)),),
     ),
     Engine(
         "vllm-v1",
@@ -348,11 +359,12 @@ def engine_named(texts: tuple[str, ...]) -> Engine | None:
     """The record of a product and version as tables of measurements name them; None where no product is known.
 
     All words of its `product` stand in the texts, and those of no other with more words. Of its records the newest that
-    is no newer than the first version (0.17) or else year (2023) in the texts, in their order; without either one that
-    is `called` so (vLLM V1), or else the newest.
+    is no newer than the first version (0.17, 0.6.5) or else year (2023) in the texts, in their order; without either
+    one that is `called` so (vLLM V1), or else the newest.
 
-    >>> [e.name if e else None for e in map(engine_named, [("vLLM 2023",), ("SGLang",), ("vLLM V1",), ("TGI 1.4",)])]
-    ['vllm-0.2', 'sglang-0.5', 'vllm-v1', None]
+    >>> texts = ("vLLM 2023", "SGLang", "vLLM V1", "vLLM 0.6.6", "TGI 1.4")
+    >>> [found.name if (found := engine_named((text,))) else None for text in texts]
+    ['vllm-0.2', 'sglang-0.5', 'vllm-v1', 'vllm-0.6.5', None]
     """
     words = {word.lower() for text in texts for word in re.findall(r"[\w-]+", text)}
     known = [e for e in ENGINES.values() if set(e.product.lower().split()) <= words]
@@ -360,10 +372,10 @@ def engine_named(texts: tuple[str, ...]) -> Engine | None:
         return None
     most = max(len(e.product.split()) for e in known)
     records = [e for e in known if len(e.product.split()) == most]
-    version = next((found for text in texts if (found := re.search(r"\bv?(\d+)\.(\d+)", text))), None)
+    version = next((found for text in texts if (found := re.search(r"\bv?(\d+)\.(\d+)(?:\.(\d+))?", text))), None)
     year = next((found[0] for text in texts if (found := re.search(r"\b20\d\d\b", text))), "9999")
     if version is not None:
-        older = [e for e in records if e.since <= (int(version[1]), int(version[2]))]
+        older = [e for e in records if e.since <= tuple([int(n) for n in version.groups() if n])]
     else:
         older = [e for e in records if e.date[:4] <= year]
         if year == "9999":

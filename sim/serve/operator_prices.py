@@ -75,7 +75,7 @@ class OperatorPrices(Struct, frozen=True):
         price = self.pricing.comm(comm, self.rank)
         if comm.kind != "all_reduce":
             return price
-        own = self.own.price(comm.group, self.rank, comm.bytes) if self.own is not None else None
+        own = self.own.price(comm.group, self.rank, comm.bytes, price.seconds) if self.own is not None else None
         price = own or price
         return price._replace(seconds=price.seconds + self.host.times.collective_s)
 

@@ -22,12 +22,14 @@ class OwnAllReduce(NamedTuple):
     """Which messages an engine reduces by itself, in bytes by the number of ranks: those smaller than `one_shot_below`
     in one shot, others smaller than `below` in two; NCCL has all larger ones and other numbers of ranks.
 
-    `uncertainty`: more than the seconds' own, of kernels that are not vLLM's.
+    `uncertainty`: more than the seconds' own, of kernels that are not vLLM's; `compared`: the sizes are those below
+    which the kernel was measured to be the quicker one, so it takes no longer than NCCL's.
     """
 
     one_shot_below: Mapping[int, float]
     below: Mapping[int, float]
     uncertainty: float = 0.0
+    compared: bool = False
 
 
 class KernelTimes(NamedTuple):
@@ -60,12 +62,12 @@ _ONE_SHOT: dict[int, float] = {2: 8 * MIB, 4: 512 * KIB, 6: 256 * KIB, 8: 256 * 
 # vLLM since 0.3 (pull request 2192, January 2024): csrc/custom_all_reduce.cuh; distributed/device_communicators/
 # custom_all_reduce.py (max_size). SGLang has the same files.
 CUSTOM = dict.fromkeys(TIMES, OwnAllReduce(_ONE_SHOT, _EIGHT_MIB))
-# vLLM since 0.11 (pull request 24111, September 2025), all_reduce_utils.py; above, torch's symmetric memory reduces in
-# the switch, as NCCL does.
+# vLLM since 0.11 (pull request 24111, September 2025), all_reduce_utils.py (CUSTOM_ALL_REDUCE_MAX_SIZES), at most the 8
+# MiB of before; above, torch's symmetric memory reduces in the switch, as NCCL does.
 CUSTOM_LESS = {
     "ampere": CUSTOM["ampere"],
-    "hopper": OwnAllReduce(_ONE_SHOT, {2: 8 * MIB, 4: 8 * MIB, 6: 512 * KIB, 8: 256 * KIB}),
-    "blackwell": OwnAllReduce(_ONE_SHOT, {2: 2 * MIB, 4: 2 * MIB, 6: MIB, 8: MIB}),
+    "hopper": OwnAllReduce(_ONE_SHOT, {2: 8 * MIB, 4: 8 * MIB, 6: 512 * KIB, 8: 256 * KIB}, compared=True),
+    "blackwell": OwnAllReduce(_ONE_SHOT, {2: 2 * MIB, 4: 2 * MIB, 6: MIB, 8: MIB}, compared=True),
 }
 # TensorRT-LLM 1.0, cpp/tensorrt_llm/thop/allreduceOp.cpp (strategy AUTO: MIN_LATENCY below these sizes). Assumption:
 # its kernels take as many shots and as long as vLLM's. On an H100 they took 0.8 to 1.3 times that (sgl-project/sglang

@@ -63,7 +63,6 @@ def test_a_small_message_takes_what_reading_the_others_takes() -> None:
     [
         ("vllm-v1", 8, 8 * MIB),
         ("vllm-0.14", 8, 256 * KIB),
-        ("vllm-0.14", 4, 8 * MIB),
         ("sglang", 8, 8 * MIB),
         ("trtllm-1.0", 8, 500e3),
     ],
@@ -73,6 +72,18 @@ def test_larger_messages_are_nccls(engine: str, tp: int, below: float) -> None:
     small, large = (all_reduce(priced, size) for size in (below - 16, below))
     assert small[0] != small[1]
     assert large[0] == large[1]
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "dgx-b200"])
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_a_kernel_whose_sizes_were_chosen_by_comparison_is_not_slower_than_nccls(cluster: str, tp: int) -> None:
+    """The closed form alone would be, for half a MiB over four B200."""
+    priced = costs("vllm-0.14", tp, cluster)
+    for size in (8 * KIB, 512 * KIB, 2 * MIB - 16):
+        own, nccl = all_reduce(priced, size)
+        assert own <= nccl
+    if (cluster, tp) == ("dgx-b200", 4):
+        assert all_reduce_s(TIMES["blackwell"], 4, MIB, 2) > all_reduce(priced, MIB)[0]
 
 
 @pytest.mark.parametrize("engine", ["bundled", "vllm-0.2", "trtllm"])

@@ -89,6 +89,13 @@ def test_chunks_and_budget_go_by_the_models_length_not_by_the_prompts(
     assert parse_scenario(s.model_dump(mode="json")).model == s.model
 
 
+@pytest.mark.parametrize(("cluster", "found"), [("dgx-h100", (True, 2048)), ("mi300x-node", (False, 131072))])
+def test_late_vllm_v0_takes_larger_chunks_and_none_on_amd(cluster: str, found: tuple[bool, int]) -> None:
+    section = {"engine": "vllm-0.6.5", "requests": ONE}
+    i = parse_scenario({"model": "llama3.1-8b", "cluster": cluster, "inference": section}).for_serving
+    assert (i.chunked_prefill, i.max_batch_tokens) == found
+
+
 def test_what_a_scenario_resolves_to_parses_to_itself() -> None:
     s = engine_scenario("vllm-v1", batching="continuous", kv_cache={"memory_fraction": 0.8})
     again = parse_scenario(s.model_dump(mode="json"))
