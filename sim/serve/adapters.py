@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.serving_keys import ServedLora
-from sim.serve.kv_cache import Link
+from sim.serve.host_copies import Copy, Link, copied
 from sim.serve.requests import Request
 
 
@@ -58,14 +58,9 @@ class AdapterSlots(Struct):
     places: int
     copy_s: float
     link: Link
+    copies: list[Copy]
     there: OrderedDict[str, float] = field(default_factory=OrderedDict)
     users: Counter[str] = field(default_factory=Counter)
-    copies: list[tuple[float, float, str]] = field(default_factory=list)  # start, end, adapter
-
-    @property
-    def loads(self) -> int:
-        """Adapters that were copied to the GPU, each time they were."""
-        return len(self.copies)
 
     def can(self, adapter: str) -> bool:
         """Whether a sequence of this adapter may be admitted."""
@@ -78,10 +73,9 @@ class AdapterSlots(Struct):
         if adapter not in self.there:
             if len(self.there) == self.places:
                 del self.there[next(a for a in self.there if a not in self.users)]
-            start_s = max(now_s, self.link.up_free_s)
-            self.link.up_free_s = start_s + self.copy_s
-            self.copies.append((start_s, self.link.up_free_s, adapter))
-            self.there[adapter] = self.link.up_free_s
+            start_s, self.there[adapter] = copied((self.link,), True, now_s, self.copy_s)
+            name = f"adapter {adapter}"
+            self.copies.append(Copy(start_s, self.there[adapter], "LoRA adapter", "host", True, note=name))
         self.there.move_to_end(adapter)
         self.users[adapter] += 1
         return self.there[adapter]

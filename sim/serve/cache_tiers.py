@@ -26,7 +26,8 @@ from collections.abc import Sequence as Items
 from msgspec import Struct, field
 
 from sim.inputs.serving_keys import Tiers
-from sim.serve.kv_cache import Key, KvCache, Link
+from sim.serve.host_copies import Copy, Link, copied, copy_s
+from sim.serve.kv_cache import Key, KvCache
 
 
 class Tier(Struct):
@@ -38,18 +39,6 @@ class Tier(Struct):
     hit_tokens: int = 0
     stored_tokens: int = 0
     evicted_tokens: int = 0
-    load_s: float = 0.0
-    store_s: float = 0.0
-
-
-class TierCopy(Struct, frozen=True):
-    """A copy between the GPU or host memory and a tier. `up`: towards the GPU."""
-
-    start_s: float
-    end_s: float
-    tokens: int
-    tier: str
-    up: bool
 
 
 class CacheTiers(Struct):
@@ -59,8 +48,8 @@ class CacheTiers(Struct):
     tiers: tuple[Tier, ...]
     links: tuple[Link, ...]
     key_tokens: int
+    copies: list[Copy]
     write_through: bool = False
-    copies: list[TierCopy] = field(default_factory=list)
 
     def found(self, keys: Items[Key]) -> int:
         """How many of the keys, from the first on and without a gap, some tier has."""
@@ -77,7 +66,7 @@ class CacheTiers(Struct):
             if not own:
                 continue
             tokens, come_s = len(own) * self.key_tokens, max([tier.kept[k] for k in own])
-            ready_s = max(ready_s, self._copy_up(i, tokens, max(now_s, come_s)))
+            ready_s = max(ready_s, self._copy(i, 0, True, tokens, max(now_s, come_s)))
             tier.hit_tokens += tokens
             self._use(tier, own)
             if i:  # after it has been read; making room above may push others down here
@@ -107,7 +96,7 @@ class CacheTiers(Struct):
         fresh = [k for k in keys if k not in tier.kept]
         self._use(tier, [k for k in keys if k in tier.kept])
         if fresh and not passing:
-            end_s = self._copy_down(first, i, len(fresh) * self.key_tokens, at_s)
+            end_s = self._copy(i, first, False, len(fresh) * self.key_tokens, at_s)
             tier.stored_tokens += len(fresh) * self.key_tokens
         for k in reversed(fresh):
             tier.kept[k] = end_s
@@ -125,37 +114,18 @@ class CacheTiers(Struct):
         for k in reversed(keys):
             tier.kept.move_to_end(k)
 
-    def _copy_up(self, i: int, tokens: int, at_s: float) -> float:
-        """A copy from tier i to the GPU, over all links between them."""
-        path = self.links[: i + 1]
-        start_s = max([at_s, *[link.up_free_s for link in path]])
-        end_s = start_s + _seconds(path, tokens)
-        for link in path:
-            link.up_free_s = end_s
-        self.tiers[i].load_s += end_s - start_s
-        self.copies.append(TierCopy(start_s, end_s, tokens, self.tiers[i].name, True))
-        return end_s
-
-    def _copy_down(self, first: int, i: int, tokens: int, at_s: float) -> float:
-        """A copy to tier i from what is above tier `first`."""
+    def _copy(self, i: int, first: int, up: bool, tokens: int, at_s: float) -> float:
+        """When a copy has ended between tier i and what is above tier `first`, over all links between them."""
         path = self.links[first : i + 1]
-        start_s = max([at_s, *[link.down_free_s for link in path]])
-        end_s = start_s + _seconds(path, tokens)
-        for link in path:
-            link.down_free_s = end_s
-        self.tiers[i].store_s += end_s - start_s
-        self.copies.append(TierCopy(start_s, end_s, tokens, self.tiers[i].name, False))
+        start_s, end_s = copied(path, up, at_s, copy_s(path, tokens))
+        self.copies.append(Copy(start_s, end_s, "prefix", self.tiers[i].name, up, tokens))
         return end_s
 
 
-def _seconds(path: Items[Link], tokens: int) -> float:
-    """What a copy takes that passes all these links at once: the slowest one's pace."""
-    return sum([link.latency_s for link in path]) + tokens * max([link.s_per_token for link in path])
-
-
-def cache_tiers(given: Tiers, cache: KvCache, bus: Link, token_bytes: float) -> CacheTiers:
+def cache_tiers(given: Tiers, cache: KvCache, bus: Link, token_bytes: float, copies: list[Copy]) -> CacheTiers:
     """The tiers of one replica, whose GPUs each keep `token_bytes` of a token. What the GPU's cache evicts is taken
-    from `cache.gone`; `bus` joins GPU and host memory, at the host tier's own bandwidth where one is given."""
+    from `cache.gone`; `bus` joins GPU and host memory, at the host tier's own bandwidth where one is given; `copies`
+    are told to the replica."""
     host, disk = given.host, given.disk
     if host.bandwidth_bytes_per_s is not None:
         bus.s_per_token = token_bytes / host.bandwidth_bytes_per_s
@@ -166,4 +136,4 @@ def cache_tiers(given: Tiers, cache: KvCache, bus: Link, token_bytes: float) -> 
         tiers.append(Tier("disk", int(disk.capacity_bytes // token_bytes)))
         links.append(Link(token_bytes / disk.bandwidth_bytes_per_s, disk.latency_s))
     cache.gone = []
-    return CacheTiers(tuple(tiers), tuple(links), cache.key_tokens, given.write_policy == "write_through")
+    return CacheTiers(tuple(tiers), tuple(links), cache.key_tokens, copies, given.write_policy == "write_through")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.serve.inter_token import token_gaps
@@ -18,16 +17,9 @@ if TYPE_CHECKING:
 PERCENTS: NDArray[np.float64] = np.concatenate((np.arange(200) / 2, (99.6, 99.7, 99.8, 99.9, 100.0)))
 
 
-class Distribution(Struct, frozen=True, eq=False):
-    """A quantile function: `PERCENTS` of the values are at most `values_s`, both [points], however many requests."""
-
-    values_s: Seconds
-    slowest_s: float
-
-
-def distributions(sim: ServingSimulation) -> dict[str, Distribution]:
-    """By the result's key (`time_to_first_token_s`, …), the distribution whose p50, p90 and p99 the result states;
-    quantities without a value are left out."""
+def distributions(sim: ServingSimulation) -> dict[str, Seconds]:
+    """By the result's key (`time_to_first_token_s`, …), what `PERCENTS` of its values are at most, [points]; the result
+    states p50, p90 and p99 of them. Quantities without a value are left out."""
     times = request_times(sim.sequences, sim.costs.host.times.request_s)
     gaps = token_gaps(sim.pools[-1].replicas, len(sim.costs.stages))
     of_requests = {
@@ -38,4 +30,4 @@ def distributions(sim: ServingSimulation) -> dict[str, Distribution]:
     found = {key: np.percentile(values, PERCENTS) for key, values in of_requests.items() if len(values)}
     if gaps is not None:
         found["inter_token_latency_s"] = np.array([gaps.quantile(p / 100) for p in PERCENTS.tolist()])
-    return {key: Distribution(values, float(values[-1])) for key, values in found.items()}
+    return found

@@ -19,15 +19,6 @@ PrefixName = str | tuple[int | str, ...]  # a name, or hashes of its blocks (`si
 Key = int | str | tuple[PrefixName, int]  # a piece of a prefix that is evicted at once: a hash, or a name's block
 
 
-class Link(Struct):
-    """A link that carries one copy at a time in each direction: `up` towards the GPU, `down` away from it."""
-
-    s_per_token: float = 0.0
-    latency_s: float = 0.0
-    up_free_s: float = 0.0
-    down_free_s: float = 0.0
-
-
 class Prefix(Struct):
     """Blocks of one prefix that are kept. `readers`: running sequences by how many of the first blocks they read."""
 

@@ -2,8 +2,8 @@
 
 A process for the arrivals, one for each replica, and one for each iteration under way, which passes the replica's
 pipeline stages: resources that hold one iteration at a time. Replicas hear of each other through a router and through
-what they send each other. Iterations are put together by the same scheduler as in the quick pass (`sim.serve.clock`),
-which stands in where replicas do not affect each other, and gives the same times.
+what they send each other. Iterations are put together by the same scheduler as in `sim.serve.quick_pass`, which stands
+in where replicas do not affect each other, and gives the same times.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ from sim.serve.costs import IterationCosts, iteration_costs
 from sim.serve.engine_file import engine_of
 from sim.serve.faults import replica_costs
 from sim.serve.hashed_prefixes import HASHED_TOKENS, HashedHostCache, HashedKvCache
+from sim.serve.host_copies import Link
 from sim.serve.iteration_shares import loads_of, priced_together
-from sim.serve.kv_cache import HostCache, KvCache, Link
+from sim.serve.kv_cache import HostCache, KvCache
 from sim.serve.memory import Capacity, adapter_bytes, cache_capacity, iteration_tokens
 from sim.serve.operator_prices import PricedProgram
 from sim.serve.replica import Replica
@@ -166,10 +167,10 @@ def _scheduler(
     scheduler.mixes = i.chunked_prefill or engine.prompts_beside
     scheduler.splits = i.chunked_prefill or not engine.whole_prompts
     if i.kv_cache.tiers is not None:
-        scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes)
+        scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes, scheduler.copies)
     if i.lora is not None:
         size = max([adapter_bytes(costs, stage) for stage in costs.stages])
-        scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus)
+        scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus, scheduler.copies)
     if i.speculative is not None:
         scheduler.drafted = i.speculative.tokens
         scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)

@@ -1,4 +1,8 @@
-"""Requests of a serving workload: a pattern of equal ones, or a trace in a file."""
+"""Requests of a serving workload: a pattern of equal ones, or a trace in a file.
+
+A trace is CSV, or in Mooncake's format (github.com/kvcache-ai/Mooncake, FAST25-release/traces): a JSON object on each
+line with timestamp (milliseconds), input_length, output_length and hash_ids, one for each 512 tokens of the prompt.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,20 @@ import io
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim.core.errors import InputError
 from sim.core.files import read_text
+from sim.core.json_text import parse_json
+from sim.inputs.input_source import show
 from sim.inputs.workloads import HASHED_SUFFIX, MAX_REQUESTS, MAX_TOKENS, RequestPattern, RequestTrace
-from sim.serve.hash_trace import hashed_requests
 from sim.serve.hashed_prefixes import HASHED_TOKENS
 
 MAX_TRACE_BYTES = 256 * 2**20
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 OPTIONAL = ("prefix_id", "prefix_tokens", "adapter_id")
+HASHED_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+MAX_HASHES = -(-MAX_TOKENS // HASHED_TOKENS)
 
 
 class Request(NamedTuple):
@@ -61,7 +68,7 @@ def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...
 
 
 def read_trace(path: str | Path) -> tuple[Request, ...]:
-    """A trace: CSV, or lines of JSON with hashes (`sim.serve.hash_trace`), which end in .jsonl.
+    """A trace: CSV, or lines of JSON with hashes in a file that ends in .jsonl.
 
     The CSV has a header with arrival_s, prompt_tokens, output_tokens and, where known, prefix_id, prefix_tokens and
     adapter_id.
@@ -73,10 +80,7 @@ def read_trace(path: str | Path) -> tuple[Request, ...]:
     """
     text = read_text(Path(path), MAX_TRACE_BYTES)
     if str(path).endswith(HASHED_SUFFIX):
-        found = [
-            Request(r.arrival_s, r.prompt_tokens, r.output_tokens, "", len(r.hashes) * HASHED_TOKENS, r.hashes)
-            for r in hashed_requests(text, str(path))
-        ]
+        found = list(_lines(text, str(path)))
     else:
         try:
             found = list(_rows(csv.reader(io.StringIO(text, newline=""), strict=True), str(path)))
@@ -92,9 +96,9 @@ def _rows(reader: Iterator[list[str]], path: str) -> Iterator[Request]:
     allowed = (*REQUIRED, *OPTIONAL)
     for name in REQUIRED:
         if name not in header:
-            raise InputError(f"{path}:1: column {name} is missing; found {_shown(', '.join(header))}")
+            raise InputError(f"{path}:1: column {name} is missing; found {show(', '.join(header))}")
     if len(set(header)) != len(header):
-        raise InputError(f"{path}:1: a column stands there twice: {_shown(', '.join(header))}")
+        raise InputError(f"{path}:1: a column stands there twice: {show(', '.join(header))}")
     for count, row in enumerate(reader):
         line = count + 2
         if not row:
@@ -121,13 +125,13 @@ def _request(cells: dict[str, str], where: str) -> Request:
 def _name(cells: dict[str, str], key: str, where: str) -> str:
     name = cells.get(key, "")
     if len(name) > 1000:
-        raise InputError(f"{where}: {key}: found {_shown(name)}; at most 1,000 characters")
+        raise InputError(f"{where}: {key}: found {show(name)}; at most 1,000 characters")
     return name
 
 
 def _whole(text: str, least: int, most: int, where: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18 and least <= int(text) <= most):
-        raise InputError(f"{where}: found {_shown(text)}; must be a whole number from {least:,} to {most:,}")
+        raise InputError(f"{where}: found {show(text)}; must be a whole number from {least:,} to {most:,}")
     return int(text)
 
 
@@ -137,9 +141,43 @@ def _seconds(text: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and 0 <= value <= 1e12):
-        raise InputError(f"{where}: found {_shown(text)}; must be a number of seconds from 0 to 1e12")
+        raise InputError(f"{where}: found {show(text)}; must be a number of seconds from 0 to 1e12")
     return value
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+def _lines(text: str, path: str) -> Iterator[Request]:
+    count = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        if count >= MAX_REQUESTS:
+            raise InputError(f"{where}: a trace may hold at most {MAX_REQUESTS:,} requests")
+        count += 1
+        yield _hashed(parse_json(line, path, line=number), where)
+
+
+def _hashed(row: object, where: str) -> Request:
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: found {show(row)}; each line of such a trace is an object")
+    for key in HASHED_KEYS[:3]:
+        if key not in row:
+            raise InputError(f"{where}: {key} is missing (keys: {', '.join(HASHED_KEYS)})")
+    at_ms = row["timestamp"]
+    if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms <= 1e15:
+        raise InputError(f"{where}: timestamp: found {show(at_ms)}; must be milliseconds from 0 to 1e15")
+    prompt, output = (_tokens(row[key], f"{where}: {key}") for key in HASHED_KEYS[1:3])
+    hashes = row.get("hash_ids", [])
+    plain = isinstance(hashes, list) and len(hashes) <= MAX_HASHES and all(type(h) in (int, str) for h in hashes)
+    if not plain or any(len(str(h)) > 100 for h in hashes if isinstance(h, str)):
+        raise InputError(f"{where}: hash_ids: found {show(hashes)}; must be a list of whole numbers or short texts")
+    if len(set(hashes)) < len(hashes):
+        raise InputError(f"{where}: hash_ids: holds one twice; a hash stands for its block and all before it")
+    known = tuple(hashes[: prompt // HASHED_TOKENS])
+    return Request(at_ms / 1000, prompt, output, "", len(known) * HASHED_TOKENS, known)
+
+
+def _tokens(value: Any, where: str) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_TOKENS:
+        raise InputError(f"{where}: found {show(value)}; must be a whole number from 1 to {MAX_TOKENS:,}")
+    return value

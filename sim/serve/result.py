@@ -22,6 +22,7 @@ from sim.results.records import Engine, MemoryRow
 from sim.serve.cache_states import Floats, StateArrays
 from sim.serve.certainty import server_interval
 from sim.serve.costs import IterationCosts
+from sim.serve.host_copies import Copied
 from sim.serve.inter_token import inter_token_latency
 from sim.serve.iteration_shares import HOST
 from sim.serve.memory import Capacity, adapter_bytes
@@ -252,18 +253,18 @@ def _speculation(sim: ServingSimulation) -> SpeculationUse | None:
 
 def _adapters(sim: ServingSimulation) -> AdapterUse | None:
     """What became of LoRA adapters."""
-    slots = [r.scheduler.adapters for r in sim.replicas if r.scheduler.adapters is not None]
-    if not slots:
+    slots = next((r.scheduler.adapters for r in sim.replicas), None)
+    if slots is None:
         return None
     steps = sum([i.steps for r in sim.replicas for i in r.iterations])
     distinct = sum([i.steps * i.load.adapters for r in sim.replicas for i in r.iterations])
-    loads = sum([s.loads for s in slots])
+    loads = sum([c.what == "LoRA adapter" for r in sim.replicas for c in r.scheduler.copies])
     return AdapterUse(
         adapters=len({s.request.adapter for s in sim.sequences} - {""}),
-        places=slots[0].places,
+        places=slots.places,
         adapter_bytes=max([adapter_bytes(sim.costs, stage) for stage in sim.costs.stages]),
         loads=loads,
-        load_s=loads * slots[0].copy_s,
+        load_s=loads * slots.copy_s,
         distinct_mean=distinct / steps,
     )
 
@@ -301,9 +302,9 @@ def _kv_cache(sim: ServingSimulation, pool: Pool) -> KvCacheUse:
         loaded_bytes=sum(c.loaded_tokens for c in counts) * capacity.stage_token_bytes,
         stored_bytes=sum(c.stored_tokens for c in counts) * capacity.stage_token_bytes
         + sum([t.stored_bytes for t in tiers]),
-        load_s=_copy_s(replicas, "RELOAD") + sum([t.load_s for t in tiers]),
+        load_s=_copy_s(replicas, "prefix", (True,)),
         swapped_bytes=sum(c.swapped_tokens for c in counts) * capacity.stage_token_bytes,
-        swap_s=_copy_s(replicas, "SWAP_OUT") + _copy_s(replicas, "SWAP_IN"),
+        swap_s=_copy_s(replicas, "preempted sequence", (False, True)),
         tiers=tiers or None,
     )
 
@@ -320,17 +321,18 @@ def _tiers(pool: Pool) -> tuple[TierUse, ...]:
                 hit_tokens=sum(t.hit_tokens for t in own),
                 evicted_tokens=sum(t.evicted_tokens for t in own),
                 loaded_bytes=sum(t.hit_tokens for t in own) * size,
-                load_s=sum(t.load_s for t in own),
+                load_s=_copy_s(pool.replicas, "prefix", (True,), own[0].name),
                 stored_bytes=sum(t.stored_tokens for t in own) * size,
-                store_s=sum(t.store_s for t in own),
+                store_s=_copy_s(pool.replicas, "prefix", (False,), own[0].name),
             )
         )
     return tuple(out)
 
 
-def _copy_s(replicas: tuple[Replica, ...], kind: str) -> float:
-    """Seconds of all copies of one kind between GPU and host."""
-    return sum(c.end_s - c.start_s for r in replicas for c in r.scheduler.copies if c.kind == kind)
+def _copy_s(replicas: tuple[Replica, ...], what: Copied, up: tuple[bool, ...], below: str = "") -> float:
+    """Seconds of all copies of one kind in these directions, between the GPU and one tier, or any."""
+    copies = [c for r in replicas for c in r.scheduler.copies if c.what == what and c.up in up]
+    return sum(c.end_s - c.start_s for c in copies if below in ("", c.below))
 
 
 def _mean_over_time(values: list[tuple[Floats, Floats]], start_s: float) -> float:

@@ -34,9 +34,10 @@ from msgspec import Struct, field
 
 from sim.serve.adapters import AdapterSlots
 from sim.serve.cache_tiers import CacheTiers
-from sim.serve.kv_cache import HostCache, KvCache, Link
+from sim.serve.host_copies import Copied, Copy, Link, copied, copy_s
+from sim.serve.kv_cache import HostCache, KvCache
 from sim.serve.reserved_output import ReservedOutput
-from sim.serve.sequences import Batch, Copy, Counts, Limits, Piece, Sequence
+from sim.serve.sequences import Batch, Counts, Limits, Piece, Sequence
 
 
 class Accepts(Protocol):
@@ -228,19 +229,18 @@ class Scheduler(Struct):
                 keys = self.cache.keys(sequence.request.prefix, hit, hit + loaded)
                 sequence.ready_s = self.tiers.load(keys, now_s)
             else:
-                kind = "SWAP_IN" if sequence.swapped else "RELOAD"
-                self.bus.up_free_s = self._copy(max(now_s, self.bus.up_free_s), loaded, kind)
-                sequence.ready_s = self.bus.up_free_s
+                kind: Copied = "preempted sequence" if sequence.swapped else "prefix"
+                sequence.ready_s = self._copy(kind, True, loaded, now_s)
             self.counts.loaded_tokens += loaded - sequence.swapped
             self.swap_tokens += sequence.swapped
             sequence.swapped = 0
         if self.adapters is not None:
             sequence.ready_s = max(sequence.ready_s, self.adapters.use(sequence.request.adapter, now_s))
 
-    def _copy(self, begin_s: float, tokens: int, kind: str) -> float:
-        """When a copy that begins at `begin_s` is done."""
-        end_s = begin_s + self.bus.latency_s + tokens * self.bus.s_per_token
-        self.copies.append(Copy(begin_s, end_s, tokens, kind))
+    def _copy(self, what: Copied, up: bool, tokens: int, at_s: float) -> float:
+        """When a copy from or to the host's memory is done that could begin at `at_s`."""
+        start_s, end_s = copied((self.bus,), up, at_s, copy_s((self.bus,), tokens))
+        self.copies.append(Copy(start_s, end_s, what, "host", up, tokens))
         return end_s
 
     def _cached(self, sequence: Sequence) -> tuple[int, int]:
@@ -297,8 +297,8 @@ class Scheduler(Struct):
         victim.preemptions += 1
         victim.lost = victim.computed
         if 0 < victim.computed <= self.swap_tokens and victim.ready_s < math.inf:
-            begin_s = max(now_s, self.bus.down_free_s, victim.ready_s)
-            self.blocks_free_s = self.bus.down_free_s = self._copy(begin_s, victim.computed, "SWAP_OUT")
+            at_s = max(now_s, victim.ready_s)
+            self.blocks_free_s = self._copy("preempted sequence", False, victim.computed, at_s)
             self.counts.swapped_tokens += victim.computed
             self.swap_tokens -= victim.computed
             victim.swapped = victim.computed

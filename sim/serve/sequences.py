@@ -57,15 +57,6 @@ class Batch(NamedTuple):
     prompts_alone: bool = False
 
 
-class Copy(NamedTuple):
-    """Tokens between GPU and host. `kind`: RELOAD (a prefix), SWAP_IN, SWAP_OUT."""
-
-    start_s: float
-    end_s: float
-    tokens: int
-    kind: str
-
-
 class Counts(Struct):
     """What happened, for the result."""
 

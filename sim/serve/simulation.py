@@ -1,7 +1,7 @@
 """A serving workload simulated: requests arrive, iterations compute, tokens come out.
 
 Replicas have a scheduler and a cache of their own. With round-robin routing they do not affect each other, and each can
-be served alone (`sim.serve.clock`); what couples them runs on SimPy (`sim.serve.on_simpy`).
+be served alone (`sim.serve.quick_pass`); what couples them runs on SimPy (`sim.serve.on_simpy`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from sim.inputs.workloads import Disaggregated, Inference
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.serve.adapters import with_adapters, with_named
-from sim.serve.clock import Server
 from sim.serve.pools import Pool, decode_pool, experts_span, prefill_pool, whole_pool
+from sim.serve.quick_pass import QuickPass
 from sim.serve.requests import Request, make_requests
 from sim.serve.result import ServingSimulation
 from sim.serve.router import ROUTERS
@@ -43,8 +43,8 @@ def simulate_serving(
 ) -> ServingSimulation:
     """Serve the scenario's requests, or `requests` in their place.
 
-    `engine`: simpy (`sim.serve.on_simpy`); static, the quick pass (`sim.serve.clock`), which gives the same times where
-    replicas do not affect each other; or auto: SimPy where they do, and for up to `SIMPY_REQUESTS` requests. Without
+    `engine`: simpy (`sim.serve.on_simpy`); static (`sim.serve.quick_pass`), which gives the same times where replicas
+    do not affect each other; or auto: SimPy where they do, and for up to `SIMPY_REQUESTS` requests. Without
     `group` the scheduler looks at every sequence in every iteration, which changes no time. `held_bytes` of every GPU
     belong to others. `costs`: of another simulation of this scenario, whose prices are known; of one pool.
 
@@ -88,7 +88,7 @@ def _served(
     if path == "simpy":
         return (pool,), [], _on_simpy(pool, sequences, inference, group)
     for replica, own in zip(pool.replicas, pool.prices, strict=True):
-        Server(replica, own, group).run()
+        QuickPass(replica, own, group).run()
     return (pool,), [], ()
 
 

@@ -10,17 +10,14 @@ from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
 from sim.core.units import counted
 from sim.results.memory import MemoryCurve
 from sim.serve.cache_states import StateArrays
+from sim.serve.host_copies import Copy
 from sim.serve.pools import Pool
 from sim.serve.replica import Iteration, Replica
 
 if TYPE_CHECKING:
     from sim.serve.handover import Transfer
 
-COPIES = {
-    "RELOAD": "prefix from host memory",
-    "SWAP_OUT": "preempted sequence to host memory",
-    "SWAP_IN": "preempted sequence from host memory",
-}
+SWAPPED = "preempted sequence"
 
 
 def classes_of(pool: Pool, replica: Replica) -> list[RankClass]:
@@ -46,15 +43,7 @@ def make_timeline(pools: tuple[Pool, ...], transfers: tuple[Transfer, ...]) -> T
                 kind = _kind(iteration)
                 for i, (start, end) in enumerate(iteration.spans):
                     spans.append(Span(own[i].rank, "compute", kind, i, number, start, end, detail))
-            size = pool.capacity.stage_token_bytes
-            for start, end, tokens, kind in r.scheduler.copies:
-                detail = Detail(COPIES[kind], tokens * size, 0.0, "topology", counted(tokens, "token"))
-                stream = "to host" if kind == "SWAP_OUT" else "host"
-                spans.append(Span(own[0].rank, stream, kind, 0, -1, start, end, detail))
-            spans += _tier_spans(r, own[0].rank, size)
-            for start, end, name in () if r.scheduler.adapters is None else r.scheduler.adapters.copies:
-                detail = Detail("LoRA adapter from host memory", 0.0, 0.0, "topology", f"adapter {name}")
-                spans.append(Span(own[0].rank, "host", "RELOAD", 0, -1, start, end, detail))
+            spans += [_copy_span(c, own[0].rank, pool.capacity.stage_token_bytes) for c in r.scheduler.copies]
     for t in transfers:
         size = max(pool.capacity.stage_token_bytes for pool in pools) * t.tokens
         note = f"{counted(t.tokens, 'token')} from prefill replica {t.prefill}"
@@ -65,15 +54,12 @@ def make_timeline(pools: tuple[Pool, ...], transfers: tuple[Transfer, ...]) -> T
     return from_spans(spans, classes)
 
 
-def _tier_spans(replica: Replica, rank: int, token_bytes: float) -> list[Span]:
-    """A row for every copy between the GPU's cache and the tiers below it."""
-    out = []
-    for c in () if replica.scheduler.tiers is None else replica.scheduler.tiers.copies:
-        words = f"prefix from {c.tier}" if c.up else f"prefix to {c.tier}"
-        detail = Detail(words, c.tokens * token_bytes, 0.0, "topology", counted(c.tokens, "token"))
-        kind, stream = ("RELOAD", c.tier) if c.up else ("OFFLOAD", f"to {c.tier}")
-        out.append(Span(rank, stream, kind, 0, -1, c.start_s, c.end_s, detail))
-    return out
+def _copy_span(c: Copy, rank: int, token_bytes: float) -> Span:
+    """The row of a copy between the GPU and what lies below it."""
+    kind = ("SWAP_IN" if c.up else "SWAP_OUT") if c.what == SWAPPED else "RELOAD" if c.up else "OFFLOAD"
+    words = f"{c.what} {'from' if c.up else 'to'} {'host memory' if c.below == 'host' else c.below}"
+    detail = Detail(words, c.tokens * token_bytes, 0.0, "topology", c.note or counted(c.tokens, "token"))
+    return Span(rank, c.below if c.up else f"to {c.below}", kind, 0, -1, c.start_s, c.end_s, detail)
 
 
 def _kind(iteration: Iteration) -> str:

@@ -12,9 +12,9 @@ from sim.core.units import count, counted, percent, seconds
 if TYPE_CHECKING:
     from sim.results.records import Record
     from sim.search.slo import Promise
-    from sim.serve.distributions import Distribution
     from sim.serve.over_time import Level, OverTime
     from sim.serve.records import ServingResult
+    from sim.serve.request_times import Seconds
 
 LATENCIES = {
     "time_to_first_token_s": "Time to first token",
@@ -55,7 +55,7 @@ class ServingPlots(NamedTuple):
 def serving_plots(
     result: ServingResult,
     history: OverTime,
-    found: Mapping[str, Distribution],
+    found: Mapping[str, Seconds],
     promises: Sequence[Promise] = (),
     within: float | None = None,
 ) -> ServingPlots:
@@ -79,11 +79,11 @@ def promise_words(promise: Promise, result: ServingResult) -> str:
     return f"{promise.statistic} ≤ {seconds(promise.seconds)} {kept}"
 
 
-def _row(key: str, result: ServingResult, found: Distribution, promises: Sequence[Promise]) -> tuple[str, ...]:
+def _row(key: str, result: ServingResult, found: Seconds, promises: Sequence[Promise]) -> tuple[str, ...]:
     stated: Record = getattr(result, key)
     values = [getattr(stated, name) for name in ("p50", "p90", "p99", "mean")]
     asked = ", ".join([promise_words(p, result) for p in promises if p.key == key])
-    return (LATENCIES[key], *(seconds(v) for v in (*values, found.slowest_s)), *([asked or "–"] if promises else []))
+    return (LATENCIES[key], *(seconds(v) for v in (*values, float(found[-1]))), *([asked or "–"] if promises else []))
 
 
 def _over_time(history: OverTime) -> tuple[Plot, ...]:
@@ -144,7 +144,7 @@ def _steps(plot: Any, edges_s: Any, values: Any, colour: str, words: Sequence[st
     plot.add_tools(HoverTool(renderers=[probe], mode="vline", line_policy="prev", tooltips=_TIP))
 
 
-def _latency(key: str, result: ServingResult, found: Distribution, promises: Sequence[Promise]) -> Plot:
+def _latency(key: str, result: ServingResult, found: Seconds, promises: Sequence[Promise]) -> Plot:
     """The cumulative distribution of one latency, its percentiles, and the limits that it was to keep."""
     from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, NumeralTickFormatter, Range1d
 
@@ -161,9 +161,9 @@ def _latency(key: str, result: ServingResult, found: Distribution, promises: Seq
     plot.yaxis.formatter = NumeralTickFormatter(format="0 %")
     shares = PERCENTS / 100
     columns = {
-        "x": found.values_s.tolist(),
+        "x": found.tolist(),
         "y": shares.tolist(),
-        "when": [seconds(v) for v in found.values_s.tolist()],
+        "when": [seconds(v) for v in found.tolist()],
         "what": [f"{percent(share)} take no longer" for share in shares.tolist()],
     }
     source = ColumnDataSource(columns)

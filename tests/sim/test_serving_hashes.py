@@ -127,10 +127,10 @@ def test_mooncakes_format(tmp_path: Path) -> None:
     [
         ("{", "jsonl:1: is not JSON"),
         ("[" * 100_000, "jsonl:1: nested too deeply"),
-        ("[1]", "found [1]"),
+        ("[1]", "found a list of 1"),
         ("{}", "timestamp is missing"),
         (line(timestamp=-1), "timestamp: found -1"),
-        (line(timestamp=True), "timestamp: found True"),
+        (line(timestamp=True), "timestamp: found true"),
         (line(input_length=0), "input_length: found 0"),
         (line(output_length=1.5), "output_length: found 1.5"),
         (line(hash_ids="x"), "hash_ids: found 'x'"),

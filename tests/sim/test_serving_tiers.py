@@ -118,7 +118,7 @@ def test_writing_back_delays_who_takes_the_blocks_and_writing_through_nobody() -
     back, through = (served(requests, {"host": host, "write_policy": p}) for p in ("write_back", "write_through"))
     late = [b[0] - a[0] for a, b in zip(times(none), times(back), strict=True)]
     assert late[0] == 0.0
-    copied = [c for c in back.replicas[0].scheduler.tiers.copies if not c.up]
+    copied = [c for c in back.replicas[0].scheduler.copies if not c.up]
     assert late[1] == pytest.approx(sum(c.end_s - c.start_s for c in copied if c.end_s < 1.9), rel=1e-9)
     assert late[1] > 1e-4
     assert times(through) == times(none)

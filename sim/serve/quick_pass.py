@@ -16,7 +16,7 @@ from sim.serve.replica import Replica, Work, Worker
 from sim.serve.sequences import Sequence
 
 
-class Server:
+class QuickPass:
     """The clock of one replica."""
 
     def __init__(self, replica: Replica, costs: IterationCosts, group: bool) -> None:
