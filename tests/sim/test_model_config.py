@@ -76,6 +76,15 @@ ROUNDED = {
     "llama4-scout": (109.0, 1.5),
     "llama4-maverick": (400.0, 1.0),
     "minimax-m2": (230.0, 2.0),
+    "olmo3-7b": (7.3, 0.05),
+    "exaone4-32b": (32.0, 0.05),
+    "smollm3-3b": (3.08, 0.01),
+    "seed-oss-36b": (36.0, 0.5),
+    "glm-4.7-flash": (30.0, 0.5),
+    "glm-5": (744.0, 0.5),
+    "hunyuan-a13b": (80.0, 0.5),
+    "qwen3-next-80b-a3b": (80.0, 0.5),
+    "qwen3.5-35b-a3b": (35.0, 0.5),
 }
 
 
@@ -120,6 +129,8 @@ def test_kimi_k2_is_published_with_router_biases() -> None:
         ("kimi-k2", 32.6, 0.5),
         ("llama4-scout", 17, 0.5),
         ("llama4-maverick", 17, 0.5),
+        ("hunyuan-a13b", 13, 0.5),
+        ("glm-5", 40, 2),
     ],
 )
 def test_active_parameters_of_experts(name: str, billions: float, tolerance: float) -> None:
