@@ -195,8 +195,10 @@ class Recorder(TorchDispatchMode):
 
     @staticmethod
     def _launches(func: Any, name: str, inputs: list[tuple[Any, int]], outputs: list[tuple[Any, int]]) -> int:
-        if name in NO_KERNEL or func._schema.is_mutable:
-            return int(name not in NO_KERNEL)
+        if name in NO_KERNEL or torch.Tag.inplace_view in func.tags:
+            return 0
+        if func._schema.is_mutable:
+            return 1
         read = {number for _, number in inputs}
         return int(not outputs or any(number not in read for _, number in outputs))
 

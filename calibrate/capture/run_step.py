@@ -21,7 +21,8 @@ from calibrate.capture.step import Step
 def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = False) -> tuple[Step, Recorder]:
     """Make the step on fake tensors, run it once in its steady state, and record it.
 
-    As in every step but a training's first, optimizer states exist before it. Gradients do not (`set_to_none`, torch's
+    As in every step but a training's first, optimizer states exist before it, and so does what the model makes in its
+    first forward alone, as masks that it keeps: a forward runs before. Gradients do not exist (`set_to_none`, torch's
     default). `device`: cuda or cpu, whose kernels are captured. `balanced`: routers choose experts in turn.
     """
     on_gpu = device == "cuda"
@@ -37,13 +38,10 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         shapes = nullcontext() if step.compiled else known  # a graph that is traced has no real tensors
         masks = masks_kept() if step.compiled else masks_read(known)
         with switched, shapes, masks, recorder, operators, watched(recorder):
-            run = _compiled(step, recorder, on_gpu) if step.compiled else step.loss
+            run = _first_run(step, recorder, device)
             _mark_lasting(recorder, step)
-            recorder.phase, operators.active = "forward", on_gpu
-            with nullcontext() if on_gpu else autocast_of(step, device):
-                loss = run()
-            operators.active = False
-            operators.forget()
+            recorder.phase = "forward"
+            loss = _forward(run, step, operators, device)
             kept = len(recorder.rows)
             recorder.phase = "backward"
             torch.autograd.backward(loss)  # Tensor.backward would switch `operators` off
@@ -80,19 +78,30 @@ def autocast_of(step: Step, device: str) -> AbstractContextManager[object]:
     return torch.autocast(device, DTYPES[step.autocast]) if step.autocast else nullcontext()
 
 
-def _compiled(step: Step, recorder: Recorder, on_gpu: bool) -> Callable[[], torch.Tensor]:
-    """Return the step's compiled loss after a first run, which traces it."""
+def _first_run(step: Step, recorder: Recorder, device: str) -> Callable[[], torch.Tensor]:
+    """Return the step's loss after a run that is not recorded: it makes what the model keeps; a compiled one traces."""
+    if not step.compiled:
+        _forward(step.loss, step, recorder.operators, device)
+        return step.loss
     from calibrate.capture.compiled import CompiledLoss
 
     loss = CompiledLoss(step, recorder)
     gc.disable()  # see `never_collected`
-    recorder.operators.active, recorder.operators.compiled = on_gpu, True
+    recorder.operators.compiled = True
     with catch_warnings():
         filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # Inductor's passes read constants
-        torch.autograd.backward(loss())
-    recorder.operators.active = False
-    recorder.operators.forget()
+        torch.autograd.backward(_forward(loss, step, recorder.operators, device))
     step.optimizer.zero_grad(set_to_none=True)
+    return loss
+
+
+def _forward(run: Callable[[], torch.Tensor], step: Step, operators: CudaOperators, device: str) -> torch.Tensor:
+    """Return the loss of one forward under the device's autocast, which frees its cast weights at the end."""
+    operators.active = operators.on_gpu
+    with nullcontext() if operators.on_gpu else autocast_of(step, device):
+        loss = run()
+    operators.active = False
+    operators.forget()
     return loss
 
 

@@ -24,7 +24,8 @@ FORMAT = "program/1"
 MAX_BYTES = 512 * 1024 * 1024  # of the JSON itself
 PHASES = ("forward", "recomputed", "backward", "clip", "optimizer")
 BYTES = {
-    **dict.fromkeys(("fp64", "int64"), 8),
+    "complex128": 16,
+    **dict.fromkeys(("fp64", "int64", "complex64"), 8),
     **dict.fromkeys(("fp32", "int32"), 4),
     **dict.fromkeys(("bf16", "fp16", "int16"), 2),
     **dict.fromkeys(("fp8", "int8", "uint8", "bool"), 1),

@@ -1,15 +1,16 @@
 """A captured program's operators as the simulator prices them.
 
-Matmuls and attention are priced by their shapes. All else is bound by memory: its inputs are read and its outputs
-written once. An operator that is not known here is priced by its bytes and counted (`unknown`).
+Matmuls, attention and solvers are priced by their shapes. All else is bound by memory (`captured_kernels.py`). An
+operator that is not known is priced by its bytes and counted (`unknown`).
 """
 
 from __future__ import annotations
 
 import math
 
-from sim.core.program import TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD, Compute, Phase, Role
+from sim.core.program import Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CapturedOperator, Tensor
+from sim.models.captured_kernels import FOREACH, KERNELS, kernels_of, moved_bytes
 from sim.models.captured_layout import casts_of, is_transposing, kernel_of, single_elements
 from sim.models.captured_recurrent import RECURRENT, recurrent_computes
 from sim.models.head import ALIGNED
@@ -20,61 +21,37 @@ CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
 GROUPED = ("aten._grouped_mm", "calibrate.grouped_mm")
 ATTENTION = "aten._scaled_dot_product_"
 FLASH = "flash2"
-KINDS = {
-    "norm": "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward native_group_norm "
-    "native_batch_norm native_batch_norm_backward",
-    "softmax": "_softmax _safe_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data",
-    "embedding": "embedding embedding_dense_backward index index_put index_put_ index_select index_add gather scatter "
-    "scatter_ scatter_add index_add_ scatter_add_ _unsafe_masked_index_put_accumulate nll_loss_forward",
-    "cast": "_to_copy",
-    "copy": "clone copy_ cat stack split_with_sizes_copy _chunk_cat slice_backward select_backward constant_pad_nd "
-    "_local_scalar_dense",
-    "elementwise": "add add_ sub mul mul_ div div_ neg pow rsqrt sqrt reciprocal exp log tanh tanh_backward sigmoid "
-    "sigmoid_backward silu silu_backward gelu gelu_backward relu threshold_backward where sum mean amax max min var "
-    "native_dropout native_dropout_backward fill_ zero_ zeros ones full zeros_like ones_like full_like new_zeros "
-    "new_ones scalar_tensor arange cos sin cumsum eq ne lt le gt ge bitwise_and bitwise_or bitwise_not logical_and "
-    "logical_or logical_not clamp clamp_ clamp_min masked_fill masked_fill_ rsub abs square softplus topk sort argsort "
-    "histc bincount softplus_backward tril triu floor_divide remainder repeat roll flip linalg_vector_norm "
-    "nll_loss_backward erf unsqueeze_ squeeze_ lerp_ addcmul_ addcdiv_ randn normal_ uniform_ random_ "
-    "bernoulli_ logical_and_ relu_ all any max_pool2d_with_indices max_pool2d_with_indices_backward",
-    "optimizer": "_fused_adamw_ _fused_adam_ _fused_sgd_",
+# FLOPs of a solver: so many n³ of an n × n matrix, and n² k of k right-hand sides (LAPACK Working Note 41, appendix C;
+# eigenvectors and singular vectors: Golub and Van Loan, Matrix Computations, 8.3.3 and 8.6.4).
+SOLVERS = {
+    "aten.linalg_solve_triangular": (0.0, 1.0),
+    "aten.triangular_solve": (0.0, 1.0),
+    "aten._linalg_solve_ex": (2 / 3, 2.0),
+    "aten.linalg_lu_factor_ex": (2 / 3, 0.0),
+    "aten.linalg_inv_ex": (2.0, 0.0),
+    "aten.linalg_cholesky_ex": (1 / 3, 0.0),
+    "aten.linalg_qr": (8 / 3, 0.0),
+    "aten._linalg_eigh": (9.0, 0.0),
+    "aten._linalg_svd": (22.0, 0.0),
+    "aten._linalg_det": (2 / 3, 0.0),
+    "aten._linalg_slogdet": (2 / 3, 0.0),
 }
-KIND_OF = {f"aten.{name}": kind for kind, names in KINDS.items() for name in names.split()}
-KIND_OF |= {"inductor.pointwise": "elementwise", "inductor.reduction": "norm"}
-KERNELS = {
-    "aten.native_layer_norm_backward": 2,
-    "aten._fused_rms_norm_backward": 2,
-    "aten.slice_backward": 2,
-    "aten.select_backward": 2,
-    "aten.embedding_dense_backward": 2,
-    "aten.nll_loss_backward": 2,
-    "aten.cat": 1,
-}
-KERNEL_OF = {  # of operators whose kernel differs from their kind's; where a profile lacks it, the kind's points serve
-    "aten._softmax": TORCH_SOFTMAX,
-    "aten._log_softmax": TORCH_SOFTMAX,
-    "aten._softmax_backward_data": TORCH_SOFTMAX_BACKWARD,
-    "aten._log_softmax_backward_data": TORCH_SOFTMAX_BACKWARD,
-    "aten._safe_softmax": "safe",
-    "aten.cat": "cat",
-    "aten.slice_backward": "slice_backward",
-    "aten.select_backward": "slice_backward",
-    "aten.native_batch_norm": "batch",
-    "aten.native_batch_norm_backward": "batch_backward",
-    "aten.index": "index",
-    "aten.index_put": "index_put",
-    "aten.index_put_": "index_put",
-    "aten._fused_adamw_": "adamw",
-}
-SECTOR_BYTES = 32  # the least that a GPU's memory reads or writes
-WRITES_ALONE = ("aten.fill_", "aten.zero_", "aten.bernoulli_", "aten.normal_", "aten.uniform_", "aten.random_")
 FLOATS = ("fp32", "bf16", "fp16", "fp8")
 COPIES = ("aten.clone", "aten.copy_")
 
 
-def computes_of(op: CapturedOperator) -> tuple[Compute, ...]:
-    """A launched operator as the simulator's own: one, or the many that a recurrent layer is."""
-    return recurrent_computes(op) if op.name in RECURRENT else (compute_of(op),)
+def computes_of(op: CapturedOperator, on_gpu: bool = True) -> tuple[Compute, ...]:
+    """A launched operator as the simulator's own: one, or the many that a recurrent layer is.
+
+    On a GPU some operators also start small kernels, as those of a sort.
+    """
+    if op.name in RECURRENT:
+        return recurrent_computes(op)
+    small = kernels_of(op).small_kernels(op) if on_gpu else 0
+    if not small:
+        return (compute_of(op),)
+    starts = Compute(op.name, "elementwise", (1,), "fp32", 0.0, float(small), _phase(op), small, looped=True)
+    return compute_of(op), starts
 
 
 def compute_of(op: CapturedOperator) -> Compute:
@@ -93,6 +70,8 @@ def compute_of(op: CapturedOperator) -> Compute:
         return _convolution(op)
     if op.name.startswith(ATTENTION) and len(op.inputs) >= 3:
         return _attention(op)
+    if op.name in SOLVERS and op.inputs and len(op.inputs[0].shape) >= 2:
+        return _solver(op)
     return _by_bytes(op)
 
 
@@ -175,68 +154,44 @@ def _attention(op: CapturedOperator) -> Compute:
     return Compute(op.name, kind, shape, q.dtype, flops, moved, _phase(op), kernel=kernel)
 
 
+def _solver(op: CapturedOperator) -> Compute:
+    """A solver as the matmul of as many FLOPs, from n rows to k columns."""
+    cubes, squares = SOLVERS[op.name]
+    matrix = op.inputs[0]
+    n = matrix.shape[-1]
+    columns = op.inputs[1].shape[-1] if squares and len(op.inputs) > 1 else n
+    inner = max(1, math.ceil((cubes * n * n + squares * n * columns) / (2 * columns)))
+    shape = (math.prod(matrix.shape[:-2]), matrix.shape[-2], columns, inner)
+    moved = float(sum(x.bytes for x in (*op.inputs, *op.outputs)))
+    return Compute(op.name, "gemm", shape, matrix.dtype, 2.0 * math.prod(shape), moved, _phase(op))
+
+
 def _by_bytes(op: CapturedOperator) -> Compute:
     """An operator bound by memory; see `moved_bytes`."""
-    kind = "permute" if op.name in COPIES and is_transposing(op) else kind_of(op.name)
+    found = kernels_of(op)
+    kind = "permute" if op.name in COPIES and is_transposing(op) else found.kind
     floats = [x for x in (*op.outputs, *op.inputs) if x.dtype in FLOATS]
     elements = max((x.elements for x in (*op.outputs, *op.inputs)), default=1)
-    dtype = floats[0].dtype if floats else "fp32"
-    kernel = kernel_of(op) if kind == "elementwise" else KERNEL_OF.get(op.name, "")
     return Compute(
         op.name,
         kind,
         (max(1, elements),),
-        dtype,
+        floats[0].dtype if floats else "fp32",
         float(elements),
         moved_bytes(op),
         _phase(op),
-        KERNELS.get(op.name, 1),
-        kernel=kernel,
+        found.kernels,
+        kernel=kernel_of(op) if kind == "elementwise" else found.kernel,
         single_elements=single_elements(op),
         casts=casts_of(op),
     )
 
 
-def moved_bytes(op: CapturedOperator) -> float:
-    """Bytes read and written: each tensor once, of tables that are looked up what is taken out of them.
-
-    A loss's forward reads one log-probability of a row, its backward fills the whole gradient with zeros and writes one
-    number of a row (ATen/native/cuda/Loss.cu: nll_loss_forward_reduce_cuda_kernel_2d, nll_loss_backward_out_cuda).
-    A fused Adam reads parameters, gradients and moments and writes all but the gradients; other operators in place
-    write what they read.
-    """
-    read, written = float(sum(x.bytes for x in op.inputs)), float(sum(x.bytes for x in op.outputs))
-    if op.name in ("aten.embedding", "aten.index", "aten.index_select", "aten.gather"):
-        return 2 * written + sum(x.bytes for x in op.inputs[1:])
-    if op.name == "aten.nll_loss_forward" and len(op.inputs) > 1:
-        return _rows_touched(op.inputs[1]) + written
-    if op.name == "aten.nll_loss_backward" and len(op.inputs) > 2:
-        return _rows_touched(op.inputs[2]) + written
-    if op.name.startswith("aten._fused_adam"):
-        return read * 7 / 4
-    if op.name in ("aten.copy_", "aten._foreach_copy_"):
-        return read  # the target is among the inputs, and written alone
-    if op.name.endswith("_") and not op.name.startswith("aten._foreach"):
-        return read if op.name in WRITES_ALONE else read + (op.inputs[0].bytes if op.inputs else 0)
-    if op.name.startswith("aten._foreach") and op.name.endswith("_"):
-        return 2 * read
-    return read + written * KERNELS.get(op.name, 1)
-
-
-def _rows_touched(targets: Tensor) -> float:
-    """Bytes of the targets of a loss and of the one element of each row that they choose."""
-    return float(targets.bytes + SECTOR_BYTES * targets.elements)
-
-
-def kind_of(name: str) -> str:
-    """The simulator's kind of an operator bound by memory; for many tensors, and what is not known: elementwise."""
-    return KIND_OF.get(name, "elementwise")
-
-
 def known(name: str) -> bool:
     """True where an operator is priced as itself, not by its bytes alone."""
-    matmuls = (*MATMUL_INPUTS, *GROUPED, *CONVOLUTIONS, *RECURRENT)
-    return name in matmuls or name.startswith((ATTENTION, "aten._foreach")) or name in KIND_OF
+    if name in KERNELS or name in SOLVERS or name.startswith((ATTENTION, FOREACH)):
+        return True
+    return name in (*MATMUL_INPUTS, *GROUPED, *CONVOLUTIONS, *RECURRENT)
 
 
 def _phase(op: CapturedOperator) -> Phase:

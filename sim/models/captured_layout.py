@@ -11,10 +11,15 @@ from sim.inputs.program_file import CapturedOperator, Tensor
 
 FLOATS = ("fp64", "fp32", "bf16", "fp16", "fp8")
 _POINTWISE = (
-    "add add_ sub mul mul_ div div_ neg pow rsqrt sqrt reciprocal exp log tanh tanh_backward sigmoid sigmoid_backward "
-    "silu silu_backward gelu gelu_backward relu threshold_backward where eq ne lt le gt ge square abs cos sin erf rsub "
-    "clamp clamp_ clamp_min masked_fill masked_fill_ bitwise_and bitwise_or bitwise_not logical_and logical_or "
-    "logical_not softplus softplus_backward floor_divide remainder lerp_ addcmul_ addcdiv_ clone copy_ _to_copy"
+    "add add_ sub sub_ mul mul_ div div_ neg pow rsqrt sqrt reciprocal exp exp2 expm1 log log2 log10 log1p tanh "
+    "tanh_backward sigmoid sigmoid_backward silu silu_backward gelu gelu_backward relu relu_ threshold_backward elu "
+    "elu_backward leaky_relu leaky_relu_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward "
+    "hardtanh hardtanh_backward mish mish_backward softplus softplus_backward softshrink log_sigmoid_forward "
+    "log_sigmoid_backward _prelu_kernel _prelu_kernel_backward sin cos tan asin acos atan sinh cosh atan2 sinc erf "
+    "erfc erfinv lgamma digamma logit xlogy where eq ne lt le gt ge isnan isinf nan_to_num sign sgn floor ceil round "
+    "trunc frac square abs rsub clamp clamp_ clamp_min clamp_max maximum minimum fmod remainder floor_divide lerp "
+    "lerp_ addcmul addcmul_ addcdiv addcdiv_ masked_fill masked_fill_ bitwise_and bitwise_or bitwise_xor bitwise_not "
+    "logical_and logical_and_ logical_or logical_xor logical_not clone copy_ _to_copy"
 )
 POINTWISE = frozenset(f"aten.{name}" for name in _POINTWISE.split())
 INTO_PART = ("aten.slice_backward", "aten.select_backward")  # zeros, and a copy into a part of them
@@ -31,6 +36,7 @@ FUNCTIONS = {  # of one tensor; measured by themselves, as they compute more tha
     "aten.uniform_": "random",
     "aten.normal_": "random",
     "aten.randn": "random",
+    "aten.rand": "random",
     "aten.max_pool2d_with_indices": "max_pool",
     "aten.masked_fill": "masked_fill",
 }

@@ -60,7 +60,7 @@ def captured_model(path: str) -> CapturedModel:
 
 @lru_cache(maxsize=32)
 def _model(program: CapturedProgram) -> CapturedModel:
-    pieces, computes = pieces_of(program), _Computes()
+    pieces, computes = pieces_of(program), _Computes(program.device != "cpu")
     owner = owners(program)[0]
     memory = ProgramLives(program, pieces, owner, lambda o: _is_weight_gradient(computes, o)).memory()
     trained, frozen = _elements(program, pieces, owner)
@@ -93,7 +93,8 @@ def _model(program: CapturedProgram) -> CapturedModel:
 class _Computes:
     """Operators as computations of a part of the model; equal ones are one object."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
         self._known: dict[tuple[object, ...], tuple[Compute, ...]] = {}
 
     def of(self, op: CapturedOperator, part: ModelPart) -> tuple[Compute, ...]:
@@ -102,7 +103,7 @@ class _Computes:
         found = self._known.get(key)
         if found is None:
             named = PART_OF_KIND if part is ModelPart.LAYER else {}
-            made = [replace(c, part=named.get(c.kind, part)) for c in computes_of(op)]
+            made = [replace(c, part=named.get(c.kind, part)) for c in computes_of(op, self._on_gpu)]
             found = self._known[key] = tuple(made)
         return found
 

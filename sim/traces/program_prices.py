@@ -47,7 +47,7 @@ class ProgramPrices:
         if not known(op.name):
             self.unknown[op.name] += 1
         if found is None:
-            items = computes_of(op)
+            items = computes_of(op, not self.on_host)
             host_s = 0.0 if self.on_host else sum(self.costs.host_s(item, plain=True) for item in items)
             found = self._operators[op] = sum(self.costs.compute(item).seconds for item in items), host_s
         return found

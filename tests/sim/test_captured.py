@@ -14,7 +14,8 @@ from sim.commands.validate import validate_tables
 from sim.core.errors import InputError
 from sim.core.program import Role
 from sim.inputs.program_file import CapturedOperator, Tensor, read_program
-from sim.models.captured import compute_of, known, moved_bytes
+from sim.models.captured import compute_of, computes_of, known
+from sim.models.captured_kernels import moved_bytes
 from sim.validation.tables import read_table
 
 MLP = Path(__file__).parent / "data" / "mlp.json.gz"  # 64 -> 256 -> 64 on 32 rows, autocast bf16, fused AdamW
@@ -176,3 +177,48 @@ def test_a_loss_reads_one_number_of_a_row_and_its_backward_writes_all_of_them() 
     touched = 512 * (8 + 32)
     assert moved_bytes(forward) == touched + 8
     assert moved_bytes(backward) == touched + scores.bytes
+
+
+def _operator(name: str, inputs: tuple[Tensor, ...], *outputs: Tensor, phase: str = "forward") -> CapturedOperator:
+    return CapturedOperator(f"aten.{name}", phase, "", inputs, outputs, 1, False)
+
+
+def test_an_embeddings_gradient_of_many_tokens_is_sorted() -> None:
+    """Zeros [vocabulary, width], the tokens' rows read, their sums in fp32 written and read, the rows written."""
+    table = Tensor("bf16", (128_000, 64), ())
+    few, many = (
+        _operator("embedding_dense_backward", (Tensor("bf16", (n, 64), ()), Tensor("int64", (n,), ())), table)
+        for n in (3072, 8192)
+    )
+    assert moved_bytes(few) == table.bytes + 2 * 3072 * 64 * 2
+    assert moved_bytes(many) == table.bytes + 2 * 8192 * 64 * 2 + 2 * 8192 * 64 * 4
+    assert [sum(c.kernels for c in computes_of(op)) for op in (few, many)] == [2, 2 + 18]
+    assert [c.kernels for c in computes_of(many, on_gpu=False)] == [2]
+
+
+@pytest.mark.parametrize(("length", "kernels", "accesses"), [(4096, 4, 1 + 1 + 2 + 2 * (1 + 2)), (8192, 7, 2 + 8 * 3)])
+def test_a_sort_of_long_rows_goes_over_values_and_places_once_for_each_byte(
+    length: int, kernels: int, accesses: int
+) -> None:
+    x, places = Tensor("fp32", (2, length), ()), Tensor("int64", (2, length), ())
+    op = _operator("sort", (x,), x, places)
+    assert sum(c.kernels for c in computes_of(op)) == kernels
+    assert moved_bytes(op) == accesses * x.bytes
+
+
+def test_norms_of_groups_read_their_input_twice() -> None:
+    x, sums, weight = Tensor("fp32", (2, 64, 8, 8), ()), Tensor("fp32", (2, 4), ()), Tensor("fp32", (64,), ())
+    found = computes_of(_operator("native_group_norm", (x, weight, weight), x, sums, sums))
+    assert found[0].bytes == 3 * x.bytes + 4 * weight.bytes + 2 * sums.bytes
+    assert [c.kernels for c in found] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "flops"),
+    [("linalg_solve_triangular", (3, 64, 8), 3 * 64 * 64 * 8), ("linalg_inv_ex", (3, 64, 64), 3 * 2 * 64**3)],
+)
+def test_a_solver_has_the_flops_of_its_algorithm(name: str, shape: tuple[int, ...], flops: int) -> None:
+    matrix, right = Tensor("fp32", (3, 64, 64), ()), Tensor("fp32", shape, ())
+    found = compute_of(_operator(name, (matrix, right), right))
+    assert found.kind == "gemm"
+    assert found.flops == flops

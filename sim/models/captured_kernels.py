@@ -1,0 +1,238 @@
+"""How torch runs the captured operators that memory bounds: kernels, and the bytes that they move.
+
+The counts are those of torch's CUDA sources (aten/src/ATen/native/cuda unless another folder is named). An operator
+that is not in `KERNELS` is priced as one kernel that reads its inputs and writes its outputs once, and counted as
+unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sim.core.program import TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD
+from sim.inputs.program_file import CapturedOperator, Tensor
+from sim.models.captured_layout import POINTWISE
+
+SECTOR_BYTES = 32  # the least that a GPU's memory reads or writes
+SMALL_SORT = 4096  # the longest row that one thread block sorts (Sort.h: should_use_small_sort)
+FEW_INDICES = 3072  # up to which an embedding's gradient is summed without a sort (Embedding.cu)
+RADIX_PASSES = 8  # of a sort of 64-bit keys by 8 bits (cub's DeviceRadixSort)
+SORT_STARTS = 2  # cub's histogram and prefix sums before the passes
+
+
+class Kernels(NamedTuple):
+    """How torch runs an operator.
+
+    `kind`: the simulator's. `kernels`: those that share the bytes evenly. `moved`: their bytes, None: by the default
+    rule (`moved_bytes`). `small`: further kernels, over indices or statistics, of which only the start takes time.
+    `kernel`: of a profile's own points; where it lacks them, the kind's points serve.
+    """
+
+    kind: str = "elementwise"
+    kernels: int = 1
+    moved: Callable[[CapturedOperator], float] | None = None
+    small: Callable[[CapturedOperator], int] | int = 0
+    kernel: str = ""
+
+    def small_kernels(self, op: CapturedOperator) -> int:
+        """Return the number of small kernels of an operator."""
+        return self.small if isinstance(self.small, int) else self.small(op)
+
+
+def read_bytes(op: CapturedOperator) -> float:
+    """Return the bytes of all inputs."""
+    return float(sum(x.bytes for x in op.inputs))
+
+
+def written_bytes(op: CapturedOperator) -> float:
+    """Return the bytes of all outputs."""
+    return float(sum(x.bytes for x in op.outputs))
+
+
+def _times(reads: float, writes: float) -> Callable[[CapturedOperator], float]:
+    """Return the rule that inputs are read, and outputs written or read, so many times."""
+    return lambda op: reads * read_bytes(op) + writes * written_bytes(op)
+
+
+def _taken(op: CapturedOperator) -> float:
+    """Of a table only what is taken out of it, besides the indices."""
+    return 2 * written_bytes(op) + sum(x.bytes for x in op.inputs[1:])
+
+
+def _rows_touched(place: int) -> Callable[[CapturedOperator], float]:
+    """Return the rule of a loss: its targets, at `place`, the one number of each row that they choose, the result."""
+
+    def moved(op: CapturedOperator) -> float:
+        if len(op.inputs) <= place:
+            return read_bytes(op) + written_bytes(op)
+        targets = op.inputs[place]
+        return float(targets.bytes + SECTOR_BYTES * targets.elements) + written_bytes(op)
+
+    return moved
+
+
+def _into_copy(op: CapturedOperator) -> float:
+    """A copy of the first input; then the others are read, and as many elements of the copy read and written."""
+    target, others = op.inputs[0], op.inputs[1:]
+    source = others[-1] if others else target
+    return 2.0 * target.bytes + sum(x.bytes for x in others) + 2.0 * min(source.bytes, target.bytes)
+
+
+def _embedding_gradient(op: CapturedOperator) -> float:
+    """Zeros; the gradient's rows, read; with a sort their sums in fp32, written and read; the table's rows, written."""
+    grad, indices = op.inputs[0], op.inputs[1]
+    rows = 1.0 * grad.bytes
+    sums = 2.0 * 4.0 * grad.elements if indices.elements > FEW_INDICES else 0.0
+    return written_bytes(op) + grad.bytes + sums + min(rows, written_bytes(op))
+
+
+def _embedding_sorts(op: CapturedOperator) -> int:
+    """Return the kernels over indices: their range, their sort, what begins where (EmbeddingBackwardKernel.cu)."""
+    return 1 + SORT_STARTS + RADIX_PASSES + 7 if op.inputs[1].elements > FEW_INDICES else 0
+
+
+def _sorted_bytes(op: CapturedOperator) -> float:
+    """A copy, places, and one sort in place; or passes over values and places (Sort.cpp, SortStable.cu)."""
+    values, places = op.outputs[0].bytes, op.outputs[-1].bytes
+    if _row(op) <= SMALL_SORT:
+        return read_bytes(op) + values + places + 2.0 * (values + places)
+    return places + 2.0 * (values + places) * _passes(op.inputs[0])
+
+
+def _sort_kernels(op: CapturedOperator) -> int:
+    return 3 if _row(op) <= SMALL_SORT else SORT_STARTS + _passes(op.inputs[0])
+
+
+def _passes(x: Tensor) -> int:
+    return max(1, x.bytes // max(1, x.elements))  # 8 bits each
+
+
+def _row(op: CapturedOperator) -> int:
+    """Return the elements that are sorted together, which are the last dimension's, as nearly always."""
+    return op.inputs[0].shape[-1] if op.inputs[0].shape else 1
+
+
+def _images(op: CapturedOperator) -> int:
+    """Return the further kernels of an operator that starts one an image (Im2Col.cu: im2col_out_cuda_template)."""
+    return op.inputs[0].shape[0] - 1 if op.inputs and len(op.inputs[0].shape) == 4 else 0
+
+
+def _reduced(op: CapturedOperator) -> float:
+    """A loss for each element, written and read again to sum it up (Loss.cpp: mse_loss_out and its like)."""
+    return read_bytes(op) + 2.0 * op.inputs[0].bytes + written_bytes(op)
+
+
+def _of(kernels: Kernels, names: str) -> dict[str, Kernels]:
+    return {f"aten.{name}": kernels for name in names.split()}
+
+
+_ZEROS_FIRST = Kernels(kernels=2, moved=_times(1, 2))  # zeros, to which another kernel adds
+_WRITES = Kernels(moved=lambda op: written_bytes(op) or read_bytes(op))
+KERNELS: dict[str, Kernels] = {
+    **{name: Kernels() for name in POINTWISE},
+    **_of(
+        Kernels(),
+        "sum mean amax amin max min var var_mean std std_mean prod any all argmin cumsum cumprod cummax cummin "
+        "linalg_vector_norm native_dropout native_dropout_backward zeros ones full zeros_like ones_like full_like "
+        "new_zeros new_ones scalar_tensor arange linspace eye randperm histc bincount tril triu repeat roll flip "
+        "lift_fresh squeeze_ unsqueeze_ as_strided_ "
+        "nll_loss_backward avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward avg_pool3d_backward "
+        "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d max_pool2d_with_indices max_pool3d_with_indices "
+        "_adaptive_avg_pool2d_backward upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+        "_upsample_nearest_exact2d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_bicubic2d "
+        "_upsample_bicubic2d_aa upsample_trilinear3d upsample_nearest1d_backward upsample_nearest2d_backward "
+        "upsample_nearest3d_backward grid_sampler_2d grid_sampler_3d reflection_pad1d reflection_pad2d "
+        "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d col2im searchsorted bucketize dot mv "
+        "glu glu_backward _weight_norm_interface _weight_norm_interface_backward _cdist_forward pixel_shuffle "
+        "pixel_unshuffle channel_shuffle complex polar mse_loss_backward smooth_l1_loss_backward huber_loss_backward "
+        "binary_cross_entropy_backward _amp_update_scale_",
+    ),
+    **_of(_WRITES, "rand randn randint rand_like randn_like randint_like"),
+    **_of(_WRITES, "fill_ zero_ bernoulli_ normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_"),
+    # UpSample*.cu, GridSampler.cpp, *Padding.cu, AdaptiveMaxPooling2d.cu, DilatedMaxPool2d.cu, UnfoldBackwardKernel.cu
+    **_of(
+        _ZEROS_FIRST,
+        "upsample_linear1d_backward upsample_bilinear2d_backward _upsample_bilinear2d_aa_backward "
+        "upsample_bicubic2d_backward _upsample_bicubic2d_aa_backward upsample_trilinear3d_backward "
+        "grid_sampler_2d_backward grid_sampler_3d_backward reflection_pad1d_backward reflection_pad2d_backward "
+        "reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward "
+        "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
+        "_adaptive_avg_pool3d_backward unfold_backward",
+    ),
+    "aten.argmax": Kernels(),
+    "aten.im2col": Kernels(small=_images),
+    "aten.topk": Kernels(moved=_times(1, 3), small=1),  # one kernel chooses, another sorts what is chosen
+    "aten.sort": Kernels(moved=_sorted_bytes, small=_sort_kernels),
+    "aten.argsort": Kernels(moved=_sorted_bytes, small=_sort_kernels),
+    # ReduceOps.cpp, logsumexp_out_impl: largest, difference, exponential, sum, and five kernels over its results
+    "aten.logsumexp": Kernels(kernels=4, moved=_times(6, 1), small=5),
+    **_of(Kernels(kernels=2, moved=_reduced), "mse_loss smooth_l1_loss huber_loss binary_cross_entropy"),
+    "aten._amp_foreach_non_finite_check_and_unscale_": Kernels(moved=_times(2, 0)),
+    # SpectralOps.cpp: cuFFT takes one sweep for a dimension that fits in shared memory; c2r overwrites a copy
+    **_of(Kernels(), "_fft_r2c _fft_c2c"),
+    "aten._fft_c2r": Kernels(kernels=2, moved=_times(3, 1)),
+    **_of(Kernels("norm", 2, _times(1, 2)), "native_layer_norm_backward _fused_rms_norm_backward"),
+    **_of(Kernels("norm"), "native_layer_norm _fused_rms_norm"),
+    # group_norm_kernel.cu: moments, factors, result; in the backward sums, two kinds of factors, result, weights
+    "aten.native_group_norm": Kernels("norm", 2, _times(2, 1), small=1),
+    "aten.native_group_norm_backward": Kernels("norm", 2, _times(2, 1), small=3),
+    "aten.native_batch_norm": Kernels("norm", kernel="batch"),
+    "aten.native_batch_norm_backward": Kernels("norm", kernel="batch_backward"),
+    "inductor.reduction": Kernels("norm"),
+    "inductor.pointwise": Kernels(),
+    **_of(Kernels("softmax", kernel=TORCH_SOFTMAX), "_softmax _log_softmax"),
+    **_of(Kernels("softmax", kernel=TORCH_SOFTMAX_BACKWARD), "_softmax_backward_data _log_softmax_backward_data"),
+    "aten._safe_softmax": Kernels("softmax", kernel="safe"),
+    **_of(Kernels("embedding", moved=_taken), "embedding index_select gather"),
+    "aten.index": Kernels("embedding", moved=_taken, kernel="index"),
+    "aten.embedding_dense_backward": Kernels("embedding", 2, _embedding_gradient, _embedding_sorts),
+    **_of(Kernels("embedding", kernel="index_put"), "index_put index_put_ _index_put_impl_"),
+    **_of(Kernels("embedding"), "scatter_ index_add_ scatter_add_ index_copy_ scatter_reduce_ index_fill_ put_"),
+    # TensorAdvancedIndexing.cpp: a copy of the target, and the same in place
+    **_of(
+        Kernels("embedding", 2, _into_copy),
+        "scatter scatter_add scatter_reduce index_add index_copy index_fill put _unsafe_masked_index_put_accumulate",
+    ),
+    # Loss.cu: nll_loss_forward_reduce_cuda_kernel_2d, nll_loss_backward_out_cuda
+    "aten.nll_loss_forward": Kernels("embedding", moved=_rows_touched(1)),
+    "aten.nll_loss_backward": Kernels(kernels=2, moved=_rows_touched(2)),
+    "aten._to_copy": Kernels("cast"),
+    **_of(Kernels("copy"), "clone stack split_with_sizes_copy _chunk_cat _local_scalar_dense"),
+    "aten.copy_": Kernels("copy", moved=read_bytes),  # the target is among the inputs, and written alone
+    "aten.cat": Kernels("copy", kernel="cat"),
+    **_of(Kernels("copy", 2, _times(1, 2), kernel="slice_backward"), "slice_backward select_backward"),
+    # PadNd.cpp: a filled result, into whose middle the input is copied; the others: a copy of the first input
+    "aten.constant_pad_nd": Kernels("copy", 2, _times(2, 1)),
+    **_of(Kernels("copy", 2, _into_copy), "slice_scatter select_scatter as_strided_scatter diagonal_scatter"),
+    # A fused Adam reads parameters, gradients and moments and writes all but the gradients.
+    "aten._fused_adamw_": Kernels("optimizer", moved=_times(7 / 4, 0), kernel="adamw"),
+    "aten._fused_adam_": Kernels("optimizer", moved=_times(7 / 4, 0)),
+    "aten._fused_sgd_": Kernels("optimizer"),
+    "aten._foreach_copy_": Kernels(moved=read_bytes),
+}
+FOREACH = "aten._foreach"
+UNKNOWN = Kernels()
+
+
+def kernels_of(op: CapturedOperator) -> Kernels:
+    """Return how torch runs an operator; what is not known is one elementwise kernel."""
+    return KERNELS.get(op.name, UNKNOWN)
+
+
+def moved_bytes(op: CapturedOperator) -> float:
+    """Return the bytes read and written: by the operator's rule, else each tensor once, or twice where it is in place.
+
+    >>> x = Tensor("fp32", (8,), ())
+    >>> def add(name, out): return CapturedOperator(name, "forward", "", (x, x), (out,), 1, False)
+    >>> moved_bytes(add("aten.add", x)), moved_bytes(add("aten.add_", x))
+    (96.0, 96.0)
+    """
+    rule = kernels_of(op).moved
+    if rule is not None:
+        return rule(op)
+    if op.name.startswith(FOREACH) and op.name.endswith("_"):
+        return 2 * read_bytes(op)
+    if op.name.endswith("_"):
+        return read_bytes(op) + (op.inputs[0].bytes if op.inputs else 0)
+    return read_bytes(op) + written_bytes(op)
