@@ -53,7 +53,7 @@ def options_of(program: CapturedProgram) -> Options:
         program.micro_batch_size,
         str(facts.get("weights", "fp32")),
         program.autocast,
-        str(facts.get("attention") or ""),
+        str(facts.get("attention_chosen", facts.get("attention")) or ""),
         bool(facts.get("gradient_checkpointing")),
         program.optimizer,
         facts.get("lora_rank"),

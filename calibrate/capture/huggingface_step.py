@@ -46,7 +46,7 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
         from calibrate.capture.huggingface_inputs import batch_for
 
         found = _read_config(config)
-        found.use_cache = False
+        _complete(found)
         chosen = {"attn_implementation": options.attention} if options.attention else {}
         dtype = torch.float32 if options.weights == "fp32" else torch.bfloat16
         model = _auto_class(found).from_config(found, dtype=dtype, **chosen)
@@ -72,6 +72,7 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
             "model_type": config["model_type"],
             "weights": options.weights,
             "attention": found._attn_implementation,
+            "attention_chosen": options.attention,
             "gradient_checkpointing": options.gradient_checkpointing,
             "lora_rank": options.lora_rank,
             "torch": torch.__version__,
@@ -131,6 +132,17 @@ def _read_config(config: Mapping[str, Any]) -> Any:
         raise InputError(f"config.json: Transformers refuses it: {first_line(error)}") from None
     found.architectures = found.architectures or []  # where a type has several models, Transformers looks for one here
     return found
+
+
+def _complete(config: Any) -> None:
+    """Give a config what a model needs to be trained, if it lacks it: no cache, and the decoder's first token."""
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))):
+        if hasattr(part, "use_cache"):
+            part.use_cache = False
+    if getattr(config, "is_encoder_decoder", False):
+        for name in ("pad_token_id", "decoder_start_token_id"):
+            if getattr(config, name, None) is None:
+                setattr(config, name, 0)
 
 
 def _with_floats(data: Any) -> Any:
