@@ -15,10 +15,8 @@ from typing import Any
 import click
 
 from sim.commands.command import Command
-from sim.commands.files_named import OUTPUT
-from sim.commands.options import json_option, overrides_option, scenario_argument, write_page
+from sim.commands.options import Report, report_options, scenario_argument
 from sim.core.errors import InputError
-from sim.core.files import write_json
 from sim.inputs.measured_run import QUIET_CORES, load_measured
 from sim.inputs.scenario import load_scenario
 from sim.prices.profiles import load_profile
@@ -84,36 +82,27 @@ def _row(table: Any, name: str, pair: dict[str, Any], scale: float, unit: str) -
 @scenario_argument
 @click.argument("measured", metavar="MEASURED.json")
 @click.option("--calibration", metavar="NAME", help="a profile in place of the one stored in the run")
-@click.option("--html", type=OUTPUT, metavar="FILE", help="write a page with both timelines")
-@json_option
 @click.option(
     "--tolerance", type=float, default=0.10, help="largest error of the step time for exit code 0; 0.1 is 10 %"
 )
-@overrides_option
+@report_options
 def main(
     scenario: Path,
     measured: str,
     calibration: str | None,
-    html: Path | None,
-    json: str | None,
     tolerance: float,
-    overrides: tuple[str, ...],
+    report: Report,
 ) -> int:
     """Compare SCENARIO's simulation with MEASURED.json, a real run of it as calibrate.measure writes one."""
+    from sim.views.compare_page import compare_page
+
     if not 0 <= tolerance < 100:
         raise InputError(f"--tolerance: found {tolerance:g}; allowed: 0 or more, such as 0.1")
-    loaded, run = load_scenario(scenario, overrides), load_measured(measured)
+    loaded, run = load_scenario(scenario, report.overrides), load_measured(measured)
     check_same(loaded, run, measured)
     profile = load_profile(calibration, "--calibration") if calibration else own_profile(run, measured)
     simulation = simulate_run(loaded, run, profile, measured)
     timeline = to_timeline(run.actions, loaded.parallelism)
     result = compare(simulation, run, timeline, tolerance)
-    if json != "-":
-        print_table(result)
-    if json is not None:
-        write_json(json, result, indent=1)
-    if html is not None:
-        from sim.views.compare_page import compare_page
-
-        write_page(html, compare_page(result, simulation.timeline, timeline))
+    report.show(result, lambda found: compare_page(found, simulation.timeline, timeline), print_table)
     return 0 if result["within_tolerance"] else 1

@@ -12,8 +12,7 @@ import click
 
 from sim.commands.command import Command
 from sim.commands.files_named import FILE
-from sim.commands.options import json_option
-from sim.core.files import write_json
+from sim.commands.options import Report, gathered, json_option
 from sim.core.units import counted
 
 if TYPE_CHECKING:
@@ -27,8 +26,8 @@ RANKS_SHOWN, WAITS_SHOWN, NAME = 5, 5, 60
 @click.argument("traces", type=FILE, nargs=-1, required=True, metavar="TRACE...")
 @click.option("--groups", type=FILE, metavar="FILE", help="Chakra: ASTRA-sim's communicator groups")
 @click.option("--step", type=click.IntRange(0), metavar="N", help="profiler step; by default the one of median length")
-@json_option
-def main(traces: tuple[Path, ...], groups: Path | None, step: int | None, json: str | None) -> None:
+@gathered(Report, "report", json_option)
+def main(traces: tuple[Path, ...], groups: Path | None, step: int | None, report: Report) -> None:
     """Find the slow rank in recorded traces of several ranks: who waits for it, what its repair would gain, and the
     operators behind it."""
     from sim.commands.replay import load
@@ -36,10 +35,7 @@ def main(traces: tuple[Path, ...], groups: Path | None, step: int | None, json: 
 
     recording = load(traces, step, groups)
     found = diagnose(recording)
-    if json is not None:
-        write_json(json, as_json(found, recording), indent=1)
-    if json != "-":
-        _print(found, recording)
+    report.show(as_json(found, recording), None, lambda _: _print(found, recording))
 
 
 def _print(found: Diagnosis, recording: Recording) -> None:

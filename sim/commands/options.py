@@ -122,11 +122,12 @@ class Report(Struct, frozen=True, dict=True):
     html: Path | None = None
     overrides: tuple[str, ...] = ()
 
-    def show(self, result: Data, page: Callable[[Data], str], table: Callable[[Data], None]) -> None:
-        """Write the result where the options say, and print its table unless its JSON is on standard output."""
+    def show(self, result: Data, page: Callable[[Data], str] | None, table: Callable[[Data], None]) -> None:
+        """Write the result where the options say, and print its table unless its JSON is on standard output. `page`:
+        None where the command has none."""
         if self.json is not None:
             write_json(self.json, result, indent=1)
-        if self.html is not None:
+        if self.html is not None and page is not None:
             write_page(self.html, page(result))
         if self.json != "-":
             table(result)
@@ -156,12 +157,13 @@ class Narrowing(Struct, frozen=True, dict=True):
 
 
 def gathered(record: type[Struct], name: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A decorator that gives a command these options, as one argument `name`: a record with a field for each."""
+    """A decorator that gives a command these options, as one argument `name`: a record with a field for each; other
+    fields keep their defaults."""
 
     def decorate(function: Any) -> Any:
         @wraps(function)
         def call(**given: Any) -> Any:
-            values = {field: given.pop(field) for field in record.__struct_fields__}
+            values = {field: given.pop(field) for field in record.__struct_fields__ if field in given}
             return function(**given, **{name: record(**values)})
 
         for option in reversed(options):

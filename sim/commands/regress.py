@@ -25,8 +25,7 @@ import click
 
 from sim.commands.command import Command
 from sim.commands.files_named import FILE
-from sim.commands.options import json_option
-from sim.core.files import write_json
+from sim.commands.options import Report, gathered, json_option
 from sim.inputs.shipped import scenarios_folder
 from sim.studies.regression import accept, regress
 from sim.views.terminal import columns_of
@@ -61,8 +60,8 @@ def _line(name: str, text: str) -> None:
 @click.option("--update", is_flag=True, help="store today's errors as the expected ones")
 @click.option("--benchmarks", metavar="PROFILE.json", help="profile by calibrate.run of the machine that made the runs")
 @click.option("--live", is_flag=True, help="also make new benchmarks and runs on this machine")
-@json_option
-def main(folder: Path | None, update: bool, benchmarks: str | None, live: bool, json: str | None) -> int:
+@gathered(Report, "report", json_option)
+def main(folder: Path | None, update: bool, benchmarks: str | None, live: bool, report: Report) -> int:
     """Compare the measured runs in FOLDER with their simulation, and the errors with the stored, accepted ones."""
     if live and find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
@@ -70,10 +69,7 @@ def main(folder: Path | None, update: bool, benchmarks: str | None, live: bool, 
     if benchmarks is not None:
         benchmarks = os.path.relpath(benchmarks, folder)
     result = regress(folder, live, benchmarks)
-    if json != "-":
-        _print(result)
-    if json is not None:
-        write_json(json, result, indent=1)
+    report.show(result, None, _print)
     if update:
         accept(folder, result)
         return 1 if any(row["beyond"] or row.get("live_beyond") for row in result["runs"]) else 0

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from sim.commands.command import Command
 from sim.commands.files_named import FILE, OUTPUT
-from sim.commands.options import engine_option, json_option, page_option, write_page, write_trace
+from sim.commands.options import Report, engine_option, gathered, json_option, page_option, write_trace
 from sim.core.errors import InputError
-from sim.core.files import read_json, write_json
+from sim.core.files import read_json
 from sim.core.units import counted
 from sim.inputs.file_kinds import NSYS_REPORTS, SQLITE, read_yaml_if_any, refuse_other_kind, starts_as_sqlite
 from sim.traces.changes import (
@@ -66,8 +66,7 @@ WANTED = "replay takes profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
 @click.option("--groups", type=FILE, metavar="FILE", help="Chakra: ASTRA-sim's communicator groups")
 @click.option("--step", type=click.IntRange(0), metavar="N", help="profiler step; by default the one of median length")
 @engine_option
-@json_option
-@page_option
+@gathered(Report, "report", json_option, page_option)
 @click.option("--trace", type=OUTPUT, metavar="FILE", help="write a Chrome/Perfetto trace of the replay")
 def main(
     traces: tuple[Path, ...],
@@ -83,9 +82,8 @@ def main(
     groups: Path | None,
     step: int | None,
     engine: Engine,
-    json: str | None,
-    html: Path | None,
     trace: Path | None,
+    report: Report,
 ) -> None:
     """Replay recorded traces (PyTorch profiler, Nsight Systems, Chakra) or captured programs; options change device,
     network, ranks or kernels."""
@@ -111,8 +109,9 @@ def main(
         change = replace(change, network=network_of(str(cluster), _ranks_after(recording, change.dp)))
     recording.warnings += doubts(recording, change)
     unchanged, changed = replay(recording, None, engine), replay(recording, change, engine)
-    result = make_result(unchanged, changed, asked)
-    _write(result, changed, json, html, trace)
+    if trace is not None:
+        write_trace(trace, timeline(changed))
+    report.show(make_result(unchanged, changed, asked), lambda found: _page(found, changed), _print)
 
 
 def _captured(paths: Sequence[Path]) -> bool:
@@ -285,18 +284,10 @@ def _communication(recording: Recording, unchanged: Replay, changed: Replay) -> 
     ]
 
 
-def _write(result: dict[str, Any], changed: Replay, json: str | None, html: Path | None, trace: Path | None) -> None:
-    if json is not None:
-        write_json(json, result, indent=1)
-    if trace is not None:
-        write_trace(trace, timeline(changed))
-    if html is not None:
-        from sim.views.replay_page import replay_page
+def _page(result: dict[str, Any], changed: Replay) -> str:
+    from sim.views.replay_page import replay_page
 
-        recorded = timeline(recorded_times(changed.recording))
-        write_page(html, replay_page(result, timeline(changed), recorded))
-    if json != "-":
-        _print(result)
+    return replay_page(result, timeline(changed), timeline(recorded_times(changed.recording)))
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from sim.commands.command import Command
 from sim.commands.files_named import FILE, OUTPUT
-from sim.commands.options import json_option, overrides_option, write_page
+from sim.commands.options import Report, report_options
 from sim.core.errors import InputError
-from sim.core.files import write_json, write_text
+from sim.core.files import write_text
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import with_overrides
 from sim.studies.executors import local_workers, results, tracked
@@ -88,8 +88,6 @@ def _outcome(job: Job) -> Outcome:
 
 @click.command("validate", cls=Command)
 @click.argument("tables", type=FILE, nargs=-1, required=True, metavar="TABLE.json …")
-@json_option
-@click.option("--html", type=OUTPUT, metavar="FILE", help="write a page with scatter plots")
 @click.option("--markdown", type=OUTPUT, metavar="FILE", help="write the tables as Markdown")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="only the first N rows of each table")
 @click.option("--calibration", metavar="NAME", help="a profile in place of the tables' own")
@@ -100,20 +98,21 @@ def _outcome(job: Job) -> Outcome:
     help="predict rows that have `program` from captured programs FOLDER/ROW_ID.json.gz",
 )
 @click.option("--jobs", type=click.IntRange(1, 256), metavar="N", help="number of processes")
-@overrides_option
+@report_options
 def main(
     tables: tuple[Path, ...],
-    json: str | None,
-    html: Path | None,
     markdown: Path | None,
     limit: int | None,
     calibration: str | None,
     programs: Path | None,
     jobs: int | None,
-    overrides: tuple[str, ...],
+    report: Report,
 ) -> None:
     """Predict every row of TABLE.json … and print the errors per table and group."""
-    read = [_changed(read_table(path, limit), overrides) for path in tables]
+    from sim.views.accuracy_page import accuracy_markdown, accuracy_page
+    from sim.views.accuracy_summary import print_accuracy
+
+    read = [_changed(read_table(path, limit), report.overrides) for path in tables]
     if calibration is not None:
         from sim.prices.profiles import load_profile
 
@@ -122,7 +121,10 @@ def main(
         raise InputError(f"--programs: {programs} is not a folder; python -m calibrate.capture --table writes one")
     kept = "" if markdown is None else _kept(markdown)
     done = validate_tables(read, calibration, jobs, programs)
-    _write(done, json, html, markdown, kept)
+    if markdown is not None:
+        write_text(markdown, kept + accuracy_markdown(done))
+    result = {"format": "sim-validate/1", "tables": [v.as_dict() for v in done]}
+    report.show(result, lambda _: accuracy_page(done), lambda found: print_accuracy(found["tables"]))
 
 
 def _changed(table: Table, overrides: Sequence[str]) -> Table:
@@ -131,25 +133,6 @@ def _changed(table: Table, overrides: Sequence[str]) -> Table:
         replace(row, scenario=with_overrides(Source(row.id, dict(row.scenario)), overrides).data) for row in table.rows
     ]
     return replace(table, rows=tuple(rows)) if overrides else table
-
-
-def _write(done: list[Validation], json: str | None, html: Path | None, markdown: Path | None, kept: str) -> None:
-    tables = [v.as_dict() for v in done]
-    data = {"format": "sim-validate/1", "tables": tables}
-    if html is not None:
-        from sim.views.accuracy_page import accuracy_page
-
-        write_page(html, accuracy_page(done))
-    if markdown is not None:
-        from sim.views.accuracy_page import accuracy_markdown
-
-        write_text(markdown, kept + accuracy_markdown(done))
-    if json is not None:
-        write_json(json, data, indent=1)
-    if json != "-":
-        from sim.views.accuracy_summary import print_accuracy
-
-        print_accuracy(tables)
 
 
 def _kept(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.core.timeline import Timeline
-from sim.core.units import n_bytes, percent, ranks_text, seconds
+from sim.core.units import counted, n_bytes, percent, ranks_text, seconds
 from sim.views.headline import Number
 from sim.views.page import page, view_data
 from sim.views.palette import in_order, style_of
@@ -25,12 +25,12 @@ def compare_page(compare: Comparison, simulated: Timeline, measured: Timeline) -
 
     timelines = [_in_one_row(simulated), _in_one_row(measured)]
     chart, layout = timeline_figure(timelines, paired_tracks(simulated, measured))
-    actions, memory = compare.get("actions") or {}, compare.get("memory") or []
-    saved, over = "saved_for_backward_bytes", compare.get("memory_over_steps") or []
+    actions, memory, over = compare["actions"], compare["memory"], compare["memory_over_steps"]
+    saved = "saved_for_backward_bytes"
     plots = {"timeline": chart, **({"memory_steps": memory_steps_figure(fullest_rank(over))} if over else {})}
     return page(
         "compare.html",
-        f"{compare.get('scenario', 'step')}: simulated against measured",
+        f"{compare['scenario']}: simulated against measured",
         plots,
         view_data(timelines, layout),
         line=_line(compare),
@@ -39,8 +39,8 @@ def compare_page(compare: Comparison, simulated: Timeline, measured: Timeline) -
         spans=len(simulated) + len(measured),
         near=NEAR_MOST,
         actions=[(style_of(k).fill, style_of(k).label, actions[k]) for k in in_order(tuple(actions))],
-        ranks=[("", f"rank {r['rank']}", r["compute_s"]) for r in compare.get("ranks") or [] if "compute_s" in r],
-        memory=[("", f"rank {m['rank']}", m["peak_bytes"]) for m in memory if "peak_bytes" in m],
+        ranks=[("", f"rank {r['rank']}", r["compute_s"]) for r in compare["ranks"]],
+        memory=[("", f"rank {m['rank']}", m["peak_bytes"]) for m in memory],
         saved=[("", f"rank {m['rank']}", m[saved]) for m in memory if saved in m],
         over_steps=[("", f"rank {r['rank']}, step {i + 1}", p) for r in over for i, p in enumerate(r["peaks"])],
         over_steps_of=f"rank {fullest_rank(over)['rank']}" if over else "",
@@ -67,39 +67,32 @@ def _in_one_row(timeline: Timeline) -> Timeline:
 
 
 def _line(compare: Comparison) -> str:
-    steps = compare.get("steps") or {}
-    words = [f"Profile {compare['profile']}" if compare.get("profile") else ""]
-    if steps:
-        words.append(f"{steps.get('count')} timed steps, {seconds(steps['min_s'])} to {seconds(steps['max_s'])}")
-    return " · ".join(w for w in words if w)
+    steps = compare["steps"]
+    shown = f"{counted(steps['count'], 'timed step')}, {seconds(steps['min_s'])} to {seconds(steps['max_s'])}"
+    return f"Profile {compare['profile']} · {shown}"
 
 
 def _others(compare: Comparison) -> list[Number]:
     """Return how busy others kept the machine; nothing where nobody looked."""
-    cores = compare.get("others_cores")
+    cores, quiet = compare["others_cores"], compare["quiet"]
     if cores is None:
         return []
-    quiet = bool(compare.get("quiet"))
     words = "cores at most: a quiet run" if quiet else "cores: a noisy run, its error says little"
     return [Number("Others kept busy", f"{cores:.2f}", words, "good" if quiet else "bad")]
 
 
 def _headline(compare: Comparison) -> list[Number]:
-    step = compare["step_time_s"]
-    tolerance = compare.get("tolerance")
-    verdict, mood = ("within", "good") if compare.get("within_tolerance") else ("out of", "bad")
-    allowed = f" of {percent(tolerance)}" if tolerance is not None else ""
-    low, high = compare.get("step_time_interval_s") or (step["simulated"], step["simulated"])
-    numbers = [
-        Number("Error of step time", signed(step["error"]), f"{verdict} tolerance{allowed}", mood),
+    step, ends, (low, high) = compare["step_time_s"], compare["action_ends"], compare["step_time_interval_s"]
+    verdict, mood = ("within", "good") if compare["within_tolerance"] else ("out of", "bad")
+    limit = f"{verdict} tolerance of {percent(compare['tolerance'])}"
+    apart = f"of the step on average, {percent(ends['max'])} at most"
+    return [
+        Number("Error of step time", signed(step["error"]), limit, mood),
         Number("Simulated", seconds(step["simulated"]), f"90 %: {seconds(low)} – {seconds(high)}"),
-        Number("Measured", seconds(step["measured"]), f"median; noise {percent(compare.get('noise') or 0.0)}"),
+        Number("Measured", seconds(step["measured"]), f"median; noise {percent(compare['noise'])}"),
         *_others(compare),
+        Number("Ends of actions differ by", percent(ends["mean"]), apart),
     ]
-    if ends := compare.get("action_ends"):
-        note = f"of the step on average, {percent(ends['max'])} at most"
-        numbers.append(Number("Ends of actions differ by", percent(ends["mean"]), note))
-    return numbers
 
 
 def fullest_rank(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

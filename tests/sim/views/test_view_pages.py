@@ -73,8 +73,15 @@ def comparison() -> dict[str, Any]:
     return {
         "format": "sim-compare/1",
         "scenario": "<b>x</b>",
+        "profile": "paired",
         "step_time_s": pair,
+        "step_time_interval_s": [0.7, 0.9],
         "noise": 0.01,
+        "quiet": True,
+        "others_cores": None,
+        "steps": {"count": 2, "min_s": 0.9, "max_s": 1.1},
+        "action_ends": {"mean": 0.0, "max": 0.0},
+        "memory_over_steps": [],
         "actions": {
             "F": pair | {"simulated_count": 3, "measured_count": 3},
             "W": pair | {"simulated_count": 0, "measured_count": 3},
