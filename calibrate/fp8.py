@@ -27,7 +27,7 @@ INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Round `x` to an 8-bit dtype; also return the power of two by which it was multiplied.
 
-    >>> eight_bits, scale = quantized(torch.tensor([1.0, 100.0]), INPUT)
+    >>> eight_bits, scale = quantized(torch.tensor([1.0, 104.0]), INPUT)
     >>> eight_bits.float().tolist(), float(scale)
     ([4.0, 416.0], 4.0)
     """

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sim.core.engines import Engine
 
 MAX_TRACES = 4096
+UNCHANGED = {"gpu_ratio": 1.0, "network_scale": 1.0}
 WANTED = "replay takes profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
 
 
@@ -250,7 +251,7 @@ def make_result(unchanged: Replay, changed: Replay, asked: dict[str, Any]) -> di
         "recorded_step_s": recorded_s,
         "replayed_step_s": unchanged.step_time_s,
         "error": unchanged.step_time_s / recorded_s - 1 if recorded_s else 0.0,
-        "what_if": {k: v for k, v in asked.items() if v not in (None, [], 1.0)},
+        "what_if": {k: v for k, v in asked.items() if v not in (None, []) and v != UNCHANGED.get(k)},
         "step_time_s": changed.step_time_s,
         "change": changed.step_time_s / unchanged.step_time_s - 1 if unchanged.step_time_s else 0.0,
         "per_rank": [

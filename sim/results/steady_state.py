@@ -93,7 +93,7 @@ def largest_mean(weights: Floats) -> tuple[float, list[int]]:
     the minimum cycle mean in a digraph).
 
     >>> largest_mean(np.array([[2.0, 5.0], [3.0, 1.0]]))
-    (4.0, [0, 1, 0])
+    (4.0, [1, 0, 1])
     """
     n = len(weights)
     most, before = np.zeros((n + 1, n)), np.zeros((n + 1, n), dtype=np.int64)

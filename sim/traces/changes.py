@@ -247,8 +247,8 @@ def _reducing(recording: Recording) -> tuple[dict[str, float], dict[str, tuple[i
 def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Tell whether two groups may be of one dimension of a layout: no common rank, equal distances between ranks.
 
-    >>> _alike((0, 2), (1, 3)), _alike((0, 2), (0, 1)), _alike((0, 1), (2, 3))
-    (True, False, True)
+    >>> _alike((0, 2), (1, 3)), _alike((0, 2), (1, 2)), _alike((0, 2), (2, 4))
+    (True, False, False)
     """
     if not one or not other or set(one) & set(other):
         return False

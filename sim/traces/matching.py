@@ -31,6 +31,7 @@ def join(traces: Sequence[RankTrace], step: int | None = None) -> Recording:
     for part in parts:
         _count_keys(part)
     _one_clock(parts, traces)
+    _check_times(parts)
     out = merge(parts, traces[0].path if len(traces) == 1 else f"{len(traces)} traces")
     _check_members(out)
     return out
@@ -86,6 +87,19 @@ def _one_clock(parts: list[Recording], traces: Sequence[RankTrace]) -> None:
             node.end_ns -= offset
         how = f"by its {len(late)} common collectives" if late else "by its start: no common collectives"
         part.warnings.append(f"rank {part.ranks[0]}: another clock, moved by {-offset / 1e6:.3f} ms {how}")
+
+
+def _check_times(parts: Sequence[Recording]) -> None:
+    """Warn of a rank whose step begins after another rank's has ended, as in traces of two runs."""
+    first = min(parts, key=lambda part: max(node.end_ns for node in part.nodes))
+    ended_ns = max(node.end_ns for node in first.nodes)
+    for part in parts:
+        begun_ns = min(node.start_ns for node in part.nodes)
+        if begun_ns > ended_ns:
+            part.warnings.append(
+                f"rank {part.ranks[0]}: its step begins {(begun_ns - ended_ns) / 1e9:.3g} s after rank "
+                f"{first.ranks[0]}'s has ended; are these traces of one run?"
+            )
 
 
 def _check_members(recording: Recording) -> None:

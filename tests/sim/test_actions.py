@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from msgspec.structs import replace
 
-import sim.core.actions
 from sim.core.actions import Action, Entry, Kind, Overlap, Schedule, grid, parse_entry, validate
 from tests.sim.schedule_facts import in_flight
 
@@ -21,12 +18,6 @@ def schedule(*ranks: str, stages: tuple[int, ...] | None = None, m: int = 2) -> 
 
 
 GOOD = schedule("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1I1 1W1")
-
-
-def test_doctests() -> None:
-    result = doctest.testmod(sim.core.actions)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 @pytest.mark.parametrize("text", ["2F0", "17B255", "0I3", "1W1", "(0F4;7B1)OVERLAP_F_B", "(0F4;7I1)OVERLAP_F_B"])

@@ -56,6 +56,12 @@ def test_json_alone_on_standard_output(traces: list[str]) -> None:
     }
 
 
+def test_one_replica_is_a_change_and_a_factor_of_one_is_none(traces: list[str]) -> None:
+    result = json.loads(invoke(*traces, "--json", "-", "--dp", "1", "--gpu-ratio", "1").stdout)
+    assert result["what_if"] == {"dp": 1}
+    assert result["step_time_s"] < result["replayed_step_s"]
+
+
 def test_a_pattern_that_matches_nothing_is_refused_with_the_longest_names(traces: list[str]) -> None:
     done = invoke(*traces, "--scale-kernels", "gemn=2")
     assert done.exit_code == 2

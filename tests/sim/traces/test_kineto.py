@@ -286,6 +286,13 @@ def test_ranks_steps_and_missing_members() -> None:
     assert "members without a trace" in recorded(traces[1]).warnings[0]
 
 
+def test_steps_of_two_runs_are_no_silent_wait() -> None:
+    work = [trace(rank, [event("aten::mm", begin_us, 200)]) for rank, begin_us in ((0, 10), (1, 2_000_210))]
+    assert recorded(*work).warnings == [
+        "rank 1: its step begins 2 s after rank 0's has ended; are these traces of one run?"
+    ]
+
+
 def test_what_ifs_of_network_device_and_replicas() -> None:
     items: list[p.Item] = [
         p.Kernel(1000, 1000, 500_000, 7),

@@ -11,7 +11,7 @@ from sim.commands.replay import load
 from sim.inputs.scenario import load_scenario
 from sim.simulation import simulate
 from sim.traces.chakra_out import write_chakra
-from sim.traces.changes import MATMUL, Change, doubts, dp_change, gpu_pair
+from sim.traces.changes import MATMUL, Change, doubts, dp_change, gpu_pair, network_of
 from sim.traces.kineto import read_kineto
 from sim.traces.matching import join
 from sim.traces.recording import Message, Node, Recording
@@ -97,6 +97,13 @@ def test_all_data_parallel_groups_of_a_layout_change() -> None:
     assert dp_change(recording, 4, "2-3")[0] == {"0-1", "2-3"}
     assert "others reduce too, of which --dp-group takes one: '0-1', '2-3'" in doubts(recording, change)[0]
     assert doubts(recording, Change()) == []
+    # Ranks of the larger groups keep their distance: 0, 2, 4, … lie on other nodes too.
+    network = network_of("dgx-h100", 32)
+    priced = replay(recording, Change(dp=dp_change(recording, 16, None), network=network))
+    seconds = [
+        network.collective("all_reduce", ranks, size).seconds for ranks, size in (((0, 1), 1e3), (range(0, 32, 2), 1e6))
+    ]
+    assert priced.end_s[1] == pytest.approx(sum(seconds), rel=1e-6)
 
 
 def test_a_written_step_takes_as_long_as_on_shared_links(tmp_path: Path) -> None:
