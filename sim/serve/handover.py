@@ -35,22 +35,19 @@ class Transfer(NamedTuple):
 class Handover:
     """Takes prompts that are computed, and brings them to the decode replica that `router` chooses."""
 
-    def __init__(self, clock: Clock, prefill: Pool, decode: Pool, router: Router) -> None:
-        self.clock, self.prefill, self.decode, self.router = clock, prefill, decode, router
-        self.token_bytes = max(prefill.capacity.stage_token_bytes, decode.capacity.stage_token_bytes)
-        self.out = [simpy.Resource(clock) for _ in prefill.replicas]
-        self.into = [simpy.Resource(clock) for _ in decode.replicas]
+    def __init__(
+        self, clock: Clock, pools: Items[Pool], processes: Items[Items[ReplicaProcess]], router: Router
+    ) -> None:
+        self.clock, self.router = clock, router
+        self.prefill, self.decode = pools
+        self.prefilling, self.decoding = processes
+        self.token_bytes = max(pool.capacity.stage_token_bytes for pool in pools)
+        self.out, self.into = ([simpy.Resource(clock) for _ in pool.replicas] for pool in pools)
         self.sources: dict[Sequence, tuple[int, Sequence]] = {}  # the replica, and what it still holds
         self.transfers: list[Transfer] = []
-        self.prefilling: Items[ReplicaProcess] = ()
-        self.decoding: Items[ReplicaProcess] = ()
-
-    def connect(self, prefilling: Items[ReplicaProcess], decoding: Items[ReplicaProcess]) -> None:
-        """Listen to both pools."""
-        self.prefilling, self.decoding = prefilling, decoding
-        for i, process in enumerate(prefilling):
+        for i, process in enumerate(self.prefilling):
             process.on_left = lambda sequence, i=i: self._computed(sequence, i)
-        for i, process in enumerate(decoding):
+        for i, process in enumerate(self.decoding):
             process.replica.scheduler.fetch = lambda sequence, i=i: self._asked(sequence, i)
 
     def _computed(self, sequence: Sequence, replica: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -117,7 +118,7 @@ def keys_on_their_way(d: ServingDims, attentions: tuple[Attention, ...], longest
     return max([a.sequence_bytes(d, tokens) for a in attentions])
 
 
-def iteration_tokens(inference: Inference, requests: tuple[Request, ...]) -> int:
+def iteration_tokens(inference: Inference, requests: Items[Request]) -> int:
     """The most tokens of an iteration. An engine that cuts no prompts must be told more where one is longer than
     `max_batch_tokens`: the longest prompt and, where prompts run beside tokens, one token of every running request
     (TensorRT-LLM, bench/benchmark/utils/general.py; vLLM 0.6, config.py: no less than max_model_len)."""
@@ -159,7 +160,7 @@ def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _He
 
 
 def cache_capacity(
-    scenario: Scenario, costs: IterationCosts, requests: tuple[Request, ...], held_bytes: float = 0.0
+    scenario: Scenario, costs: IterationCosts, requests: Items[Request], held_bytes: float = 0.0
 ) -> Capacity:
     """Blocks that fit beside weights, buffers and others' `held_bytes` (`_blocks_fit`).
 

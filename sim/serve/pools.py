@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from functools import cached_property
 
 from msgspec import Struct
@@ -66,36 +67,31 @@ def experts_span(scenario: Scenario) -> int:
 def whole_pool(
     scenario: Scenario,
     profile: Profile,
-    requests: tuple[Request, ...],
+    sequences: list[Sequence],
     held_bytes: float = 0.0,
     costs: IterationCosts | None = None,
-) -> tuple[Pool, list[Sequence]]:
-    """A scenario's dp replicas, each of which does all of a request, and their sequences in order of arrival, dealt out
-    in turn."""
+) -> Pool:
+    """A scenario's dp replicas, each of which does all of a request; sequences are dealt out in turn."""
     dp = scenario.parallelism.dp
-    sequences = [Sequence(r, n) for n, r in enumerate(requests)]
     scaled = scenario.for_serving.autoscaling is not None  # then a replica without requests takes GPUs, too
-    dealt = [sequences[i::dp] for i in range(dp if scaled else min(dp, len(requests)))]
-    return _pool("all", scenario, profile, requests, 0, dealt, held_bytes, costs), sequences
+    dealt = [sequences[i::dp] for i in range(dp if scaled else min(dp, len(sequences)))]
+    return _pool("all", scenario, profile, [s.request for s in sequences], 0, dealt, held_bytes, costs)
 
 
-def prefill_pool(
-    scenario: Scenario, profile: Profile, requests: tuple[Request, ...], size: PoolSize
-) -> tuple[Pool, list[Sequence]]:
-    """Replicas that compute prompts and hand them over, and all sequences."""
-    sequences = [Sequence(r, n) for n, r in enumerate(requests)]
-    prompts = tuple([r._replace(output_tokens=1) for r in requests])
+def prefill_pool(scenario: Scenario, profile: Profile, sequences: list[Sequence], size: PoolSize) -> Pool:
+    """Replicas that compute prompts and hand them over."""
+    prompts = [s.request._replace(output_tokens=1) for s in sequences]
     pool = _pool("prefill", _sized(scenario, size), profile, prompts, 0, [[] for _ in range(size.replicas)])
     for replica in pool.replicas:
         replica.scheduler.hands_over = True
-    return pool, sequences
+    return pool
 
 
 def decode_pool(
-    scenario: Scenario, profile: Profile, requests: tuple[Request, ...], size: PoolSize, first_rank: int
+    scenario: Scenario, profile: Profile, sequences: list[Sequence], size: PoolSize, first_rank: int
 ) -> Pool:
     """Replicas that take computed prompts over and add tokens."""
-    sized = _sized(scenario, size)
+    sized, requests = _sized(scenario, size), [s.request for s in sequences]
     given = sized.for_serving
     untiered = given.kv_cache.model_copy(update={"tiers": None})  # prefixes are the other pool's
     own = given.model_copy(update={"prefix_cache": "none", "kv_cache": untiered})
@@ -117,7 +113,7 @@ def _pool(
     name: str,
     scenario: Scenario,
     profile: Profile,
-    requests: tuple[Request, ...],
+    requests: Items[Request],
     first_rank: int,
     dealt: list[list[Sequence]],
     held_bytes: float = 0.0,

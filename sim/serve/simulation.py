@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 
 from sim.core.gc_paused import no_collection
 from sim.inputs.scenario import Scenario
-from sim.inputs.workloads import Disaggregated, Inference
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.serve.adapters import with_adapters, with_named
@@ -65,31 +64,53 @@ def simulate_serving(
         why = "the trace names LoRA adapters (adapter_id); inference.lora says their rank"
         raise scenario.error(("inference", "requests"), why)
     path = _path(scenario, engine, found)
+    sequences = [Sequence(r, n) for n, r in enumerate(found)]
     with no_collection():
-        pools, transfers, spans = _served(scenario, prices, found, path, group, held_bytes, costs)
+        pools = _pools(scenario, prices, sequences, held_bytes, costs)
+        transfers, spans = _serve(pools, sequences, scenario, path, group)
     wall_s = time.perf_counter() - begin
-    return ServingSimulation(scenario, prices, pools, tuple(transfers), path, wall_s, found, held_bytes, spans)
+    return ServingSimulation(scenario, prices, pools, transfers, path, wall_s, found, held_bytes, spans)
 
 
-def _served(
+def _pools(
+    scenario: Scenario, prices: Profile, sequences: list[Sequence], held_bytes: float, costs: IterationCosts | None
+) -> tuple[Pool, ...]:
+    """One pool, or those for prompts and for the tokens after them."""
+    sizes = scenario.for_serving.disaggregated
+    if sizes is None:
+        return (whole_pool(scenario, prices, sequences, held_bytes, costs),)
+    prefill = prefill_pool(scenario, prices, sequences, sizes.prefill)
+    return prefill, decode_pool(scenario, prices, sequences, sizes.decode, sizes.prefill.ranks)
+
+
+def _serve(
+    pools: tuple[Pool, ...],
+    sequences: list[Sequence],
     scenario: Scenario,
-    prices: Profile,
-    requests: tuple[Request, ...],
     path: Literal["simpy", "static"],
     group: bool,
-    held_bytes: float,
-    costs: IterationCosts | None,
-) -> tuple[tuple[Pool, ...], list[Transfer], tuple[Span, ...]]:
-    """The pools when all is served, what went from one to another, and when which replica was on."""
-    inference = scenario.for_serving
-    if inference.disaggregated is not None:
-        return *_disaggregated(scenario, prices, requests, inference.disaggregated, group), ()
-    pool, sequences = whole_pool(scenario, prices, requests, held_bytes, costs)
-    if path == "simpy":
-        return (pool,), [], _on_simpy(pool, sequences, inference, group)
-    for replica, own in zip(pool.replicas, pool.prices, strict=True):
-        QuickPass(replica, own, group).run()
-    return (pool,), [], ()
+) -> tuple[tuple[Transfer, ...], tuple[Span, ...]]:
+    """Serve all; what went from one pool to another, and when which replica was on, where a rule starts and stops
+    them."""
+    if path == "static":
+        for replica, own in zip(pools[0].replicas, pools[0].prices, strict=True):
+            QuickPass(replica, own, group).run()
+        return (), ()
+    from sim.serve.autoscaler import Autoscaler
+    from sim.serve.handover import Handover
+    from sim.serve.on_simpy import Clock, replica_processes, serve_on_simpy
+
+    clock, inference = Clock(), scenario.for_serving
+    routers = [ROUTERS[inference.router]([r.scheduler for r in pool.replicas]) for pool in pools]
+    processes = [replica_processes(clock, pool, group) for pool in pools]
+    handover = Handover(clock, pools, processes, routers[1]) if len(pools) > 1 else None
+    rule, scaler = inference.autoscaling, None
+    if rule is not None:
+        scaler = Autoscaler(clock, rule, processes[0], routers[0], sequences)
+    for replica in pools[0].replicas:
+        replica.sequences.clear()  # the router deals them out
+    serve_on_simpy(clock, processes[0], sequences, routers[0].choose)
+    return tuple(handover.transfers) if handover else (), scaler.finished() if scaler else ()
 
 
 def coupling(scenario: Scenario) -> str:
@@ -112,35 +133,3 @@ def _path(scenario: Scenario, engine: Engine, requests: tuple[Request, ...]) -> 
         raise scenario.error((), f"--engine static does not know {coupled}; simpy does (auto)")
     small = len(requests) <= SIMPY_REQUESTS
     return "simpy" if coupled or engine == "simpy" or (engine == "auto" and small) else "static"
-
-
-def _on_simpy(pool: Pool, sequences: list[Sequence], inference: Inference, group: bool) -> tuple[Span, ...]:
-    """Serve; when which replica was on, where a rule starts and stops them."""
-    from sim.serve.autoscaler import Autoscaler
-    from sim.serve.on_simpy import Clock, replica_processes, serve_on_simpy
-
-    clock, route = Clock(), ROUTERS[inference.router]([r.scheduler for r in pool.replicas])
-    for replica in pool.replicas:
-        replica.sequences.clear()  # the router deals them out
-    processes, rule = replica_processes(clock, pool, group), inference.autoscaling
-    scaler = None if rule is None else Autoscaler(clock, rule, processes, route, sequences)
-    serve_on_simpy(clock, processes, sequences, route.choose)
-    return () if scaler is None else scaler.finished()
-
-
-def _disaggregated(
-    scenario: Scenario, profile: Profile, requests: tuple[Request, ...], sizes: Disaggregated, group: bool
-) -> tuple[tuple[Pool, Pool], list[Transfer]]:
-    """Prompts computed by one pool, tokens added by another."""
-    from sim.serve.handover import Handover
-    from sim.serve.on_simpy import Clock, replica_processes, serve_on_simpy
-
-    prefill, sequences = prefill_pool(scenario, profile, requests, sizes.prefill)
-    decode = decode_pool(scenario, profile, requests, sizes.decode, sizes.prefill.ranks)
-    first, second = (ROUTERS[scenario.for_serving.router]([r.scheduler for r in p.replicas]) for p in (prefill, decode))
-    clock = Clock()
-    prefilling, decoding = (replica_processes(clock, pool, group) for pool in (prefill, decode))
-    handover = Handover(clock, prefill, decode, second)
-    handover.connect(prefilling, decoding)
-    serve_on_simpy(clock, prefilling, sequences, first.choose)
-    return (prefill, decode), handover.transfers
