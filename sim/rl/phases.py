@@ -11,20 +11,10 @@ while the trainer works on this step's, and both stop for the weights:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from sim.rl.records import Phase, PhaseKind, Pool
+from msgspec.structs import replace
 
-
-class UnplacedPhase(NamedTuple):
-    """A phase before it has its place."""
-
-    name: str
-    kind: PhaseKind
-    pool: Pool
-    seconds: float
-    low_s: float
-    high_s: float
+from sim.rl.records import Phase, Pool
 
 
 def step_s(parts: Sequence[tuple[Pool, float]], steps_off: int) -> float:
@@ -39,12 +29,12 @@ def step_s(parts: Sequence[tuple[Pool, float]], steps_off: int) -> float:
     return (max(alone) if steps_off else sum(alone)) + sums["both"]
 
 
-def place(parts: Sequence[UnplacedPhase], steps_off: int) -> tuple[Phase, ...]:
+def place(parts: Sequence[Phase], steps_off: int) -> tuple[Phase, ...]:
     """The phases with their starts. One step off, each pool begins at 0 and what both do comes when both have ended."""
     out, free = [], {"generation": 0.0, "training": 0.0}
     for part in parts:
         ready = free[part.pool] if steps_off and part.pool != "both" else max(free.values())
         for pool in free if part.pool == "both" or not steps_off else (part.pool,):
             free[pool] = ready + part.seconds
-        out.append(Phase(part.name, part.kind.value, part.pool, part.seconds, ready, (part.low_s, part.high_s)))
+        out.append(replace(part, start_s=ready))
     return tuple(out)

@@ -26,14 +26,14 @@ class PhaseKind(StrEnum):
 
 
 class Phase(Record, frozen=True):
-    """A part of the step. `pool`: whose GPUs it keeps; `interval_s`: 90 %, from the prices' own uncertainty."""
+    """A part of the step. `pool`: whose GPUs it keeps; `interval_s`: 90 %."""
 
     name: str
     kind: str  # see `PhaseKind`
     pool: Pool
     seconds: float
-    start_s: float
     interval_s: tuple[float, float]
+    start_s: float = 0.0
 
 
 class WeightTransfer(Record, frozen=True):

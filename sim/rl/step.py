@@ -15,7 +15,7 @@ from sim.rl.answers import Answers
 from sim.rl.batches import Batch
 from sim.rl.forward import Forward
 from sim.rl.memory import TrainingStates
-from sim.rl.phases import UnplacedPhase, place
+from sim.rl.phases import place
 from sim.rl.records import Phase, Pool, WeightTransfer
 from sim.rl.records import PhaseKind as K
 from sim.serve.result import ServingSimulation
@@ -43,7 +43,7 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
         """Parts of the step, each at its place."""
         return place([part for part in self._parts() if part.seconds > 0], self.rl.steps_off)
 
-    def _parts(self) -> list[UnplacedPhase]:
+    def _parts(self) -> list[Phase]:
         """In the order in which one answer's step goes through them."""
         rl, copy, engine_bytes = self.rl, self._host_copy_s, max(self.served.capacity.weight_bytes)
         sleeps = copy(engine_bytes) if rl.colocated and rl.sleep_level == 1 else 0.0
@@ -53,23 +53,21 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
         update_s, (low, high) = self.update.outcome.step_time_s, self.update.outcome.step_time_interval_s
         n = self.batch.updates
         return [
-            UnplacedPhase(
-                "generation", K.GENERATION, "generation", self.served.end_s, *self.served.outcome.duration_interval_s
-            ),
-            UnplacedPhase("rule reward", K.REWARD, "generation", rl.reward_s, rl.reward_s, rl.reward_s),
+            Phase("generation", K.GENERATION, "generation", self.served.end_s, self.served.outcome.duration_interval_s),
+            Phase("rule reward", K.REWARD, "generation", rl.reward_s, (rl.reward_s, rl.reward_s)),
             _over_links("engine sleeps", "generation", sleeps),
             _over_links("training states to GPU", "training", moved),
             *self._scoring(),
             _forwards("policy log-probabilities", K.LOGPROBS, self.forward),
             _over_links("reference swapped in and out", "training", swaps),
             _forwards("reference log-probabilities", K.REFERENCE, self.forward, again),
-            UnplacedPhase("training", K.TRAINING, "training", n * update_s, n * low, n * high),
+            Phase("training", K.TRAINING, "training", n * update_s, (n * low, n * high)),
             _over_links("training states to host", "training", moved),
             _over_links("engine wakes", "training", sleeps),
             _over_links("weight transfer", "both", self.transfer.seconds, K.WEIGHTS),
         ]
 
-    def _scoring(self) -> list[UnplacedPhase]:
+    def _scoring(self) -> list[Phase]:
         """Return the phases of scoring by a reward model, whose weights come from the host."""
         if self.reward is None:
             return []
@@ -93,13 +91,12 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
         return max(phase.start_s + phase.seconds for phase in self.phases)
 
 
-def _forwards(name: str, kind: K, forward: Forward, seconds: float | None = None) -> UnplacedPhase:
+def _forwards(name: str, kind: K, forward: Forward, seconds: float | None = None) -> Phase:
     spent = forward.seconds if seconds is None else seconds
-    return UnplacedPhase(name, kind, "training", spent, *interval(spent, forward.shares))
+    return Phase(name, kind, "training", spent, interval(spent, forward.shares))
 
 
-def _over_links(name: str, pool: Pool, seconds: float, kind: K = K.HOST_COPY) -> UnplacedPhase:
+def _over_links(name: str, pool: Pool, seconds: float, kind: K = K.HOST_COPY) -> Phase:
     """Copies and messages, which are priced by closed forms on links."""
-    return UnplacedPhase(
-        name, kind, pool, seconds, *interval(seconds, {("links", "topology", LINK_UNCERTAINTY): seconds})
-    )
+    likely = interval(seconds, {("links", "topology", LINK_UNCERTAINTY): seconds})
+    return Phase(name, kind, pool, seconds, likely)

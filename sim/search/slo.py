@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.inputs.units import TIME
-from sim.serve.request_times import request_times
 from sim.serve.result import ServingSimulation
 
 QUANTITIES = {
@@ -76,7 +75,7 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
 def share_within(served: ServingSimulation, slo: tuple[Promise, ...]) -> float:
     """Return the share of requests that keep every promise, each by its own time to first token, time per output token
     and latency. The inter-token latency of a request is the mean, which is its time per output token."""
-    times = request_times(served.sequences, served.costs.host.times.request_s)
+    times = served.times
     per_token_s = np.zeros(len(served.sequences))  # 0 for answers of one token, which have no decode iteration
     per_token_s[[s.request.output_tokens > 1 for s in served.sequences]] = times.per_output_token_s
     own = {"ttft": times.first_token_s, "latency": times.latency_s, "tpot": per_token_s, "itl": per_token_s}

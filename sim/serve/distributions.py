@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.serve.inter_token import token_gaps
-from sim.serve.request_times import Seconds, request_times
+from sim.serve.latencies import Seconds
 
 if TYPE_CHECKING:
     from sim.serve.result import ServingSimulation
@@ -20,14 +19,12 @@ PERCENTS: NDArray[np.float64] = np.concatenate((np.arange(200) / 2, (99.6, 99.7,
 def distributions(sim: ServingSimulation) -> dict[str, Seconds]:
     """By the result's key (`time_to_first_token_s`, …), what `PERCENTS` of its values are at most, [points]; the result
     states p50, p90 and p99 of them. Quantities without a value are left out."""
-    times = request_times(sim.sequences, sim.costs.host.times.request_s)
-    gaps = token_gaps(sim.pools[-1].replicas, len(sim.costs.stages))
     of_requests = {
-        "time_to_first_token_s": times.first_token_s,
-        "time_per_output_token_s": times.per_output_token_s,
-        "request_latency_s": times.latency_s,
+        "time_to_first_token_s": sim.times.first_token_s,
+        "time_per_output_token_s": sim.times.per_output_token_s,
+        "request_latency_s": sim.times.latency_s,
     }
     found = {key: np.percentile(values, PERCENTS) for key, values in of_requests.items() if len(values)}
-    if gaps is not None:
-        found["inter_token_latency_s"] = np.array([gaps.quantile(p / 100) for p in PERCENTS.tolist()])
+    if sim.gaps is not None:
+        found["inter_token_latency_s"] = np.array([sim.gaps.quantile(p / 100) for p in PERCENTS.tolist()])
     return found

@@ -23,8 +23,8 @@ from sim.serve.cache_states import Floats, StateArrays
 from sim.serve.certainty import server_interval
 from sim.serve.costs import IterationCosts
 from sim.serve.host_copies import Copied
-from sim.serve.inter_token import inter_token_latency
 from sim.serve.iteration_shares import HOST
+from sim.serve.latencies import RequestTimes, TokenGaps, request_times, token_gaps
 from sim.serve.memory import Capacity, adapter_bytes
 from sim.serve.pools import Pool
 from sim.serve.records import (
@@ -39,7 +39,6 @@ from sim.serve.records import (
     percentiles,
 )
 from sim.serve.replica import Replica
-from sim.serve.request_times import request_times
 from sim.serve.scaling_use import scaling_use
 from sim.serve.sequences import Sequence
 from sim.serve.speculation import expected_tokens
@@ -85,6 +84,16 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
     def sequences(self) -> list[Sequence]:
         """What became of every request."""
         return [s for r in self.replicas for s in r.sequences]
+
+    @cached_property
+    def times(self) -> RequestTimes:
+        """How long each of `sequences` took."""
+        return request_times(self.sequences, self.costs.host.times.request_s)
+
+    @cached_property
+    def gaps(self) -> TokenGaps | None:
+        """How long each token took after a request's first; None where no request has a second."""
+        return token_gaps(self.pools[-1].replicas, len(self.costs.stages))
 
     @cached_property
     def shares(self) -> Shares:
@@ -159,7 +168,7 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
 
 def _make_result(sim: ServingSimulation) -> ServingResult:
     sequences = sim.sequences
-    times = request_times(sequences, sim.costs.host.times.request_s)
+    times, gaps = sim.times, sim.gaps
     output = sum(s.request.output_tokens for s in sequences)
     rate = output / (sim.end_s - sim.start_s) if sim.end_s > sim.start_s else 0.0
     memory = _memory(sim)
@@ -179,7 +188,7 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         queue_time_s=percentiles(times.queue_s.tolist()),
         time_to_first_token_s=percentiles(times.first_token_s.tolist()),
         time_per_output_token_s=percentiles(times.per_output_token_s.tolist()),
-        inter_token_latency_s=inter_token_latency(sim.pools[-1].replicas, len(sim.costs.stages)),
+        inter_token_latency_s=percentiles([]) if gaps is None else gaps.percentiles,
         output_tokens=output,
         output_tokens_per_s=rate,
         output_tokens_per_s_per_gpu=rate / gpus,

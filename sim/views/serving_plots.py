@@ -12,9 +12,9 @@ from sim.core.units import count, counted, percent, seconds
 if TYPE_CHECKING:
     from sim.results.records import Record
     from sim.search.slo import Promise
+    from sim.serve.latencies import Seconds
     from sim.serve.over_time import Level, OverTime
     from sim.serve.records import ServingResult
-    from sim.serve.request_times import Seconds
 
 LATENCIES = {
     "time_to_first_token_s": "Time to first token",

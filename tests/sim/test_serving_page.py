@@ -14,8 +14,8 @@ from sim.commands.run import main
 from sim.inputs.scenario import load_scenario
 from sim.search.slo import parse_slo
 from sim.serve.distributions import distributions
+from sim.serve.latencies import request_times
 from sim.serve.over_time import over_time
-from sim.serve.request_times import request_times
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_plots import LATENCIES, ServingPlots, serving_plots

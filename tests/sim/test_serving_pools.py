@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.serve.inter_token import token_gaps
+from sim.serve.latencies import token_gaps
 from sim.serve.load import Load
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation

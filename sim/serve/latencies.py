@@ -1,6 +1,8 @@
-"""Seconds between one token of a request and its next, over all tokens: what somebody who reads along sees."""
+"""How long each request of a served workload took, and each token."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence as Items
 
 import numpy as np
 from msgspec import Struct
@@ -8,14 +10,49 @@ from numpy.typing import NDArray
 
 from sim.serve.records import Percentiles
 from sim.serve.replica import Replica
+from sim.serve.sequences import Sequence
+
+Seconds = NDArray[np.float64]
+
+
+class RequestTimes(Struct, frozen=True, eq=False):
+    """Seconds of each request, [requests]; `per_output_token_s` is [requests with more than one output token]."""
+
+    latency_s: Seconds  # arrival to last token
+    queue_s: Seconds  # arrival to first admission
+    first_token_s: Seconds  # arrival to first token
+    per_output_token_s: Seconds  # mean of the gaps between a request's own tokens
+
+
+def request_times(sequences: Items[Sequence], before_s: float) -> RequestTimes:
+    """Times of `sequences`, in their order. Each takes `before_s` before it reaches the engine."""
+    arrival, admitted, first, finish = np.array(
+        [(s.request.arrival_s, s.admitted_s, s.first_token_s, s.finish_s) for s in sequences]
+    ).T
+    # The first token is no step of decoding, so one less than the output divides.
+    gaps = np.array([s.request.output_tokens - 1 for s in sequences])
+    several = gaps > 0
+    return RequestTimes(
+        latency_s=before_s + finish - arrival,
+        queue_s=admitted - arrival,
+        first_token_s=before_s + first - arrival,
+        per_output_token_s=(finish - first)[several] / gaps[several],
+    )
 
 
 class TokenGaps(Struct, frozen=True, eq=False):
-    """Gaps in ascending order and the tokens that came after each, both [gaps]; `below` sums tokens up to each."""
+    """Seconds between one token of a request and its next, over all tokens: what somebody who reads along sees. Gaps
+    in ascending order and the tokens that came after each, both [gaps]; `below` sums tokens up to each."""
 
-    seconds: NDArray[np.float64]
+    seconds: Seconds
     tokens: NDArray[np.float64]
     below: NDArray[np.float64]
+
+    @property
+    def percentiles(self) -> Percentiles:
+        """Percentiles over all tokens."""
+        mean = float((self.seconds * self.tokens).sum() / self.below[-1])
+        return Percentiles(self.quantile(0.5), self.quantile(0.9), self.quantile(0.99), mean)
 
     def quantile(self, share: float) -> float:
         """The shortest gap that so large a share of all tokens does not exceed."""
@@ -53,12 +90,3 @@ def token_gaps(replicas: tuple[Replica, ...], pp: int) -> TokenGaps | None:
     order = np.argsort(gaps)
     weights = np.array(tokens, dtype=float)[order]
     return TokenGaps(np.array(gaps)[order], weights, np.cumsum(weights))
-
-
-def inter_token_latency(replicas: tuple[Replica, ...], pp: int) -> Percentiles:
-    """Percentiles over `token_gaps`; zeros where there are none."""
-    gaps = token_gaps(replicas, pp)
-    if gaps is None:
-        return Percentiles(0.0, 0.0, 0.0, 0.0)
-    mean = float((gaps.seconds * gaps.tokens).sum() / gaps.below[-1])
-    return Percentiles(gaps.quantile(0.5), gaps.quantile(0.9), gaps.quantile(0.99), mean)
