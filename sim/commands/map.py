@@ -157,7 +157,7 @@ def _progress(cells: int) -> Iterator[Callable[[str], None]]:
 
 def print_map(result: dict[str, Any]) -> None:
     """MFU and layout of each cell, and measured runs beside their simulation."""
-    from sim.views.map_page import cell_words, run_words
+    from sim.views.map_page import RUN_HEAD, RUN_NUMBERS_FROM, cell_words, run_cells
 
     console = console_of()
     table = plain_table(2)
@@ -171,12 +171,10 @@ def print_map(result: dict[str, Any]) -> None:
     console.print(table)
     if result["measured"]:
         beside = plain_table(2)
-        for name in ("model", "GPUs", "best measured layout", "measured tok/s/GPU", "simulated", "error"):
-            beside.add_column(name, justify="left" if name in ("model", "best measured layout") else "right")
+        for i, name in enumerate(RUN_HEAD):
+            beside.add_column(name, justify="right" if i >= RUN_NUMBERS_FROM else "left")
         for row in result["measured"]["rows"]:
-            rates = (row["tokens_per_s_per_gpu"], row["simulated_tokens_per_s_per_gpu"])
-            error = f"{rates[1] / rates[0] - 1:+.1%}"
-            beside.add_row(row["model"], f"{row['gpus']:,}", run_words(row), *(f"{r:,.0f}" for r in rates), error)
+            beside.add_row(*run_cells(row))
         source = result["measured"]["source"].get("citation", result["measured"]["table"])
         console.print(f"Fastest measured layouts and their simulation: {source}", highlight=False, markup=False)
         console.print(beside)

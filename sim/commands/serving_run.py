@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.commands.options import write_page, write_trace
+from sim.commands.options import write_trace
 from sim.commands.run_options import RunOptions
-from sim.core.files import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,28 +22,26 @@ def run_serving(scenario: Scenario, options: RunOptions) -> bool:
     from sim.serve.other_servers import with_intervals
     from sim.serve.simulation import simulate_serving
     from sim.studies.spending import spending
+    from sim.views.headline import spending_numbers
+    from sim.views.serving_summary import print_serving
+    from sim.views.terminal import standard_output
 
     promises = () if options.slo is None else parse_slo(options.slo)
     simulation = simulate_serving(scenario, engine=options.engine)
     result = with_intervals(simulation)
     within = share_within(simulation, promises) if promises else None
-    if options.html is not None:
-        write_page(options.html, _page(simulation, result, promises, within))
     if options.trace is not None:
         write_trace(options.trace, simulation.timeline, simulation.memory)
     spent = None if options.price is None else spending(result, options.price)
-    if options.json is not None:
-        whole = result.to_json() | ({} if spent is None else {"spending": spent.to_json()})
-        if promises:
-            kept = [{"limit": p.text, "kept": p.kept(simulation.result)} for p in promises]
-            whole |= {"slo": kept, "share_within_slo": within}
-        write_json(options.json, whole, indent=1)
-    if options.json != "-":
-        from sim.views.headline import spending_numbers
-        from sim.views.serving_summary import print_serving
-        from sim.views.terminal import standard_output
-
-        print_serving(result, standard_output(), spending_numbers(spent), promises, within)
+    whole = result.to_json() | ({} if spent is None else {"spending": spent.to_json()})
+    if promises:
+        kept = [{"limit": p.text, "kept": p.kept(simulation.result)} for p in promises]
+        whole |= {"slo": kept, "share_within_slo": within}
+    options.show(
+        whole,
+        lambda _: _page(simulation, result, promises, within),
+        lambda _: print_serving(result, standard_output(), spending_numbers(spent), promises, within),
+    )
     return result.fits_in_memory
 
 

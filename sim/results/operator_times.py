@@ -22,10 +22,9 @@ from sim.results.records import Record
 if TYPE_CHECKING:
     from sim.core.timeline import Detail, RankClass
     from sim.programs.compile import CompiledProgram
-    from sim.programs.priced_items import OfPart
     from sim.results.step import FinishedStep
 
-K = TypeVar("K")
+K = TypeVar("K", bound=tuple[str, str])
 R = TypeVar("R")
 
 
@@ -68,29 +67,21 @@ Runs = list[tuple[float, list[OperatorTime]]]  # seconds of a run, and its opera
 
 def time_by_operator(sim: FinishedStep) -> tuple[RankOperators, ...]:
     """Return the time by operator of each class of ranks; classes with equal programs and times are one."""
-
-    def row(key: tuple[str, str], seconds: float, share: float) -> OperatorTime:
-        return OperatorTime(*key, seconds, share)
-
-    return tuple([RankOperators(*found) for found in _by_class(sim, lambda program: program.operators, row)])
+    return tuple([RankOperators(*found) for found in _by_class(sim, lambda program: program.operators, OperatorTime)])
 
 
 def time_by_part(sim: FinishedStep) -> tuple[RankParts, ...]:
     """Return the time by part of the model of each class of ranks; classes with equal programs and times are one."""
-
-    def row(key: OfPart, seconds: float, share: float) -> PartTime:
-        return PartTime(key[0].value, key[1], seconds, share)
-
-    return tuple([RankParts(*found) for found in _by_class(sim, lambda program: program.by_part, row)])
+    return tuple([RankParts(*found) for found in _by_class(sim, lambda program: program.by_part, PartTime)])
 
 
 def _by_class(
-    sim: FinishedStep, seconds_of: Callable[[CompiledProgram], dict[K, float]], row: Callable[[K, float, float], R]
+    sim: FinishedStep, seconds_of: Callable[[CompiledProgram], dict[K, float]], row: Callable[..., R]
 ) -> list[tuple[str, int, tuple[R, ...]]]:
     """For classes with equal rows their ranks in words, the lowest, and the rows, longest first.
 
-    `row` makes a row of a key, its seconds in the step and their share of it. Rows that differ by what sums in another
-    order round are equal.
+    `row` makes a row of a key's two parts, its seconds in the step and their share of it. Rows that differ by what sums
+    in another order round are equal.
     """
     step_s = sim.step_time_s
     same: dict[tuple[tuple[CompiledProgram, int], ...], list[RankClass]] = {}  # classes that run the same programs
@@ -102,7 +93,7 @@ def _by_class(
         for program, count in runs:
             add_all(total, seconds_of(program), count)
         longest = sorted(total.items(), key=lambda pair: -pair[1])
-        rows = [row(key, seconds, seconds / step_s if step_s > 0 else 0.0) for key, seconds in longest]
+        rows = [row(*key, seconds, _share(seconds, step_s)) for key, seconds in longest]
         rounded = frozenset([(key, f"{seconds:.9e}") for key, seconds in longest])
         alike.setdefault(rounded, (tuple(rows), []))[1].extend(classes)
     return [(_named(classes), min(c.rank for c in classes), rows) for rows, classes in alike.values()]
@@ -129,9 +120,9 @@ def runs_of_details(sim: FinishedStep, details: Sequence[Detail]) -> list[Runs]:
                 if spent.late_s > 0:
                     own["host", spent.priced.phase] = spent.late_s
                 rows = sorted(own.items(), key=lambda row: -row[1])
-                runs[task.seconds] = [_row(*key, seconds, task.seconds) for key, seconds in rows]
+                runs[task.seconds] = [OperatorTime(*key, s, _share(s, task.seconds)) for key, s in rows]
     return [[x for x in found.get((d.name, d.source), {}).items() if len(x[1]) > 1] for d in details]
 
 
-def _row(operator: str, phase: str, seconds: float, step_s: float) -> OperatorTime:
-    return OperatorTime(operator, phase, seconds, seconds / step_s if step_s > 0 else 0.0)
+def _share(seconds: float, whole_s: float) -> float:
+    return seconds / whole_s if whole_s > 0 else 0.0

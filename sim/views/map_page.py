@@ -22,6 +22,8 @@ _TIP = (
 )
 _ROW_HEIGHT = 62  # pixels
 NOTHING = "nothing fits"
+RUN_HEAD = ("Model", "GPUs", "Measured layout", "Tokens/s/GPU", "Simulated", "Error", "MFU", "Simulated")
+RUN_NUMBERS_FROM = 3  # columns of `RUN_HEAD`
 
 
 def map_page(result: Result) -> str:
@@ -47,7 +49,9 @@ def map_page(result: Result) -> str:
         what=f"{len(result['cells'])} searches, at most {n_bytes(limit)} a GPU, {', '.join(result['only'])}",
         headline=_headline(result),
         measured=measured,
-        runs=[_run_cells(row) for row in measured["rows"]] if measured else [],
+        run_head=RUN_HEAD,
+        run_numbers_from=RUN_NUMBERS_FROM,
+        runs=[run_cells(row) for row in measured["rows"]] if measured else [],
         best=[_cells(cell) for cell in result["cells"]],
     )
 
@@ -60,7 +64,7 @@ def cell_words(cell: Cell) -> list[str]:
     return [f"{percent(best['mfu'])} {n_bytes(best['peak_memory_bytes'])}", _short(best["layout"])]
 
 
-def run_words(row: Mapping[str, Any]) -> str:
+def _run_words(row: Mapping[str, Any]) -> str:
     """The layout of a measured run."""
     layout, training = row["scenario"]["parallelism"], row["scenario"]["training"]
     return f"{' '.join(layout_words(layout, short=True))} b{training['micro_batch_size']}"
@@ -155,12 +159,13 @@ def _cells(cell: Cell) -> tuple[str, ...]:
     return (*start, texts["words"], str(x["micro_batch_size"]), x["recompute"], *figures)
 
 
-def _run_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+def run_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A measured run beside its simulation, under `RUN_HEAD`."""
     measured, simulated = row["tokens_per_s_per_gpu"], row["simulated_tokens_per_s_per_gpu"]
     return (
         row["model"],
         count(row["gpus"]),
-        run_words(row),
+        _run_words(row),
         count(measured),
         count(simulated),
         f"{(simulated / measured - 1) * 100:+.1f} %",
@@ -184,7 +189,7 @@ def _measured_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
                 "x": [f"{row['gpus']:,}" for row in mine],
                 "y": [row["mfu"] for row in mine],
                 "simulated": [row["simulated_mfu"] for row in mine],
-                "words": [run_words(row) for row in mine],
+                "words": [_run_words(row) for row in mine],
                 "id": [row["id"] for row in mine],
             }
         )
