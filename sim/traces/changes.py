@@ -41,7 +41,7 @@ class Change(Struct, frozen=True):
     dp: tuple[frozenset[str], int, int] | None = None  # process groups, their recorded size, their new size
     stragglers: dict[int, float] = field(default_factory=dict)  # factor on the compute seconds of a rank
     single: dict[tuple[int, str], float] = field(default_factory=dict)  # factor on a rank's kernels of one name
-    groups: dict[tuple[int, ...], float] = field(default_factory=dict)  # factor on the transfers of these ranks
+    transfers: dict[tuple[str, float, tuple[int, ...]], float] = field(default_factory=dict)  # by kind, bytes, ranks
 
     def compute(self, node: Node) -> float:
         """Return the factor on a node's own seconds."""
@@ -63,9 +63,9 @@ class Change(Struct, frozen=True):
             seconds *= bus_factor_ratio(message.kind, old, new)
             stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
             ranks = tuple(ranks[0] + i * stride for i in range(new)) if ranks else ()
-        if self.network is not None and ranks and size:
+        if self.network is not None and ranks and (size or message.kind == "barrier"):
             seconds = _priced(self.network, message.kind, ranks, size)
-        seconds *= self.groups.get(message.ranks, 1.0) if self.groups else 1.0
+        seconds *= self.transfers.get((message.kind, size, message.ranks), 1.0)
         return self._named(node, seconds / self.network_scale)
 
     def _named(self, node: Node, value: float) -> float:

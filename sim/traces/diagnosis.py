@@ -3,7 +3,8 @@
 The peers of a rank's kernel are the ranks that ran a kernel of the same name as often in the step. To repair a rank,
 its kernels get the median seconds of their peers, and the step is replayed (`sim.traces.replay`). The gain is the
 difference of the two steps, so time that was hidden, or that waits for another slow rank, is no gain. A group is
-repaired in the same way: its transfers are compared with those of groups of as many ranks that moved as many bytes.
+repaired in the same way: its transfers are compared with those of groups of as many ranks that moved as many bytes,
+and those that took longer get the median.
 
 The recording itself shows who waits: a member of a collective that arrived early waited for the last one.
 """
@@ -200,8 +201,8 @@ def _slow_groups(as_it_was: Replay) -> tuple[SlowGroup, ...]:
     found = []
     for ranks, rows in sorted(slower.items(), key=lambda item: -sum(row.lost_s for row in item[1]))[:TRIED]:
         worst = max(rows, key=lambda row: (row.lost_s, row.kind, row.bytes))
-        scale = sum(row.peers_s * len(row.times_s) for row in rows) / sum(sum(row.times_s) for row in rows)
-        repaired_s = replay(as_it_was.recording, Change(groups={ranks: scale})).step_time_s
+        scales = {(row.kind, row.bytes, ranks): row.peers_s / row.mean_s for row in rows}
+        repaired_s = replay(as_it_was.recording, Change(transfers=scales)).step_time_s
         gain_s = step_s - repaired_s
         found.append(SlowGroup(ranks, worst.kind, worst.bytes, worst.mean_s, worst.peers_s, repaired_s, gain_s))
     kept = [row for row in found if row.gain_s > SHOWS * step_s]

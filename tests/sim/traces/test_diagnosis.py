@@ -129,11 +129,26 @@ def test_a_group_is_shown_by_the_transfers_that_lose_most() -> None:
     (group,) = diagnose(joined(traces)).slow_groups
     assert (group.ranks, group.bytes, group.kind) == ((2, 3), 4 << 20, "all_reduce")  # 30 us lost; 10 by the other
     assert (group.seconds, group.peers_s) == (pytest.approx(60e-6), pytest.approx(30e-6))
+    assert group.gain_s == pytest.approx(40e-6)
+
+
+def test_of_two_ranks_each_is_the_others_peer() -> None:
+    (rank,) = diagnose(joined([kernels(r, 2, s, 30.0, (0, 1)) for r, s in enumerate((1.0, 2.0))])).slow_ranks
+    assert (rank.rank, rank.operators[0].peers_s) == (1, pytest.approx(100e-6))
+
+
+def test_ranks_of_another_host_get_the_median_offset_of_their_collectives() -> None:
+    first, second = (kernels(rank, 2, 2.0, 30.0, (0, 1), second=20.0) for rank in (0, 1))
+    for event in second["traceEvents"]:
+        event["ts"] += 1000.0
+    second["traceEvents"][3]["dur"] += 50.0  # its second collective ends later
+    recording = joined([first, second | {"host_name": "other"}])
+    assert recording.warnings == ["rank 1: another clock, moved by -1.025 ms by its 2 common collectives"]
 
 
 def test_a_busy_host_is_beside_those_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(times: Replay) -> list[RankTimes]:
-        return [replace(row, host_s=90e-6 if row.rank == 2 else 10e-6) for row in rank_times(times)]
+        return [replace(row, host_s={2: 90e-6, 1: 14e-6}.get(row.rank, 10e-6)) for row in rank_times(times)]
 
     monkeypatch.setattr(diagnosis, "rank_times", rows)
     (host,) = diagnose(joined([kernels(r, 4, 2.0, 30.0, range(4)) for r in range(4)])).busy_hosts

@@ -293,6 +293,16 @@ def test_steps_of_two_runs_are_no_silent_wait() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs"), [("_allgather_base", 100, 800), ("_reduce_scatter_base", 800, 100)]
+)
+def test_the_bytes_of_a_collective_are_those_of_its_larger_buffer(name: str, inputs: int, outputs: int) -> None:
+    args = {"Collective name": name, "In msg nelems": inputs, "Out msg nelems": outputs, "dtype": "BFloat16"}
+    recording = recorded(trace(0, [event("ncclDevKernel", 0, 10, cat="kernel", **args)]))
+    (message,) = (node.message for node in recording.nodes if node.message)
+    assert message.bytes == 1600.0
+
+
 def test_what_ifs_of_network_device_and_replicas() -> None:
     items: list[p.Item] = [
         p.Kernel(1000, 1000, 500_000, 7),

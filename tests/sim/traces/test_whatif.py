@@ -106,6 +106,28 @@ def test_all_data_parallel_groups_of_a_layout_change() -> None:
     assert priced.end_s[1] == pytest.approx(sum(seconds), rel=1e-6)
 
 
+def test_a_repair_changes_the_transfers_of_its_kind_bytes_and_ranks_alone() -> None:
+    repaired = replay(
+        two_by_two(), Change(transfers={("all_reduce", 1e3, (0, 1)): 0.5, ("all_gather", 1e6, (0, 2)): 0.5})
+    )
+    assert repaired.end_s == pytest.approx([0.5e-6, 2e-6, 0.5e-6, 2e-6, 1e-6, 2e-6, 1e-6, 2e-6])
+
+
+def test_a_barrier_has_no_bytes_and_is_priced_as_an_all_reduce_of_four() -> None:
+    nodes = [
+        Node(rank, "comm", kind.upper(), kind, 0, 1000, [], Message(kind, "", (0, 1), 0.0, (kind,)))
+        for kind in ("barrier", "all_gather")
+        for rank in (0, 1)
+    ]
+    recording, network = Recording("by hand", (0, 1), nodes, 2), network_of("dgx-h100", 2)
+    change = Change(network=network)
+    assert doubts(recording, change) == [
+        "--cluster: the traces do not say the bytes of 2 transfers, which keep their seconds"
+    ]
+    priced_s = network.collective("all_reduce", (0, 1), 4.0).seconds
+    assert replay(Recording("by hand", (0, 1), nodes[:2], 2), change).step_time_s == pytest.approx(priced_s)
+
+
 def test_a_written_step_takes_as_long_as_on_shared_links(tmp_path: Path) -> None:
     keys = ["model.layers=2", "parallelism.dp=4", "parallelism.tp=2", "parallelism.sp=true"]
     scenario = load_scenario(SCENARIOS / "zero3_llama8b_dp64.yaml", [*keys, "training.global_batch_size=4"])
