@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.inputs.overrides import merge
+from sim.inputs.scenario import parse_scenario
+from sim.results.records import Record
+from sim.serve.engines import ENGINES
+from sim.serve.other_servers import with_intervals
+from sim.serve.requests import make_requests
+from sim.serve.result import ServingSimulation
+from sim.serve.router import ROUTERS
+from sim.serve.simulation import simulate_serving
 from tests.sim.metamorphic import run, vary
 
 CLUSTERS = ["dgx-v100", "dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72"]
@@ -110,3 +119,62 @@ def test_cache_is_linear_in_tokens_and_in_what_a_layer_keeps() -> None:
     assert used(16_000)["blocks_used"] / used(4_000)["blocks_used"] == pytest.approx(4, rel=0.01)
     assert used(1000)["bytes_per_token"] == 2 * 32 * 8 * 128 * 2  # keys and values, layers, heads, size, bytes
     assert used(1000, parallelism={"tp": 4})["bytes_per_token"] == used(1000)["bytes_per_token"] / 4
+
+
+arriving = st.fixed_dictionaries(
+    {
+        "engine": st.sampled_from(list(ENGINES)),
+        "requests": st.fixed_dictionaries(
+            {
+                "prompt_len": st.integers(1, 2000),
+                "output_len": st.integers(2, 100),
+                "count": st.integers(1, 40),
+                "rate_per_s": st.sampled_from([0.5, 5, 50, 500]),
+            }
+        ),
+        "prefix_cache": st.just("none"),
+        "max_running_requests": st.sampled_from([4, 256]),
+    }
+)
+
+
+def served(inference: dict[str, Any], tp: int, late_s: float = 0.0, **parallelism: int) -> ServingSimulation:
+    """Llama 3 8B on H100s; all requests come `late_s` later."""
+    data = {"model": "llama3-8b", "cluster": "dgx-h100", "inference": inference}
+    scenario = parse_scenario({**data, "parallelism": {"tp": tp, **parallelism}})
+    requests = make_requests(scenario.for_serving.requests)
+    return simulate_serving(scenario, requests=tuple(r._replace(arrival_s=r.arrival_s + late_s) for r in requests))
+
+
+@FEW
+@given(inference=arriving, tp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 2]))
+def test_little_s_law_and_the_sum_of_tokens(inference: dict[str, Any], tp: int, pp: int) -> None:
+    """Sequences that run, over time, are what each of them runs; iterations compute every token once."""
+    sim = served(inference, tp, pp=pp)
+    states = sim.replicas[0].states.arrays()
+    running_s = float((np.diff(states.time_s) * states.running[:-1]).sum())
+    assert running_s == pytest.approx(sum(s.finish_s - s.admitted_s for s in sim.sequences))
+    computed = sum(i.load.tokens * i.steps for i in sim.replicas[0].iterations)
+    assert computed == sum(r.prompt_tokens + r.output_tokens - 1 for r in sim.requests)
+
+
+@FEW
+@given(inference=arriving, tp=st.sampled_from([1, 2]))
+def test_a_trace_may_begin_at_any_time(inference: dict[str, Any], tp: int) -> None:
+    now, later = (with_intervals(served(inference, tp, late_s)) for late_s in (0.0, 1e4))
+    assert now.intervals is not None
+    assert later.intervals is not None
+    for name in now.intervals.__struct_fields__:
+        for a, b in ((now, later), (now.intervals, later.intervals)):
+            before, after = (
+                x.to_json() if isinstance(x, Record) else {"": x} for x in (getattr(a, name), getattr(b, name))
+            )
+            np.testing.assert_allclose(list(after.values()), list(before.values()), rtol=1e-6)
+    assert np.subtract(later.duration_interval_s, 1e4) == pytest.approx(now.duration_interval_s, rel=1e-6)
+
+
+@FEW
+@given(inference=arriving, router=st.sampled_from(list(ROUTERS)))
+def test_a_router_of_one_replica_is_none(inference: dict[str, Any], router: str) -> None:
+    alone, routed = served(inference, 1), served({**inference, "router": router}, 1)
+    assert [s.finish_s for s in routed.sequences] == [s.finish_s for s in alone.sequences]
