@@ -10,7 +10,6 @@ octave, of the chunk and of what is cached before it (`_chunk`).
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import Counter
 from enum import StrEnum
 from typing import NamedTuple
@@ -42,7 +41,7 @@ from sim.serve.all_reduce_prices import all_reduces
 from sim.serve.dims import serving_dims
 from sim.serve.engine_file import engine_of
 from sim.serve.host import Host, host_of
-from sim.serve.kept_sizes import LENGTHS, chunks_around, sizes_around
+from sim.serve.kept_sizes import LENGTHS, below, chunks_around, sizes_around
 from sim.serve.load import Load
 from sim.serve.operator_prices import OperatorPrices, PricedProgram
 from sim.serve.speculation import draft_of, drafting
@@ -206,7 +205,7 @@ class IterationCosts(Struct):
         seconds: list[float] = []
         while len(seconds) < steps:
             kv = first_kv + decodes * len(seconds)
-            low = bisect_right(LENGTHS, kv / decodes, 1) - 1
+            low = below(LENGTHS, kv / decodes)
             # Prices are linear until the mean length comes to the next kept one.
             until = steps - len(seconds)
             if low + 1 < len(LENGTHS):
@@ -257,7 +256,7 @@ class IterationCosts(Struct):
             seconds += part * self._chunk(spec, tokens, cached, equal)
         if load.decodes:
             mean = load.decode_kv / load.decodes
-            low = bisect_right(LENGTHS, mean, 1) - 1
+            low = below(LENGTHS, mean)
             first, slope = self._line(spec, load.decodes, low, load.queries)
             seconds += first + slope * (mean - LENGTHS[low])
         return seconds

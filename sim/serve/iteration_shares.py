@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sim.programs.priced_items import Shares, add_all
 from sim.serve.costs import IterationCosts, Key, Work, prefill_parts
-from sim.serve.kept_sizes import chunk_below, length_below, sizes_around
+from sim.serve.kept_sizes import CHUNKS, LENGTHS, below, sizes_around
 from sim.serve.load import Load
 from sim.serve.operator_prices import PricedProgram
 from sim.serve.replica import Iteration
@@ -88,7 +88,7 @@ def _used(costs: IterationCosts, loads: Computed) -> dict[Key, float]:
         if load.prefills:
             chunks[load.prefills] += times
         if load.decodes:
-            decodes[load.decodes, length_below(load.decode_kv / load.decodes), load.queries] += times
+            decodes[load.decodes, LENGTHS[below(LENGTHS, load.decode_kv / load.decodes)], load.queries] += times
         if load.adapters:
             adapted[load.adapted, load.adapters] += times
     used: defaultdict[Key, float] = defaultdict(float)
@@ -102,7 +102,7 @@ def _used(costs: IterationCosts, loads: Computed) -> dict[Key, float]:
                 used[Key(work, i, size)] += times * n
     for prefills, times in chunks.items():
         for chunk, cached, equal, part in prefill_parts(prefills):
-            sizes = chunk_below(chunk), chunk_below(cached), equal
+            sizes = *(CHUNKS[below(CHUNKS, n)] for n in (chunk, cached)), equal
             for i, n in enumerate(attentions):
                 used[Key(Work.PREFILL, i, *sizes)] += times * n * part
     for sizes, times in decodes.items():

@@ -24,14 +24,9 @@ LENGTHS = tuple(sorted({round(2 ** (i / 4)) for i in range(4 * 40)}))
 CHUNKS = (0, *sorted({round(2 ** (i / 2)) for i in range(2 * 40)}))  # of prompts, and what is cached before them
 
 
-def length_below(length: float) -> int:
-    """The longest kept length that is no longer than this one."""
-    return LENGTHS[bisect_right(LENGTHS, length, 1) - 1]
-
-
-def chunk_below(length: float) -> int:
-    """The longest of `CHUNKS` that is no longer than this one."""
-    return CHUNKS[bisect_right(CHUNKS, length, 1) - 1]
+def below(lengths: tuple[int, ...], length: float) -> int:
+    """The number of the longest of `LENGTHS` or `CHUNKS` that is no longer than this one; 0 where all are longer."""
+    return bisect_right(lengths, length, 1) - 1
 
 
 def chunks_around(length: float) -> tuple[int, int, float]:
@@ -40,6 +35,6 @@ def chunks_around(length: float) -> tuple[int, int, float]:
     >>> chunks_around(64), chunks_around(70)
     ((64, 91, 0.0), (64, 91, 0.2222222222222222))
     """
-    above = bisect_right(CHUNKS, length, 1)
-    low, high = CHUNKS[above - 1], CHUNKS[above]
+    at = below(CHUNKS, length)
+    low, high = CHUNKS[at : at + 2]
     return low, high, (length - low) / (high - low)

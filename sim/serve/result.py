@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from msgspec import Struct
 
 from sim.core.timeline import Timeline
@@ -19,22 +18,19 @@ from sim.results.certainty import StepInterval
 from sim.results.memory import MemoryCurve
 from sim.results.metrics import provenance, roofline_warnings, text_of
 from sim.results.records import Engine, MemoryRow
-from sim.serve.cache_states import Floats, StateArrays
+from sim.serve.cache_use import kv_cache_use
 from sim.serve.certainty import server_interval
 from sim.serve.costs import IterationCosts
-from sim.serve.host_copies import Copied
 from sim.serve.iteration_shares import HOST
 from sim.serve.latencies import RequestTimes, TokenGaps, request_times, token_gaps
 from sim.serve.memory import Capacity, adapter_bytes
 from sim.serve.pools import Pool
 from sim.serve.records import (
     AdapterUse,
-    KvCacheUse,
     OffloadUse,
     PoolUse,
     ServingResult,
     SpeculationUse,
-    TierUse,
     TransferUse,
     percentiles,
 )
@@ -193,7 +189,7 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         output_tokens_per_s=rate,
         output_tokens_per_s_per_gpu=rate / gpus,
         iterations=sum(i.steps for r in sim.replicas for i in r.iterations),
-        kv_cache=_kv_cache(sim, sim.pools[-1]),
+        kv_cache=kv_cache_use(sim.pools[-1], sim.start_s),
         pools=None if len(sim.pools) == 1 else tuple([_pool_use(sim, pool) for pool in sim.pools]),
         transfers=_transfer_use(sim) if len(sim.pools) > 1 else None,
         speculation=_speculation(sim),
@@ -227,7 +223,7 @@ def _pool_use(sim: ServingSimulation, pool: Pool) -> PoolUse:
         gpus=p.ranks,
         busy_share=sum(busy) / whole if whole else 0.0,
         iterations=sum(i.steps for r in pool.replicas for i in r.iterations),
-        kv_cache=_kv_cache(sim, pool),
+        kv_cache=kv_cache_use(pool, sim.start_s),
     )
 
 
@@ -283,85 +279,6 @@ def _offload(sim: ServingSimulation) -> OffloadUse | None:
     own = [stage for pool in sim.pools for stage in pool.costs.offloaded]
     most = max(own, key=lambda stage: stage.copy_s, default=None)
     return None if most is None else OffloadUse(host_bytes=most.host_bytes, copy_s=most.copy_s)
-
-
-def _kv_cache(sim: ServingSimulation, pool: Pool) -> KvCacheUse:
-    inference, capacity, replicas = sim.scenario.for_serving, pool.capacity, pool.replicas
-    states = [r.states.arrays() for r in replicas]
-    counts, tiers = [r.counts for r in replicas], _tiers(pool)
-    prompts = sum(c.prompt_tokens for c in counts)
-    hits = sum(c.hit_tokens for c in counts)
-    block = inference.kv_cache.block_tokens
-    return KvCacheUse(
-        layout=inference.kv_cache.layout,
-        block_tokens=block,
-        blocks=capacity.blocks,
-        capacity_tokens=capacity.blocks * block,
-        bytes_per_token=capacity.stage_token_bytes,
-        blocks_used=max([int(s.held.max()) for s in states]),
-        blocks_used_mean=_mean_over_time([(s.time_s, s.held) for s in states], sim.start_s),
-        waste=_waste(states),
-        running_max=max([int(s.running.max()) for s in states]),
-        running_mean=_mean_over_time([(s.time_s, s.running) for s in states], sim.start_s),
-        preemptions=sum(c.preemptions for c in counts),
-        recomputed_tokens=sum(c.recomputed_tokens for c in counts),
-        prefix_hit_rate=hits / prompts if prompts else 0.0,
-        prefix_hit_tokens=hits,
-        evicted_blocks=sum(r.scheduler.cache.evicted for r in replicas),
-        loaded_bytes=sum(c.loaded_tokens for c in counts) * capacity.stage_token_bytes,
-        stored_bytes=sum(c.stored_tokens for c in counts) * capacity.stage_token_bytes
-        + sum([t.stored_bytes for t in tiers]),
-        load_s=_copy_s(replicas, "prefix", (True,)),
-        swapped_bytes=sum(c.swapped_tokens for c in counts) * capacity.stage_token_bytes,
-        swap_s=_copy_s(replicas, "preempted sequence", (False, True)),
-        tiers=tiers or None,
-    )
-
-
-def _tiers(pool: Pool) -> tuple[TierUse, ...]:
-    """The tiers below the GPU's cache, each of all replicas together."""
-    below = [r.scheduler.tiers.tiers for r in pool.replicas if r.scheduler.tiers is not None]
-    size, out = pool.capacity.stage_token_bytes, []
-    for own in zip(*below, strict=True):
-        out.append(
-            TierUse(
-                name=own[0].name,
-                capacity_tokens=own[0].capacity,
-                hit_tokens=sum(t.hit_tokens for t in own),
-                evicted_tokens=sum(t.evicted_tokens for t in own),
-                loaded_bytes=sum(t.hit_tokens for t in own) * size,
-                load_s=_copy_s(pool.replicas, "prefix", (True,), own[0].name),
-                stored_bytes=sum(t.stored_tokens for t in own) * size,
-                store_s=_copy_s(pool.replicas, "prefix", (False,), own[0].name),
-            )
-        )
-    return tuple(out)
-
-
-def _copy_s(replicas: tuple[Replica, ...], what: Copied, up: tuple[bool, ...], below: str = "") -> float:
-    """Seconds of all copies of one kind in these directions, between the GPU and one tier, or any."""
-    copies = [c for r in replicas for c in r.scheduler.copies if c.what == what and c.up in up]
-    return sum(c.end_s - c.start_s for c in copies if below in ("", c.below))
-
-
-def _mean_over_time(values: list[tuple[Floats, Floats]], start_s: float) -> float:
-    """The mean of times and the values from them on over time since the first request, and over replicas."""
-    total, seconds = 0.0, 0.0
-    for times, own in values:
-        widths = np.diff(np.maximum(times, start_s))
-        total += float((widths * own[:-1]).sum())  # not a product of BLAS, which starts threads
-        seconds += float(widths.sum())
-    return total / seconds if seconds > 0 else 0.0
-
-
-def _waste(states: list[StateArrays]) -> float:
-    """Empty places over held places, both summed over time, in which each state holds until the next."""
-    empty, held = 0.0, 0.0
-    for s in states:
-        width = np.diff(s.time_s) * s.held[:-1]
-        empty += float((width * s.waste[:-1]).sum())
-        held += float(width.sum())
-    return empty / held if held > 0 else 0.0
 
 
 def _memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
