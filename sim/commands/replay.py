@@ -182,7 +182,11 @@ def load(paths: Sequence[Path], step: int | None = None, groups: Path | None = N
         return join([read_kineto(p, i, c) for i, (p, c) in enumerate(zip(paths, contents, strict=True))], step)
     if step is not None:
         raise InputError("--step: Chakra traces are not divided into steps")
-    return load_chakra(paths, contents, read_groups(groups) if groups is not None else None)
+    try:
+        return load_chakra(paths, contents, read_groups(groups) if groups is not None else None)
+    except InputError as error:
+        wanted = "" if any(".et" in p.suffixes for p in paths) else f"; {WANTED}"
+        raise InputError(f"{error}{wanted}") from None
 
 
 def _load_nsys(paths: Sequence[Path], step: int | None, groups: Path | None) -> Recording:

@@ -160,6 +160,12 @@ def nearest(word: Any, known: Iterable[str]) -> str:
     return f"; did you mean '{found[0]}'?" if found else ""
 
 
+def unknown_key(key: Any, known: Iterable[str]) -> str:
+    """What is wrong with a key: the one that was meant, else all that are allowed."""
+    names = list(known)
+    return f"unknown key{synonym(key) or nearest(key, names) or ' (allowed: ' + ', '.join(names) + ')'}"
+
+
 def check_plain(source: Source) -> None:
     """Raise unless the data is made of plain values, lists and mappings with text keys, not too deep."""
     _check_plain(source, source.data, ())
@@ -228,7 +234,7 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
         return "is required and missing"
     if kind == "extra_forbidden":
         known = list(_model_at(model, loc[:-1]).model_fields)
-        return f"unknown key{synonym(loc[-1]) or nearest(loc[-1], known)} (allowed: {', '.join(known)})"
+        return unknown_key(loc[-1], known)
     if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
         words = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
         key, limit = next((k, v) for k, v in context.items() if k in words)

@@ -122,12 +122,12 @@ def load_measured(path: str | Path) -> MeasuredRun:
         InputError: naming file, key, what was found and what is allowed.
     """
     if not Path(path).exists() and str(path) in shipped_scenarios():
-        wanted = "is a shipped scenario; compare takes a measured run (`stepsim calibrate measure` writes one)"
+        wanted = "is a shipped scenario; a measured run is wanted (`stepsim calibrate measure` writes one)"
         raise InputError(f"{path}: {wanted}; for two scenarios there is `stepsim diff A B`")
     data = read_data(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         scenario = kind_of(data) == SCENARIO
-        wanted = "compare takes a measured run" + "; for two scenarios there is `stepsim diff A B`" * scenario
+        wanted = "a measured run is wanted" + "; for two scenarios there is `stepsim diff A B`" * scenario
         refuse_other_kind(path, data, wanted, own="measured-run")
         raise other_format(path, data, FORMAT)
     try:

@@ -21,7 +21,7 @@ from sim.inputs.calibration_input import resolve_calibration, resolve_calibratio
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.engine_options import EngineOptions
 from sim.inputs.file_kinds import refuse_binary, refuse_other_kind
-from sim.inputs.input_source import Source, check_plain, nearest, show, validate
+from sim.inputs.input_source import Source, check_plain, show, unknown_key, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model, with_positions
 from sim.inputs.notes import notes
@@ -40,7 +40,6 @@ from sim.inputs.rare_sections import (
 from sim.inputs.rules import check_rules, check_size
 from sim.inputs.sections import Sections
 from sim.inputs.shipped import scenario_file
-from sim.inputs.synonyms import synonym
 from sim.inputs.training_config import Training
 from sim.inputs.units import with_units
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
@@ -262,8 +261,7 @@ def _check_key(path: KeyPath, data: dict[str, Any], own: Sequence[str], source: 
             if home is not None:
                 raise source.error((*path, key), f"unknown key; it belongs in {home}")
             if not path:
-                hint = synonym(key) or nearest(key, own)
-                raise source.error((key,), f"unknown key{hint} (allowed: {', '.join(own)})")
+                raise source.error((key,), unknown_key(key, own))
 
 
 def _class_of(section: str) -> type[BaseModel]:
