@@ -44,3 +44,14 @@ def test_the_stated_error_of_unmeasured_gpus_is_that_of_measured_ones_left_out()
     assert min(always, key=lambda name: always[name]) == USUAL
     assert half < always[USUAL]
     assert tool["factors_of"](tool["by_always"]("roofline"))[1][0] > 2.0
+
+
+def test_the_fit_of_engines_prices_a_row_as_the_simulator_does() -> None:
+    """From parts that are linear in the fitted constants; fp8 experts on two ranks, so that none of them is 0."""
+    tool = runpy.run_path(str(TOOLS / "fit_engines.py"), run_name="loaded")
+    fit = tool["FITS"][-1]
+    rows = tool["halves"](fit, tool["read_table"](tool["PUBLISHED"] / f"{fit.table}.json").rows)[0]
+    row = next(r for r in rows if "mixtral" in r.id and "tp2_i00128" in r.id)
+    (key,) = row.measured
+    simulated = tool["value_of"](tool["_simulated"](row).result, row, key)
+    assert tool["_rate"](fit, row) == pytest.approx(simulated, rel=1e-4)

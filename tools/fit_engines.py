@@ -1,6 +1,6 @@
 """Fits host seconds of serving engines to every second row of published tables, and prints the errors on the others.
 
-    python tools/fit_engines.py            # all engines; takes minutes, most of them for trtllm
+    python tools/fit_engines.py            # all engines; takes minutes, most of them for trtllm-triton and vllm-0.2
     python tools/fit_engines.py vllm-0.2
     python tools/fit_engines.py --judge    # no fit: the errors of the records as they stand
 
@@ -19,14 +19,17 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from calibrate.serving.host_fit import Values, every_second, solve, spread_words, tried
 from sim.serve.costs import iteration_costs
-from sim.serve.engine_record import Engine
+from sim.serve.engine_record import Engine, HostTimes
 from sim.serve.engines import ENGINES
+from sim.serve.host import Host
+from sim.serve.load import Load
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.validation.prediction import cluster_of, profile_named
@@ -42,7 +45,7 @@ class Fit:
     """Which constants of which record are fitted to which rows.
 
     `whole`: all requests arrive at once, so prices do not change what an iteration computes. Then each row is scheduled
-    once, and only its iterations are priced again.
+    once, and its iterations are priced three times: what the GPU takes is linear in `linear`.
     """
 
     engine: str
@@ -93,7 +96,7 @@ def errors(fit: Fit, rows: list[Measurement], values: Values) -> Values:
     """Return log(predicted ÷ measured) of all measured quantities of `rows` with these constants."""
     with tried(changed(ENGINES[fit.engine], fit.architecture, list(fit.start), values)):
         if fit.whole:
-            return np.array([np.log(_rate(row) / row.measured["output_tokens_per_s_per_gpu"]) for row in rows])
+            return np.array([np.log(_rate(fit, row) / row.measured["output_tokens_per_s_per_gpu"]) for row in rows])
         found = [(_simulated(row).result, row) for row in rows]
     return np.array([np.log(value_of(r, row, key) / row.measured[key]) for r, row in found for key in row.measured])
 
@@ -103,23 +106,58 @@ def _simulated(row: Measurement) -> ServingSimulation:
     return simulate_serving(scenario, profile_named(scenario.calibration))
 
 
+@dataclass(frozen=True)
+class Priced:
+    """A row's iterations and how often each runs, the GPU's seconds of every one of them without `linear` (each 0), and
+    what a unit of each constant adds."""
+
+    host: Host
+    tokens: float
+    iterations: tuple[tuple[Load, int], ...]
+    device_s: Values
+    slopes: tuple[Values, ...]
+
+
+def linear(record: Engine, architecture: str) -> tuple[float, float]:
+    """What the GPU's seconds are linear in: an all-reduce's further time, and the inverse of the experts' speed."""
+    return record.host_on(architecture).collective_s, 1 / record.experts_speed
+
+
 @cache
-def _iterations(table: str, row_id: str) -> tuple[Any, ...]:
-    """Return what every iteration of a row computes, and how often."""
+def _priced(fit_engine: str, architecture: str, table: str, row_id: str) -> Priced:
     row = next(r for r in read_table(PUBLISHED / f"{table}.json").rows if r.id == row_id)
-    return tuple((i.load, i.steps) for r in _simulated(row).replicas for i in r.iterations)
+    s, record = serving_scenario(row, row.scenario), ENGINES[fit_engine]
+    iterations = tuple((i.load, i.steps) for r in _simulated(row).replicas for i in r.iterations)
 
+    def device_s(collective_s: float, speed: float) -> Values:
+        bare = replace(record, experts_speed=speed, host={architecture: HostTimes(collective_s=collective_s)})
+        with tried(bare):
+            costs = iteration_costs(s, profile_named(s.calibration))
+        each = [
+            costs.decode_run(i.decodes, i.decode_kv, n) if n > 1 else [costs.stage_seconds(i)[0]] for i, n in iterations
+        ]
+        return np.concatenate(each)
 
-def _rate(row: Measurement) -> float:
-    """Return output tokens/s of each GPU, pricing the iterations of the row's schedule with the present records."""
-    s = serving_scenario(row, row.scenario)
-    costs = iteration_costs(s, profile_named(s.calibration))
-    seconds = 0.0
-    for load, steps in _iterations(row.table, row.id):
-        each = sum(costs.decode_run(load.decodes, load.decode_kv, steps)) if steps > 1 else costs.stage_seconds(load)[0]
-        seconds += each
+    wait_s, slow = 1e-5, 2.0
+    usual = device_s(0.0, 1.0)
+    slopes = (device_s(wait_s, 1.0) - usual) / wait_s, (device_s(0.0, 1 / slow) - usual) / (slow - 1.0)
     requests: Any = s.for_serving.requests
-    return float(requests.count * requests.output_len / seconds / s.parallelism.ranks)
+    host = iteration_costs(s, profile_named(s.calibration)).host
+    tokens = requests.count * requests.output_len / s.parallelism.ranks
+    return Priced(host, tokens, iterations, usual - slopes[1], slopes)
+
+
+def _rate(fit: Fit, row: Measurement) -> float:
+    """Output tokens/s of each GPU with the present record, of the row's own schedule."""
+    p, record = _priced(fit.engine, fit.architecture, row.table, row.id), ENGINES[fit.engine]
+    device_s = (
+        p.device_s + sum(x * s for x, s in zip(linear(record, fit.architecture), p.slopes, strict=True))
+    ).tolist()
+    host, seconds, at = msgspec.structs.replace(p.host, times=record.host_on(fit.architecture)), 0.0, 0
+    for load, steps in p.iterations:
+        own = host.seconds_each(0, device_s[at : at + steps], load)
+        seconds, at = seconds + sum(own), at + steps
+    return p.tokens / seconds
 
 
 def recorded(fit: Fit) -> Values:

@@ -100,13 +100,14 @@ class Compute(Struct, frozen=True):
     `flops` counts a multiply-add as 2; `bytes` is what is read from and written to device memory;
     `kernels` is how many launches it takes; 0: they are counted with another operator, which issues them too.
     `role`: of a matmul. `kernel`: the library's kernel, where a profile may know more than one for the kind
-    (attention: flash2, megatron, ...; bound by memory: gelu, adamw, ...). `served`: run as serving libraries do: a
-    matmul takes a 16-bit input and quantizes it, an attention is one of the measured points. `aligned`: false for a
-    matmul whose sizes leave the fast kernels. `plain_host`: torch's own functions issue its kernels, whatever the
-    framework. `looped`: one call of a library does, in a loop over groups. `strided`: bound by memory, over strided
-    tensors or unlike dtypes, for which torch has no vectorized kernel. `single_elements`: where it is known how many
-    elements such a kernel handles one at a time, their number (`strided` is false then); `casts`: for how many
-    operands, with the result, it chooses a cast for each element. `share`: the part of a step's micro-batches in which
+    (attention: flash2, megatron, ...; bound by memory: gelu, adamw, ...; experts: sent). `served`: run as serving
+    libraries do: a matmul takes a 16-bit input and quantizes it, an attention is one of the measured points.
+    `aligned`: false for a matmul whose sizes leave the fast kernels. `plain_host`: torch's own functions issue its
+    kernels, whatever the framework. `looped`: one call of a library does, in a loop over groups. `strided`: bound
+    by memory, over strided tensors or unlike dtypes, for which torch has no vectorized kernel. `single_elements`:
+    where it is known how many elements such a kernel handles one at a time, their number (`strided` is false then);
+    `casts`: for how many operands, with the result, it chooses a cast for each element. `share`: the part of a
+    step's micro-batches in which
     it runs; `flops` and `bytes` are means over all of them. `part`: whose work it is; no price depends on it.
     """
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sim.core.program import Comm, Compute, Program, Wait
 from sim.prices.price import Priced
 from sim.prices.rank_prices import Pricing
-from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, Device, shape_bytes, shape_flops
+from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, SENT, Device, shape_bytes, shape_flops
 from sim.prices.weight_only import WeightOnly
 from sim.programs.priced_items import Shares
 from sim.serve.all_reduce_prices import AllReduces
@@ -99,6 +99,8 @@ class OperatorPrices(Struct, frozen=True):
                 there = self.device.shape_seconds(known.kind, known.shape, known.dtype)
                 floor_s = self.pricing.costs_of(self.rank).floor_s(known)
                 price = price._replace(seconds=price.seconds * (here + floor_s) / (there + floor_s))
+            if op.kernel == SENT:
+                price = price._replace(seconds=price.seconds - self._of_others(op))
             if op.kind == MOE_LAYER and op.dtype == "fp8":
                 price = price._replace(seconds=price.seconds / self.host.engine.experts_speed)
         streamed = op.bytes
@@ -106,6 +108,28 @@ class OperatorPrices(Struct, frozen=True):
             batch, m, n, k = op.shape
             streamed -= batch * m * (n + k) * self.act_bytes
         return price._replace(seconds=max(price.seconds, here, streamed / self.stream_bytes_per_s))
+
+    def _of_others(self, op: Compute) -> float:
+        """Seconds that measured experts spend on tokens which an all-to-all would not have sent to their rank.
+
+        A measured rank has all tokens of its ep ranks: it chooses their experts, quantizes and sums up every one, and
+        computes 1/ep of the experts. So T(tokens, ep) = rest(tokens) + (T(tokens, 1) - T(tokens, ep)) / (ep - 1). Here
+        the rest is that of the copies that were sent, where these are fewer.
+        """
+        tokens, hidden, ffn, top_k, experts, expert_tp, ep = op.shape
+        copies = max(1, tokens * top_k // ep)
+        if copies >= tokens:
+            return 0.0
+
+        def at(count: int, split: int) -> float:
+            shape = count, hidden, ffn, top_k, experts, expert_tp, split
+            whole = replace(op, shape=shape, flops=shape_flops(op.kind, shape), kernel="")
+            return self.pricing.compute(replace(whole, bytes=shape_bytes(op.kind, shape, op.dtype))).seconds
+
+        def rest(count: int) -> float:
+            return at(count, ep) - (at(count, 1) - at(count, ep)) / (ep - 1)
+
+        return max(0.0, rest(tokens) - rest(copies))
 
     def _converted(self, op: Compute) -> Priced | None:
         """A product with 8- or 4-bit weights out of measured ones, where the profile has them."""

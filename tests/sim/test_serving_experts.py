@@ -11,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.core.errors import InputError
+from sim.core.program import Compute, Phase
 from sim.inputs.model_config import MoeConfig
-from sim.inputs.scenario import Scenario
+from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.moe.fullest import fullest_rank
-from sim.serve.costs import iteration_costs
+from sim.prices.profiles import load_profile
+from sim.prices.roofline import MOE_LAYER, SENT, shape_bytes, shape_flops
+from sim.serve.costs import IterationCosts, iteration_costs
 from sim.serve.load import Load
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
@@ -120,3 +123,49 @@ def test_the_quick_pass_does_not_know_them() -> None:
     with pytest.raises(InputError, match="replicas that share experts"):
         simulate_serving(shared(), engine="static")
     assert simulate_serving(serving(model=MIXTURE, parallelism={"tp": 4, "ep": 4}), engine="static").path == "static"
+
+
+def deepseek(cluster: str, ep: int) -> IterationCosts:
+    """Prices of DeepSeek-V3 in fp8 with its experts over `ep` replicas of a rank each."""
+    section = {"quantization": "fp8", "requests": {"prompt_len": 8, "output_len": 8, "count": 1}}
+    layout = {"dp": ep, "ep": ep}
+    nodes = {"preset": cluster, "nodes": ep // 4}
+    s = parse_scenario({"model": "deepseek-v3", "cluster": nodes, "parallelism": layout, "inference": section})
+    return iteration_costs(s, load_profile(s.calibration))
+
+
+def experts_s(cluster: str, ep: int, tokens: int) -> float:
+    """What the routed experts of one rank take in a layer without the all-to-alls."""
+    costs = deepseek(cluster, ep)
+    layer = costs.specs[-1].serve_routed(costs.dims, tokens)
+    return costs.prices.priced(tuple([op for op in layer if isinstance(op, Compute)])).seconds
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "gb200-nvl72"])
+@pytest.mark.parametrize("tokens", [128, 256])
+def test_a_rank_with_fewer_experts_takes_less_for_as_many_tokens_each(cluster: str, tokens: int) -> None:
+    """All-to-alls bring tokens · top_k to each rank, however many ranks there are. Measured ranks, which have the
+    tokens of all, would take longer with 64 ranks than with 16."""
+    few, more, many = (experts_s(cluster, ep, tokens) for ep in (8, 16, 64))
+    assert many < more < few
+    weights_s = 4 * 3 * 7168 * 2048 / (8e12 if cluster == "gb200-nvl72" else 3.35e12)
+    flops_s = tokens * 8 * 6 * 7168 * 2048 / (5e15 if cluster == "gb200-nvl72" else 1.98e15)
+    assert max(weights_s, flops_s) < many < 6 * (weights_s + flops_s)
+
+
+def test_tokens_that_were_not_sent_to_a_rank_cost_it_nothing() -> None:
+    """T(tokens, ep) = rest(tokens) + (T(tokens, 1) - T(tokens, ep)) / (ep - 1), the rest of the copies alone."""
+    prices = deepseek("dgx-h100", 8).prices
+    shape = (4096, 4096, 1536, 8, 128, 1, 64)
+
+    def seconds(*shape: int, kernel: str = "") -> float:
+        sizes = shape_flops(MOE_LAYER, shape), shape_bytes(MOE_LAYER, shape, "fp8")
+        return prices.priced((Compute("x", MOE_LAYER, shape, "fp8", *sizes, Phase.FORWARD, kernel=kernel),)).seconds
+
+    def work(tokens: int) -> float:
+        return (seconds(tokens, *shape[1:6], 1) - seconds(tokens, *shape[1:])) / 63
+
+    expected = work(4096) + seconds(512, *shape[1:]) - work(512)
+    assert seconds(*shape, kernel=SENT) == pytest.approx(expected)
+    assert seconds(*shape, kernel=SENT) < 0.8 * seconds(*shape)
+    assert seconds(*shape[:6], 8, kernel=SENT) == seconds(*shape[:6], 8)  # as many copies as tokens

@@ -17,7 +17,7 @@ from sim.models.moe.routing import routing
 from sim.models.moe.shared import shared_parts
 from sim.models.operators import F, Operator, collective, gemm, memory_op
 from sim.models.served import ServedElements, ServingDims
-from sim.prices.roofline import MOE_LAYER
+from sim.prices.roofline import MOE_LAYER, SENT
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
@@ -119,7 +119,7 @@ class Experts(Struct, frozen=True):
         span = d.ep * d.expert_tp / d.tp
         pooled = max(1, round(tokens * span))  # of all replicas that share the experts, or this copy's part
         rows, groups = fullest_rank(moe, pooled, d.ep)
-        routed = [self._kernel(d, rows, groups)] if d.one_kernel else self._kernels(d, tokens, rows, groups)
+        routed = [self._kernel(d, rows, groups, span > 1)] if d.one_kernel else self._kernels(d, tokens, rows, groups)
         if span > 1:
             sent = tokens * moe.top_k * hidden / d.tp
             dispatch, combine = (
@@ -129,17 +129,19 @@ class Experts(Struct, frozen=True):
             routed = [dispatch, *routed, combine]
         return tuple(routed)
 
-    def _kernel(self, d: ServingDims, rows: float, groups: int) -> Item:
+    def _kernel(self, d: ServingDims, rows: float, groups: int, sent: bool) -> Item:
         """All from the choice of experts to the weighted sum as one operator, which libraries were measured with.
 
         Points are kept by the tokens that give this rank `rows` when spread evenly; `groups` of its experts have any.
+        `sent`: this rank has no tokens but those that an all-to-all sends to it.
         """
         moe, h = self.moe, self.one.hidden
         inner, matrices = ceil_div(moe.ffn, d.expert_tp), 3 if self.one.gated else 2
         evenly = max(1, round(rows * d.ep / moe.top_k))
         shape = (evenly, h, moe.ffn, moe.top_k, moe.experts, d.expert_tp, d.ep)
         moved = groups * matrices * h * inner * d.expert_weight_bytes + rows * (2 * h + matrices * inner) * d.act_bytes
-        return Compute("experts", MOE_LAYER, shape, d.experts_dtype, 2.0 * matrices * rows * h * inner, moved, F)
+        flops, kernel = 2.0 * matrices * rows * h * inner, SENT if sent else ""
+        return Compute("experts", MOE_LAYER, shape, d.experts_dtype, flops, moved, F, kernel=kernel)
 
     def _kernels(self, d: ServingDims, tokens: int, rows: float, groups: int) -> list[Item]:
         """Return the experts' work kernel by kernel, for GPUs without measurements of whole layers."""
