@@ -47,8 +47,9 @@ def _headline(tables: Sequence[Validation]) -> list[Number]:
     numbers = []
     for quantity, errors in sorted(by_quantity.items(), key=lambda item: -len(item[1]))[:4]:
         found = summary(errors)
-        note = f"mean of {counted(len(errors), 'row')}, bias {found['bias']:+.1%}"
-        numbers.append(Number(quantity.replace("_", " ").capitalize(), f"{found['mean_abs']:.1%}", note))
+        note = f"mean of {counted(len(errors), 'row')}; median {found['median_abs']:.1%}, bias {found['bias']:+.1%}"
+        name = f"Error of {quantity.replace('_per_', '/').replace('_', ' ').replace('gpu', 'GPU')}"
+        numbers.append(Number(name, f"{found['mean_abs']:.1%}", note))
     return numbers
 
 
