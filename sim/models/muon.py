@@ -5,14 +5,15 @@ X of [m, n], m ≤ n, goes through five Newton-Schulz iterations in bf16: A = X 
 is 4·m²·n + 2·m³ flops each. Matrices of layers are updated so, everything else (embedding, output, norms, biases, the
 router) by AdamW. One momentum is kept where AdamW keeps two moments.
 
-With ZeRO-1 whole matrices are dealt out to the ranks (Megatron-Core's layer-wise optimizer), with tensor parallelism
-each rank makes its own part orthogonal (its `blockwise` mode): no messages beside those of ZeRO-1.
+With ZeRO-1 whole matrices are dealt out to the ranks (Megatron-Core's optimizer/layer_wise_optimizer.py), with tensor
+parallelism each rank makes its own part orthogonal (its `blockwise` mode): no messages beside those of ZeRO-1.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from heapq import heapreplace
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -33,9 +34,12 @@ class Dealt(NamedTuple):
 
 
 def dealt_out(blocks: Sequence[Block], shard: int, expert_shard: int, zero: int) -> Dealt:
-    """This rank's part of its blocks: all, or with ZeRO of each shape as many matrices as any of the ranks that share
-    them has, and an even share of what is in no matrix."""
-    found: Counter[tuple[int, int, int]] = Counter()
+    """A rank's part of its blocks.
+
+    That is all of them, or with ZeRO the matrices of the rank with most work, for which all wait, and an even share of
+    what is in no matrix.
+    """
+    found: dict[int, Counter[tuple[int, int]]] = {}
     others: Counter[int] = Counter()
     for block in blocks:
         parts = ((block.matrices, block.params, shard), (block.expert_matrices, block.expert_params, expert_shard))
@@ -43,9 +47,34 @@ def dealt_out(blocks: Sequence[Block], shard: int, expert_shard: int, zero: int)
             ranks = sharing if zero >= 1 else 1
             others[ranks] += params - sum(shape.elements for shape in shapes)
             for number, rows, columns in shapes:
-                found[rows, columns, ranks] += number
-    matrices = (WeightShape(-(-number // ranks), rows, columns) for (rows, columns, ranks), number in found.items())
-    return Dealt(tuple(matrices), sum(-(-number // ranks) for ranks, number in others.items()))
+                found.setdefault(ranks, Counter())[rows, columns] += number
+    matrices = tuple(shape for ranks, shapes in found.items() for shape in _fullest(shapes, ranks))
+    return Dealt(matrices, sum(-(-number // ranks) for ranks, number in others.items()))
+
+
+def _fullest(shapes: Mapping[tuple[int, int], int], ranks: int) -> list[WeightShape]:
+    """The matrices of the rank with most flops, where the next largest goes to the rank with the fewest elements.
+
+    So does Megatron-Core (`_compute_per_buffer_param_layout`: "greedy LPT"), within each bucket of gradients; here all
+    matrices are one bucket. `shapes`: how many there are of each.
+    """
+    if ranks == 1:
+        return [WeightShape(number, *shape) for shape, number in shapes.items()]
+    loads = [(0, rank) for rank in range(ranks)]
+    dealt = [Counter[tuple[int, int]]() for _ in range(ranks)]
+    for shape, number in sorted(shapes.items(), key=lambda item: item[0][0] * item[0][1], reverse=True):
+        for _ in range(number):
+            load, rank = loads[0]
+            heapreplace(loads, (load + shape[0] * shape[1], rank))
+            dealt[rank][shape] += 1
+    ranked = [[WeightShape(number, *shape) for shape, number in rank.items()] for rank in dealt]
+    return max(ranked, key=lambda held: sum(shape.number * _iteration_flops(shape) for shape in held))
+
+
+def _iteration_flops(shape: WeightShape) -> int:
+    """Flops of an iteration for one matrix."""
+    m, n = sorted((shape.rows, shape.columns))
+    return 4 * m * m * n + 2 * m**3
 
 
 def muon_items(

@@ -56,6 +56,18 @@ def test_flops_are_those_of_the_iterations(zero: int, share: int) -> None:
     assert flops(items) == expected
 
 
+def test_the_largest_matrices_are_dealt_first_to_the_emptiest_rank() -> None:
+    """Two layers of 4, 4, 3 and 1 h² over three ranks: 4 + 4, 4 + 3 + 1 and 4 + 3 + 1. The last have most flops:
+    4·(4 + 3 + 1) + 3·2 h³ for 4·(4 + 4) + 2·2."""
+    h = 1024
+    block = layer_block(make(GPT, {"optimizer": "muon"}), 0)
+    dealt = dealt_out((block,) * 2, 3, 3, 1).matrices
+    assert sum(shape.elements for shape in dealt) == 8 * h * h
+    assert sorted(shape.elements // h**2 for shape in dealt) == [1, 3, 4]
+    alone = dealt_out((block,), 64, 64, 1).matrices
+    assert [(s.number, s.elements) for s in alone] == [(1, 4 * h * h)]
+
+
 @pytest.mark.parametrize("dp", [1, 3, 8, 64])
 def test_a_rank_with_more_matrices_than_its_even_share_has_the_rest_too(dp: int) -> None:
     """Few layers over many ranks: the rest is updated by AdamW all the same, and states move there and back."""
