@@ -224,8 +224,10 @@ def _gemma2(config: Config) -> Config:
 
 
 def _gemma3(config: Config) -> Config:
+    """Gemma 3; its released configs leave out what is as in Transformers' Gemma3TextConfig."""
     pattern = ["sliding"] * (config.get("sliding_window_pattern", 6) - 1) + ["full"]
-    return _later_gemma({"sliding_window": 4096, **config}, pattern) | {"qk_norm": True}
+    own = {"sliding_window": 4096, "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
+    return _later_gemma({**own, **config}, pattern) | {"qk_norm": True}
 
 
 def _gpt2(config: Config) -> Config:

@@ -55,10 +55,12 @@ class _Known(Struct):
 
 def model_from_config(file: Path) -> Config:
     """The `model` mapping of a config file; InputError for an unknown family or a variant not expressible."""
-    config = _read(file)
+    whole = _read(file)
+    towers = _towers(whole)
+    config = _decoder(whole) if towers else whole
     family = config.get("model_type")
-    if towers := _towers(config):
-        raise InputError(f"{file}: {_of_several_inputs(config, family, towers)}")
+    if towers and family not in FAMILIES:
+        raise InputError(f"{file}: {_of_several_inputs(whole, towers)}")
     if not isinstance(family, str) or family not in FAMILIES:
         raise InputError(f"{file}: {_unknown(config, family)}")
     for key in _LAYERS:
@@ -80,7 +82,8 @@ def model_from_config(file: Path) -> Config:
             found = f"found {show(longest)}; must be at most {MAX_POSITIONS:,}"
             raise InputError(f"{file}: max_position_embeddings: {found}")
         mapping = {"trained_positions": longest} | mapping
-    return {key: value for key, value in mapping.items() if value is not None}
+    left_out = {"left_out": towers} if towers else {}
+    return {key: value for key, value in mapping.items() if value is not None} | left_out
 
 
 def _towers(config: Config) -> list[str]:
@@ -89,19 +92,21 @@ def _towers(config: Config) -> list[str]:
     return [key for key in mappings if _TOWER.search(key)] + [key for key in _OTHER_TOWERS if config.get(key)]
 
 
-def _of_several_inputs(config: Config, family: Any, towers: list[str]) -> str:
-    """Name the towers, and what of the config can be simulated by itself."""
-    parts = [(key, config[key].get("model_type")) for key in _DECODERS if isinstance(config.get(key), dict)]
-    known = next(((key, kind) for key, kind in parts if kind in FAMILIES), None)
-    own = "its decoder can be simulated: write the decoder's keys to a file with the model_type of a known family"
-    if known is not None:
-        own = f"its {known[0]} (model_type {known[1]}) can be simulated: write it to a file of its own"
-    elif isinstance(family, str) and family in FAMILIES:
-        own = f"the config without {'them' if len(towers) > 1 else 'it'} can be simulated"
-    verb = "are" if len(towers) > 1 else "is"
+def _decoder(config: Config) -> Config:
+    """The decoder's own keys: of the config of a model of several kinds of input a part, or the config itself."""
+    part = next((config[key] for key in _DECODERS if isinstance(config.get(key), dict)), config)
+    tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+    return tied | part
+
+
+def _of_several_inputs(config: Config, towers: list[str]) -> str:
+    """Name the towers, and the other way in."""
+    part = next((f"its {key}'s" for key in _DECODERS if isinstance(config.get(key), dict)), "its")
+    family = _decoder(config).get("model_type")
     return (
-        f"model_type: found {show(family)}, a model of several kinds of input; {', '.join(map(one_line, towers))} "
-        f"{verb} not simulated; {own}; for the whole model, {_FUNCTION}"
+        f"model_type: found {show(config.get('model_type'))}, a model of several kinds of input "
+        f"({', '.join(map(one_line, towers))}), of which the decoder alone can be simulated, if {part} model_type is "
+        f"that of a known family; found {show(family)}{nearest(family, FAMILIES)}; for the whole model, {_FUNCTION}"
     )
 
 

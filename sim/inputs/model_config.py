@@ -225,6 +225,9 @@ class ModelConfig(UserInput):
     parallel_block: bool = False
     mtp_layers: int = Field(default=0, ge=0, le=1_000)
     moe: MoeConfig | None = None
+    left_out: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(
+        default=(), max_length=100, description="parts of the model's config.json that are not simulated"
+    )
     program: str | None = Field(default=None, description="a captured program, which takes the place of all other keys")
 
     @property

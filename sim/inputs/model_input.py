@@ -39,7 +39,7 @@ def preset_name(model: ModelConfig) -> str:
 
 def _with_its_positions(preset: ModelConfig, model: ModelConfig) -> ModelConfig:
     """The preset for the sequences that `model` is used with: rotary positions have no table."""
-    own = {"trained_positions": model.trained_positions}
+    own: dict[str, Any] = {"trained_positions": model.trained_positions, "left_out": model.left_out}
     if preset.positions != "learned":
         own["max_positions"] = model.max_positions
     return preset.model_copy(update=own)

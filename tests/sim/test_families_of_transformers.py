@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,13 @@ def test_a_family_has_the_parameters_and_layers_of_transformers(tmp_path: Path, 
     if kinds is not None and {*kinds} <= {*KINDS}:
         assert [model.attention_kind(i) for i in range(model.layers)] == [KINDS[kind] for kind in kinds]
     assert family not in ("mistral", "mixtral", "starcoder2") or model.window == 128
+
+
+def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_path: Path) -> None:
+    """google/gemma-3-4b-pt names four sizes of its decoder."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    config = {"model_type": "gemma3", "text_config": text | {"model_type": "gemma3_text"}, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(transformers.Gemma3TextConfig(**text))
+    assert count_parameters(load_model(str(tmp_path))).total == sum(p.numel() for p in built.parameters())

@@ -278,25 +278,12 @@ def test_experts_in_every_second_layer(tmp_path: Path) -> None:
     [
         ({"model_type": "rwkv", "wkv_heads": 3}, r"wkv_heads; any other model can be captured .*calibrate\.capture"),
         (
-            {"model_type": "gemma3", "text_config": GEMMA3_1B, "vision_config": {}},
-            r"vision_config is not simulated; its text_config .*can be simulated.*for the whole model, a function",
-        ),
-        (
             {"model_type": "qwen2_5_vl", "hidden_size": 3584, "vision_config": {"depth": 32}},
-            r"found 'qwen2_5_vl', a model of several kinds.*vision_config is not .*its decoder can be simulated",
+            r"found 'qwen2_5_vl', a model of several kinds of input \(vision_config\).*; found 'qwen2",
         ),
         (
-            {
-                "model_type": "deepseek_vl_v2",
-                "language_config": {"model_type": "deepseek_v3"},
-                "vision_config": {},
-                "projector_config": {},
-            },
-            r"vision_config, projector_config are not .* its language_config \(model_type deepseek_v3\) can be",
-        ),
-        (
-            {**GPT_OSS_120B, "audio_config": {"layers": 8}},
-            r"found 'gpt_oss', .* audio_config is not simulated; the config without it can be",
+            {"model_type": "new_vl", "text_config": {"model_type": "new"}, "vision_config": {}, "projector_config": {}},
+            r"\(vision_config, projector_config\).* if its text_config's model_type .*; found 'new'; for the whole",
         ),
         (
             {"model_type": "bert", "hidden_size": 768},
@@ -312,6 +299,18 @@ def test_experts_in_every_second_layer(tmp_path: Path) -> None:
 def test_what_is_not_known_is_named(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_model(written(tmp_path, config))
+
+
+def test_the_decoder_of_a_model_of_several_inputs_is_simulated_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+    nested = {"model_type": "gemma3", "text_config": GEMMA3_1B, "vision_config": {}, "tie_word_embeddings": True}
+    beside = {**GPT_OSS_120B, "audio_config": {"layers": 8}}
+    for config, decoder, left_out in ((nested, GEMMA3_1B, "vision_config"), (beside, GPT_OSS_120B, "audio_config")):
+        model = load_model(written(tmp_path, config))
+        assert model.left_out == (left_out,)
+        assert model.model_copy(update={"left_out": ()}) == load_model(written(tmp_path, decoder))
+        training = {"seq_len": 1024, "global_batch_size": 1}
+        scenario = parse_scenario({"model": written(tmp_path, config), "training": training, "cluster": "dgx-h200"})
+        assert f"model: only the decoder is simulated, without the config's {left_out}" in scenario.warnings
 
 
 @pytest.mark.parametrize(("framework", "kernels"), [("eager", 0), ("megatron", 1)])
