@@ -74,6 +74,19 @@ def test_a_matched_ring_is_held_back_by_its_messages_until_bytes_cover_them() ->
     assert seconds(large, held) == pytest.approx(seconds(large, free))
 
 
+def test_of_single_gpus_a_block_s_first_half_is_sent_while_the_other_arrives() -> None:
+    """A step takes max(bytes/b, α + bytes/2b): while α counts, half of the transfer is hidden."""
+    where = group(CLUSTERS["dgx-h100"].model_copy(update={"nodes": 4}), range(0, 32, 8))
+
+    def slope(start: float) -> float:
+        one, two = (duration("all_gather", "ring", "Simple", where, size).seconds for size in (start, 2 * start))
+        return (two - one) / start
+
+    filled = where.timing.ring.fill / 4 / where.inter_ring_bytes_per_s
+    sent = 3 / 4 / (where.inter_ring_bytes_per_s * NETWORK_SHARE)
+    assert [slope(2.0**20) - filled, slope(2.0**26) - filled] == [pytest.approx(sent / 2), pytest.approx(sent)]
+
+
 def test_small_trees_meet_their_receivers_only_where_the_transport_matches() -> None:
     where = group(SLINGSHOT, range(64))
     below, above = RENDEZVOUS_BYTES - 1, RENDEZVOUS_BYTES
