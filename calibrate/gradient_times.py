@@ -21,9 +21,10 @@ from torch import Tensor
 
 from calibrate.blocks import silence
 from calibrate.model import Embedding
+from calibrate.parallel.comm import all_gather, reduce_scatter
 from calibrate.parallel.data import Traffic
 from calibrate.parallel.runner import Runner
-from calibrate.parallel.zero import Sharding, all_gather, reduce_scatter
+from calibrate.parallel.zero import Sharding
 
 LEAST_ELEMENTS = 256  # of the smallest collective that is timed
 REPEATS = 2

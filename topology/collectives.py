@@ -47,6 +47,10 @@ class AlphaBeta(Struct, frozen=True):
     def seconds(self) -> float:
         return self.latency_s + self.transfer_s
 
+    def twice(self) -> AlphaBeta:
+        """Return a reduce-scatter and an all-gather one after the other: an all-reduce."""
+        return AlphaBeta(2 * self.latency_s, 2 * self.transfer_s)
+
 
 Algorithm = Callable[[Group, float], AlphaBeta]
 
@@ -83,8 +87,7 @@ def ring_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
 
 def ring_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     """2(n-1)α + 2S(n-1)/n / B: reduce-scatter, then all-gather (Patarasuk & Yuan 2009)."""
-    half = ring_all_gather(group, size_bytes)
-    return AlphaBeta(2 * half.latency_s, 2 * half.transfer_s)
+    return ring_all_gather(group, size_bytes).twice()
 
 
 def ring_broadcast(group: Group, size_bytes: float) -> AlphaBeta:
@@ -150,8 +153,7 @@ def mesh_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
 
 def mesh_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     """2α + 2S(n-1)/n / B: a reduce-scatter and an all-gather, each directly to every other rank."""
-    half = mesh_all_gather(group, size_bytes)
-    return AlphaBeta(2 * half.latency_s, 2 * half.transfer_s)
+    return mesh_all_gather(group, size_bytes).twice()
 
 
 def torus_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
@@ -165,15 +167,15 @@ def torus_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
 
 def torus_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     """A reduce-scatter and an all-gather along every axis."""
-    half = torus_all_gather(group, size_bytes)
-    return AlphaBeta(2 * half.latency_s, 2 * half.transfer_s)
+    return torus_all_gather(group, size_bytes).twice()
 
 
-def _exchange(group: Group, size_bytes: float) -> AlphaBeta:
-    """Every rank sends S/n to each other rank: inside its domain over NVLink, at the same time to others over its NIC.
+def pairwise_exchange(group: Group, size_bytes: float) -> AlphaBeta:
+    """⌈(n-1)/128⌉α + S(n-1)/n / B, per level and in parallel (Thakur 2005, section 4.3, with NCCL's rounds).
 
-    Sends go out in rounds of `P2P_PER_ROUND`. If domains are unequal, the one with the fewest members sends most
-    outside.
+    Every rank of an all-to-all sends S/n to each other rank: inside its domain over NVLink, at the same time to others
+    over its NIC, in rounds of `P2P_PER_ROUND`. If domains are unequal, the one with the fewest members sends most
+    outside. A gather or scatter takes as long: the root's links are the limit.
     """
     block = size_bytes / group.ranks
     near, far = group.members_max - 1, group.ranks - group.members
@@ -182,16 +184,6 @@ def _exchange(group: Group, size_bytes: float) -> AlphaBeta:
     near_latency_s = math.ceil(near / P2P_PER_ROUND) * group.latency_s
     far_latency_s = math.ceil(far / P2P_PER_ROUND) * group.inter_latency_s
     return AlphaBeta(max(near_latency_s, far_latency_s), max(near_s, far_s))
-
-
-def pairwise_all_to_all(group: Group, size_bytes: float) -> AlphaBeta:
-    """⌈(n-1)/128⌉α + S(n-1)/n / B, per level and in parallel (Thakur 2005, section 4.3, with NCCL's rounds)."""
-    return _exchange(group, size_bytes)
-
-
-def direct_gather(group: Group, size_bytes: float) -> AlphaBeta:
-    """Every rank sends its n-th directly to the root, whose links are the limit; a scatter is the reverse."""
-    return _exchange(group, size_bytes)
 
 
 def direct_send_recv(group: Group, size_bytes: float) -> AlphaBeta:
@@ -204,6 +196,12 @@ def direct_send_recv(group: Group, size_bytes: float) -> AlphaBeta:
     return AlphaBeta(group.inter_latency_s, size_bytes / slowest)
 
 
+_GATHERS: Mapping[str, Algorithm] = {
+    "ring": ring_all_gather,
+    "nvls": nvls_all_gather,
+    "mesh": mesh_all_gather,
+    "torus": torus_all_gather,
+}
 ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
     "all_reduce": {
         "ring": ring_all_reduce,
@@ -213,23 +211,13 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
         "mesh": mesh_all_reduce,
         "torus": torus_all_reduce,
     },
-    "all_gather": {
-        "ring": ring_all_gather,
-        "nvls": nvls_all_gather,
-        "mesh": mesh_all_gather,
-        "torus": torus_all_gather,
-    },
-    "reduce_scatter": {
-        "ring": ring_all_gather,
-        "nvls": nvls_all_gather,
-        "mesh": mesh_all_gather,
-        "torus": torus_all_gather,
-    },
+    "all_gather": _GATHERS,
+    "reduce_scatter": _GATHERS,
     "broadcast": {"ring": ring_broadcast},
     "reduce": {"ring": ring_broadcast},
-    "all_to_all": {"pairwise": pairwise_all_to_all},
-    "gather": {"direct": direct_gather},
-    "scatter": {"direct": direct_gather},
+    "all_to_all": {"pairwise": pairwise_exchange},
+    "gather": {"direct": pairwise_exchange},
+    "scatter": {"direct": pairwise_exchange},
     "send_recv": {"direct": direct_send_recv},
 }
 """The algorithms of each collective. Of those that a group can run (`algorithms.TRAITS`), `choose` takes the fastest.

@@ -31,7 +31,7 @@ from topology.collectives import (
     message_protocol,
     nvls_all_gather,
     nvls_all_reduce,
-    pairwise_all_to_all,
+    pairwise_exchange,
     ring_all_gather,
     ring_broadcast,
 )
@@ -120,8 +120,7 @@ def ring_gather(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
 
 def ring_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
     """Return the time of an all-reduce: 2(n-1) steps of blocks of S/n."""
-    half = ring_all_gather(_slow(group, group.timing.ring), size_bytes)
-    bare = AlphaBeta(0.0, 2 * half.transfer_s)
+    bare = ring_all_gather(_slow(group, group.timing.ring), size_bytes).twice()
     return _ring(group, protocol, size_bytes / group.ranks, 2 * (group.ranks - 1), bare)
 
 
@@ -207,7 +206,7 @@ def switches_and_trees(group: Group, protocol: str, size_bytes: float) -> AlphaB
 def exchange(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
     """Return the time of an all-to-all, gather or scatter: all sends at once, with the own block's copy beside them."""
     kernel = group.timing.direct
-    bare = pairwise_all_to_all(_slow(group, kernel), size_bytes)
+    bare = pairwise_exchange(_slow(group, kernel), size_bytes)
     start_s, _ = _start(group, kernel, protocol)
     block_s = size_bytes / group.ranks / (group.exchange_bytes_per_s * kernel.share)
     if protocol == "LL":
@@ -255,6 +254,7 @@ class NetworkPath(Struct, frozen=True):
     alone: float = 1.0
 
 
+_GATHERS: Mapping[str, Duration] = {"ring": ring_gather, "nvls": in_switch(nvls_all_gather), "mesh": straight(1)}
 DURATIONS: Mapping[str, Mapping[str, Duration]] = {
     "all_reduce": {
         "ring": ring_reduce,
@@ -263,8 +263,8 @@ DURATIONS: Mapping[str, Mapping[str, Duration]] = {
         "nvls_tree": switches_and_trees,
         "mesh": straight(2),
     },
-    "all_gather": {"ring": ring_gather, "nvls": in_switch(nvls_all_gather), "mesh": straight(1)},
-    "reduce_scatter": {"ring": ring_gather, "nvls": in_switch(nvls_all_gather), "mesh": straight(1)},
+    "all_gather": _GATHERS,
+    "reduce_scatter": _GATHERS,
     "broadcast": {"ring": ring_pipeline},
     "reduce": {"ring": ring_pipeline},
     "all_to_all": {"pairwise": exchange},

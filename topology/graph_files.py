@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 from xml.etree import ElementTree
@@ -274,18 +274,18 @@ def check(wiring: Wiring) -> None:
     alone = next((name for name in wiring.ranks if not wiring.beside[name]), None)
     if alone is not None:
         raise TopologyError(f"node '{alone}': is a GPU without a link")
-    reached = _reachable(wiring, first)
+    reached = reachable(wiring, first, KINDS)
     far = next((name for name in wiring.ranks if name not in reached), None)
     if far is not None:
         raise TopologyError(f"no way leads from GPU '{first}' to GPU '{far}': the network is in two parts")
 
 
-def _reachable(wiring: Wiring, start: str) -> set[str]:
-    """Return the parts that can be reached from `start`."""
+def reachable(wiring: Wiring, start: str, kinds: Collection[str]) -> set[str]:
+    """Return `start` and the parts of these kinds that can be reached from it through one another."""
     seen, left = {start}, [start]
     while left:
         for other in wiring.beside[left.pop()]:
-            if other not in seen:
+            if other not in seen and wiring.kind(other) in kinds:
                 seen.add(other)
                 left.append(other)
     return seen

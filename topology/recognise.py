@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from topology.graph import described
-from topology.graph_files import TopologyError
+from topology.graph_files import TopologyError, reachable
 from topology.preset_files import NVLS_EFFICIENCY
 from topology.presets import GPUS
 from topology.protocols import SIMPLE_NVLINK_S
@@ -151,12 +151,7 @@ def _domain(wiring: Wiring, size: int) -> int:
     for name in wiring.ranks:
         if name in seen:
             continue
-        found, left = {name}, [name]
-        while left:
-            for other in wiring.beside[left.pop()]:
-                if other not in found and wiring.kind(other) in ("gpu", "nvswitch"):
-                    found.add(other)
-                    left.append(other)
+        found = reachable(wiring, name, ("gpu", "nvswitch"))
         seen |= found
         held = sorted(wiring.parts[each].rank for each in found if wiring.kind(each) == "gpu")
         if len(held) > size and held != list(range(held[0], held[-1] + 1)):

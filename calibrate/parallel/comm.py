@@ -21,8 +21,8 @@ from torch import Tensor
 
 from calibrate.parallel.pipeline import Record
 
-_all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 WAIT = "wait"
 COUNTS = "counts"  # the exchange of counts before an all-to-all of uneven parts, of which it is a part
@@ -147,7 +147,7 @@ class Group:
         x = x.contiguous()
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if self.size > 1 else x
         return self._run(
-            "all_gather", out, out, blocking, lambda: _all_gather(out, x, group=self.process_group, async_op=True)
+            "all_gather", out, out, blocking, lambda: all_gather(out, x, group=self.process_group, async_op=True)
         )
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class Group:
         x = x.contiguous()
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:])) if self.size > 1 else x
         return self._run(
-            "reduce_scatter", x, out, blocking, lambda: _reduce_scatter(out, x, group=self.process_group, async_op=True)
+            "reduce_scatter", x, out, blocking, lambda: reduce_scatter(out, x, group=self.process_group, async_op=True)
         )
 
     def all_to_all(self, x: Tensor, received: Sequence[int], sent: Sequence[int], backward: bool = False) -> Tensor:

@@ -18,18 +18,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrate.linear import WeightGrads, gradient
+from calibrate.parallel.comm import all_gather, reduce_scatter
 from calibrate.parallel.data import Sent, Sync, Traffic, distinct_parameters, hook_gradients, make_buckets
 from calibrate.parallel.pipeline import Record
-
-all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
-reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 @dataclass(frozen=True, slots=True)

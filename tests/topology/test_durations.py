@@ -87,6 +87,15 @@ def test_of_single_gpus_a_block_s_first_half_is_sent_while_the_other_arrives() -
     assert [slope(2.0**20) - filled, slope(2.0**26) - filled] == [pytest.approx(sent / 2), pytest.approx(sent)]
 
 
+@pytest.mark.parametrize(("latency_s", "step_s"), [(7e-6, 14e-6), (14e-6, 28e-6), (20e-6, 34e-6)])
+def test_a_step_between_nodes_scales_below_the_usual_latency_and_grows_by_what_exceeds_it(
+    latency_s: float, step_s: float
+) -> None:
+    where = group(CLUSTERS["dgx-h100"].model_copy(update={"nodes": 4}), range(0, 32, 8))
+    cost = duration("all_gather", "ring", "Simple", replace(where, inter_latency_s=latency_s), 2.0**20)
+    assert cost.latency_s - where.timing.ring.start_s == pytest.approx(3 * step_s)
+
+
 def test_small_trees_meet_their_receivers_only_where_the_transport_matches() -> None:
     where = group(SLINGSHOT, range(64))
     below, above = RENDEZVOUS_BYTES - 1, RENDEZVOUS_BYTES

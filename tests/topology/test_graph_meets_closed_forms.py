@@ -8,7 +8,7 @@ from tests.topology.link_flows import (
     exchange_transfers,
     mesh_ring_seconds,
 )
-from topology.collectives import pairwise_all_to_all, ring_all_gather, ring_all_reduce
+from topology.collectives import pairwise_exchange, ring_all_gather, ring_all_reduce
 from topology.loads import Traffic, link_loads, ring_transfers
 from topology.network import Network
 
@@ -101,7 +101,7 @@ def test_rings_on_the_cube_mesh(members: tuple[int, ...]) -> None:
 def test_all_to_all_inside_a_node(name: str, ranks: range) -> None:
     links = Links(cluster(name, 1))
     on_links = links.seconds(exchange_transfers(ranks, SIZE))
-    cost = pairwise_all_to_all(Network(links.spec).group(ranks), SIZE)
+    cost = pairwise_exchange(Network(links.spec).group(ranks), SIZE)
     assert cost.transfer_s == pytest.approx(on_links, rel=1e-9)
 
 
@@ -110,7 +110,7 @@ def test_all_to_all_inside_a_node(name: str, ranks: range) -> None:
 def test_all_to_all_between_nodes(kind: str, oversubscription: float) -> None:
     links = Links(cluster("dgx-h100", 3, kind=kind, oversubscription=oversubscription))
     on_links = links.seconds(exchange_transfers(range(24), SIZE))
-    cost = pairwise_all_to_all(Network(links.spec).group(range(24)), SIZE)
+    cost = pairwise_exchange(Network(links.spec).group(range(24)), SIZE)
     assert cost.transfer_s == pytest.approx(on_links, rel=1e-9)
 
 
@@ -125,7 +125,7 @@ def test_all_to_all_on_a_ring_of_nodes_passes_every_link_alike() -> None:
     preset = cluster("dgx-h100", 9, kind="torus", nics_per_node=1)
     links = Links(preset.model_copy(update={"gpus_per_node": 1, "nvlink_domain": 1}))
     on_links = links.seconds(exchange_transfers(range(9), SIZE))
-    cost = pairwise_all_to_all(Network(links.spec).group(range(9)), SIZE)
+    cost = pairwise_exchange(Network(links.spec).group(range(9)), SIZE)
     assert cost.transfer_s == pytest.approx(on_links, rel=1e-9)
 
 

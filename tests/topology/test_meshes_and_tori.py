@@ -16,7 +16,7 @@ from tests.topology.link_flows import Links, cluster, exchange_transfers
 from topology.collectives import (
     mesh_all_gather,
     mesh_all_reduce,
-    pairwise_all_to_all,
+    pairwise_exchange,
     ring_all_gather,
     torus_all_gather,
     torus_all_reduce,
@@ -82,7 +82,7 @@ def test_all_at_once_on_the_links_of_the_graph(name: str, members: tuple[int, ..
     on_links = links.seconds(exchange_transfers(members, SIZE))
     group = Network(links.spec).group(members)
     assert mesh_all_gather(group, SIZE).transfer_s == pytest.approx(on_links, rel=1e-9)
-    assert pairwise_all_to_all(group, SIZE).transfer_s == pytest.approx(on_links, rel=1e-9)
+    assert pairwise_exchange(group, SIZE).transfer_s == pytest.approx(on_links, rel=1e-9)
 
 
 def test_nccl_sends_round_on_a_mesh_too() -> None:
@@ -149,7 +149,7 @@ def test_a_part_of_a_torus_has_the_links_of_the_axes_that_it_spans(nodes: int, s
 def test_an_exchange_fills_the_fullest_link_of_the_axes_that_it_spans(name: str, nodes: int, ranks: range) -> None:
     spec = cluster(name, nodes)
     network = Network(spec)
-    cost = pairwise_all_to_all(network.group(ranks), SIZE).transfer_s
+    cost = pairwise_exchange(network.group(ranks), SIZE).transfer_s
     loads = link_loads(spec, [Traffic("all_to_all", tuple(ranks), SIZE)], cost)
     assert max(loads.values()) == pytest.approx(1.0)
     share = collective_load(network, "all_to_all", ranks, SIZE).bytes["nic"]
@@ -161,7 +161,7 @@ def test_an_exchange_fills_the_fullest_link_of_the_axes_that_it_spans(name: str,
 def test_interleaved_exchanges_share_the_links_of_their_axis() -> None:
     spec = cluster("tpu-v5p-torus", 512)
     groups = [tuple(range(first, 8, 2)) for first in range(2)]
-    cost = pairwise_all_to_all(Network(spec).group(groups[0]), SIZE).transfer_s
+    cost = pairwise_exchange(Network(spec).group(groups[0]), SIZE).transfer_s
     loads = link_loads(spec, [Traffic("all_to_all", group, SIZE) for group in groups], cost)
     assert max(loads.values()) == pytest.approx(1.0)
 
