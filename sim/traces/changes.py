@@ -176,9 +176,10 @@ def gpu_pair(text: str, recorded: str) -> tuple[GpuSpec, GpuSpec]:
     for name in (after, before):
         if name not in GPUS:
             device = f"the traces' device '{recorded}' is no preset" if recorded else "the traces name no GPU"
-            say = f"{device}; say --gpu FROM={after}"
-            found = say if not name else f"unknown GPU '{name[:60]}'{nearest(name, GPUS)}"
-            raise InputError(f"--gpu: {found} (there are: {', '.join(GPUS)})")
+            say = f"{device}; say --gpu FROM={after} with the recorded one, such as --gpu h100-sxm={after}"
+            hint = nearest(name, GPUS) or f" (there are: {', '.join(GPUS)})"
+            found = f"unknown GPU '{name[:60]}'{hint}" if name else say
+            raise InputError(f"--gpu: {found}")
     return GPUS[before], GPUS[after]
 
 

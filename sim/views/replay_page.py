@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.core.timeline import Timeline
-from sim.core.units import counted, n_bytes, percent, seconds
+from sim.core.units import count, counted, n_bytes, percent, seconds
 from sim.traces.replay import TIMES
 from sim.views.headline import Number
 from sim.views.page import page, view_data
@@ -75,5 +75,5 @@ def _rank(row: Result) -> tuple[str, ...]:
 
 def _transfer(row: Result) -> tuple[str, ...]:
     share = percent(row["seconds"] / row["recorded_s"]) if row["recorded_s"] else "–"
-    names = (row["kind"], row["group"], str(row["count"]), n_bytes(row["bytes"]))
+    names = (row["kind"], row["group"], count(row["count"]), n_bytes(row["bytes"]))
     return (*names, seconds(row["seconds"]), seconds(row["recorded_s"]), share)
