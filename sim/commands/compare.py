@@ -9,6 +9,7 @@ out of it, 2 bad input.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import click
 from sim.commands.command import Command
 from sim.commands.options import Report, report_options, scenario_argument
 from sim.core.errors import InputError
+from sim.core.units import n_bytes, seconds
 from sim.inputs.measured_run import QUIET_CORES, load_measured
 from sim.inputs.scenario import load_scenario
 from sim.prices.profiles import load_profile
 from sim.studies.comparison import check_same, compare, simulate_run
 from sim.studies.measured import own_profile, to_timeline
+from sim.views.palette import style_of
 
 MOST_OPERATORS = 12  # that the table shows
 
@@ -36,17 +39,17 @@ def print_table(result: dict[str, Any]) -> None:
     table.add_column("")
     for name in ("simulated", "measured", "error"):
         table.add_column(name, justify="right")
-    _row(table, "step" if result["quiet"] else "step (noisy run)", step, 1e3, "ms")
+    _row(table, "step" if result["quiet"] else "step (noisy run)", step, seconds)
     for kind, pair in result["actions"].items():
-        _row(table, kind, pair, 1e3, "ms")
+        _row(table, style_of(kind).label, pair, seconds)
     for m in result["ranks"]:
-        _row(table, f"rank {m['rank']} compute", m["compute_s"], 1e3, "ms")
+        _row(table, f"rank {m['rank']} compute", m["compute_s"], seconds)
     for m in result["memory"]:
-        _row(table, f"rank {m['rank']} peak memory", m["peak_bytes"], 2**-20, "MiB")
+        _row(table, f"rank {m['rank']} peak memory", m["peak_bytes"], n_bytes)
         if "saved_for_backward_bytes" in m:
-            _row(table, f"rank {m['rank']} saved for backward", m["saved_for_backward_bytes"], 2**-20, "MiB")
+            _row(table, f"rank {m['rank']} saved for backward", m["saved_for_backward_bytes"], n_bytes)
     for row in result.get("operators", ())[:MOST_OPERATORS]:
-        _row(table, f"{row['operator']} {row['phase']}".strip(), row, 1e3, "ms")
+        _row(table, f"{row['operator']} {row['phase']}".strip(), row, seconds)
     console = Console()
     console.print(table)
     verdict = "within" if result["within_tolerance"] else "OUT OF"
@@ -58,8 +61,8 @@ def print_table(result: dict[str, Any]) -> None:
         beside = result["torch"]
         theirs, ours = beside["step_time_s"], beside["bundled_step_time_s"]
         console.print(
-            f"{beside['what']}: {theirs['measured'] * 1e3:.4g} ms a step, simulated {theirs['error']:+.1%}; the "
-            f"bundled one in turns with it {ours['measured'] * 1e3:.4g} ms, simulated {ours['error']:+.1%}",
+            f"{beside['what']}: {seconds(theirs['measured'])} a step, simulated {theirs['error']:+.1%}; the "
+            f"bundled one in turns with it {seconds(ours['measured'])}, simulated {ours['error']:+.1%}",
             markup=False,
         )
     for warning in result["warnings"]:
@@ -73,9 +76,9 @@ def doubt(result: dict[str, Any]) -> str:
     return f" (noisy run: others kept up to {result['others_cores']:.2g} cores busy, quiet is {QUIET_CORES:g})"
 
 
-def _row(table: Any, name: str, pair: dict[str, Any], scale: float, unit: str) -> None:
+def _row(table: Any, name: str, pair: dict[str, Any], words: Callable[[float], str]) -> None:
     error = "" if pair["error"] is None else f"{pair['error']:+.1%}"
-    table.add_row(name, *(f"{pair[k] * scale:.4g} {unit}" for k in ("simulated", "measured")), error)
+    table.add_row(name, words(pair["simulated"]), words(pair["measured"]), error)
 
 
 @click.command("compare", cls=Command)
