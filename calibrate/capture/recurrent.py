@@ -13,15 +13,19 @@ import torch
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
-@torch.library.custom_op("calibrate::rnn", mutates_args=())
-def _rnn(
-    x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, weights: list[torch.Tensor], directions: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Stand in for `aten._cudnn_rnn`: outputs, the last state and cell, and what the backward needs."""
-    raise NotImplementedError("captured, never run")
+# They stand in for `aten._cudnn_rnn` and its backward, and are never run. `kept`: what the backward needs.
+OPERATORS = torch.library.Library("calibrate", "FRAGMENT")
+OPERATORS.define(
+    "rnn(Tensor x, Tensor h, Tensor? c, Tensor[] weights, int directions) "
+    "-> (Tensor y, Tensor last_h, Tensor last_c, Tensor kept)"
+)
+OPERATORS.define(
+    "rnn_backward(Tensor x, Tensor y, Tensor? grad, Tensor kept, Tensor h, Tensor? c, Tensor[] weights) "
+    "-> (Tensor of_x, Tensor of_h, Tensor of_c, Tensor[] of_weights)"
+)
 
 
-@_rnn.register_fake
+@torch.library.register_fake("calibrate::rnn")
 def _(x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, weights: list[torch.Tensor], directions: int) -> Any:
     matrices = [w for w in weights if w.dim() == 2]
     gates = sum(w.size(0) for w in matrices[1 :: len(matrices) // h.size(0)])  # the second of a layer and direction
@@ -32,30 +36,9 @@ def _(x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, weights: list[to
     return outputs, torch.empty_like(h), x.new_empty(0) if c is None else torch.empty_like(c), kept
 
 
-@torch.library.custom_op("calibrate::rnn_backward", mutates_args=())
-def _rnn_backward(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    grad: torch.Tensor | None,
-    kept: torch.Tensor,
-    h: torch.Tensor,
-    c: torch.Tensor | None,
-    weights: list[torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Stand in for `aten._cudnn_rnn_backward`: gradients of input, state, cell and weights."""
-    raise NotImplementedError("captured, never run")
-
-
-@_rnn_backward.register_fake
-def _(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    grad: torch.Tensor | None,
-    kept: torch.Tensor,
-    h: torch.Tensor,
-    c: torch.Tensor | None,
-    weights: list[torch.Tensor],
-) -> Any:
+@torch.library.register_fake("calibrate::rnn_backward")
+def _(x: torch.Tensor, *others: Any) -> Any:
+    h, c, weights = others[-3:]
     of_c = x.new_empty(0) if c is None else torch.empty_like(c)
     return torch.empty_like(x), torch.empty_like(h), of_c, [torch.empty_like(w) for w in weights]
 
@@ -70,11 +53,11 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 def _gradients(ctx: Any, grad: torch.Tensor | None, *_: object) -> Any:
     x, y, kept, h, *rest = ctx.saved_tensors
     c = rest.pop(0) if ctx.has_cell else None
-    of_x, of_h, of_c, of_weights = _rnn_backward(x, y, grad, kept, h, c, rest)
+    of_x, of_h, of_c, of_weights = torch.ops.calibrate.rnn_backward(x, y, grad, kept, h, c, rest)
     return of_x, of_h, None if c is None else of_c, of_weights, None
 
 
-_rnn.register_autograd(_gradients, setup_context=_keep)
+torch.library.register_autograd("calibrate::rnn", _gradients, setup_context=_keep)
 
 
 def recurrent(args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
@@ -87,5 +70,6 @@ def recurrent(args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     x, states, weights = (args[0], *args[2:4]) if packed else args[:3]
     bidirectional = args[8] if packed else args[7]
     h, *cell = states if isinstance(states, list | tuple) else (states,)
-    y, last_h, last_c, _ = _rnn(x, h, cell[0] if cell else None, list(weights), 2 if bidirectional else 1)
+    c = cell[0] if cell else None
+    y, last_h, last_c, _ = torch.ops.calibrate.rnn(x, h, c, list(weights), 2 if bidirectional else 1)
     return (y, last_h, last_c) if cell else (y, last_h)
