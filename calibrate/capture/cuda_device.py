@@ -18,7 +18,7 @@ import torch.nn.parallel.distributed
 from torch.distributed import device_mesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, dataloader
 
 from calibrate.capture.autocast import CudaOperators, user_autocast
 from calibrate.capture.device_queue import Queue, StreamModule
@@ -131,6 +131,8 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
     swap = torch.utils.swap_tensors
     start, mesh, move = distributed.__init__, device_mesh.DeviceMesh.__init__, torch.nn.Module.to
     sharded, load = torch.distributed.fsdp._init_utils, DataLoader.__init__
+    batches = dataloader._SingleProcessDataLoaderIter
+    begin, fetch = batches.__init__, batches._next_data
 
     def on_its_device(self: Any, module: Any, *_: object, **more: Any) -> None:
         start(self, module, **{k: v for k, v in more.items() if k not in ("device_ids", "output_device")})
@@ -158,9 +160,22 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
         except RuntimeError:  # the fake mode holds a reference to the tensor
             tensor.data = other.data
 
-    def unpinned(self: Any, *words: Any, **more: Any) -> None:
+    def without_workers(self: Any, *words: Any, **more: Any) -> None:
         load(self, *words, **more)
-        self.pin_memory = False  # else a thread, in which no mode is active, copies batches to a GPU's own memory
+        # No fake tensor passes from one process to another, nor to a thread that copies to a GPU's own memory.
+        self.has_workers, self.num_workers, self.pin_memory = self.num_workers > 0, 0, False
+
+    def began(self: Any, loader: Any) -> None:
+        begin(self, loader)
+        self.has_workers = loader.has_workers
+
+    def apart(self: Any) -> Any:
+        recording = queue.recording
+        queue.recording = recording and not self.has_workers  # workers' operators are not this process's
+        try:
+            return fetch(self)
+        finally:
+            queue.recording = recording
 
     def of_cpus(self: Any, device_type: str, *words: Any, **more: Any) -> None:
         mesh(self, device.on_cpu(device_type), *words, **more)
@@ -169,7 +184,8 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
         patch.object(torch.utils, "swap_tensors", swapped),
         patch.multiple(torch.nn.Module, to=to, cuda=to_cuda),
         patch.object(distributed, "__init__", on_its_device),
-        patch.object(DataLoader, "__init__", unpinned),
+        patch.object(DataLoader, "__init__", without_workers),
+        patch.multiple(batches, __init__=began, _next_data=apart),
         patch.object(device_mesh.DeviceMesh, "__init__", of_cpus),
         patch.object(torch.amp.GradScaler, "_maybe_opt_step", stepped),
         patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")),

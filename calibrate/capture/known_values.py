@@ -28,7 +28,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 REAL_BYTES = 1 << 26  # operators on larger tensors are not computed
 CHOICES = {"topk": 2, "sort": 1, "max": 1, "argmax": 1, "multinomial": -1}  # place of the dimension among arguments
 RANGES = ("arange", "linspace", "logspace")  # made of numbers alone
-DRAWN = 0.999  # a single number that chance draws from 0 to 1; a layer is left out at small ones
+DRAWN = 0.999  # a single number that chance draws, as a part of its range; a layer is left out at small ones
 ROUTING_HELPS = "if it depends on a router's choices alone, --routing balanced makes it known"
 UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
 ROUTED = {"routing": "balanced"}  # how a file says it
@@ -120,7 +120,8 @@ class KnownValues(TorchDispatchMode):
     def _real(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return an operator's arguments with real tensors; None if its result is unknown or they are large."""
         inputs = _tensors((args, kwargs))
-        if not (inputs or name in RANGES) or torch.Tag.nondeterministic_seeded in func.tags:
+        drawn = torch.Tag.nondeterministic_seeded in func.tags and (name != "multinomial" or self.balanced)
+        if drawn or not (inputs or name in RANGES):
             return None
         fake = [x for x in inputs if isinstance(x, FakeTensor)]
         if any(x.untyped_storage()._cdata not in self._known for x in fake) or sum(map(_bytes, inputs)) > REAL_BYTES:
@@ -166,8 +167,9 @@ class KnownValues(TorchDispatchMode):
             if argument.is_write:
                 for x in _tensors(kwargs.get(argument.name, args[i] if i < len(args) else None)):
                     self.forget(x)
-        if name == "rand" and out.numel() == 1:
-            self.put(out, DRAWN)
+        if name in ("rand", "uniform_") and out.numel() == 1:
+            low, high = (*args[1:3], *(0.0, 1.0)[len(args[1:3]) :]) if name == "uniform_" else (0.0, 1.0)
+            self.put(out, low + DRAWN * (high - low))
         if self.balanced and name in CHOICES:
             self._choose(CHOICES[name], args, kwargs, out)
         return out

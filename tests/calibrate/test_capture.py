@@ -282,3 +282,52 @@ def test_bundled_model_is_as_it_is_described(
         assert flops[0] == flops[1]
     saved = [sum(x.bytes for x in blocks[2].saved) for blocks in (captured, described)]  # the first shares its mask
     assert saved[0] == pytest.approx(saved[1], rel=0.01)
+
+
+def test_what_a_model_makes_in_its_first_forward_alone_is_in_no_step() -> None:
+    """A mask that is built once and kept costs nothing from the second step on."""
+    from calibrate.capture import Step
+    from calibrate.capture.run_step import record
+
+    class Masked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(8, 8)
+            self.mask: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.mask is None:
+                self.mask = torch.ones(8, 8).tril().cumsum(0)
+            return self.inner(x) * self.mask
+
+    def step() -> Step:
+        model, x = Masked(), torch.zeros(8, 8)
+        return Step(model, lambda: model(x).sum(), torch.optim.SGD(model.parameters()), 8, 1)
+
+    names = [row.name for row in record(step)[1].rows if row.phase == "forward"]
+    assert "aten.mul" in names
+    assert not {"aten.ones", "aten.tril", "aten.cumsum"} & set(names)
+
+
+def test_views_in_place_start_no_kernel() -> None:
+    from calibrate.capture import Step
+    from calibrate.capture.run_step import record
+
+    def step() -> Step:
+        model, x = torch.nn.Linear(8, 8), torch.zeros(8, 8)
+
+        def loss() -> torch.Tensor:
+            return model(x).sin().unsqueeze_(0).squeeze_(0).sum()
+
+        return Step(model, loss, torch.optim.SGD(model.parameters()), 8, 1)
+
+    launches = {row.name: row.launches for row in record(step)[1].rows}
+    assert (launches["aten.unsqueeze_"], launches["aten.squeeze_"], launches["aten.sin"]) == (0, 0, 1)
+
+
+def test_each_operator_of_the_table_of_kernels_is_torchs() -> None:
+    from sim.models.captured import SOLVERS
+    from sim.models.captured_kernels import KERNELS
+
+    names = [name.removeprefix("aten.") for name in (*KERNELS, *SOLVERS) if name.startswith("aten.")]
+    assert [name for name in names if not hasattr(torch.ops.aten, name)] == []

@@ -70,6 +70,11 @@ def test_a_model_without_fused_attention_is_captured_with_its_own(tmp_path: Path
         program_of(tmp_path, GPTJ, attention="sdpa")
 
 
+def test_an_encoder_decoder_without_a_first_token_is_captured(tmp_path: Path) -> None:
+    t5 = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 64}
+    assert program_of(tmp_path, {**t5, "decoder_start_token_id": None, "pad_token_id": None})["operators"]["name"]
+
+
 @pytest.mark.parametrize("hides", [False, True])
 def test_a_mask_is_left_out_where_it_hides_nothing(hides: bool) -> None:
     """As in a real run: attention without a mask has a faster kernel."""

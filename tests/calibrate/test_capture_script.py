@@ -124,12 +124,17 @@ for step in range(4):
     torch.save(model.state_dict(), io.BytesIO())
 """
 SCRIPTS["workers"] = """
+class Drawn(torch.utils.data.Dataset):
+    def __len__(self): return 16
+    def __getitem__(self, i):
+        scale = (0.5, 1.0)[int(torch.multinomial(torch.tensor([0.5, 0.5]), 1))]
+        side = (32, 64)[int(torch.empty(1).uniform_(0.0, 2.0).item())]
+        return torch.randn(side).mul(scale).sinh(), i
 model = nn.Linear(64, 64)
-data = torch.utils.data.TensorDataset(torch.zeros(16, 64, dtype=torch.long))
-batches = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, pin_memory=True)
+batches = torch.utils.data.DataLoader(Drawn(), batch_size=4, num_workers=1, pin_memory=True, prefetch_factor=2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for x, in batches:
-    model(x.to("cuda", non_blocking=True).float()).sum().backward(); optimizer.step(); optimizer.zero_grad()
+for x, _ in batches:
+    model(x.to("cuda", non_blocking=True)).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
 SCRIPTS["asks"] = f"""
 model = {LAYERS}
@@ -204,10 +209,12 @@ def test_a_script_may_compare_and_print_losses_and_cast_outside_of_training(capt
     assert sum(sizes(captured("asks", 4), "all_reduce")) == 3 * LAYER_BYTES
 
 
-def test_batches_may_come_from_workers_into_pinned_memory(captured: Captured) -> None:
+def test_batches_of_drawn_samples_may_come_from_workers_into_pinned_memory(captured: Captured) -> None:
     program = captured("workers", 1)
     assert program.on_gpu
-    assert {op.inputs[1].shape for op in program.program.operators if op.name == "aten.addmm"} == {(4, 64)}
+    operators = program.program.operators
+    assert {op.inputs[1].shape for op in operators if op.name == "aten.addmm"} == {(4, 64)}
+    assert not [op.name for op in operators if op.name in ("aten.sinh", "aten.stack")]  # workers run them
 
 
 def test_a_communication_hook_reduces_its_own_tensors(captured: Captured) -> None:
