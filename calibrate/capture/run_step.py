@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 from unittest.mock import patch
 from warnings import catch_warnings, filterwarnings
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
 from calibrate.capture.known_values import ROUTED, KnownValues
@@ -120,13 +121,28 @@ def casts_in_place() -> AbstractContextManager[object]:
 
 @contextmanager
 def fake_weights() -> Iterator[None]:
-    """Let `trunc_normal_` fill fake weights; it draws again until it reads that no value is out of range."""
+    """Let fake weights be filled and deep copied.
+
+    `trunc_normal_` draws again until it reads that no value is out of range. torch's deep copy of a fake tensor has a
+    second storage, which operators see.
+    """
 
     def fill(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         with torch.no_grad():
             return tensor.normal_()
 
-    with patch.object(torch.nn.init, "_no_grad_trunc_normal_", fill):
+    def copied(self: torch.Tensor, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            new = self.detach().clone()
+            new = torch.nn.Parameter(new) if isinstance(self, torch.nn.Parameter) else new
+            memo[id(self)] = new.requires_grad_(self.requires_grad)
+            new.grad = None if self.grad is None else copied(self.grad, memo)
+        return memo[id(self)]
+
+    with (
+        patch.object(torch.nn.init, "_no_grad_trunc_normal_", fill),
+        patch.object(FakeTensor, "__deepcopy__", copied, create=True),
+    ):
         yield
 
 

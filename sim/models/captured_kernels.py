@@ -137,7 +137,7 @@ KERNELS: dict[str, Kernels] = {
         "linalg_vector_norm native_dropout native_dropout_backward zeros ones full zeros_like ones_like full_like "
         "new_zeros new_ones scalar_tensor arange linspace eye randperm histc bincount tril triu repeat roll flip "
         "lift_fresh squeeze_ unsqueeze_ as_strided_ "
-        "nll_loss_backward avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward avg_pool3d_backward "
+        "avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward avg_pool3d_backward "
         "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d max_pool2d_with_indices max_pool3d_with_indices "
         "_adaptive_avg_pool2d_backward upsample_nearest1d upsample_nearest2d upsample_nearest3d "
         "_upsample_nearest_exact2d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_bicubic2d "
@@ -148,7 +148,7 @@ KERNELS: dict[str, Kernels] = {
         "pixel_unshuffle channel_shuffle complex polar mse_loss_backward smooth_l1_loss_backward huber_loss_backward "
         "binary_cross_entropy_backward _amp_update_scale_",
     ),
-    **_of(_WRITES, "rand randn randint rand_like randn_like randint_like"),
+    **_of(_WRITES, "new_full rand randn randint rand_like randn_like randint_like"),
     **_of(_WRITES, "fill_ zero_ bernoulli_ normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_"),
     # UpSample*.cu, GridSampler.cpp, *Padding.cu, AdaptiveMaxPooling2d.cu, DilatedMaxPool2d.cu, UnfoldBackwardKernel.cu
     **_of(
@@ -194,9 +194,11 @@ KERNELS: dict[str, Kernels] = {
         Kernels("embedding", 2, _into_copy),
         "scatter scatter_add scatter_reduce index_add index_copy index_fill put _unsafe_masked_index_put_accumulate",
     ),
+    # Loss.cpp: log_sigmoid(x), 1 - y, its product with x, their difference, and the mean
+    "aten.binary_cross_entropy_with_logits": Kernels(kernels=5, moved=_times(5.5, 1)),
     # Loss.cu: nll_loss_forward_reduce_cuda_kernel_2d, nll_loss_backward_out_cuda
-    "aten.nll_loss_forward": Kernels("embedding", moved=_rows_touched(1)),
-    "aten.nll_loss_backward": Kernels(kernels=2, moved=_rows_touched(2)),
+    **_of(Kernels("embedding", moved=_rows_touched(1)), "nll_loss_forward nll_loss2d_forward"),
+    **_of(Kernels(kernels=2, moved=_rows_touched(2)), "nll_loss_backward nll_loss2d_backward"),
     "aten._to_copy": Kernels("cast"),
     **_of(Kernels("copy"), "clone stack split_with_sizes_copy _chunk_cat _local_scalar_dense"),
     "aten.copy_": Kernels("copy", moved=read_bytes),  # the target is among the inputs, and written alone

@@ -331,3 +331,23 @@ def test_each_operator_of_the_table_of_kernels_is_torchs() -> None:
 
     names = [name.removeprefix("aten.") for name in (*KERNELS, *SOLVERS) if name.startswith("aten.")]
     assert [name for name in names if not hasattr(torch.ops.aten, name)] == []
+
+
+def test_a_deep_copy_has_its_weights_once() -> None:
+    """As a reference model has, or an average of weights."""
+    import copy
+
+    from calibrate.capture import Step
+    from calibrate.capture.run_step import record
+
+    def step() -> Step:
+        model, x = torch.nn.Linear(64, 64, bias=False), torch.zeros(8, 64)
+        reference = copy.deepcopy(torch.nn.ModuleList([model, model])).requires_grad_(False)
+        assert reference[0].weight is reference[1].weight
+        optimizer = torch.optim.SGD(model.parameters())
+        return Step(model, lambda: (model(x) - reference[0](x)).square().sum(), optimizer, 8, 1)
+
+    recorder = record(step)[1]
+    weights = [life for life in recorder.lives if life.bytes == 4 * 64 * 64 and life.kind != "gradient"]
+    assert len(weights) == 2
+    assert not [row for row in recorder.rows if row.name == "aten.t" and row.launches]
