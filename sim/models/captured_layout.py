@@ -13,13 +13,14 @@ FLOATS = ("fp64", "fp32", "bf16", "fp16", "fp8")
 _POINTWISE = (
     "add add_ sub sub_ mul mul_ div div_ neg pow rsqrt sqrt reciprocal exp exp2 expm1 log log2 log10 log1p tanh "
     "tanh_backward sigmoid sigmoid_backward silu silu_backward gelu gelu_backward relu relu_ threshold_backward elu "
-    "elu_backward leaky_relu leaky_relu_ leaky_relu_backward hardswish hardswish_ hardswish_backward hardsigmoid hardsigmoid_backward "
+    "elu_backward leaky_relu leaky_relu_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward "
     "hardtanh hardtanh_backward mish mish_backward softplus softplus_backward softshrink log_sigmoid_forward "
     "log_sigmoid_backward _prelu_kernel _prelu_kernel_backward sin cos tan asin acos atan sinh cosh atan2 sinc erf "
     "erfc erfinv lgamma digamma logit xlogy where eq ne lt le gt ge isnan isinf nan_to_num sign sgn floor ceil round "
-    "trunc frac square abs rsub clamp clamp_ clamp_min clamp_min_ clamp_max maximum minimum fmod remainder floor_divide lerp "
+    "trunc frac square abs rsub clamp clamp_ clamp_min clamp_max maximum minimum fmod remainder floor_divide lerp "
     "lerp_ addcmul addcmul_ addcdiv addcdiv_ masked_fill masked_fill_ bitwise_and bitwise_or bitwise_xor bitwise_not "
-    "logical_and logical_and_ logical_or logical_xor logical_not clone copy_ _to_copy"
+    "logical_and logical_and_ logical_or logical_xor logical_not clone copy_ _to_copy "
+    "leaky_relu_ hardswish_ clamp_min_"
 )
 POINTWISE = frozenset(f"aten.{name}" for name in _POINTWISE.split())
 INTO_PART = ("aten.slice_backward", "aten.select_backward")  # zeros, and a copy into a part of them
