@@ -25,8 +25,9 @@ OPERATORS.define(
 )
 
 
-@torch.library.register_fake("calibrate::rnn")
-def _(x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, weights: list[torch.Tensor], directions: int) -> Any:
+def _outputs(
+    x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, weights: list[torch.Tensor], directions: int
+) -> Any:
     matrices = [w for w in weights if w.dim() == 2]
     gates = sum(w.size(0) for w in matrices[1 :: len(matrices) // h.size(0)])  # the second of a layer and direction
     cells = 0 if c is None else c.size(0) * c.size(-1)
@@ -36,8 +37,7 @@ def _(x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, weights: list[to
     return outputs, torch.empty_like(h), x.new_empty(0) if c is None else torch.empty_like(c), kept
 
 
-@torch.library.register_fake("calibrate::rnn_backward")
-def _(x: torch.Tensor, *others: Any) -> Any:
+def _like_inputs(x: torch.Tensor, *others: Any) -> Any:
     h, c, weights = others[-3:]
     of_c = x.new_empty(0) if c is None else torch.empty_like(c)
     return torch.empty_like(x), torch.empty_like(h), of_c, [torch.empty_like(w) for w in weights]
@@ -57,6 +57,8 @@ def _gradients(ctx: Any, grad: torch.Tensor | None, *_: object) -> Any:
     return of_x, of_h, None if c is None else of_c, of_weights, None
 
 
+torch.library.register_fake("calibrate::rnn", _outputs)
+torch.library.register_fake("calibrate::rnn_backward", _like_inputs)
 torch.library.register_autograd("calibrate::rnn", _gradients, setup_context=_keep)
 
 

@@ -15,10 +15,9 @@ class Step:
     """A training step: forward and backward of one micro-batch, clipping and the optimizer's step.
 
     `loss` runs the forward of one micro-batch and returns the scalar loss. It runs twice; the second run is recorded.
-    `autocast`: dtype of `torch.autocast`; "":
-    none. `clip_grad_norm`: the largest norm; None: no clipping. `seq_len` (tokens) and `micro_batch_size` (sequences)
-    say what `loss` computes on. `facts`: further entries for the file. `compiled`: capture model and loss as
-    `torch.compile` runs them.
+    `autocast`: dtype of `torch.autocast`; "": none. `clip_grad_norm`: the largest norm; None: no clipping. `seq_len`
+    (tokens) and `micro_batch_size` (sequences) say what `loss` computes on. `facts`: further entries for the file.
+    `compiled`: capture model and loss as `torch.compile` runs them.
     """
 
     model: torch.nn.Module
