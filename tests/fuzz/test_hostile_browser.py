@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         finally:
             running.send_signal(signal.SIGINT)
             try:
-                running.wait(20)
+                running.wait(60)
             finally:
                 running.kill()
     assert running.returncode == 0

@@ -45,6 +45,7 @@ def test_statistics() -> None:
     assert found["max_abs"] == pytest.approx(0.2)
     assert found["bias"] == pytest.approx(-0.1)
     assert found["mean_abs_by_group"] == pytest.approx(0.15)
+    assert found["interval_width"] == pytest.approx(0.4)  # of what was predicted
     assert found["inside_interval"] == pytest.approx(1 / 3)  # 1.0 is above 0.8 * 1.2
     groups = by_group([error(1.1, 1.0, "b"), error(1.1, 1.0, "a")])
     assert [g["group"] for g in groups] == ["all", "a", "b"]

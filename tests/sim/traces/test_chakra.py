@@ -319,6 +319,17 @@ def test_groups_must_be_lists_of_ranks(tmp_path: Path) -> None:
         read_groups(path)
 
 
+def test_a_ring_sends_to_the_next_rank_and_receives_from_the_one_before(tmp_path: Path) -> None:
+    ring = ["parallelism={cp: 4}", "model.layers=1", "training.seq_len=4096", "training.global_batch_size=1"]
+    write_chakra(simulate(load_scenario("scenarios/cp_ring_131k.yaml", ring), expand=True), tmp_path / "step")
+    found = {
+        (node.type, node.whole("comm_src"), node.whole("comm_dst"))
+        for node in read_chakra(tmp_path / "step.1.et").nodes
+        if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV)
+    }
+    assert found == {(NodeType.COMM_SEND, 1, 2), (NodeType.COMM_RECV, 0, 1)}
+
+
 @pytest.mark.parametrize(
     ("scenario", "override", "message"),
     [
