@@ -107,4 +107,6 @@ def test_switches_of_the_launch_script(tmp_path: Path) -> None:
     on = {"run": {"settings": {"LAYER_CUDA_GRAPH": "1", "FULL_CUDA_GRAPH": "False"}}}
     assert training(tmp_path, "NeMo 24.09", on)["cuda_graphs"] == "layers"
     assert "cuda_graphs" not in training(tmp_path, "NeMo 24.09", {"run": {"settings": {"MCORE_CUDA_GRAPH": "0"}}})
+    both = {"run": {"settings": {"LAYER_CUDA_GRAPH": "1", "FULL_CUDA_GRAPH": "1"}}}
+    assert training(tmp_path, "NeMo 24.09", both)["cuda_graphs"] == "step"  # the wider
     assert training(tmp_path, "NeMo 24.09", on, cuda_graphs="none")["cuda_graphs"] == "none"
