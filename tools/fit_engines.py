@@ -55,11 +55,12 @@ class Fit:
     whole: bool = False
 
 
+KERNELS = ("experts_speed", "group_reads")  # facts of an engine that are no seconds of its host
 VLLM = {"iteration_s": 5e-3, "rank_s": 1e-3, "sequence_s": 2e-4, "prompt_s": 1e-2, "oversize_s": 5e-6, "launch_s": 2e-5}
 FITS = (
     Fit("vllm-0.2", "splitwise_llama2_70b", "ampere", VLLM),
     Fit("vllm-0.2", "splitwise_llama2_70b", "hopper", VLLM),
-    Fit("trtllm-0.6", "trtllm_static_h100", "hopper", {"launch_s": 1e-5}),
+    Fit("trtllm-0.6", "trtllm_static_h100", "hopper", {"launch_s": 1e-5, "group_reads": 0.8}),
     Fit(
         "trtllm-triton",
         "trtllm_014_online",
@@ -87,9 +88,9 @@ def halves(fit: Fit, rows: Sequence[Measurement]) -> tuple[list[Measurement], li
 def changed(engine: Engine, architecture: str, names: list[str], values: Values) -> Engine:
     """Return the record with the named constants replaced."""
     given = dict(zip(names, values.tolist(), strict=True))
-    speed = given.pop("experts_speed", engine.experts_speed)
+    facts = {name: given.pop(name) for name in KERNELS if name in given}
     times = engine.host_on(architecture)._replace(**given)
-    return replace(engine, experts_speed=speed, host={**engine.host, architecture: times})
+    return replace(engine, **facts, host={**engine.host, architecture: times})
 
 
 def errors(fit: Fit, rows: list[Measurement], values: Values) -> Values:
@@ -163,7 +164,7 @@ def _rate(fit: Fit, row: Measurement) -> float:
 def recorded(fit: Fit) -> Values:
     """The constants as the record has them; none is 0, whose logarithm the fit could not take."""
     engine = ENGINES[fit.engine]
-    times = {**engine.host_on(fit.architecture)._asdict(), "experts_speed": engine.experts_speed}
+    times = engine.host_on(fit.architecture)._asdict() | {name: getattr(engine, name) for name in KERNELS}
     return np.array([times[name] or 1e-12 for name in fit.start])
 
 

@@ -46,8 +46,8 @@ class ServingDims(Struct, frozen=True):
     the cache; `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there
     are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
     them; `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads;
-    `index_dtype`: dtype of an indexer's scores, 8 bits where the GPU multiplies them; `cp`: ranks over which prompts
-    and caches are split.
+    `group_reads`: the part of these further reads that comes from memory; `index_dtype`: dtype of an indexer's scores,
+    8 bits where the GPU multiplies them; `cp`: ranks over which prompts and caches are split.
     """
 
     model: ModelConfig
@@ -67,6 +67,7 @@ class ServingDims(Struct, frozen=True):
     one_kernel: bool = False
     fused_attention: bool = True
     grouped_decode: bool = True
+    group_reads: float = 1.0
     index_dtype: str = "bf16"
     cp: int = 1
     cp_method: str = "ring"

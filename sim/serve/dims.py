@@ -41,6 +41,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         dispatch_bytes=dtype_bytes(p.ep_dispatch_dtype or act),
         fused_attention=i.attention == "fused",
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
+        group_reads=engine.group_reads,
         index_dtype="fp8" if "fp8" in peaks else act,
         cp=p.cp,
         cp_method=p.cp_method,

@@ -106,6 +106,9 @@ class Engine:
     decode_attention: DecodeAttention = fact(  # noqa: RUF009  a Literal
         "grouped", "single tokens' attention reads a KV head once, or once for each of its query heads"
     )
+    group_reads: float = fact(
+        1.0, "of a KV head's reads for its further query heads, the part that comes from memory, not from the L2 cache"
+    )
     reserved_output: float = fact(
         0.0,
         "a request enters once the cache has room for all that it will write, and this share of what those that run "

@@ -48,7 +48,7 @@ _VLLM_02 = {
         uncertainty=0.063,
     ),
 }
-_TRTLLM_06 = HostTimes(launch_s=19.5e-6, uncertainty=0.092)
+_TRTLLM_06 = HostTimes(launch_s=19.5e-6, uncertainty=0.056)
 _TRTLLM = {
     "ampere": HostTimes(collective_s=68.3e-6, uncertainty=0.05),
     "hopper": HostTimes(sequence_s=2.33e-6, collective_s=19.1e-6, launch_s=_TRTLLM_06.launch_s, uncertainty=0.059),
@@ -282,11 +282,12 @@ _RECORDS = (
         "TensorRT-LLM",
         (0, 5),
         "2023-12",
-        "launches: fitted to trtllm_static_h100; no kernel reads a KV head once for a group before 0.8 (XQA blog); "
-        "the capacity scheduler's default policy is GUARANTEED_NO_EVICT, and chunked context is off "
+        "launches and group_reads: fitted to trtllm_static_h100; no kernel reads a KV head once for a group before 0.8 "
+        "(XQA blog); the capacity scheduler's default policy is GUARANTEED_NO_EVICT, and chunked context is off "
         "(useful-runtime-flags.md)",
         host={"hopper": _TRTLLM_06},
         decode_attention="per_head",
+        group_reads=0.768,
         reserved_output=1.0,
         whole_prompts=True,
         prompts_beside=True,

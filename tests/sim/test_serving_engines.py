@@ -140,6 +140,17 @@ def test_tokens_that_pad_a_batch_choose_experts_as_the_engine_lets_them(engine: 
     assert (choosing == padded) == (experts[0] == experts[1])
 
 
+@pytest.mark.parametrize(("model", "group"), [("llama3-8b", 4), ("llama2-7b", 1)])
+def test_a_group_of_query_heads_reads_part_of_its_kv_head_from_memory(made: Any, model: str, group: int) -> None:
+    """(1 + g · (group - 1)) / group of the bytes, and of the time, where launches are nothing beside them."""
+    key = Key(Work.DECODE, 0, 256, 8192, 1)
+
+    def attention_s(reads: float) -> float:
+        return costs(made(decode_attention="per_head", group_reads=reads), model=model).priced(key).seconds
+
+    assert attention_s(0.5) / attention_s(1.0) == pytest.approx((1 + 0.5 * (group - 1)) / group, rel=0.02)
+
+
 @pytest.mark.parametrize("engine", ["vllm-v1", "vllm-0.6"])
 def test_seconds_by_kind_are_those_of_all_iterations(engine: str) -> None:
     """Of nine sequences in graphs for sixteen, whose padding chooses experts."""

@@ -234,8 +234,9 @@ class GroupedQueryAttention(Struct, frozen=True):
         kv_len = max(1, round(self.kept_tokens(kv_len)))
         if not d.fused_attention:
             return unfused_attention(d, batch, Core(1, kv_len, heads, kv_heads, *self.widths))
-        read = kv_heads if d.grouped_decode else heads
+        alone = kv_heads if d.grouped_decode else heads  # as if these were all different
+        read = kv_heads + d.group_reads * (alone - kv_heads)
         moved = 2.0 * batch * self.head_dim * (heads * d.act_bytes + read * kv_len * d.kv_bytes)
-        shape = (batch, heads, read, kv_len, self.head_dim)
+        shape = (batch, heads, alone, kv_len, self.head_dim)
         flops = shape_flops(ATTENTION_DECODE, shape)
         return (Compute("attention", ATTENTION_DECODE, shape, d.act, flops, moved, F),)
