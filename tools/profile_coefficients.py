@@ -255,6 +255,13 @@ def _quantizing(name: str, architecture: str) -> Coefficients:
     }
 
 
+_L40S_POWER: Coefficients = {
+    "power_at_peak": (
+        1.05,
+        "assumption: half of its 350 W at rest, as other GPUs, and at its peak of 362 Tflop/s an H100's 0.53 pJ a flop",
+    ),
+    "power_spread": (0.015, _SPREAD),
+}
 COEFFICIENTS: dict[str, Coefficients] = {
     "v100": _gpu("v100", "a100", 1.25, A100_FLASH),
     "a100-sxm": _gpu("a100-sxm", "a100", 1.25, A100_FLASH | A100_FLASH2 | A100_SOFTMAX),
@@ -265,7 +272,7 @@ COEFFICIENTS: dict[str, Coefficients] = {
     "b300-sxm": _gpu("b300-sxm", "b300", 1.63, _blackwell("b300", (1696, 1244), 0.268, 0.401)),
     "gb200": _gpu("gb200", "gb200", 1.61, _blackwell("gb200", (1584, 1244), 0.24, 0.368)),
     "gb300": _gpu("gb300", "gb300", 1.38, _blackwell("gb300", (1702, 1244), 0.291, 0.413)),
-    "l40s": _gpu("l40s", "", 0.0, PCIE_ATTENTION),
+    "l40s": _gpu("l40s", "", 0.0, _L40S_POWER | PCIE_ATTENTION),
     "rtx-pro-6000-server": _gpu("rtx-pro-6000-server", "", 0.0, PCIE_ATTENTION),
     "cpu": {
         "launch_overhead_s": (0.0, "a CPU does not queue kernels: see kernel_gap_s"),

@@ -17,6 +17,10 @@ Each implementation (`flash2`, ...) has its own `AttentionSpeed`; `attention` is
 choose another (`Framework.attention_kernel`). `megatron` is Transformer Engine's choice: cuDNN's on Hopper,
 FlashAttention-2 on Ampere (`get_attention_backend` in its dot_product_attention/utils.py: "FusedAttention preference on
 Hopper+ for performance reasons"). `compiled` is FlashAttention-2 on Ampere, which torch has had since 2.2.
+
+fp32 has the efficiencies of 16 bits and, on chips with tf32, a third of its peak: torch's kernel multiplies by three
+products (mem_eff_attention/gemm_kernel_utils.h: OpMultiplyAddFastF32). So 32 heads of 128 and 2,048 tokens reach 42
+TFLOP/s forward and 36 backward on an H200, which measured 35 and 28 (scenarios/cuda/h200.json).
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from itertools import pairwise
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Compute
 from sim.prices.coefficients import USUAL_KERNEL, AttentionSpeed, Coefficients
+from sim.prices.roofline import Device
 from topology.spec import GpuSpec
 
 # Kernels that only some layers have: DeepSeek's sparse attention, and the scores of its indexer.
@@ -36,7 +41,19 @@ TILE = 128.0
 # The least time of the fused kernel, however short the sequences are. The value was chosen by judgement: the history
 # records no measurement for it. The other coefficients of attention were fitted with it in place.
 LAUNCH_S = 4e-6
+TF32_PRODUCTS = 3
 UNCERTAINTY = 0.08  # error on rows of the published charts that no fit used
+
+
+def attention_peak(device: Device, dtype: str) -> float:
+    """Return the peak in FLOP/s of the kernel's matmuls; in fp32 each is `TF32_PRODUCTS` in tf32, if the device has it.
+
+    Raises:
+        InputError: if the device has no peak for `dtype`.
+    """
+    if dtype == "fp32" and "tf32" in device.peak_flops_per_s:
+        return device.peak("tf32") / TF32_PRODUCTS
+    return device.peak(dtype)
 
 
 def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float, c: Coefficients) -> float | None:

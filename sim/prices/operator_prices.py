@@ -19,7 +19,7 @@ from sim.core.normal import normal_quantile
 from sim.core.program import Compute, Phase, Role
 from sim.models.framework_facts import AttentionKernel
 from sim.models.frameworks import attention_picks
-from sim.prices.attention_speed import SCORES, SPARSE, flash_seconds
+from sim.prices.attention_speed import SCORES, SPARSE, attention_peak, flash_seconds
 from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY
 from sim.prices.coefficients import AS_STATED, STRIDED, PriceOptions
 from sim.prices.collective_tables import collective_cost
@@ -230,7 +230,8 @@ class Costs:
         # The measured points are of serving kernels (FlashInfer, TensorRT-LLM).
         if op.kind not in ATTENTION or op.served:
             return None
-        seconds = flash_seconds(op, self.gpu, self._device.peak(op.dtype), self.coefficients)
+        peak = attention_peak(self._device, op.dtype)
+        seconds = flash_seconds(op, self.gpu, peak, self.coefficients)
         if seconds is None:
             return None
         cost = Cost(seconds / self.coefficients.attention_speed, "interpolated", FLASH_UNCERTAINTY)

@@ -333,3 +333,14 @@ def test_compiled_kernels_are_not_issued_more_slowly_than_eager_ones() -> None:
     assert compiled < eager  # bound by the host: fewer kernels, each as costly
     assert costs.host_s(op, plain=True) < costs.host_s(op)
     assert compiled < megatron
+
+
+@pytest.mark.parametrize(("kind", "measured_flops_per_s"), [("forward", 35.1e12), ("backward", 28.2e12)])
+def test_attention_in_fp32_multiplies_in_tf32_as_measured(kind: str, measured_flops_per_s: float) -> None:
+    """An H200, 32 heads of 2,048 tokens (scenarios/cuda/h200.json). By the peak of fp32 it would take twice as long."""
+    gpu, op = GPUS["h200-sxm"], f"attention_{kind}"
+    shape = (1, 32, 32, 2048, 2048, 128, 128, 1)
+    flops = shape_flops(op, shape)
+    compute = Compute(op, op, shape, "fp32", flops, shape_bytes(op, shape, "fp32"), Phase.FORWARD)
+    seconds = Costs(load_profile("h200-sxm"), gpu).compute(compute).seconds
+    assert 1.0 < flops / seconds / measured_flops_per_s < 1.3
