@@ -51,9 +51,10 @@ def _print(found: Diagnosis, recording: Recording) -> None:
         print(f"  repaired: step {seconds(row.repaired_step_s)}, {_gain(row.gain_s, found)}")
         for operator in row.operators:
             name = operator.operator if len(operator.operator) <= NAME else operator.operator[: NAME - 1] + "…"
+            often = "" if operator.peers_count == operator.count else f"{operator.peers_count:g}× "
             print(
                 f"  {name:{NAME}} {operator.count:5}× {seconds(operator.seconds):>10}, "
-                f"peers {seconds(operator.peers_s)}"
+                f"peers {often}{seconds(operator.peers_s)}"
             )
     for group in found.slow_groups[:RANKS_SHOWN]:
         ranks = ", ".join(map(str, group.ranks))

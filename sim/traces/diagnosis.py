@@ -1,17 +1,18 @@
 """Find the slow rank of a recording: its slow operators, who waits for it, and the gain of its repair.
 
-The peers of a rank's kernel are the ranks that ran a kernel of the same name as often in the step. To repair a rank,
-its kernels get the median seconds of their peers, and the step is replayed (`sim.traces.replay`). The gain is the
-difference of the two steps, so time that was hidden, or that waits for another slow rank, is no gain. A group is
-repaired in the same way: its transfers are compared with those of groups of as many ranks that moved as many bytes,
-and those that took longer get the median.
+The peers of a rank's kernel are the ranks that ran a kernel of the same name as often in the step. A kernel that a
+rank ran more or less often than its replicas is compared with theirs; replicas are ranks with the same collectives and
+messages. To repair a rank, its kernels get the median seconds of their peers, and the step is replayed
+(`sim.traces.replay`). The gain is the difference of the two steps, so time that was hidden, or that waits for another
+slow rank, is no gain. A group is repaired in the same way: its transfers are compared with those of groups of as many
+ranks that moved as many bytes, and those that took longer get the median.
 
 The recording itself shows who waits: a member of a collective that arrived early waited for the last one.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -30,11 +31,12 @@ Key = tuple[int, str]  # rank and kernel
 
 
 class SlowOperator(Record, frozen=True):
-    """Hold the seconds of a rank's kernels of one name, and the median of the peers."""
+    """Hold number and seconds of a rank's kernels of one name, and the medians of the peers."""
 
     operator: str
     count: int
     seconds: float
+    peers_count: float
     peers_s: float
 
     @property
@@ -111,25 +113,23 @@ def diagnose(recording: Recording) -> Diagnosis:
 
 def _slow_ranks(as_it_was: Replay, waits: Sequence[Waiting]) -> tuple[SlowRank, ...]:
     recording, step_s = as_it_was.recording, as_it_was.step_time_s
-    own, count = _kernels(recording)
-    peers = _peers(own, count)
-    compared: dict[int, list[Key]] = defaultdict(list)
-    for key in peers:
-        compared[key[0]].append(key)
-    lost = {rank: sum(own[k] - peers[k] for k in keys) for rank, keys in compared.items()}
+    compared, uneven = _compared(recording)
+    own_s = {r: sum(row.seconds for row in (*rows, *uneven[r])) for r, rows in compared.items()}
+    peers_s = {r: sum(row.peers_s for row in (*rows, *uneven[r])) for r, rows in compared.items()}
+    lost = {rank: own_s[rank] - peers_s[rank] for rank in compared}
     found = []
     for rank in sorted(lost, key=lambda r: -lost[r])[:TRIED]:
         if lost[rank] <= SHOWS * step_s:
             break
-        scales = {k: peers[k] / own[k] for k in compared[rank] if own[k]}
+        scales = {(rank, row.operator): row.peers_s / row.seconds for row in compared[rank] if row.seconds}
+        scales |= {(rank, row.operator): _ratio(uneven[rank]) for row in uneven[rank]}
         repaired_s = replay(recording, Change(single=scales)).step_time_s
-        rows = [SlowOperator(k[1], count[k], own[k], peers[k]) for k in compared[rank]]
-        rows.sort(key=lambda row: -row.lost_s)
+        rows = sorted((*compared[rank], *uneven[rank]), key=lambda row: -row.lost_s)
         found.append(
             SlowRank(
                 rank,
-                sum(own[k] for k in compared[rank]),
-                sum(peers[k] for k in compared[rank]),
+                own_s[rank],
+                peers_s[rank],
                 repaired_s,
                 step_s - repaired_s,
                 sum(w.seconds for w in waits if w.for_rank == rank),
@@ -137,6 +137,57 @@ def _slow_ranks(as_it_was: Replay, waits: Sequence[Waiting]) -> tuple[SlowRank, 
             )
         )
     return tuple(sorted(found, key=lambda row: (-row.gain_s, row.rank)))
+
+
+def _compared(recording: Recording) -> tuple[dict[int, list[SlowOperator]], dict[int, list[SlowOperator]]]:
+    """Return each rank's kernels beside those of peers that ran them as often, and beside replicas that did not."""
+    own, count = _kernels(recording)
+    uneven = _uneven(recording, own, count)
+    compared: dict[int, list[SlowOperator]] = {rank: [] for rank in recording.ranks}
+    for (rank, name), seconds in _peers(own, count).items():
+        if all(row.operator != name for row in uneven[rank]):
+            number = count[rank, name]
+            compared[rank].append(SlowOperator(name, number, own[rank, name], number, seconds))
+    return compared, uneven
+
+
+def _uneven(recording: Recording, own: Mapping[Key, float], count: Mapping[Key, int]) -> dict[int, list[SlowOperator]]:
+    """Return the kernels that a rank ran more or less often than its replicas, if it loses time by them in all.
+
+    They count together: where a library chooses another kernel on one rank, that rank runs the usual one less often.
+    """
+    names: dict[int, set[str]] = defaultdict(set)
+    for rank, name in own:
+        names[rank].add(name)
+    out: dict[int, list[SlowOperator]] = {rank: [] for rank in recording.ranks}
+    for group in _replicas(recording):
+        for name in sorted(set[str]().union(*(names[rank] for rank in group))):
+            numbers = {rank: count.get((rank, name), 0) for rank in group}
+            if len(set(numbers.values())) == 1:
+                continue
+            for rank, number in numbers.items():
+                others = [r for r in group if r != rank]
+                usual = median(numbers[r] for r in others)
+                if number != usual:
+                    usual_s = median(own.get((r, name), 0.0) for r in others)
+                    out[rank].append(SlowOperator(name, number, own.get((rank, name), 0.0), usual, usual_s))
+    return {rank: rows if sum(row.lost_s for row in rows) > 0 else [] for rank, rows in out.items()}
+
+
+def _ratio(rows: Sequence[SlowOperator]) -> float:
+    return sum(row.peers_s for row in rows) / sum(row.seconds for row in rows)
+
+
+def _replicas(recording: Recording) -> list[list[int]]:
+    """Return the groups of ranks that ran the same collectives and messages equally often."""
+    messages: dict[int, Counter[tuple[str, float]]] = defaultdict(Counter)
+    for node in recording.nodes:
+        if node.message is not None:
+            messages[node.rank][node.message.kind, node.message.bytes] += 1
+    groups: dict[frozenset[tuple[tuple[str, float], int]], list[int]] = defaultdict(list)
+    for rank, found in messages.items():
+        groups[frozenset(found.items())].append(rank)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _kernels(recording: Recording) -> tuple[dict[Key, float], dict[Key, int]]:
@@ -256,7 +307,8 @@ def verdict(found: Diagnosis) -> str:
     if group is not None and group.gain_s > max(least_s, rank.gain_s if rank is not None else 0.0):
         return f"transfers of ranks {', '.join(map(str, group.ranks))} are slow"
     if rank is not None and rank.gain_s > least_s:
-        return f"rank {rank.rank} is slow"
+        more = any(row.count > row.peers_count for row in rank.operators[:1])  # the first loses most
+        return f"rank {rank.rank} is slow" + (": it runs operators more often than its peers" if more else "")
     return "no rank is slow: repairing none of them would shorten the step"
 
 

@@ -155,6 +155,41 @@ def test_a_busy_host_is_beside_those_of_the_others(monkeypatch: pytest.MonkeyPat
     assert (host.rank, host.host_s, host.peers_s) == (2, 90e-6, 10e-6)
 
 
+def with_more(trace: dict[str, Any], name: str, ts: float, dur: float) -> dict[str, Any]:
+    """A kernel of `dur` microseconds that runs once more, before the all-reduce, which ends when it ended."""
+    reduce = trace["traceEvents"][2]
+    late = ts + dur - reduce["ts"]
+    reduce["ts"], reduce["dur"] = reduce["ts"] + late, reduce["dur"] - late
+    trace["traceEvents"].append(trace["traceEvents"][0] | {"name": name, "ts": ts, "dur": dur})
+    return trace
+
+
+@pytest.mark.parametrize(("name", "often"), [("gemm", (2, 1)), ("checksum", (1, 0))])
+def test_a_rank_that_runs_operators_more_often_is_slow(name: str, often: tuple[int, int]) -> None:
+    traces = [kernels(r, 4, 1.0, 30.0, range(4)) for r in range(4)]
+    found = diagnose(joined([*traces[:2], with_more(traces[2], name, 120.0, 100.0), traces[3]]))
+    assert verdict(found) == "rank 2 is slow: it runs operators more often than its peers"
+    (rank,) = found.slow_ranks
+    assert rank.gain_s == pytest.approx(100e-6)
+    (row,) = rank.operators
+    assert (row.operator, row.count, row.peers_count) == (name, *often)
+    assert row.lost_s == pytest.approx(100e-6)
+
+
+def test_another_kernel_for_the_same_work_is_no_further_work() -> None:
+    traces = [kernels(r, 4, 2.0, 30.0, range(4)) for r in range(4)]
+    traces[2]["traceEvents"][0]["name"] = "gemm_of_another_tile"
+    assert verdict(diagnose(joined(traces))).startswith("no rank is slow")
+
+
+def test_ranks_of_other_collectives_are_no_replicas() -> None:
+    """Two stages, of which the second also computes the head of the model, and sends another gradient."""
+    first = [kernels(r, 4, 1.0, 30.0, (0, 1)) for r in (0, 1)]
+    last = [kernels(r, 4, 1.0, 30.0, (2, 3), second=10.0) for r in (2, 3)]
+    traces = [*first, *(with_more(trace, "head", 120.0, 100.0) for trace in last)]
+    assert diagnose(joined(traces)).slow_ranks == ()
+
+
 def test_nobody_is_slow_and_one_rank_has_no_peers(traced: list[Path]) -> None:
     found = diagnose(joined([kernels(r, 2, 2.0, 30.0, (0, 1)) for r in range(2)]))
     assert (found.slow_ranks, found.slow_groups, found.waits) == ((), (), ())
