@@ -19,6 +19,8 @@ from tests.sim.test_model_families import written
 
 TABLE = json.loads((Path(__file__).parents[1] / "data" / "saved_by_transformers.json").read_text(encoding="utf-8"))
 
+OWN_ROTATIONS = ("ernie4_5", "ernie4_5_moe")  # each layer interleaves cosines and sines anew, which are not counted
+
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", TABLE["families"])
@@ -36,7 +38,8 @@ def test_saved_bytes_are_those_of_real_layers(tmp_path: Path, family: str, preci
     scenario = parse_scenario({"model": written(tmp_path, row["config"]), "training": training, "cluster": "dgx-h100"})
     layers = range(row["layers"], 2 * row["layers"])
     kept = sum(s.bytes for layer in layers for s in layer_block(scenario, layer).saved)
-    assert kept == pytest.approx(row["kept_bytes"][precision], rel=0.014)
+    apart = 0.014 if family in OWN_ROTATIONS else 0.01
+    assert kept == pytest.approx(row["kept_bytes"][precision], rel=apart)
 
 
 def test_soft_caps_keep_a_tanh_and_take_kernels() -> None:
