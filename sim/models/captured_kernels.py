@@ -1,8 +1,10 @@
 """How torch runs the captured operators that memory bounds: kernels, and the bytes that they move.
 
-The counts are those of torch's CUDA sources (aten/src/ATen/native/cuda unless another folder is named). An operator
-that is not in `KERNELS` is priced as one kernel that reads its inputs and writes its outputs once, and counted as
-unknown.
+What a record states is from torch's CUDA sources (aten/src/ATen/native/cuda unless another folder is named). A record
+that states no bytes is the default: each input is read, and each output written, once. This is too little for `roll`
+over several dimensions (torch starts a kernel for each) and `_cdist_forward` (it reads two rows for each distance), and
+too much for backwards of pooling and padding, which need only the shape of the input. An operator that is not in
+`KERNELS` is priced as one kernel of the default's bytes, and counted as unknown.
 """
 
 from __future__ import annotations
