@@ -179,14 +179,23 @@ def _ratio(rows: Sequence[SlowOperator]) -> float:
 
 
 def _replicas(recording: Recording) -> list[list[int]]:
-    """Return the groups of ranks that ran the same collectives and messages equally often."""
-    messages: dict[int, Counter[tuple[str, float]]] = defaultdict(Counter)
+    """Return the groups of ranks that ran the same collectives, and messages to and from equally distant ranks.
+
+    A rank with transfers of unknown ends is in none: the first and the last stage of a pipeline may look alike.
+    """
+    messages: dict[int, Counter[tuple[object, ...]]] = defaultdict(Counter)
+    unknown: set[int] = set()
     for node in recording.nodes:
         if node.message is not None:
-            messages[node.rank][node.message.kind, node.message.bytes] += 1
-    groups: dict[frozenset[tuple[tuple[str, float], int]], list[int]] = defaultdict(list)
+            kind, _, ranks, size, _ = node.message
+            where = [rank - node.rank for rank in ranks] if kind in ("send", "recv") else [len(ranks)]
+            messages[node.rank][kind, size, *where] += 1
+        elif not node.compute and node.name.lower().startswith(("nccl", "gloo:")):
+            unknown.add(node.rank)
+    groups: dict[frozenset[tuple[tuple[object, ...], int]], list[int]] = defaultdict(list)
     for rank, found in messages.items():
-        groups[frozenset(found.items())].append(rank)
+        if rank not in unknown:
+            groups[frozenset(found.items())].append(rank)
     return [group for group in groups.values() if len(group) > 1]
 
 

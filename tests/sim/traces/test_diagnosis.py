@@ -190,6 +190,24 @@ def test_ranks_of_other_collectives_are_no_replicas() -> None:
     assert diagnose(joined(traces)).slow_ranks == ()
 
 
+@pytest.mark.parametrize("pp", [2, 4])
+def test_stages_of_a_pipeline_are_no_replicas(pp: int, tmp_path: Path) -> None:
+    """First and last send and receive as often; the last has the head of the model besides."""
+    keys = [f"parallelism={{pp: {pp}}}", "training.global_batch_size=4", "training.seq_len=1024", "model.layers=4"]
+    write_chakra(simulate(load_scenario(DP8, keys), expand=True), tmp_path / "step")
+    found = diagnose(load([tmp_path / f"step.{rank}.et" for rank in range(pp)], groups=tmp_path / "step.groups.json"))
+    assert not [row.operator for rank in found.slow_ranks for row in rank.operators if row.count != row.peers_count]
+
+
+def test_ranks_that_send_to_nobody_knows_whom_are_no_replicas() -> None:
+    traces = [kernels(r, 4, 1.0, 30.0, range(4)) for r in range(4)]
+    traces[2] = with_more(traces[2], "checksum", 120.0, 100.0)
+    for trace in traces:
+        sent = trace["traceEvents"][0] | {"name": "ncclDevKernel_SendRecv", "ts": 400.0, "dur": 5.0}
+        trace["traceEvents"].append(sent)
+    assert diagnose(joined(traces)).slow_ranks == ()
+
+
 def test_nobody_is_slow_and_one_rank_has_no_peers(traced: list[Path]) -> None:
     found = diagnose(joined([kernels(r, 2, 2.0, 30.0, (0, 1)) for r in range(2)]))
     assert (found.slow_ranks, found.slow_groups, found.waits) == ((), (), ())
