@@ -55,3 +55,10 @@ def test_the_fit_of_engines_prices_a_row_as_the_simulator_does() -> None:
     (key,) = row.measured
     simulated = tool["value_of"](tool["_simulated"](row).result, row, key)
     assert tool["_rate"](fit, row) == pytest.approx(simulated, rel=1e-4)
+
+
+def test_the_page_of_runs_on_a_gpu_has_the_tables_that_its_tool_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    tool = runpy.run_path(str(TOOLS / "gpu_table.py"), run_name="loaded")
+    page = tool["PAGE"].read_text()
+    assert tool["with_tables"](page) == page  # else: python tools/gpu_table.py

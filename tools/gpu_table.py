@@ -101,17 +101,21 @@ def _line(name: str, ratio: Any) -> str:
     )
 
 
-def main() -> None:
-    """Write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
-    text = PAGE.read_text()
+def with_tables(text: str) -> str:
+    """Return the page's text with the tables of the present predictions."""
     tables = {"gpu": steps(), "gpu kernels": kernels(), "gpu power": show(json.loads(STORED.read_text()))}
     for name, lines in tables.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         before, _, rest = text.partition(begin)
         text = "\n".join((before + begin, *lines, end)) + rest.partition(end)[2]
-    PAGE.write_text(text)
+    return text
+
+
+def main() -> None:
+    """Write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    PAGE.write_text(with_tables(PAGE.read_text()))
 
 
 if __name__ == "__main__":
