@@ -164,7 +164,8 @@ def test_every_preset_is_the_sum_of_its_blocks(name):
     scenario = make(name, {"seq_len": 128})
     m = scenario.model
     padding = (m.padded_vocab(1) - m.vocab) * m.hidden * (1 if m.tied_embeddings else 2)
-    kinds = {m.is_moe_layer(i): layer_block(scenario, i) for i in range(m.layers)}
-    layers = sum(kinds[m.is_moe_layer(i)].params + kinds[m.is_moe_layer(i)].expert_params for i in range(m.layers))
+    kinds = [(m.is_moe_layer(i), m.attention_kind(i)) for i in range(m.layers)]
+    blocks = {kind: layer_block(scenario, i) for i, kind in enumerate(kinds)}
+    layers = sum(blocks[kind].params + blocks[kind].expert_params for kind in kinds)
     ends = embedding_block(scenario).params + head_block(scenario).params
     assert layers + ends - padding == count_parameters(m).total
