@@ -57,7 +57,7 @@ def _minimax_m2(config: Config) -> Config:
 def qwen2_moe(config: Config) -> Config:
     shared = {"shared_ffn": config["shared_expert_intermediate_size"], "shared_gate": True}
     moe = router(config, _experts_key(config)) | shared | {"every": every(config, "decoder_sparse_step")}
-    return qwen2(config) | {"moe": moe}
+    return qwen2(config) | {"qkv_bias": config.get("qkv_bias", True), "moe": moe}
 
 
 def _qwen3_moe(config: Config) -> Config:
@@ -76,6 +76,7 @@ def _gpt_oss(config: Config) -> Config:
 
 
 def _glm4_moe(config: Config) -> Config:
+    require(config, "n_group", (1, None))
     shared, dense = config.get("n_shared_experts", 1), config.get("first_k_dense_replace", 1)
     moe = router(config, "n_routed_experts") | {"shared_experts": shared, "dense_layers": dense, "router_fp32": True}
     found = llama({**config, "attention_bias": False}) | {"moe": moe}
@@ -98,7 +99,7 @@ def _llama4(config: Config) -> Config:
     return found | {"no_rope_every": no_rope_step(step, config.get("no_rope_layers"))} | chunks
 
 
-def _dense_layers(config: Config) -> int | None:
+def dense_layers(config: Config) -> int | None:
     """Layers before the first with experts; `mlp_layer_types` stands in place of the number in later configs."""
     kinds = config.get("mlp_layer_types")
     if kinds is None:
@@ -113,7 +114,7 @@ def _deepseek(config: Config) -> Config:
     require(config, "moe_layer_freq", (1, None))
     moe = router(config, "n_routed_experts") | {
         "shared_experts": config.get("n_shared_experts"),
-        "dense_layers": _dense_layers(config),
+        "dense_layers": dense_layers(config),
         "router_fp32": True,
         # routing groups stand on nodes (arXiv 2412.19437, 2.1.2); one group is no limit
         "max_nodes_per_token": None if config.get("n_group") == 1 else config.get("topk_group"),
@@ -151,14 +152,18 @@ def _glm_moe_dsa(config: Config) -> Config:
 
 def _dots1(config: Config) -> Config:
     """dots.llm1: Qwen 3's attention, DeepSeek's experts."""
+    require(config, "n_group", (1, None))
     moe = router(config, "n_routed_experts") | {"shared_experts": config.get("n_shared_experts"), "router_fp32": True}
     whole = [*["full"] * config.get("max_window_layers", 62), *["sliding"] * config["num_hidden_layers"]]
-    found = llama(config) | {"qk_norm": True, "moe": moe | {"dense_layers": _dense_layers(config)}}
+    found = llama(config) | {"qk_norm": True, "moe": moe | {"dense_layers": dense_layers(config)}}
     return found | window(config, "sliding_window", whole[: config["num_hidden_layers"]])
 
 
 def _solar_open(config: Config) -> Config:
     """Solar Open: GLM-4.5's experts in every layer, Llama's attention."""
+    require(config, "attention_bias", (False, None))
+    if rope_share(config, 1.0) != 1.0:
+        raise NotExpressibleError("partial_rotary_factor: only 1.0 can be simulated")
     plain = {
         "first_k_dense_replace": 0,
         "intermediate_size": config["moe_intermediate_size"],
@@ -187,6 +192,9 @@ def _hunyuan_moe(config: Config) -> Config:
         if isinstance(config[key], list) and len({*config[key]}) > 1:
             raise NotExpressibleError(f"{key}: can be simulated: one number for all layers")
     plain = {key: value[0] if isinstance(value, list) and value else value for key, value in config.items()}
+    require(plain, "moe_intermediate_size", (plain["intermediate_size"], None))
+    require(plain, "num_shared_expert", (1, None))
+    require(plain, "moe_layer_num_skipped", (0, None))
     moe = router(plain, "num_experts", "intermediate_size", "moe_topk") | {"shared_experts": 1}
     return hunyuan(plain) | {"moe": moe}
 
@@ -196,6 +204,7 @@ def _granite_moe(config: Config) -> Config:
 
 
 def _olmoe(config: Config) -> Config:
+    require(config, "clip_qkv", (None,))
     moe = router(config, _experts_key(config), "intermediate_size")
     return llama(config) | {"qk_norm": True, "qk_norm_over": "all_heads", "moe": moe}
 

@@ -95,6 +95,10 @@ def _exaone4(config: Config) -> Config:
 
 
 def _mistral(config: Config) -> Config:
+    return _ministral3({"sliding_window": 4096, **config})
+
+
+def _ministral3(config: Config) -> Config:
     return llama(config) | window(config, "sliding_window", ["sliding"])
 
 
@@ -141,6 +145,9 @@ def _ernie(config: Config) -> Config:
 
 
 def hunyuan(config: Config) -> Config:
+    require(config, "use_qk_norm", (True,))
+    require(config, "use_cla", (False, None))  # keys and values of one layer in the next ones too
+    require(config, "use_mla", (False, None))
     return llama(config) | {"qk_norm": True}
 
 
@@ -171,7 +178,8 @@ def _cwm(config: Config) -> Config:
 
 def _starcoder2(config: Config) -> Config:
     require(config, "hidden_act", ("gelu_pytorch_tanh", "gelu", "gelu_new"))
-    own = {"mlp": "gelu", "norm": "layernorm", "bias": config.get("use_bias", True), "separate_qkv": True}
+    require(config, "use_bias", (True,))
+    own = {"mlp": "gelu", "norm": "layernorm", "bias": True, "separate_qkv": True}
     found = llama({"tie_word_embeddings": True, **config, "hidden_act": "silu"}) | own
     return found | {"dropout": config.get("residual_dropout")} | window(config, "sliding_window", ["sliding"])
 
@@ -232,6 +240,7 @@ def _gemma3(config: Config) -> Config:
 
 def _gpt2(config: Config) -> Config:
     require(config, "activation_function", ("gelu_new", "gelu", "gelu_pytorch_tanh"))
+    require(config, "add_cross_attention", (False, None))
     return {
         "layers": config["n_layer"],
         "hidden": config["n_embd"],
@@ -255,6 +264,8 @@ def _opt(config: Config) -> Config:
     require(config, "activation_function", ("relu",))
     require(config, "do_layer_norm_before", (True,))
     require(config, "enable_bias", (True,))
+    require(config, "layer_norm_elementwise_affine", (True,))
+    require(config, "_remove_final_layer_norm", (False, None))
     require(config, "word_embed_proj_dim", (config["hidden_size"], None))
     return {
         "layers": config["num_hidden_layers"],
@@ -297,7 +308,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "granite": llama,
     "mistral": _mistral,
     "ministral": _mistral,
-    "ministral3": _mistral,
+    "ministral3": _ministral3,
     "qwen2": qwen2,
     "qwen3": qwen3,
     "seed_oss": _seed_oss,

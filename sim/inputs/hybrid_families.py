@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.inputs.expert_families import latent, qwen2_moe, router
+from sim.inputs.expert_families import dense_layers, latent, qwen2_moe, router
 from sim.inputs.families import Config, NotExpressibleError, llama, qwen3, require, rope_share
 from sim.inputs.input_source import show
 
@@ -209,7 +209,7 @@ def _kimi_linear(config: Config) -> Config:
     top_k = "num_experts_per_token" if "num_experts_per_token" in config else "num_experts_per_tok"
     moe = router(config, "num_experts", top_k=top_k) | {
         "shared_experts": config.get("num_shared_experts", config.get("n_shared_experts", 1)),
-        "dense_layers": config.get("first_k_dense_replace", 1),
+        "dense_layers": dense_layers({"first_k_dense_replace": 1, **config}),
     }
     require(config, "moe_layer_freq", (1, None))
     found = llama(config) | {"kv_heads": None, "head_dim": None, "moe": moe, "positions": "none"}

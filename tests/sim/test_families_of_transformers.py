@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sim.core.errors import InputError
 from sim.inputs.huggingface import FAMILIES
 from sim.inputs.model_input import load_model
 from sim.models.parameters import count_parameters
@@ -54,7 +55,7 @@ OWN: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 64},
     "mistral": {"sliding_window": 128},
     "mixtral": {"sliding_window": 128},
-    "olmoe": {"num_experts": EXPERTS},
+    "olmoe": {"num_experts": EXPERTS, "num_experts_per_tok": 4},
     "opt": {"ffn_dim": 768, "word_embed_proj_dim": 512},
     "qwen2": WINDOWS,
     "qwen2_moe": {"num_experts": EXPERTS},
@@ -105,3 +106,57 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
     with torch.device("meta"):
         built = transformers.AutoModelForCausalLM.from_config(transformers.Gemma3TextConfig(**text))
     assert count_parameters(load_model(str(tmp_path))).total == sum(p.numel() for p in built.parameters())
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("dots1", "n_group", 4),
+        ("glm4_moe", "n_group", 4),
+        ("gpt_bigcode", "add_cross_attention", True),
+        ("hunyuan_v1_dense", "use_cla", True),
+        ("hunyuan_v1_dense", "use_qk_norm", False),
+        ("hunyuan_v1_moe", "moe_intermediate_size", [3072] * LAYERS),
+        ("hunyuan_v1_moe", "num_shared_expert", [2] * LAYERS),
+        ("olmoe", "clip_qkv", 8.0),
+        ("opt", "_remove_final_layer_norm", True),
+        ("opt", "layer_norm_elementwise_affine", False),
+        ("solar_open", "attention_bias", True),
+        ("solar_open", "partial_rotary_factor", 0.5),
+        ("starcoder2", "use_bias", False),
+    ],
+)
+def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
+    tmp_path: Path, family: str, key: str, value: Any
+) -> None:
+    sizes = GPT2 | {"n_positions": 512} if family == "gpt_bigcode" else SIZES
+    config = {**sizes, **OWN.get(family, {}), "model_type": family}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    load_model(str(tmp_path / "config.json"))
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(InputError, match=key):
+        load_model(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("family", "own"),
+    [
+        ("qwen2_moe", {"qkv_bias": False}),
+        ("kimi_linear", {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * (LAYERS - 3)}),
+    ],
+)
+def test_keys_other_than_the_usual_ones_count_as_in_transformers(
+    tmp_path: Path, family: str, own: dict[str, Any]
+) -> None:
+    config = transformers.CONFIG_MAPPING[family](**SIZES | OWN[family] | own)
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(config)
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    counted = {name: p.numel() for name, p in built.named_parameters() if not name.endswith(NOT_COUNTED)}
+    assert count_parameters(load_model(str(tmp_path / "config.json"))).total == sum(counted.values())
+
+
+def test_a_mistral_without_the_key_of_its_window_has_transformers_default(tmp_path: Path) -> None:
+    for own, window in (({}, transformers.MistralConfig().sliding_window), ({"sliding_window": None}, None)):
+        (tmp_path / "config.json").write_text(json.dumps({**SIZES, **own, "model_type": "mistral"}))
+        assert load_model(str(tmp_path / "config.json")).window == window
