@@ -360,7 +360,8 @@ def test_a_preset_of_another_changes_single_keys(tmp_path: Path, monkeypatch: py
 def test_every_key_is_common_or_a_variation() -> None:
     """A key in neither set would be ignored by real runs and by the flags of other trainers."""
     common = """layers hidden heads kv_heads mla head_dim ffn vocab mlp norm bias qkv_bias qk_norm tied_embeddings
-        dropout positions max_positions trained_positions attention_pattern mtp_layers moe program"""
+        dropout positions max_positions trained_positions attention_pattern mtp_layers moe left_out
+        program"""
     common_of_experts = """experts top_k ffn shared_experts router_fp32 dense_layers capacity_factor pad_to_capacity
         imbalance max_nodes_per_token groups top_groups"""
     assert set(ModelConfig.model_fields) == {*common.split(), *model_config._VARIATIONS}
