@@ -231,7 +231,7 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
         except Deadlock as error:
             if self.plan.scenario.parallelism.p2p_overlap:
                 raise
-            raise _needs_overlap(self.plan.scenario, error) from None
+            raise _needs_overlap(self.plan.scenario) from error
         return self._simulation(ran)
 
     def run_with(self, processes: Sequence[Process], alone: Simulation) -> Simulation:
@@ -263,11 +263,9 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
         )
 
 
-def _needs_overlap(scenario: Scenario, error: Deadlock) -> InputError:
-    needs = f"schedule {scenario.parallelism.schedule} needs overlapped messages (true)"
-    return scenario.error(
-        ("parallelism", "p2p_overlap"), f"{needs}; with blocking ones ranks wait for each other: {error}"
-    )
+def _needs_overlap(scenario: Scenario) -> InputError:
+    needs = f"found false; schedule {scenario.parallelism.schedule} needs overlapped messages (true)"
+    return scenario.error(("parallelism", "p2p_overlap"), f"{needs}: with blocking ones its ranks wait for each other")
 
 
 class Simulation(FinishedStep, frozen=True, eq=False, dict=True):

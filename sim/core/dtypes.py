@@ -53,6 +53,9 @@ def dtype_bytes(dtype: str) -> float:
     return _BYTES[dtype]
 
 
+MUON_DTYPE = "bf16"  # of the products that make a momentum orthogonal (`sim.models.muon`)
+
+
 def matmul_peak_names(precision: str) -> tuple[str, ...]:
     """Names under which a GPU's `peak_flops_per_s` may hold the peak of a precision, the best first."""
     return {"fp32": ("fp32", "tf32"), "nvfp4": ("nvfp4", "fp4")}.get(precision, (precision,))

@@ -7,10 +7,9 @@ that it finds; the first of all is told, so a rule may take for granted what tho
 
 from __future__ import annotations
 
-from itertools import product
 from typing import TYPE_CHECKING
 
-from sim.core.dtypes import matmul_peak_names, sixteen_bit
+from sim.core.dtypes import sixteen_bit
 from sim.core.units import counted
 from sim.inputs.input_source import Problems, Source, raise_first
 from sim.inputs.layout_rules import ALL_RULES, first_problem
@@ -100,10 +99,8 @@ def _of_positions(sections: Sections) -> Problems:
 def _of_precision(sections: Sections) -> Problems:
     section, workload = ("training", sections.training) if sections.training else ("inference", sections.inference)
     assert workload is not None
-    for gpu, needed in product(sections.cluster.gpus, (workload.precision, sixteen_bit(workload.precision))):
-        peaks = gpu.peak_flops_per_s
-        if not any(name in peaks for name in matmul_peak_names(needed)):
-            why = f"GPU {gpu.name} has no {needed} peak (it has: {', '.join(peaks)})"
+    for needed in (workload.precision, sixteen_bit(workload.precision)):
+        if why := sections.without_peak(needed):
             yield (section, "precision"), f"found '{workload.precision}'; {why}"
 
 

@@ -96,7 +96,8 @@ class Scenario(Struct, frozen=True, kw_only=True, eq=False):
         return replace(self, **update)
 
     def model_dump(self, mode: Literal["json", "python"] = "python") -> dict[str, Any]:
-        """Return plain data, which parses to an equal scenario; `mode` as pydantic has it."""
+        """Return plain data, which parses to an equal scenario without notes on keys that were left out; `mode` as
+        pydantic has it."""
         out = {}
         for name in KEYS:
             value = getattr(self, name)

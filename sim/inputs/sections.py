@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from sim.core.dtypes import matmul_peak_names
 from sim.inputs.layout_rules import Sizes
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
@@ -25,6 +26,14 @@ class Sections(NamedTuple):
     distillation: Distillation | None
     faults: Faults | None
     seq_len: int
+
+    def without_peak(self, dtype: str) -> str | None:
+        """What to say of a GPU of the cluster that does not multiply in `dtype`; None: all do."""
+        for gpu in self.cluster.gpus:
+            peaks = gpu.peak_flops_per_s
+            if not any(name in peaks for name in matmul_peak_names(dtype)):
+                return f"GPU {gpu.name} has no {dtype} peak (it has: {', '.join(peaks)})"
+        return None
 
 
 def sizes_of(sections: Sections) -> Sizes:

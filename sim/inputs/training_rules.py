@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.core.dtypes import sixteen_bit
+from sim.core.dtypes import MUON_DTYPE, sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.input_source import Problems
 from sim.inputs.layout_rules import batch, first_problem, micro_batches
@@ -119,11 +119,14 @@ def _gathers(sections: Sections, t: Training) -> Problems:
 
 
 def _optimizer(sections: Sections, t: Training) -> Problems:
-    """Muon's matrices and their gradients are whole on a rank; a captured program's states stay where they are."""
+    """Muon's matrices and their gradients are whole on a rank, and multiplied in bf16. A captured program's states stay
+    where they are."""
     if t.optimizer_offload and sections.model.program is not None:
         yield ("training", "optimizer_offload"), "found true; a captured program's states stay"
     if t.optimizer != "muon":
         return
+    if why := sections.without_peak(MUON_DTYPE):
+        yield ("training", "optimizer"), f"found 'muon', which multiplies in {MUON_DTYPE}; {why}"
     zero = sections.parallelism.zero
     if zero >= 2:
         why = "Muon needs a matrix's whole gradient: zero 0 or 1"

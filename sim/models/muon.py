@@ -18,12 +18,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from sim.core.dtypes import dtype_bytes
+from sim.core.dtypes import MUON_DTYPE, dtype_bytes
 from sim.core.program import Block, Compute, Phase, Program, Role, WeightShape
 from sim.models.operators import gemm, memory_op
 
 ITERATIONS = 5
-DTYPE = "bf16"
 
 
 class Dealt(NamedTuple):
@@ -87,16 +86,16 @@ def muon_items(
     division by it (2). Sums of an iteration: b·A + c·A² (3 of A), a·X + B X (3 of X). At the end the parameter is
     decayed and moved (the update read, the parameter read and written).
     """
-    e, items = dtype_bytes(DTYPE), list[Compute]()
+    e, items = dtype_bytes(MUON_DTYPE), list[Compute]()
     for shape in shapes:
         number, m, n = shape.number, min(shape.rows, shape.columns), max(shape.rows, shape.columns)
         elements = number * m * n
 
         def pass_(name: str, count: float, bytes_: float, kernels: int = 1, number: int = number) -> Compute:
-            return memory_op(name, Phase.OPTIMIZER, "optimizer", count, count * bytes_, DTYPE, number * kernels)
+            return memory_op(name, Phase.OPTIMIZER, "optimizer", count, count * bytes_, MUON_DTYPE, number * kernels)
 
         def product(name: str, rows: int, columns: int, inner: int, number: int = number) -> Compute:
-            plain = gemm(name, Phase.OPTIMIZER, rows, columns, inner, DTYPE, number, role=Role.OUTPUT)
+            plain = gemm(name, Phase.OPTIMIZER, rows, columns, inner, MUON_DTYPE, number, role=Role.OUTPUT)
             return replace(plain, kernels=number)
 
         items.append(pass_("muon_momentum", elements, grad_bytes + 2 * moment_bytes + e + 3 * e, 3))

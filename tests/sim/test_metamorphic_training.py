@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.inputs.overrides import merge
+from sim.inputs.scenario import parse_scenario
 from sim.schedules import FORMS
+from sim.simulation import Simulation, simulate
 from tests.sim.metamorphic import run, vary
 
 SCHEDULES = tuple(FORMS)
@@ -151,6 +154,29 @@ def test_twice_the_replicas_and_the_batch_take_as_long_and_what_more_is_sent(sce
     assert wide["peak_memory_bytes"] <= base["peak_memory_bytes"] * 1.001
     if scenario["parallelism"]["zero"] == 0 and scenario["parallelism"]["ep"] == 1:
         assert wide["compute_s"] == pytest.approx(base["compute_s"], rel=0.1)
+
+
+@FEW
+@given(scenario=scenarios())
+def test_every_way_of_running_a_step_gives_its_figures(scenario: dict[str, Any]) -> None:
+    """From its own dump on either engine; with a task for each operator; with each rank by itself."""
+    step = simulate(parse_scenario(scenario), engine="static")
+    again = parse_scenario(json.loads(json.dumps(step.result["scenario"])))
+    assert again.model_dump() == step.scenario.model_dump()
+    for engine in ("static", "simpy"):
+        assert figures(simulate(again, engine=engine)) == figures(step)
+    fine = simulate(again, engine="static", expand=True)
+    assert fine.step_time_s == pytest.approx(step.step_time_s, rel=1e-9)
+    if again.ranks <= 16:
+        apart = simulate(again, engine="static", expand=True, fold=False)
+        assert apart.step_time_s == fine.step_time_s
+        for key in ("peak_memory_bytes", "compute_s", "exposed_comm_s"):
+            assert apart.result[key] == pytest.approx(step.result[key], rel=1e-9, abs=1e-12), key
+
+
+def figures(step: Simulation) -> dict[str, Any]:
+    """The result but for what ran and how long it took to run."""
+    return {key: value for key, value in step.result.items() if key not in ("engine", "wall_s", "warnings")}
 
 
 @FEW

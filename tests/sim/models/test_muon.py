@@ -8,6 +8,8 @@ import pytest
 from model_programs import GPT, LLAMA, flops, make
 
 from sim.core.errors import InputError
+from sim.inputs.overrides import merge
+from sim.inputs.scenario import parse_scenario
 from sim.models.layer import layer_block
 from sim.models.layers import layer_specs
 from sim.models.muon import ITERATIONS, dealt_out, muon_items
@@ -87,3 +89,8 @@ def test_muon_takes_longer_than_adam_and_needs_whole_gradients() -> None:
     assert times["muon"] > times["adamw"]
     with pytest.raises(InputError, match=r"parallelism\.zero: found 3; Muon needs"):
         make(LLAMA, {"optimizer": "muon"}, dp=2, zero=3)
+    scenario = {"model": LLAMA, "cluster": "dgx-v100", "training": {"seq_len": 64, "global_batch_size": 1}}
+    with pytest.raises(
+        InputError, match=r"training\.optimizer: found 'muon', which multiplies in bf16; GPU v100 has no"
+    ):
+        parse_scenario(merge(scenario, {"training": {"precision": "fp32", "optimizer": "muon"}}))
