@@ -75,11 +75,6 @@ def one_by_one(program: CompiledProgram) -> TaskPattern:
         elif last[stream] not in deps:
             waits.append((last[stream], i))
         last[stream] = i
-    # An action ends with its last computation or tail. Communication that is left running is not part of its end.
-    ends = [i for i in rooted if i in program.tail or tasks[i].stream == COMPUTE]  # gathers end before
-    end = max(ends, key=program.ends_s.__getitem__, default=len(tasks) - 1)
-    # An action begins with its first task that needs input. With a gather that runs ahead, the action would look too
-    # long, and its activations would count too early.
     return TaskPattern(
         [task.seconds for task in tasks],
         waits,
@@ -92,5 +87,29 @@ def one_by_one(program: CompiledProgram) -> TaskPattern:
         {tasks[i].stream: i for _, i in program.open},
         [(i, task.external) for i, task in enumerate(tasks) if task.external],
         program.open,
-        (next(iter(rooted), 0), end),
+        acts(program),
     )
+
+
+def acts(program: CompiledProgram) -> tuple[int, int]:
+    """Return the tasks with which an action begins and ends.
+
+    It begins with its first task that needs input. With a gather that runs ahead, the action would look too long, and
+    its activations would count too early. It ends with its last computation or tail. Communication that is left running
+    is not part of its end.
+    """
+    rooted = [i for i, task in enumerate(program.tasks) if task.stream != DP]
+    ends = [i for i in rooted if i in program.tail or program.tasks[i].stream == COMPUTE]
+    return (
+        rooted[0] if rooted else 0,
+        max(ends, key=program.ends_s.__getitem__, default=len(program.tasks) - 1),
+    )
+
+
+def around(program: CompiledProgram) -> tuple[float, float]:
+    """Return the seconds of a program that stands as one task before its action begins, and after it ends."""
+    if not program.tasks:  # a stage without layers
+        return 0.0, 0.0
+    first, last = acts(program)
+    before_s = program.ends_s[first] - program.tasks[first].seconds
+    return before_s, program.makespan_s - program.ends_s[last]

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from sim.core.normal import NINETY_PERCENT
 from sim.engine.run import Times
 from sim.graph.build import Built
-from sim.graph.taskgraph import TaskGraph, TimelineSlots, ints
+from sim.graph.task_patterns import around
+from sim.graph.taskgraph import TaskGraph, TimelineSlots, WholeAction, ints
 from sim.prices.profile import Profile
 from sim.programs.compile import COMPUTE
 from sim.programs.priced_items import Shares
@@ -89,10 +90,13 @@ def rank_seconds(built: Built, times: Times) -> list[RankSeconds]:
     stream, runs = _runs(places, len(built.graph.streams), start_s, end_s)
     at_work = runs.only(stream == compute)  # one stream, whose tasks follow each other
     talking = merged(runs.only(stream != compute))
-    acting = merged(_actions(built, start_s, end_s))
+    actions, beside = _actions(built, times)
+    acting = merged(actions)
     phase_end = acting.end_s.max(initial=0.0)
-    early = Spans(talking.group, *(np.minimum(x, phase_end) for x in talking[1:]))
-    either, outside = merged(joined([(talking, at_work), (early, acting)], classes)).seconds(2 * classes).reshape(2, -1)
+    early = [Spans(s.group, *(np.minimum(x, phase_end) for x in s[1:])) for s in (talking, *beside)]
+    either, outside = (
+        merged(joined([(talking, at_work), (*early, acting)], classes)).seconds(2 * classes).reshape(2, -1)
+    )
     busy_s = acting.seconds(classes)
     exposed_s = np.maximum(0.0, either - at_work.seconds(classes)) + inside_s
     bubble_s = np.maximum(0.0, phase_end - np.maximum(busy_s, outside))
@@ -113,11 +117,20 @@ def _alone(graph: TaskGraph, compute: int, classes: int, stretch: Floats | None)
     return _sums(index, compute_s, classes), _sums(index, inside_s, classes)
 
 
-def _actions(built: Built, start_s: Floats, end_s: Floats) -> Spans:
-    """The actions of every class of ranks."""
-    acted = built.actions
+def _actions(built: Built, times: Times) -> tuple[Spans, tuple[Spans, Spans]]:
+    """The actions of every class of ranks; and beside them what those that stand as one task gather before they begin
+    and send after they end, which has tasks of its own where the actions' tasks stand one by one."""
+    acted, graph = built.actions, built.graph
     first, last = np.concatenate([a.first for a in acted]), np.concatenate([a.last for a in acted])
-    return Spans(np.repeat(np.arange(len(acted)), [len(a.first) for a in acted]), start_s[first], end_s[last])
+    group = np.repeat(np.arange(len(acted)), [len(a.first) for a in acted])
+    works = [kind.work for kind in graph.task_kinds]
+    seconds = np.array([around(w.program) if isinstance(w, WholeAction) else (0.0, 0.0) for w in works])
+    before_s, after_s = seconds[graph.task_kind[first], 0], seconds[graph.task_kind[last], 1]
+    if times.stretch is not None:
+        before_s, after_s = before_s * times.stretch[first], after_s * times.stretch[last]
+    start_s, end_s = times.start_s[first], times.end_s[last]
+    begin_s, finish_s = start_s + before_s, end_s - after_s
+    return Spans(group, begin_s, finish_s), (Spans(group, start_s, begin_s), Spans(group, finish_s, end_s))
 
 
 def _runs(places: TimelineSlots, streams: int, start_s: Floats, end_s: Floats) -> tuple[Ints, Spans]:

@@ -170,7 +170,7 @@ def test_every_way_of_running_a_step_gives_its_figures(scenario: dict[str, Any])
     if again.ranks <= 16:
         apart = simulate(again, engine="static", expand=True, fold=False)
         assert apart.step_time_s == fine.step_time_s
-        for key in ("peak_memory_bytes", "compute_s", "exposed_comm_s"):
+        for key in ("peak_memory_bytes", "compute_s", "exposed_comm_s", "bubble_fraction"):
             assert apart.result[key] == pytest.approx(step.result[key], rel=1e-9, abs=1e-12), key
 
 
