@@ -130,7 +130,8 @@ def _actions(built: Built, times: Times) -> tuple[Spans, tuple[Spans, Spans]]:
         before_s, after_s = before_s * times.stretch[first], after_s * times.stretch[last]
     start_s, end_s = times.start_s[first], times.end_s[last]
     begin_s, finish_s = start_s + before_s, end_s - after_s
-    return Spans(group, begin_s, finish_s), (Spans(group, start_s, begin_s), Spans(group, finish_s, end_s))
+    beside = Spans(group, start_s, begin_s).only(before_s > 0), Spans(group, finish_s, end_s).only(after_s > 0)
+    return Spans(group, begin_s, finish_s), beside
 
 
 def _runs(places: TimelineSlots, streams: int, start_s: Floats, end_s: Floats) -> tuple[Ints, Spans]:
