@@ -86,7 +86,11 @@ class Engine:
         default_factory=dict,
         metadata={"meaning": "host seconds by GPU architecture; others take those of the last one"},
     )
-    overlaps: bool = fact(False, "the host prepares an iteration while the GPU computes the one before")
+    overlaps: bool = fact(
+        False,
+        "the host puts an iteration together and prepares it while the GPU computes the one before, so that who has "
+        "come or ended meanwhile counts one iteration later",
+    )
     overlaps_drafting: tuple[bool, bool] = fact(
         (True, True),
         "where it overlaps, also with tokens drafted by the model's own layer, and by a model of their own",
@@ -118,6 +122,9 @@ class Engine:
         None, "the share with which it begins and from which it falls; None: the same"
     )
     whole_prompts: bool = fact(False, "without chunked_prefill a prompt is computed in one iteration, or waits")
+    whole_prompts_fit: bool = fact(
+        False, "a request enters once the cache has room for all chunks of its prompt, not only for the first"
+    )
     prompts_beside: bool = fact(False, "without chunked_prefill prompts are computed beside tokens, not before them")
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
     own_all_reduces: Mapping[str, OwnAllReduce] = field(

@@ -134,6 +134,23 @@ _VLLM_06 = Engine(
     defaults=_VLLM_V0._replace(graphs_to=8192),
     cases=(_LONG,),
 )
+_VLLM_14 = Engine(
+    "vllm-0.14",
+    "vLLM",
+    (0, 14),
+    "2026-01",
+    "as vllm-v1, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970, 27614,"
+    " 31998; config/scheduler.py)",
+    host=_hosts(_V1),
+    overlaps=True,
+    graph_sizes=vllm_sizes,
+    prompt_graphs=True,
+    own_all_reduces=CUSTOM_LESS,
+    whole_prompts=True,
+    prompts_beside=True,
+    defaults=_VLLM_V1,
+    cases=(_LARGE,),
+)
 _RECORDS = (
     Engine("bundled", "bundled", (), "2026-11", "this project's: one kernel after another, a host of no time"),
     Engine(
@@ -197,22 +214,15 @@ _RECORDS = (
         defaults=_VLLM_V1,
         cases=(_LARGE,),
     ),
-    Engine(
-        "vllm-0.14",
-        "vLLM",
-        (0, 14),
-        "2026-01",
-        "as vllm-v1, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970, 27614,"
-        " 31998; config/scheduler.py)",
-        host=_hosts(_V1),
-        overlaps=True,
-        graph_sizes=vllm_sizes,
-        prompt_graphs=True,
-        own_all_reduces=CUSTOM_LESS,
-        whole_prompts=True,
-        prompts_beside=True,
-        defaults=_VLLM_V1,
-        cases=(_LARGE,),
+    _VLLM_14,
+    replace(
+        _VLLM_14,
+        name="vllm-0.19",
+        since=(0, 19),
+        date="2026-04",
+        source="as vllm-0.14; scheduler_reserve_full_isl (config/scheduler.py; v1/core/kv_cache_manager.py, "
+        "allocate_slots: full_sequence_must_fit)",
+        whole_prompts_fit=True,
     ),
     Engine(
         "sglang",

@@ -109,7 +109,7 @@ class Lockstep(Struct):
 
     def look_again(self) -> None:
         """The scheduler itself did an iteration."""
-        self.others = list(self.scheduler.running)
+        self.others = [x for x in self.scheduler.running if x.running]
 
     def steady_steps(self, now_s: float) -> int:
         """How many of the next iterations are all alike: members alone, of whom none ends before the last of them, or
@@ -120,7 +120,7 @@ class Lockstep(Struct):
         """
         self._join(now_s)
         s, n = self.scheduler, len(self.members)
-        if not n or self.others or n > s.limits.batch_tokens:
+        if not n or self.others or s.leaving or n > s.limits.batch_tokens:
             return 0
         if s.waiting and n < s.limits.running and s.fits(s.waiting[0]):
             return 0

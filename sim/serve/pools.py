@@ -162,6 +162,8 @@ def _scheduler(
     scheduler.output = ReservedOutput(first, least, first)
     scheduler.mixes = i.chunked_prefill or engine.prompts_beside
     scheduler.splits = i.chunked_prefill or not engine.whole_prompts
+    scheduler.whole_prompts_fit = engine.whole_prompts_fit
+    scheduler.one_behind = costs.host.overlaps and pp == 1
     if i.kv_cache.tiers is not None:
         scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes, scheduler.copies)
     if i.lora is not None:

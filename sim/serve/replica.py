@@ -73,17 +73,25 @@ class Worker:
 
     def begin(self, now: float) -> Work | None:
         """The next iteration, or None if nobody can compute now."""
-        lockstep = self.lockstep
-        batch = None if lockstep is None else lockstep.schedule(now)
-        if lockstep is None or batch is None:
-            work = self._looking_at_all(now)
-        else:
-            n = 0 if batch.prompts_alone else len(lockstep.members)
-            load = load_of(batch, n, lockstep.seen)
-            work = self._work(batch, load, True, now) if load.tokens else None
+        s = self.scheduler
+        if self.idle and s.one_behind:
+            s.catch_up()
+        work = self._put_together(now)
+        if s.one_behind and s.catch_up() and work is None:
+            work = self._put_together(now)
+            s.catch_up()
         self.idle = work is None and len(self.costs.stages) == 1
         self._note_state(now)
         return work
+
+    def _put_together(self, now: float) -> Work | None:
+        lockstep = self.lockstep
+        batch = None if lockstep is None else lockstep.schedule(now)
+        if lockstep is None or batch is None:
+            return self._looking_at_all(now)
+        n = 0 if batch.prompts_alone else len(lockstep.members)
+        load = load_of(batch, n, lockstep.seen)
+        return self._work(batch, load, True, now) if load.tokens else None
 
     def _work(self, batch: Batch, load: Load, together: bool, now: float) -> Work:
         handed_over_s = self._first_here(batch) if self.scheduler.handed_over else ()
@@ -118,8 +126,15 @@ class Worker:
             left = self.scheduler.finish(work.batch, end_s)
             if self.lockstep is not None:
                 self.lockstep.look_again()
+        self._none_left()
         self._note_end(end_s, running, bool(work.batch.pieces or left))
         return left
+
+    def _none_left(self) -> None:
+        """Who was done leaves at once where there is no next iteration."""
+        s = self.scheduler
+        if len(s.leaving) == len(s.running) and not s.waiting:
+            s.catch_up()
 
     def steady_steps(self, now: float) -> int:
         """As `Lockstep.steady_steps`. An iteration with a sequence's first token here stands alone: its gap is."""
@@ -148,6 +163,7 @@ class Worker:
         for at_s in (now, end_s):
             self.replica.states.note(at_s, mean, n)
         left = self.lockstep.run(steps, end_s)
+        self._none_left()
         self._note_end(end_s, n, bool(left))
         return left
 

@@ -17,6 +17,10 @@ serves one copy after another.
 Without `splits` (vLLM before 0.8, TensorRT-LLM without chunked context) a prompt is computed in one iteration, or
 waits. What a preempted sequence recomputes may exceed the budget; it has an iteration of its own.
 
+With `one_behind` (asynchronous scheduling, overlap scheduling) an iteration is put together when the one before it
+begins, as vLLM's EngineCore.step_with_batch_queue does. So who has come, or has ended, since then is not known yet:
+a request waits for one iteration more, and blocks and places of who is done are free for the iteration after the next.
+
 Sources: Yu et al. 2022, "Orca" (iteration-level scheduling); Kwon et al. 2023, arXiv 2309.06180, sections 4.3 and
 4.5; Agrawal et al. 2023, "Sarathi", arXiv 2308.16369 (chunked prefill); vLLM, vllm/v1/core/sched/scheduler.py, and of
 0.6 vllm/core/scheduler.py (`_schedule_default`); SGLang, python/sglang/srt/managers/scheduler.py
@@ -28,6 +32,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -71,6 +76,10 @@ class Scheduler(Struct):
     output: ReservedOutput = field(default_factory=ReservedOutput)  # for which a request that enters leaves room
     mixes: bool = True  # prompts and tokens of running sequences in one iteration
     splits: bool = True  # a prompt that exceeds what is left of the budget is computed in chunks
+    whole_prompts_fit: bool = False  # a request enters once the cache has room for all chunks of its prompt
+    one_behind: bool = False
+    known: int = 0  # of those who wait, the first ones, who had come when the last iteration was put together
+    leaving: list[Sequence] = field(default_factory=list)  # who is done, but not for the next iteration
     blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
     copies: list[Copy] = field(default_factory=list)
     before_end: tuple[int, int, float] = (0, 0, 0.0)  # held, unused, waste when an iteration ended, before any left
@@ -96,7 +105,7 @@ class Scheduler(Struct):
                 preempted = True
                 if victim is None:  # it waits for those under way
                     break
-                self._preempt(victim, now_s)
+                self._put_out(victim, now_s)
                 if victim is sequence:
                     break
             else:
@@ -143,10 +152,11 @@ class Scheduler(Struct):
             if hit:
                 self._read_prefix(sequence, shared_blocks)  # before room is made: not to be evicted for it
             needed = self.cache.blocks_of(hit + loaded + tokens) - shared_blocks
-            if not self._can_finish(sequence, shared_blocks) or not self.cache.take(needed):
+            if not self._may_enter(sequence, shared_blocks) or not self.cache.take(needed):
                 self._release_prefix(sequence)
                 return
             self.waiting.remove(sequence)  # mostly the first
+            self.known -= 1
             self._start(sequence, hit, loaded, needed, now_s)
             if sequence.ready_s <= now_s:
                 pieces.append(self.piece(sequence, tokens))
@@ -166,10 +176,9 @@ class Scheduler(Struct):
         return min(1 + self.drafted if sequence.generated else 1, budget)
 
     def _next_waiting(self) -> Sequence | None:
-        """The first of the waiting requests whose LoRA adapter may be used."""
-        if self.adapters is None:
-            return self.waiting[0]
-        return next((s for s in self.waiting if self.adapters.can(s.request.adapter)), None)
+        """The first of the waiting requests, of those that are known, whose LoRA adapter may be used."""
+        known = islice(self.waiting, self.known) if self.one_behind else self.waiting
+        return next((s for s in known if self.adapters is None or self.adapters.can(s.request.adapter)), None)
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether a waiting request would find room beside those that run, each of which adds one token."""
@@ -186,7 +195,14 @@ class Scheduler(Struct):
             return False
         shared_blocks = hit // self.cache.block_tokens
         needed = self.cache.blocks_of(hit + loaded + tokens) - shared_blocks
-        return needed <= self.cache.available and self._can_finish(sequence, shared_blocks)
+        return needed <= self.cache.available and self._may_enter(sequence, shared_blocks)
+
+    def _may_enter(self, sequence: Sequence, shared_blocks: int) -> bool:
+        """Whether a waiting request, which reads so many shared blocks, finds the room that must be left for what it
+        and those that run will compute later."""
+        if self.whole_prompts_fit and self.cache.blocks_of(sequence.remaining) - shared_blocks > self.cache.available:
+            return False
+        return self._can_finish(sequence, shared_blocks)
 
     def _can_finish(self, sequence: Sequence, shared_blocks: int) -> bool:
         """Where blocks are reserved: whether there are enough for all tokens of a waiting request, which reads so many
@@ -292,6 +308,15 @@ class Scheduler(Struct):
         younger = self.running[self.running.index(sequence) + 1 :]
         return next((s for s in reversed(younger) if not s.in_flight), None if younger else sequence)
 
+    def _put_out(self, victim: Sequence, now_s: float) -> None:
+        """Take a sequence's blocks; one that is done had not left yet."""
+        if victim in self.leaving:
+            self.leaving.remove(victim)
+            self.free(victim)
+            self.running.remove(victim)
+        else:
+            self._preempt(victim, now_s)
+
     def _preempt(self, victim: Sequence, now_s: float) -> None:
         self.counts.preemptions += 1
         victim.preemptions += 1
@@ -310,6 +335,7 @@ class Scheduler(Struct):
         victim.running = False
         self.running.remove(victim)
         self.waiting.appendleft(victim)
+        self.known += 1
         self.output.retracted(self.running)
 
     def push_down(self, now_s: float) -> None:
@@ -362,7 +388,7 @@ class Scheduler(Struct):
 
     def dismiss(self) -> None:
         """Sequences that are done leave; an idle server reserves output as at first."""
-        self.running = [s for s in self.running if s.running]
+        self.running = [s for s in self.running if s.running or s in self.leaving]
         if not self.running and not self.waiting:
             self.output.restart()
 
@@ -393,7 +419,22 @@ class Scheduler(Struct):
         """A sequence has all its tokens."""
         sequence.finish_s = end_s
         sequence.running = False
-        self.free(sequence)
+        if self.one_behind:
+            self.leaving.append(sequence)
+        else:
+            self.free(sequence)
+
+    def catch_up(self) -> bool:
+        """The iteration that was put together begins: who was done leaves, and who waits is known. Whether that
+        changes anything."""
+        changed = bool(self.leaving) or self.known < len(self.waiting)
+        for sequence in self.leaving:
+            self.free(sequence)
+        if self.leaving:
+            self.leaving.clear()
+            self.dismiss()
+        self.known = len(self.waiting)
+        return changed
 
     def _keep_prefix(self, sequence: Sequence, end_s: float) -> None:
         """Computed whole blocks of the shared beginning are kept at once."""

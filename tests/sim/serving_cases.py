@@ -114,6 +114,7 @@ requests_of = st.lists(
 ).map(lambda rs: tuple(sorted(rs)))
 settings_of = st.fixed_dictionaries(
     {
+        "engine": st.sampled_from(["bundled", "vllm-0.19", "sglang-0.5"]),  # the latter two are one iteration behind
         "max_running_requests": st.integers(1, 12),
         "max_batch_tokens": st.integers(1, 300),
         "prefix_cache": st.sampled_from(["none", "gpu", "cpu"]),

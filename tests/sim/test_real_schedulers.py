@@ -1,0 +1,138 @@
+"""Iterations are put together as vLLM's own scheduler put them together, one by one.
+
+`tests/sim/data/vllm_*.json` were written by `tools/record_vllm.py`, which ran vLLM's scheduler and KV cache manager.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from sim.prices.profiles import load_profile
+from sim.serve.engine_record import Engine
+from sim.serve.engines import engine_named
+from sim.serve.kv_cache import KvCache
+from sim.serve.pools import whole_pool
+from sim.serve.replica import Work, Worker
+from sim.serve.requests import Request
+from sim.serve.sequences import Sequence
+from tests.sim.serving_cases import SMALL, serving
+
+RECORDED = sorted((Path(__file__).parent / "data").glob("vllm_*.json"))
+DRAFT = {**SMALL, "layers": 1}
+
+
+class Case(NamedTuple):
+    version: str
+    block_tokens: int
+    keys: list[str]
+    given: dict[str, Any]
+
+
+def recorded() -> Iterator[Any]:
+    for file in RECORDED:
+        found = json.loads(file.read_text())
+        for given in found["cases"]:
+            name = f"{found['vllm']}: {given['name']}{', asynchronous' * given['asynchronous']}"
+            yield pytest.param(Case(found["vllm"], found["block_tokens"], found["request"], given), id=name)
+
+
+class Accepted:
+    """As `accepted` of the tool."""
+
+    def accepted(self, request: int, position: int, drafted: int) -> int:
+        return (5 * request + 3 * position) % (drafted + 1)
+
+
+def worker(case: Case, group: bool) -> Worker:
+    """A replica of the engine's record with the case's settings."""
+    given = case.given
+    inference: dict[str, Any] = {
+        "engine": record(case).name,
+        "max_running_requests": given["running"],
+        "max_batch_tokens": given["batch_tokens"],
+        "chunked_prefill": True,
+        "prefix_cache": "gpu" if given["prefix_cache"] else "none",
+        "kv_cache": {"block_tokens": case.block_tokens},
+    }
+    if given["drafted"]:
+        inference["speculative"] = {"draft": DRAFT, "tokens": given["drafted"], "acceptance": 0.5}
+    scenario = serving(inference)
+    pool = whole_pool(scenario, load_profile(scenario.calibration), sequences(case))
+    scheduler = pool.replicas[0].scheduler
+    assert scheduler.one_behind
+    scheduler.one_behind = given["asynchronous"]
+    scheduler.cache = KvCache(given["blocks"], case.block_tokens)
+    scheduler.acceptance = Accepted()
+    return Worker(pool.replicas[0], pool.costs, group)
+
+
+def record(case: Case) -> Engine:
+    found = engine_named((f"vLLM {case.version}",))
+    assert found is not None
+    return found
+
+
+def sequences(case: Case) -> list[Sequence]:
+    rows = [dict(zip(case.keys, row, strict=True)) for row in case.given["requests"]]
+    own = [(float(r["arrives"]), r["prompt_tokens"], r["output_tokens"], r["prefix"], r["prefix_tokens"]) for r in rows]
+    return [Sequence(Request(*row), i) for i, row in enumerate(own)]
+
+
+def iterations(case: Case, group: bool) -> list[dict[str, Any]]:
+    """What the simulator does where every iteration takes a second."""
+    own = worker(case, group)
+    everybody = own.replica.sequences
+    s, now, left, pending, found = own.scheduler, 0.0, list(everybody), list(everybody), []
+    while left:
+        while pending and pending[0].request.arrival_s <= now:
+            s.waiting.append(pending.pop(0))
+        before = [x.preemptions for x in everybody]
+        started = s.started
+        work = own.begin(now)
+        if work is None:
+            now = pending[0].request.arrival_s
+            continue
+        new = [x for x in s.running if x.order > started and x.computed]
+        row = {
+            "tokens": work.load.tokens if group else pieces(work),
+            "blocks": s.cache.blocks - s.cache.available,
+            "found": {str(x.index): x.computed for x in new},
+            "preempted": [x.index for x, was in zip(everybody, before, strict=True) if x.preemptions > was],
+        }
+        found.append({key: value for key, value in row.items() if value})
+        now += 1.0
+        done = own.end(work, now)
+        left = [x for x in left if x not in done]
+    return found
+
+
+def pieces(work: Work) -> list[Any]:
+    """As the file has them: a request that computes one token as its number alone."""
+    return [p.sequence.index if p.tokens == 1 else [p.sequence.index, p.tokens] for p in work.batch.pieces]
+
+
+def tokens(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the file with the sum of its tokens."""
+    return {**row, "tokens": sum([1 if isinstance(x, int) else x[1] for x in row["tokens"]])}
+
+
+@pytest.mark.parametrize("case", list(recorded()))
+def test_every_iteration_is_vllms(case: Case) -> None:
+    """Tokens of each request, in vLLM's order, blocks in use, tokens found in the cache, who is preempted; with
+    sequences that advance together the sum of the tokens."""
+    wanted = case.given["iterations"]
+    assert iterations(case, group=False) == wanted
+    assert iterations(case, group=True) == [tokens(row) for row in wanted]
+
+
+def test_the_recorded_runs_preempt_split_prompts_and_find_prefixes() -> None:
+    rows = [row for parameters in recorded() for row in parameters.values[0].given["iterations"]]
+    parts = [x for row in rows for x in row["tokens"] if not isinstance(x, int)]
+    assert sum("preempted" in row for row in rows) > 10
+    assert sum("found" in row for row in rows) > 5
+    assert len(parts) > 500
