@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from sim.models.framework_facts import Framework, RouterKernels, UnfusedLoss
+from sim.models.framework_facts import ContextKernels, Framework, RouterKernels, UnfusedLoss
 from sim.models.frameworks import FRAMEWORKS
 from sim.models.recipes import RECIPES, Pass
 
@@ -51,6 +51,10 @@ def _table(rows: list[list[str]]) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, UnfusedLoss):
         return f"{value.forward_kernels} and {value.backward_kernels}, {value.forward_token_kernels} a token"
+    if isinstance(value, ContextKernels):
+        return ", ".join(
+            name for name, default in ContextKernels._field_defaults.items() if getattr(value, name) != default
+        )
     if isinstance(value, RouterKernels):
         return f"{value.forward_kernels} and {value.backward_kernels}"
     if isinstance(value, bool):

@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Phase, Program, Saved, TensorRole
@@ -27,6 +28,7 @@ class Core(Struct, frozen=True):
     arXiv 2408.00118, section 2), which fused kernels do on the way. `sinks`: see `GroupedQueryAttention`. `packed`: of
     these scores what lies within documents; fused kernels of packed sequences compute no others. `filled`: of the
     queries those of documents, the others are padding. `documents`: equal ones with as many tokens and squares.
+    `repeats`: `kv_heads` counts each key and value head so often, once for each query head that shares it.
     """
 
     q_len: int
@@ -43,6 +45,7 @@ class Core(Struct, frozen=True):
     packed: float = 1.0
     filled: float = 1.0
     documents: float = 1.0
+    repeats: int = 1
 
     @property
     def visible(self) -> float:
@@ -173,29 +176,41 @@ def _softmax(d: Dims, c: Core) -> tuple[SoftmaxPass, SoftmaxPass]:
 
 def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`."""
-    repeated, repeats = _repeated(d, c, F, f"{name}_repeat"), d.framework.repeats_keys
-    return (*repeated, *unfused_core(d.batch, c, d.act, d.act_bytes, _softmax(d, c)[0], bool(d.dropout), name, repeats))
+    return unfused_core(d.batch, c, d.act, d.act_bytes, _softmax(d, c)[0], bool(d.dropout), name)
 
 
-def _repeated(d: Dims, c: Core, phase: Phase, name: str) -> Program:
-    """Keys and values copied for every query head; backward their gradients are summed: as many reads and writes."""
-    if not d.framework.repeats_keys or c.heads == c.kv_heads:
-        return ()
-    own = kv_bytes(d, c)
-    moved = own * (1 + c.heads / c.kv_heads)
-    return (memory_op(name, phase, "copy", own / d.act_bytes * c.heads / c.kv_heads, moved, d.act, 2),)
+def repeated(d: Dims, own: Core) -> Core:
+    """The core of `own`, with a key and value head for each query head where the framework copies them."""
+    copies = d.framework.repeats_fused_keys if d.fused_attention else d.framework.repeats_keys
+    return replace(own, kv_heads=own.heads, repeats=own.heads // own.kv_heads) if copies else own
 
 
-def unfused_core(
-    batch: int, c: Core, act: str, e: float, softmax: SoftmaxPass, dropout: bool, name: str, repeats: bool = False
-) -> Program:
+def with_repeats(d: Dims, core: Core, part: Operator) -> Operator:
+    """The part, with keys and values copied for every query head before it and, where they are not kept so, again
+    backward; and with the sum of their gradients behind it: as many reads and writes."""
+    if core.repeats == 1:
+        return part
+
+    def copied(name: str, phase: Phase) -> Program:
+        whole = kv_bytes(d, core)
+        return (memory_op(name, phase, "copy", whole / d.act_bytes, whole * (1 + 1 / core.repeats), d.act, 2),)
+
+    again = copied("attention_repeat_again", I) if d.framework.rebuilds_pointwise else ()
+    return replace(
+        part,
+        forward=(*copied("attention_repeat", F), *part.forward),
+        backward=(*again, *part.backward, *copied("attention_backward_repeat", I)),
+    )
+
+
+def unfused_core(batch: int, c: Core, act: str, e: float, softmax: SoftmaxPass, dropout: bool, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context, of `batch` sequences, kernel by kernel.
 
     `e`: bytes of an element of the activations. The query heads that share a KV head are stacked as rows of one
-    matmul, unless keys and values are repeated.
+    matmul.
     """
     n = float(batch * c.heads * c.q_len * c.kv_len)
-    batch, rows = _stacked(batch, c, repeats)
+    batch, rows = _stacked(batch, c)
     context = batch * rows * c.v_head_dim
     items = [
         gemm(f"{name}_scores", F, rows, c.kv_len, c.head_dim, act, batch),
@@ -210,10 +225,8 @@ def unfused_core(
     return tuple(items)
 
 
-def _stacked(batch: int, c: Core, repeats: bool) -> tuple[int, int]:
+def _stacked(batch: int, c: Core) -> tuple[int, int]:
     """Batch and rows of the unfused matmuls."""
-    if repeats:
-        return batch * c.heads, c.q_len
     return batch * c.kv_heads, c.heads // c.kv_heads * c.q_len
 
 
@@ -221,7 +234,7 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
     """Four batched matmuls (dV, dA, dQ, dK), dropout and softmax backward."""
     n, e = _scores(d, c), d.act_bytes
     softmax = _softmax(d, c)[1]
-    batch, rows = _stacked(d.batch, c, d.framework.repeats_keys)
+    batch, rows = _stacked(d.batch, c)
     context = batch * rows * c.v_head_dim
     items = [
         memory_op(f"{name}_context_copy", I, "copy", context, 2 * context * e, d.act),
@@ -235,7 +248,7 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
         gemm(f"{name}_dq", I, rows, c.head_dim, c.kv_len, d.act, batch),
         gemm(f"{name}_dk", I, c.kv_len, c.head_dim, rows, d.act, batch),
     ]
-    return (*items, *_repeated(d, c, I, f"{name}_repeat"))
+    return tuple(items)
 
 
 def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = False) -> tuple[Saved, ...]:
@@ -244,11 +257,12 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = F
     Unfused (Korthikanti 2022, section 4.1): q, k 4sbh, v 2sbh, softmax output 2as²b, dropout mask as²b,
     dropped output 2as²b. Fused: q, k, v and the log-sum-exp 4asb; the output is the projection's input, and kept beside
     it where the projection keeps 8 bits of it (the kernel's backward reads the 16), and where it is `exchanged` between
-    the two: what the projection keeps is then what came from other ranks.
+    the two: what the projection keeps is then what came from other ranks. Copies of keys and values for each query head
+    are kept, unless the backward makes them again.
     """
-    repeats = d.framework.repeats_keys and not d.fused_attention
+    kv_heads = own.kv_heads // own.repeats if d.framework.rebuilds_pointwise else own.kv_heads
     q = d.batch * own.heads * own.q_len * own.head_dim * d.act_bytes
-    kv = d.batch * (own.heads if repeats else own.kv_heads) * own.kv_len * d.act_bytes
+    kv = d.batch * kv_heads * own.kv_len * d.act_bytes
     saved = [
         Saved("attention", "query", q, role=TensorRole.INPUT),
         Saved("attention", "key", kv * own.head_dim, role=TensorRole.INPUT),

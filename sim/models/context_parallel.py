@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, Item, Phase, Wait
-from sim.models.attention import Core, core_backward, core_forward, core_part, kv_bytes
+from sim.models.attention import Core, core_backward, core_forward, core_part, kv_bytes, repeated, with_repeats
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
 from sim.models.operators import F, I, Operator, collective, memory_op
 from sim.models.packing import PackedBatch, pairs_between, queries_between
@@ -30,8 +30,13 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Oper
     `thd_get_partitioned_indices`), so that each block of scores has the same part of its pairs; with split contiguous
     the sequence is cut, wherever documents end.
     """
-    p = scenario.parallelism
     batch = packed_batch(scenario)
+    core = repeated(d, own)
+    return with_repeats(d, core, _exchanged(scenario, d, shard, core, batch))
+
+
+def _exchanged(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: PackedBatch | None) -> Operator:
+    p = scenario.parallelism
     if batch is not None:
         if d.cp > 1 and p.cp_split == "contiguous" and p.cp_method != "all_to_all":
             return _contiguous(scenario, d, shard, own, batch)
@@ -40,10 +45,11 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Oper
         return core_part(d, own, (own,), core_forward(d, own), core_backward(d, own))
     if p.cp_method == "all_to_all":
         return _all_to_all(d, own)
-    if p.cp_method == "all_gather":
+    gathers = p.cp_method == "all_gather"
+    if gathers and not d.framework.context.blocks:
         blocks = gathered_blocks(own, d.cp, shard.cp_rank, p.cp_split)
         return _all_gather(d, own, blocks, p.cp_split != "contiguous")
-    return _ring(d, own, ring_blocks(own, d.cp, shard.cp_rank, p.cp_split))
+    return _ring(d, own, ring_blocks(own, d.cp, shard.cp_rank, p.cp_split), gathers)
 
 
 def _packed(d: Dims, own: Core, batch: PackedBatch) -> Core:
@@ -78,13 +84,14 @@ def _contiguous(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: Pac
         return _of_documents(block, found / block.visible, n, [(length, each) for x in seeing for length in x])
 
     each = 1.0 / len(batch.sequences)
-    if scenario.parallelism.cp_method == "all_gather":
+    gathers = scenario.parallelism.cp_method == "all_gather"
+    if gathers and not d.framework.context.blocks:
         (whole,) = gathered_blocks(own, d.cp, shard.cp_rank, "contiguous")
         one = part(whole, range(shard.cp_rank + 1))
         return _all_gather(d, own, () if one is None else (one,), False)
     steps = ring_blocks(own, d.cp, shard.cp_rank, "contiguous")
     sources = ((shard.cp_rank - step) % d.cp for step in range(d.cp))
-    return _ring(d, own, tuple(b and part(b, range(at, at + 1)) for b, at in zip(steps, sources, strict=True)))
+    return _ring(d, own, tuple(b and part(b, range(at, at + 1)) for b, at in zip(steps, sources, strict=True)), gathers)
 
 
 def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None, ...]:
@@ -132,19 +139,29 @@ def gathered_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core, ..
     )
 
 
-def _shift(name: str, bytes_: float, phase: Phase) -> Comm:
-    return collective(name, "send_recv", bytes_, phase, name, "cp")
+def _sent(d: Dims, name: str, kind: str, bytes_: float, phase: Phase) -> Comm:
+    """A message; the attention after it waits for it if the framework's does."""
+    return collective(name, kind, bytes_, phase, "" if d.framework.context.waits else name, "cp")
 
 
-def _merges(d: Dims, block: Core, step: int) -> list[Item]:
+def _received(d: Dims, name: str, phase: Phase) -> list[Item]:
+    return [] if d.framework.context.waits else [Wait(name, phase)]
+
+
+def _merges(d: Dims, own: Core, block: Core, step: int, last: bool) -> list[Item]:
     """Online softmax: the block's output joins the fp32 sum by their log-sum-exps (read 4 + e, write 4 an element).
 
     Transformer Engine's sum has 16 bits. Its first block is scaled into it, and a kernel on one number a query corrects
-    the log-sum-exp in every step (`flash_attn_fwd_out_correction_init`, `flash_attn_fwd_out_correction`).
+    the log-sum-exp in every step (`flash_attn_fwd_out_correction_init`, `flash_attn_fwd_out_correction`). torch copies
+    the sum of a rank's queries even if half of them see the block, and casts the first output and the last sum.
     """
-    n = d.batch * block.heads * block.q_len * block.v_head_dim
-    if d.framework.copies_for_context:
+    n, context = d.batch * block.heads * block.q_len * block.v_head_dim, d.framework.context
+    if context.copies:
         moved, kernels = (3 if step else 2) * n * d.act_bytes, 2
+    elif context.fp32_sums:
+        whole = n * own.q_len / block.q_len
+        moved, kernels = n * d.act_bytes + whole * FP32_BYTES * (2 if step else 1), 1
+        moved += whole * d.act_bytes if last else 0.0
     elif not step:
         return []
     else:
@@ -154,9 +171,17 @@ def _merges(d: Dims, block: Core, step: int) -> list[Item]:
 
 def _copied(d: Dims, name: str, bytes_: float, phase: Phase, accesses: int = 2, kernels: int = 1) -> list[Item]:
     """Transformer Engine's copies around messages: reads and writes of a tensor; () in other frameworks."""
-    if not d.framework.copies_for_context:
+    if not d.framework.context.copies:
         return []
     return [memory_op(name, phase, "copy", bytes_ / d.act_bytes, accesses * bytes_, d.act, kernels)]
+
+
+def _joined(d: Dims, own: Core, phase: Phase, name: str) -> list[Item]:
+    """Keys and values copied into the buffer of messages."""
+    size, context = kv_bytes(d, own), d.framework.context
+    if not (context.copies or context.blocks):
+        return []
+    return [memory_op(name, phase, "copy", size / d.act_bytes, 2 * size, d.act)]
 
 
 def _query_bytes(d: Dims, c: Core) -> float:
@@ -164,63 +189,100 @@ def _query_bytes(d: Dims, c: Core) -> float:
     return d.batch * c.q_len * c.heads * c.head_dim * d.act_bytes
 
 
-def _ring(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> Operator:
-    forward = _ring_forward(d, own, blocks)
-    backward = _ring_backward(d, own, blocks)
+def _ring(d: Dims, own: Core, blocks: tuple[Core | None, ...], gathers: bool = False) -> Operator:
+    """The blocks one after the other. `gathers`: all keys and values come by one all-gather, forward and backward."""
+    forward = _ring_forward(d, own, blocks, gathers)
+    backward = _ring_backward(d, own, blocks, gathers)
     part = core_part(d, own, tuple(b for b in blocks if b), forward, backward)
-    in_flight = 2 * kv_bytes(d, own)  # the block in use and the one arriving
+    in_flight = (d.cp if gathers else 2) * kv_bytes(d, own)  # all blocks, or the one in use and the one arriving
     sum_fp32 = d.batch * own.heads * own.q_len * own.v_head_dim * FP32_BYTES
+    gradients = 2 * _gradient_bytes(d, own)
     return replace(
         part,
         forward_bytes=part.forward_bytes + in_flight + sum_fp32,
-        backward_bytes=part.backward_bytes + 2 * in_flight,
+        backward_bytes=part.backward_bytes + in_flight + gradients,
     )
 
 
-def _ring_forward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple[Item, ...]:
+def _gradient_bytes(d: Dims, c: Core) -> float:
+    """dK and dV of a block as they are added up and sent."""
+    return kv_bytes(d, c) * (FP32_BYTES / d.act_bytes if d.framework.context.fp32_sums else 1.0)
+
+
+def _keys_sent(d: Dims, own: Core, step: int, gathers: bool, phase: Phase, name: str) -> list[Item]:
+    """What leaves before step `step`: the block at hand to the next rank, or once all of them to all."""
+    if gathers:
+        return [] if step else [_sent(d, f"{name}0", "all_gather", d.cp * kv_bytes(d, own), phase)]
+    return [_sent(d, f"{name}{step}", "send_recv", kv_bytes(d, own), phase)]
+
+
+def _keys_received(d: Dims, step: int, gathers: bool, phase: Phase, name: str) -> list[Item]:
+    return [] if gathers and step else _received(d, f"{name}{step}", phase)
+
+
+def _ring_forward(d: Dims, own: Core, blocks: tuple[Core | None, ...], gathers: bool) -> tuple[Item, ...]:
     """Each step sends the keys and values on while it computes with them: cp − 1 messages."""
-    items = _copied(d, "kv_join", kv_bytes(d, own), F)
+    items = _joined(d, own, F, "kv_join")
     last = len(blocks) - 1
     for step, block in enumerate(blocks):
         if step < last:
-            items.append(_shift(f"ring_kv{step}", kv_bytes(d, own), F))
+            items += _keys_sent(d, own, step, gathers, F, "ring_kv")
         if block:
             items += core_forward(d, block, f"attention{step}")
-            items += _merges(d, block, step)
+            items += _merges(d, own, block, step, step == last)
         if step < last:
-            items.append(Wait(f"ring_kv{step}", F))
+            items += _keys_received(d, step, gathers, F, "ring_kv")
     return tuple(items)
 
 
-def _ring_backward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple[Item, ...]:
+def _ring_backward(d: Dims, own: Core, blocks: tuple[Core | None, ...], gathers: bool) -> tuple[Item, ...]:
     """Keys and values go round once more (cp − 1 messages), their gradients behind them and home (cp
     messages). The sum of two such gradients waits for a message, but not for the host, which issues it with the
     attention before it.
 
     Transformer Engine first copies keys and values into the buffer of messages. It then joins each block's dK and dV in
-    one tensor before their sum, and copies or adds its dQ.
+    one tensor before their sum, and copies or adds its dQ. torch does so in fp32 (`_partial_update`), and casts the
+    sums at the end.
     """
-    last, size, sum_kernels = len(blocks) - 1, kv_bytes(d, own), 2
-    items = _copied(d, "kv_copy", size, I)
+    last, size, gradients, sum_kernels = len(blocks) - 1, kv_bytes(d, own), _gradient_bytes(d, own), 2
+    context = d.framework.context
+    items = _joined(d, own, I, "kv_copy")
     for step, block in enumerate(blocks):
         if step < last:
-            items.append(_shift(f"ring_backward_kv{step}", size, I))
+            items += _keys_sent(d, own, step, gathers, I, "ring_backward_kv")
         if block:
             *before, kernel = core_backward(d, block, f"attention_backward{step}")
             assert isinstance(kernel, Compute)
             items += [*before, replace(kernel, kernels=kernel.kernels + sum_kernels) if step else kernel]
-            items += _copied(d, f"attention_dq_sum{step}", _query_bytes(d, block), I, 3 if step else 2)
+            items += _query_gradients(d, own, block, step, step == last)
         if step:
-            items.append(Wait(f"ring_dkv{step - 1}", I))
+            items += _received(d, f"ring_dkv{step - 1}", I)
         if block and step:
-            moved = 5 * kv_bytes(d, block) if d.framework.copies_for_context else 3 * size
+            moved = 5 * kv_bytes(d, block) if context.copies else 3 * size
+            if context.fp32_sums:
+                moved = 2 * gradients + kv_bytes(d, block)
             items.append(memory_op(f"attention_dkv_sum{step}", I, "elementwise", size / d.act_bytes, moved, d.act, 0))
+        elif block and context.fp32_sums:
+            items.append(memory_op("attention_dkv_sum0", I, "copy", size / d.act_bytes, gradients + size, d.act))
         elif block:
             items += _copied(d, "attention_dkv_sum0", size, I, 4, 2)
         if step < last:
-            items.append(Wait(f"ring_backward_kv{step}", I))
-        items.append(_shift(f"ring_dkv{step}", size, I))
-    return (*items, Wait(f"ring_dkv{last}", I))
+            items += _keys_received(d, step, gathers, I, "ring_backward_kv")
+        items.append(_sent(d, f"ring_dkv{step}", "send_recv", gradients, I))
+    items += _received(d, f"ring_dkv{last}", I)
+    if context.fp32_sums:
+        items.append(memory_op("attention_dkv_cast", I, "copy", size / d.act_bytes, gradients + size, d.act))
+    return tuple(items)
+
+
+def _query_gradients(d: Dims, own: Core, block: Core, step: int, last: bool) -> list[Item]:
+    """A block's dQ copied or added to the others."""
+    if not d.framework.context.fp32_sums:
+        return _copied(d, f"attention_dq_sum{step}", _query_bytes(d, block), I, 3 if step else 2)
+    whole = _query_bytes(d, own)
+    fp32 = whole * FP32_BYTES / d.act_bytes
+    moved = _query_bytes(d, block) + (2 if step else 1) * fp32 + (whole if last else 0.0)
+    return [memory_op(f"attention_dq_sum{step}", I, "elementwise", whole / d.act_bytes, moved, d.act)]
 
 
 def _all_gather(d: Dims, own: Core, blocks: tuple[Core, ...], reorder: bool) -> Operator:
@@ -273,7 +335,7 @@ def _all_to_all(d: Dims, own: Core) -> Operator:
         before, after = (_copied(d, f"{name}_{side}", size, phase) for side in ("split", "join"))
         return [*before, collective(f"ulysses_{name}", "all_to_all", size, phase, group="cp"), *after]
 
-    again = exchange("output_again", out, I) if d.framework.copies_for_context else []
+    again = exchange("output_again", out, I) if d.framework.context.copies else []
     forward = (
         *(item for n, s in sizes.items() for item in exchange(n, s, F)),
         *core_forward(d, whole),

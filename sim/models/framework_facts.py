@@ -63,6 +63,21 @@ COMPILED_ROUTER = PLAIN_ROUTER._replace(group_kernels=(7, 0), group_bytes=(12.0,
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name
 
 
+class ContextKernels(NamedTuple):
+    """Hold what a framework's context parallelism does around its attention kernels and messages.
+
+    `copies`: tensors are copied before and after messages, sums have 16 bits, and with cp_method all_to_all the
+    backward exchanges the output, too. `blocks`: gathered keys and values are used one rank's block after the other,
+    as in a ring, and their gradients go round. `fp32_sums`: outputs and gradients of blocks are added up in fp32, each
+    time over all of a rank's tokens, and gradients are sent so. `waits`: attention waits for each message.
+    """
+
+    copies: bool = False
+    blocks: bool = False
+    fp32_sums: bool = False
+    waits: bool = False
+
+
 class Former(NamedTuple):
     """Hold facts of releases before the month `until` ("2025-02"), by name, and their source."""
 
@@ -117,6 +132,8 @@ class Framework(Struct, frozen=True):
     """the unfused softmax is computed in fp32 and cast back, and both results are saved [eager_attention_forward]"""
     repeats_keys: bool = False
     """unfused attention copies key and value heads for every query head [repeat_kv]"""
+    repeats_fused_keys: bool = False
+    """fused attention does, too [torchtitan: models/llama/model.py, repeat_kv]"""
     keeps_merged_outputs: bool = False
     """saving a slice of a projection's output keeps the whole output in memory [torch.split]"""
     keeps_ordered_heads: bool = False
@@ -149,14 +166,20 @@ class Framework(Struct, frozen=True):
     """copies, each as large as the queries, that reorder or pack tokens around the fused kernel [each trainer's own]"""
     attention_copy_kernels: tuple[int, int] = (1, 1)
     """kernels of these copies, forward (with those that compute sequence lengths) and backward [each trainer's own]"""
-    copies_for_context: bool = False
-    """with context parallelism, tensors are copied before and after messages and sums have 16 bits; with cp_method
-    all_to_all the backward exchanges the output, too [TE attention/dot_product_attention/context_parallel.py]"""
+    context: ContextKernels = ContextKernels()
+    """what context parallelism does around its kernels and messages, see `ContextKernels`
+    [TE attention/dot_product_attention/context_parallel.py; torch/distributed/tensor/experimental/_attention.py]"""
     loss: UnfusedLoss = TORCH_LOSS
     """kernels of the unfused loss, forward and backward [core/tensor_parallel/cross_entropy.py]"""
 
     merges_projections: bool = False
     """query, key and value are one matmul; gate and up are one matmul [core/transformer/attention.py: linear_qkv]"""
+    keeps_gathered: bool = False
+    """a matmul's input that sequence parallelism gathered is kept for the weight gradient, not gathered again
+    [torch/distributed/tensor: redistribute; torch/_functorch/partitioners.py]"""
+    scatters_sums_apart: bool = False
+    """with `tp_overlap`, the reduce-scatter of an input gradient that several matmuls add up runs after them
+    [torch/_inductor/fx_passes/micro_pipeline_tp.py: _find_producer_matmul]"""
     starts_with_own_rows: bool = False
     """with `tp_overlap`, a matmul of gathered rows computes the rank's own rows while the others arrive [nanotron:
     parallel/tensor_parallel/functional.py]"""

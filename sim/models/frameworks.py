@@ -17,6 +17,7 @@ from sim.models.framework_facts import (
     COMPILED_ROUTER,
     GROUP_BYTES,
     GROUP_KERNELS,
+    ContextKernels,
     Former,
     Framework,
     RouterKernels,
@@ -56,7 +57,7 @@ _MEGATRON = Framework(
     skips_masked_scores=True,
     attention_kernel="megatron",
     copies_split_projection=True,
-    copies_for_context=True,
+    context=ContextKernels(copies=True),
     loss=MEGATRON_LOSS,
     merges_projections=True,
     accumulates_in_matmul=True,
@@ -133,11 +134,18 @@ _RECORDS = (
         fuses_chains=True,
         rebuilds_pointwise=True,
         attention_kernel="compiled",
+        # torch/distributed/tensor/experimental/_attention.py: _templated_ring_attention, `convert_to_f32`. A compiled
+        # graph waits for a functional collective where it starts it (_functional_collectives.py: _maybe_wrap_tensor;
+        # inductor's `reorder_for_compute_comm_overlap` is off).
+        context=ContextKernels(blocks=True, fp32_sums=True, waits=True),
+        keeps_gathered=True,
+        scatters_sums_apart=True,
         loss=COMPILED_LOSS,
         router=COMPILED_ROUTER,
         uses_torch_compile=True,
         emitted_for=("torchtitan",),
         former=(
+            Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
             Former("2025-05", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttention.backends"),
         ),
     ),

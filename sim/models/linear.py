@@ -49,7 +49,7 @@ def linear(d: Dims, spec: Linear) -> Operator:
     """
     split = d.tp > 1 and spec.mode != "plain"
     column_sp = split and d.sp and spec.mode == "column"
-    input_rows = ceil_div(spec.rows, d.tp) if column_sp else spec.rows
+    input_rows = ceil_div(spec.rows, d.tp) if column_sp and not d.framework.keeps_gathered else spec.rows
     size = input_rows * spec.k * saved_element_bytes(d)
     saved = Saved(spec.part, f"{spec.name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     forward = _column_forward(d, spec) if spec.mode != "row" else _row_forward(d, spec)
@@ -185,27 +185,32 @@ def _weight_gradients(d: Dims, spec: Linear) -> Program:
 
 
 def _column_backward(d: Dims, spec: Linear) -> Program:
-    """Input gradient, its reduction, weight gradient; what runs beside what is `tp_overlap`."""
+    """Input gradient, its reduction, weight gradient; what runs beside what is `tp_overlap`.
+
+    Under sequence parallelism the input is gathered again, unless the framework kept it whole.
+    """
     cast = gradient_casts(d, spec.name, spec.rows * spec.n) + weight_casts_again(d, spec.name, spec.k * spec.n)
     again = casts_again(d, spec.name, spec.rows * spec.k)
     if d.tp == 1 or spec.mode == "plain":
         return cast + _input_gradient(d, spec, spec.rows) + again + _weight_gradients(d, spec)
     again += transposes(d, spec.name, spec.rows * spec.k) if d.sp else ()
+    regathers = d.sp and not d.framework.keeps_gathered
     size, size_again = spec.rows * spec.k * d.act_bytes, spec.rows * spec.k * gathered_element_bytes(d)
     kind = "reduce_scatter" if d.sp else "all_reduce"
     name, regather = f"{spec.name}_dgrad_{kind}", f"{spec.name}_regather"
-    blocking = d.tp_overlap == "none"
+    apart = d.framework.scatters_sums_apart and len(spec.outs) > 1
+    blocking = d.tp_overlap == "none" or apart
     items: list[Item] = []
     early = _overlaps_gathers(d)
-    if d.sp and early:
+    if regathers and early:
         items.append(collective(regather, "all_gather", size_again, W, regather))
     items += cast
-    chunks = _chunks(d, spec)
+    chunks = 1 if apart else _chunks(d, spec)
     names = [name if chunks == 1 else f"{name}{c}" for c in range(chunks)]
     for c, handle in enumerate(names):
         items += _input_gradient(d, spec, ceil_div(spec.rows, chunks), "" if chunks == 1 else f"_chunk{c}")
         items.append(collective(handle, kind, size / chunks, I, "" if blocking else handle))
-    if d.sp:
+    if regathers:
         items.append(collective(regather, "all_gather", size_again, W) if not early else Wait(regather, W))
     items += (*again, *_weight_gradients(d, spec))
     return tuple(items) if blocking else (*items, *(Wait(h, I) for h in names))

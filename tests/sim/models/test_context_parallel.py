@@ -69,7 +69,7 @@ def test_ring_sends_beside_its_compute():
 
 def test_sums_of_ring_gradients_take_their_bytes():
     """3 times dK, dV at 0.85 of 3.35 TB/s: the host issues a sum before the attention that it waits for has ended."""
-    training = {"seq_len": 65536, "global_batch_size": 1, "framework": "compiled"}
+    training = {"seq_len": 65536, "global_batch_size": 1, "framework": "eager"}
     layout = {"tp": 8, "cp": 8, "sp": True}
     sim = simulate(
         parse_scenario({"model": "llama3-70b", "cluster": "dgx-h100", "training": training, "parallelism": layout}),
@@ -79,6 +79,67 @@ def test_sums_of_ring_gradients_take_their_bytes():
     assert len(sums) == 80 * 7
     want_s = 3 * (2 * 8192 * 128 * 2) / (0.85 * 3.35e12)
     assert all(want_s < s.end_s - s.start_s < want_s + 5e-6 for s in sums)  # and a launch
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+@pytest.mark.parametrize("method", ["ring", "all_gather"])
+@pytest.mark.parametrize("date", ["2024-12", "2026-06"])
+def test_messages_are_those_of_torchs_context_parallel(cp: int, method: str, date: str) -> None:
+    """torch's own ring attention, run with attention that computes nothing in a group that sends nothing."""
+    training = {"seq_len": 1024, "framework": "compiled", "software_date": date}
+    model = {**LLAMA, "kv_heads": 4}
+    shard = Shard(cp - 1)
+    scenario = make(model, training, cp=cp, cp_method=method)
+    block = layer_block(scenario, 0, shard)
+    heads = 4 if date == "2026-06" else model["heads"]
+    want = torch_messages(cp, cp - 1, method, (2, heads, 1024 // cp, 64))
+    for program, (gathered, sent) in zip((block.forward, block.backward), want, strict=True):
+        assert comm_bytes(program, "cp", "all_gather") == gathered
+        assert comm_bytes(program, "cp", "send_recv") == sent
+        assert all(i.blocking for i in program if isinstance(i, Comm) and i.group == "cp")
+
+
+def torch_messages(cp: int, rank: int, method: str, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Bytes of all-gathers (of all that arrives) and of permutations, forward and backward."""
+    torch = pytest.importorskip("torch")
+    from torch.distributed import destroy_process_group, group, init_process_group
+    from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Messages(TorchDispatchMode):
+        gathered = sent = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if "all_gather" in func.__name__:
+                self.gathered += out.nbytes
+            elif "all_to_all" in func.__name__:
+                self.sent += out.nbytes
+            return out
+
+    def forward(q, k, v, **_):
+        return torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32)
+
+    def backward(query, key, value, **_):
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+    rotates = {"ring": ring._RotateMethod.ALL_TO_ALL, "all_gather": ring._RotateMethod.ALL_GATHER}
+    q, k, v = (torch.zeros(shape, dtype=torch.bfloat16) for _ in range(3))
+    former = ring._cp_options.rotate_method
+    init_process_group("fake", store=FakeStore(), rank=rank, world_size=cp)
+    try:
+        ring._cp_options.rotate_method = rotates[method]
+        with Messages() as there:
+            out, lse = ring._templated_ring_attention(group.WORLD, 2, forward, q, k, v, is_causal=True)
+        with Messages() as back:
+            ring._templated_ring_attention_backward(
+                group.WORLD, 2, backward, out, "grad_out", q, k, v, out, lse, is_causal=True
+            )
+    finally:
+        ring._cp_options.rotate_method = former
+        destroy_process_group()
+    return [(there.gathered, there.sent), (back.gathered, back.sent)]
 
 
 @pytest.mark.parametrize("cp", [2, 4])

@@ -39,7 +39,9 @@ def result(s: Scenario) -> dict[str, Any]:
 
 def test_a_former_fact_ends_with_its_month() -> None:
     assert framework_at("compiled", "2025-04-30").attention_kernel == "torch_2024"
-    assert framework_at("compiled", "2025-05") == framework_at("compiled", None) == FRAMEWORKS["compiled"]
+    between = framework_at("compiled", "2025-05")
+    assert (between.attention_kernel, between.repeats_fused_keys) == ("compiled", True)
+    assert framework_at("compiled", "2026-02") == framework_at("compiled", None) == FRAMEWORKS["compiled"]
 
 
 @pytest.mark.parametrize("date", ["2024-13", "24-12", "December"])

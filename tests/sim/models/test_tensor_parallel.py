@@ -104,13 +104,22 @@ def test_one_rank_talks_to_nobody():
 
 @pytest.mark.parametrize(("recipe", "gathered"), [("tensorwise", 1), ("rowwise", 2)])
 def test_gathers_move_what_is_quantized_already(recipe, gathered):
-    """Gathers in 8 bits, a rank's own part quantized before; sums stay in 16 bits. A scale for each row comes later."""
+    """Gathers in 8 bits, a rank's own part quantized before; sums stay in 16 bits. A scale for each row comes later.
+    What was gathered forward is kept."""
     training = {"precision": "fp8", "framework": "compiled", "fp8_recipe": recipe}
     block = layer_block(make(LLAMA, training, tp=4, sp=True), 0)
-    for program, gathers in ((block.forward, 2), (block.backward, 4)):
-        assert comm_bytes(program, "tp", "all_gather") == gathers * SBH * gathered / 2
+    for program in (block.forward, block.backward):
+        assert comm_bytes(program, "tp", "all_gather") == 2 * SBH * gathered / 2
         assert comm_bytes(program, "tp", "reduce_scatter") == 2 * SBH
     order = [i.name for i in block.forward if i.name in ("qkv_cast", "qkv_gather")]
     assert order == (["qkv_cast", "qkv_gather"] if recipe == "tensorwise" else ["qkv_gather", "qkv_cast"])
     (cast,) = (i for i in block.forward if i.name == "qkv_cast")
     assert cast.bytes == (5 * SBH / 2 / 4 if recipe == "tensorwise" else 3 * SBH / 2)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "compiled"])
+def test_a_compiled_graph_scatters_a_sum_of_gradients_after_its_matmuls(framework: str) -> None:
+    """Async tensor parallelism of torch finds a reduce-scatter only behind one matmul."""
+    scenario = make(LLAMA, {"framework": framework}, tp=4, sp=True, tp_overlap="full")
+    scatters = [i for i in layer_block(scenario, 0).backward if isinstance(i, Comm) and i.kind == "reduce_scatter"]
+    assert [i.blocking for i in scatters] == ([True] * 2 if framework == "compiled" else [False] * 8)
