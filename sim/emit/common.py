@@ -91,6 +91,8 @@ class Emission(Struct, dict=True):
             self.refuse("ranks", f"is started by torchrun with as many ranks on every node, here {each}")
         if self.scenario.faults is not None:
             self.notes.append("faults are left out")
+        if self.training.attention_kernel is not None:
+            self.notes.append("attention_kernel is left out: the trainer chooses its kernel")
         if left_out := self.scenario.model.left_out:
             self.notes.append(f"the decoder alone is trained, without the config's {', '.join(left_out)}")
 

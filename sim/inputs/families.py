@@ -283,6 +283,7 @@ def _opt(config: Config) -> Config:
 
 
 def _gpt_neox(config: Config) -> Config:
+    """GPT-NeoX, Pythia: rope over a quarter of each head; two norms of one input where the residual is parallel."""
     require(config, "hidden_act", ("gelu", "gelu_new", "gelu_fast"))
     require(config, "attention_bias", (True,))
     return {
@@ -294,6 +295,8 @@ def _gpt_neox(config: Config) -> Config:
         "tied_embeddings": config.get("tie_word_embeddings", False),
         "dropout": config.get("hidden_dropout"),
         "positions": "rope",
+        "rope_share": rope_share(config, config.get("rotary_pct", 0.25)),
+        "parallel_block": config.get("use_parallel_residual", True) and "two_norms",
     }
 
 

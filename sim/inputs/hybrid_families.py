@@ -106,6 +106,9 @@ def _nemotron_h(config: Config) -> Config:
     for key in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
         require(config, key, (False, None))
     require(config, "moe_latent_size", (None,))
+    require(config, "num_nextn_predict_layers", (0, None))
+    for key in ("n_group", "n_shared_experts"):
+        require(config, key, (1, None))
     names = config.get("layers_block_type") or [_NEMOTRON.get(sign, sign) for sign in config["hybrid_override_pattern"]]
     kinds = _kinds(names, "hybrid_override_pattern")
     states = {

@@ -107,30 +107,23 @@ class StateSpaceConfig(UserInput):
     state_dtype: StorageDtype | None = None
 
 
-_VARIATIONS = (
-    "window",
-    "norm_position",
-    "qk_norm_over",
-    "sinks",
-    "no_rope_every",
-    "rope_share",
-    "scaled_rope",
-    "attention_gate",
-    "parallel_block",
-    "norm_in_fp32",
-    "attention_softcap",
-    "logit_softcap",
-    "merged_projections",
-    "separate_qkv",
-    "state_space",
-    "mlp_pattern",
-    "indexer",
-)
-_MOE_VARIATIONS = ("shared_ffn", "shared_gate", "router_bias", "every")
+# Keys that real runs and emitted flags know. Any other key is a variation as soon as it is given.
+_KNOWN = {
+    *("layers", "hidden", "heads", "kv_heads", "mla", "head_dim", "ffn", "vocab", "norm", "bias", "qkv_bias"),
+    *("qk_norm", "tied_embeddings", "dropout", "positions", "max_positions", "trained_positions", "mtp_layers"),
+    *("moe", "left_out", "program"),
+}
+_KNOWN_OF_EXPERTS = {
+    *("experts", "top_k", "ffn", "shared_experts", "router_fp32", "dense_layers", "capacity_factor", "pad_to_capacity"),
+    *("imbalance", "max_nodes_per_token", "groups", "top_groups"),
+}
+_KNOWN_VALUES = {"mlp": ("gelu", "swiglu", "relu2"), "attention_pattern": (("full",),)}
 
 
-def _default(config: UserInput, name: str) -> object:
-    return type(config).model_fields[name].get_default()
+def _variations(config: UserInput, known: set[str]) -> dict[str, object]:
+    fields = type(config).model_fields
+    values = {name: getattr(config, name) for name in fields if name not in known}
+    return {k: v for k, v in values.items() if v not in _KNOWN_VALUES.get(k, (fields[k].get_default(),))}
 
 
 def _head_dim(data: dict[str, Any]) -> int:
@@ -162,8 +155,9 @@ class ModelConfig(UserInput):
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
     chunk of `window` tokens (Llama 4); or the layer has a state (`state_space`), attention and a state `beside` it
     (Falcon-H1), or neither. `mlp_pattern` repeats over the layers too. `attention_gate`: a sigmoid of a second query
-    projection multiplies the attention's result (Qwen3-Next). `parallel_block`: attention and MLP read one norm, and
-    both are added to the stream (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
+    projection multiplies the attention's result (Qwen3-Next). `parallel_block`: attention and MLP read one norm, or
+    (`two_norms`, GPT-NeoX) each its own norm of the same input, and both are added to the stream
+    (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
     `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2). `merged_projections`: query,
     key and value are one matrix, gate and up another, in the model's own code (Phi 3); `separate_qkv`: they are three
     although the MLP has no gate (OPT), where GPT-2 has one. `rope_share`: of a head's width,
@@ -222,7 +216,7 @@ class ModelConfig(UserInput):
         default=None, min_length=1, max_length=10_000, description="null: as moe says"
     )
     attention_gate: bool = False
-    parallel_block: bool = False
+    parallel_block: Literal[False, True, "two_norms"] = False
     mtp_layers: int = Field(default=0, ge=0, le=1_000)
     moe: MoeConfig | None = None
     left_out: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(
@@ -233,12 +227,8 @@ class ModelConfig(UserInput):
     @property
     def variations(self) -> dict[str, object]:
         """Keys that make layers unlike those of GPT, Llama and DeepSeek: real runs and emitted flags lack them."""
-        found = {name: getattr(self, name) for name in _VARIATIONS if getattr(self, name) != _default(self, name)}
-        if self.mlp in ("geglu", "relu", "clamped_swiglu"):
-            found["mlp"] = self.mlp
-        moe = self.moe
-        of_moe = () if moe is None else (name for name in _MOE_VARIATIONS if getattr(moe, name) != _default(moe, name))
-        return found | {f"moe.{name}": getattr(moe, name) for name in of_moe}
+        of_experts = {} if self.moe is None else _variations(self.moe, _KNOWN_OF_EXPERTS)
+        return _variations(self, _KNOWN) | {f"moe.{key}": value for key, value in of_experts.items()}
 
     @property
     def longest(self) -> int:

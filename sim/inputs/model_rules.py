@@ -91,12 +91,13 @@ def _layers(m: ModelConfig) -> Problems:
     whole = [attention not in ("none", "state_space") and mlp != "none" for attention, mlp in kinds]
     if ("none", "none") in kinds:
         yield ("mlp_pattern",), "found a layer with neither attention nor MLP"
+    block = f"found {show(m.parallel_block)}"
     if m.parallel_block and m.moe is not None:
-        yield ("parallel_block",), "found true; experts (model.moe) are simulated in serial blocks"
+        yield ("parallel_block",), f"{block}; experts (model.moe) are simulated in serial blocks"
     if m.parallel_block and not all(whole):
-        yield ("parallel_block",), "found true; needs attention and an MLP in every layer"
+        yield ("parallel_block",), f"{block}; needs attention and an MLP in every layer"
     if m.parallel_block and m.norm_position != "pre":
-        yield ("parallel_block",), f"found true; needs norm_position pre, found {m.norm_position}"
+        yield ("parallel_block",), f"{block}; needs norm_position pre, found {m.norm_position}"
     if m.mtp_layers and not whole[-1]:
         yield ("mtp_layers",), f"found {m.mtp_layers}; the last layer must have attention and an MLP"
     if m.qk_norm_over != "head" and not m.qk_norm:

@@ -59,18 +59,22 @@ def norm_traffic(d: Dims, kind: str, after_sum: bool) -> Traffic:
     return Traffic(2 * e, 1, backward, kernels)
 
 
-def norm(d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after_sum: bool = False) -> Operator:
+def norm(
+    d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after_sum: bool = False, keeps_input: bool = True
+) -> Operator:
     """LayerNorm or RMSNorm over `width` of `rows` tokens.
 
     Its input is kept: 4sbh for a layer's two (Korthikanti 2022, section 4.1); row statistics (8 bytes a row,
     4 for RMSNorm) are left out there and here. What a norm of separate operators keeps besides: `_kept_by_operators`.
+    `keeps_input`: false where another norm keeps the same tensor.
     """
     elements = rows * width
     fused = d.framework.fuses_rmsnorm or kind != "rmsnorm"
     kernel = "" if fused else EAGER_NORM
     t = norm_traffic(d, kind, after_sum)
     again = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the next input is made of it
-    saved: tuple[Saved, ...] = (Saved("norm", f"{name} input", elements * d.act_bytes, again, TensorRole.INPUT),)
+    kept = Saved("norm", f"{name} input", elements * d.act_bytes, again, TensorRole.INPUT)
+    saved: tuple[Saved, ...] = (kept,) if keeps_input else ()
     if d.framework.norms_keep_operators and (kind == "rmsnorm" or d.norm_in_fp32):
         saved = _kept_by_operators(d, name, kind, rows, width)
     back_bytes, tensors = t.backward_bytes * elements, 2 if kind == "layernorm" and bias else 1

@@ -45,7 +45,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
 def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
     """The layer's operators in forward order."""
     m, spec = scenario.model, layer_specs(scenario.model)[layer]
-    if spec.parallel:
+    if spec.parallel is True:
         return _parallel(scenario, d, layer, shard)
     parts: tuple[Operator, ...] = ()
     if spec.attention is not None:
@@ -87,17 +87,20 @@ def _branch(
     name: str,
     inner: tuple[Operator, ...],
     bias_after: bool,
-    after_sum: bool = False,
+    second: bool = False,
 ) -> tuple[Operator, ...]:
-    """Norm, what computes, the norm after it, and the sum with the residual stream. `after_sum`: see `norm`."""
+    """Norm, what computes, the norm after it, and the sum with the residual stream. `second`: behind attention; where
+    both have a norm of the same input (`two_norms`), the first keeps it.
+    """
+    same = second and spec.parallel == "two_norms"
 
-    def norms(of: str, here: bool, after_sum: bool = False) -> tuple[Operator, ...]:
-        made = (norm(d, of, m.norm, d.rows, d.hidden, m.bias, after_sum),) if here else ()
+    def norms(of: str, here: bool, after_sum: bool = False, keeps: bool = True) -> tuple[Operator, ...]:
+        made = (norm(d, of, m.norm, d.rows, d.hidden, m.bias, after_sum, keeps),) if here else ()
         return of_part(ModelPart.NORM, made)
 
     return (
         branch_sum(d),
-        *inside("layernorm", norms(f"{name}_norm", spec.norm_position != "post", after_sum)),
+        *inside("layernorm", norms(f"{name}_norm", spec.norm_position != "post", second and not same, not same)),
         *inner,
         *norms(f"{name}_post_norm", spec.norm_position != "pre"),
         residual(d, f"{name}_residual", name, bias_after),
@@ -122,7 +125,8 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         text += spec.attention.key(d.full_seq)
     if m.indexer is not None and scenario.for_training.indexer != "trained":
         text += f" indexer {scenario.for_training.indexer}"
-    text += "".join(f" {key}={value}" for key, value in m.variations.items() if key not in ("window", "indexer"))
+    said = ("window", "indexer", "attention_pattern")  # by the attention itself
+    text += "".join(f" {key}={value}" for key, value in m.variations.items() if key not in said)
     if scenario.for_training.packing is not None:
         packing = scenario.for_training.packing.model_dump_json(exclude_defaults=True)
         text += f" packing={packing} of {scenario.for_training.global_batch_size} over {p.dp}"

@@ -12,6 +12,7 @@ from sim.core.errors import InputError
 from sim.inputs.model_input import load_model
 from sim.inputs.scenario import parse_scenario
 from sim.models.flops import matmul_params_per_token, model_flops_per_token
+from sim.models.layer import layer_block
 from sim.models.layers import layer_specs
 from sim.models.parameters import count_parameters
 from sim.serve.memory import cached_bytes
@@ -47,6 +48,12 @@ def test_a_value_that_cannot_be_computed_with_is_refused(tmp_path: Path, name: s
     family = CONFIGS[name]["config"]["model_type"]
     with pytest.raises(InputError, match=f"has a value that model_type {family} does not allow"):
         load_model(path)
+
+
+@pytest.mark.parametrize("key", ["num_nextn_predict_layers", "n_group", "n_shared_experts", "moe_latent_size"])
+def test_what_nemotron_asks_for_beyond_the_simulated_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(InputError, match=f"{key}: found 2; only"):
+        load_model(written(tmp_path, CONFIGS["nemotron3_nano_30b"]["config"] | {key: 2}))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -88,6 +95,20 @@ def test_a_state_is_as_large_however_long_the_sequence(tmp_path: Path) -> None:
     expected = 4 * (16 * 64 * 32 + 3 * (16 * 64 + 2 * 32)) * 2
     for length in (100.0, 10_000.0):
         assert cached_bytes(dims, attentions, (4,), length) * length == pytest.approx(expected)
+
+
+def test_two_norms_of_one_input_keep_it_once() -> None:
+    """GPT-NeoX: both norms' weights, every operator of a serial block, and one tensor less to keep."""
+
+    def block(**keys: Any) -> Any:
+        training = {"seq_len": 512, "global_batch_size": 1}
+        return layer_block(parse_scenario({"model": ONE_KIND | keys, "training": training, "cluster": "dgx-h100"}), 0)
+
+    serial, both = block(), block(parallel_block="two_norms")
+    assert both.params == serial.params
+    assert [both.forward, both.backward] == [serial.forward, serial.backward]
+    saved = [sum(s.bytes for s in b.saved) for b in (serial, both)]
+    assert saved[0] - saved[1] == 512 * ONE_KIND["hidden"] * 2
 
 
 def test_a_parallel_block_has_one_norm_and_one_sum_over_ranks_less_norm() -> None:

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import astuple
 
 from sim.core.errors import InputError
-from sim.inputs import model_config, model_input
-from sim.inputs.model_config import ModelConfig, MoeConfig
+from sim.inputs import model_input
+from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import load_model, model_presets
 from sim.inputs.scenario import parse_scenario
 from sim.models.embedding import embedding_block
@@ -292,7 +292,11 @@ def test_hugging_face_config_equals_the_preset(config: dict[str, Any], preset: s
 
 def test_pythia_parameter_count(tmp_path: Path) -> None:
     # EleutherAI/pythia-6.9b: 6,857,302,016 parameters (model card of the suite, table of sizes).
-    assert count_parameters(load_model(_config(tmp_path, **NEOX))).total == 6_857_302_016
+    model = load_model(_config(tmp_path, **NEOX))
+    assert count_parameters(model).total == 6_857_302_016
+    assert (model.parallel_block, model.rope_share) == ("two_norms", 0.25)  # GPTNeoXConfig's defaults
+    other = load_model(_config(tmp_path, **NEOX, use_parallel_residual=False, rotary_pct=1.0))
+    assert (other.parallel_block, other.rope_share) == (False, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -355,14 +359,3 @@ def test_a_preset_of_another_changes_single_keys(tmp_path: Path, monkeypatch: py
     (tmp_path / "part-of-two.yaml").write_text("preset: whole-of-two\nmoe: {top_k: 1}\n")
     monkeypatch.setattr(model_input, "_FOLDER", tmp_path)
     assert model_input._preset("part-of-two") == {"layers": 2, "moe": {"experts": 8, "top_k": 1, "ffn": 4}}
-
-
-def test_every_key_is_common_or_a_variation() -> None:
-    """A key in neither set would be ignored by real runs and by the flags of other trainers."""
-    common = """layers hidden heads kv_heads mla head_dim ffn vocab mlp norm bias qkv_bias qk_norm tied_embeddings
-        dropout positions max_positions trained_positions attention_pattern mtp_layers moe left_out
-        program"""
-    common_of_experts = """experts top_k ffn shared_experts router_fp32 dense_layers capacity_factor pad_to_capacity
-        imbalance max_nodes_per_token groups top_groups"""
-    assert set(ModelConfig.model_fields) == {*common.split(), *model_config._VARIATIONS}
-    assert set(MoeConfig.model_fields) == {*common_of_experts.split(), *model_config._MOE_VARIATIONS}

@@ -48,12 +48,12 @@ class LayerSpec(Struct, frozen=True):
     mlp: Mlp | None
     norm_elements: int  # of one norm
     norm_position: Literal["pre", "post", "both"] = "pre"
-    parallel: bool = False  # attention and MLP read one norm, and both are added to the stream
+    parallel: Literal[False, True, "two_norms"] = False  # attention and MLP read one norm, or two of one input
 
     @property
     def norms(self) -> int:
         """Norms over the hidden size: one, or one on each side, of attention and MLP; one for both in parallel."""
-        if self.parallel:
+        if self.parallel is True:
             return 1
         return ((self.attention is not None) + (self.mlp is not None)) * (2 if self.norm_position == "both" else 1)
 
@@ -101,7 +101,7 @@ class LayerSpec(Struct, frozen=True):
             branches = (("attention_post_norm", self.attention), ("mlp_post_norm", self.mlp))
             items += [served_norm(d, name, tokens) for name, branch in branches if branch is not None]
         if self.mlp is not None:
-            items += [] if self.parallel else [served_add_norm(d, "mlp_norm", tokens)]
+            items += [] if self.parallel is True else [served_add_norm(d, "mlp_norm", tokens)]
             items += self.mlp.serve(d, tokens)
             items += served_sum(d, "mlp_down", tokens)
         return tuple(items)

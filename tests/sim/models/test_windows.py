@@ -140,6 +140,6 @@ def test_patterns_that_say_nothing_are_refused(model: dict[str, Any], message: s
 @pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
 def test_no_flags_are_written_for_a_window(trainer: str) -> None:
     scenario = training(window=128)
-    assert scenario.model.variations == {"window": 128}
+    assert scenario.model.variations == {"window": 128, "attention_pattern": ("sliding",)}
     with pytest.raises(InputError, match=r"model\.window: found 128"):
         emit(scenario, trainer)

@@ -1,0 +1,60 @@
+"""A new key of a scenario is thought of where other trainers' flags and real runs are made, or left out knowingly."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sim.core.errors import InputError
+from sim.emit import emit
+from sim.inputs.parallelism import Parallelism
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.training_config import Recompute, Training
+
+ROOT = Path(__file__).parents[2]
+# Said of every reader: what a scenario is, where its prices come from, and what decides no step.
+ALWAYS = "version calibration calibrations engine warnings source software_date batch_schedule schedule_memory"
+# Not read by these files, and why that changes nothing.
+LEFT_OUT = {
+    "megatron": "inference rl indexer layers_per_stage p2p_scatter",  # refused before; read as `stage_layers`; its own
+    "torchtitan": "inference rl indexer modules master_weights tokens virtual_stages bucket_bytes p2p_scatter "
+    # it takes no experts and no two of ZeRO's stages, and prefetches always
+    "ep expert_tp ep_overlap ep_dispatch_dtype param_gather_overlap p2p_overlap",
+    "runnable": "processes global_batch_size fp8_recipe indexer cuda_graphs "
+    # run as they are
+    "zero shard_size reshard_after_forward accumulate_unsharded virtual_stages micro_batch_group dp_sync bucket_bytes "
+    "param_gather_overlap param_gather_dtype p2p_overlap rank_order",
+}
+FILES = {
+    "megatron": ("sim/emit/common.py", "sim/emit/megatron.py"),
+    "torchtitan": ("sim/emit/common.py", "sim/emit/torchtitan.py"),
+    "runnable": ("calibrate/runnable.py",),
+}
+
+
+@pytest.mark.parametrize("reader", FILES)
+def test_each_key_is_read_or_left_out_knowingly(reader: str) -> None:
+    words = set(re.findall(r"\w+", "".join((ROOT / file).read_text(encoding="utf-8") for file in FILES[reader])))
+    sections = (Training, Recompute, Parallelism)
+    keys = {*Scenario.__struct_fields__, *(key for section in sections for key in section.model_fields)}
+    left_out = {*ALWAYS.split(), *LEFT_OUT[reader].split()}
+    assert keys - words - left_out == set()
+    assert left_out <= keys
+    assert not {*LEFT_OUT[reader].split()} & words
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
+def test_layers_without_attention_are_refused(trainer: str) -> None:
+    model = {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1024, "attention_pattern": ["none", "full"]}
+    training = {"seq_len": 1024, "global_batch_size": 8}
+    scenario = parse_scenario({"model": model, "cluster": "dgx-h100", "training": training})
+    with pytest.raises(InputError, match=r"model\.attention_pattern: found .'none', 'full'"):
+        emit(scenario, trainer)
+
+
+def test_a_kernel_that_flags_do_not_choose_is_named_in_a_note() -> None:
+    training = {"seq_len": 1024, "global_batch_size": 8, "framework": "megatron", "attention_kernel": "flash3"}
+    scenario = parse_scenario({"model": "gpt3-6.7b", "cluster": "dgx-h100", "training": training})
+    assert "attention_kernel" in emit(scenario, "megatron")
