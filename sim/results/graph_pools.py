@@ -31,7 +31,7 @@ from sim.core.program import Block, BlockKind
 from sim.graph.build import ActionTasks
 from sim.models.source import source_of
 from sim.programs.stages import Stage
-from sim.results.memory import Bytes, Ints, Levels, levels, peak_bytes
+from sim.results.memory import Bytes, Ints, Levels, levels, overlap, peak_bytes
 from sim.results.states import States
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def pooled_levels(
     """
     kinds = captured_kinds(scenario)
     if not kinds:
-        return levels(stages, done, start_s, end_s, held, fine)
+        return levels(stages, done, start_s, end_s, held, fine or any(overlap(x.listed.step) for x in done))
     own, others = _split(stages, kinds)
     outside = [replace(NOTHING, at_end=x.at_end) for x in held]
     inner = levels(own, done, start_s, end_s, [NOTHING] * len(held))
@@ -96,7 +96,7 @@ def pooled_peak_bytes(scenario: Scenario, stages: dict[int, Stage], work: Ints, 
     """`peak_bytes` with captured graphs, if there are any."""
     kinds = captured_kinds(scenario)
     if not kinds:
-        return peak_bytes(stages, work, step, held)
+        return peak_bytes(stages, work, step, held, overlap(step))
     (own,), (others,) = _split([stages], kinds)
     outside = replace(held, gathered=held.gathered + static_bytes(scenario))
     return peak_bytes(own, work, step, NOTHING) + peak_bytes(others, work, step, outside)

@@ -98,7 +98,7 @@ def levels(
     """The memory of classes of ranks over the step; `done` are their actions, `start_s` and `end_s` of all tasks.
 
     What an action claims and frees is placed at its start and end, or (`fine`) block by block within it; the peak is
-    the same.
+    the same, unless two actions overlap (`overlap`).
     """
     table, counts, pick = _changes_of(stages, [x.listed.work for x in done], fine)
     # All classes are worked out at once, as columns: one row for each change of each action of each class.
@@ -163,16 +163,20 @@ def _changes_of(stages: Sequence[dict[int, Stage]], works: Sequence[Ints], fine:
     return np.concatenate(tables).T, np.array([len(t) for t in tables]), pick
 
 
-def peak_bytes(stages: dict[int, Stage], work: Ints, step: Ints, held: States) -> float:
-    """The peak of `levels`, which takes no simulation: a rank's steps follow each other, whenever they run, and each
-    needs the most when all of its actions have begun. `work`, `step`: as in `schedule_columns.RankList`."""
-    table, counts, pick = _changes_of([stages], [work], False)
-    begin = (np.cumsum(counts) - counts)[pick]
-    # Even numbers are the begins of a step's actions, odd ones their ends: two actions that overlap begin together.
-    order = np.argsort(np.append(2 * step, 2 * step + 1), kind="stable")
-    changes = table[1:, np.append(begin, begin + 1)[order]]
-    total = np.cumsum(changes, axis=1)
-    activations, buffers, gradients = total[:, order < len(step)].clip(min=0.0)
+def overlap(step: Ints) -> bool:
+    """True if a rank runs two actions at once, which need the most at different moments: their blocks decide."""
+    return bool((step[1:] == step[:-1]).any())
+
+
+def peak_bytes(stages: dict[int, Stage], work: Ints, step: Ints, held: States, fine: bool = False) -> float:
+    """The peak of `levels`, which takes no simulation: a rank's steps follow each other, whenever they run. `work`,
+    `step`: as in `schedule_columns.RankList`."""
+    table, counts, pick = _changes_of([stages], [work], fine)
+    action, row = ragged(counts, pick)
+    changes = table[1:, row]
+    order = np.lexsort((changes.sum(axis=0) > 0, table[0, row], step[action]))  # what is freed comes first, as there
+    total = np.cumsum(changes[:, order], axis=1)
+    activations, buffers, gradients = total.clip(min=0.0)
     lasting = held.parameters + held.gradients + held.optimizer
     at_end = lasting + float(total[2, -1] if total.size else 0.0) + held.gathered + held.at_end
     return float((lasting + activations + (buffers + held.gathered) + gradients).max(initial=at_end))

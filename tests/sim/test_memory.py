@@ -319,13 +319,21 @@ def test_classes_together_as_one_by_one_and_without_times(
                 step.times.start_s,
                 step.times.end_s,
                 [step.states[i]],
-                expand,
+                expand or "ep_overlap" in parallelism,
             )
             names = ("time_s", *AtMost._fields[:-1])
             assert all(np.array_equal(getattr(curve, k), getattr(alone.curve(0, 0), k)) for k in names)
             assert row == AtMost(*(getattr(curve, k).max() for k in AtMost._fields[:-1]), curve.total.max())
     peak = prepare(scenario, Costs(load_profile("roofline"), scenario.cluster.gpu)).peak_bytes
     assert peak == simulate(scenario).result["peak_memory_bytes"]
+
+
+@pytest.mark.parametrize("schedule", [{}, {"schedule": "interleaved_1f1b", "virtual_stages": 2}])
+def test_a_pair_s_peak_is_that_of_its_blocks(schedule: dict[str, Any]) -> None:
+    """A forward and a backward at once need the most at different moments, however finely they are simulated."""
+    scenario = case(OVERLAPPED | schedule, {"global_batch_size": 16}, EXPERTS)
+    whole, fine = (simulate(scenario, expand=expand).most_memory for expand in (False, True))
+    assert [x.peak for x in fine] == pytest.approx([x.peak for x in whole], rel=1e-9)
 
 
 FREED = {"training.zero_grad": "set_to_none"}
