@@ -14,7 +14,8 @@ class UnfusedLoss(NamedTuple):
     Forward moves a copy to fp32 (e + 4, where `copies`), `reads` times e, and `forward_bytes`; backward the copy back
     (4 + e, or e where the last kernel casts by itself), and `backward_bytes`. `overwrites`: the tensor in fp32 that
     becomes the gradient: none (the gradient is one of its own), the softmax, or the logits, which become the softmax
-    first.
+    first. `split_tensors`: fp32 tensors of all logits beside the log-softmax in the backward where the vocabulary is
+    split and none is overwritten, and one less beside the 16-bit logits in the forward.
     """
 
     forward_kernels: int
@@ -26,6 +27,7 @@ class UnfusedLoss(NamedTuple):
     overwrites: Literal["nothing", "softmax", "logits"] = "nothing"
     forward_token_kernels: int = 0  # beside those over all logits, on one number a token
     backward_token_kernels: int = 0
+    split_tensors: int = 2
 
 
 class RouterKernels(NamedTuple):

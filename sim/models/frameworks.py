@@ -17,6 +17,7 @@ from sim.models.framework_facts import (
     COMPILED_ROUTER,
     GROUP_BYTES,
     GROUP_KERNELS,
+    TORCH_LOSS,
     ContextKernels,
     Former,
     Framework,
@@ -30,6 +31,9 @@ from sim.models.framework_facts import (
 MEGATRON_LOSS = UnfusedLoss(6, 2, 32.0, 8.0, overwrites="logits", forward_token_kernels=19, backward_token_kernels=9)
 # nanotron: parallel/tensor_parallel/functional.py, after Megatron's; but the maximum is subtracted into a new tensor.
 NANOTRON_LOSS = MEGATRON_LOSS._replace(overwrites="softmax")
+# torch/distributed/tensor/parallel/loss.py: `_log_softmax` holds its fp32 input and what is shifted by its maximum;
+# `_nll_loss_and_log_softmax_backward` adds the exponentials to a dense gradient, each a tensor of its own.
+LOSS_PARALLEL = TORCH_LOSS._replace(split_tensors=3)
 COMPILED_LOSS = UnfusedLoss(3, 1, 4.0, 4.0, copies=False, reads=2)
 # megatron/core/transformer/moe/moe_utils.py and router.py. Forward: softmax, top-k and its sort, cast, probabilities
 # (3) and map (5) written to [tokens, experts]; the auxiliary loss's own scores (8: softmax, top-k, sort, map), tokens
@@ -146,6 +150,9 @@ _RECORDS = (
         emitted_for=("torchtitan",),
         former=(
             Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
+            Former(
+                "2025-04", {"loss": LOSS_PARALLEL}, "torchtitan pull requests 755 and 1033: the loss is not compiled"
+            ),
             Former("2025-05", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttention.backends"),
         ),
     ),

@@ -150,8 +150,9 @@ def cross_entropy(d: Dims, vocab: int, fused: bool = False) -> Operator:
     backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, back, d.act, loss.backward_kernels)
     saved = Saved("head", "log-softmax in fp32", FP32_BYTES * n)
     narrow = e if copy else 0.0  # the logits, or their gradient, in 16 bits
+    tensors = loss.split_tensors if d.tp > 1 else 2
     held = {
-        "nothing": (e + (FP32_BYTES if copy else 0.0), 2.0 * FP32_BYTES),
+        "nothing": (e + FP32_BYTES * (tensors - (1 if copy else 2)), FP32_BYTES * tensors),
         "softmax": (float(FP32_BYTES), narrow),
         "logits": (narrow, narrow),
     }[loss.overwrites]

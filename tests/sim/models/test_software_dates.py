@@ -11,6 +11,7 @@ from sim.core.program import Compute
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.dims import dims
 from sim.models.frameworks import FRAMEWORKS, framework_at
+from sim.models.head import cross_entropy
 from sim.models.layer import layer_block
 from sim.models.linear import linear
 from sim.models.operators import Linear, Operator
@@ -76,6 +77,20 @@ def test_blackwell_quantizes_a_tensor_of_one_scale_once() -> None:
     for kept_twice in ({"software_date": "2024-09"}, {"cluster": "dgx-h100"}):
         assert cast_bytes(**kept_twice) == 4 * elements
     assert cast_bytes(framework="compiled") == 6 * elements  # and a read for the largest value
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_loss_over_a_split_vocabulary_holds_the_tensors_of_its_operators(tp: int) -> None:
+    """torch/distributed/tensor/parallel/loss.py, not compiled: the dense gradient, the exponentials and their sum."""
+
+    def held_bytes(date: str) -> tuple[float, float]:
+        part = cross_entropy(dims(scenario(parallelism={"tp": tp}, framework="compiled", software_date=date)), 1000)
+        return part.forward_bytes, part.backward_bytes
+
+    logits = 4096 * 1000
+    apart = (tp > 1) * 4 * logits
+    assert held_bytes("2025-04") == (6 * logits, 8 * logits)
+    assert held_bytes("2025-03") == (6 * logits + apart, 8 * logits + apart)
 
 
 def test_captured_kernels_cost_the_host_nothing() -> None:
