@@ -337,7 +337,7 @@ def _report(base: Profile, found: Fit, out: Path) -> None:
             f"{title:16s} mean {off.mean():6.1%}  median {np.median(off):6.1%}  max {off.max():6.1%}"
             f"  ({counted(len(off), 'step')})"
         )
-    print(f"wrote {out}")
+    print(f"wrote {out}; a step with it: stepsim run SCENARIO --set calibration={out}")
 
 
 if __name__ == "__main__":

@@ -185,7 +185,9 @@ def _gpu_name(name: str, found: Any, own: Mapping[str, Any]) -> str:
         return str(found)
     near = get_close_matches(str(found), known, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise TopologyError(f"node '{name}': gpu: found {found!r:.60}; no such GPU{hint} (there are: {', '.join(known)})")
+    also = f"also allowed: {', '.join(own)}; " if own else ""
+    listed = f"({also}`stepsim clusters` lists the shipped ones)"
+    raise TopologyError(f"node '{name}': gpu: found {found!r:.60}; no such GPU{hint} {listed}")
 
 
 def _rank(name: str, found: Any) -> int:

@@ -54,5 +54,5 @@ def _fewest_words(result: JsonRow) -> str:
     if wanted is not None and any(not row["limit_found"] for row in result["best"]):
         return f"the fewest GPUs for {wanted:g} requests/s: {NO_LIMIT}"
     if not result["best"]:
-        return "no layout can be simulated"
+        return "no layout can be simulated; --gpus N searches layouts of N GPUs"
     return "" if wanted is None else f"no layout serves {wanted:g} requests/s within these latencies"

@@ -122,11 +122,14 @@ def models() -> None:
 
 @main.command("clusters", cls=Command)
 def clusters() -> None:
-    """List the shipped clusters"""
+    """List the shipped clusters, and the GPUs of which a cluster may be made"""
+    from textwrap import fill
+
     from sim.views.headline import cluster_words
-    from topology.presets import CLUSTERS
+    from topology.presets import CLUSTERS, GPUS
 
     _print_pairs((name, cluster_words(cluster)) for name, cluster in CLUSTERS.items())
+    click.echo(f"\nGPUs, for cluster: {{gpu: NAME}}:\n{fill(', '.join(GPUS), 100)}")
 
 
 @main.command("completion", cls=Command)

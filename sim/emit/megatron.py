@@ -36,6 +36,7 @@ class Megatron(Emission):
         # Megatron-LM requires this before Blackwell; on Blackwell it does no harm. Its FSDP refuses it.
         ordered = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if (p.tp > 1 or p.cp > 1) and p.zero < 2 else ""
         lines = [f"{ordered}torchrun --nnodes {nodes} --nproc-per-node {each} pretrain_gpt.py"]
+        self.notes.append("NullTokenizer adds a token to vocab-size; with a tokenizer of yours leave both flags out")
         flags |= {"mock-data": True, "tokenizer-type": "NullTokenizer", "train-iters": 20, "lr": "1e-4"}
         flags |= {"log-interval": 1, "eval-iters": 0}
         given = {name: value for name, value in flags.items() if value is not None and value is not False}

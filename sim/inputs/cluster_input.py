@@ -241,5 +241,6 @@ def _preset(known: Mapping[str, SpecT], name: Any, source: Source, path: KeyPath
         from sim.inputs.cluster_names import no_such_cluster
 
         raise source.error(path, f"found {show(name)}; {no_such_cluster(str(name))}")
-    hint = nearest(name, known) or f" (there are: {', '.join(known)})"
-    raise source.error(path, f"found {show(name)}; no such GPU preset{hint}")
+    raise source.error(
+        path, f"found {show(name)}; no such GPU preset{nearest(name, known)} (`stepsim clusters` lists them)"
+    )

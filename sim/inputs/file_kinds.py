@@ -27,6 +27,8 @@ SCENARIO = "a scenario", "`stepsim run FILE` takes it"
 TRACE = "a profiler trace", "`stepsim replay FILE` takes it"
 SQLITE = b"SQLite format 3\0"  # a file's first bytes: https://www.sqlite.org/fileformat.html, section 1.3.1
 NSYS = "an SQLite file, such as Nsight Systems exports", "`stepsim replay FILE` takes those"
+GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
+ZIPPED = "a file compressed with gzip", "`stepsim replay FILE` takes compressed profiler traces"
 NSYS_REPORTS = (".nsys-rep", ".qdrep")
 
 
@@ -65,25 +67,33 @@ def other_format(where: str | Path, data: Any, allowed: str) -> InputError:
     return InputError(f"{where}: format: {found}; must be {allowed!r}")
 
 
-def refuse_binary(path: str | Path, wanted: str) -> None:
-    """Raise for a file that is no text and of a kind that is known; `wanted` as for `refuse_other_kind`.
+def refuse_recording(path: str | Path, wanted: str) -> None:
+    """Raise for a recorded trace, which may be no text or too long to be parsed; `wanted` as for `refuse_other_kind`.
 
     Raises:
         InputError: saying what the file is, and which command takes it.
     """
-    if starts_as_sqlite(path):
-        raise InputError(f"{path}: is {NSYS[0]}; {wanted} ({NSYS[1]})")
+    begin = _first_bytes(path)
+    kind = NSYS if begin.startswith(SQLITE) else TRACE if b'"traceEvents"' in begin else None
+    kind = ZIPPED if begin.startswith(GZIP) else kind
+    if kind is not None:
+        raise InputError(f"{path}: is {kind[0]}; {wanted} ({kind[1]})")
 
 
 def starts_as_sqlite(path: str | Path) -> bool:
-    """Tell whether a file's first bytes are SQLite's; not where it cannot be read. A pipe would lose these bytes."""
+    """Tell whether a file's first bytes are SQLite's; not where it cannot be read."""
+    return _first_bytes(path).startswith(SQLITE)
+
+
+def _first_bytes(path: str | Path) -> bytes:
+    """Return a file's first bytes; none where it cannot be read. A pipe would lose these bytes."""
     if not os.path.isfile(path):
-        return False
+        return b""
     try:
         with open(path, "rb") as file:
-            return file.read(len(SQLITE)) == SQLITE
+            return file.read(4096)
     except (OSError, ValueError):
-        return False
+        return b""
 
 
 def read_data(path: str | Path) -> Any:

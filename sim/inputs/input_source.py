@@ -16,7 +16,7 @@ from sim.core.errors import InputError
 from sim.inputs.synonyms import synonym, value_synonym
 from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 
-MOST_BEGINNINGS = 5  # of known words that a message names; of more the first
+MOST_BEGINNINGS = 6  # of known words that a message names; of more the first
 _THOUSANDS = r"([0-9]{1,9})\s*([kKmM])"
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Problems = Iterator[tuple[KeyPath, str]]  # what a rule finds: the key, and what is wrong with its value

@@ -13,6 +13,7 @@ from sim.inputs.model_rules import check_model
 from sim.inputs.overrides import merge
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 
+MODEL_FILE = "config.json"  # Hugging Face's name of it
 _FOLDER = Path(__file__).parents[1] / "presets" / "models"
 
 
@@ -78,7 +79,7 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
         return _preset(preset)
     from sim.inputs import hub, huggingface  # a preset's name does without
 
-    found = file_named(preset, source, "config.json") if preset else None
+    found = file_named(preset, source, MODEL_FILE) if preset else None
     if found is None and (shipped := hub.shipped_models().get(preset.lower())):
         return _preset(shipped)
     if found is None and hub.is_id(preset):
@@ -89,9 +90,8 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
         return huggingface.model_from_config(found)
     if preset.endswith(".json") or "/" in preset or "\\" in preset:
         raise source.error(path, f"found {show(preset)}; no such file (a Hugging Face config.json was expected)")
-    hint = nearest(preset, model_presets())
-    others = "" if hint else f" (there are: {', '.join(model_presets())}; or a path to a Hugging Face config.json)"
-    raise source.error(path, f"found {show(preset)}; no such model preset{hint}{others}")
+    others = "(`stepsim models` lists them), nor a folder or file with a Hugging Face config.json"
+    raise source.error(path, f"found {show(preset)}; no such model preset{nearest(preset, model_presets())} {others}")
 
 
 @cache  # a step whose changes are tried is read some five times

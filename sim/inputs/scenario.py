@@ -20,7 +20,7 @@ from sim.core.files import STANDARD_INPUT, read_text
 from sim.inputs.calibration_input import resolve_calibration, resolve_calibrations, unknown_architecture
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.engine_options import EngineOptions
-from sim.inputs.file_kinds import refuse_binary, refuse_other_kind
+from sim.inputs.file_kinds import refuse_other_kind, refuse_recording
 from sim.inputs.input_source import Source, check_plain, show, unknown_key, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model, with_positions
@@ -177,7 +177,7 @@ def load_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, A
 def read_source(path: str | Path, overrides: Sequence[str] = ()) -> Source:
     """A YAML file as data with the line of each key, and overrides applied."""
     file = Path(path)
-    refuse_binary(file, "a scenario is wanted")
+    refuse_recording(file, "a scenario is wanted")
     data, lines = parse_yaml(read_text(file, MAX_BYTES), str(path))
     if data is None:
         raise Source(str(path), {}).error((), "is empty; a scenario needs at least model, training and cluster")

@@ -12,6 +12,7 @@ import yaml
 from msgspec.structs import replace
 
 from sim.emit import emit
+from sim.inputs.absolute_paths import anchored
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import with_overrides
 from sim.inputs.parallelism import Parallelism
@@ -31,7 +32,7 @@ def runnable(space: Space, layout: Layout, source: Source, path: Path, overrides
     changes = [word for option in (*overrides, *sets) for word in ("--set", option)]
     words = ["stepsim", "run", shipped_name(path) or str(path), *changes]
     # The file may be saved in another folder than the scenario's, so its paths become absolute.
-    data = with_overrides(replace(source, data=anchored(source.data, source.folder)), sets).data
+    data = with_overrides(replace(source, data=anchored(source)), sets).data
     out = {"command": shlex.join(words), "yaml": yaml.safe_dump(data, sort_keys=False, width=120)}
     return out | ({"flags": emit(scenario_of(space, layout), space.trainer)} if space.trainer else {})
 
@@ -69,17 +70,3 @@ def _default(key: str, layout: Layout) -> Any:
         return TRAINING[key]
     # The default of virtual stages is that of the found schedule, not of the written one.
     return FORMS[layout.schedule].stages_per_rank if key == "virtual_stages" else Parallelism.model_fields[key].default
-
-
-def anchored(value: Any, folder: str) -> Any:
-    """Return data in which relative paths of existing files are absolute, so that it runs from any folder."""
-    if isinstance(value, dict):
-        return {key: anchored(item, folder) for key, item in value.items()}
-    if isinstance(value, list):
-        return [anchored(item, folder) for item in value]
-    # Any text may be a path. A point in it and an existing file tell paths from other texts. Long texts and line ends
-    # would make the system's call fail.
-    if isinstance(value, str) and "." in value and len(value) < 4096 and "\n" not in value and "\0" not in value:
-        path = Path(folder, value)
-        return str(path.resolve()) if path.is_file() else value
-    return value

@@ -177,8 +177,8 @@ def gpu_pair(text: str, recorded: str) -> tuple[GpuSpec, GpuSpec]:
         if name not in GPUS:
             device = f"the traces' device '{recorded}' is no preset" if recorded else "the traces name no GPU"
             say = f"{device}; say --gpu FROM={after} with the recorded one, such as --gpu h100-sxm={after}"
-            hint = nearest(name, GPUS) or f" (there are: {', '.join(GPUS)})"
-            found = f"unknown GPU '{name[:60]}'{hint}" if name else say
+            no_such = f"unknown GPU '{name[:60]}'{nearest(name, GPUS)} (`stepsim clusters` lists them)"
+            found = no_such if name else say
             raise InputError(f"--gpu: {found}")
     return GPUS[before], GPUS[after]
 

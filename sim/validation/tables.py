@@ -1,9 +1,9 @@
 """Tables of published measurements: format measurements/1, read and checked.
 
-A row's scenario is the table's scenario with the row's merged over it, key by key. Of a training step it also has what
-the table says of its software (`sim.validation.stated`) and what that trainer's launch script sets
-(`sim.validation.launch_scripts`), unless the row says so itself. A batch limit that a row's own figures disprove is
-left out of all rows of its server (`sim.validation.running_requests`).
+A row's scenario is the table's scenario with the row's merged over it, key by key. Either may be the name of a
+scenario's file. Of a training step it also has what the table says of its software (`sim.validation.stated`) and what
+that trainer's launch script sets (`sim.validation.launch_scripts`), unless the row says so itself. A batch limit that
+a row's own figures disprove is left out of all rows of its server (`sim.validation.running_requests`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from sim.core.errors import InputError
 from sim.inputs.file_kinds import other_format, read_data, refuse_other_kind
+from sim.inputs.input_source import Source, file_named, show
 from sim.inputs.overrides import merge
 from sim.validation.launch_scripts import with_launch_script
 from sim.validation.records import Measurement, Table
@@ -41,7 +42,7 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     if not isinstance(rows, list):
         raise InputError(f"{path}: rows: found {type(rows).__name__}; allowed: a list of rows")
     name = str(data.get("name") or Path(path).stem)
-    shared = _mapping(data.get("scenario"), f"{path}: scenario")
+    shared = _scenario(data.get("scenario"), f"{path}: scenario")
     source = {str(k): str(v) for k, v in _mapping(data.get("source"), f"{path}: source").items()}
     software = (str(data.get("software", "")), source.get("citation", ""))
     made = [_row(r, f"{path}: rows[{i}]", name, data["kind"], shared, software) for i, r in enumerate(rows)]
@@ -64,7 +65,7 @@ def _row(
         given = _mapping(row.get("measured"), f"{where}.measured")
         answers = {key: value for key, value in given.items() if isinstance(value, bool)}
         measured = {key: _value(value, f"{where}.measured.{key}") for key, value in given.items() if key not in answers}
-        scenario = merge(shared, _mapping(row.get("scenario"), f"{where}.scenario"))
+        scenario = merge(shared, _scenario(row.get("scenario"), f"{where}.scenario"))
         if kind == "training_step" and isinstance(scenario.get("training"), dict):
             scenario = with_launch_script(scenario | {"training": with_stated(scenario["training"], software[0], row)})
     except InputError as error:
@@ -86,9 +87,24 @@ def _group(row: Mapping[str, Any]) -> str:
     return " ".join(str(row[k]) for k in keys if k in row) or "rows"
 
 
-def _mapping(data: object, where: str) -> dict[str, Any]:
+def _scenario(data: object, where: str) -> dict[str, Any]:
+    """A scenario's keys, or those of the file that is named: beside the table, from here, or a shipped one."""
+    if not isinstance(data, str):
+        return _mapping(data, where, "a mapping, or a scenario's file")
+    from sim.inputs.absolute_paths import anchored
+    from sim.inputs.scenario import read_source
+    from sim.inputs.shipped import shipped_scenarios
+
+    beside = Source(where, {}, folder=str(Path(where.partition(": ")[0]).parent))
+    file = file_named(data, beside) or shipped_scenarios().get(data)
+    if file is None:
+        raise InputError(f"{where}: found {show(data)}; no such file or shipped scenario")
+    return dict(anchored(read_source(file)))
+
+
+def _mapping(data: object, where: str, allowed: str = "a mapping") -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise InputError(f"{where}: found {type(data).__name__}; allowed: a mapping")
+        raise InputError(f"{where}: found {type(data).__name__}; allowed: {allowed}")
     return data

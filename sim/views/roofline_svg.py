@@ -136,6 +136,6 @@ def _text(x: float, y: float, text: str, size: int, anchor: str = "start", colou
 if __name__ == "__main__":
     chosen = sys.argv[1] if len(sys.argv) > 1 else "a100-sxm"
     if chosen not in GPUS:
-        sys.stderr.write(f"error: unknown GPU '{chosen[:60]}' (there are: {', '.join(GPUS)})\n")
+        sys.stderr.write(f"error: unknown GPU '{chosen[:60]}' (`stepsim clusters` lists them)\n")
         raise SystemExit(2)
     sys.stdout.write(roofline_svg(GPUS[chosen]))

@@ -15,6 +15,7 @@ from sim.commands.options import Narrowing, Study
 from sim.commands.search import Asked, main, search_clusters, search_one, search_space
 from sim.core.errors import InputError
 from sim.emit import TRAINERS, emit, reasons_against
+from sim.inputs.absolute_paths import anchored
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import load_scenario
@@ -146,6 +147,20 @@ def test_what_is_saved_is_what_is_listed(file: Path, tmp_path: Path, capsys: pyt
     ):
         assert exit_code(main, str(file), *words) == 2
         assert wrong in capsys.readouterr().err
+
+
+def test_a_saved_scenario_finds_its_model_s_folder_from_anywhere(tmp_path: Path) -> None:
+    for name in ("own", "llama3-8b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    data = {
+        "model": "own",
+        "training": {"precision": "bf16"},
+        "x": ["llama3-8b", "own/config.json", "nothing.json", ""],
+    }
+    found = anchored(Source("x.yaml", data, folder=str(tmp_path)))
+    config = str(tmp_path / "own" / "config.json")
+    assert found == {**data, "model": config, "x": ["llama3-8b", config, "nothing.json", ""]}
 
 
 def test_prices_and_clusters() -> None:

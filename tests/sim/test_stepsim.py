@@ -109,7 +109,9 @@ def test_lists() -> None:
     scenarios, models = stepsim("scenarios").stdout, stepsim("models").stdout
     assert all(name in scenarios for name in shipped_scenarios())
     assert "8.03B parameters" in next(line for line in models.splitlines() if line.startswith("llama3-8b "))
-    assert "dgx-h100" in stepsim("clusters").stdout
+    clusters = stepsim("clusters").stdout
+    assert "dgx-h100 " in clusters
+    assert "rtx4090" in clusters
     assert stepsim("--version").stdout == f"stepsim {sim.__version__}\n"
     assert "_STEPSIM_COMPLETE=bash_complete" in stepsim("completion", "bash").stdout
 

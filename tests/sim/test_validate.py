@@ -149,6 +149,21 @@ def test_reasons_for_rows_left_out(tmp_path: Path) -> None:
     assert "fft" in done["not_simulated"][1]["reason"]
 
 
+def test_a_row_s_scenario_may_be_a_file_beside_the_table(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a.yaml").write_text("{model: own, training: {seq_len: 64}}")
+    (tmp_path / "runs" / "own").mkdir()
+    (tmp_path / "runs" / "own" / "config.json").write_text("{}")
+    rows = [{"id": name, "measured": {"step_time_s": 1.0}, "scenario": name} for name in ("runs/a.yaml", "tp8", "none")]
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps({"format": "measurements/1", "kind": "training_step", "rows": rows}))
+    own, shipped, missing = read_table(path).rows
+    assert own.scenario["model"] == str(tmp_path / "runs" / "own" / "config.json")
+    assert own.scenario["training"]["seq_len"] == 64
+    assert shipped.scenario["parallelism"] == {"tp": 8}
+    assert missing.unreadable == f"{path}: rows[2].scenario: found 'none'; no such file or shipped scenario"
+
+
 def test_measured_keys_that_nothing_predicts_are_named(tmp_path: Path) -> None:
     rows = [GEMM, {**GEMM, "id": "b", "measured": {"seconds": 2e-4, "joules": 0.1}}]
     done = validate_tables([read_table(table_file(tmp_path, rows))], jobs=1)[0].as_dict()
