@@ -54,11 +54,12 @@ def _pools(sections: Sections, inference: Inference) -> Problems:
     p = sections.parallelism
     for key in ("dp", "tp", "cp", "pp", "ep", "expert_tp"):
         if (value := getattr(p, key)) != 1:
-            why = "each disaggregated pool has its own replicas and tp; leave it out"
+            why = "each disaggregated pool has its own replicas, tp and ep; leave it out"
             yield ("parallelism", key), f"found {value}; {why}"
     for name, pool in (("prefill", pools.prefill), ("decode", pools.decode)):
-        if problem := first_problem(ALL_RULES, sizes_of(sections)._replace(tp=pool.tp)):
-            yield (*path, name, "tp"), problem[1]
+        if problem := first_problem(ALL_RULES, sizes_of(sections)._replace(**pool.degrees(sections.model))):
+            key = "ep" if problem[0][-1] == "ep" else "tp"
+            yield (*path, name, key), problem[1]
     gpus = sections.cluster.nodes * sections.cluster.gpus_per_node
     if pools.ranks > gpus:
         yield path, f"found pools of {counted(pools.ranks, 'GPU')}; the cluster has {gpus:,} (or leave nodes out)"

@@ -74,16 +74,22 @@ class Speculative(UserInput):
 
 
 class PoolSize(UserInput):
-    """Equal replicas of the model, each on `tp` GPUs."""
+    """Equal replicas of the model, each on `tp` GPUs; `ep` GPUs of the pool share the experts."""
 
     replicas: int = Field(default=1, ge=1, le=100_000)
     tp: int = Field(default=1, ge=1, le=100_000)
+    ep: int = Field(default=1, ge=1, le=100_000, description="1: the tp GPUs of a replica split every expert")
     memory_fraction: float | None = Field(default=None, gt=0, le=1, description="null: kv_cache's, or the engine's")
 
     @property
     def ranks(self) -> int:
         """GPUs of all replicas."""
         return self.replicas * self.tp
+
+    def degrees(self, model: ModelConfig) -> dict[str, Any]:
+        """The pool's layout by the keys of `parallelism`. Engines split experts over tp unless told otherwise."""
+        expert_tp = self.tp if model.moe is not None and self.ep == 1 else 1
+        return {"tp": self.tp, "dp": self.replicas, "ep": self.ep, "expert_tp": expert_tp}
 
 
 class Disaggregated(UserInput):

@@ -22,7 +22,7 @@ from sim.core.errors import InputError
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import Scenario, resolve
-from sim.inputs.workloads import RequestPattern
+from sim.inputs.workloads import Disaggregated, RequestPattern
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.search.engine_options import Choice, as_section
@@ -151,7 +151,7 @@ def units_of(base: Scenario, gpus: int) -> Iterator[Unit]:
     """Yield the units that fill a number of GPUs evenly, of the kind that the scenario is."""
     for size in divisors(gpus):
         if base.for_serving.disaggregated is not None:
-            yield from _pools(size)
+            yield from _pools(size, base.for_serving.disaggregated)
             continue
         for tp in divisors(size):
             if base.parallelism.ep > 1:  # experts on all GPUs of the unit, attention on replicas of tp
@@ -164,8 +164,9 @@ def units_of(base: Scenario, gpus: int) -> Iterator[Unit]:
             yield Unit(size, degrees, {"parallelism": {**degrees, "dp": 1, **split}})
 
 
-def _pools(gpus: int) -> Iterator[Unit]:
-    """Yield pools of replicas for prompts and for tokens on so many GPUs in all."""
+def _pools(gpus: int, written: Disaggregated) -> Iterator[Unit]:
+    """Yield pools of replicas for prompts and for tokens on so many GPUs in all. All GPUs of a pool share its experts
+    where the scenario's pool has `ep`."""
     for first in divisors(gpus):
         for then in divisors(gpus):
             for prompts in range(1, (gpus - then) // first + 1):
@@ -174,6 +175,10 @@ def _pools(gpus: int) -> Iterator[Unit]:
                 if left or math.gcd(prompts, tokens) > 1:
                     continue
                 sizes = {"prefill": {"replicas": prompts, "tp": first}, "decode": {"replicas": tokens, "tp": then}}
+                if written.prefill.ep > 1:
+                    sizes["prefill"]["ep"] = prompts * first
+                if written.decode.ep > 1:
+                    sizes["decode"]["ep"] = tokens * then
                 degrees = {f"{pool}_{key}": n for pool, size in sizes.items() for key, n in size.items()}
                 yield Unit(gpus, degrees, {"inference": {"disaggregated": sizes}}, "services")
 

@@ -100,7 +100,7 @@ def decode_pool(
 
 
 def _sized(scenario: Scenario, size: PoolSize) -> Scenario:
-    own = {"tp": size.tp, "dp": size.replicas, "shard_size": size.replicas}
+    own = {**size.degrees(scenario.model), "shard_size": size.replicas}
     changes: dict[str, object] = {"parallelism": scenario.parallelism.model_copy(update=own)}
     if size.memory_fraction is not None:
         i = scenario.for_serving

@@ -197,9 +197,8 @@ def layout_line(scenario: Scenario) -> str:
     pools = None if inference is None else inference.disaggregated
     shape = layout_words(layout.model_dump())
     if pools is not None:  # what computes prompts, and what adds tokens
-        shape = [
-            f"{name} {p.replicas} × tp {p.tp}" for name, p in (("prefill", pools.prefill), ("decode", pools.decode))
-        ]
+        named = (("prefill", pools.prefill), ("decode", pools.decode))
+        shape = [f"{name} {p.replicas} × tp {p.tp}" + f", ep {p.ep}" * (p.ep > 1) for name, p in named]
     words = [model_words(scenario.model), *shape]
     if layout.pp > 1 and inference is None:
         words.append(layout.schedule)

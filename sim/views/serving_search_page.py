@@ -24,13 +24,13 @@ HEAD = {  # heads, and what they mean
     "Options": "of the engine",
     "Requests/s": "",
     "Output tokens/s/GPU": "",
-    "First token p50": "median seconds to the first token",
-    "First token p99": "",
-    "A token p50": "median seconds a token, a request's mean",
-    "A token p99": "",
-    "Next token p99": "seconds between two tokens",
-    "kWh of a million tokens": "GPUs alone, at their power limit",
-    "A million tokens": "their cost",
+    "TTFT p50": "median time to first token",
+    "TTFT p99": "",
+    "TPOT p50": "median time per output token, a request's mean",
+    "TPOT p99": "",
+    "ITL p99": "inter-token latency: the time between two tokens",
+    "kWh/M tokens": "of a million output tokens: GPUs alone, at their power limit",
+    "Cost/M tokens": "of a million output tokens",
 }
 
 

@@ -169,3 +169,30 @@ def test_tokens_that_were_not_sent_to_a_rank_cost_it_nothing() -> None:
     assert seconds(*shape, kernel=SENT) == pytest.approx(expected)
     assert seconds(*shape, kernel=SENT) < 0.8 * seconds(*shape)
     assert seconds(*shape[:6], 8, kernel=SENT) == seconds(*shape[:6], 8)  # as many copies as tokens
+
+
+def test_a_pool_s_replicas_share_their_experts_as_whole_replicas_do() -> None:
+    """A lone prompt takes what it takes on whole replicas of the same ep; then its tokens, with the other pool's ep."""
+    load = {"prompt_len": 300, "output_len": 5, "count": 1}
+    pools = {"prefill": {"replicas": 4, "ep": 4}, "decode": {"replicas": 8, "ep": 8}}
+    apart = simulate_serving(serving({"requests": load, "disaggregated": pools}, MIXTURE))
+    wholes = [simulate_serving(shared({"requests": load}, n, n)) for n in (4, 8)]
+    first, tokens = wholes[0].outcome.time_to_first_token_s.p50, wholes[1].outcome.time_per_output_token_s.p50
+    assert apart.outcome.time_to_first_token_s.p50 == pytest.approx(first, rel=1e-9)
+    moved = apart.transfers[0].end_s - apart.transfers[0].start_s
+    assert apart.end_s == pytest.approx(first + moved + 4 * tokens, rel=1e-9)
+    assert [pool.scenario.parallelism.ep for pool in apart.pools] == [4, 8]
+    weights = [pool.capacity.weight_bytes for pool in apart.pools]
+    assert weights == [whole.capacity.weight_bytes for whole in wholes]
+
+
+def test_without_ep_a_pool_s_tensor_parallel_ranks_split_every_expert() -> None:
+    pools = {"prefill": {"tp": 2}, "decode": {"tp": 4}}
+    apart = simulate_serving(serving({"disaggregated": pools}, MIXTURE))
+    whole = simulate_serving(serving(None, MIXTURE, parallelism={"tp": 4, "expert_tp": 4}))
+    assert apart.pools[1].capacity.weight_bytes == whole.capacity.weight_bytes
+
+
+def test_a_pool_s_ep_must_fit_its_ranks() -> None:
+    with pytest.raises(InputError, match=r"inference.disaggregated.decode.ep: found 4; must divide tp·cp·dp \(2\)"):
+        serving({"disaggregated": {"decode": {"replicas": 2, "ep": 4}}}, MIXTURE)
