@@ -21,7 +21,7 @@ from sim.commands.layout_options import LINK
 from sim.commands.options import Study, scenario_argument, study_options
 from sim.commands.rich_tables import console_of, plain_table
 from sim.core.errors import InputError
-from sim.core.units import counted
+from sim.core.units import as_written, counted
 
 if TYPE_CHECKING:
     from sim.studies.sweep_worker import Change
@@ -182,7 +182,7 @@ def print_result(result: dict[str, Any]) -> None:
         table.add_column("lost to faults", justify="right", no_wrap=True)
     reasons = list(dict.fromkeys(r["refused"] for r in shown if r["refused"]))
     for row in shown:
-        values = [str(v) for v in row["values"].values()]
+        values = [as_written(v) for v in row["values"].values()]
         if row["refused"]:
             table.add_row(*values, f"refused ({reasons.index(row['refused']) + 1})")
         else:

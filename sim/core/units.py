@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from itertools import pairwise
@@ -111,6 +112,15 @@ def ranks_text(ranks: Any) -> str:
     if len(values) <= 4:
         return "ranks " + ", ".join(map(str, values))
     return f"ranks {first}, {values[1]} … {last} ({len(values)})"
+
+
+def as_written(value: Any) -> str:
+    """A value as a scenario's file may have it.
+
+    >>> [as_written(value) for value in (True, 0.5, None, "zb_v", [1, 2])]
+    ['true', '0.5', 'null', 'zb_v', '[1, 2]']
+    """
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def finite(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.core.units import count, is_rate, n_bytes, percent, seconds
+from sim.core.units import as_written, count, is_rate, n_bytes, percent, seconds
 from sim.views.palette import style_of
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _rich(table: Rows) -> Table:
 
 
 def _text(value: Any) -> str:
-    return "-" if value is None else str(value)
+    return "-" if value is None else as_written(value)
 
 
 def _shown(name: str, value: float) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sim.core.units import count, n_bytes, percent, seconds
+from sim.core.units import as_written, count, n_bytes, percent, seconds
 from sim.inputs.overrides import nested
 from sim.studies.sweep_metrics import STEP, Metric, metric_of, metrics_of
 from sim.views.headline import Number
@@ -71,7 +70,7 @@ def words(values: Mapping[str, Any]) -> str:
     >>> words({"faults.stragglers.0.rank": 3, "faults.jitter.sigma": 0.1})
     'stragglers.0.rank 3, jitter.sigma 0.1'
     """
-    return ", ".join(f"{k.partition('.')[2] or k} {v}" for k, v in values.items())
+    return ", ".join(f"{k.partition('.')[2] or k} {as_written(v)}" for k, v in values.items())
 
 
 def about_faults(result: Result) -> bool:
@@ -113,7 +112,7 @@ def _figure(result: Result) -> Any:
     faults, scale = about_faults(result) and metric is STEP, 2.0**30 if metric.unit == "bytes" else 1.0
     key = max(result["vary"], key=lambda k: len(result["vary"][k]))
     axis = f"{metric.name} in {'GiB' if metric.unit == 'bytes' else 'seconds'}" if metric.unit != "/s" else metric.name
-    names = [str(v) for v in result["vary"][key]]
+    names = [as_written(v) for v in result["vary"][key]]
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in result["vary"][key])
     categories: dict[str, Any] = {} if numbers else {"x_range": list(dict.fromkeys(names))}
     plot = scatter_plot("sweep", key, axis, 460, **categories)
@@ -146,7 +145,7 @@ def _columns(rows: Sequence[JsonRow], key: str, numbers: bool, result: Result, s
     ordered = sorted(rows, key=lambda r: r["values"][key]) if numbers else rows
     faults, metric = about_faults(result), metric_of(result)
     return {
-        "x": [r["values"][key] if numbers else str(r["values"][key]) for r in ordered],
+        "x": [r["values"][key] if numbers else as_written(r["values"][key]) for r in ordered],
         "y": [r[metric.key] / scale for r in ordered],
         "fits": [float(r["fits_in_memory"]) for r in ordered],
         "words": [words(r["values"]) for r in ordered],
@@ -166,12 +165,8 @@ def _cells(row: JsonRow, result: Result, faults: bool) -> list[tuple[float, str]
 
 def _copies(row: JsonRow) -> list[tuple[str, str]]:
     """A row's keys, as options of any command and as a scenario file's text."""
-    options = " ".join(f"--set {shlex.quote(f'{key}={_plain(value)}')}" for key, value in row["values"].items())
+    options = " ".join(f"--set {shlex.quote(f'{key}={as_written(value)}')}" for key, value in row["values"].items())
     return [("--set", options), ("YAML", nested_yaml(row["values"]))]
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def nested_yaml(values: Mapping[str, Any]) -> str:
