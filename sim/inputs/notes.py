@@ -40,6 +40,7 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
     if model.left_out:
         yield f"model: only the decoder is simulated, without the config's {', '.join(model.left_out)}"
     yield from _idle_nodes_note(sections)
+    yield from _spine_note(sections)
     yield from _expert_split_note(sections)
     yield from _packing_note(sections)
     if t is None:
@@ -59,6 +60,16 @@ def _idle_nodes_note(sections: Sections) -> Iterator[str]:
     if sections.training is not None and cluster.nodes > 1 and p.ranks == 1:
         gpus = f"one of the cluster's {cluster.nodes * cluster.gpus_per_node:,} GPUs computes"
         yield f"parallelism: dp, tp, pp and cp are 1, so {gpus}; `stepsim search` finds layouts for all of them"
+
+
+def _spine_note(sections: Sections) -> Iterator[str]:
+    """Return that every message between nodes crosses the oversubscribed switches, where each node has its own leaf."""
+    cluster = sections.cluster
+    links = cluster.inter_node
+    alone = links.nodes_per_leaf == 1 and links.kind != "torus" and cluster.nodes > 1
+    if alone and links.oversubscription > 1:
+        slowed = f"{links.oversubscription:g} slows every message between nodes, as nodes_per_leaf is 1"
+        yield f"cluster.inter_node.oversubscription: {slowed}; set it to the nodes whose NICs share a leaf switch"
 
 
 def _unserved_notes(p: Parallelism) -> Iterator[str]:
