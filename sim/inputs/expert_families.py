@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from sim.inputs.families import (
     Config,
+    Family,
     NotExpressibleError,
     ernie,
     hunyuan,
@@ -44,8 +45,7 @@ def latent(config: Config) -> Config:
 
 
 def _mixtral(config: Config) -> Config:
-    moe = router(config, "num_local_experts", "intermediate_size")
-    return llama(config) | {"moe": moe} | window(config, "sliding_window", ["sliding"])
+    return llama(config) | {"moe": router(config, "num_local_experts", "intermediate_size")}
 
 
 def _minimax_m2(config: Config) -> Config:
@@ -136,11 +136,6 @@ def _deepseek_v32(config: Config) -> Config:
     return _deepseek({"first_k_dense_replace": 3, **config}) | {"indexer": index}
 
 
-def _glm4_moe_lite(config: Config) -> Config:
-    """GLM-4.7-Flash: DeepSeek's layers, the first one dense."""
-    return _deepseek({"first_k_dense_replace": 1, "n_group": 1, **config})
-
-
 def _glm_moe_dsa(config: Config) -> Config:
     """GLM-5: DeepSeek V3.2's layers."""
     for key in ("indexer_types", "index_topk_pattern"):
@@ -199,10 +194,6 @@ def _hunyuan_moe(config: Config) -> Config:
     return hunyuan(plain) | {"moe": moe}
 
 
-def _granite_moe(config: Config) -> Config:
-    return llama(config) | {"moe": router(config, "num_local_experts", "intermediate_size")}
-
-
 def _olmoe(config: Config) -> Config:
     require(config, "clip_qkv", (None,))
     moe = router(config, _experts_key(config), "intermediate_size")
@@ -210,13 +201,13 @@ def _olmoe(config: Config) -> Config:
 
 
 FAMILIES: dict[str, Callable[[Config], Config]] = {
-    "mixtral": _mixtral,
-    "minimax_m2": _minimax_m2,
+    "mixtral": Family(_mixtral, pattern=("sliding",)),
+    "minimax_m2": Family(_minimax_m2, pattern=("sliding",)),
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": _qwen3_moe,
     "gpt_oss": _gpt_oss,
     "glm4_moe": _glm4_moe,
-    "glm4_moe_lite": _glm4_moe_lite,
+    "glm4_moe_lite": Family(_deepseek, {"first_k_dense_replace": 1, "n_group": 1}),  # GLM-4.7-Flash
     "glm_moe_dsa": _glm_moe_dsa,
     "solar_open": _solar_open,
     "llama4_text": _llama4,
@@ -227,6 +218,6 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "dots1": _dots1,
     "ernie4_5_moe": _ernie_moe,
     "hunyuan_v1_moe": _hunyuan_moe,
-    "granitemoe": _granite_moe,
+    "granitemoe": _mixtral,
     "olmoe": _olmoe,
 }

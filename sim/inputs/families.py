@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import Struct
+
 from sim.inputs.input_source import show
 
 Config = dict[str, Any]
@@ -12,6 +14,28 @@ Config = dict[str, Any]
 
 class NotExpressibleError(Exception):
     """The config asks for something that a scenario's model has no key for."""
+
+
+class Family(Struct, frozen=True):
+    """A family that is read as another one, with differences.
+
+    `defaults`: its own values of keys that a config leaves out. `only`: the values of keys that can be simulated, of
+    which the first stands for a key that is left out. `own`: keys of the model beside or in place of the other's.
+    `pattern`: the kinds of its attention where `sliding_window` is given and `layer_types` is not.
+    """
+
+    read: Callable[[Config], Config]
+    defaults: Config = {}
+    only: dict[str, tuple[Any, ...]] = {}
+    own: Config = {}
+    pattern: tuple[str, ...] = ()
+
+    def __call__(self, config: Config) -> Config:
+        for key, allowed in self.only.items():
+            require(config, key, allowed)
+        whole = {**self.defaults, **config}
+        found = self.read(whole) | self.own
+        return found | window(whole, "sliding_window", [*self.pattern]) if self.pattern else found
 
 
 def require(config: Config, key: str, allowed: tuple[Any, ...]) -> None:
@@ -94,14 +118,6 @@ def _exaone4(config: Config) -> Config:
     return _rope_in_windows_alone(config, found, len(step) if isinstance(step, str) else step or 4)
 
 
-def _mistral(config: Config) -> Config:
-    return _ministral3({"sliding_window": 4096, **config})
-
-
-def _ministral3(config: Config) -> Config:
-    return llama(config) | window(config, "sliding_window", ["sliding"])
-
-
 def qwen_window(config: Config) -> Config:
     """Windows from layer `max_window_layers` on, where `use_sliding_window` turns them on."""
     if not config.get("use_sliding_window", False):
@@ -119,16 +135,6 @@ def qwen3(config: Config, head_dim: int | None = 128) -> Config:
     return llama({"head_dim": head_dim, **config}) | {"qk_norm": True} | qwen_window(config)
 
 
-def _internlm3(config: Config) -> Config:
-    require(config, "qkv_bias", (False, None))
-    require(config, "bias", (False, None))
-    return llama({"head_dim": 128, **config})
-
-
-def _helium(config: Config) -> Config:
-    return llama({"head_dim": 128, **config}) | {"norm_in_fp32": True}
-
-
 def _seed_oss(config: Config) -> Config:
     require(config, "attention_out_bias", (False,))
     bias = config.get("attention_bias", True)
@@ -138,10 +144,6 @@ def _seed_oss(config: Config) -> Config:
 def ernie(config: Config) -> Config:
     require(config, "use_bias", (False, None))
     return llama({"tie_word_embeddings": True, **config})
-
-
-def _ernie(config: Config) -> Config:
-    return ernie({"head_dim": 128, **config})
 
 
 def hunyuan(config: Config) -> Config:
@@ -170,32 +172,16 @@ def _arcee(config: Config) -> Config:
     return llama({**config, "hidden_act": "silu"}) | {"mlp": "relu2", "separate_qkv": True}
 
 
-def _cwm(config: Config) -> Config:
-    """Code World Model: Llama's layers; all tokens in each fourth one, from the first on."""
-    found = llama({"head_dim": 128, **config})
-    return found | window({"sliding_window": 8192, **config}, "sliding_window", ["full"] + ["sliding"] * 3)
-
-
 def _starcoder2(config: Config) -> Config:
     require(config, "hidden_act", ("gelu_pytorch_tanh", "gelu", "gelu_new"))
     require(config, "use_bias", (True,))
     own = {"mlp": "gelu", "norm": "layernorm", "bias": True, "separate_qkv": True}
     found = llama({"tie_word_embeddings": True, **config, "hidden_act": "silu"}) | own
-    return found | {"dropout": config.get("residual_dropout")} | window(config, "sliding_window", ["sliding"])
+    return found | {"dropout": config.get("residual_dropout")}
 
 
 def _phi3(config: Config) -> Config:
-    own = {"merged_projections": True, "rope_share": rope_share(config, 1.0)}
-    return llama(config) | own | window(config, "sliding_window", ["sliding"])
-
-
-def _olmo2(config: Config) -> Config:
-    norms = {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post", "norm_in_fp32": True}
-    return llama(config) | norms
-
-
-def _olmo3(config: Config) -> Config:
-    return _olmo2(config) | window({"sliding_window": 4096, **config}, "sliding_window", ["sliding"] * 3 + ["full"])
+    return llama(config) | {"merged_projections": True, "rope_share": rope_share(config, 1.0)}
 
 
 def _glm(config: Config) -> Config:
@@ -203,10 +189,6 @@ def _glm(config: Config) -> Config:
     bias = config.get("attention_bias", True)
     found = llama({"head_dim": 128, **config, "attention_bias": False})
     return found | {"qkv_bias": bias, "rope_share": rope_share(config, 0.5)}
-
-
-def _glm4(config: Config) -> Config:
-    return _glm(config) | {"norm_position": "both"}
 
 
 def _gemma(config: Config) -> Config:
@@ -218,27 +200,23 @@ def _gemma(config: Config) -> Config:
     return found | {"mlp": "geglu", "norm_in_fp32": True}
 
 
-def _later_gemma(config: Config, pattern: list[str]) -> Config:
-    """Gemma 2 and 3: norms on both sides of attention and MLP, and windows."""
+def _gemma2(config: Config) -> Config:
+    """Gemma 2 and 3: norms on both sides of attention and MLP."""
     found = _gemma(config) | {"norm_position": "both"}
     found |= {"attention_softcap": config.get("attn_logit_softcapping")}
-    found |= {"logit_softcap": config.get("final_logit_softcapping")}
-    return found | window(config, "sliding_window", pattern)
-
-
-def _gemma2(config: Config) -> Config:
-    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # where a config leaves them out
-    return _later_gemma({"sliding_window": 4096, **caps, **config}, ["sliding", "full"])
+    return found | {"logit_softcap": config.get("final_logit_softcapping")}
 
 
 def _gemma3(config: Config) -> Config:
     """Gemma 3; its released configs leave out what is as in Transformers' Gemma3TextConfig."""
     pattern = ["sliding"] * (config.get("sliding_window_pattern", 6) - 1) + ["full"]
     own = {"sliding_window": 4096, "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
-    return _later_gemma({**own, **config}, pattern) | {"qk_norm": True}
+    whole = {**own, **config}
+    return _gemma2(whole) | {"qk_norm": True} | window(whole, "sliding_window", pattern)
 
 
 def _gpt2(config: Config) -> Config:
+    """GPT-2; in StarCoder's (gpt_bigcode) the query heads share one key and one value (`multi_query`)."""
     require(config, "activation_function", ("gelu_new", "gelu", "gelu_pytorch_tanh"))
     require(config, "add_cross_attention", (False, None))
     return {
@@ -248,15 +226,11 @@ def _gpt2(config: Config) -> Config:
         "ffn": config.get("n_inner"),
         "vocab": config["vocab_size"],
         "tied_embeddings": config.get("tie_word_embeddings", True),
+        "kv_heads": 1 if config.get("multi_query", False) else None,
         "dropout": config.get("resid_pdrop", 0.1),
         "positions": "learned",
         "max_positions": config["n_positions"],
     }
-
-
-def _gpt_bigcode(config: Config) -> Config:
-    """StarCoder: GPT-2 whose query heads share one key and one value."""
-    return _gpt2(config) | {"kv_heads": 1 if config.get("multi_query", True) else None}
 
 
 def _opt(config: Config) -> Config:
@@ -300,36 +274,41 @@ def _gpt_neox(config: Config) -> Config:
     }
 
 
+_SLIDING = ("sliding",)
+_WINDOW = {"sliding_window": 4096}
+_MISTRAL = Family(llama, _WINDOW, pattern=_SLIDING)
+_OLMO2 = {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post", "norm_in_fp32": True}
+_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     "gpt2": _gpt2,
-    "gpt_bigcode": _gpt_bigcode,
+    "gpt_bigcode": Family(_gpt2, {"multi_query": True}),
     "gpt_neox": _gpt_neox,
     "opt": _opt,
     "llama": llama,
-    "internlm3": _internlm3,
-    "helium": _helium,
+    "internlm3": Family(llama, {"head_dim": 128}, {"qkv_bias": (False, None), "bias": (False, None)}),
+    "helium": Family(llama, {"head_dim": 128}, own={"norm_in_fp32": True}),
     "granite": llama,
-    "mistral": _mistral,
-    "ministral": _mistral,
-    "ministral3": _ministral3,
+    "mistral": _MISTRAL,
+    "ministral": _MISTRAL,
+    "ministral3": Family(llama, pattern=_SLIDING),
     "qwen2": qwen2,
     "qwen3": qwen3,
     "seed_oss": _seed_oss,
-    "ernie4_5": _ernie,
+    "ernie4_5": Family(ernie, {"head_dim": 128}),
     "hunyuan_v1_dense": hunyuan,
     "smollm3": _smollm3,
     "arcee": _arcee,
-    "cwm": _cwm,
-    "starcoder2": _starcoder2,
-    "phi3": _phi3,
-    "olmo2": _olmo2,
-    "olmo3": _olmo3,
+    "cwm": Family(llama, {"head_dim": 128, "sliding_window": 8192}, pattern=("full", *_SLIDING * 3)),
+    "starcoder2": Family(_starcoder2, pattern=_SLIDING),
+    "phi3": Family(_phi3, pattern=_SLIDING),
+    "olmo2": Family(llama, own=_OLMO2),
+    "olmo3": Family(llama, _WINDOW, own=_OLMO2, pattern=(*_SLIDING * 3, "full")),
     "exaone4": _exaone4,
     "glm": _glm,
-    "glm4": _glm4,
+    "glm4": Family(_glm, own={"norm_position": "both"}),
     "cohere": _cohere,
     "cohere2": _cohere2,
     "gemma": _gemma,
-    "gemma2": _gemma2,
+    "gemma2": Family(_gemma2, _WINDOW | _CAPS, pattern=("sliding", "full")),  # soft caps of configs that leave them out
     "gemma3_text": _gemma3,
 }
