@@ -76,11 +76,13 @@ def _converted(file: Path, machine: Machine, trainer: str | None, seq_len: int |
 
         return convert_megatron(file, text, machine)
     from sim.convert.deepspeed import convert_deepspeed
+    from sim.inputs.file_kinds import refuse_other_kind
     from sim.inputs.yaml_input import parse_yaml
 
     data: Any = parse_yaml(text, str(file))[0]
     if not isinstance(data, dict):
         raise InputError(f"{file}: holds no mapping; a DeepSpeed JSON or TrainingArguments does")
+    refuse_other_kind(file, data, "a trainer's configuration is wanted")
     return convert_deepspeed(file, data, machine, seq_len)
 
 

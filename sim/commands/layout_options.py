@@ -146,7 +146,13 @@ class Prices:
                 raise InputError(f"--price: found {text!r}; must be one number, or CLUSTER=NUMBER,…")
 
     def of(self, cluster: str) -> float | None:
-        """The price on one cluster, if it is given."""
+        """The price on one cluster, if it is given.
+
+        Raises:
+            InputError: if prices are given, and none for this cluster.
+        """
+        if self.by_cluster and cluster not in self.by_cluster:
+            raise InputError(f"--price: names {', '.join(self.by_cluster)}; the searched cluster is {cluster}")
         return self.by_cluster.get(cluster, self.everywhere)
 
 

@@ -200,10 +200,10 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
 
     overrides = (*study.overrides, *_unsaid(path, study.overrides, asked.trainer))
     space, limit, source = space_of(path, overrides, asked.gpus, asked.narrowing, asked.trainer)
+    price = asked.prices.of(_cluster_name(source))
     meshes = sum(grid_is_legal(space, g) for g in grids(space))
     with study.pool(meshes >= POOL_FROM_MESHES) as pool, progress() as report:
         result = search_space(space, limit, asked, pool, report)
-    price = asked.prices.of(_cluster_name(source))
     result["price_per_gpu_hour"] = price
     for row in result["best"]:
         row |= runnable(space, Layout(**row["layout"]), source, path, overrides)
@@ -222,6 +222,8 @@ def search_clusters(path: Path, study: Study, names: Sequence[str], asked: Asked
     gpus = asked.gpus or space_of(path, study.overrides, None, asked.narrowing)[0].gpus
     asked = replace(asked, gpus=gpus)
     found = []
+    for name in names:
+        asked.prices.of(name)  # wrong prices are said before the first search
     for name in names:
         on_it = replace(study, overrides=(*study.overrides, f"cluster={name}"))
         found.append({"cluster": name, **search_one(path, on_it, asked)})

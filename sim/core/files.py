@@ -6,6 +6,7 @@ A process that is killed outright while it writes leaves its temporary file, `.N
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import stat
@@ -40,6 +41,8 @@ def read_text(path: Path, limit_bytes: int) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise InputError(f"{path}: is UTF-16 or UTF-32 text; save it as UTF-8") from None
         line = raw[: error.start].count(b"\n") + 1
         raise InputError(f"{path}:{line}: is not UTF-8 text (byte 0x{raw[error.start]:02x})") from None
 

@@ -52,7 +52,9 @@ def _syntax_error(error: yaml.YAMLError, text: str, label: str) -> str:
     if written[: len(written) - len(written.lstrip())].count("\t"):
         problem = "a tab; YAML indents with spaces"
     elif line > 1 and ("did not find expected key" in problem or "mapping values are not allowed" in problem):
-        problem += f"; check the indentation of lines {line - 1} and {line}"
+        problem += f"; check indentation and colons of lines {line - 1} and {line}"
+    elif "quoted" in (getattr(error, "context", None) or "") and "end of stream" in problem:
+        problem = f"the quote that begins in line {error.context_mark.line + 1} has no end"  # type: ignore[attr-defined]
     return f"{label}:{line}: is not valid YAML: {problem}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import time
 from pathlib import Path
 
@@ -111,8 +112,9 @@ def test_sizes_and_bandwidths_with_units() -> None:
     ("text", "said"),
     [
         ("a:\n\tb: 1\n", "x:2: is not valid YAML: a tab; YAML indents with spaces"),
-        ("a:\n  b: 1\n   c: 1\n", "check the indentation of lines 2 and 3"),
-        ("a:\n   b: 1\n  c: 1\n", "check the indentation of lines 2 and 3"),
+        ("a:\n  b: 1\n   c: 1\n", "check indentation and colons of lines 2 and 3"),
+        ("a: 1\nb: 'x\nc: 1\n", "the quote that begins in line 2 has no end"),
+        ("a:\n   b: 1\n  c: 1\n", "check indentation and colons of lines 2 and 3"),
     ],
 )
 def test_indentation(text: str, said: str) -> None:
@@ -135,6 +137,22 @@ def test_a_file_of_another_kind_is_named_with_the_command_that_takes_it() -> Non
     ):
         with pytest.raises(InputError) as error:
             read(path)  # type: ignore[operator]
+        assert said in str(error.value)
+
+
+def test_recordings_and_other_encodings_are_named_whatever_their_length(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    for raw, said in (
+        (
+            b'{"schemaVersion": 1, "traceEvents": [' + b" " * 2_000_000,
+            "x.yaml: is a profiler trace; a scenario is wanted",
+        ),
+        (gzip.compress(b"model: llama3-8b"), "x.yaml: is a file compressed with gzip; a scenario is wanted"),
+        ("model: llama3-8b".encode("utf-16"), "x.yaml: is UTF-16 or UTF-32 text; save it as UTF-8"),
+    ):
+        path.write_bytes(raw)
+        with pytest.raises(InputError) as error:
+            load_scenario(path)
         assert said in str(error.value)
 
 
