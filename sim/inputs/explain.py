@@ -94,7 +94,8 @@ def _documented() -> dict[str, str]:
             section = f"{named[1]}." if named else ""
         cells = [c.strip() for c in line.strip("|").split(" | ")] if line.startswith("| `") else []
         for name in re.findall(r"`([\w.]+)`", cells[0]) if len(cells) == 3 else []:
-            out[section + name] = cells[2].rstrip(" |").replace("`", "")
+            plain = cells[2].rstrip(" |").replace("`", "")
+            out[section + name] = re.sub(r"\[([^]]+)\]\(([\w.]+)[^)]*\)", r"\1 (docs/\2)", plain)  # links to pages
     return out
 
 
