@@ -30,6 +30,8 @@ def main(a: Path, b: Path | None, report: Report) -> None:
         raise InputError("B: is missing; give a second scenario or result, or --set KEY=VALUE")
     first = result_of(a, () if b is None else report.overrides)
     found = difference(first, result_of(a if b is None else b, report.overrides))
+    if b is None:
+        found["names"][1] += f" with {', '.join(report.overrides)}"
     console = console_of(160)
     report.show(found, difference_page, lambda found: print_difference(found, console))
 
