@@ -125,6 +125,9 @@ class Engine:
     whole_prompts_fit: bool = fact(
         False, "a request enters once the cache has room for all chunks of its prompt, not only for the first"
     )
+    shares_at_once: bool = fact(
+        False, "a prefix in the GPU's cache is found from when it is put into an iteration, not from that one's end"
+    )
     prompts_beside: bool = fact(False, "without chunked_prefill prompts are computed beside tokens, not before them")
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
     own_all_reduces: Mapping[str, OwnAllReduce] = field(

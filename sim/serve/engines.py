@@ -148,6 +148,7 @@ _VLLM_14 = Engine(
     own_all_reduces=CUSTOM_LESS,
     whole_prompts=True,
     prompts_beside=True,
+    shares_at_once=True,
     defaults=_VLLM_V1,
     cases=(_LARGE,),
 )
@@ -209,6 +210,7 @@ _RECORDS = (
         prompt_graphs=True,
         whole_prompts=True,
         prompts_beside=True,
+        shares_at_once=True,
         called="vLLM V1",
         own_all_reduces=CUSTOM,
         defaults=_VLLM_V1,

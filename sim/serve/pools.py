@@ -162,6 +162,7 @@ def _scheduler(
     scheduler.output = ReservedOutput(first, least, first)
     scheduler.mixes = i.chunked_prefill or engine.prompts_beside
     scheduler.splits = i.chunked_prefill or not engine.whole_prompts
+    scheduler.shares_at_once = engine.shares_at_once
     scheduler.whole_prompts_fit = engine.whole_prompts_fit
     scheduler.one_behind = costs.host.overlaps and pp == 1
     if i.kv_cache.tiers is not None:

@@ -58,6 +58,7 @@ class Scheduler(Struct):
     cache: KvCache
     limits: Limits
     share_on_gpu: bool = False
+    shares_at_once: bool = False  # a prefix is found from when it is put into an iteration, not from that one's end
     host: HostCache | None = None
     bus: Link = field(default_factory=Link)  # between GPU and host memory
     swap_tokens: int = 0  # room in the host's memory for preempted sequences; 0 recomputes
@@ -297,6 +298,8 @@ class Scheduler(Struct):
         """`tokens` of a sequence, whose blocks it has, in the iteration that is put together."""
         sequence.in_flight = True
         self.cache.tokens += tokens  # their places are taken from now on
+        if self.shares_at_once and self.share_on_gpu and self.tiers is None:
+            self._share_prefix(sequence, sequence.computed + tokens)
         drafted = tokens - sequence.remaining
         if drafted < 0:  # a part of a prompt
             return Piece(sequence, tokens, False)
@@ -444,15 +447,23 @@ class Scheduler(Struct):
             return
         if self.host is not None:
             self.counts.stored_tokens += self.host.store(request.prefix, blocks * block)
-        else:
-            assert sequence.reads is not None
-            if self.tiers is not None:
-                own = self.cache.keys(request.prefix, sequence.reads * block, blocks * block)
-                self.tiers.computed(own, end_s)
-            added = self.cache.share(request.prefix, sequence.reads, blocks)
-            if added:
-                sequence.reads = blocks
-            sequence.private -= added
-            sequence.reserved -= added
-            self.reserved -= added
-            sequence.shared += added * block
+            return
+        assert sequence.reads is not None
+        if self.tiers is not None:
+            own = self.cache.keys(request.prefix, sequence.reads * block, blocks * block)
+            self.tiers.computed(own, end_s)
+        self._share_prefix(sequence, sequence.computed)
+
+    def _share_prefix(self, sequence: Sequence, tokens: int) -> None:
+        """Whole blocks of the shared beginning, within so many tokens of a sequence, belong to its prefix."""
+        request, block = sequence.request, self.cache.block_tokens
+        blocks = min(request.prefix_tokens, tokens) // block
+        if sequence.reads is None or not blocks:
+            return
+        added = self.cache.share(request.prefix, sequence.reads, blocks)
+        if added:
+            sequence.reads = blocks
+        sequence.private -= added
+        sequence.reserved -= added
+        self.reserved -= added
+        sequence.shared += added * block
