@@ -133,7 +133,7 @@ def run(case: dict[str, Any], model: str) -> list[dict[str, Any]]:
     scheduler, requests = made(case, model)
     pending = deque(str(i) for i in range(len(requests)))
     arrives = {str(i): row[2] for i, row in enumerate(case["requests"])}
-    generated = dict.fromkeys(requests, 0)
+    generated, before = dict.fromkeys(requests, 0), dict.fromkeys(requests, 0)
     queue: deque[Any] = deque()
     iterations: list[dict[str, Any]] = []
     depth = 2 if case["asynchronous"] else 1
@@ -148,10 +148,10 @@ def run(case: dict[str, Any], model: str) -> list[dict[str, Any]]:
             ended = arrives[pending[0]]
             arrive(ended)
         if scheduler.has_unfinished_requests():
-            before = {name: r.num_preemptions for name, r in requests.items()}
             out = scheduler.schedule()
             if out.total_num_scheduled_tokens:
                 iterations.append(seen(case, scheduler, requests, out, before))
+                before = {name: r.num_preemptions for name, r in requests.items()}
                 queue.append(out)
                 if len(queue) < depth:
                     continue

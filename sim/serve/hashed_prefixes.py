@@ -83,6 +83,10 @@ class HashedKvCache(KvCache):
                 self.readers[h] = 1
         return len(fresh) * each
 
+    def keep_own(self, index: int, blocks: int) -> int:
+        """As `KvCache.keep_own`; none, for what a request has beyond its hashes is known to nobody."""
+        return 0
+
     def _read_hash(self, h: Hash) -> None:
         if h in self.idle:
             del self.idle[h]

@@ -106,6 +106,7 @@ class KvCache(Struct):
         """A sequence that read so many has ended or was preempted."""
         prefix = self.prefixes[name]
         self._read(prefix, blocks, -1)
+        self.prefixes.move_to_end(name)
         if not prefix.blocks and not prefix.readers:
             del self.prefixes[name]
 
@@ -123,6 +124,26 @@ class KvCache(Struct):
         self.private -= added
         self.tokens -= added * self.block_tokens
         return added
+
+    def keep_own(self, index: int, blocks: int) -> int:
+        """Leave so many blocks of a sequence, which nobody else looks for, until room is needed; how many stay."""
+        if blocks:
+            self.private -= blocks
+            self.unused += blocks
+            self.prefixes[index,] = Prefix(blocks)
+        return blocks
+
+    def own_blocks(self, index: int) -> int:
+        """How many of them are still there."""
+        found = self.prefixes.get((index,))
+        return 0 if found is None else found.blocks
+
+    def take_own(self, index: int, blocks: int) -> None:
+        """The sequence takes the first `blocks` of them back; the others are free."""
+        kept = self.prefixes.pop((index,)).blocks
+        self.unused -= kept
+        self.private += blocks
+        self.free += kept - blocks
 
     def _read(self, prefix: Prefix, blocks: int, more: int) -> None:
         """One reader of so many blocks more, or (-1) one less."""

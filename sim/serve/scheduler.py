@@ -35,14 +35,13 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
-from msgspec import Struct, field
+from msgspec import field
 
 from sim.serve.adapters import AdapterSlots
-from sim.serve.cache_tiers import CacheTiers
-from sim.serve.host_copies import Copied, Copy, Link, copied, copy_s
-from sim.serve.kv_cache import HostCache, KvCache
+from sim.serve.found_prefixes import FoundPrefixes
+from sim.serve.host_copies import Copied, Copy, copied, copy_s
 from sim.serve.reserved_output import ReservedOutput
-from sim.serve.sequences import Batch, Counts, Limits, Piece, Sequence
+from sim.serve.sequences import Batch, Piece, Sequence
 
 
 class Accepts(Protocol):
@@ -52,19 +51,11 @@ class Accepts(Protocol):
         """Of `drafted` tokens at a position of a request, those before the first rejected one."""
 
 
-class Scheduler(Struct):
+class Scheduler(FoundPrefixes):
     """State of one replica: the queue, the running sequences (oldest first) and their cache."""
 
-    cache: KvCache
-    limits: Limits
-    share_on_gpu: bool = False
-    shares_at_once: bool = False  # a prefix is found from when it is put into an iteration, not from that one's end
-    host: HostCache | None = None
-    bus: Link = field(default_factory=Link)  # between GPU and host memory
-    swap_tokens: int = 0  # room in the host's memory for preempted sequences; 0 recomputes
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
     started: int = 0
     drafted: int = 0  # tokens that a draft adds to each sequence in an iteration
     acceptance: Accepts | None = None
@@ -72,13 +63,10 @@ class Scheduler(Struct):
     fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
     handed_over: list[Sequence] = field(default_factory=list)  # by another replica, and without a token of this one
     adapters: AdapterSlots | None = None
-    tiers: CacheTiers | None = None  # below the cache on the GPU
-    reserved: int = 0  # blocks of all that run, once each has all its tokens
     output: ReservedOutput = field(default_factory=ReservedOutput)  # for which a request that enters leaves room
     mixes: bool = True  # prompts and tokens of running sequences in one iteration
     splits: bool = True  # a prompt that exceeds what is left of the budget is computed in chunks
     whole_prompts_fit: bool = False  # a request enters once the cache has room for all chunks of its prompt
-    one_behind: bool = False
     known: int = 0  # of those who wait, the first ones, who had come when the last iteration was put together
     leaving: list[Sequence] = field(default_factory=list)  # who is done, but not for the next iteration
     blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
@@ -145,20 +133,22 @@ class Scheduler(Struct):
             sequence = self._next_waiting()
             if sequence is None:
                 return
-            hit, loaded = self._cached(sequence)
-            tokens = self.part(sequence.remaining - hit - loaded, budget)
+            hit, loaded = self.found(sequence)
+            own = self.own_tokens(sequence, hit)
+            tokens = self.part(sequence.remaining - hit - loaded - own, budget)
             if not tokens:
                 return
             shared_blocks = hit // self.cache.block_tokens
             if hit:
                 self._read_prefix(sequence, shared_blocks)  # before room is made: not to be evicted for it
-            needed = self.cache.blocks_of(hit + loaded + tokens) - shared_blocks
-            if not self._may_enter(sequence, shared_blocks) or not self.cache.take(needed):
+            needed = self.cache.blocks_of(hit + loaded + own + tokens) - shared_blocks
+            if needed > self.cache.available or not self._may_enter(sequence, shared_blocks):
                 self._release_prefix(sequence)
                 return
+            self.cache.take(needed - self._take_own(sequence, own))
             self.waiting.remove(sequence)  # mostly the first
             self.known -= 1
-            self._start(sequence, hit, loaded, needed, now_s)
+            self._start(sequence, hit, loaded, own, needed, now_s)
             if sequence.ready_s <= now_s:
                 pieces.append(self.piece(sequence, tokens))
                 budget -= tokens
@@ -190,12 +180,13 @@ class Scheduler(Struct):
         found_is_no_matter = self.host is None and not self.output.share and self.part(sequence.remaining, budget) > 0
         if found_is_no_matter and self.cache.blocks_of(sequence.remaining) <= self.cache.available:
             return True
-        hit, loaded = self._cached(sequence)
-        tokens = self.part(sequence.remaining - hit - loaded, budget)
+        hit, loaded = self.found(sequence)
+        own = self.own_tokens(sequence, hit)
+        tokens = self.part(sequence.remaining - hit - loaded - own, budget)
         if not tokens:
             return False
         shared_blocks = hit // self.cache.block_tokens
-        needed = self.cache.blocks_of(hit + loaded + tokens) - shared_blocks
+        needed = self.cache.blocks_of(hit + loaded + own + tokens) - shared_blocks
         return needed <= self.cache.available and self._may_enter(sequence, shared_blocks)
 
     def _may_enter(self, sequence: Sequence, shared_blocks: int) -> bool:
@@ -218,19 +209,19 @@ class Scheduler(Struct):
         request = sequence.request
         return self.cache.blocks_of(request.prompt_tokens + (1 if self.hands_over else request.output_tokens))
 
-    def _start(self, sequence: Sequence, hit: int, loaded: int, blocks: int, now_s: float) -> None:
+    def _start(self, sequence: Sequence, hit: int, loaded: int, own: int, blocks: int, now_s: float) -> None:
         if not sequence.preemptions and not sequence.remote:
             self.counts.prompt_tokens += sequence.request.prompt_tokens
-        found = hit + loaded - sequence.lost - sequence.remote
+        found = hit + loaded + own - sequence.lost - sequence.remote
         self.counts.hit_tokens += max(0, found)
         self.counts.recomputed_tokens += max(0, -found)
         if sequence.admitted_s < 0:
             sequence.admitted_s = now_s
         sequence.lost = 0
-        sequence.private, sequence.shared, sequence.computed = blocks, hit, hit + loaded
+        sequence.private, sequence.shared, sequence.computed = blocks, hit, hit + loaded + own
         sequence.reserved = self._last_blocks(sequence) - hit // self.cache.block_tokens
         self.reserved += sequence.reserved
-        self.cache.tokens += loaded
+        self.cache.tokens += loaded + own
         if self.share_on_gpu and sequence.request.prefix and sequence.reads is None:
             self._read_prefix(sequence, 0)
         self.started += 1
@@ -260,24 +251,6 @@ class Scheduler(Struct):
         self.copies.append(Copy(start_s, end_s, what, "host", up, tokens))
         return end_s
 
-    def _cached(self, sequence: Sequence) -> tuple[int, int]:
-        """Tokens found on the GPU and in the host's memory: of the prompt, or all that a swapped sequence had; at least
-        one token is always computed."""
-        request = sequence.request
-        if sequence.remote or sequence.swapped:
-            return 0, sequence.remote or sequence.swapped
-        wanted = min(request.prefix_tokens, request.prompt_tokens - 1)
-        if not request.prefix or wanted <= 0:
-            return 0, 0
-        if self.share_on_gpu:
-            hit = self.cache.cached_tokens(request.prefix, wanted)
-            if self.tiers is None:
-                return hit, 0
-            return hit, self.tiers.found(self.cache.keys(request.prefix, hit, wanted)) * self.cache.key_tokens
-        if self.host is not None:
-            return 0, self.host.cached_tokens(request.prefix, wanted, self.cache.block_tokens)
-        return 0, 0
-
     def lacks(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that a sequence needs for so many more tokens."""
         have = sequence.private + sequence.shared // self.cache.block_tokens
@@ -298,7 +271,7 @@ class Scheduler(Struct):
         """`tokens` of a sequence, whose blocks it has, in the iteration that is put together."""
         sequence.in_flight = True
         self.cache.tokens += tokens  # their places are taken from now on
-        if self.shares_at_once and self.share_on_gpu and self.tiers is None:
+        if self.by_content:
             self._share_prefix(sequence, sequence.computed + tokens)
         drafted = tokens - sequence.remaining
         if drafted < 0:  # a part of a prompt
@@ -355,21 +328,12 @@ class Scheduler(Struct):
     def free(self, sequence: Sequence) -> None:
         """Give a sequence's blocks back."""
         self.cache.tokens -= sequence.computed - sequence.shared
-        self.cache.give_back(sequence.private)
+        self.cache.give_back(sequence.private - self._leave_own(sequence))
         if self.adapters is not None:
             self.adapters.leave(sequence.request.adapter)
         self._release_prefix(sequence)
         self.reserved -= sequence.reserved
         sequence.private = sequence.shared = sequence.reserved = 0
-
-    def _read_prefix(self, sequence: Sequence, blocks: int) -> None:
-        self.cache.use(sequence.request.prefix, blocks)
-        sequence.reads = blocks
-
-    def _release_prefix(self, sequence: Sequence) -> None:
-        if sequence.reads is not None:
-            self.cache.release(sequence.request.prefix, sequence.reads)
-            sequence.reads = None
 
     def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
         """The iteration has ended: its tokens are in the cache, sampled ones join their sequences; who is done."""
@@ -438,32 +402,3 @@ class Scheduler(Struct):
             self.dismiss()
         self.known = len(self.waiting)
         return changed
-
-    def _keep_prefix(self, sequence: Sequence, end_s: float) -> None:
-        """Computed whole blocks of the shared beginning are kept at once."""
-        request, block = sequence.request, self.cache.block_tokens
-        blocks = min(request.prefix_tokens, sequence.computed) // block
-        if not request.prefix or not blocks:
-            return
-        if self.host is not None:
-            self.counts.stored_tokens += self.host.store(request.prefix, blocks * block)
-            return
-        assert sequence.reads is not None
-        if self.tiers is not None:
-            own = self.cache.keys(request.prefix, sequence.reads * block, blocks * block)
-            self.tiers.computed(own, end_s)
-        self._share_prefix(sequence, sequence.computed)
-
-    def _share_prefix(self, sequence: Sequence, tokens: int) -> None:
-        """Whole blocks of the shared beginning, within so many tokens of a sequence, belong to its prefix."""
-        request, block = sequence.request, self.cache.block_tokens
-        blocks = min(request.prefix_tokens, tokens) // block
-        if sequence.reads is None or not blocks:
-            return
-        added = self.cache.share(request.prefix, sequence.reads, blocks)
-        if added:
-            sequence.reads = blocks
-        sequence.private -= added
-        sequence.reserved -= added
-        self.reserved -= added
-        sequence.shared += added * block

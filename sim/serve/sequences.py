@@ -22,6 +22,7 @@ class Sequence(Struct, eq=False):
     swapped: int = 0
     reserved: int = 0  # blocks of its own once it has all its tokens
     remote: int = 0  # tokens that another replica has computed and holds
+    own_from: int = 0  # blocks of its prefix before those of its own that it left in the cache
     lost: int = 0  # tokens that were computed when it was preempted
     order: int = 0  # among those admitted: who runs and has a larger one is younger
     running: bool = False
