@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,7 @@ def main(
     result = search_one(scenario, study, asked)
     if save is not None:
         _save(save, result)
-    study.show(result, search_page, print_result)
+    study.show(result, search_page, partial(print_result, saved=save))
     return 0 if result["best"] else 1
 
 

@@ -12,6 +12,8 @@ from sim.commands.rich_tables import as_printed, console_of
 from sim.core.units import counted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
     from rich.table import Table
 
@@ -45,8 +47,9 @@ def progress() -> Iterator[Callable[[BestFirst], None]]:
         yield report
 
 
-def print_result(result: dict[str, Any]) -> None:
-    """A table of the best layouts, what was looked at, and what runs the first of them."""
+def print_result(result: dict[str, Any], saved: Path | None = None) -> None:
+    """A table of the best layouts, what was looked at, and what runs the first of them. `saved`: the folder of their
+    files."""
     from sim.views.headline import limit_words
 
     console = console_of()
@@ -66,15 +69,20 @@ def print_result(result: dict[str, Any]) -> None:
     for refusal in result["refusals"][:REFUSALS_SHOWN]:
         console.print(f"refused: {refusal['reason']}", highlight=False, markup=False)
     if result["best"]:
-        _print_runnable(result["best"][0], console)
+        _print_runnable(result["best"], saved, console)
 
 
-def _print_runnable(row: dict[str, Any], console: Console) -> None:
+def _print_runnable(best: list[dict[str, Any]], saved: Path | None, console: Console) -> None:
+    row = best[0]
     plain: Any = {"highlight": False, "markup": False, "soft_wrap": True}
     console.print(f"layout 1: {row['command']}", **plain)
     if "flags" in row:
         console.print(f"\n{row['flags']}\n", **plain)
-    console.print("--save FOLDER writes each layout as a scenario; --json has the commands of all", **plain)
+    if saved is None:
+        console.print("--save FOLDER writes each layout as a scenario; --json has the commands of all", **plain)
+        return
+    files = f"{saved / '1.yaml'}" + f" to {len(best)}.yaml" * (len(best) > 1)
+    console.print(f"wrote {files}; days of a training: stepsim run {saved / '1.yaml'} --tokens 15T", **plain)
 
 
 def print_clusters(result: dict[str, Any]) -> None:
