@@ -16,6 +16,9 @@ _SECONDS = {None: 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PARTS = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3}  # of a second: divided by, 5us is 5e-6 to the bit
 
 
+LEAST_RATE = 1e6  # bytes a second; a number below it lacks its unit
+
+
 class Unit(Struct, frozen=True):
     """Hold the unit of keys with one ending. `pattern`: of what stands behind a text's number; `read`: the number and
     that in base units; `what`: the rest of the message for another text."""
@@ -136,6 +139,10 @@ def _one(key: str, value: Any, source: Source, path: KeyPath, skipped: tuple[str
 
 def _parsed(unit: Unit, value: Any, source: Source, path: KeyPath) -> Any:
     try:
-        return unit.parse(value)
+        number = unit.parse(value)
     except ValueError as error:
         raise source.error(path, f"found {show(value)}; {error}") from None
+    if unit is RATE and isinstance(number, int | float) and 0 < number < LEAST_RATE and number is value:
+        unsaid = f"{value:g} bytes a second? write {value:g}GB/s or {value:g}Gbps"
+        raise source.error(path, f"found {show(value)}; {unsaid}")
+    return number

@@ -113,6 +113,7 @@ CASES: list[tuple[str, str]] = [
     ("cluster=p5.48xlarge", "no such cluster preset; the nearest is 'p5-efa' (`stepsim clusters` shows"),
     ("cluster={preset: dgx-h101}", "cluster.preset: found 'dgx-h101'"),
     ("cluster={nodes: 2}", "cluster.gpu: is required and missing"),
+    ("cluster.inter_node.nic_bandwidth_bytes_per_s=400", "found 400; 400 bytes a second? write 400GB/s or 400Gbps"),
     ("cluster.gpu=h100", "no such GPU preset; did you mean one of h100-nvl, h100-pcie, h100-sxm?"),
     ("cluster={gpu: {memory_bytes: 1GiB}}", "cluster.gpu.memory_bandwidth_bytes_per_s: is required and missing"),
     ("parallelism.rank_order=tp-dp", "found 'tp-dp'; must hold each of tp, cp, dp, pp once"),
