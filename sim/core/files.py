@@ -42,7 +42,7 @@ def read_text(path: Path, limit_bytes: int) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise InputError(f"{path}: is not UTF-8 text but UTF-16 or UTF-32; save it as UTF-8") from None
+            raise InputError(f"{path}:1: is not UTF-8 text but UTF-16 or UTF-32; save it as UTF-8") from None
         line = raw[: error.start].count(b"\n") + 1
         raise InputError(f"{path}:{line}: is not UTF-8 text (byte 0x{raw[error.start]:02x})") from None
 

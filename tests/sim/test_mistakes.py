@@ -148,7 +148,7 @@ def test_recordings_and_other_encodings_are_named_whatever_their_length(tmp_path
             "x.yaml: is a profiler trace; a scenario is wanted",
         ),
         (gzip.compress(b"model: llama3-8b"), "x.yaml: is a file compressed with gzip; a scenario is wanted"),
-        ("model: llama3-8b".encode("utf-16"), "x.yaml: is not UTF-8 text but UTF-16 or UTF-32; save it as UTF-8"),
+        ("model: llama3-8b".encode("utf-16"), "x.yaml:1: is not UTF-8 text but UTF-16 or UTF-32; save it as UTF-8"),
     ):
         path.write_bytes(raw)
         with pytest.raises(InputError) as error:
