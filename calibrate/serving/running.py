@@ -38,6 +38,7 @@ from sim.serve.simulation import simulate_serving
 
 FREE = {"iteration_s": 1e-3, "sequence_s": 5e-5, "prompt_s": 1e-3, "request_s": 1e-3}  # and where the fit starts
 MOST_AT_ONCE, MOST_PROMPT = 1024, 1_000_000
+NOTHING = 1e-2  # of where the fit starts: who is left less takes no time
 MOST_STEPS = 30  # of the fit: a load is simulated in a hundredth of a second
 
 
@@ -118,6 +119,8 @@ def main(
         written = _file(served, record, deviation(left), f"{endpoint.url}, model {endpoint.model}", rows)
     print(", ".join(f"{key} {written['host'][key]:.3g}" for key in FREE))
     print(f"fitted loads: {spread_words(found)}\nothers:       {spread_words(left)}")
+    if why := nothing_left(record, found):
+        print(why, file=sys.stderr)
     if out is not None:
         write_json(out, written, indent=1)
         print(f"use it with --set inference.engine={out}")
@@ -139,6 +142,17 @@ def fit(scenario: Scenario, profile: Profile, rows: Sequence[Measured]) -> Engin
             return errors(scenario, profile, rows)
 
     return _with(engine, scenario, solve(FREE, errors_with, MOST_STEPS))
+
+
+def nothing_left(record: Engine, found: Values) -> str:
+    """A sentence where no host time is fitted to iterations because the profile alone takes more than was measured."""
+    times, more = record.host_on("measured")._asdict(), float(np.exp(found.mean())) - 1
+    if more <= 0 or any(times[key] > NOTHING * FREE[key] for key in ("iteration_s", "sequence_s")):
+        return ""
+    return (
+        "no time is left for the host between iterations: by the profile's operators alone these loads take "
+        f"{more:.0%} longer than measured. The profile is of slower kernels than this engine's"
+    )
 
 
 def _with(engine: Engine, scenario: Scenario, values: Values) -> Engine:

@@ -20,7 +20,7 @@ from calibrate.serving.endpoint import Answer as Answered
 from calibrate.serving.endpoint import endpoint_at
 from calibrate.serving.host_fit import deviation, every_second, solve, tried
 from calibrate.serving.loads import QUANTITIES, Load, Measured, loads
-from calibrate.serving.running import errors, fit, main
+from calibrate.serving.running import errors, fit, main, nothing_left
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profiles import load_profile
@@ -73,6 +73,17 @@ def test_the_fit_finds_the_constants_of_a_simulated_engine() -> None:
         assert deviation(errors(scenario, profile, others)) < 0.015
     assert deviation(errors(scenario, profile, others)) > 0.1
     assert found.launch_s == ENGINES["vllm-v1"].host_on("hopper").launch_s  # what is not free stays
+
+
+def test_an_engine_whose_kernels_are_faster_than_the_profiles_leaves_its_host_no_time_and_that_is_said() -> None:
+    scenario = served()
+    profile, rows = load_profile(scenario.calibration), every_second(simulated(scenario))[0]
+    for speed, said in ((1.0, False), (2.5, True)):
+        measured = [replace(row, seconds={key: s / speed for key, s in row.seconds.items()}) for row in rows]
+        record = fit(scenario, profile, measured)
+        with tried(record):
+            found = errors(scenario, profile, measured)
+        assert ("no time is left for the host" in nothing_left(record, found)) == said
 
 
 def test_a_fit_leaves_the_records_alone() -> None:
