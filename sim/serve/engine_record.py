@@ -91,6 +91,7 @@ class Engine:
         "the host puts an iteration together and prepares it while the GPU computes the one before, so that who has "
         "come or ended meanwhile counts one iteration later",
     )
+    overlaps_stages: bool = fact(True, "where it overlaps, also with pipeline stages")
     overlaps_drafting: tuple[bool, bool] = fact(
         (True, True),
         "where it overlaps, also with tokens drafted by the model's own layer, and by a model of their own",

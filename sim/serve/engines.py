@@ -10,6 +10,7 @@ Seconds called "fitted" are printed by `python tools/fit_engines.py`: least squa
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -78,8 +79,8 @@ def _hosts(hopper: HostTimes) -> dict[str, HostTimes]:
     return {"ampere": older._replace(launch_s=_VLLM_02["ampere"].launch_s), "hopper": hopper}
 
 
-# Large GPUs but A100 (which 0.8 does not except): vLLM 0.9 to 0.14, engine/arg_utils.py (the API server's; offline
-# 16,384 and 8,192 tokens).
+# Large GPUs but A100, which 0.8 does not except: vLLM, engine/arg_utils.py (the API server's; offline 16,384 and 8,192
+# tokens).
 _LARGE = Case({"max_running_requests": 1024, "max_batch_tokens": 8192}, memory_bytes=70 * GIB, but=("ampere",))
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
@@ -112,6 +113,20 @@ def _sglang_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Draft
     return max(0.001, round((mib - reserved) / mib, 3))  # less than nothing: SGLang does not start
 
 
+def _sglang_older_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+    """What is left of a GPU's GiB less 2.8 and a tenth for each rank (tp·pp) of less than 35, 9.5 and a half for each
+    of less than 90, 12 and a half of less than 160, 32 of more; 2 more with drafts (0.4.8 to 0.5.2, the same file).
+
+    >>> _sglang_older_fraction(80 * GIB, 1, _SGLANG, "none"), _sglang_older_fraction(80 * GIB, 8, _SGLANG, "layer")
+    (0.875, 0.806)
+    """
+    gib = memory_bytes / GIB
+    sizes = ((35, 2.8, 0.1), (90, 9.5, 0.5), (160, 12.0, 0.5), (math.inf, 32.0, 0.0))
+    reserved = next(base + ranks * each for below, base, each in sizes if gib < below)
+    reserved += 0.0 if drafts == "none" else 2.0
+    return max(0.001, round((gib - reserved) / gib, 3))
+
+
 def _sized(gib: int, tokens: int, graphs_to: int, tp: int = 1) -> Case:
     """Chunks and graphs from so much memory on."""
     return Case({"max_batch_tokens": tokens, "graphs_to": graphs_to}, memory_bytes=gib * GIB, tp=tp)
@@ -134,15 +149,39 @@ _VLLM_06 = Engine(
     defaults=_VLLM_V0._replace(graphs_to=8192),
     cases=(_LONG,),
 )
+_VLLM_09 = Engine(
+    "vllm-v1",
+    "vLLM",
+    (0, 9),
+    "2025-05",
+    "host: a 1B takes 2.7 ms a token alone, a millisecond of it the GPU's (vllm-project/vllm pull request 17866,"
+    " May 2025); at 256 2 to 3 ms once the API server is a process of its own (issue 10634), as it is since 0.7,"
+    " 5 to 6 before (pull request 11133); launches as vllm-0.2, HTTP as trtllm-triton;"
+    " limits: engine/arg_utils.py"
+    " (_set_default_args_v1); piecewise graphs: config.py; padding: tokens of earlier iterations, which choose"
+    " experts until VLLM_MOE_SKIP_PADDING (pull request 46428, June 2026)",
+    host=_hosts(_V1),
+    graph_sizes=by_eights_to,
+    prompt_graphs=True,
+    whole_prompts=True,
+    prompts_beside=True,
+    shares_at_once=True,
+    called="vLLM V1",
+    own_all_reduces=CUSTOM,
+    defaults=_VLLM_V1,
+    cases=(_LARGE,),
+)
 _VLLM_14 = Engine(
     "vllm-0.14",
     "vLLM",
     (0, 14),
     "2026-01",
     "as vllm-v1, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970, 27614,"
-    " 31998; config/scheduler.py)",
+    " 31998; config/vllm.py: not with pipeline stages nor drafts by a model of its own)",
     host=_hosts(_V1),
     overlaps=True,
+    overlaps_stages=False,
+    overlaps_drafting=(True, False),
     graph_sizes=vllm_sizes,
     prompt_graphs=True,
     own_all_reduces=CUSTOM_LESS,
@@ -151,6 +190,39 @@ _VLLM_14 = Engine(
     shares_at_once=True,
     defaults=_VLLM_V1,
     cases=(_LARGE,),
+)
+_SGLANG_04 = Engine(
+    "sglang",
+    "SGLang",
+    (0, 4),
+    "2024-12",
+    "host: as vllm-v1's, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time between decoding "
+    "batches); launches as vllm-0.2, HTTP as trtllm-triton; "
+    "limits: srt/server_args.py (small GPUs: less than 25,000 MiB); prompts first, in chunks: "
+    "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7, "
+    "which falls to that times SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14; memory: weights and cache fill "
+    "mem_fraction_static (srt/model_executor/model_runner.py, profile_max_num_token); drafts: without overlap, in "
+    "graphs of sequences (_handle_speculative_decoding; model_executor/cuda_graph_runner.py)",
+    host=_hosts(_V1),
+    overlaps=True,
+    graph_sizes=sglang_sizes,
+    reserved_output=0.098,
+    reserved_at_first=0.7,
+    activations_outside=True,
+    overlaps_stages=False,
+    overlaps_drafting=(False, False),
+    drafting_sizes=sglang_drafting_sizes,
+    own_all_reduces=CUSTOM,
+    defaults=_SGLANG,
+    cases=(
+        Case({"memory_fraction": 0.87}, tp=2),
+        Case({"memory_fraction": 0.85}, tp=4),
+        Case({"memory_fraction": 0.81}, tp=8),
+        Case({"memory_fraction": 0.79}, tp=16),
+        Case({"graphs_to": 80}, tp=4),
+        _DRAFTING,
+        Case({"max_batch_tokens": 8192, "graphs_to": 160}, memory_bytes=25_000 * 2.0**20),
+    ),
 )
 _RECORDS = (
     Engine("bundled", "bundled", (), "2026-11", "this project's: one kernel after another, a host of no time"),
@@ -194,28 +266,16 @@ _RECORDS = (
         source="as vllm-0.6; chunks of 2,048 tokens (config.py), none on AMD's GPUs (engine/arg_utils.py)",
         cases=(Case({"chunked_prefill": True, "max_batch_tokens": 2048}, positions=32769, but=("other",)),),
     ),
-    Engine(
-        "vllm-v1",
-        "vLLM",
-        (0, 8),
-        "2025-03",
-        "host: a 1B takes 2.7 ms a token alone, a millisecond of it the GPU's (vllm-project/vllm pull request 17866,"
-        " May 2025); at 256 2 to 3 ms once the API server is a process of its own (issue 10634), as it is since 0.7,"
-        " 5 to 6 before (pull request 11133); launches as vllm-0.2, HTTP as trtllm-triton;"
-        " limits: engine/arg_utils.py"
-        " (_set_default_args_v1); piecewise graphs: config.py; padding: tokens of earlier iterations, which choose"
-        " experts until VLLM_MOE_SKIP_PADDING (pull request 46428, June 2026)",
-        host=_hosts(_V1),
-        graph_sizes=by_eights_to,
-        prompt_graphs=True,
-        whole_prompts=True,
-        prompts_beside=True,
-        shares_at_once=True,
-        called="vLLM V1",
-        own_all_reduces=CUSTOM,
-        defaults=_VLLM_V1,
-        cases=(_LARGE,),
+    replace(
+        _VLLM_09,
+        name="vllm-0.8",
+        since=(0, 8),
+        date="2025-03",
+        source="as vllm-v1; limits of large GPUs for A100, too (engine/arg_utils.py)",
+        called="",
+        cases=(_LARGE._replace(but=()),),
     ),
+    _VLLM_09,
     _VLLM_14,
     replace(
         _VLLM_14,
@@ -223,47 +283,35 @@ _RECORDS = (
         since=(0, 19),
         date="2026-04",
         source="as vllm-0.14; scheduler_reserve_full_isl (config/scheduler.py; v1/core/kv_cache_manager.py, "
-        "allocate_slots: full_sequence_must_fit)",
+        "allocate_slots: full_sequence_must_fit); config/vllm.py (with pipeline stages since 0.16; drafts as in 0.32)",
+        overlaps_stages=True,
+        overlaps_drafting=(True, True),
         whole_prompts_fit=True,
     ),
-    Engine(
-        "sglang",
-        "SGLang",
-        (0, 4),
-        "2024-12",
-        "host: as vllm-v1's, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time between decoding "
-        "batches); launches as vllm-0.2, HTTP as trtllm-triton; "
-        "limits: srt/server_args.py (small GPUs: less than 25,000 MiB); prompts first, in chunks: "
-        "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7, "
-        "which falls to that times SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14; memory: weights and cache fill "
-        "mem_fraction_static (srt/model_executor/model_runner.py, profile_max_num_token); drafts: without overlap, in "
-        "graphs of sequences (_handle_speculative_decoding; model_executor/cuda_graph_runner.py)",
-        host=_hosts(_V1),
-        overlaps=True,
-        graph_sizes=sglang_sizes,
-        reserved_output=0.098,
-        reserved_at_first=0.7,
-        activations_outside=True,
-        overlaps_drafting=(False, False),
-        drafting_sizes=sglang_drafting_sizes,
-        own_all_reduces=CUSTOM,
-        defaults=_SGLANG,
+    _SGLANG_04,
+    replace(
+        _SGLANG_04,
+        name="sglang-0.4.8",
+        since=(0, 4, 8),
+        date="2025-06",
+        source="as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py and "
+        "model_executor/cuda_graph_runner.py of 0.4.8 to 0.5.2)",
+        drafting_sizes=sglang_05_drafting_sizes,
+        fraction=_sglang_older_fraction,
         cases=(
-            Case({"memory_fraction": 0.87}, tp=2),
-            Case({"memory_fraction": 0.85}, tp=4),
-            Case({"memory_fraction": 0.81}, tp=8),
-            Case({"memory_fraction": 0.79}, tp=16),
             Case({"graphs_to": 80}, tp=4),
             _DRAFTING,
-            Case({"max_batch_tokens": 8192, "graphs_to": 160}, memory_bytes=25_000 * 2.0**20),
+            _sized(35, 8192, 160),
+            _sized(90, 8192, 256),
+            _sized(160, 16384, 512),
         ),
     ),
     Engine(
         "sglang-0.5",
         "SGLang",
-        (0, 5),
-        "2025-08",
-        "as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5); padding: "
+        (0, 5, 3),
+        "2025-10",
+        "as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5.3); padding: "
         "layers/moe/topk.py, _mask_topk_ids_padded_region, with expert parallelism alone (forward_batch_info.py, "
         "enable_num_token_non_padded; pull request 25852)",
         host=_hosts(_V1),
@@ -273,6 +321,7 @@ _RECORDS = (
         reserved_output=0.098,
         reserved_at_first=0.7,
         activations_outside=True,
+        overlaps_stages=False,
         overlaps_drafting=(False, False),
         drafting_sizes=sglang_05_drafting_sizes,
         fraction=_sglang_fraction,

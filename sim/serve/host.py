@@ -78,7 +78,7 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...]) -> Hos
     sizes = gpu.memory_bytes, p.tp, p.pp, scenario.model.longest, served.drafts
     own = engine.defaults_on(gpu.architecture, *sizes)
     most = own.graphs_to, served.max_running_requests
-    graphs, overlaps = engine.graph_sizes(*most), engine.overlaps
+    graphs, overlaps = engine.graph_sizes(*most), engine.overlaps and (p.pp == 1 or engine.overlaps_stages)
     if drafts is not None:
         overlaps = overlaps and engine.overlaps_drafting[served.drafts == "model"]
         if engine.drafting_sizes is not None:

@@ -20,6 +20,7 @@ from tests.sim.serving_cases import ONE, SMALL, engine_scenario
     [
         ("vllm-v1", "dgx-h100", 1, (1024, 8192, 0.9, "gpu", True)),
         ("vllm-v1", "dgx-a100", 1, (256, 2048, 0.9, "gpu", True)),
+        ("vllm-0.8", "dgx-a100", 1, (1024, 8192, 0.9, "gpu", True)),
         ("vllm-0.6", "dgx-h100", 1, (256, 8192, 0.9, "none", False)),
         ("sglang", "dgx-h100", 8, (4096, 8192, 0.81, "gpu", False)),
         ("sglang-0.5", "dgx-h200", 8, (4096, 8192, 0.897, "gpu", False)),
@@ -42,6 +43,10 @@ def test_engines_set_their_limits_by_gpu_and_layout(
         ("sglang", 24, 1, (2048, 8, 0.88)),
         ("sglang", 24, 4, (2048, 80, 0.85)),
         ("sglang", 40, 1, (8192, 160, 0.88)),
+        ("sglang-0.4.8", 24, 1, (2048, 8, 0.879)),
+        ("sglang-0.4.8", 80, 2, (8192, 160, 0.869)),
+        ("sglang-0.4.8", 141, 8, (8192, 256, 0.887)),
+        ("sglang-0.4.8", 180, 1, (16384, 512, 0.822)),
         ("sglang-0.5", 16, 1, (2048, 8, 0.772)),
         ("sglang-0.5", 24, 1, (2048, 24, 0.847)),
         ("sglang-0.5", 48, 4, (4096, 160, 0.848)),
@@ -178,7 +183,8 @@ DRAFT = {"draft": {"preset": "llama3.2-1b", "vocab": 128256}, "tokens": 3}
     ("engine", "own", "model", "running", "padded"),
     [
         ("vllm-v1", False, False, 1024, 136),
-        ("vllm-0.14", True, True, 1024, 136),
+        ("vllm-0.14", True, False, 1024, 136),
+        ("vllm-0.19", True, True, 1024, 136),
         ("sglang", False, False, 48, 192),
         ("sglang-0.5", False, False, 48, 160),
         ("trtllm-1.0", True, False, 2048, 160),

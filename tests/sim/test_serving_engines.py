@@ -19,6 +19,7 @@ from sim.serve.costs import IterationCosts, Key, Work, iteration_costs
 from sim.serve.dims import serving_dims
 from sim.serve.engine_record import Defaults, Engine, HostTimes
 from sim.serve.engines import ENGINES, engine_named
+from sim.serve.host import host_of
 from sim.serve.iteration_shares import HOST, priced_together
 from sim.serve.load import Load
 from sim.serve.requests import Request
@@ -242,12 +243,15 @@ def test_an_unknown_engine_is_refused_with_those_known() -> None:
     [
         (("vLLM v0.15.1",), "vllm-0.14"),
         (("SGLang 0.5.3",), "sglang-0.5"),
+        (("SGLang 0.5.2",), "sglang-0.4.8"),
         (("SGLang",), "sglang-0.5"),
         (("vLLM",), "vllm-0.19"),
         (("TensorRT-LLM 1.0",), "trtllm-1.0"),
         (("vLLM 2023", ""), "vllm-0.2"),
         (("vLLM 0.6.3",), "vllm-0.6"),
         (("vLLM V1",), "vllm-v1"),
+        (("vLLM 0.8.5",), "vllm-0.8"),
+        (("vLLM v0.11",), "vllm-v1"),
         (("SGLang v0.4.1",), "sglang"),
         (("TensorRT-LLM 0.14", "TensorRT-LLM 0.14, Triton"), "trtllm-triton"),
         (
@@ -444,3 +448,18 @@ def test_the_documented_cost_of_prompts_first_is_simulated() -> None:
     for engine, said in (("sglang-0.5", "a token takes {} ms on SGLang"), ("vllm-0.14", "and {} ms on vLLM 0.14")):
         served = simulate_serving(engine_scenario(engine, batching="continuous", requests=requests)).outcome
         assert said.format(f"{1e3 * served.time_per_output_token_s.mean:.1f}") in page
+
+
+@pytest.mark.parametrize(("engine", "overlaps"), [("vllm-0.14", False), ("vllm-0.19", True), ("sglang-0.5", False)])
+def test_a_host_beside_pipeline_stages(engine: str, overlaps: bool) -> None:
+    """vLLM since 0.16 (config/vllm.py) and not SGLang (srt/server_args.py, _handle_pipeline_parallelism)."""
+    for pp in (1, 2):
+        s = parse_scenario(
+            {
+                "model": "llama3-8b",
+                "cluster": "dgx-h100",
+                "parallelism": {"pp": pp},
+                "inference": {"engine": engine, "requests": ONE},
+            }
+        )
+        assert host_of(s, ENGINES[engine], (10,) * pp).overlaps == (overlaps or pp == 1)
