@@ -168,8 +168,10 @@ class Scheduler(FoundPrefixes):
 
     def _next_waiting(self) -> Sequence | None:
         """The first of the waiting requests, of those that are known, whose LoRA adapter may be used."""
-        known = islice(self.waiting, self.known) if self.one_behind else self.waiting
-        return next((s for s in known if self.adapters is None or self.adapters.can(s.request.adapter)), None)
+        known = self.known if self.one_behind else len(self.waiting)
+        if self.adapters is None:
+            return self.waiting[0] if known else None
+        return next((s for s in islice(self.waiting, known) if self.adapters.can(s.request.adapter)), None)
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether a waiting request would find room beside those that run, each of which adds one token."""
