@@ -234,22 +234,21 @@ class Links:
 
     def needs(self, entry: Entry) -> list[tuple[int, int]]:
         """Messages that an entry takes, each with the rank that gives it."""
-        found = []
-        for stage, kind, micro_batch in parts(entry):
-            source = self.before[stage] if kind is Kind.F else self.after[stage] if kind is not Kind.W else -1
-            if source >= 0:
-                message = 2 * (source * self.m + micro_batch) + (kind is not Kind.F)
-                found.append((message, self.rank_of_stage[source]))
-        return found
+        return self._messages(entry, False)
 
     def gives(self, entry: Entry) -> list[tuple[int, int]]:
         """Messages that an entry makes, each with the rank that takes it."""
+        return self._messages(entry, True)
+
+    def _messages(self, entry: Entry, given: bool) -> list[tuple[int, int]]:
+        """A message is numbered by the stage that gives it; weight gradients neither take nor give one."""
+        forward, backward = (self.after, self.before) if given else (self.before, self.after)
         found = []
         for stage, kind, micro_batch in parts(entry):
-            target = self.after[stage] if kind is Kind.F else self.before[stage] if kind is not Kind.W else -1
-            if target >= 0:
-                message = 2 * (stage * self.m + micro_batch) + (kind is not Kind.F)
-                found.append((message, self.rank_of_stage[target]))
+            other = forward[stage] if kind is Kind.F else backward[stage] if kind is not Kind.W else -1
+            if other >= 0:
+                giver = stage if given else other
+                found.append((2 * (giver * self.m + micro_batch) + (kind is not Kind.F), self.rank_of_stage[other]))
         return found
 
     def name(self, message: int) -> str:

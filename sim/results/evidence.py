@@ -174,13 +174,8 @@ def _published_columns() -> _Columns:
     return _columns([row.features for row in published_for(serving=False)])
 
 
-def distance(a: Features, b: Features) -> float:
-    """Return how unlike two steps are, from 0."""
-    return float(_distances(a, _columns([b]))[0])
-
-
 def _distances(own: Features, others: _Columns) -> NDArray[np.float64]:
-    """Return how unlike a step is to each of several others."""
+    """Return how unlike a step is to each of several others, from 0."""
     a, b = _columns([own]), others
     gpu = np.where(a.gpu == b.gpu, 0.0, np.where(a.architecture == b.architecture, 1.0, 2.5))
     framework = np.where(a.framework == b.framework, 0.0, np.where(a.family == b.family, 0.5, 1.0))

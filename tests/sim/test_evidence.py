@@ -22,7 +22,8 @@ from sim.results.evidence import (
     SERVING,
     Features,
     PublishedStep,
-    distance,
+    _columns,
+    _distances,
     features_of,
     interval_factor,
     nearest,
@@ -117,6 +118,10 @@ def test_a_published_step_is_its_own_nearest() -> None:
     assert first.error == pytest.approx(first.predicted / first.measured - 1)
     assert [e.distance for e in others] == sorted(e.distance for e in others)
     assert len({first.table, *(e.table for e in others)}) == 3
+
+
+def distance(a: Features, b: Features) -> float:
+    return float(_distances(a, _columns([b]))[0])
 
 
 def test_distance_is_symmetric_and_grows_with_each_difference() -> None:

@@ -131,3 +131,14 @@ def test_largest_mean_of_all_circles(n: int, seed: int) -> None:
 def test_where_it_cannot_be(parallelism: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         case(parallelism, {"optimizer_post_validation": True})
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "zb_h2"])
+@pytest.mark.parametrize("zero", [0, 2])
+def test_seconds_of_every_rank_lie_within_one_step(schedule: str, zero: int) -> None:
+    """The parts are those of one step, which lasts longer than steps in a row are apart; so they may exceed that."""
+    layout = {"pp": 4, "dp": 2, "zero": zero, "schedule": schedule, "p2p_overlap": True}
+    result = simulate(case(layout, {"global_batch_size": 16, "optimizer_post_validation": True})).outcome
+    assert result.one_step_s is not None
+    assert result.one_step_s > result.step_time_s
+    assert max(x.compute_s + x.exposed_comm_s + x.bubble_s for x in result.ranks) <= result.one_step_s * (1 + 1e-9)
