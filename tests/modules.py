@@ -1,8 +1,9 @@
 """`python -m MODULE …` in a process of its own that starts in milliseconds.
 
 A server process has imported what commands import, and every run is a fork of it: a fresh process with its own folder,
-environment, output and exit code, less the half second of imports. Tests of a process's very start, of signals and of
-terminals start Python itself (`tests.processes`, `subprocess`).
+environment, output and exit code, less the time of imports: half a second, of torch several. Commands of calibrate have
+a server of their own, so that torch is in no process of a simulator's command. Tests of a process's very start, of
+signals and of terminals start Python itself (`tests.processes`, `subprocess`).
 """
 
 from __future__ import annotations
@@ -14,21 +15,26 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from multiprocessing.context import ForkServerContext
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from sim.commands.command import UNUSED
+from tests.processes import HANGS_AFTER_S
 
 ROOT = Path(__file__).parents[1]
-PRELOADED = [f"sim.commands.{name}" for name in ("run", "stepsim", "search", "sweep", "diff", "compare", "validate")]
-PRELOADED += ["sim.simulation", "sim.serve.simulation", "sim.views.timeline_page", "sim.engine.on_simpy", "rich.table"]
+COMMANDS = [f"sim.commands.{name}" for name in ("run", "stepsim", "search", "sweep", "diff", "compare", "validate")]
+COMMANDS += ["sim.simulation", "sim.serve.simulation", "sim.views.timeline_page", "sim.engine.on_simpy", "rich.table"]
+ON_TORCH = ["sim.simulation", "calibrate.capture.run_step", "calibrate.capture.program_out", "calibrate.measure"]
+ON_TORCH += ["torch._dynamo"]  # which the first optimizer imports
 
 
 def run_module(
-    *arguments: str | Path, cwd: Path = ROOT, timeout: float = 120, **environment: str
+    *arguments: str | Path, cwd: Path = ROOT, timeout: float = HANGS_AFTER_S, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """`python -m` with these arguments, waited for; its exit code, standard output and standard error.
 
@@ -39,8 +45,11 @@ def run_module(
     with tempfile.TemporaryDirectory() as folder:
         out, errors = Path(folder, "out"), Path(folder, "errors")
         variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-        process = _server().Process(target=_be, args=(words, str(cwd), variables, str(out), str(errors)))
-        process.start()
+        context = multiprocessing.get_context("forkserver")
+        process = context.Process(target=_be, args=(words, str(cwd), variables, str(out), str(errors)))
+        preloaded = ON_TORCH if words[0].startswith("calibrate.") else COMMANDS
+        with patch.object(forkserver, "connect_to_new_process", _forks_of(*preloaded)):  # Python itself has one server
+            process.start()
         process.join(timeout)
         if process.is_alive():
             process.kill()
@@ -51,18 +60,16 @@ def run_module(
 
 
 @functools.cache
-def _server() -> ForkServerContext:
-    """Started from the checkout's folder, so that it loads the checkout's packages."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
+def _forks_of(*preloaded: str) -> Callable[..., Any]:
+    """How to fork a server that has these modules, of the checkout, where they are installed."""
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload(list(preloaded))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(ROOT)
         for name, value in {**UNUSED, "PYTHONPATH": str(ROOT)}.items():
-            patch.setenv(name, value)
-        first = context.Process(target=os.getpid)
-        first.start()
-        first.join()
-    return context
+            patched.setenv(name, value)
+        server.ensure_running()
+    return server.connect_to_new_process
 
 
 def _be(words: Sequence[str], folder: str, variables: Mapping[str, str], out: str, errors: str) -> None:

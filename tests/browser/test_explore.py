@@ -17,6 +17,7 @@ import pytest
 from sim.core.units import seconds
 from sim.inputs.scenario import load_scenario
 from sim.simulation import simulate
+from tests.processes import HANGS_AFTER_S
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
@@ -51,7 +52,7 @@ def running_explorer(scenario: str, *options: str) -> Iterator[str]:
         finally:
             running.send_signal(signal.SIGINT)
             try:
-                code = running.wait(timeout=60)
+                code = running.wait(timeout=HANGS_AFTER_S)
             finally:
                 running.kill()
     assert code == 0
@@ -204,7 +205,7 @@ def test_a_serving_workload_is_explored_too(page: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("origin", "status"), [("http://evil.example", 403), ("http://127.0.0.1:{port}", 101)])
 def test_web_sockets_of_other_origins_are_refused(server: str, origin: str, status: int) -> None:
     address = urlsplit(server)
-    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=20)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=HANGS_AFTER_S)
     connection.request(
         "GET",
         "/ws",

@@ -17,6 +17,7 @@ import pytest
 
 from tests.browser.test_explore import running_explorer, visit
 from tests.modules import run_module
+from tests.processes import HANGS_AFTER_S
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
@@ -99,7 +100,7 @@ def test_a_replay(open_page: Callable[[str], Any], tmp_path: Path) -> None:
         "--chakra",
         str(prefix),
     )
-    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, timeout=HANGS_AFTER_S)
     traces = sorted(map(str, tmp_path.glob("step.*.et")))
     change = ("--groups", f"{prefix}.groups.json", "--straggler", "1=1.3")
     keep("replay", open_page(made(tmp_path, "sim.replay", *traces, *change)))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
 from sim.models.layer import layer_block
+from tests.modules import run_module
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 
@@ -43,12 +42,7 @@ def nothing():
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "mine.py").write_text(SOURCE, encoding="utf-8")
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "calibrate.capture", *words]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False
-    )
+    return run_module("calibrate.capture", *words, cwd=folder)
 
 
 @pytest.fixture(scope="module")

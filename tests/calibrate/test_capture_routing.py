@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 
 from sim.inputs.script_program import What, read_rank_program
+from tests.modules import run_module
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 from torch import Tensor, nn  # noqa: E402
@@ -164,10 +163,7 @@ for step in range(3):
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "calibrate.capture", *words, "--out", "p"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
+    return run_module("calibrate.capture", *words, "--out", "p", cwd=folder)
 
 
 def test_a_script_with_expert_parallelism_exchanges_counts(tmp_path: Path) -> None:

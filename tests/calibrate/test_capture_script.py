@@ -14,6 +14,7 @@ import pytest
 from sim.inputs.script_program import RankProgram, What, read_rank_program
 from sim.traces.program_in import program_recording
 from sim.traces.program_prices import ProgramPrices
+from tests.modules import run_module
 from topology.presets import CLUSTERS
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
@@ -349,21 +350,8 @@ def test_stages_of_a_pipeline_meet_in_their_message(captured: Captured) -> None:
 
 def run(folder: Path, source: str, *more: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(source, encoding="utf-8")
-    root = str(Path(__file__).parents[2])
-    command = [
-        sys.executable,
-        "-m",
-        "calibrate.capture",
-        "--script",
-        "train.py",
-        "--world-size",
-        "4",
-        "--out",
-        "p",
-        *more,
-    ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
+    words = ("--script", "train.py", "--world-size", "4", "--out", "p", *more)
+    return run_module("calibrate.capture", *words, cwd=folder)
 
 
 UNUSED = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from sim.inputs.program_file import read_program
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.simulation import simulate
 from sim.studies.comparison import operators
+from tests.modules import run_module
 
 torch = pytest.importorskip("torch", reason="runs a step for real")
 
@@ -35,9 +34,8 @@ def step():
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("program")
     (found / "encoder_step.py").write_text(SOURCE, encoding="utf-8")
-    root = str(Path(__file__).parents[2])
-    command = [sys.executable, "-m", "calibrate.capture", "encoder_step:step", "--device", "cpu", "--out", "p.json.gz"]
-    done = subprocess.run(command, cwd=found, env={"PYTHONPATH": root}, capture_output=True, text=True, check=False)
+    words = ("encoder_step:step", "--device", "cpu", "--out", "p.json.gz")
+    done = run_module("calibrate.capture", *words, cwd=found)
     assert done.returncode == 0, done.stderr
     return found
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
+from tests.modules import run_module
 
 torch = pytest.importorskip("torch")
 
@@ -78,12 +78,12 @@ def test_table_and_picture() -> None:
 def test_the_command(tmp_path: Path) -> None:
     file, picture = tmp_path / "p.json", tmp_path / "p.svg"
     profile().save(file)
-    command = [sys.executable, "-m", "calibrate.side_by_side", str(file), "--svg", str(picture)]
-    found = subprocess.run(command, text=True, capture_output=True, check=True)
+    command = ("calibrate.side_by_side", file, "--svg", picture)
+    found = run_module(*command)
     assert "flash" in found.stdout
     assert picture.read_text().startswith("<svg")
     make_profile("node", FACTS, []).save(file)
-    refused = subprocess.run(command, text=True, capture_output=True)
+    refused = run_module(*command)
     assert refused.returncode == 2
     assert "has no kernel both unfused and fused" in refused.stderr
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.modules import run_module
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_a_usage_mistake_is_one_message(arguments: list[str], message: str, tmp_
     file = tmp_path / "file"
     file.touch()
     words = [word.format(file=file) for word in arguments]
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
+    done = run_module(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
     assert message in done.stderr

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.processes import HANGS_AFTER_S
+
 DROPPED = """
 import os, signal, time
 from sim.commands import command
@@ -49,5 +51,5 @@ run_command(main)
 @pytest.mark.skipif(sys.platform == "win32", reason="no timers by signal")
 @pytest.mark.parametrize("program", [DROPPED, CAUGHT, REPLACED])
 def test_a_request_to_end_that_gets_lost_ends_the_command_without_a_word(program: str) -> None:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANGS_AFTER_S)
     assert (done.returncode, done.stderr) == (143, "")

@@ -20,6 +20,7 @@ from sim.search.best_first import BestFirst
 from sim.search.evaluation import Outcome
 from sim.search.space import Layout, make_space
 from sim.studies.executors import dask_workers, local_workers
+from tests.processes import HANGS_AFTER_S
 
 pytest.importorskip("distributed", reason="dask.distributed is not installed")
 
@@ -82,7 +83,7 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
         expected = BestFirst(space, 1e18, 40, False, here).run()
     killed: list[int] = []
     with cluster(tmp_path) as (address, victim), dask_workers(address) as pool:
-        until = time.monotonic() + 60
+        until = time.monotonic() + HANGS_AFTER_S
         while pool.cores() < 2 and time.monotonic() < until:
             time.sleep(0.05)
         assert pool.cores() == 2

@@ -23,6 +23,7 @@ from sim.studies.executors import dask_workers, local_workers, results
 from sim.studies.sweep_worker import attempt, pack
 from sim.views.sweep_page import sweep_page
 from tests.modules import run_module
+from tests.processes import HANGS_AFTER_S
 from tests.sim.test_search_dask import cluster
 
 ROOT = Path(__file__).parents[2]
@@ -216,7 +217,7 @@ def test_a_killed_dask_worker_loses_nothing(tmp_path: Path) -> None:
     with local_workers(1) as here:
         expected = rows_of(packed, changes, here)
     with cluster(tmp_path) as (address, victim), dask_workers(address) as pool:
-        until = time.monotonic() + 60
+        until = time.monotonic() + HANGS_AFTER_S
         while pool.cores() < 2 and time.monotonic() < until:
             time.sleep(0.05)
         found = []
@@ -224,7 +225,7 @@ def test_a_killed_dask_worker_loses_nothing(tmp_path: Path) -> None:
             found.append(row)
             if len(found) == 5:
                 os.kill(victim.pid, signal.SIGKILL)
-        assert victim.wait(20) == -signal.SIGKILL
+        assert victim.wait(HANGS_AFTER_S) == -signal.SIGKILL
         assert found == expected
         whole = run_sweep(FILE, [RANKS, SCALES], Study(dask=address))
     assert whole["rows"] == run_sweep(FILE, [RANKS, SCALES], Study())["rows"]

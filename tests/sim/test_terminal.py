@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.modules import run_module
-from tests.processes import ROOT, start, wait_until
+from tests.processes import HANGS_AFTER_S, ROOT, start, wait_until
 
 RUN = ("sim.run", "scenarios/1f1b_pp8.yaml")
 COMPARE = ("sim.compare", "scenarios/cpu/tp2.yaml", "scenarios/measured/tp2.json")
@@ -58,7 +58,7 @@ def test_a_reader_that_leaves_changes_nothing(command: tuple[str, ...]) -> None:
     assert writing.stderr is not None
     writing.stdout.close()
     errors = writing.stderr.read()
-    assert (writing.wait(timeout=120), errors) == (0, "")
+    assert (writing.wait(timeout=HANGS_AFTER_S), errors) == (0, "")
 
 
 def test_a_check_that_fails_says_so_though_nobody_reads() -> None:
@@ -73,7 +73,9 @@ def test_a_check_that_fails_says_so_though_nobody_reads() -> None:
 @pytest.mark.parametrize("arguments", [["nowhere.yaml"], ["--nosuch"], ["scenarios/dp8.yaml", "--json"]], ids=" ".join)
 def test_bad_input_is_exit_code_2_though_its_message_cannot_be_written(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "sim.run", *arguments], cwd=ROOT, stderr=full, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-m", "sim.run", *arguments], cwd=ROOT, stderr=full, timeout=HANGS_AFTER_S
+        )
     assert done.returncode == 2
 
 
@@ -95,7 +97,7 @@ def on_terminal(command: tuple[str, ...], *, which: str, **environment: str) -> 
     os.close(its)
     shown = b""
     while True:
-        ready, _, _ = select.select([mine], [], [], 120)
+        ready, _, _ = select.select([mine], [], [], HANGS_AFTER_S)
         try:
             piece = os.read(mine, 1 << 16) if ready else b""
         except OSError:  # the other end is closed
@@ -107,7 +109,7 @@ def on_terminal(command: tuple[str, ...], *, which: str, **environment: str) -> 
     text = pipe.read().decode()
     pipe.close()
     os.close(mine)
-    assert running.wait(timeout=60) == 0, shown
+    assert running.wait(timeout=HANGS_AFTER_S) == 0, shown
     return shown.decode(), text
 
 
