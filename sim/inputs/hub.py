@@ -1,4 +1,4 @@
-"""Models by their id on the Hugging Face Hub, such as `Qwen/Qwen3-32B`. Nothing is fetched."""
+"""Models on the Hugging Face Hub, named as `hf://Qwen/Qwen3-32B`. Nothing is fetched."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import yaml
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = (".json", ".yaml", ".yml", ".gz")
 _SUFFIX = r"-(instruct|base|chat|hf|it|fp8)\b.*"
+PREFIX = "hf://"
 _SHIPPED = Path(__file__).parents[1] / "presets" / "hub_models.yaml"
 
 
@@ -44,13 +45,23 @@ def downloaded_config(hub_id: str) -> Path | None:
         return None
 
 
-def how_to_fetch(hub_id: str, presets: tuple[str, ...]) -> str:
-    """Return what to do with the id of a model that is neither shipped nor downloaded."""
+def config_of(hub_id: str) -> str | Path | None:
+    """The shipped model that describes a Hub id, or its downloaded `config.json`, or None."""
+    return shipped_models().get(hub_id.lower()) or downloaded_config(hub_id)
+
+
+def what_to_write(hub_id: str, presets: tuple[str, ...]) -> str:
+    """Return what to write or do where a model is named by a bare Hub id, or by one that nothing describes."""
+    found = config_of(hub_id)
+    if isinstance(found, str):
+        return f"looks like a Hugging Face Hub id: the shipped model is '{found}'; or write '{PREFIX}{hub_id}'"
+    if found is not None:
+        return f"looks like a Hugging Face Hub id: write '{PREFIX}{hub_id}' for the config in the Hub's cache"
     shipped = {name.replace("-", "").replace(".", ""): name for name in presets}
     word = re.sub(_SUFFIX, "", hub_id.partition("/")[2].lower().removeprefix("meta-"))
-    found = difflib.get_close_matches(re.sub(r"[-_.]", "", word), shipped, n=1, cutoff=0.75)
-    hint = f"the nearest shipped model is '{shipped[found[0]]}', or " if found else ""
+    near = difflib.get_close_matches(re.sub(r"[-_.]", "", word), shipped, n=1, cutoff=0.75)
+    hint = f"the nearest shipped model is '{shipped[near[0]]}', or " if near else ""
     return (
-        f"looks like a Hugging Face Hub id: {hint}run `hf download {hub_id} config.json`, after which this id is found "
-        "in the Hub's cache"
+        f"looks like a Hugging Face Hub id: {hint}run `hf download {hub_id} config.json`, after which "
+        f"'{PREFIX}{hub_id}' is found in the Hub's cache"
     )

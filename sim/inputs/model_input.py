@@ -79,13 +79,17 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
         return _preset(preset)
     from sim.inputs import hub, huggingface  # a preset's name does without
 
-    found = file_named(preset, source, MODEL_FILE) if preset else None
-    if found is None and (shipped := hub.shipped_models().get(preset.lower())):
-        return _preset(shipped)
-    if found is None and hub.is_id(preset):
-        found = hub.downloaded_config(preset)
-        if found is None:
-            raise source.error(path, f"found {show(preset)}; {hub.how_to_fetch(preset, model_presets())}")
+    hub_id = preset.removeprefix(hub.PREFIX)
+    found: Path | None = None
+    if hub_id != preset:
+        of_hub = hub.config_of(hub_id)
+        if isinstance(of_hub, str):
+            return _preset(of_hub)
+        found = of_hub
+    elif preset:
+        found = file_named(preset, source, MODEL_FILE)
+    if found is None and hub.is_id(hub_id):
+        raise source.error(path, f"found {show(preset)}; {hub.what_to_write(hub_id, model_presets())}")
     if found is not None:
         return huggingface.model_from_config(found)
     if preset.endswith(".json") or "/" in preset or "\\" in preset:

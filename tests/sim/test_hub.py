@@ -15,11 +15,11 @@ from sim.inputs.model_input import load_model, model_presets
 def test_each_shipped_id_is_that_of_one_shipped_model() -> None:
     assert set(shipped_models().values()) <= set(model_presets())
     for hub_id, name in shipped_models().items():
-        assert load_model(hub_id) == load_model(name)
+        assert load_model(f"hf://{hub_id}") == load_model(name)
 
 
 def test_capital_letters_of_an_id_do_not_count() -> None:
-    assert load_model("QWEN/qwen3-32b") == load_model("Qwen/Qwen3-32B") == load_model("qwen3-32b")
+    assert load_model("hf://QWEN/qwen3-32b") == load_model("hf://Qwen/Qwen3-32B") == load_model("qwen3-32b")
 
 
 def _downloaded(cache: Path, hub_id: str, layers: int) -> None:
@@ -36,16 +36,16 @@ def _downloaded(cache: Path, hub_id: str, layers: int) -> None:
 def test_a_downloaded_config_is_read_from_the_hub_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     _downloaded(tmp_path / "hub", "somebody/model", layers=7)
-    assert load_model("somebody/model").layers == 7
+    assert load_model("hf://somebody/model").layers == 7
     monkeypatch.delenv("HF_HUB_CACHE")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert load_model("somebody/model").layers == 7
+    assert load_model("hf://somebody/model").layers == 7
 
 
 def test_a_shipped_model_comes_before_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     _downloaded(tmp_path, "Qwen/Qwen3-32B", layers=7)
-    assert load_model("Qwen/Qwen3-32B").layers == 64
+    assert load_model("hf://Qwen/Qwen3-32B").layers == 64
 
 
 def test_an_id_of_neither_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,4 +53,15 @@ def test_an_id_of_neither_is_refused_with_what_to_do(tmp_path: Path, monkeypatch
     with pytest.raises(
         InputError, match=r"nearest shipped model is 'qwen3-8b', or run `hf download Qwen/Qwen3-8B-Base"
     ):
-        load_model("Qwen/Qwen3-8B-Base")
+        load_model("hf://Qwen/Qwen3-8B-Base")
+
+
+def test_a_bare_id_is_answered_with_what_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    _downloaded(tmp_path, "somebody/model", layers=7)
+    with pytest.raises(
+        InputError, match=r"the shipped model is 'llama3.1-8b'; or write 'hf://meta-llama/Llama-3.1-8B'"
+    ):
+        load_model("meta-llama/Llama-3.1-8B")
+    with pytest.raises(InputError, match="write 'hf://somebody/model' for the config in the Hub's cache"):
+        load_model("somebody/model")
