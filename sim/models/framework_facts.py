@@ -237,6 +237,9 @@ class Framework(Struct, frozen=True):
     all_reduces_at_zero_1: bool = False
     """with ZeRO-1, whole gradients are all-reduced at once after the last backward [nanotron: trainer.py,
     `make_ddp`; sync_gradients_across_dp]"""
+    gathers_tensor_by_tensor: bool = False
+    """with ZeRO-1, updated parameters are put into one buffer for each rank, and each rank's part of each tensor is
+    copied back by a kernel of its own [nanotron: distributed.py, all_gather_coalesced]"""
     accumulates_in_a_row: bool = False
     """default of `parallelism.accumulate_in_a_row` [Llama Team 2024, section 3.3.2]"""
     checkpoint_stops_early: bool = True

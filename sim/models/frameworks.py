@@ -211,6 +211,7 @@ _RECORDS = (
         plain_host=False,  # tensor-parallel linear layers and loss are Megatron's autograd functions, in Python
         adds_gradients_late=True,
         all_reduces_at_zero_1=True,
+        gathers_tensor_by_tensor=True,
         zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad
     ),
 )

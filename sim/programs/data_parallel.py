@@ -58,6 +58,7 @@ class DataParallel(Struct, frozen=True):
     late_gradient_bytes: float = 0.0  # an element, of gradients that a backward holds until it ends
     matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
     whole_sums: bool = False  # ZeRO-1 leaves the sum of whole gradients with everybody
+    by_tensor: bool = False  # ZeRO-1 copies each rank's part of each gathered tensor by a kernel of its own
 
     @property
     def _whole_reduction(self) -> tuple[str, ...]:
@@ -152,6 +153,7 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
         whole_sums=framework.all_reduces_at_zero_1,
+        by_tensor=framework.gathers_tensor_by_tensor and p.zero == 1,
     )
 
 
@@ -346,4 +348,22 @@ def gather_after_optimizer(blocks: tuple[Block, ...], dp: DataParallel) -> Progr
         return ()
     dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
     gathered = dp.gather("all", dense, experts, Phase.OPTIMIZER, "")
-    return (*gathered, *cast(gathered, dp, Phase.OPTIMIZER))
+    copied = copies_by_tensor(blocks, dp) if gathered and dp.by_tensor else ()
+    return (*copied[:1], *gathered, *copied[1:], *cast(gathered, dp, Phase.OPTIMIZER))
+
+
+def copies_by_tensor(blocks: Sequence[Block], dp: DataParallel) -> Program:
+    """Return the copies before and after a gather of which each tensor is a list of its ranks' parts.
+
+    All parameters are joined rank by rank, whatever is gathered into them. torch copies what arrives from the buffer
+    of its own collective (ProcessGroupNCCL, `allgather`), and then each part of each tensor is copied back.
+    """
+    elements = sum(b.params + b.expert_params for b in blocks)
+    moved = 2 * elements * dp.gathered_bytes
+    tensors = sum(len(b.tensors) or 1 for b in blocks)
+    phase, dtype = Phase.OPTIMIZER, "bf16"
+    joined = memory_op("join parameters", phase, "copy", elements, moved, dtype, dp.shard)
+    put = memory_op("put parameters", phase, "copy", elements, moved, dtype, dp.shard)
+    back = memory_op("copy parameters back", phase, "copy", elements, moved, dtype, tensors * dp.shard)
+    made = (joined, put, replace(back, looped=True))
+    return tuple([replace(op, part=ModelPart.PARAMETER_COPIES) for op in made])
