@@ -55,7 +55,8 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
     if isinstance(per_node, int):
         inter_node = data.get("inter_node", {})
         if isinstance(inter_node, dict):
-            data["inter_node"] = {"nics_per_node": per_node, **inter_node, **_same_nics(given.get("inter_node"))}
+            transport = {k: v for k, v in same_nics(given.get("inter_node")).items() if k == "transport"}
+            data["inter_node"] = {"nics_per_node": per_node, **inter_node, **transport}
         if per_node >= 1:
             data.setdefault("nodes", max(1, -(-ranks // per_node)))
     return validate(ClusterSpec, data, source, path)
@@ -160,14 +161,14 @@ def _check_one_a_node(given: Mapping[str, Any], source: Source, path: KeyPath) -
             raise source.error((*path, key), f"{found}, or give kind and bandwidth_bytes_per_s in intra_node")
 
 
-def _same_nics(stated: Any) -> dict[str, Any]:
-    """Return what else is known of the network whose NICs are stated in number, bandwidth and latency: how it
-    transports and shares, of the shipped cluster of which all that is stated holds."""
+def same_nics(stated: Any) -> dict[str, Any]:
+    """Return the network of the shipped cluster with the NICs that are stated in number, bandwidth and latency, and of
+    which all else that is stated holds, whatever other jobs take (`spread`); {} if there is none."""
     if not isinstance(stated, dict) or not stated.keys() >= {"nics_per_node", "nic_bandwidth_bytes_per_s", "latency_s"}:
         return {}
+    nics = [(key, value) for key, value in stated.items() if key != "spread"]
     known = (c.inter_node.model_dump() for c in CLUSTERS.values())
-    found = next((each for each in known if all(each.get(key) == value for key, value in stated.items())), {})
-    return {key: found[key] for key in ("transport", "spread") if key in found}
+    return next((each for each in known if all(each.get(key) == value for key, value in nics)), {})
 
 
 def _of_each_domain(domain_gpus: int, ranks: int) -> int:

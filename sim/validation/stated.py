@@ -1,8 +1,8 @@
-"""What a table says about its software, in a scenario's words: release dates, trainers, captured graphs.
+"""What a table says beside its scenario, in a scenario's words: release dates, trainers, captured graphs, other jobs.
 
 A scenario that was published years ago names no `training.framework` of ours, no `software_date` and no switches of the
-launch script; the table's `software` and a row's `run.settings` do. How fp8 is scaled a row's `id` alone tells. Keys
-that a row states itself stand.
+launch script; the table's `software` and a row's `run.settings` do. How fp8 is scaled a row's `id` alone tells. That
+other jobs used the network while collectives were measured, its `assumptions` say. Keys that a row states itself stand.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from sim.inputs.cluster_input import same_nics
+from sim.inputs.overrides import merge
 from sim.models.frameworks import FRAMEWORKS
 
 # Trainers that have a record of their own in `sim.models.frameworks`, by the name that tables have for them.
@@ -42,6 +44,9 @@ ON = ("1", "true")
 # Words of a row's id that say how fp8 is scaled, which a table states nowhere else: torchao's, and
 # NVIDIA's fp8-cs (current scaling) and fp8-sc (sub-channel scaling).
 RECIPES = {"rowwise": "rowwise", "tensorwise": "tensorwise", "fp8-cs": "tensorwise", "fp8-sc": "blockwise"}
+
+# Words of an assumption that is stated: many jobs, whose messages delayed each other.
+SHARED = "shared cluster"
 
 
 def software_date(text: str) -> str | None:
@@ -94,3 +99,20 @@ def with_stated(training: dict[str, Any], software: object, row: Mapping[str, An
     else:
         stated.pop("framework", None)
     return {**training, **{key: value for key, value in stated.items() if key not in training}}
+
+
+def with_other_jobs(scenario: dict[str, Any], assumptions: object) -> dict[str, Any]:
+    """A table's scenario with what other jobs take of its NICs, if the table states that it measured beside them.
+
+    >>> nics = {"nics_per_node": 32, "nic_bandwidth_bytes_per_s": 12.5e9, "latency_s": 75e-6}
+    >>> said = [{"fact": "many jobs on a shared cluster", "basis": "stated"}]
+    >>> with_other_jobs({"cluster": {"inter_node": nics}}, said)["cluster"]["inter_node"]["spread"]
+    0.8
+    """
+    listed = [x for x in assumptions if isinstance(x, Mapping)] if isinstance(assumptions, list) else []
+    cluster = scenario.get("cluster")
+    stated = cluster.get("inter_node") if isinstance(cluster, Mapping) else None
+    spread = same_nics(stated).get("spread", 0.0)
+    if not spread or not any(x.get("basis") == "stated" and SHARED in str(x.get("fact")) for x in listed):
+        return scenario
+    return merge({"cluster": {"inter_node": {"spread": spread}}}, scenario)

@@ -19,7 +19,7 @@ from sim.inputs.overrides import merge
 from sim.validation.launch_scripts import with_launch_script
 from sim.validation.records import Measurement, Table
 from sim.validation.running_requests import without_false_limits
-from sim.validation.stated import with_stated
+from sim.validation.stated import with_other_jobs, with_stated
 
 FORMAT = "measurements/1"
 KINDS = ("training_step", "kernel", "collective", "inference")
@@ -42,7 +42,7 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     if not isinstance(rows, list):
         raise InputError(f"{path}: rows: found {type(rows).__name__}; allowed: a list of rows")
     name = str(data.get("name") or Path(path).stem)
-    shared = _scenario(data.get("scenario"), f"{path}: scenario")
+    shared = with_other_jobs(_scenario(data.get("scenario"), f"{path}: scenario"), data.get("assumptions"))
     source = {str(k): str(v) for k, v in _mapping(data.get("source"), f"{path}: source").items()}
     software = (str(data.get("software", "")), source.get("citation", ""))
     made = [_row(r, f"{path}: rows[{i}]", name, data["kind"], shared, software) for i, r in enumerate(rows)]

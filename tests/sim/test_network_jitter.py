@@ -87,14 +87,16 @@ def test_a_spread_gives_every_group_the_median_and_draws_take_its_place() -> Non
     )
 
 
-def test_nics_that_are_stated_as_efa_s_are_shared_as_efa_s() -> None:
-    """As published tables describe the cluster: number, bandwidth and latency of its NICs."""
+@pytest.mark.parametrize("spread", [{}, {"spread": 0.5}])
+def test_nics_that_are_stated_as_efa_s_transport_as_efa_s(spread: dict[str, float]) -> None:
+    """As published tables describe the cluster: number, bandwidth and latency of its NICs. What other jobs take of it
+    is no property of its NICs."""
     nics = {"kind": "fat_tree", "nics_per_node": 32, "nic_bandwidth_bytes_per_s": 12.5e9, "latency_s": 75e-6}
     stated = parse_scenario(
         {
             "model": "llama3.2-1b",
             "training": {"seq_len": 1024, "global_batch_size": 32},
-            "cluster": {"preset": "dgx-h100", "inter_node": {**nics, "rendezvous": True}},
+            "cluster": {"preset": "dgx-h100", "inter_node": {**nics, "rendezvous": True, **spread}},
         }
     ).cluster.inter_node
-    assert stated == CLUSTERS["p5-efa"].inter_node
+    assert stated == CLUSTERS["p5-efa"].inter_node.model_copy(update={"spread": spread.get("spread", 0.0)})

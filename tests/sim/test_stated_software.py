@@ -110,3 +110,28 @@ def test_switches_of_the_launch_script(tmp_path: Path) -> None:
     both = {"run": {"settings": {"LAYER_CUDA_GRAPH": "1", "FULL_CUDA_GRAPH": "1"}}}
     assert training(tmp_path, "NeMo 24.09", both)["cuda_graphs"] == "step"  # the wider
     assert training(tmp_path, "NeMo 24.09", on, cuda_graphs="none")["cuda_graphs"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("fact", "basis", "spread"),
+    [
+        ("medians over many jobs on a shared cluster", "stated", 0.8),
+        ("medians over many jobs on a shared cluster", "inferred", None),
+        ("the cluster was ours alone", "stated", None),
+    ],
+)
+def test_a_table_that_states_other_jobs_has_their_messages(
+    tmp_path: Path, fact: str, basis: str, spread: float | None
+) -> None:
+    nics = {"nics_per_node": 32, "nic_bandwidth_bytes_per_s": 12.5e9, "latency_s": 75e-6}
+    data = {
+        "format": "measurements/1",
+        "name": "t",
+        "kind": "collective",
+        "assumptions": [{"fact": fact, "basis": basis}],
+        "scenario": {"cluster": {"preset": "dgx-h100", "inter_node": nics}},
+        "rows": [{"id": "r", "measured": {"seconds": 1.0}}],
+    }
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps(data), encoding="utf-8")
+    assert read_table(file).rows[0].scenario["cluster"]["inter_node"].get("spread") == spread
