@@ -115,4 +115,4 @@ def with_other_jobs(scenario: dict[str, Any], assumptions: object) -> dict[str, 
     spread = same_nics(stated).get("spread", 0.0)
     if not spread or not any(x.get("basis") == "stated" and SHARED in str(x.get("fact")) for x in listed):
         return scenario
-    return merge({"cluster": {"inter_node": {"spread": spread}}}, scenario)
+    return dict(merge({"cluster": {"inter_node": {"spread": spread}}}, scenario))
