@@ -10,23 +10,22 @@ Seconds called "fitted" are printed by `python tools/fit_engines.py`: least squa
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 
-from sim.serve.engine_record import Case, Defaults, Drafts, Engine, HostTimes
+from sim.serve.engine_record import Case, Defaults, Engine, HostTimes
 from sim.serve.graph_sizes import (
     by_eights_to,
     sglang_05_drafting_sizes,
     sglang_05_sizes,
     sglang_drafting_sizes,
+    sglang_older_drafting_sizes,
     sglang_sizes,
     trtllm_sizes,
     vllm_sizes,
 )
 from sim.serve.own_all_reduce import CUSTOM, CUSTOM_LESS, MIN_LATENCY
-
-GIB = 2.0**30
+from sim.serve.sglang_memory import GIB, sglang_fraction, sglang_older_fraction
 
 # Fitted, each number once: other records take theirs from these.
 _VLLM_02 = {
@@ -96,42 +95,25 @@ _DRAFTING = Case({"max_running_requests": 48}, drafting=True)  # srt/server_args
 _SGLANG = Defaults(4096, 2048, 1, 0.88, prefix_cache="gpu", chunked_prefill=False, graphs_to=8)
 
 
-def _sglang_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
-    """What is left of a GPU's MiB less 1.5 a token of a chunk, 2 for each sequence of the largest graph, 128 for each
-    rank (tp·pp), 512; of more than 60 GiB at least 10 are left out. For drafts by a model of its own (STANDALONE) 6 GiB
-    more are left out, by the model's own layer (EAGLE) 2 (SGLang 0.5, srt/server_args.py, _handle_gpu_memory_settings).
-
-    >>> d = Defaults(max_batch_tokens=8192, graphs_to=256)
-    >>> _sglang_fraction(80 * GIB, 1, d, "none"), _sglang_fraction(80 * GIB, 1, d, "layer")
-    (0.836, 0.811)
-    """
-    mib = memory_bytes / 2**20
-    reserved = 512 + 1.5 * max(d.max_batch_tokens, 2048) + 2 * d.graphs_to + 128 * ranks
-    if mib > 60 * 1024:
-        reserved = max(reserved, 10 * 1024)
-    reserved += {"none": 0, "layer": 2 * 1024, "model": 6 * 1024}[drafts]
-    return max(0.001, round((mib - reserved) / mib, 3))  # less than nothing: SGLang does not start
-
-
-def _sglang_older_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
-    """What is left of a GPU's GiB less 2.8 and a tenth for each rank (tp·pp) of less than 35, 9.5 and a half for each
-    of less than 90, 12 and a half of less than 160, 32 of more; 2 more with drafts (0.4.8 to 0.5.2, the same file).
-
-    >>> _sglang_older_fraction(80 * GIB, 1, _SGLANG, "none"), _sglang_older_fraction(80 * GIB, 8, _SGLANG, "layer")
-    (0.875, 0.806)
-    """
-    gib = memory_bytes / GIB
-    sizes = ((35, 2.8, 0.1), (90, 9.5, 0.5), (160, 12.0, 0.5), (math.inf, 32.0, 0.0))
-    reserved = next(base + ranks * each for below, base, each in sizes if gib < below)
-    reserved += 0.0 if drafts == "none" else 2.0
-    return max(0.001, round((gib - reserved) / gib, 3))
-
-
 def _sized(gib: int, tokens: int, graphs_to: int, tp: int = 1) -> Case:
     """Chunks and graphs from so much memory on."""
     return Case({"max_batch_tokens": tokens, "graphs_to": graphs_to}, memory_bytes=gib * GIB, tp=tp)
 
 
+_FIRST_VLLM = Engine(
+    "vllm-0.2",
+    "vLLM",
+    (0, 1),
+    "2023-11",
+    "host: fitted to splitwise_llama2_70b; no graphs before 0.2.7; csrc/attention/attention_kernels.cu has a block "
+    "for each query head; max_num_batched_tokens 2,560 (engine/arg_utils.py); whole prompts first and alone "
+    "(core/scheduler.py)",
+    host=_VLLM_02,
+    decode_attention="per_head",
+    whole_prompts=True,
+    sized_tokens=2560,
+    defaults=Defaults(max_batch_tokens=2560, chunked_prefill=False),
+)
 _VLLM_06 = Engine(
     "vllm-0.6",
     "vLLM",
@@ -226,19 +208,18 @@ _SGLANG_04 = Engine(
 )
 _RECORDS = (
     Engine("bundled", "bundled", (), "2026-11", "this project's: one kernel after another, a host of no time"),
-    Engine(
-        "vllm-0.2",
-        "vLLM",
-        (0, 1),
-        "2023-11",
-        "host: fitted to splitwise_llama2_70b; no graphs before 0.2.7; csrc/attention/attention_kernels.cu has a block "
-        "for each query head; max_num_batched_tokens 2,560 (engine/arg_utils.py); whole prompts first and alone "
-        "(core/scheduler.py)",
-        host=_VLLM_02,
-        decode_attention="per_head",
-        whole_prompts=True,
-        sized_tokens=2560,
-        defaults=Defaults(max_batch_tokens=2560, chunked_prefill=False),
+    _FIRST_VLLM,
+    replace(
+        _FIRST_VLLM,
+        name="vllm-0.2.7",
+        since=(0, 2, 7),
+        date="2024-01",
+        source="as vllm-0.2; graphs to 256, padding: token 0 (worker/model_runner.py); max_num_batched_tokens: the "
+        "model's length, which also sizes the memory (config.py, SchedulerConfig)",
+        padded_experts=("alike", "alike"),
+        whole_prompt_tokens=2048,
+        sized_tokens=None,
+        defaults=_VLLM_V0,
     ),
     Engine(
         "vllm-0.5",
@@ -296,8 +277,8 @@ _RECORDS = (
         date="2025-06",
         source="as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py and "
         "model_executor/cuda_graph_runner.py of 0.4.8 to 0.5.2)",
-        drafting_sizes=sglang_05_drafting_sizes,
-        fraction=_sglang_older_fraction,
+        drafting_sizes=sglang_older_drafting_sizes,
+        fraction=sglang_older_fraction,
         cases=(
             Case({"graphs_to": 80}, tp=4),
             _DRAFTING,
@@ -324,7 +305,7 @@ _RECORDS = (
         overlaps_stages=False,
         overlaps_drafting=(False, False),
         drafting_sizes=sglang_05_drafting_sizes,
-        fraction=_sglang_fraction,
+        fraction=sglang_fraction,
         own_all_reduces=CUSTOM,
         defaults=_SGLANG,
         cases=(

@@ -35,12 +35,13 @@ def vllm_sizes(to: int, running: int) -> tuple[int, ...]:
 
 
 def sglang_sizes(to: int, running: int) -> tuple[int, ...]:
-    """As many as may run among them (SGLang 0.4, model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture).
+    """By 16 from 256 on, as many as may run among them (SGLang 0.4 to 0.5.2, model_executor/cuda_graph_runner.py,
+    get_batch_sizes_to_capture).
 
-    >>> sglang_sizes(160, 20)
-    (1, 2, 4, 8, 16, 20)
+    >>> sglang_sizes(160, 20), sglang_sizes(512, 4096)[-3:]
+    ((1, 2, 4, 8, 16, 20), (480, 496, 512))
     """
-    return _with_most((*SMALL, *range(8, to + 1, 8)), to, running)
+    return _with_most((*SMALL, *range(8, 257, 8), *range(272, to + 1, 16)), to, running)
 
 
 def sglang_05_sizes(to: int, running: int) -> tuple[int, ...]:
@@ -60,6 +61,16 @@ def sglang_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
     ((27, 29, 31, 48), (64, 96, 128, 160))
     """
     return _with_most((*range(1, 9), *range(9, 33, 2), 64, 96, 128, 160), to, running)
+
+
+def sglang_older_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Of sequences with drafted tokens (SGLang 0.5.0 to 0.5.2, cuda_graph_runner.py, get_batch_sizes_to_capture).
+
+    >>> sglang_older_drafting_sizes(256, 48)[-5:]
+    (28, 30, 32, 40, 48)
+    """
+    steps = (*range(1, 9), *range(10, 33, 2), 40, 48, 56, *range(80, 161, 16), *range(168, 257, 8))
+    return _with_most((*steps, *range(272, to + 1, 16)), to, running)
 
 
 def sglang_05_drafting_sizes(to: int, running: int) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ import pytest
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.costs import iteration_costs
-from sim.serve.engines import ENGINES, GIB
+from sim.serve.engines import ENGINES, engine_named
+from sim.serve.sglang_memory import GIB
 from sim.serve.simulation import simulate_serving
 from tests.sim.serving_cases import ONE, SMALL, engine_scenario
 
@@ -20,6 +21,7 @@ from tests.sim.serving_cases import ONE, SMALL, engine_scenario
     [
         ("vllm-v1", "dgx-h100", 1, (1024, 8192, 0.9, "gpu", True)),
         ("vllm-v1", "dgx-a100", 1, (256, 2048, 0.9, "gpu", True)),
+        ("vllm-0.2.7", "dgx-a100", 1, (256, 8192, 0.9, "none", False)),
         ("vllm-0.8", "dgx-a100", 1, (1024, 8192, 0.9, "gpu", True)),
         ("vllm-0.6", "dgx-h100", 1, (256, 8192, 0.9, "none", False)),
         ("sglang", "dgx-h100", 8, (4096, 8192, 0.81, "gpu", False)),
@@ -203,3 +205,13 @@ def test_what_drafted_tokens_change_in_an_engine(
         assert (host.overlaps, s.for_serving.max_running_requests, host.padded(132)) == (overlaps, running, padded)
         alone = parse_scenario({**data, "inference": {**section, "speculative": None}})
         assert iteration_costs(alone, load_profile(s.calibration)).host.overlaps == ENGINES[engine].overlaps
+
+
+def test_graphs_came_with_vllm_0_2_7() -> None:
+    """A batch of 33 is padded to the graph of 40; before there were none."""
+    for release, name, padded in (("0.2.6", "vllm-0.2", 33), ("0.2.7", "vllm-0.2.7", 40)):
+        found = engine_named((f"vLLM {release}",))
+        assert found is not None
+        assert found.name == name
+        s = engine_scenario(name, batching="continuous")
+        assert iteration_costs(s, load_profile(s.calibration)).host.padded(33) == padded
