@@ -18,9 +18,10 @@ choose another (`Framework.attention_kernel`). `megatron` is Transformer Engine'
 FlashAttention-2 on Ampere (`get_attention_backend` in its dot_product_attention/utils.py: "FusedAttention preference on
 Hopper+ for performance reasons"). `compiled` is FlashAttention-2 on Ampere, which torch has had since 2.2.
 
-fp32 has the efficiencies of 16 bits and, on chips with tf32, a third of its peak: torch's kernel multiplies by three
-products (mem_eff_attention/gemm_kernel_utils.h: OpMultiplyAddFastF32). So 32 heads of 128 and 2,048 tokens reach 42
-TFLOP/s forward and 36 backward on an H200, which measured 35 and 28 (scenarios/cuda/h200.json).
+fp32 has the efficiencies of 16 bits and, on NVIDIA's chips with tf32, a third of its peak: torch's kernel multiplies by
+three products (mem_eff_attention/gemm_kernel_utils.h: OpMultiplyAddFastF32). So 32 heads of 128 and 2,048 tokens reach
+42 TFLOP/s forward and 36 backward on an H200, which measured 35 and 28 (scenarios/cuda/h200.json). On AMD's chips torch
+runs AOTriton's kernels, which multiply fp32 as fp32 (Triton's AMD compiler.py: `default_dot_input_precision`, "ieee").
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ TF32_PRODUCTS = 3
 UNCERTAINTY = 0.08  # error on rows of the published charts that no fit used
 
 
-def attention_peak(device: Device, dtype: str) -> float:
-    """Return the peak in FLOP/s of the kernel's matmuls; in fp32 each is `TF32_PRODUCTS` in tf32, if the device has it.
+def attention_peak(device: Device, dtype: str, architecture: str) -> float:
+    """Return the peak in FLOP/s of the kernel's matmuls; in fp32 each is `TF32_PRODUCTS` in tf32 where NVIDIA has it.
 
     Raises:
         InputError: if the device has no peak for `dtype`.
     """
-    if dtype == "fp32" and "tf32" in device.peak_flops_per_s:
+    if dtype == "fp32" and "tf32" in device.peak_flops_per_s and architecture != "other":
         return device.peak("tf32") / TF32_PRODUCTS
     return device.peak(dtype)
 

@@ -8,7 +8,7 @@ import pytest
 from sim.core.errors import InputError
 from sim.core.program import Compute, Phase
 from sim.inputs.scenario import parse_scenario
-from sim.prices.attention_speed import flash_seconds
+from sim.prices.attention_speed import attention_peak, flash_seconds
 from sim.prices.coefficients import AttentionSpeed, Coefficients
 from sim.prices.kernel_file import kernel_file
 from sim.prices.kernel_shapes import Shapes
@@ -344,3 +344,11 @@ def test_attention_in_fp32_multiplies_in_tf32_as_measured(kind: str, measured_fl
     compute = Compute(op, op, shape, "fp32", flops, shape_bytes(op, shape, "fp32"), Phase.FORWARD)
     seconds = Costs(load_profile("h200-sxm"), gpu).compute(compute).seconds
     assert 1.0 < flops / seconds / measured_flops_per_s < 1.3
+
+
+@pytest.mark.parametrize(("gpu", "share"), [("h200-sxm", 494.7 / 67 / 3), ("mi300x", 1.0), ("v100", 1.0)])
+def test_attention_in_fp32_has_the_peak_of_fp32_where_its_kernel_has_no_tf32(gpu: str, share: float) -> None:
+    """MI300X has tf32, but AOTriton's kernels multiply fp32 as fp32."""
+    spec = GPUS[gpu]
+    peak = attention_peak(Device.of(spec), "fp32", spec.architecture)
+    assert peak == pytest.approx(spec.peak_flops_per_s["fp32"] * share)
