@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -36,7 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """With several workers (`-n 2`), real runs have the machine to themselves, fixtures included: they are timed."""
+    """With several workers (`-n 2`), real runs have the machine to themselves, fixtures included: they are timed.
+
+    A command that ran in this process has frozen all that lives, as for the process's end (`one_command`). Simulations
+    after it would search for garbage each time.
+    """
+    gc.unfreeze()
     with _turn(alone=_is_real(item)):
         return (yield)
 
