@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -95,6 +96,9 @@ def on_terminal(command: tuple[str, ...], *, which: str, **environment: str) -> 
         [sys.executable, "-m", *command], cwd=ROOT, env={**os.environ, "TERM": "xterm", **environment}, **streams
     )
     os.close(its)
+    pipe, read = getattr(running, other), []
+    reader = threading.Thread(target=lambda: read.append(pipe.read()))  # a full pipe would stop the command
+    reader.start()
     shown = b""
     while True:
         ready, _, _ = select.select([mine], [], [], HANGS_AFTER_S)
@@ -105,12 +109,11 @@ def on_terminal(command: tuple[str, ...], *, which: str, **environment: str) -> 
         if not piece:
             break
         shown += piece
-    pipe = getattr(running, other)
-    text = pipe.read().decode()
+    reader.join(HANGS_AFTER_S)
     pipe.close()
     os.close(mine)
     assert running.wait(timeout=HANGS_AFTER_S) == 0, shown
-    return shown.decode(), text
+    return shown.decode(), read[0].decode()
 
 
 @pytest.mark.parametrize("command", [SEARCH, VALIDATE], ids=lambda c: c[0])
