@@ -60,8 +60,8 @@ def test_the_fastest_measured_row_of_each_place_and_its_simulation() -> None:
             if x.group.startswith(r["model"]) and x.data["gpus"] == r["gpus"]
         ]
         assert r["tokens_per_s_per_gpu"] == max(rivals)
-        far = r["gpus"] == 128  # the median of a shared network is slower than the one that the fastest run had
-        likely = pytest.approx(r["tokens_per_s_per_gpu"], rel=0.32 if far else 0.14)
+        far = r["gpus"] >= 64  # other jobs delay the many small sums of the 1B there (docs/accuracy_causes.md)
+        likely = pytest.approx(r["tokens_per_s_per_gpu"], rel=0.2 if far else 0.14)
         assert r["simulated_tokens_per_s_per_gpu"] == likely
 
 
