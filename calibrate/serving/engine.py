@@ -45,6 +45,7 @@ class Settings:
     max_batch_tokens: int = 8192
     host_tokens: int = 0  # most tokens of prefixes in host memory; 0 keeps none
     swap_tokens: int = 0  # most tokens of preempted sequences in host memory; 0 recomputes them
+    max_concurrency: int | None = None  # most requests under way
 
 
 @dataclass(slots=True)
@@ -84,17 +85,25 @@ def serve(
     scheduler = served.scheduler
     pending = sorted(served.sequences, key=lambda s: s.request.arrival_s)
     begin, left = clock(), len(pending)
+    places, place_since_s = settings.max_concurrency or left, 0.0
     while left:
         now = agree(clock() - begin)
-        while pending and pending[0].request.arrival_s <= now:
-            scheduler.waiting.append(pending.pop(0))
+        while pending and places and pending[0].request.arrival_s <= now:
+            sequence = pending.pop(0)
+            sequence.arrival_s = max(sequence.request.arrival_s, place_since_s)
+            scheduler.waiting.append(sequence)
+            places -= 1
         batch = scheduler.schedule(now)
         if not batch.pieces:
             time.sleep(max(0.0, pending[0].request.arrival_s - now))
             continue
         iterate(model, prompts, served, batch, clock)
         end = agree(clock() - begin)
-        left -= finish(prompts, served, batch, end)
+        done = finish(prompts, served, batch, end)
+        if done and not places:
+            place_since_s = end
+        places += done
+        left -= done
         served.iterations.append((now, end, sum(p.tokens for p in batch.pieces)))
         served.gaps.append(clock() - begin - now - served.forward_s)
     served.seconds = clock() - begin

@@ -168,6 +168,7 @@ def compare(
         max_running=inference.max_running_requests,
         max_batch_tokens=inference.max_batch_tokens,
         host_tokens=1 << 20 if inference.prefix_cache == "cpu" else 0,
+        max_concurrency=inference.requests.max_concurrency,
     )
     prompts = _prompts(requests, scenario.model.vocab)
     drafts, models = None, [model]
@@ -287,11 +288,11 @@ def _result(served: Served) -> dict[str, Any]:
     """Return the measured run's figures under the keys of a simulated result."""
     done = served.sequences
     output = sum(s.request.output_tokens for s in done)
-    seconds = max(s.finish_s for s in done) - min(s.request.arrival_s for s in done)
+    seconds = max(s.finish_s for s in done) - min(s.arrival_s for s in done)
     return {
         "output_tokens_per_s": output / seconds,
-        "request_latency_s": percentiles([s.finish_s - s.request.arrival_s for s in done]).to_json(),
-        "time_to_first_token_s": percentiles([s.first_token_s - s.request.arrival_s for s in done]).to_json(),
+        "request_latency_s": percentiles([s.finish_s - s.arrival_s for s in done]).to_json(),
+        "time_to_first_token_s": percentiles([s.first_token_s - s.arrival_s for s in done]).to_json(),
         "time_per_output_token_s": percentiles(
             [
                 (s.finish_s - s.first_token_s) / (s.request.output_tokens - 1)

@@ -35,7 +35,8 @@ def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
         changes["engine"] = found_engine(inference.engine, source, ("inference", "engine"))
     if isinstance(inference.requests, RequestTrace):
         path = ("inference", "requests", "trace")
-        changes["requests"] = RequestTrace(trace=found_file(inference.requests.trace, source, path))
+        found = found_file(inference.requests.trace, source, path)
+        changes["requests"] = inference.requests.model_copy(update={"trace": found})
     if inference.speculative is not None and inference.speculative.draft is not None:
         draft = with_positions(inference.speculative.draft, sequence_length(None, inference))
         changes["speculative"] = inference.speculative.model_copy(update={"draft": draft})
@@ -133,7 +134,9 @@ def sequence_length(training: Training | None, inference: Inference | None) -> i
 
     assert inference is not None
     requests = inference.requests
-    return requests.prompt_len + requests.output_len if isinstance(requests, RequestPattern) else 1
+    if not isinstance(requests, RequestPattern):
+        return 1
+    return sum([requests.lengths(n)[1] for n in (requests.prompt_len, requests.output_len)])
 
 
 def read_distillation(data: dict[str, Any], source: Source, seq_len: int) -> Distillation | None:

@@ -24,9 +24,11 @@ def _inference(sections: Sections, inference: Inference) -> Problems:
     if inference.batching == "static":
         if not isinstance(requests, RequestPattern):
             yield (*path, "requests"), "found a trace; static batching takes one batch of equal requests"
-        elif requests.rate_per_s is not None:
-            why = "a static batch starts all at once (null)"
-            yield (*path, "requests", "rate_per_s"), f"found {requests.rate_per_s:g}; {why}"
+        else:
+            for key in ("rate_per_s", "max_concurrency", "range_ratio"):
+                if value := getattr(requests, key):
+                    why = "a static batch takes equal requests, all at once; leave it out"
+                    yield (*path, "requests", key), f"found {value:g}; {why}"
     computed, kept = sixteen_bit(inference.precision), inference.kv_cache.dtype
     if inference.attention == "unfused" and kept != computed:
         why = f"unfused attention reads the cache without converting it; allowed: {computed} (null)"

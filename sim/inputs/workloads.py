@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -19,14 +20,31 @@ MAX_TOKENS = 100_000_000
 MAX_REQUESTS = 10_000_000
 
 
+Concurrency = Annotated[
+    int | None, Field(ge=1, le=MAX_REQUESTS, description="the most requests under way at once; null: any")
+]
+
+
 class RequestPattern(UserInput):
-    """`count` equal requests, all at once or as a Poisson process of `rate_per_s`."""
+    """`count` requests, all at once or as a Poisson process of `rate_per_s`, equal or within `range_ratio` of the
+    stated lengths."""
 
     prompt_len: int = Field(ge=1, le=MAX_TOKENS)
     output_len: int = Field(ge=1, le=MAX_TOKENS)
+    range_ratio: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="lengths are uniform in length·(1 − range_ratio) to length·(1 + range_ratio)",
+    )
     count: int = Field(default=1, ge=1, le=MAX_REQUESTS)
     rate_per_s: float | None = Field(default=None, gt=0, le=1e9)
+    max_concurrency: Concurrency = None
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+    def lengths(self, length: int) -> tuple[int, int]:
+        """Return the shortest and the longest of lengths around `length`, in tokens."""
+        return max(1, math.floor(length * (1 - self.range_ratio))), math.ceil(length * (1 + self.range_ratio))
 
 
 HASHED_SUFFIX = ".jsonl"
@@ -37,6 +55,7 @@ class RequestTrace(UserInput):
     lines of JSON (.jsonl) with hashes of the prompts' blocks."""
 
     trace: str = Field(min_length=1, max_length=4096)
+    max_concurrency: Concurrency = None
 
     @property
     def hashed(self) -> bool:

@@ -238,6 +238,10 @@ def search_serving(
     for refused, why in (
         (serving.batching == "static", "inference.batching: a static batch has no rate of requests; write continuous"),
         (serving.autoscaling is not None, "inference.autoscaling: --slo searches replicas that are always on"),
+        (
+            serving.requests.max_concurrency is not None,
+            "inference.requests.max_concurrency: --slo searches the rate of requests; leave it out",
+        ),
         (cp > 1, f"parallelism.cp: found {cp}; --slo searches tp, pp, dp, ep and pools"),
     ):
         if refused:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Items
+from functools import partial
 
 from msgspec import Struct
 
@@ -60,7 +61,7 @@ class Autoscaler:
         self.spans: list[Span] = []
         router.ready[:] = [i < rule.min_replicas for i in range(len(replicas))]
         for i, process in enumerate(replicas):
-            process.on_left = lambda _, i=i: self._left(i)
+            process.on_left.append(partial(self._left, i))
         clock.process(self._watch())
 
     def finished(self) -> tuple[Span, ...]:
@@ -123,7 +124,7 @@ class Autoscaler:
         scheduler = self.replicas[replica].replica.scheduler
         return len(scheduler.waiting) + len(scheduler.running)
 
-    def _left(self, replica: int) -> None:
+    def _left(self, replica: int, _: Sequence) -> None:
         self.left -= 1
         self._stop_if_empty(replica)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence as Items
+from functools import partial
 from typing import NamedTuple
 
 import simpy
@@ -46,11 +47,11 @@ class Handover:
         self.sources: dict[Sequence, tuple[int, Sequence]] = {}  # the replica, and what it still holds
         self.transfers: list[Transfer] = []
         for i, process in enumerate(self.prefilling):
-            process.on_left = lambda sequence, i=i: self._computed(sequence, i)
+            process.on_left.append(partial(self._computed, i))
         for i, process in enumerate(self.decoding):
             process.replica.scheduler.fetch = lambda sequence, i=i: self._asked(sequence, i)
 
-    def _computed(self, sequence: Sequence, replica: int) -> None:
+    def _computed(self, replica: int, sequence: Sequence) -> None:
         """A prompt is computed: its sequence goes on elsewhere, its blocks stay until they have been copied."""
         if sequence.finish_s >= 0:
             return

@@ -27,7 +27,7 @@ class RequestTimes(Struct, frozen=True, eq=False):
 def request_times(sequences: Items[Sequence], before_s: float) -> RequestTimes:
     """Times of `sequences`, in their order. Each takes `before_s` before it reaches the engine."""
     arrival, admitted, first, finish = np.array(
-        [(s.request.arrival_s, s.admitted_s, s.first_token_s, s.finish_s) for s in sequences]
+        [(s.arrival_s, s.admitted_s, s.first_token_s, s.finish_s) for s in sequences]
     ).T
     # The first token is no step of decoding, so one less than the output divides.
     gaps = np.array([s.request.output_tokens - 1 for s in sequences])

@@ -39,13 +39,13 @@ class Clock(simpy.Environment):
 
 
 class ReplicaProcess:
-    """A replica on SimPy's clock. `on_left`: is told who left, with all tokens or for another replica."""
+    """A replica on SimPy's clock. `on_left`: are told who left, with all tokens or for another replica."""
 
     def __init__(self, clock: Clock, replica: Replica, costs: IterationCosts, group: bool, alone: bool = True) -> None:
         self.clock, self.replica, self.costs = clock, replica, costs
         self.worker = Worker(replica, costs, group)
         self.stages = [simpy.Resource(clock) for _ in costs.stages]
-        self.on_left: Callable[[Sequence], None] | None = None
+        self.on_left: list[Callable[[Sequence], None]] = []
         self.in_flight = 0
         self.news = clock.event()  # a request, a copy or a result has come
         if alone:
@@ -63,9 +63,12 @@ class ReplicaProcess:
 
     def end(self, work: Work) -> None:
         """An iteration has ended."""
-        for sequence in self.worker.end(work, self.clock.now):
-            if self.on_left is not None:
-                self.on_left(sequence)
+        self._leave(self.worker.end(work, self.clock.now))
+
+    def _leave(self, sequences: Items[Sequence]) -> None:
+        for sequence in sequences:
+            for tell in self.on_left:
+                tell(sequence)
 
     def _serve(self) -> Process:
         """Put one iteration after another together, whenever the first stage is free and somebody can compute."""
@@ -95,9 +98,7 @@ class ReplicaProcess:
         yield self.news | end
         until = clock.now
         yield clock.at(ends[min(len(ends) - 1, bisect_left(ends, until))])
-        for sequence in self.worker.run(start, ends, until):
-            if self.on_left is not None:
-                self.on_left(sequence)
+        self._leave(self.worker.run(start, ends, until))
 
     def _iteration(self, work: Work, passed: simpy.Event) -> Process:
         """Through all stages, each of which holds one iteration at a time; `passed` is the first of them."""
@@ -172,18 +173,34 @@ def replica_processes(clock: Clock, pool: Pool, group: bool) -> list[ReplicaProc
 
 
 def serve_on_simpy(
-    clock: Clock, replicas: Items[ReplicaProcess], requests: Items[Sequence], choose: Callable[[Sequence], int]
+    clock: Clock,
+    pools: Items[Items[ReplicaProcess]],
+    requests: Items[Sequence],
+    choose: Callable[[Sequence], int],
+    concurrency: int | None = None,
 ) -> None:
-    """Let all requests, in order of arrival, come to the replicas that `choose` sends them to, until all are served."""
+    """Let all requests, in order of arrival, come to the replicas of the first pool that `choose` sends them to, until
+    all are served. Clients have at most `concurrency` of them under way; a request that must wait for another's end
+    arrives then, as with `vllm bench serve --max-concurrency`, which starts to measure it when it is sent."""
+    places = None if concurrency is None else simpy.Container(clock, init=concurrency)
+
+    def ended(sequence: Sequence) -> None:
+        if places is not None and sequence.finish_s >= 0:
+            places.put(1)
 
     def arrivals() -> Process:
         for sequence in requests:
             if sequence.request.arrival_s > clock.now:
                 yield clock.at(sequence.request.arrival_s)
-            chosen = replicas[choose(sequence)]
+            if places is not None:
+                yield places.get(1)
+            sequence.arrival_s = clock.now
+            chosen = pools[0][choose(sequence)]
             chosen.replica.sequences.append(sequence)
             chosen.take(sequence)
 
+    for replica in (r for pool in pools for r in pool):
+        replica.on_left.append(ended)
     clock.process(arrivals())
     clock.run()
     unserved = sum(s.finish_s < 0 for s in requests)

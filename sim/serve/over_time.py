@@ -46,7 +46,7 @@ class OverTime(Struct, frozen=True, eq=False):
 
 def over_time(sim: ServingSimulation) -> OverTime:
     """From the first arrival to the last token."""
-    arrival = np.sort([s.request.arrival_s for s in sim.sequences])
+    arrival = np.sort([s.arrival_s for s in sim.sequences])
     finish = np.sort([s.finish_s for s in sim.sequences])
     windows = min(MOST_RATE_WINDOWS, max(LEAST_RATE_WINDOWS, len(arrival) // REQUESTS_A_WINDOW))
     rate_edges = np.linspace(sim.start_s, sim.end_s, windows + 1)

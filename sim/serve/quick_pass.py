@@ -17,9 +17,9 @@ from sim.serve.sequences import Sequence
 
 
 class QuickPass:
-    """The clock of one replica."""
+    """The clock of one replica, whose clients have at most `concurrency` requests under way."""
 
-    def __init__(self, replica: Replica, costs: IterationCosts, group: bool) -> None:
+    def __init__(self, replica: Replica, costs: IterationCosts, group: bool, concurrency: int | None = None) -> None:
         self.replica, self.costs = replica, costs
         self.scheduler = replica.scheduler
         self.worker = Worker(replica, costs, group)
@@ -28,6 +28,8 @@ class QuickPass:
         self.free_s = [0.0] * len(costs.stages)
         self.in_flight: list[tuple[float, int, Work]] = []
         self.left = len(replica.sequences)
+        self.places = concurrency or self.left  # requests that may be sent before another ends
+        self.place_since_s = 0.0
 
     def run(self) -> None:
         """Until every request has its tokens."""
@@ -38,18 +40,35 @@ class QuickPass:
             now = self._one_iteration(now) if steps < 2 else self._several(now, steps)
 
     def _arrive(self, now: float) -> None:
-        while self.next is not None and self.next.request.arrival_s <= now:
+        while self.next is not None and self.next_arrival_s() <= now:
+            self.next.arrival_s = self.next_arrival_s()
+            self.places -= 1
             self.scheduler.waiting.append(self.next)
             self.next = next(self.pending, None)
+
+    def next_arrival_s(self) -> float:
+        """When the next request is sent, as far as that is known; infinite where none is."""
+        if self.next is None or not self.places:
+            return math.inf
+        return max(self.next.request.arrival_s, self.place_since_s)
+
+    def _leave(self, count: int, end_s: float) -> None:
+        """So many requests have all their tokens: their clients may send others."""
+        self._arrive(end_s)
+        if not self.places:
+            self.place_since_s = end_s
+        self.places += count
+        self.left -= count
 
     def _several(self, now: float, steps: int) -> float:
         """Alike decode iterations at once, until a request arrives that may be admitted."""
         s = self.scheduler
-        may_enter = self.next is not None and not s.waiting and len(s.running) < s.limits.running
-        arrival_s = self.next.request.arrival_s if self.next is not None and may_enter else None
-        ends = self.worker.run_ends(now, steps, arrival_s)
-        self.left -= len(self.worker.run(now, ends, math.inf if arrival_s is None else arrival_s))
-        return self.replica.iterations[-1].spans[0][1]
+        may_enter = not s.waiting and len(s.running) < s.limits.running
+        arrival_s = self.next_arrival_s() if may_enter else math.inf
+        left = self.worker.run(now, self.worker.run_ends(now, steps, arrival_s), arrival_s)
+        end_s = self.replica.iterations[-1].spans[0][1]
+        self._leave(len(left), end_s)
+        return end_s
 
     def _one_iteration(self, now: float) -> float:
         """Start an iteration if anybody can compute, and go on to the time at which the next may start."""
@@ -79,8 +98,8 @@ class QuickPass:
             ready_s = self.worker.next_ready_s(now)
             if ready_s is not None:
                 times.append(ready_s)
-            if self.next is not None:
-                times.append(self.next.request.arrival_s)
+            if self.next is not None and self.places:
+                times.append(self.next_arrival_s())
         assert times, f"replica {self.replica.index}: {self.left} requests wait for nothing at {now} s"
         return max(now, min(times))
 
@@ -89,5 +108,5 @@ class QuickPass:
         start_s = max(time_s, self.free_s[0])
         while self.in_flight and self.in_flight[0][0] <= start_s:
             end, _, work = heapq.heappop(self.in_flight)
-            self.left -= len(self.worker.end(work, end))
+            self._leave(len(self.worker.end(work, end)), end)
         return start_s

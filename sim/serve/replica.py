@@ -140,12 +140,12 @@ class Worker:
         """As `Lockstep.steady_steps`. An iteration with a sequence's first token here stands alone: its gap is."""
         return 0 if self.lockstep is None or self.scheduler.handed_over else self.lockstep.steady_steps(now)
 
-    def run_ends(self, now: float, steps: int, until_s: float | None = None) -> list[float]:
+    def run_ends(self, now: float, steps: int, until_s: float = math.inf) -> list[float]:
         """When the next iterations end, which are all alike (see `steady_steps`): `steps` of them, or fewer where
         about that many end before `until_s`."""
         assert self.lockstep is not None
         n, kv = len(self.lockstep.members), self.lockstep.seen
-        if until_s is not None and self.step_s > 0:
+        if until_s < math.inf and self.step_s > 0:
             steps = min(steps, 2 + int((until_s - now) / self.step_s))
         seconds = self.costs.decode_run(n, kv, min(steps, LONGEST_RUN))
         seconds[0] += now

@@ -1,4 +1,7 @@
-"""Requests of a serving workload: a pattern of equal ones, or a trace in a file.
+"""Requests of a serving workload: a pattern, or a trace in a file.
+
+A pattern's lengths are drawn as those of `vllm bench serve --random-range-ratio` (vllm/benchmarks/datasets.py): uniform
+whole numbers from length·(1 - ratio), rounded down, to length·(1 + ratio), rounded up.
 
 A trace is CSV, or in Mooncake's format (github.com/kvcache-ai/Mooncake, FAST25-release/traces): a JSON object on each
 line with timestamp (milliseconds), input_length, output_length and hash_ids, one for each 512 tokens of the prompt.
@@ -57,14 +60,17 @@ def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...
     if isinstance(requests, RequestTrace):
         return read_trace(requests.trace)
     n = requests.count
-    if requests.rate_per_s is None:
-        arrival = [0.0] * n
-    else:
-        import numpy as np
+    if requests.rate_per_s is None and not requests.range_ratio:
+        return (Request(0.0, requests.prompt_len, requests.output_len),) * n
+    import numpy as np
 
-        gaps = np.random.default_rng(requests.seed).exponential(1.0 / requests.rate_per_s, n)
-        arrival = np.cumsum(gaps).tolist()
-    return tuple(Request(t, requests.prompt_len, requests.output_len) for t in arrival)
+    draw = np.random.default_rng(requests.seed)
+    gaps = draw.exponential(1.0 / requests.rate_per_s, n) if requests.rate_per_s else np.zeros(n)
+    prompts, outputs = (
+        draw.integers(*requests.lengths(length), n, endpoint=True).tolist()
+        for length in (requests.prompt_len, requests.output_len)
+    )
+    return tuple(map(Request, np.cumsum(gaps).tolist(), prompts, outputs))
 
 
 def read_trace(path: str | Path) -> tuple[Request, ...]:

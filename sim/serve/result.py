@@ -108,7 +108,7 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def start_s(self) -> float:
         """When the first request arrived: a trace may begin at any time, and rates and means count from here."""
-        return min([s.request.arrival_s for s in self.sequences])
+        return min([s.arrival_s for s in self.sequences])
 
     @cached_property
     def end_s(self) -> float:
@@ -310,11 +310,11 @@ def _memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
 def waiting_at_last_arrival(sequences: Iterable[Sequence]) -> int:
     """Requests that have come and are not admitted yet when the last one comes; 0 where all come at once."""
     sequences = list(sequences)
-    arrivals = [s.request.arrival_s for s in sequences]
+    arrivals = [s.arrival_s for s in sequences]
     last_s = max(arrivals, default=0.0)
     if last_s == min(arrivals, default=0.0):
         return 0
-    return sum(s.admitted_s > last_s for s in sequences if s.request.arrival_s < last_s)
+    return sum(s.admitted_s > last_s for s in sequences if s.arrival_s < last_s)
 
 
 def _warnings(sim: ServingSimulation, fits: bool, shares: Shares) -> list[str]:

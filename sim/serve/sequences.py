@@ -11,10 +11,12 @@ from sim.serve.requests import Request
 
 class Sequence(Struct, eq=False):
     """A request on its way. `computed` tokens are in the cache, `private` blocks are its own, `shared` of the tokens
-    lie in its prefix's blocks, `swapped` are in the host's memory since it was preempted."""
+    lie in its prefix's blocks, `swapped` are in the host's memory since it was preempted. `arrival_s`: when it was
+    sent, which is later than its request's where too many others were under way."""
 
     request: Request
     index: int
+    arrival_s: float = -1.0
     computed: int = 0
     generated: int = 0
     private: int = 0
@@ -33,6 +35,10 @@ class Sequence(Struct, eq=False):
     first_token_s: float = -1.0
     finish_s: float = -1.0
     preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        if self.arrival_s < 0:
+            self.arrival_s = self.request.arrival_s
 
     @property
     def remaining(self) -> int:

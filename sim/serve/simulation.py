@@ -92,15 +92,16 @@ def _serve(
 ) -> tuple[tuple[Transfer, ...], tuple[Span, ...]]:
     """Serve all; what went from one pool to another, and when which replica was on, where a rule starts and stops
     them."""
+    inference = scenario.for_serving
     if path == "static":
         for replica, own in zip(pools[0].replicas, pools[0].prices, strict=True):
-            QuickPass(replica, own, group).run()
+            QuickPass(replica, own, group, inference.requests.max_concurrency).run()
         return (), ()
     from sim.serve.autoscaler import Autoscaler
     from sim.serve.handover import Handover
     from sim.serve.on_simpy import Clock, replica_processes, serve_on_simpy
 
-    clock, inference = Clock(), scenario.for_serving
+    clock = Clock()
     routers = [ROUTERS[inference.router]([r.scheduler for r in pool.replicas]) for pool in pools]
     processes = [replica_processes(clock, pool, group) for pool in pools]
     handover = Handover(clock, pools, processes, routers[1]) if len(pools) > 1 else None
@@ -109,7 +110,7 @@ def _serve(
         scaler = Autoscaler(clock, rule, processes[0], routers[0], sequences)
     for replica in pools[0].replicas:
         replica.sequences.clear()  # the router deals them out
-    serve_on_simpy(clock, processes[0], sequences, routers[0].choose)
+    serve_on_simpy(clock, processes, sequences, routers[0].choose, inference.requests.max_concurrency)
     return tuple(handover.transfers) if handover else (), scaler.finished() if scaler else ()
 
 
@@ -119,6 +120,8 @@ def coupling(scenario: Scenario) -> str:
     found = "inference.disaggregated" if inference.disaggregated is not None else ""
     if inference.router != "round_robin" and scenario.parallelism.dp > 1:
         found = f"inference.router {inference.router}"
+    if inference.requests.max_concurrency is not None and scenario.parallelism.dp > 1:
+        found = "inference.requests.max_concurrency over several replicas"
     if inference.autoscaling is not None:
         found = "inference.autoscaling"
     if experts_span(scenario) > 1:

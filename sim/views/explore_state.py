@@ -81,13 +81,14 @@ def _layers(scenario: Scenario) -> Control:
 def _of_serving(scenario: Scenario) -> tuple[Control, ...]:
     i, p = scenario.for_serving, scenario.parallelism
     written = get_args(type(i).model_fields["quantization"].annotation)
-    rate = getattr(i.requests, "rate_per_s", None)
+    rate, clients = getattr(i.requests, "rate_per_s", None), i.requests.max_concurrency
     return (
         _degrees("parallelism.tp", "Tensor parallel (tp)", p.tp, 64),
         _degrees("parallelism.pp", "Pipeline parallel (pp)", p.pp, 16),
         _degrees("parallelism.dp", "Replicas (dp)", p.dp, 64),
         *((_degrees("parallelism.ep", "Expert parallel (ep)", p.ep, 256),) if scenario.model.moe is not None else ()),
         *((_degrees("inference.requests.rate_per_s", "Requests a second", rate, 1024),) if rate is not None else ()),
+        *((_degrees("inference.requests.max_concurrency", "Requests under way", clients, 1024),) if clients else ()),
         _degrees("inference.max_running_requests", "Sequences at once", i.max_running_requests, 4096),
         _degrees("inference.max_batch_tokens", "Tokens an iteration", i.max_batch_tokens, 65_536),
         _menu("model", "Model", (AS_IN_FILE, *model_presets()), AS_IN_FILE),

@@ -324,7 +324,15 @@ def test_inference_defaults() -> None:
         "max_batch_tokens": 8192,
         "preemption": "recompute",
         "attention": "fused",
-        "requests": {"prompt_len": 10, "output_len": 5, "count": 1, "rate_per_s": None, "seed": 0},
+        "requests": {
+            "prompt_len": 10,
+            "output_len": 5,
+            "range_ratio": 0.0,
+            "count": 1,
+            "rate_per_s": None,
+            "max_concurrency": None,
+            "seed": 0,
+        },
         "kv_cache": {
             "layout": "paged",
             "block_tokens": 16,
@@ -368,7 +376,7 @@ def test_files_are_looked_for_beside_the_scenario(tmp_path: Path) -> None:
         load_scenario(file, ["model=''"])
     assert s.calibration == str(tmp_path / "profile.json")
     assert s.inference is not None
-    assert s.inference.requests.model_dump() == {"trace": str(tmp_path / "requests.csv")}
+    assert s.inference.requests.model_dump() == {"trace": str(tmp_path / "requests.csv"), "max_concurrency": None}
 
 
 def test_mapping_can_be_varied(file: Path) -> None:
