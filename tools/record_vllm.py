@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import random
 from collections import deque
 from pathlib import Path
 from typing import Any
+
+from recorded_requests import drawn, sharing, write
 
 try:  # the project's own environment has no vLLM
     import vllm
@@ -37,22 +38,6 @@ except ImportError:
 
 BLOCK = 16
 LONGEST = 4096
-KEYS = ("prompt_tokens", "output_tokens", "arrives", "prefix", "prefix_tokens")
-
-
-def drawn(seed: int, count: int, prompts: tuple[int, int], outputs: tuple[int, int], last: int = 0) -> list[list[Any]]:
-    """Requests with lengths from these ranges, which arrive while iterations 0 to `last` are computed."""
-    draw = random.Random(seed)
-    arrivals = sorted(draw.randint(0, last) for _ in range(count))
-    return [[draw.randint(*prompts), draw.randint(*outputs), at, "", 0] for at in arrivals]
-
-
-def sharing(seed: int, count: int, prefixes: int, shared: int, own: tuple[int, int], last: int = 0) -> list[list[Any]]:
-    """Requests whose prompts begin with one of a few prefixes."""
-    draw, found = random.Random(seed), drawn(seed, count, own, (4, 20), last)
-    for row in found:
-        row[0], row[3], row[4] = row[0] + shared, f"p{draw.randrange(prefixes)}", shared
-    return found
 
 
 def cases() -> list[dict[str, Any]]:
@@ -217,10 +202,7 @@ def main() -> None:
     for case in found:
         case["iterations"] = run(case, args.model)
         print(f"{case['name']}{', asynchronous' * case['asynchronous']}: {len(case['iterations'])} iterations")
-    rows = ",\n".join(json.dumps(case, separators=(",", ":")) for case in found)
-    args.out.write_text(
-        f'{{"vllm":"{vllm.__version__}","block_tokens":{BLOCK},"request":{json.dumps(KEYS)},"cases":[\n{rows}\n]}}\n'
-    )
+    write(args.out, "vllm", vllm.__version__, BLOCK, found)
 
 
 if __name__ == "__main__":

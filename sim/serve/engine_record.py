@@ -91,6 +91,11 @@ class Engine:
         "the host puts an iteration together and prepares it while the GPU computes the one before, so that who has "
         "come or ended meanwhile counts one iteration later",
     )
+    token_more: bool = fact(
+        False,
+        "the host learns one iteration late who has ended, and that iteration computes one token too many for them; "
+        "without `overlaps` only with CUDA graphs and without pipeline stages; not with drafted tokens",
+    )
     overlaps_stages: bool = fact(True, "where it overlaps, also with pipeline stages")
     overlaps_drafting: tuple[bool, bool] = fact(
         (True, True),
@@ -125,6 +130,14 @@ class Engine:
     whole_prompts: bool = fact(False, "without chunked_prefill a prompt is computed in one iteration, or waits")
     whole_prompts_fit: bool = fact(
         False, "a request enters once the cache has room for all chunks of its prompt, not only for the first"
+    )
+    watermark: float | None = fact(
+        None,
+        "a request enters with the blocks of its whole prompt if this share of all blocks stays free, with chunks also "
+        "while others are preempted; a sequence goes on only while a block is free, needed or not; None: none of this",
+    )
+    paddings: int | None = fact(
+        None, "prompts computed first and alone are padded to the longest of them, with at most so many tokens"
     )
     shares_at_once: bool = fact(
         False, "a prefix in the GPU's cache is found from when it is put into an iteration, not from that one's end"

@@ -85,6 +85,7 @@ _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
 # before 0.6.5; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
 _VLLM_V0 = Defaults(chunked_prefill=False, graphs_to=256)
+_WATERMARK = 0.01  # core/block_manager.py
 _LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769)
 # The cache has 0.9 of what weights and activations leave free: 0.8, batch_manager/kvCacheConfig.h
 # (kDefaultGpuMemFraction, 0.85 until 0.7); 1.0, _torch/pyexecutor/_util.py (_cal_max_memory), llmapi/llm_args.py.
@@ -107,11 +108,12 @@ _FIRST_VLLM = Engine(
     "2023-11",
     "host: fitted to splitwise_llama2_70b; no graphs before 0.2.7; csrc/attention/attention_kernels.cu has a block "
     "for each query head; max_num_batched_tokens 2,560 (engine/arg_utils.py); whole prompts first and alone "
-    "(core/scheduler.py)",
+    "(core/scheduler.py), entry: core/block_manager.py",
     host=_VLLM_02,
     decode_attention="per_head",
     whole_prompts=True,
     sized_tokens=2560,
+    watermark=_WATERMARK,
     defaults=Defaults(max_batch_tokens=2560, chunked_prefill=False),
 )
 _VLLM_06 = Engine(
@@ -121,13 +123,15 @@ _VLLM_06 = Engine(
     "2024-09",
     "host: a half of vllm-0.5's, whose time a token at 32 requests a second fell to a fifth on an 8B and to a half"
     " on a 70B (blog.vllm.ai, 5 September 2024: asynchronous output, several steps to a schedule); 5 to 6 ms at"
-    " 256 (vllm-project/vllm issue 10634, November 2024); graphs to max_num_seqs (pull request 7894); the rest as"
-    " vllm-0.5",
+    " 256 (vllm-project/vllm issue 10634, November 2024); graphs to max_num_seqs (pull request 7894); a token more:"
+    " engine/llm_engine.py (async_output_proc); the rest as vllm-0.5",
     host=_hosts(_V6),
     padded_experts=("alike", "alike"),
     whole_prompts=True,
     whole_prompt_tokens=2048,
     own_all_reduces=CUSTOM,
+    watermark=_WATERMARK,
+    token_more=True,
     defaults=_VLLM_V0._replace(graphs_to=8192),
     cases=(_LONG,),
 )
@@ -214,11 +218,13 @@ _RECORDS = (
         name="vllm-0.2.7",
         since=(0, 2, 7),
         date="2024-01",
-        source="as vllm-0.2; graphs to 256, padding: token 0 (worker/model_runner.py); max_num_batched_tokens: the "
-        "model's length, which also sizes the memory (config.py, SchedulerConfig)",
+        source="as vllm-0.2; prompts padded, max_paddings 256 (core/scheduler.py of 0.2.2 to 0.3.3); graphs to 256,"
+        " padding: token 0 (worker/model_runner.py); max_num_batched_tokens: the model's length, which also sizes the memory"
+        " (config.py, SchedulerConfig)",
         padded_experts=("alike", "alike"),
         whole_prompt_tokens=2048,
         sized_tokens=None,
+        paddings=256,
         defaults=_VLLM_V0,
     ),
     Engine(
@@ -235,6 +241,7 @@ _RECORDS = (
         whole_prompts=True,
         whole_prompt_tokens=2048,
         own_all_reduces=CUSTOM,
+        watermark=_WATERMARK,
         defaults=_VLLM_V0,
         cases=(_LONG,),
     ),

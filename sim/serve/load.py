@@ -35,7 +35,8 @@ class Load(Struct, frozen=True):
 def load_of(batch: Batch, members: int = 0, seen: int = 0) -> Load:
     """What an iteration computes, alike prompt chunks together; `members` more single tokens see `seen` in all."""
     chunks: dict[tuple[int, int], int] = {}
-    decodes = samples = tokens = members
+    decodes = samples = members
+    tokens = members + batch.padding
     decode_kv = seen if members else 0
     queries, adapted, adapters = 1, 0, set()
     for sequence, count, sampled, drafted in batch.pieces:

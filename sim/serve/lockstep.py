@@ -37,6 +37,11 @@ class Lockstep(Struct):
         self.lacking = [0] * self.scheduler.cache.block_tokens
 
     @property
+    def spare(self) -> int:
+        """Blocks that must be free beside those that members take."""
+        return int(self.scheduler.watermark is not None)
+
+    @property
     def seen(self) -> int:
         """Tokens that the members' next tokens see, themselves included."""
         return self.bases + len(self.members) * (self.step + 1)
@@ -52,11 +57,13 @@ class Lockstep(Struct):
             self.others += s.running[before:]
             if prompts:
                 s.push_down(now_s)
-                return Batch(tuple(prompts), s.blocks_free_s, prompts_alone=True)
-        n, budget, own = len(self.members), s.limits.batch_tokens - len(self.members), self._lacking(1)
+                return s.prompts_alone(prompts)
+        n, own = len(self.members), self._lacking(1)
+        wanted = [(x, 1) for x in s.leaving] if s.token_more else []
+        budget = s.limits.batch_tokens - n - len(wanted)
         if budget < 0:
             return None
-        wanted, blocks = [], own
+        blocks = own + self.spare + sum([s.lacks(x, 1) for x, _ in wanted])
         for sequence in self.others:
             if sequence.ready_s > now_s:
                 continue
@@ -127,7 +134,7 @@ class Lockstep(Struct):
         low, high = 0, self.ends[0][0] - self.step
         if s.waiting and s.output.falls:
             high = min(high, 1)  # after which it may have room
-        room = s.blocks_at_once
+        room = s.blocks_at_once - self.spare
         if n * (high // s.cache.block_tokens + 1) <= room:
             return high
         while low < high:

@@ -164,7 +164,10 @@ def _scheduler(
     scheduler.splits = i.chunked_prefill or not engine.whole_prompts
     scheduler.shares_at_once = engine.shares_at_once
     scheduler.whole_prompts_fit = engine.whole_prompts_fit
-    scheduler.one_behind = costs.host.overlaps and pp == 1
+    scheduler.watermark, scheduler.paddings = engine.watermark, engine.paddings
+    behind = costs.host.overlaps and pp == 1
+    scheduler.token_more = engine.token_more and i.speculative is None and (behind or (i.cuda_graphs and pp == 1))
+    scheduler.one_behind, scheduler.sees_arrivals = behind or scheduler.token_more, not behind
     if i.kv_cache.tiers is not None:
         scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes, scheduler.copies)
     if i.lora is not None:

@@ -10,6 +10,10 @@ chunks.
 Without `mixes` (vLLM before 0.8, SGLang) an iteration has prompts or tokens, never both: prompts first, those begun and
 those that wait; only an iteration for which there is none adds a token to every running sequence.
 
+With a `watermark` (vLLM before V1) a request enters with the blocks of its whole prompt, so many that a share of all
+blocks stays free, and a sequence goes on only while a block is free, whether it needs one or not. In iterations with
+prompts and tokens others enter behind those who are preempted in the same iteration.
+
 Swapping (Kwon et al. 2023, section 4.5): all blocks of a sequence leave together. The iteration that takes them over
 starts when the copy is done; on the way back others compute meanwhile. Both directions of the bus work at once, each
 serves one copy after another.
@@ -20,11 +24,13 @@ waits. What a preempted sequence recomputes may exceed the budget; it has an ite
 With `one_behind` (asynchronous scheduling, overlap scheduling) an iteration is put together when the one before it
 begins, as vLLM's EngineCore.step_with_batch_queue does. So who has come, or has ended, since then is not known yet:
 a request waits for one iteration more, and blocks and places of who is done are free for the iteration after the next.
+With `token_more` that next iteration computes a token for who is done; where the engine `sees_arrivals` (vLLM 0.6,
+LLMEngine.step with asynchronous output processing), no request waits for it.
 
 Sources: Yu et al. 2022, "Orca" (iteration-level scheduling); Kwon et al. 2023, arXiv 2309.06180, sections 4.3 and
 4.5; Agrawal et al. 2023, "Sarathi", arXiv 2308.16369 (chunked prefill); vLLM, vllm/v1/core/sched/scheduler.py, and of
-0.6 vllm/core/scheduler.py (`_schedule_default`); SGLang, python/sglang/srt/managers/scheduler.py
-(`get_next_batch_to_run`) and schedule_policy.py (`PrefillAdder`).
+0.6 vllm/core/scheduler.py (`_schedule_default`, `_schedule_chunked_prefill`) and block_manager.py; SGLang,
+python/sglang/srt/managers/scheduler.py (`get_next_batch_to_run`) and schedule_policy.py (`PrefillAdder`).
 """
 
 from __future__ import annotations
@@ -67,6 +73,10 @@ class Scheduler(FoundPrefixes):
     mixes: bool = True  # prompts and tokens of running sequences in one iteration
     splits: bool = True  # a prompt that exceeds what is left of the budget is computed in chunks
     whole_prompts_fit: bool = False  # a request enters once the cache has room for all chunks of its prompt
+    watermark: float | None = None  # as `Engine.watermark`
+    paddings: int | None = None  # most tokens by which prompts of an iteration may be padded
+    token_more: bool = False  # who is done computes one token more in the iteration for which it has not left
+    sees_arrivals: bool = False  # `one_behind` is true of ends alone
     known: int = 0  # of those who wait, the first ones, who had come when the last iteration was put together
     leaving: list[Sequence] = field(default_factory=list)  # who is done, but not for the next iteration
     blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
@@ -77,14 +87,16 @@ class Scheduler(FoundPrefixes):
         """The next iteration; empty if nobody can compute now."""
         if not self.mixes and (prompts := self.prompts(self.running, now_s)):
             self.push_down(now_s)
-            return Batch(tuple(prompts), self.blocks_free_s, prompts_alone=True)
+            return self.prompts_alone(prompts)
         pieces: list[Piece] = []
-        budget = self.limits.batch_tokens
+        budget, preemptions = self.limits.batch_tokens, self.counts.preemptions
         preempted = False
         for sequence in list(self.running):
             if budget <= 0 or len(pieces) >= self.limits.batch_sequences:
                 break
-            if sequence.in_flight or sequence.ready_s > now_s or not sequence.running:
+            if sequence.in_flight or sequence.ready_s > now_s:
+                continue
+            if not sequence.running and not (self.token_more and sequence in self.leaving):
                 continue
             tokens = self.next_tokens(sequence, budget)
             if not tokens:
@@ -103,10 +115,17 @@ class Scheduler(FoundPrefixes):
                 continue
             break
         # Running is empty where the only one was put out by blocks that it and its prefix both have.
-        if (self.mixes and not preempted) or not self.running:
-            self.admit(pieces, budget, self.limits.batch_sequences, now_s)
+        if (self.mixes and (not preempted or self.watermark is not None)) or not self.running:
+            ahead = self.counts.preemptions - preemptions if self.running else 0
+            self.admit(pieces, budget, self.limits.batch_sequences, now_s, ahead)
         self.push_down(now_s)
         return Batch(tuple(pieces), self.blocks_free_s)
+
+    def prompts_alone(self, prompts: list[Piece]) -> Batch:
+        """An iteration of prompts, which may be padded."""
+        longest = max([p.tokens for p in prompts])
+        padding = 0 if self.paddings is None else sum([longest - p.tokens for p in prompts])
+        return Batch(tuple(prompts), self.blocks_free_s, prompts_alone=True, padding=padding)
 
     def prompts(self, begun: list[Sequence], now_s: float) -> list[Piece]:
         """Prompts of an iteration that has no others: what is left of those `begun`, as far as the cache has room, and
@@ -125,23 +144,25 @@ class Scheduler(FoundPrefixes):
         self.admit(pieces, budget, places, now_s)
         return pieces
 
-    def admit(self, pieces: list[Piece], budget: int, places: int, now_s: float) -> None:
-        """Let waiting requests in, in order of arrival: until `budget` tokens or `places` pieces are reached, nobody
-        more may run, or the cache has no room."""
+    def admit(self, pieces: list[Piece], budget: int, places: int, now_s: float, ahead: int = 0) -> None:
+        """Let waiting requests in, in order of arrival, behind the first `ahead`, who were just preempted: until
+        `budget` tokens or `places` pieces are reached, nobody more may run, or the cache has no room."""
         while self.waiting and budget > 0 and len(self.running) < self.limits.running and len(pieces) < places:
             self.push_down(now_s)
-            sequence = self._next_waiting()
+            sequence = self._next_waiting(ahead)
             if sequence is None:
                 return
             hit, loaded = self.found(sequence)
             own = self.own_tokens(sequence, hit)
-            tokens = self.part(sequence.remaining - hit - loaded - own, budget)
-            if not tokens:
+            left = sequence.remaining - hit - loaded - own
+            tokens = self.part(left, budget)
+            if not tokens or self._pads_too_much(pieces, tokens):
                 return
             shared_blocks = hit // self.cache.block_tokens
             if hit:
                 self._read_prefix(sequence, shared_blocks)  # before room is made: not to be evicted for it
-            needed = self.cache.blocks_of(hit + loaded + own + tokens) - shared_blocks
+            own_tokens = hit + loaded + own + (tokens if self.watermark is None else left)
+            needed = self.cache.blocks_of(own_tokens) - shared_blocks
             if needed > self.cache.available or not self._may_enter(sequence, shared_blocks):
                 self._release_prefix(sequence)
                 return
@@ -166,12 +187,20 @@ class Scheduler(FoundPrefixes):
             return self.part(remaining, budget)
         return min(1 + self.drafted if sequence.generated else 1, budget)
 
-    def _next_waiting(self) -> Sequence | None:
-        """The first of the waiting requests, of those that are known, whose LoRA adapter may be used."""
-        known = self.known if self.one_behind else len(self.waiting)
+    def _pads_too_much(self, prompts: list[Piece], tokens: int) -> bool:
+        """Whether prompts may not be padded to the longest of them with one more of so many tokens."""
+        if self.paddings is None or not prompts:
+            return False
+        sizes = [tokens, *[p.tokens for p in prompts]]
+        padded = len(sizes) * max(sizes)
+        return padded > self.limits.batch_tokens or padded - sum(sizes) > self.paddings
+
+    def _next_waiting(self, ahead: int) -> Sequence | None:
+        """The first of the waiting requests behind `ahead`, of those that are known, whose LoRA adapter may be used."""
+        known = self.known if self.one_behind and not self.sees_arrivals else len(self.waiting)
         if self.adapters is None:
-            return self.waiting[0] if known else None
-        return next((s for s in islice(self.waiting, known) if self.adapters.can(s.request.adapter)), None)
+            return self.waiting[ahead] if known > ahead else None
+        return next((s for s in islice(self.waiting, ahead, known) if self.adapters.can(s.request.adapter)), None)
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether a waiting request would find room beside those that run, each of which adds one token."""
@@ -180,7 +209,7 @@ class Scheduler(FoundPrefixes):
             return False
         # Room for all of it is room whatever is found; asking a host's cache makes its prefix the last used.
         found_is_no_matter = self.host is None and not self.output.share and self.part(sequence.remaining, budget) > 0
-        if found_is_no_matter and self.cache.blocks_of(sequence.remaining) <= self.cache.available:
+        if found_is_no_matter and self.cache.blocks_of(sequence.remaining) <= self.cache.available - self._kept_free:
             return True
         hit, loaded = self.found(sequence)
         own = self.own_tokens(sequence, hit)
@@ -191,10 +220,18 @@ class Scheduler(FoundPrefixes):
         needed = self.cache.blocks_of(hit + loaded + own + tokens) - shared_blocks
         return needed <= self.cache.available and self._may_enter(sequence, shared_blocks)
 
+    @property
+    def _kept_free(self) -> int:
+        """Blocks that stay free when a request enters."""
+        return int((self.watermark or 0.0) * self.cache.blocks)
+
     def _may_enter(self, sequence: Sequence, shared_blocks: int) -> bool:
         """Whether a waiting request, which reads so many shared blocks, finds the room that must be left for what it
         and those that run will compute later."""
-        if self.whole_prompts_fit and self.cache.blocks_of(sequence.remaining) - shared_blocks > self.cache.available:
+        whole = self.cache.blocks_of(sequence.remaining) - shared_blocks
+        if self.whole_prompts_fit and whole > self.cache.available:
+            return False
+        if self.watermark is not None and self.running and whole > self.cache.available - self._kept_free:
             return False
         return self._can_finish(sequence, shared_blocks)
 
@@ -262,6 +299,8 @@ class Scheduler(FoundPrefixes):
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Give a sequence the blocks for so many more tokens; False (and nothing done) if there are too few."""
         more = self.lacks(sequence, tokens)
+        if self.watermark is not None and not self.cache.available:
+            return False
         if not more:
             return True
         if not self.cache.take(more):
@@ -271,6 +310,8 @@ class Scheduler(FoundPrefixes):
 
     def piece(self, sequence: Sequence, tokens: int) -> Piece:
         """`tokens` of a sequence, whose blocks it has, in the iteration that is put together."""
+        if not sequence.running:  # it is done, which the host does not know yet
+            return Piece(sequence, tokens, True)
         sequence.in_flight = True
         self.cache.tokens += tokens  # their places are taken from now on
         if self.by_content:
@@ -342,6 +383,8 @@ class Scheduler(FoundPrefixes):
         self.note_end()
         done = []
         for sequence, tokens, samples, drafted in batch.pieces:
+            if sequence.finish_s >= 0:
+                continue
             sequence.in_flight = False
             wrong = drafted - self._right(sequence, drafted) if drafted else 0
             sequence.computed += tokens - wrong

@@ -37,7 +37,8 @@ def recorded() -> Iterator[Any]:
     for file in RECORDED:
         found = json.loads(file.read_text())
         for given in found["cases"]:
-            name = f"{found['vllm']}: {given['name']}{', asynchronous' * given['asynchronous']}"
+            name = f"{found['vllm']}: {given['name']}"
+            name += ", asynchronous" * given.get("asynchronous", False) + ", chunked" * given.get("chunked", False)
             yield pytest.param(Case(found["vllm"], found["block_tokens"], found["request"], given), id=name)
 
 
@@ -55,17 +56,18 @@ def worker(case: Case, group: bool) -> Worker:
         "engine": record(case).name,
         "max_running_requests": given["running"],
         "max_batch_tokens": given["batch_tokens"],
-        "chunked_prefill": True,
-        "prefix_cache": "gpu" if given["prefix_cache"] else "none",
+        "chunked_prefill": given.get("chunked", True),
+        "prefix_cache": "gpu" if given.get("prefix_cache") else "none",
         "kv_cache": {"block_tokens": case.block_tokens},
     }
-    if given["drafted"]:
+    if given.get("drafted"):
         inference["speculative"] = {"draft": DRAFT, "tokens": given["drafted"], "acceptance": 0.5}
     scenario = serving(inference)
     pool = whole_pool(scenario, load_profile(scenario.calibration), sequences(case))
     scheduler = pool.replicas[0].scheduler
-    assert scheduler.one_behind
-    scheduler.one_behind = given["asynchronous"]
+    if "asynchronous" in given:
+        assert scheduler.one_behind
+        scheduler.one_behind = given["asynchronous"]
     scheduler.cache = KvCache(given["blocks"], case.block_tokens)
     scheduler.acceptance = Accepted()
     return Worker(pool.replicas[0], pool.costs, group)
@@ -99,7 +101,7 @@ def iterations(case: Case, group: bool) -> list[dict[str, Any]]:
             continue
         new = [x for x in s.running if x.order > started and x.computed]
         row = {
-            "tokens": work.load.tokens if group else pieces(work),
+            "tokens": work.load.tokens if group else pieces(work, by_request="chunked" in case.given),
             "blocks": s.cache.blocks - s.cache.available,
             "found": {str(x.index): x.computed for x in new},
             "preempted": [x.index for x, was in zip(everybody, before, strict=True) if x.preemptions > was],
@@ -111,23 +113,25 @@ def iterations(case: Case, group: bool) -> list[dict[str, Any]]:
     return found
 
 
-def pieces(work: Work) -> list[Any]:
+def pieces(work: Work, by_request: bool) -> list[Any]:
     """As the file has them: a request that computes one token as its number alone."""
-    return [p.sequence.index if p.tokens == 1 else [p.sequence.index, p.tokens] for p in work.batch.pieces]
+    found = [(p.sequence.index, p.tokens) for p in work.batch.pieces]
+    return [i if n == 1 else [i, n] for i, n in (sorted(found) if by_request else found)]
 
 
-def tokens(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the file with the sum of its tokens."""
-    return {**row, "tokens": sum([1 if isinstance(x, int) else x[1] for x in row["tokens"]])}
+def tokens(row: dict[str, Any], padded: bool = False) -> dict[str, Any]:
+    """A row of the file with the sum of its tokens, where prompts may be padded to the longest."""
+    sizes = [1 if isinstance(x, int) else x[1] for x in row["tokens"]]
+    return {**row, "tokens": len(sizes) * max(sizes) if padded else sum(sizes)}
 
 
 @pytest.mark.parametrize("case", list(recorded()))
 def test_every_iteration_is_vllms(case: Case) -> None:
     """Tokens of each request, in vLLM's order, blocks in use, tokens found in the cache, who is preempted; with
     sequences that advance together the sum of the tokens."""
-    wanted = case.given["iterations"]
+    wanted, padded = case.given["iterations"], record(case).paddings is not None
     assert iterations(case, group=False) == wanted
-    assert iterations(case, group=True) == [tokens(row) for row in wanted]
+    assert iterations(case, group=True) == [tokens(row, padded) for row in wanted]
 
 
 def test_the_recorded_runs_preempt_split_prompts_and_find_prefixes() -> None:

@@ -1,0 +1,32 @@
+"""Requests for the tools that record what real schedulers do, and the files that these write."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+KEYS = ("prompt_tokens", "output_tokens", "arrives", "prefix", "prefix_tokens")
+
+
+def drawn(seed: int, count: int, prompts: tuple[int, int], outputs: tuple[int, int], last: int = 0) -> list[list[Any]]:
+    """Requests with lengths from these ranges, which arrive while iterations 0 to `last` are computed."""
+    draw = random.Random(seed)
+    arrivals = sorted(draw.randint(0, last) for _ in range(count))
+    return [[draw.randint(*prompts), draw.randint(*outputs), at, "", 0] for at in arrivals]
+
+
+def sharing(seed: int, count: int, prefixes: int, shared: int, own: tuple[int, int], last: int = 0) -> list[list[Any]]:
+    """Requests whose prompts begin with one of a few prefixes."""
+    draw, found = random.Random(seed), drawn(seed, count, own, (4, 20), last)
+    for row in found:
+        row[0], row[3], row[4] = row[0] + shared, f"p{draw.randrange(prefixes)}", shared
+    return found
+
+
+def write(out: Path, product: str, version: str, block_tokens: int, cases: list[dict[str, Any]]) -> None:
+    """A file that tests/sim/test_real_schedulers.py reads."""
+    rows = ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases)
+    head = f'"{product}":"{version}","block_tokens":{block_tokens},"request":{json.dumps(KEYS)}'
+    out.write_text(f'{{{head},"cases":[\n{rows}\n]}}\n')
