@@ -219,8 +219,8 @@ _RECORDS = (
         since=(0, 2, 7),
         date="2024-01",
         source="as vllm-0.2; prompts padded, max_paddings 256 (core/scheduler.py of 0.2.2 to 0.3.3); graphs to 256,"
-        " padding: token 0 (worker/model_runner.py); max_num_batched_tokens: the model's length, which also sizes the memory"
-        " (config.py, SchedulerConfig)",
+        " padding: token 0 (worker/model_runner.py); max_num_batched_tokens: the model's length, which also sizes the"
+        " memory (config.py, SchedulerConfig)",
         padded_experts=("alike", "alike"),
         whole_prompt_tokens=2048,
         sized_tokens=None,
