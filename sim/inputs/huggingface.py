@@ -82,8 +82,35 @@ def model_from_config(file: Path) -> Config:
             found = f"found {show(longest)}; must be at most {MAX_POSITIONS:,}"
             raise InputError(f"{file}: max_position_embeddings: {found}")
         mapping = {"trained_positions": longest} | mapping
-    left_out = {"left_out": towers} if towers else {}
+    mapping["checkpoint_quantization"], unread = _stored_as(whole.get("quantization_config"))
+    left_out = {"left_out": [*towers, *unread]} if towers or unread else {}
     return {key: value for key, value in mapping.items() if value is not None} | left_out
+
+
+def _stored_as(given: Any) -> tuple[str | None, list[str]]:
+    """How the weights are stored, by the config's `quantization_config`; and what of it no format here describes.
+
+    Source: Transformers, utils/quantization_config.py (`QuantizationMethod`); compressed-tensors' QuantizationScheme;
+    `quant_algo` of NVIDIA ModelOpt.
+    """
+    if not isinstance(given, dict):
+        return None, []
+    method = str(given.get("quant_method"))
+    bits, activations = given.get("bits"), None
+    dtype: Any = "int"
+    groups = given.get("config_groups")
+    if method == "compressed-tensors" and isinstance(groups, dict):
+        scheme = next((group for group in groups.values() if isinstance(group, dict)), {})
+        weights = found if isinstance(found := scheme.get("weights"), dict) else {}
+        bits, dtype, activations = weights.get("num_bits"), weights.get("type"), scheme.get("input_activations")
+    stored = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4_experts"}.get(method)
+    if given.get("quant_algo") == "FP8" or (dtype, bits) == ("float", 8):
+        stored = "fp8"
+    elif method == "bitsandbytes":
+        stored = "llm_int8" if given.get("load_in_8bit") else "int4_weight_only"
+    elif dtype == "int" and activations is None and bits in (4, 8):
+        stored = f"int{bits}_weight_only"
+    return stored, [] if stored else [f"quantization_config ({one_line(method)})"]
 
 
 def _towers(config: Config) -> list[str]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from sim.core.dtypes import StorageDtype
+from sim.core.dtypes import Quantization, StorageDtype
 from sim.inputs.input_source import UserInput, as_tuple
 
 MAX_POSITIONS = 100_000_000
@@ -111,7 +111,7 @@ class StateSpaceConfig(UserInput):
 _KNOWN = {
     *("layers", "hidden", "heads", "kv_heads", "mla", "head_dim", "ffn", "vocab", "norm", "bias", "qkv_bias"),
     *("qk_norm", "tied_embeddings", "dropout", "positions", "max_positions", "trained_positions", "mtp_layers"),
-    *("moe", "left_out", "program"),
+    *("moe", "checkpoint_quantization", "left_out", "program"),
 }
 _KNOWN_OF_EXPERTS = {
     *("experts", "top_k", "ffn", "shared_experts", "router_fp32", "dense_layers", "capacity_factor", "pad_to_capacity"),
@@ -219,6 +219,9 @@ class ModelConfig(UserInput):
     parallel_block: Literal[False, True, "two_norms"] = False
     mtp_layers: int = Field(default=0, ge=0, le=1_000)
     moe: MoeConfig | None = None
+    checkpoint_quantization: Quantization = Field(
+        default="none", description="how the published weights are stored, which serving engines go by"
+    )
     left_out: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(
         default=(), max_length=100, description="parts of the model's config.json that are not simulated"
     )

@@ -38,7 +38,7 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
     if padded != model.vocab and model.program is None:
         yield f"model.vocab: {model.vocab} is padded to {padded}, a multiple of 128·tp"
     if model.left_out:
-        yield f"model: only the decoder is simulated, without the config's {', '.join(model.left_out)}"
+        yield f"model: simulated without the config's {', '.join(model.left_out)}"
     yield from _idle_nodes_note(sections)
     yield from _spine_note(sections)
     yield from _expert_split_note(sections)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.core.dtypes import dtype_bytes
 from sim.inputs.input_source import Source, found_file, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model, with_positions
@@ -43,6 +44,16 @@ def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
     return inference.model_copy(update=changes)
 
 
+def with_engine_split(parallelism: Parallelism, inference: Inference, model: ModelConfig) -> Parallelism:
+    """The layout with every expert split over the tp ranks, where nothing is said of experts and the engine does so."""
+    from sim.serve.engine_file import engine_of
+
+    said = parallelism.model_fields_set & {"ep", "expert_tp"}
+    if said or model.moe is None or model.moe.ffn % parallelism.tp or not engine_of(inference.engine).splits_experts:
+        return parallelism
+    return parallelism.model_copy(update={"expert_tp": parallelism.tp})
+
+
 def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: Parallelism, gpu: GpuSpec) -> Inference:
     """The section with what its engine sets by itself on these GPUs where a key was left out."""
     from sim.serve.engine_file import engine_of
@@ -51,6 +62,9 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
     pools = inference.disaggregated
     tp = parallelism.tp if pools is None else pools.decode.tp
     engine, architecture = engine_of(inference.engine), gpu.architecture
+    said = "quantization" in inference.model_fields_set or dtype_bytes(inference.precision) < 2
+    if engine.reads_checkpoint and not said:
+        inference = inference.model_copy(update={"quantization": model.checkpoint_quantization})
     sizes = gpu.memory_bytes, tp, parallelism.pp, model.longest
     own = engine.defaults_on(architecture, *sizes, inference.drafts)
     if pools is not None and pools.prefill.memory_fraction is None and not _says_memory(inference):

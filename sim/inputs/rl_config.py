@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
-from sim.core.dtypes import Precision
+from sim.core.dtypes import Precision, Quantization
 from sim.inputs.input_source import UserInput
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.workloads import MAX_TOKENS, EngineName, KvCache, Quantization
+from sim.inputs.workloads import MAX_TOKENS, EngineName, KvCache
 
 MAX_ANSWERS = 1_000_000  # of a step
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]

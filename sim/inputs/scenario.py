@@ -35,6 +35,7 @@ from sim.inputs.rare_sections import (
     read_rl,
     sequence_length,
     with_engine_defaults,
+    with_engine_split,
     with_rl_engine,
 )
 from sim.inputs.rules import check_rules, check_size
@@ -215,6 +216,8 @@ def resolve(source: Source, name: str) -> Scenario:
     seq_len = sequence_length(training, inference)
     model = with_positions(model, seq_len)
     parallelism = _parallelism(data.get("parallelism", {}), source, model, training or inference)
+    if inference is not None:
+        parallelism = with_engine_split(parallelism, inference, model)
     pools = None if inference is None else inference.disaggregated
     ranks = parallelism.ranks if pools is None else pools.ranks
     rl = read_rl(data, model, training, parallelism, source)

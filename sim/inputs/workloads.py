@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from sim.core.dtypes import Precision, TransportDtype
+from sim.core.dtypes import Precision, Quantization, TransportDtype
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.serving_keys import Autoscaling, ServedLora, Tiers, WeightOffload
@@ -123,7 +123,6 @@ class Disaggregated(UserInput):
         return self.prefill.ranks + self.decode.ranks
 
 
-Quantization = Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts"]
 EngineName = Annotated[str, OneOf(ENGINES, ENGINE_FILES)]
 
 

@@ -149,6 +149,10 @@ class Engine:
         metadata={"meaning": "all-reduces over NVLink in kernels of its own, by GPU architecture; elsewhere NCCL's"},
     )
     fp8_cache: bool = fact(False, "beside linear layers in 8 or 4 bits keys and values are kept in fp8")
+    reads_checkpoint: bool = fact(
+        False, "weights are kept as the model's checkpoint stores them (`quantization` of its config.json)"
+    )
+    splits_experts: bool = fact(False, "the ranks of tp split every expert")
     experts_speed: float = fact(1.0, "speed of fp8 experts' matmuls by that of the profile's points")
     called: str = fact("", "what tables call it where they name no version")
     fraction: Callable[[float, int, Defaults, Drafts], float] | None = fact(  # noqa: RUF009

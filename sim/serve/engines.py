@@ -114,6 +114,8 @@ _FIRST_VLLM = Engine(
     whole_prompts=True,
     sized_tokens=2560,
     watermark=_WATERMARK,
+    reads_checkpoint=True,
+    splits_experts=True,
     defaults=Defaults(max_batch_tokens=2560, chunked_prefill=False),
 )
 _VLLM_06 = Engine(
@@ -132,6 +134,8 @@ _VLLM_06 = Engine(
     own_all_reduces=CUSTOM,
     watermark=_WATERMARK,
     token_more=True,
+    reads_checkpoint=True,
+    splits_experts=True,
     defaults=_VLLM_V0._replace(graphs_to=8192),
     cases=(_LONG,),
 )
@@ -154,6 +158,8 @@ _VLLM_09 = Engine(
     shares_at_once=True,
     called="vLLM V1",
     own_all_reduces=CUSTOM,
+    reads_checkpoint=True,
+    splits_experts=True,
     defaults=_VLLM_V1,
     cases=(_LARGE,),
 )
@@ -174,6 +180,8 @@ _VLLM_14 = Engine(
     whole_prompts=True,
     prompts_beside=True,
     shares_at_once=True,
+    reads_checkpoint=True,
+    splits_experts=True,
     defaults=_VLLM_V1,
     cases=(_LARGE,),
 )
@@ -199,6 +207,8 @@ _SGLANG_04 = Engine(
     overlaps_drafting=(False, False),
     drafting_sizes=sglang_drafting_sizes,
     own_all_reduces=CUSTOM,
+    reads_checkpoint=True,
+    splits_experts=True,
     defaults=_SGLANG,
     cases=(
         Case({"memory_fraction": 0.87}, tp=2),
@@ -242,6 +252,8 @@ _RECORDS = (
         whole_prompt_tokens=2048,
         own_all_reduces=CUSTOM,
         watermark=_WATERMARK,
+        reads_checkpoint=True,
+        splits_experts=True,
         defaults=_VLLM_V0,
         cases=(_LONG,),
     ),
@@ -314,6 +326,8 @@ _RECORDS = (
         drafting_sizes=sglang_05_drafting_sizes,
         fraction=sglang_fraction,
         own_all_reduces=CUSTOM,
+        reads_checkpoint=True,
+        splits_experts=True,
         defaults=_SGLANG,
         cases=(
             _sized(20, 2048, 24),
@@ -341,6 +355,7 @@ _RECORDS = (
         whole_prompts=True,
         prompts_beside=True,
         fp8_cache=True,
+        splits_experts=True,
         defaults=_TRTLLM_FREE._replace(free_fraction=0.85),
     ),
     Engine(
@@ -359,6 +374,7 @@ _RECORDS = (
         prompts_beside=True,
         fp8_cache=True,
         experts_speed=_FP8_EXPERTS,
+        splits_experts=True,
         defaults=_TRTLLM_LIMITS,
     ),
     Engine(
@@ -374,6 +390,7 @@ _RECORDS = (
         prompts_beside=True,
         fp8_cache=True,
         experts_speed=_FP8_EXPERTS,
+        splits_experts=True,
         defaults=_TRTLLM_LIMITS._replace(chunked_prefill=True),
     ),
     Engine(
@@ -398,6 +415,8 @@ _RECORDS = (
         prompts_beside=True,
         fp8_cache=True,
         own_all_reduces=MIN_LATENCY,
+        reads_checkpoint=True,
+        splits_experts=True,
         defaults=_TRTLLM_LIMITS._replace(block_tokens=32, prefix_cache="gpu", graphs_to=2048),
     ),
 )
