@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sim.serve.result import ServingSimulation
 
 FIRST_REQUESTS = 1000  # of more, the slowest and the fastest server serve only these, and their ratio holds for all
-RATES = ("output_tokens_per_s", "output_tokens_per_s_per_gpu")
+RATES = ("output_tokens_per_s", "output_tokens_per_s_per_gpu", "total_tokens_per_s", "requests_per_s")
 
 
 def with_intervals(sim: ServingSimulation) -> ServingResult:

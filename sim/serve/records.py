@@ -38,6 +38,8 @@ class ServingIntervals(Record, frozen=True, kw_only=True):
     inter_token_latency_s: PercentileBounds
     output_tokens_per_s: Bounds
     output_tokens_per_s_per_gpu: Bounds
+    total_tokens_per_s: Bounds
+    requests_per_s: Bounds
 
 
 class KvCacheUse(Record, frozen=True, kw_only=True):
@@ -161,6 +163,8 @@ class ServingResult(Record, frozen=True, kw_only=True):
     output_tokens: int
     output_tokens_per_s: float
     output_tokens_per_s_per_gpu: float
+    total_tokens_per_s: float  # of prompts and outputs
+    requests_per_s: float  # finished
     iterations: int
     kv_cache: KvCacheUse  # of the pool that adds tokens
     pools: tuple[PoolUse, ...] | None = None  # disaggregated: prefill, decode

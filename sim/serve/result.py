@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -166,7 +167,8 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
     sequences = sim.sequences
     times, gaps = sim.times, sim.gaps
     output = sum(s.request.output_tokens for s in sequences)
-    rate = output / (sim.end_s - sim.start_s) if sim.end_s > sim.start_s else 0.0
+    busy_s = sim.end_s - sim.start_s if sim.end_s > sim.start_s else math.inf
+    rate = output / busy_s
     memory = _memory(sim)
     peak = max(row.peak for row in memory)
     fits = all(row.peak <= row.limit for row in memory) and all(
@@ -188,6 +190,8 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         output_tokens=output,
         output_tokens_per_s=rate,
         output_tokens_per_s_per_gpu=rate / gpus,
+        total_tokens_per_s=(output + sum(s.request.prompt_tokens for s in sequences)) / busy_s,
+        requests_per_s=len(sequences) / busy_s,
         iterations=sum(i.steps for r in sim.replicas for i in r.iterations),
         kv_cache=kv_cache_use(sim.pools[-1], sim.start_s),
         pools=None if len(sim.pools) == 1 else tuple([_pool_use(sim, pool) for pool in sim.pools]),

@@ -15,6 +15,8 @@ _SERVED = {
     "first_token_s": "time_to_first_token_s",
     "ttft_s": "time_to_first_token_s",
     "tpot_s": "time_per_output_token_s",
+    "itl_s": "inter_token_latency_s",
+    "e2e_latency_s": "request_latency_s",
 }
 
 

@@ -34,7 +34,8 @@ def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
     kv = result.kv_cache
     served = (
         f"{counted(result.requests, 'request')}, {counted(result.output_tokens, 'token')} in "
-        f"{seconds(result.duration_s)}, {counted(result.iterations, 'iteration')}"
+        f"{seconds(result.duration_s)} ({result.requests_per_s:.3g} requests/s), "
+        f"{counted(result.iterations, 'iteration')}"
     )
     cache = (
         f"{kv.layout}, {counted(kv.blocks, 'block')} of {counted(kv.block_tokens, 'token')}, "
