@@ -16,7 +16,7 @@ from sim.core.files import read_text, write_text
 if TYPE_CHECKING:
     from sim.convert.settings import Converted, Machine
 
-TRAINERS = ("megatron", "torchtitan", "deepspeed")
+TRAINERS = ("megatron", "torchtitan", "deepspeed", "serving")
 MAX_BYTES = 4 * 2**20
 
 
@@ -43,8 +43,9 @@ def main(
     overrides: tuple[str, ...],
     out: Path | None,
 ) -> None:
-    """Turn a Megatron-LM launch script, a torchtitan config (TOML or Python), a DeepSpeed JSON or Transformers'
-    TrainingArguments (JSON or YAML) into a scenario. FILE is not executed. Settings without a key become comments.
+    """Turn another program's configuration into a scenario: a Megatron-LM launch script, a torchtitan config (TOML or
+    Python), a DeepSpeed JSON, Transformers' TrainingArguments (JSON or YAML), or command lines of vLLM, SGLang or
+    TensorRT-LLM with those of their benchmarks. FILE is not executed. Settings without a key become comments.
     """
     import yaml
 
@@ -71,6 +72,10 @@ def _converted(file: Path, machine: Machine, trainer: str | None, seq_len: int |
         from sim.convert.torchtitan import convert_torchtitan
 
         return convert_torchtitan(file, text, machine, config)
+    if found == "serving":
+        from sim.convert.serving import convert_serving
+
+        return convert_serving(file, text, machine)
     if found == "megatron":
         from sim.convert.megatron import convert_megatron
 
@@ -88,10 +93,14 @@ def _converted(file: Path, machine: Machine, trainer: str | None, seq_len: int |
 
 def _kind(file: Path, text: str) -> str:
     """Whose configuration it is."""
+    from sim.convert.serving import is_serving
+
     if file.suffix in (".toml", ".py"):
         return "torchtitan"
     if file.suffix in (".json", ".yaml", ".yml"):
         return "deepspeed"
+    if is_serving(text):
+        return "serving"
     if "--" in text:
         return "megatron"
     raise InputError(f"{file}: whose configuration it is cannot be told: give --from {'|'.join(TRAINERS)}")

@@ -1,24 +1,20 @@
 """Megatron-LM's arguments as a scenario: a launch script, a command line, or a file of flags.
 
-Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c4ac (November 2025). A script is read as
-text: assignments of plain values (`TP=8`), `$TP` and `${TP:-8}` are put in, arrays and continued lines are joined.
+Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c4ac (November 2025).
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from sim.convert.command_line import flags_of, words_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.errors import InputError
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
 
-ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s()]*)[ \t]*(?:#.*)?$")
-VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
-MAX_CHARACTERS = 8 * 2**20
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
 WITHOUT_EFFECT = files("sim.convert") / "megatron_without_effect.txt"  # on what a step takes and keeps
@@ -44,41 +40,8 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
 
 
 def _flags(file: Path, text: str) -> dict[str, Any]:
-    """Values by flag, without dashes and with `-` for `_`; True for a flag without one."""
-    text = text.replace("\\\n", " ")
-    text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text)
-    for _ in range(4):  # a variable may be made of others
-        text = _with_variables(text)
-        if len(text) > MAX_CHARACTERS:
-            raise InputError(f"{file}: variables make it longer than {MAX_CHARACTERS:,} characters")
-    text = re.sub(r"[()]", " ", text.replace("[@]", "")) if "--pipeline-model-parallel-layout" not in text else text
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        words = text.split()
-    flags: dict[str, Any] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, separator, value = word[2:].replace("_", "-").partition("=")
-            flags[name] = value if separator else True
-        elif name and flags[name] is True:
-            flags[name] = word
-            name = ""
-        else:
-            name = ""
-    return flags
-
-
-def _with_variables(text: str) -> str:
-    """The text with values for variables that it assigns, and defaults (`${TP:-8}`) for others that have one."""
-    variables: dict[str, str] = {name: value.strip("\"'") for name, value in ASSIGNMENT.findall(text)}
-
-    def value(found: re.Match[str]) -> str:
-        name, default = found[1] or found[3], found[2]
-        return variables.get(name, found[0] if default is None else default)
-
-    return VARIABLE.sub(value, text)
+    """Values by flag; a layout of stages has brackets of its own."""
+    return flags_of(words_of(file, text, arrays="--pipeline-model-parallel-layout" not in text))
 
 
 def _model(s: Settings) -> dict[str, Any]:

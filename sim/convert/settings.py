@@ -30,11 +30,12 @@ class Converted(Struct, frozen=True):
 
 
 class Settings(Struct, dict=True):
-    """Values by name. `file` starts the messages."""
+    """Values by name. `file` starts the messages; `written`: how the file writes a name, where that differs."""
 
     file: Path
     values: Mapping[str, Any]
     taken: set[str] = field(default_factory=set)
+    written: Mapping[str, str] = field(default_factory=dict)
 
     def take(self, name: str, default: Any = None) -> Any:
         """A value, or the default where there is none."""
@@ -49,14 +50,32 @@ class Settings(Struct, dict=True):
         """
         value = self.take(name, default)
         if value is None:
-            raise InputError(f"{self.file}: {name}: is required and missing")
+            raise InputError(f"{self.file}: {self._written(name)}: is required and missing")
         try:
             number = float(value)
             if isinstance(value, bool) or number != int(number):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
-            raise InputError(f"{self.file}: {name}: found {show(value)}; must be a whole number") from None
+            problem = f"found {show(value)}; must be a whole number"
+            raise InputError(f"{self.file}: {self._written(name)}: {problem}") from None
         return int(number)
+
+    def number(self, name: str) -> float | None:
+        """A number, or None where it is missing.
+
+        Raises:
+            InputError: for something else.
+        """
+        value = self.take(name)
+        if value is None:
+            return None
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise InputError(f"{self.file}: {self._written(name)}: found {show(value)}; must be a number") from None
+
+    def _written(self, name: str) -> str:
+        return self.written.get(name, name)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A switch: given without a value, or true."""
@@ -67,7 +86,7 @@ class Settings(Struct, dict=True):
 
     def left(self) -> list[str]:
         """Names that nothing took, sorted."""
-        return sorted(set(self.values) - self.taken)
+        return sorted(map(self._written, set(self.values) - self.taken))
 
     def ranks(self, stated: int | None, machine: Machine, divisor: int, words: str) -> int:
         """Ranks over `divisor`: data-parallel replicas.

@@ -34,7 +34,7 @@ class RequestPattern(UserInput):
     range_ratio: float = Field(
         default=0.0,
         ge=0,
-        lt=1,
+        le=1,
         description="lengths are uniform in length·(1 − range_ratio) to length·(1 + range_ratio)",
     )
     count: int = Field(default=1, ge=1, le=MAX_REQUESTS)

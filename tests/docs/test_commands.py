@@ -97,13 +97,13 @@ def prepare(page: Path, folder: Path) -> None:
     """What a reader has by then: the repository's scenarios, and the page's own files."""
     (folder / "scenarios").symlink_to(ROOT / "scenarios", target_is_directory=True)
     for kind, text in fences(page):
-        name = re.match(r"# ([\w-]+\.(?:yaml|toml))$", text.partition("\n")[0])
-        if kind in ("yaml", "toml") and name:
+        name = re.match(r"# ([\w-]+\.(?:yaml|toml|sh))$", text.partition("\n")[0])
+        if kind in ("yaml", "toml", "bash") and name:
             (folder / name[1]).write_text(text, "utf-8")
 
 
 def test_a_task_takes_three_commands_at_most() -> None:
     text = (ROOT / "docs" / "tasks.md").read_text("utf-8")
     tasks = text.split("\n## ")[1:]
-    assert len(tasks) == 9
+    assert len(tasks) == 10
     assert all(1 <= len(commands(task)) <= 3 for task in tasks)

@@ -1,0 +1,225 @@
+"""A serving engine's command line as a scenario, with the requests of a benchmark's command in the same script.
+
+Names, defaults and their sources: `serving_flags.yaml` beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from sim.convert.command_line import flags_of, words_of
+from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.core.dtypes import sixteen_bit
+from sim.core.errors import InputError
+from sim.inputs.hub import PREFIX, is_id
+from sim.inputs.input_source import show
+from sim.serve.engines import engine_named
+
+GIB = 2**30  # vLLM counts --cpu-offload-gb in GiB (config/cache.py)
+_FILE = Path(__file__).with_name("serving_flags.yaml")
+
+
+class _Server(Struct, frozen=True):
+    """An engine: how its commands start, and its flags for each setting."""
+
+    starts: tuple[str, ...]
+    flags: dict[str, str]
+
+
+class _Benchmark(_Server, frozen=True, kw_only=True):
+    """A benchmark. `range_ends_at_length`: a range of lengths ends at the stated one, which others have in the
+    middle."""
+
+    defaults: dict[str, int]
+    range_ends_at_length: bool = False
+
+
+class _Names(Struct, frozen=True):
+    """Hold the content of `serving_flags.yaml`."""
+
+    servers: dict[str, _Server]
+    benchmarks: dict[str, _Benchmark]
+    weights: dict[str, str]
+    without_effect: str
+
+
+@cache
+def _names() -> _Names:
+    return msgspec.yaml.decode(_FILE.read_bytes(), type=_Names)
+
+
+def is_serving(text: str) -> bool:
+    """Tell whether a script starts a serving engine."""
+    words = " ".join(text.split())
+    return any(start in words for server in _names().servers.values() for start in server.starts)
+
+
+def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
+    """The scenario that the server's and the benchmark's flags describe.
+
+    Raises:
+        InputError: without a server's command or a model, or for a value that a flag cannot have.
+    """
+    words, names = words_of(file, text), _names()
+    server, benchmark = _first(words, names.servers), _first(words, names.benchmarks)
+    if server is None:
+        known = [start for one in names.servers.values() for start in one.starts]
+        raise InputError(f"{file}: starts no server that is known: {', '.join(known)}")
+    product, command = server
+    s = _settings(file, command, names.servers[product])
+    model = machine.model or s.take("model")
+    if not isinstance(model, str):
+        raise InputError(f"{file}: names no model: give --model NAME")
+    engine = engine_named((product,))
+    assert engine is not None  # each server of the file has a record
+    inference: dict[str, Any] = {"engine": engine.name, **_inference(s)}
+    layout = _layout(s, machine)
+    if s.flag("dp_attention"):  # SGLang's limits are of all replicas (managers/tp_worker.py, server_args.py)
+        limits = {"max_running_requests", "max_batch_tokens"} & {*inference}
+        inference |= {key: max(1, inference[key] // layout["dp"]) for key in limits}
+    left = s.left()
+    if benchmark is not None:
+        which, command = benchmark
+        b = _settings(file, command, names.benchmarks[which])
+        inference["requests"] = _requests(b, names.benchmarks[which])
+        left += b.left()
+    scenario = {"version": 1, "name": file.stem, "model": PREFIX + model if is_id(model) else model}
+    scenario |= {"inference": inference, "parallelism": layout, "cluster": machine.cluster}
+    return Converted(scenario, tuple(_notes(engine.name, inference, left)))
+
+
+def _notes(engine: str, inference: Mapping[str, Any], left: list[str]) -> Iterator[str]:
+    yield f"engine {engine}: the newest of its product; inference.engine names another version"
+    if "speculative" in inference:
+        yield "inference.speculative.acceptance: no flag says it, so the default is taken"
+    without_effect = _names().without_effect.split()
+    if unread := [name for name in left if name.lstrip("-") not in without_effect]:
+        yield f"not expressed here: {', '.join(unread)}"
+
+
+T = TypeVar("T", bound=_Server)
+
+
+def _first(words: list[str], known: Mapping[str, T]) -> tuple[str, list[str]] | None:
+    """The first command that is known: whose it is, and its words after the start."""
+    starts = {start: name for name, one in known.items() for start in one.starts}
+    for i, word in enumerate(words):
+        for n in (3, 2, 1):
+            head = " ".join([word.rpartition("/")[2], *words[i + 1 : i + n]])
+            if head in starts:
+                rest = words[i + n :]
+                ends = [k for k, w in enumerate(rest) if w in ("&", "&&", ";", "|", "vllm", "python", "python3")]
+                return starts[head], rest[: min(ends, default=len(rest))]
+    return None
+
+
+def _settings(file: Path, words: list[str], names: _Server) -> Settings:
+    """A command's values by setting; of flags that are no setting by their own names."""
+    ours = {flag: name for name, flags in names.flags.items() for flag in flags.split()}
+    words = words[1:] if words[:1] == ["serve"] else words
+    values: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    for flag, value in flags_of(words, short=True).items():
+        begun = {name for full, name in ours.items() if full.startswith(flag)}
+        name = ours.get(flag) or (begun.pop() if len(begun) == 1 else flag)
+        values[name], written[name] = value, f"--{flag}" if len(flag) > 1 else f"-{flag}"
+    if words and not words[0].startswith("-"):
+        values["model"] = words[0]
+    return Settings(file, values, written=written)
+
+
+def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
+    tp, pp, dp = (s.integer(name, 1) for name in ("tp", "pp", "dp"))
+    if s.flag("experts_on_all"):
+        return {"tp": tp, "pp": pp, "dp": dp, "ep": tp * dp}
+    ep = _whole(s, "ep")
+    if s.flag("dp_attention"):  # dp replicas of the attention within the tp ranks, which share the experts
+        return {"tp": max(1, tp // dp), "pp": pp, "dp": dp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
+    if machine.gpus and dp == 1:
+        dp = s.ranks(None, machine, tp * pp, "tp · pp")
+    return without_none({"tp": tp, "pp": pp, "dp": dp, "ep": ep, "expert_tp": max(1, tp // ep) if ep else None})
+
+
+def _inference(s: Settings) -> dict[str, Any]:
+    tokens, offload = _whole(s, "tokens"), s.number("offload_gib")
+    chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
+    if tokens is not None and tokens < 0:  # SGLang: no chunks
+        tokens, chunked = None, False
+    dtype, cache = (str(s.take(name, "auto")) for name in ("dtype", "cache"))
+    weights = _names().weights.get(str(s.values.get("quantization")))
+    if weights is not None:
+        s.take("quantization")
+    kept = {
+        "dtype": None if cache == "auto" else "fp8" if cache.startswith("fp8") else cache,
+        "block_tokens": _whole(s, "block"),
+        "memory_fraction": s.number("memory"),
+        "free_fraction": s.number("free"),
+    }
+    return without_none(
+        {
+            "precision": None if dtype == "auto" else sixteen_bit(dtype),
+            "quantization": weights,
+            "max_running_requests": _whole(s, "running"),
+            "max_batch_tokens": tokens,
+            "chunked_prefill": chunked,
+            "cuda_graphs": False if s.flag("eager") else None,
+            "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
+            "kv_cache": without_none(kept) or None,
+            "weight_offload": {"cpu_bytes": round(offload * GIB)} if offload else None,
+            "speculative": _speculative(s),
+        }
+    )
+
+
+def _speculative(s: Settings) -> dict[str, Any] | None:
+    """A draft model, or the model's own prediction layer."""
+    drafted = Settings(s.file, {"tokens": s.take("drafted"), "draft": s.take("draft")})
+    given = s.take("speculative")
+    if given is not None:
+        try:
+            config = json.loads(str(given))
+        except ValueError:
+            config = None
+        if not isinstance(config, dict):
+            raise InputError(f"{s.file}: --speculative-config: found {show(given)}; must be a JSON object")
+        own = "mtp" in str(config.get("method"))
+        drafted = Settings(
+            s.file, {"tokens": config.get("num_speculative_tokens", 1), "draft": None if own else config.get("model")}
+        )
+    tokens, draft = _whole(drafted, "tokens"), drafted.take("draft")
+    if tokens is None:
+        return None
+    return without_none({"tokens": tokens, "draft": PREFIX + draft if draft and is_id(str(draft)) else draft})
+
+
+def _requests(b: Settings, benchmark: _Benchmark) -> dict[str, Any]:
+    count, prompt, output = (b.integer(name, benchmark.defaults[name]) for name in ("count", "prompt", "output"))
+    ratio, rate = b.number("ratio") or 0.0, b.number("rate")
+    if benchmark.range_ends_at_length:  # from ratio·length to length
+        prompt, output = (max(1, round(n * (1 + ratio) / 2)) for n in (prompt, output))
+        ratio = round((1 - ratio) / (1 + ratio), 4)
+    if str(b.values.get("dataset")) == "random":
+        b.take("dataset")
+    return without_none(
+        {
+            "prompt_len": prompt,
+            "output_len": output,
+            "range_ratio": ratio or None,
+            "count": count,
+            "rate_per_s": rate if rate is not None and math.isfinite(rate) else None,
+            "max_concurrency": _whole(b, "concurrency"),
+            "seed": _whole(b, "seed"),
+        }
+    )
+
+
+def _whole(s: Settings, name: str) -> int | None:
+    return None if s.take(name) is None else s.integer(name)
