@@ -127,6 +127,11 @@ class Engine:
     reserved_at_first: float | None = fact(
         None, "the share with which it begins and from which it falls; None: the same"
     )
+    retracts: int = fact(
+        0,
+        "other than 0: prompts first and alone by the rules of `sim.serve.sglang_scheduler`; a prefix computed twice "
+        "is kept once; sequences are put out until so many tokens are free for each that runs on",
+    )
     whole_prompts: bool = fact(False, "without chunked_prefill a prompt is computed in one iteration, or waits")
     whole_prompts_fit: bool = fact(
         False, "a request enters once the cache has room for all chunks of its prompt, not only for the first"

@@ -1,4 +1,5 @@
-"""What a replica's sequences find computed: beginnings that they share with others, and blocks that they had before.
+"""What a replica's sequences find computed: beginnings that they share with others, and blocks that they had before;
+and the blocks that they take.
 
 A prefix is known by its name or hashes (`sim.serve.kv_cache`, `sim.serve.hashed_prefixes`), on the GPU, in the host's
 memory or in tiers below. With `shares_at_once` the cache knows every full block by its content from when it is put into
@@ -30,6 +31,7 @@ class FoundPrefixes(Struct):
     tiers: CacheTiers | None = None  # below the cache on the GPU
     shares_at_once: bool = False  # a prefix is found from when it is put into an iteration, not from that one's end
     one_behind: bool = False
+    watermark: float | None = None  # as `Engine.watermark`
     reserved: int = 0  # blocks of all that run, once each has all its tokens
 
     @property
@@ -37,6 +39,11 @@ class FoundPrefixes(Struct):
         """Whether the cache knows full blocks at once. A simplification where tiers are below it: these are told of
         prefixes alone, once they are computed."""
         return self.shares_at_once and self.share_on_gpu and self.tiers is None
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether blocks of a sequence that has ended, or was preempted, stay in the cache."""
+        return self.by_content
 
     def found(self, sequence: Sequence) -> tuple[int, int]:
         """Tokens found on the GPU and in the host's memory: of the prompt, or all that a swapped sequence had; at least
@@ -58,7 +65,7 @@ class FoundPrefixes(Struct):
 
     def own_tokens(self, sequence: Sequence, hit: int) -> int:
         """Tokens behind the `hit` ones of a prefix that a preempted sequence finds in blocks that it had."""
-        if not sequence.preemptions or not self.by_content:
+        if not sequence.preemptions or not self.keeps_own:
             return 0
         block, kept = self.cache.block_tokens, self.cache.own_blocks(sequence.index)
         if not kept or hit // block != sequence.own_from:  # what was before them is gone, or more of it is shared now
@@ -74,7 +81,7 @@ class FoundPrefixes(Struct):
 
     def _leave_own(self, sequence: Sequence) -> int:
         """A sequence leaves its full blocks in the cache; how many."""
-        if not self.by_content:
+        if not self.keeps_own:
             return 0
         sequence.own_from = sequence.shared // self.cache.block_tokens
         unknown = self.one_behind and sequence.generated > 1  # the last token, when its iteration was put together
@@ -118,3 +125,26 @@ class FoundPrefixes(Struct):
         sequence.reserved -= added
         self.reserved -= added
         sequence.shared += added * block
+
+    @property
+    def blocks_at_once(self) -> int:
+        """Blocks that can be had without anything copied away."""
+        return self.cache.available if self.tiers is None else self.cache.free
+
+    def lacks(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks that a sequence needs for so many more tokens."""
+        have = sequence.private + sequence.shared // self.cache.block_tokens
+        more = self.cache.blocks_of(sequence.computed + tokens) - have
+        return more if more > 0 else 0
+
+    def grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Give a sequence the blocks for so many more tokens; False (and nothing done) if there are too few."""
+        more = self.lacks(sequence, tokens)
+        if self.watermark is not None and not self.cache.available:
+            return False
+        if not more:
+            return True
+        if not self.cache.take(more):
+            return False
+        sequence.private += more
+        return True

@@ -47,6 +47,7 @@ class KvCache(Struct):
     evicted: int = 0
     prefixes: OrderedDict[PrefixName, Prefix] = field(default_factory=OrderedDict)  # the least recently used first
     unused: int = 0  # blocks of prefixes that nobody reads
+    merges: bool = False  # SGLang's radix tree: what two sequences computed is kept once, what nobody reads goes whole
     gone: list[Key] | None = None  # what was evicted, in that order, where somebody takes it from here
 
     def __post_init__(self) -> None:
@@ -112,21 +113,26 @@ class KvCache(Struct):
 
     def share(self, name: PrefixName, reads: int, blocks: int) -> int:
         """Let a sequence, which `reads` so many blocks of its prefix, extend it to `blocks` by its own, which it reads
-        from now on; the number that changed hands. What others had computed meanwhile it has twice (as in vLLM)."""
+        from now on; the number that changed hands. What others had computed meanwhile it has twice (as in vLLM), or
+        (`merges`) gives back."""
         prefix = self.prefixes[name]
-        added = blocks - prefix.blocks
-        if added <= 0:
+        added = max(0, blocks - prefix.blocks)
+        own = blocks - reads if self.merges else added
+        if not own:
             return 0
-        prefix.blocks = blocks
+        prefix.blocks += added
         self.unused += added
         self._read(prefix, blocks, 1)
         self._read(prefix, reads, -1)
-        self.private -= added
-        self.tokens -= added * self.block_tokens
-        return added
+        self.private -= own
+        self.free += own - added
+        self.tokens -= own * self.block_tokens
+        return own
 
     def keep_own(self, index: int, blocks: int) -> int:
         """Leave so many blocks of a sequence, which nobody else looks for, until room is needed; how many stay."""
+        if (index,) in self.prefixes:  # left earlier, and not taken back
+            self.take_own(index, 0)
         if blocks:
             self.private -= blocks
             self.unused += blocks
@@ -156,7 +162,9 @@ class KvCache(Struct):
     def _evict(self, count: int) -> None:
         name = next(name for name, prefix in self.prefixes.items() if prefix.blocks > prefix.read)
         prefix = self.prefixes[name]
-        gone = min(count, prefix.blocks - prefix.read)
+        gone = prefix.blocks - prefix.read
+        if not self.merges:
+            gone = min(count, gone)
         if self.gone is not None:
             self.gone += [(name, prefix.blocks - 1 - i) for i in range(gone)]
         prefix.blocks -= gone

@@ -58,6 +58,8 @@ class Lockstep(Struct):
             if prompts:
                 s.push_down(now_s)
                 return s.prompts_alone(prompts)
+            if not s.running:
+                return None
         n, own = len(self.members), self._lacking(1)
         wanted = [(x, 1) for x in s.leaving] if s.token_more else []
         budget = s.limits.batch_tokens - n - len(wanted)
@@ -76,13 +78,14 @@ class Lockstep(Struct):
                 blocks += s.lacks(sequence, tokens)
         if blocks > s.cache.available:
             return None
+        s.before_tokens()
         self._compute(1, own)
         pieces: list[Piece] = []
         for sequence, tokens in wanted:
             s.grow(sequence, tokens)
             pieces.append(s.piece(sequence, tokens))
         before = len(s.running)
-        if s.mixes or not s.running:
+        if s.mixes:
             s.admit(pieces, budget, s.limits.batch_sequences - n, now_s)
         self.others += s.running[before:]
         s.push_down(now_s)
@@ -90,12 +93,7 @@ class Lockstep(Struct):
 
     def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
         """An iteration out of `schedule` has ended; who left."""
-        left: list[Sequence] = []
-        if batch.pieces:
-            left = self.scheduler.finish(batch, end_s)
-        else:
-            self.scheduler.note_end()
-            self.scheduler.output.steps += 1
+        left = self.scheduler.finish(batch, end_s)
         if left:
             self.others = [x for x in self.others if x.running]
         if batch.prompts_alone:
@@ -132,8 +130,6 @@ class Lockstep(Struct):
         if s.waiting and n < s.limits.running and s.fits(s.waiting[0]):
             return 0
         low, high = 0, self.ends[0][0] - self.step
-        if s.waiting and s.output.falls:
-            high = min(high, 1)  # after which it may have room
         room = s.blocks_at_once - self.spare
         if n * (high // s.cache.block_tokens + 1) <= room:
             return high
@@ -149,7 +145,7 @@ class Lockstep(Struct):
         """Do `steps` alike iterations at once (see `steady_steps`), the last ending at `end_s`; who left."""
         self._compute(steps, self._lacking(steps))
         self.scheduler.note_end()
-        self.scheduler.output.steps += steps
+        self.scheduler.added_tokens(steps)
         self.step += steps
         return self._leave(end_s)
 

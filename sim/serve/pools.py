@@ -26,6 +26,7 @@ from sim.serve.requests import Request
 from sim.serve.reserved_output import ReservedOutput
 from sim.serve.scheduler import Scheduler
 from sim.serve.sequences import Limits, Sequence
+from sim.serve.sglang_scheduler import SglangScheduler
 from sim.serve.speculation import Acceptance
 
 UNLIMITED = 1 << 60
@@ -156,11 +157,14 @@ def _scheduler(
     per_token = network.host_copy(capacity.stage_token_bytes) - latency
     room = capacity.host_tokens if i.preemption == "swap" else 0
     bus = Link(per_token, latency)
-    scheduler = Scheduler(cache, limits, i.prefix_cache == "gpu", host, bus, room)
     engine = engine_of(i.engine)
+    mixes = i.chunked_prefill or engine.prompts_beside
+    own = Scheduler if mixes or not engine.retracts else SglangScheduler
+    scheduler = own(cache, limits, i.prefix_cache == "gpu", host, bus, room)
+    scheduler.retracts, cache.merges = engine.retracts, engine.retracts > 0
     first, least = engine.reserved_at_first or engine.reserved_output, engine.reserved_output
     scheduler.output = ReservedOutput(first, least, first)
-    scheduler.mixes = i.chunked_prefill or engine.prompts_beside
+    scheduler.mixes = mixes
     scheduler.splits = i.chunked_prefill or not engine.whole_prompts
     scheduler.shares_at_once = engine.shares_at_once
     scheduler.whole_prompts_fit = engine.whole_prompts_fit

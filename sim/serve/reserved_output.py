@@ -27,18 +27,12 @@ class ReservedOutput(Struct):
         """The share now."""
         return max(self.least, self.begin - self.steps * (self.first - self.least) / FALLING_STEPS)
 
-    @property
-    def falls(self) -> bool:
-        """Whether the next iteration lowers it."""
-        return self.share > self.least
-
     def restart(self) -> None:
         """As at first."""
         self.begin, self.steps = self.first, 0
 
-    def retracted(self, running: Iterable[Sequence]) -> None:
-        """A sequence was put out; these run on."""
-        if self.first > self.least:
-            left = list(running)
-            written, asked = sum([s.generated for s in left]), sum([s.request.output_tokens for s in left])
-            self.begin, self.steps = min(1.0, (written + RETRACT_STEPS * len(left)) / max(1, asked)), 0
+    def retracted(self, running: Iterable[Sequence], written: int) -> None:
+        """Sequences were put out, before an iteration in which these run on, who had `written` so many tokens."""
+        left = list(running)
+        asked = sum([s.request.output_tokens for s in left])
+        self.begin, self.steps = min(1.0, (written + RETRACT_STEPS * len(left)) / max(1, asked)), -1

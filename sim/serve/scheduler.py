@@ -73,10 +73,11 @@ class Scheduler(FoundPrefixes):
     mixes: bool = True  # prompts and tokens of running sequences in one iteration
     splits: bool = True  # a prompt that exceeds what is left of the budget is computed in chunks
     whole_prompts_fit: bool = False  # a request enters once the cache has room for all chunks of its prompt
-    watermark: float | None = None  # as `Engine.watermark`
     paddings: int | None = None  # most tokens by which prompts of an iteration may be padded
     token_more: bool = False  # who is done computes one token more in the iteration for which it has not left
     sees_arrivals: bool = False  # `one_behind` is true of ends alone
+    retracts: int = 0  # as `Engine.retracts`
+    ended: int = 0  # who has left but still counts among those that run
     known: int = 0  # of those who wait, the first ones, who had come when the last iteration was put together
     leaving: list[Sequence] = field(default_factory=list)  # who is done, but not for the next iteration
     blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
@@ -88,6 +89,8 @@ class Scheduler(FoundPrefixes):
         if not self.mixes and (prompts := self.prompts(self.running, now_s)):
             self.push_down(now_s)
             return self.prompts_alone(prompts)
+        self.before_tokens()
+        self.make_room(now_s)
         pieces: list[Piece] = []
         budget, preemptions = self.limits.batch_tokens, self.counts.preemptions
         preempted = False
@@ -115,11 +118,24 @@ class Scheduler(FoundPrefixes):
                 continue
             break
         # Running is empty where the only one was put out by blocks that it and its prefix both have.
-        if (self.mixes and (not preempted or self.watermark is not None)) or not self.running:
+        if not self.mixes and not self.running and (prompts := self.prompts([], now_s)):
+            self.push_down(now_s)
+            return self.prompts_alone(prompts)
+        if self.mixes and (not preempted or self.watermark is not None or not self.running):
             ahead = self.counts.preemptions - preemptions if self.running else 0
             self.admit(pieces, budget, self.limits.batch_sequences, now_s, ahead)
         self.push_down(now_s)
         return Batch(tuple(pieces), self.blocks_free_s)
+
+    def before_tokens(self) -> None:
+        """An iteration adds tokens to the sequences that run."""
+
+    def make_room(self, now_s: float) -> None:
+        """Before that: put out sequences for which there is no room, where they are not put out one by one."""
+
+    def added_tokens(self, steps: int) -> None:
+        """So many iterations have added tokens."""
+        self.output.steps += steps
 
     def prompts_alone(self, prompts: list[Piece]) -> Batch:
         """An iteration of prompts, which may be padded."""
@@ -135,7 +151,7 @@ class Scheduler(FoundPrefixes):
         for sequence in begun:
             if budget <= 0 or len(pieces) >= places:
                 break
-            if sequence.in_flight or sequence.ready_s > now_s or sequence.remaining <= 1:
+            if sequence.in_flight or sequence.ready_s > now_s or not sequence.prompts:
                 continue
             tokens = self.part(sequence.remaining, budget)
             if tokens and self.grow(sequence, tokens):
@@ -147,7 +163,9 @@ class Scheduler(FoundPrefixes):
     def admit(self, pieces: list[Piece], budget: int, places: int, now_s: float, ahead: int = 0) -> None:
         """Let waiting requests in, in order of arrival, behind the first `ahead`, who were just preempted: until
         `budget` tokens or `places` pieces are reached, nobody more may run, or the cache has no room."""
-        while self.waiting and budget > 0 and len(self.running) < self.limits.running and len(pieces) < places:
+        while self.waiting and budget > 0 and len(pieces) < places:
+            if len(self.running) + self.ended >= self.limits.running:
+                return
             self.push_down(now_s)
             sequence = self._next_waiting(ahead)
             if sequence is None:
@@ -163,7 +181,7 @@ class Scheduler(FoundPrefixes):
                 self._read_prefix(sequence, shared_blocks)  # before room is made: not to be evicted for it
             own_tokens = hit + loaded + own + (tokens if self.watermark is None else left)
             needed = self.cache.blocks_of(own_tokens) - shared_blocks
-            if needed > self.cache.available or not self._may_enter(sequence, shared_blocks):
+            if not self._may_enter(sequence, shared_blocks) or needed > self.cache.available:
                 self._release_prefix(sequence)
                 return
             self.cache.take(needed - self._take_own(sequence, own))
@@ -290,27 +308,10 @@ class Scheduler(FoundPrefixes):
         self.copies.append(Copy(start_s, end_s, what, "host", up, tokens))
         return end_s
 
-    def lacks(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that a sequence needs for so many more tokens."""
-        have = sequence.private + sequence.shared // self.cache.block_tokens
-        more = self.cache.blocks_of(sequence.computed + tokens) - have
-        return more if more > 0 else 0
-
-    def grow(self, sequence: Sequence, tokens: int) -> bool:
-        """Give a sequence the blocks for so many more tokens; False (and nothing done) if there are too few."""
-        more = self.lacks(sequence, tokens)
-        if self.watermark is not None and not self.cache.available:
-            return False
-        if not more:
-            return True
-        if not self.cache.take(more):
-            return False
-        sequence.private += more
-        return True
-
     def piece(self, sequence: Sequence, tokens: int) -> Piece:
         """`tokens` of a sequence, whose blocks it has, in the iteration that is put together."""
         if not sequence.running:  # it is done, which the host does not know yet
+            self.counts.late_tokens += 1
             return Piece(sequence, tokens, True)
         sequence.in_flight = True
         self.cache.tokens += tokens  # their places are taken from now on
@@ -355,18 +356,12 @@ class Scheduler(FoundPrefixes):
         self.running.remove(victim)
         self.waiting.appendleft(victim)
         self.known += 1
-        self.output.retracted(self.running)
 
     def push_down(self, now_s: float) -> None:
         """Evicted prefixes go down to the tiers below."""
         if self.tiers is not None and self.cache.gone:
             self.blocks_free_s = max(self.blocks_free_s, self.tiers.evicted(self.cache.gone[::-1], now_s))
             self.cache.gone.clear()
-
-    @property
-    def blocks_at_once(self) -> int:
-        """Blocks that can be had without anything copied away."""
-        return self.cache.available if self.tiers is None else self.cache.free
 
     def free(self, sequence: Sequence) -> None:
         """Give a sequence's blocks back."""
@@ -393,7 +388,8 @@ class Scheduler(FoundPrefixes):
                 self._keep_prefix(sequence, end_s)
             if samples and self._sampled(sequence, 1 + drafted - wrong, end_s):
                 done.append(sequence)
-        self.output.steps += not batch.prompts_alone
+        if not batch.prompts_alone:
+            self.added_tokens(1)
         if done:
             self.dismiss()
         return done

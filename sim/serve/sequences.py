@@ -45,6 +45,11 @@ class Sequence(Struct, eq=False):
         """Tokens to compute before the next one can be sampled."""
         return self.request.prompt_tokens + self.generated - self.computed
 
+    @property
+    def prompts(self) -> bool:
+        """Whether its prompt, or what it has to compute again, is not computed."""
+        return self.remaining > 1 or not self.generated
+
 
 class Piece(NamedTuple):
     """What an iteration does for one sequence. `drafted` of the tokens may turn out to be wrong."""
@@ -74,6 +79,7 @@ class Counts(Struct):
     hit_tokens: int = 0
     loaded_tokens: int = 0
     stored_tokens: int = 0
+    late_tokens: int = 0  # computed for sequences that had ended
     swapped_tokens: int = 0  # out; as many come in again
     drafted_tokens: int = 0
     accepted_tokens: int = 0

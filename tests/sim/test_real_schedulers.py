@@ -15,14 +15,13 @@ import pytest
 from sim.prices.profiles import load_profile
 from sim.serve.engine_record import Engine
 from sim.serve.engines import engine_named
-from sim.serve.kv_cache import KvCache
 from sim.serve.pools import whole_pool
 from sim.serve.replica import Work, Worker
 from sim.serve.requests import Request
 from sim.serve.sequences import Sequence
 from tests.sim.serving_cases import SMALL, serving
 
-RECORDED = sorted((Path(__file__).parent / "data").glob("vllm_*.json"))
+RECORDED = [f for kind in ("vllm", "sglang") for f in sorted((Path(__file__).parent / "data").glob(f"{kind}_*.json"))]
 DRAFT = {**SMALL, "layers": 1}
 
 
@@ -37,9 +36,12 @@ def recorded() -> Iterator[Any]:
     for file in RECORDED:
         found = json.loads(file.read_text())
         for given in found["cases"]:
-            name = f"{found['vllm']}: {given['name']}"
+            product = "vllm" if "vllm" in found else "sglang"
+            name = f"{product} {found[product]}: {given['name']}"
             name += ", asynchronous" * given.get("asynchronous", False) + ", chunked" * given.get("chunked", False)
-            yield pytest.param(Case(found["vllm"], found["block_tokens"], found["request"], given), id=name)
+            yield pytest.param(
+                Case(f"{product} {found[product]}", found["block_tokens"], found["request"], given), id=name
+            )
 
 
 class Accepted:
@@ -56,8 +58,8 @@ def worker(case: Case, group: bool) -> Worker:
         "engine": record(case).name,
         "max_running_requests": given["running"],
         "max_batch_tokens": given["batch_tokens"],
-        "chunked_prefill": given.get("chunked", True),
-        "prefix_cache": "gpu" if given.get("prefix_cache") else "none",
+        "chunked_prefill": given.get("chunked", "asynchronous" in given),
+        "prefix_cache": "gpu" if given.get("prefix_cache", case.block_tokens == 1) else "none",
         "kv_cache": {"block_tokens": case.block_tokens},
     }
     if given.get("drafted"):
@@ -68,13 +70,13 @@ def worker(case: Case, group: bool) -> Worker:
     if "asynchronous" in given:
         assert scheduler.one_behind
         scheduler.one_behind = given["asynchronous"]
-    scheduler.cache = KvCache(given["blocks"], case.block_tokens)
+    scheduler.cache.blocks = scheduler.cache.free = given["blocks"]
     scheduler.acceptance = Accepted()
     return Worker(pool.replicas[0], pool.costs, group)
 
 
 def record(case: Case) -> Engine:
-    found = engine_named((f"vLLM {case.version}",))
+    found = engine_named((case.version,))
     assert found is not None
     return found
 
@@ -101,7 +103,7 @@ def iterations(case: Case, group: bool) -> list[dict[str, Any]]:
             continue
         new = [x for x in s.running if x.order > started and x.computed]
         row = {
-            "tokens": work.load.tokens if group else pieces(work, by_request="chunked" in case.given),
+            "tokens": work.load.tokens if group else pieces(work, by_request="asynchronous" not in case.given),
             "blocks": s.cache.blocks - s.cache.available,
             "found": {str(x.index): x.computed for x in new},
             "preempted": [x.index for x, was in zip(everybody, before, strict=True) if x.preemptions > was],

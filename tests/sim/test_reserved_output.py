@@ -18,9 +18,9 @@ def test_the_share_falls_by_steps_and_rises_with_what_was_written() -> None:
     output.steps = 300
     assert output.share == pytest.approx((0.7 + 0.098) / 2)
     output.steps = 10_000
-    assert (output.share, output.falls) == (0.098, False)
-    half_done = [Sequence(Request(0.0, 10, 100), i, generated=50) for i in range(3)]
-    output.retracted(half_done)
+    assert output.share == 0.098
+    output.retracted([Sequence(Request(0.0, 10, 100), i, generated=51) for i in range(3)], 150)
+    output.steps += 1
     assert output.share == pytest.approx(0.7)  # 50 and 20 more of 100
     output.steps = 10_000
     output.restart()
@@ -30,8 +30,7 @@ def test_the_share_falls_by_steps_and_rises_with_what_was_written() -> None:
 def test_a_constant_share_stays() -> None:
     output = ReservedOutput(1.0, 1.0, 1.0)
     output.steps = 10_000
-    output.retracted([])
-    assert (output.share, output.falls) == (1.0, False)
+    assert output.share == 1.0
 
 
 def bursts(at_s: tuple[float, ...]) -> tuple[int, list[int]]:
@@ -44,11 +43,10 @@ def bursts(at_s: tuple[float, ...]) -> tuple[int, list[int]]:
     return sim.capacity.blocks * s.for_serving.kv_cache.block_tokens, [admitted.count(t) for t in at_s]
 
 
-def test_a_burst_is_let_in_by_the_first_share() -> None:
-    """As many run at first as have room for their prompts and 0.7 of their outputs, not for a tenth of these."""
+def test_of_a_burst_as_many_enter_at_once_as_have_room_for_all_their_output() -> None:
     room, (first,) = bursts((0.0,))
-    assert first == pytest.approx(room / (64 + 0.7 * 448), abs=1)
-    assert room / (64 + 0.098 * 448) > 60
+    assert first == pytest.approx(room / (64 + 448), abs=1)
+    assert room / (64 + 0.7 * 448) > first + 1
 
 
 def test_an_idle_server_lets_a_second_burst_in_as_the_first() -> None:
