@@ -25,7 +25,6 @@ from sim.serve.graph_sizes import (
     vllm_sizes,
 )
 from sim.serve.own_all_reduce import CUSTOM, CUSTOM_LESS, MIN_LATENCY
-from sim.serve.reserved_output import RETRACT_STEPS
 from sim.serve.sglang_memory import GIB, sglang_fraction, sglang_older_fraction
 
 # Fitted, each number once: other records take theirs from these.
@@ -196,15 +195,15 @@ _SGLANG_04 = Engine(
     "limits: srt/server_args.py (small GPUs: less than 25,000 MiB); prompts first, in chunks: "
     "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7, "
     "which falls to that times SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14; retraction: srt/managers/schedule_batch.py; "
-    "memory: weights and cache fill mem_fraction_static (srt/model_executor/model_runner.py, profile_max_num_token); drafts: without overlap, in "
-    "graphs of sequences (_handle_speculative_decoding; model_executor/cuda_graph_runner.py)",
+    "memory: weights and cache fill mem_fraction_static (srt/model_executor/model_runner.py, profile_max_num_token); "
+    "drafts: without overlap, in graphs of sequences (_handle_speculative_decoding; model_executor/cuda_graph_runner.py)",
     host=_hosts(_V1),
     overlaps=True,
     graph_sizes=sglang_sizes,
     reserved_output=0.098,
     reserved_at_first=0.7,
     token_more=True,
-    retracts=RETRACT_STEPS,
+    retracts=20,  # retract_decode_steps, as `sim.serve.reserved_output`
     activations_outside=True,
     overlaps_stages=False,
     overlaps_drafting=(False, False),
