@@ -29,11 +29,23 @@ def main(a: Path, b: Path | None, report: Report) -> None:
     if b is None and not report.overrides:
         raise InputError("B: is missing; give a second scenario or result, or --set KEY=VALUE")
     first = result_of(a, () if b is None else report.overrides)
-    found = difference(first, result_of(a if b is None else b, report.overrides))
+    second = result_of(a if b is None else b, report.overrides)
+    kinds = [_workload(result) for result in (first, second)]
+    if kinds[0] != kinds[1]:
+        raise InputError(f"A, B: found {kinds[0]} and {kinds[1]}; diff compares two of one kind")
+    found = difference(first, second)
     if b is None:
         found["names"][1] += f" with {', '.join(report.overrides)}"
     console = console_of(160)
     report.show(found, difference_page, lambda found: print_difference(found, console))
+
+
+def _workload(result: dict[str, Any]) -> str:
+    """What a result's scenario simulates."""
+    scenario = result["scenario"]
+    if scenario.get("rl") is not None:
+        return "a step of reinforcement learning"
+    return "a training step" if scenario.get("inference") is None else "a serving workload"
 
 
 def result_of(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:

@@ -107,6 +107,7 @@ def run_map(
 
     if len(models) * len(gpus) > MOST_CELLS:
         raise InputError(f"--models, --gpus: make {len(models) * len(gpus):,} searches; at most {MOST_CELLS:,}")
+    _check_models(models, path)
     begin, beside = time.perf_counter(), None if measured is None else best_measured(measured)
     with study.pool() as pool, _progress(len(models) * len(gpus)) as advance:
         cells = []
@@ -127,6 +128,19 @@ def run_map(
         "wall_s": time.perf_counter() - begin,
         "cores": cores,
     }
+
+
+def _check_models(models: Sequence[str], path: Path) -> None:
+    """Raise for a model that does not exist before the first search.
+
+    Raises:
+        InputError: that names the option.
+    """
+    from sim.inputs.input_source import Source
+    from sim.inputs.model_input import resolve_model
+
+    for model in models:
+        resolve_model(model, Source("--models", {}, folder=str(path.parent)), ())
 
 
 def _cell(

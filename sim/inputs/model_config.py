@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from sim.core.dtypes import Quantization, StorageDtype
 from sim.inputs.input_source import UserInput, as_tuple
@@ -144,6 +144,12 @@ def _attention_pattern(data: dict[str, Any]) -> tuple[AttentionKind, ...]:
     return ("full",) if data.get("state_space") is None else ("state_space",)
 
 
+def _written_once(pattern: tuple[AttentionKind, ...]) -> tuple[AttentionKind, ...]:
+    """The shortest pattern that repeats to the same layers: [full, full] is [full]."""
+    n = len(pattern)
+    return next(pattern[:k] for k in range(1, n + 1) if n % k == 0 and pattern[:k] * (n // k) == pattern)
+
+
 class ModelConfig(UserInput):
     """A decoder-only transformer. Sizes are whole, before any parallel split.
 
@@ -206,7 +212,9 @@ class ModelConfig(UserInput):
     )
     window: int | None = Field(default=None, ge=1, le=100_000_000)
     state_space: StateSpaceConfig | None = None
-    attention_pattern: Annotated[tuple[AttentionKind, ...], BeforeValidator(as_tuple)] = Field(
+    attention_pattern: Annotated[
+        tuple[AttentionKind, ...], BeforeValidator(as_tuple), AfterValidator(_written_once)
+    ] = Field(
         default_factory=_attention_pattern,
         min_length=1,
         max_length=10_000,

@@ -13,6 +13,7 @@ from sim.inputs.synonyms import synonym
 
 SECTION = "inference."
 OPTIONS = (
+    "engine",
     "max_running_requests",
     "max_batch_tokens",
     "chunked_prefill",

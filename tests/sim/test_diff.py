@@ -68,6 +68,12 @@ def test_stored_results_and_serving(tmp_path: Path) -> None:
         result_of(stored, ("a=1",))
 
 
+def test_a_training_step_and_serving_have_nothing_to_compare() -> None:
+    done = CliRunner().invoke(main, [TP8, "serve_batch1"])
+    assert done.exit_code == 2
+    assert "A, B: found a training step and a serving workload; diff compares two of one kind" in done.output
+
+
 def test_the_tables_name_keys_times_and_memory() -> None:
     said = CliRunner().invoke(main, [TP8, TP8_SP]).stdout
     assert all(w in said for w in ("parallelism.sp", "step_time_s", "activations", "critical path", "all_gather tp"))

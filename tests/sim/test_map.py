@@ -83,7 +83,7 @@ def test_bad_models_and_too_many_cells() -> None:
         parse_list("a,a")
     with pytest.raises(InputError, match="1,001 searches"):
         run_map(BASE, ["gpt2"], range(1, 1002), Narrowing(NARROW), Study())
-    with pytest.raises(InputError, match="model"):
+    with pytest.raises(InputError, match="--models: found 'no-such-model'; no such model preset"):
         run_map(BASE, ["no-such-model"], [8], Narrowing(NARROW), Study(workers=1))
     with pytest.raises(InputError, match="tokens_per_s_per_gpu"):
         best_measured(ROOT / "scenarios" / "published" / "flash_attention.json")

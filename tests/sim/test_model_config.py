@@ -250,6 +250,7 @@ DEEPSEEK_V3 = {
     "num_nextn_predict_layers": 1,
     "moe_layer_freq": 1,
     "max_position_embeddings": 163840,
+    "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
 }
 GPT2 = {
     "model_type": "gpt2",

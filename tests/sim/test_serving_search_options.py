@@ -63,6 +63,17 @@ def test_the_search_finds_what_brute_force_finds(file: Path) -> None:
         assert min(rates.values()) < max(rates.values()) / CLOSE**2  # there was something to find
 
 
+def test_engines_are_compared(file: Path) -> None:
+    slo, found = "ttft_p99=1,itl_p99=0.02", {}
+    for engine in ("vllm-0.2", "sglang-0.5"):
+        (best,) = searched(file, slo, "--gpus", "1", "--set", f"inference.engine={engine}")["best"]
+        found[engine] = best["rate_per_s"]
+    assert found["sglang-0.5"] > 1.1 * found["vllm-0.2"]
+    (best,) = searched(file, slo, "--gpus", "1", "--vary", f"inference.engine={','.join(found)}")["best"]
+    assert best["options"] == {"engine": "sglang-0.5"}
+    assert best["rate_per_s"] == pytest.approx(found["sglang-0.5"], rel=2 * (CLOSE - 1))
+
+
 def test_without_vary_nothing_but_layouts_is_searched(file: Path) -> None:
     result = searched(file, BOTH, "--gpus", "1")
     assert [row["options"] for row in result["best"]] == [{}]
@@ -98,8 +109,14 @@ def test_where_nothing_is_simulated_no_latency_is_blamed(file: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--slo", BOTH, "--vary", "inference.max_batch_token=1"), "did you mean 'max_batch_tokens'? (allowed: max_"),
-        (("--slo", BOTH, "--vary", "max_num_seqs=1"), "; here it is inference.max_running_requests (allowed: max_"),
+        (
+            ("--slo", BOTH, "--vary", "inference.max_batch_token=1"),
+            "did you mean 'max_batch_tokens'? (allowed: engine, max_",
+        ),
+        (
+            ("--slo", BOTH, "--vary", "max_num_seqs=1"),
+            "; here it is inference.max_running_requests (allowed: engine, max_",
+        ),
         (("--slo", BOTH, "--vary", "parallelism.tp=1"), "--vary parallelism.tp: --slo searches values of keys of infe"),
         (("--vary", "inference.max_batch_tokens=1"), "--vary: is for searches of serving (--slo)"),
         (

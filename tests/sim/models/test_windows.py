@@ -137,6 +137,12 @@ def test_patterns_that_say_nothing_are_refused(model: dict[str, Any], message: s
         training(**model)
 
 
+def test_a_pattern_of_equal_layers_is_none() -> None:
+    plain, written = training(), training(attention_pattern=["full", "full"])
+    assert written.model == plain.model
+    assert emit(written, "megatron") == emit(plain, "megatron")
+
+
 @pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
 def test_no_flags_are_written_for_a_window(trainer: str) -> None:
     scenario = training(window=128)
