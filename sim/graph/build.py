@@ -89,13 +89,10 @@ class StepBuilder:
 
     def _steps_of_lane(self, lane: int) -> tuple[Ints, list[list[int]]]:
         """Number the steps of a lane that run the same; see `ScheduleColumns.equal_steps`."""
-        numbers, lanes = dict[tuple[Stage, Stage], int](), self.plan.lanes
-        number_of_stage = []
+        numbers, number_of_stage = dict[Stage, int](), []
         for stage, rank in enumerate(self.schedule.rank_of_stage):
-            # The first lane sets the order of communications in an overlapped pair, so two stages are alike only if
-            # those of the first lane are, too.
-            own, leading = (self.stages[rank * lanes + i][stage] for i in (lane, 0))
-            number_of_stage.append(numbers.setdefault((own, leading), len(numbers)))
+            own = self.stages[rank * self.plan.lanes + lane][stage]
+            number_of_stage.append(numbers.setdefault(own, len(numbers)))
         return self.lists.equal_steps(ints(number_of_stage), self._takes_input)
 
     def run(self) -> Built:

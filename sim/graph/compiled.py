@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -13,7 +14,6 @@ from sim.core.timeline import Detail
 from sim.graph.messages import DIRECTION, NO_HOP, Messages
 from sim.graph.taskgraph import SHOWN, Collective, KindTable, WholeAction, named_actions
 from sim.models.source import source_of
-from sim.prices.price import Price
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import COMPUTE, CompiledProgram, Launch, LocalTask, compile_program
 from sim.programs.data_parallel import DP
@@ -215,33 +215,23 @@ class ActionPrograms:
 
     def compiled(self, class_index: int, step: Step) -> CompiledProgram:
         """Return the compiled program of a step."""
-        # All lanes of a pipeline rank must order an overlapped pair's communications alike: by the first lane.
-        stages, leading = self.stages[class_index], self.stages[class_index // self.lanes * self.lanes]
+        stages = self.stages[class_index]
         remote = [bool(self.messages.needs[a.stage, DIRECTION[a.kind]] != NO_HOP) for a in step]
-        actions = [
-            (stages[a.stage], leading[a.stage], a.kind, a in self.ends, from_afar)
-            for a, from_afar in zip(step, remote, strict=True)
-        ]
+        actions = [(stages[a.stage], a.kind, a in self.ends, far) for a, far in zip(step, remote, strict=True)]
         key = (self._context(class_index), *actions)
         if key not in self._cache.by_action:
             programs = [self._program(stages[a.stage], a, far) for a, far in zip(step, remote, strict=True)]
-
-            def make() -> CompiledProgram:
-                if leading is stages:
-                    return self._compile(class_index, programs, programs)
-                leaders = [self._program(leading[a.stage], a, far) for a, far in zip(step, remote, strict=True)]
-                return self._compile(class_index, programs, leaders)
-
+            make = partial(self._compile, class_index, programs)
             # The key leaves out whether the action is an end of its stage or has a remote input: if that matters, the
             # programs differ, and these are compared.
-            candidates = (key[0], *[action[:3] for action in actions])
+            candidates = (key[0], *[action[:2] for action in actions])
             self._cache.by_action[key] = self._cache.compiled(candidates, programs, make)
         return self._cache.by_action[key]
 
-    def _compile(self, class_index: int, programs: list[Program], leaders: list[Program]) -> CompiledProgram:
+    def _compile(self, class_index: int, programs: list[Program]) -> CompiledProgram:
         price = self.pricing.on(self.plan.classes[class_index].rank)
         if len(programs) == 2:
-            return interleave((programs[0], programs[1]), price, (leaders[0], leaders[1]), self._planned(class_index))
+            return interleave(programs[0], programs[1], price)
         return compile_program(programs[0], price)
 
     def _context(self, class_index: int) -> tuple[object, ...]:
@@ -262,9 +252,3 @@ class ActionPrograms:
         if self.lanes == 1 and program.groups.isdisjoint(ACROSS_STAGES):
             return False
         return any(self.members(class_index, g) for g in program.groups)
-
-    def _planned(self, class_index: int) -> Price:
-        """Return the prices by which overlapping actions are interleaved: the first lane's, without faults."""
-        # NCCL runs a communicator's collectives in the order of launch. If each lane ordered them by its own speed,
-        # members could launch them in different orders and deadlock.
-        return self.pricing.healthy.on(self.plan.classes[class_index // self.lanes * self.lanes].rank)

@@ -55,9 +55,9 @@ def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel,
     held = class_stages(plan, layout, pricing.costs_of, dp, False, cache.stages)
     stages = [stage for of_class in held for stage in of_class.values()]
     known: dict[tuple[object, ...], list[float]] = {}
-    for i, (stage, c) in enumerate(zip(stages, plan.classes, strict=True)):
-        price, context, leader = healthy.on(c.rank), healthy.context(c.rank), stages[i // plan.lanes * plan.lanes]
-        key = (context, stage, leader)
+    for stage, c in zip(stages, plan.classes, strict=True):
+        price, context = healthy.on(c.rank), healthy.context(c.rank)
+        key = (context, stage)
         if key not in known:
             known[key] = []
             for kind in (Kind.F, Kind.I, Kind.W):
@@ -65,7 +65,7 @@ def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel,
                 program = stage.forward(False, True) if kind is Kind.F else stage.backward(kind, False, True)
                 make = partial(compile_program, program, price)
                 # The key is that of `ActionPrograms.compiled`, so that the step finds these programs compiled.
-                template = cache.compiled((context, (stage, leader, kind)), [program], make)
+                template = cache.compiled((context, (stage, kind)), [program], make)
                 known[key].append(template.makespan_s)
         rows.append(known[key])
     # A pipeline rank is as fast as its slowest lane, because its lanes meet in collectives.

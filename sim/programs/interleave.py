@@ -2,96 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
-from sim.core.program import BLOCK_END, Comm, Compute, Item, Program, Wait
+from sim.core.program import BLOCK_END, Comm, Compute, Item, Phase, Program, Wait
 from sim.prices.price import Price
 from sim.programs.compile import CompiledProgram, compile_program
 
-Pair = tuple[Program, Program]
 
+def interleave(forward: Program, backward: Program, price: Price) -> CompiledProgram:
+    """A forward and a backward that take turns on one rank; each turn ends where an exchange of experts' tokens starts.
 
-def interleave(programs: Pair, price: Price, leaders: Pair, planned: Price) -> CompiledProgram:
-    """Two programs run at once on one rank (DualPipe's forward beside backward).
+    ```text
+    computes:   attention F │ experts B │ experts F  │ attention B
+    exchanges:  combine B   │ dispatch F, dispatch B │ combine F
+    ```
 
-    Their computations share the device one after the other, their communications have their streams; at each point
-    the program whose next computation could start first goes on, so each hides the other's messages
-    (DeepSeek-V3 technical report, figure 4, orders them by hand to the same end). All peers of a collective must agree
-    on the order of communications: `leaders`, the programs of the first of them, set it by the prices `planned`,
-    whatever the others' computations and speeds are.
+    Computations share one stream and exchanges another, in this order on all ranks. So an exchange runs beside the
+    other program's computations, and all other messages of a program are waited for as if it ran alone. What a turn
+    of the backward computes for weights comes after its exchange has started. Sources: Megatron-LM,
+    models/common/model_chunk_schedule_plan.py (`TransformerLayerSchedulePlan.run`, with `delay_wgrad_compute`);
+    DeepSeek-V3 technical report, figure 4, has the same order.
     """
-    merged, order = _merge(leaders, planned, None)
-    if programs != leaders:
-        merged, _ = _merge(programs, planned, order)
+    first, second = _Side("b", backward), _Side("a", forward)
+    merged: list[Item] = []
+    while first.left or second.left:
+        merged += first.turn()
+        merged += second.turn()
+    for side in (first, second):
+        merged += side.waits(side.items[-1].phase if side.items else Phase.FORWARD)
     return compile_program(tuple(merged), price)
 
 
-def _merge(programs: Pair, price: Price, order: list[int] | None) -> tuple[list[Item], list[int]]:
-    """One list of both programs' items, and which of them each communication is of: as in `order`, if that is given."""
-    sides = (_Side(programs[0], "a"), _Side(programs[1], "b"))
-    merged: list[Item] = []
-    turns: list[int] = []
-    clock = 0.0
-    streams: dict[str, float] = {}
-    while any(s.left for s in sides):
-        able = [s for i, s in enumerate(sides) if s.left and (order is None or not s.on_comm or order[len(turns)] == i)]
-        side = min(able, key=lambda s: (s.on_compute, max(clock, s.ready_s)))
-        if side.on_comm:
-            turns.append(sides.index(side))
-        clock = side.advance(merged, price, max(clock, side.ready_s) if side.on_compute else clock, streams)
-    for side in sides:
-        merged.extend(Wait(h, side.items[-1].phase) for h in side.pending)
-    return merged, turns
-
-
 class _Side:
-    """One of two interleaved programs: its next item and when its last communication ends."""
+    """One of two interleaved programs: how far it is, and which messages its next computation waits for."""
 
-    def __init__(self, program: Program, tag: str) -> None:
-        self.items, self.tag, self.position = program, tag, 0
-        self.ready_s = 0.0
+    def __init__(self, tag: str, program: Program) -> None:
+        self.tag, self.items, self.position = tag, tuple(i for i in program if i is not BLOCK_END), 0
         self.pending: list[str] = []
-        self.ends: dict[str, float] = {}
-        self.compute_end_s = 0.0
+        self.messages = 0
 
     @property
     def left(self) -> bool:
         return self.position < len(self.items)
 
-    @property
-    def on_compute(self) -> bool:
-        return isinstance(self.items[self.position], Compute)
+    def turn(self) -> list[Item]:
+        """Items up to the next exchanges and with them, and last what is for weights; without an exchange, the rest."""
+        start = self.position
+        while self.left and not _exchanges(self.items[self.position]):
+            self.position += 1
+        end = self.position
+        while self.left and _exchanges(self.items[self.position]):
+            self.position += 1
+        computed, exchanged = self.items[start:end], self.items[end : self.position]
+        if not exchanged:
+            return list(self._placed(computed))
+        needed = [i for i in computed if i.phase is not Phase.WEIGHT_GRAD]
+        later = [i for i in computed if i.phase is Phase.WEIGHT_GRAD]
+        placed = list(self._placed((*needed, *exchanged)))
+        waited, self.pending = self.pending, []  # gradients of weights need nothing that is exchanged
+        placed += self._placed(later)
+        self.pending = waited + self.pending
+        return placed
 
-    @property
-    def on_comm(self) -> bool:
-        return isinstance(self.items[self.position], Comm)
+    def _placed(self, items: Program | list[Item]) -> Iterator[Item]:
+        """A blocking message holds up its own program's next computation alone."""
+        for item in items:
+            if isinstance(item, Compute):
+                yield from self.waits(item.phase)
+                yield item
+            elif isinstance(item, Wait):
+                self.pending.append(self.tag + item.handle)
+            else:
+                self.messages += 1
+                handle = self.tag + (item.handle or f"{self.messages}")
+                yield replace(item, blocking=False, handle=handle, after=item.after and self.tag + item.after)
+                if item.blocking:
+                    self.pending.append(handle)
 
-    def advance(self, merged: list[Item], price: Price, clock: float, streams: dict[str, float]) -> float:
-        """Move on to just before the next computation but one; returns the compute stream's clock."""
-        item = self.items[self.position]
-        self.position += 1
-        if isinstance(item, Compute):
-            merged.extend(Wait(h, item.phase) for h in self.pending)
-            self.pending = []
-            merged.append(item)
-            self.compute_end_s = clock + price(item).seconds
-            self.ready_s = self.compute_end_s
-            return self.compute_end_s
-        if item is BLOCK_END:
-            return clock
-        if isinstance(item, Wait):
-            self.pending.append(self.tag + item.handle)
-            self.ready_s = max(self.ready_s, self.ends.get(item.handle, 0.0))
-            return clock
-        stream = item.stream or item.group
-        start = max(streams.get(stream, 0.0), self.ready_s if item.blocking else self.compute_end_s)
-        start = max(start, self.ends.get(item.after, 0.0))
-        streams[stream] = end = start + price(item).seconds
-        handle = item.handle or f"{self.position}"
-        after = item.after and self.tag + item.after
-        merged.append(replace(item, blocking=False, handle=self.tag + handle, after=after))
-        self.ends[handle] = end
-        if item.blocking:
-            self.pending.append(self.tag + handle)
-            self.ready_s = end
-        return clock
+    def waits(self, phase: Phase) -> list[Wait]:
+        """Wait for all that is pending."""
+        handles, self.pending = self.pending, []
+        return [Wait(h, phase) for h in handles]
+
+
+def _exchanges(item: Item) -> bool:
+    """Whether an item sends tokens to their experts, or back."""
+    return isinstance(item, Comm) and item.kind == "all_to_all" and item.group == "ep"

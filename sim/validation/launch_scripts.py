@@ -81,7 +81,9 @@ SCRIPTS = (
             LaunchScript(_BRIDGE, model, GRAPHED_PARTS, "configs/qwen", "blackwell", since="2026-01"),
         )
     ),
-    LaunchScript(_BRIDGE, QWEN3_235B, PAIRED, "configs/qwen", "hopper", since="2026-01"),
+    # Every preset of these rows' layouts that has the switch `moe_a2a_overlap` sets it; the first are of December 2025.
+    LaunchScript(_BRIDGE, QWEN3_235B, PAIRED, "configs/qwen: 2,048 and 8,192 sequences", "hopper", since="2025-11"),
+    LaunchScript(_BRIDGE, QWEN3_30B, PAIRED, "configs/qwen: 12 virtual stages", "hopper", since="2026-01"),
     LaunchScript(_BRIDGE, GPT_OSS_120B, _selective("layernorm", "moe_act"), "configs/gpt_oss", since="2026-01"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from sim.core.program import BLOCK_END, Comm, Compute, Phase, Wait
 from sim.prices.price import Priced, together_s
@@ -71,15 +72,45 @@ def test_one_task_stands_for_no_program_that_waits_for_earlier_actions_midway() 
     assert not beside.alone
 
 
-@pytest.mark.parametrize("message_s", [0.5, 2.0])
-def test_two_interleaved_programs_hide_each_others_messages(message_s: float) -> None:
-    program = (work("a", 2), talk(message_s), work("b", 2), talk(message_s), work("c", 2))
-    alone = compile_program(program, price).makespan_s
-    both = interleave((program, program), price, (program, program), price)
+def exchange(seconds: float, phase: Phase = F) -> Comm:
+    return Comm("tokens", "all_to_all", "ep", seconds, phase)
+
+
+def in_phase(name: str, seconds: float, phase: Phase) -> Compute:
+    return Compute(name, "elementwise", (1,), "fp32", 0.0, seconds, phase)
+
+
+@pytest.mark.parametrize("exchange_s", [0.5, 2.0])
+def test_a_forward_and_a_backward_take_turns_and_hide_each_others_exchanges(exchange_s: float) -> None:
+    forward = (work("attention", 2), exchange(exchange_s), work("experts", 2), exchange(exchange_s), work("sum", 2))
+    backward = tuple(replace(i, phase=Phase.INPUT_GRAD) for i in forward)
+    both = interleave(forward, backward, price)
     assert both.compute_s == 12
-    assert both.makespan_s == pytest.approx(12 if message_s <= 2 else 2 * alone)
-    assert both.makespan_s < 2 * alone
+    assert both.makespan_s == 12
+    assert [t.kind for t in both.tasks if t.group] == ["all_to_all"] * 4
     assert both.alone
+
+
+def test_other_messages_of_a_pair_are_waited_for() -> None:
+    """Computations of a pair share one stream, in a fixed order: none of the other program fills a gap."""
+    forward = (work("a", 2), talk(5), work("b", 2), exchange(1), work("c", 2))
+    backward = (in_phase("d", 2, Phase.INPUT_GRAD), exchange(1, Phase.INPUT_GRAD), in_phase("e", 2, Phase.INPUT_GRAD))
+    assert interleave(forward, backward, price).makespan_s == 10 + 5
+
+
+def test_exchanges_of_long_chains_queue_in_turn() -> None:
+    """Exchanges take longer than all computations: the first starts after the backward's first computation."""
+    forward = (work("a", 1), exchange(10), work("b", 1), exchange(10), work("c", 1))
+    backward = tuple(replace(i, phase=Phase.INPUT_GRAD) for i in forward)
+    assert interleave(forward, backward, price).makespan_s == 1 + 4 * 10 + 1
+
+
+def test_gradients_of_weights_do_not_delay_the_exchange() -> None:
+    """The backward's exchange needs the input's gradient alone, and runs beside the weights' gradients."""
+    first, second = Phase.INPUT_GRAD, Phase.WEIGHT_GRAD
+    backward = (in_phase("x", 1, first), in_phase("w", 4, second), exchange(4, first), in_phase("y", 1, first))
+    assert interleave((), backward, price).makespan_s == 1 + 4 + 1
+    assert compile_program(backward, price).makespan_s == 1 + 4 + 4 + 1
 
 
 def test_the_host_gains_nothing_in_one_block_for_the_next() -> None:

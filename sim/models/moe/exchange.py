@@ -164,8 +164,9 @@ def combine(scenario: Scenario, d: Dims, r: Routing) -> Operator:
         *trip.exchange("combine", F, quantized=False),
         *trip.at_home("unpermute", F, moved),
     )
+    read_again = 0.0 if d.framework.weights_experts_after_activation else r.sent * d.hidden * e
     backward: Program = (
-        *trip.at_home("unpermute_backward", I, moved + r.sent * d.hidden * e),
+        *trip.at_home("unpermute_backward", I, moved + read_again),
         *trip.exchange("combine_backward", I, quantized=True),
         *trip.expert_tp("expert_grad_gather", "all_gather", I),
         *trip.on_arrival("unsort_chunks_backward", I, results_read=True),

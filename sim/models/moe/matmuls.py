@@ -59,21 +59,22 @@ def _padding(d: Dims, moe: MoeConfig, rows: float, experts: int) -> tuple[tuple[
     """Before and after 8-bit experts, copies of their rows: each expert's are filled up to the matmul's tile, and what
     was filled is cut off again (Transformer Engine's `Fp8Padding`, `Fp8Unpadding`; backward the other way round).
 
-    Nothing is copied where a capacity gives every expert a multiple. What is filled up, at most a tile an expert, is
-    not computed here.
+    The fp32 probabilities of rows are filled up by a kernel of their own (core/transformer/moe/experts.py:
+    `quantization_padding`). Nothing is copied where a capacity gives every expert a multiple. What is filled up, at
+    most a tile an expert, is not computed here.
     """
     tile = ALIGNED_ROWS if d.recipe is None or d.recipe.one_scale else 2 * ALIGNED_ROWS
     even = moe.capacity_factor is not None and rows % (experts * tile) == 0
     if d.recipe is None or not d.framework.pads_experts or even:
         return (), ()
-    n, moved = rows * d.hidden, 2 * rows * d.hidden * d.act_bytes
+    n, moved, weights = rows * d.hidden, 2 * rows * d.hidden * d.act_bytes, 2 * rows * FP32_BYTES
 
-    def copies(name: str) -> tuple[Operator, ...]:
-        forward = memory_op(name, F, "copy", n, moved, d.act)
-        backward = memory_op(f"{name}_backward", I, "copy", n, moved, d.act)
+    def copies(name: str, beside: float, kernels: int) -> tuple[Operator, ...]:
+        forward = memory_op(name, F, "copy", n, moved + beside, d.act, kernels)
+        backward = memory_op(f"{name}_backward", I, "copy", n, moved + beside, d.act, kernels)
         return (Operator(name, (forward,), (backward,), backward_bytes=moved),)
 
-    return copies("experts_padding"), copies("experts_unpadding")
+    return copies("experts_padding", weights, 2), copies("experts_unpadding", 0.0, 1)
 
 
 def _biased(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Operator:

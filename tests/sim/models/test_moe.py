@@ -338,13 +338,23 @@ def test_experts_padded_to_their_capacity_take_as_many_rows_each_and_no_count():
     ],
 )
 def test_rows_of_8_bit_experts_are_copied_to_fill_tiles(precision, framework, capacity, copied):
-    """Filled up before and cut off after, in both passes: all copies read and written once."""
+    """Filled up before, with fp32 probabilities, and cut off after: all copies read and written once in each pass."""
     moe = MOE["moe"] | {"capacity_factor": capacity}
     block = layer_block(make(MOE | {"moe": moe}, {"framework": framework, "precision": precision}), 0)
     names = ("experts_padding", "experts_unpadding")
     found = [i for name in names for i in (*_named(block.forward, name), *_named(block.backward, f"{name}_backward"))]
     rows = TOKENS * 2 if capacity is None else -(-capacity * TOKENS * 2 // 16) * 16
-    assert [i.bytes for i in found] == ([2 * rows * 1024 * 2] * 4 if copied else [])
+    moved, weights = 2 * rows * 1024 * 2, 2 * rows * 4
+    filled, cut = (moved + weights, 2), (moved, 1)
+    assert [(i.bytes, i.kernels) for i in found] == ([filled, filled, cut, cut] if copied else [])
+
+
+@pytest.mark.parametrize(("framework", "accesses"), [("megatron", 1 + 2), ("eager", 1 + 2 * 2)])
+def test_results_are_read_again_for_the_routers_gradient_where_they_are_weighted(framework, accesses):
+    """Gradients of tokens read, of their two copies written; results of the copies read where weights multiply them."""
+    block = layer_block(make(MOE, {"framework": framework}, dp=4, ep=4), 0)
+    (found,) = _named(block.backward, "unpermute_backward")
+    assert found.bytes == accesses * TOKENS * 1024 * 2
 
 
 def test_megatron_adds_second_biases_expert_by_expert():
