@@ -118,26 +118,38 @@ _FIRST_VLLM = Engine(
     splits_experts=True,
     defaults=Defaults(max_batch_tokens=2560, chunked_prefill=False),
 )
-_VLLM_06 = Engine(
-    "vllm-0.6",
+_VLLM_05 = Engine(
+    "vllm-0.5",
     "vLLM",
-    (0, 6),
-    "2024-09",
-    "host: a half of vllm-0.5's, whose time a token at 32 requests a second fell to a fifth on an 8B and to a half"
-    " on a 70B (blog.vllm.ai, 5 September 2024: asynchronous output, several steps to a schedule); 5 to 6 ms at"
-    " 256 (vllm-project/vllm issue 10634, November 2024); graphs to max_num_seqs (pull request 7894); a token more:"
-    " engine/llm_engine.py (async_output_proc); the rest as vllm-0.5",
-    host=_hosts(_V6),
+    (0, 3),
+    "2024-07",
+    "host: 5 to 13 ms without a kernel between two iterations (vllm-project/vllm issue 6854, July 2024), read as"
+    " one sequence and 256, others 20 at 200 (issue 6801); launches as vllm-0.2, HTTP as trtllm-triton;"
+    " whole prompts first: core/scheduler.py; max_num_batched_tokens: the model's length (engine/arg_utils.py);"
+    " padding: token 0 (worker/model_runner.py)",
+    host=_hosts(_V5),
     padded_experts=("alike", "alike"),
     whole_prompts=True,
     whole_prompt_tokens=2048,
     own_all_reduces=CUSTOM,
     watermark=_WATERMARK,
-    token_more=True,
     reads_checkpoint=True,
     splits_experts=True,
-    defaults=_VLLM_V0._replace(graphs_to=8192),
+    defaults=_VLLM_V0,
     cases=(_LONG,),
+)
+_VLLM_06 = replace(
+    _VLLM_05,
+    name="vllm-0.6",
+    since=(0, 6),
+    date="2024-09",
+    source="host: a half of vllm-0.5's, whose time a token at 32 requests a second fell to a fifth on an 8B and to a"
+    " half on a 70B (blog.vllm.ai, 5 September 2024: asynchronous output, several steps to a schedule); 5 to 6 ms"
+    " at 256 (vllm-project/vllm issue 10634, November 2024); graphs to max_num_seqs (pull request 7894); a token more:"
+    " engine/llm_engine.py (async_output_proc); the rest as vllm-0.5",
+    host=_hosts(_V6),
+    token_more=True,
+    defaults=_VLLM_V0._replace(graphs_to=8192),
 )
 _VLLM_09 = Engine(
     "vllm-v1",
@@ -223,6 +235,22 @@ _SGLANG_04 = Engine(
         Case({"max_batch_tokens": 8192, "graphs_to": 160}, memory_bytes=25_000 * 2.0**20),
     ),
 )
+_TRTLLM_08 = Engine(
+    "trtllm",
+    "TensorRT-LLM",
+    (0, 8),
+    "2025-01",
+    "fitted to trtllm_017_throughput; launches and policy as trtllm-0.6; prompts in chunks as trtllm-bench runs it "
+    "(tensorrt_llm/bench/dataclasses/configuration.py: ExecutorSettingsConfig.chunking true)",
+    host=_TRTLLM,
+    reserved_output=1.0,
+    whole_prompts=True,
+    prompts_beside=True,
+    fp8_cache=True,
+    experts_speed=_FP8_EXPERTS,
+    splits_experts=True,
+    defaults=_TRTLLM_LIMITS._replace(chunked_prefill=True),
+)
 _RECORDS = (
     Engine("bundled", "bundled", (), "2026-11", "this project's: one kernel after another, a host of no time"),
     _FIRST_VLLM,
@@ -240,26 +268,7 @@ _RECORDS = (
         paddings=256,
         defaults=_VLLM_V0,
     ),
-    Engine(
-        "vllm-0.5",
-        "vLLM",
-        (0, 3),
-        "2024-07",
-        "host: 5 to 13 ms without a kernel between two iterations (vllm-project/vllm issue 6854, July 2024), read as"
-        " one sequence and 256, others 20 at 200 (issue 6801); launches as vllm-0.2, HTTP as trtllm-triton;"
-        " whole prompts first: core/scheduler.py; max_num_batched_tokens: the model's length (engine/arg_utils.py);"
-        " padding: token 0 (worker/model_runner.py)",
-        host=_hosts(_V5),
-        padded_experts=("alike", "alike"),
-        whole_prompts=True,
-        whole_prompt_tokens=2048,
-        own_all_reduces=CUSTOM,
-        watermark=_WATERMARK,
-        reads_checkpoint=True,
-        splits_experts=True,
-        defaults=_VLLM_V0,
-        cases=(_LONG,),
-    ),
+    _VLLM_05,
     _VLLM_06,
     replace(
         _VLLM_06,
@@ -363,41 +372,20 @@ _RECORDS = (
         splits_experts=True,
         defaults=_TRTLLM_FREE._replace(free_fraction=0.85),
     ),
-    Engine(
-        "trtllm-triton",
-        "TensorRT-LLM Triton",
-        (0, 8),
-        "2024-11",
-        "host: fitted to trtllm_014_online; all-reduces, experts and policy: as trtllm; 2,048 requests: release notes "
-        "of 0.14.0 (default max_batch_size of trtllm-build)",
+    replace(
+        _TRTLLM_08,
+        name="trtllm-triton",
+        product="TensorRT-LLM Triton",
+        date="2024-11",
+        source="host: fitted to trtllm_014_online; all-reduces, experts and policy: as trtllm; 2,048 requests: release"
+        " notes of 0.14.0 (default max_batch_size of trtllm-build)",
         host={
             "ampere": _TRITON.slower(A100_BY_H100)._replace(collective_s=_TRTLLM["ampere"].collective_s),
             "hopper": _TRITON,
         },
-        reserved_output=1.0,
-        whole_prompts=True,
-        prompts_beside=True,
-        fp8_cache=True,
-        experts_speed=_FP8_EXPERTS,
-        splits_experts=True,
         defaults=_TRTLLM_LIMITS,
     ),
-    Engine(
-        "trtllm",
-        "TensorRT-LLM",
-        (0, 8),
-        "2025-01",
-        "fitted to trtllm_017_throughput; launches and policy as trtllm-0.6; prompts in chunks as trtllm-bench runs it "
-        "(tensorrt_llm/bench/dataclasses/configuration.py: ExecutorSettingsConfig.chunking true)",
-        host=_TRTLLM,
-        reserved_output=1.0,
-        whole_prompts=True,
-        prompts_beside=True,
-        fp8_cache=True,
-        experts_speed=_FP8_EXPERTS,
-        splits_experts=True,
-        defaults=_TRTLLM_LIMITS._replace(chunked_prefill=True),
-    ),
+    _TRTLLM_08,
     Engine(
         "trtllm-1.0",
         "TensorRT-LLM",
