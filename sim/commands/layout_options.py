@@ -152,7 +152,8 @@ class Prices:
             InputError: if prices are given, and none for this cluster.
         """
         if self.by_cluster and cluster not in self.by_cluster:
-            raise InputError(f"--price: names {', '.join(self.by_cluster)}; the searched cluster is {cluster}")
+            searched = f"the searched cluster is {cluster}" if cluster else "the searched cluster has no shipped name"
+            raise InputError(f"--price: names {', '.join(self.by_cluster)}; {searched}")
         return self.by_cluster.get(cluster, self.everywhere)
 
 
