@@ -83,6 +83,7 @@ def cases() -> list[Row]:
     many, first = drawn(8, 40, (20, 300), (40, 90), last=20), [[30, 800, 0, "", 0]]
     some = [[a, b, at + 640, "", 0] for a, b, at, _, _ in drawn(10, 20, (30, 60), (60, 120), last=20)]
     shared, together = sharing(4, 20, 3, 160, (5, 60), last=30), sharing(5, 20, 2, 165, (5, 60))
+    seldom = sharing(8, 24, 5, 160, (40, 120), last=60)
     kinds = [
         ("all at once", mixed, {"running": 8, "batch_tokens": 256, "blocks": 6400}),
         ("long prompts in chunks", long, {"running": 16, "batch_tokens": 512, "blocks": 32000}),
@@ -94,6 +95,7 @@ def cases() -> list[Row]:
         ("retracted", first + some, {"running": 20, "batch_tokens": 1024, "blocks": 2200}),
         ("shared prefixes", shared, {"running": 8, "batch_tokens": 256, "blocks": 6400}),
         ("shared prefixes, all at once", together, {"running": 8, "batch_tokens": 1024, "blocks": 6400}),
+        ("shared prefixes, few blocks", seldom, {"running": 3, "batch_tokens": 256, "blocks": 1000}),
     ]
     return [{"name": name, **settings, "requests": requests} for name, requests, settings in kinds]
 
@@ -216,10 +218,11 @@ def run(case: Row) -> list[Row]:
                 made[i] += 1
             if prefill and r in entered:
                 found[r.rid] = len(r.prefix_indices)
+        after = s.last_batch is not None and not skipped
         skipped = not prefill and not s.waiting_queue and all(made[i] > asked[i][1] for i in index)
         launched.append(index)
         if not skipped:
-            begins = now + (s.last_batch is not None)
+            begins = now + after
             row = {
                 "tokens": [i if n == 1 else [i, n] for i, n in sorted(tokens.items())],
                 "blocks": 0,

@@ -48,6 +48,7 @@ class KvCache(Struct):
     prefixes: OrderedDict[PrefixName, Prefix] = field(default_factory=OrderedDict)  # the least recently used first
     unused: int = 0  # blocks of prefixes that nobody reads
     merges: bool = False  # SGLang's radix tree: what two sequences computed is kept once, what nobody reads goes whole
+    late: int | None = None  # blocks taken before any gives way for them (`evict_late`); None: each gives way at once
     gone: list[Key] | None = None  # what was evicted, in that order, where somebody takes it from here
 
     def __post_init__(self) -> None:
@@ -72,11 +73,22 @@ class KvCache(Struct):
         """Take blocks for a sequence, from unused prefixes where none are free; False (and nothing done) if too few."""
         if count > self.available:
             return False
-        while self.free < count:
-            self._evict(count - self.free)
+        if self.late is None:
+            while self.free < count:
+                self._evict(count - self.free)
+        else:
+            self.late += count
         self.free -= count
         self.private += count
         return True
+
+    def evict_late(self) -> None:
+        """Make room for blocks that were taken `late`: if there is too little, as if nothing were free (SGLang,
+        schedule_batch.py, `_evict_tree_cache_if_needed`)."""
+        taken, self.late = self.late or 0, None
+        wanted = self.evicted + (taken if self.free < 0 else 0)
+        while self.unused and self.evicted < wanted:
+            self._evict(taken)
 
     def give_back(self, count: int) -> None:
         """Blocks of a sequence that ended or was preempted."""

@@ -51,7 +51,12 @@ class SglangScheduler(Scheduler):
         if chunked or (self.last_prompts is not None and self.ran_none):
             self.full = False
         self.entered, self.promised = [], 0
-        return [] if self.full else super().prompts(begun, now_s)
+        if self.full:
+            return []
+        self.cache.late = 0
+        pieces = super().prompts(begun, now_s)
+        self.cache.evict_late()
+        return pieces
 
     def prompts_alone(self, prompts: list[Piece]) -> Batch:
         """As `Scheduler.prompts_alone`."""
