@@ -28,7 +28,9 @@ from sim.prices.profiles import load_profile
 from sim.search.engine_options import Choice, as_section
 from sim.search.slo import Promise, share_within
 from sim.search.space import divisors
+from sim.serve.costs import IterationCosts
 from sim.serve.requests import Request, make_requests
+from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 
 CLOSE = 1.02  # bisection ends when two rates differ by less than this factor
@@ -69,13 +71,19 @@ class UnitSearch:
         self.points: dict[float, Point] = {}
         alone = scenario.parallelism.dp == 1 and scenario.for_serving.disaggregated is None
         self.engine: Engine = "static" if alone else "simpy"
+        self.costs: IterationCosts | None = None  # of the first simulation: the same at every rate
+
+    def _served(self, requests: tuple[Request, ...]) -> ServingSimulation:
+        served = simulate_serving(self.scenario, self.profile, requests, engine=self.engine, costs=self.costs)
+        self.costs = served.pools[0].costs  # pools for prompts and for tokens make their own
+        return served
 
     def at(self, rate_per_s: float) -> Point:
         """Simulate requests that arrive at this rate."""
         # Points are kept: the curve of all layouts consists of them.
         if rate_per_s not in self.points:
             requests = requests_at(self.scenario, rate_per_s)
-            served = simulate_serving(self.scenario, self.profile, requests, engine=self.engine)
+            served = self._served(requests)
             result = served.result
             kept = all(p.kept(result) for p in self.slo)
             self.points[rate_per_s] = Point(rate_per_s, kept, share_within(served, self.slo), result)
@@ -87,7 +95,7 @@ class UnitSearch:
         # A pattern's requests have one distribution, so a few suffice. All requests of a trace are simulated.
         if isinstance(self.scenario.for_serving.requests, RequestPattern):
             requests = requests[:ALONE]
-        result = simulate_serving(self.scenario, self.profile, requests, engine=self.engine).result
+        result = self._served(requests).result
         if not result["fits_in_memory"]:
             raise InputError("does not fit in memory")
         return all(p.kept(result) for p in self.slo)
