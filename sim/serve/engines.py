@@ -241,7 +241,8 @@ _TRTLLM_08 = Engine(
     (0, 8),
     "2025-01",
     "fitted to trtllm_017_throughput; launches and policy as trtllm-0.6; prompts in chunks as trtllm-bench runs it "
-    "(tensorrt_llm/bench/dataclasses/configuration.py: ExecutorSettingsConfig.chunking true)",
+    "(tensorrt_llm/bench/dataclasses/configuration.py: ExecutorSettingsConfig.chunking true; its MAX_UTILIZATION is "
+    "replaced by NO_EVICT in bench/benchmark/throughput.py); not modelled: dynamic_max_batch_size",
     host=_TRTLLM,
     reserved_output=1.0,
     whole_prompts=True,
@@ -392,10 +393,11 @@ _RECORDS = (
         (1, 0),
         "2025-09",
         "the PyTorch backend, default since 1.0, with overlap scheduler and CUDA graphs (llmapi/llm_args.py: "
-        "disable_overlap_scheduler false; enable_chunked_prefill false); graphs of padded batches to max_batch_size, "
-        "as trtllm-bench keeps them (bench/benchmark/utils/general.py) and the examples for servers ask for them "
-        "(examples/configs): without any configuration batches are not padded, and those above 128 have no graph; "
-        "host, launches and HTTP as vllm-v1's; padding: one request again and again "
+        "disable_overlap_scheduler false; enable_chunked_prefill false; GUARANTEED_NO_EVICT); with pipeline stages the "
+        "host works beside other micro batches (_torch/pyexecutor/py_executor.py, _executor_loop_pp); graphs of padded "
+        "batches to max_batch_size, as trtllm-bench keeps them (bench/benchmark/utils/general.py) and the examples "
+        "for servers ask for them (examples/configs): without any configuration batches are not padded, and those "
+        "above 128 have no graph; host, launches and HTTP as vllm-v1's; padding: one request again and again "
         "(_torch/pyexecutor/cuda_graph_runner.py); drafts: _torch/speculative/interface.py, support_overlap_scheduler",
         host=_hosts(_V1),
         overlaps=True,
