@@ -120,8 +120,14 @@ class IterationCosts(Struct):
         if self.of_stages:
             return tuple([own.stage_seconds(load)[i] for i, own in enumerate(self.of_stages)])
         load = self.own_share(load)
-        draft_s, device_s = self.draft_seconds(load), self.device_seconds(load)
-        return tuple([self.host.seconds_each(i, [s], load, draft_s)[0] for i, s in enumerate(device_s)])
+        draft_s, device_s, copied_s = self.draft_seconds(load), self.device_seconds(load), self.copied_s
+        each = enumerate(zip(device_s, copied_s, strict=True))
+        return tuple([self.host.seconds_each(i, [s], load, draft_s, copy)[0] for i, (s, copy) in each])
+
+    @property
+    def copied_s(self) -> tuple[float, ...]:
+        """Seconds for which every stage copies weights in each iteration, beside all that its GPU computes."""
+        return tuple([own.beside_s for own in self.offloaded]) or (0.0,) * len(self.stages)
 
     def draft_seconds(self, load: Load) -> float:
         """Seconds for which the only stage's GPU drafts tokens beside an iteration."""
@@ -133,7 +139,8 @@ class IterationCosts(Struct):
         return [] if self.draft is None or speculative is None else drafting(load, speculative)
 
     def device_seconds(self, load: Load) -> tuple[float, ...]:
-        """What a rank's own share of an iteration takes on every stage's GPU, without its host."""
+        """What a rank's own share of an iteration takes on every stage's GPU, without its host, its draft and the
+        copies beside it."""
         rest = self._rest(load.tokens, load.samples)
         if load.pooled:
             rest = tuple([seconds + self._routed(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
@@ -147,7 +154,7 @@ class IterationCosts(Struct):
             ]
         )
         if self.offloaded:
-            device_s = tuple([own.seconds(seconds) for own, seconds in zip(self.offloaded, device_s, strict=True)])
+            device_s = tuple([seconds + own.read_s for own, seconds in zip(self.offloaded, device_s, strict=True)])
         return device_s
 
     def own_share(self, load: Load) -> Load:
@@ -223,8 +230,8 @@ class IterationCosts(Struct):
                 attention = [a + layers * (first + slope * (k / decodes - length)) for a, k in beyond]
             seconds += [base + a for a in attention]
         if self.offloaded:
-            seconds = [self.offloaded[0].seconds(s) for s in seconds]
-        return self.host.seconds_each(0, seconds, Load(own, decodes))
+            seconds = [s + self.offloaded[0].read_s for s in seconds]
+        return self.host.seconds_each(0, seconds, Load(own, decodes), copied_s=self.copied_s[0])
 
     def send_s(self, stage: int, tokens: int) -> float:
         """Seconds to hand the residual stream of `tokens` from a stage to the next."""

@@ -33,27 +33,30 @@ class Host(Struct, frozen=True):
         computed, kind = self.padded(tokens, prompts), self.engine.padded_experts[split]
         return {"own": computed, "alike": min(computed, tokens + 1), "none": tokens}[kind]
 
-    def seconds_each(self, stage: int, device_s: list[float], load: Load, draft_s: float = 0.0) -> list[float]:
+    def seconds_each(
+        self, stage: int, device_s: list[float], load: Load, draft_s: float = 0.0, copied_s: float = 0.0
+    ) -> list[float]:
         """Seconds of iterations on a stage whose GPU computes for `device_s` of them, and in each drafts tokens for
-        `draft_s` besides; they differ in nothing but the GPU's seconds.
+        `draft_s` besides, while its copy engine copies weights for `copied_s`; they differ in nothing but the GPU's
+        seconds.
 
         Work between iterations is the first stage's. Kernels outside of a graph are issued one by one. The GPU drafts
         right after it has checked, from tokens that never left it, while an overlapping host prepares the next
         iteration: max(GPU + draft, host) (vLLM, v1/worker/gpu_model_runner.py: `propose_draft_token_ids` of EAGLE and
         of draft models takes the GPU's sampled tokens and does not wait for `_bookkeeping_sync`).
         """
-        busy_s = self.busy_each(stage, device_s, load, draft_s)
+        busy_s = [max(s + draft_s, copied_s) for s in self.launched_each(stage, device_s, load)]
         if stage or not self.engine.host:
             return busy_s
         own_s = self.between_s(load)
         return [max(s, own_s) for s in busy_s] if self.overlaps else [s + own_s for s in busy_s]
 
-    def busy_each(self, stage: int, device_s: list[float], load: Load, draft_s: float = 0.0) -> list[float]:
-        """As `seconds_each`, without the host's work between iterations."""
-        if self.times.launch_s and not self._graphed(load):
-            launches_s = self.kernels[stage] * self.times.launch_s
-            device_s = [(s**MEETING + launches_s**MEETING) ** (1 / MEETING) for s in device_s]
-        return [s + draft_s for s in device_s] if draft_s else device_s
+    def launched_each(self, stage: int, device_s: list[float], load: Load) -> list[float]:
+        """Seconds for which a stage's GPU computes, with the gaps in which it waits for a kernel's launch."""
+        if not self.times.launch_s or self._graphed(load):
+            return device_s
+        launches_s = self.kernels[stage] * self.times.launch_s
+        return [(s**MEETING + launches_s**MEETING) ** (1 / MEETING) for s in device_s]
 
     def between_s(self, load: Load) -> float:
         """The host's own work for an iteration."""

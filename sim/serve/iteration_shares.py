@@ -8,14 +8,19 @@ from collections.abc import Sequence as Items
 
 from msgspec.structs import replace
 
+from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.programs.priced_items import Shares, add_all
 from sim.serve.costs import IterationCosts, Key, Work, prefill_parts
+from sim.serve.host import MEETING
 from sim.serve.kept_sizes import CHUNKS, LENGTHS, below, sizes_around
 from sim.serve.load import Load
 from sim.serve.operator_prices import PricedProgram
 from sim.serve.replica import Iteration
 
-HOST = "host_between_iterations"  # a kind of seconds, beside those of operators
+# Kinds of seconds beside those of operators.
+HOST = "host_between_iterations"
+LAUNCHES = "kernel_launches"
+WEIGHTS = "weights_from_host_memory"
 Computed = Items[tuple[Load, int]]  # loads, and how often each was computed
 
 
@@ -31,7 +36,9 @@ def loads_of(iterations: Iterable[Iteration]) -> list[tuple[Load, int]]:
 
 
 def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
-    """Seconds of all that was computed, the draft's part among them, each part at the kept size below its own."""
+    """Seconds of all that was computed, the draft's part among them, each part at the kept size below its own; `shares`
+    have what GPUs wait for as well, so that they sum up to the iterations' seconds on all stages, but for sizes
+    between two kept ones."""
     seconds, comm_s, shares = 0.0, 0.0, Shares()
     own = [(costs.own_share(load), times) for load, times in computed]
     for key, times in _used(costs, own).items():
@@ -39,9 +46,7 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
         seconds += priced.seconds * times
         comm_s += priced.comm_s * times
         add_all(shares, priced.shares, times)
-    waited_s, decides_s = _host_seconds(costs, own)
-    if waited_s > 0.0:
-        shares[HOST, "host", costs.host.times.uncertainty * decides_s / waited_s] = waited_s
+    add_all(shares, _waits(costs, own))
     if costs.draft is not None:
         drafted = priced_together(costs.draft, [(one, times) for load, times in own for one in costs.drafted(load)])
         seconds, comm_s = seconds + drafted.seconds, comm_s + drafted.comm_s
@@ -49,23 +54,42 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
     return PricedProgram(seconds, comm_s, shares)
 
 
-def _host_seconds(costs: IterationCosts, computed: Computed) -> tuple[float, float]:
-    """Seconds for which GPUs wait for their host's own work, launches apart, and those of its work that decides when
-    an iteration ends. One that overlaps waits for what its host takes longer than it, but then all of the host's work
-    decides: where it is uncertain by some percent, so is the whole iteration."""
-    host, waited_s, decides_s = costs.host, 0.0, 0.0
-    if not host.engine.host:
-        return 0.0, 0.0
-    for load, times in computed:
-        own_s = host.between_s(load) * times
-        busy_s = 0.0
-        if host.overlaps:
-            device_s = [costs.device_seconds(load)[0]]
-            busy_s = host.busy_each(0, device_s, load, costs.draft_seconds(load))[0] * times
-        if own_s > busy_s:
-            waited_s += own_s - busy_s
-            decides_s += own_s
-    return waited_s, decides_s
+def _waits(costs: IterationCosts, computed: Computed) -> Shares:
+    """Seconds for which GPUs wait: for launches of kernels, for weights from host memory, and for their host's own
+    work. What an engine was measured to do between iterations is its own part.
+
+    A host that overlaps is waited for as long as it takes more than the GPU, but then all of its work decides when an
+    iteration ends: where it is uncertain by some percent, so is the whole iteration. Likewise T = (h^4 + d^4)^(1/4)
+    of launches changes by h^4 / T^3 times the relative error of h, which the wait T - d is given.
+    """
+    host, copied_s, read_s = costs.host, costs.copied_s, sum([own.read_s for own in costs.offloaded])
+    launches_s = copies_s = waited_s = decides_s = launching_s = 0.0
+    for load, times in computed if host.engine.host or costs.offloaded else ():
+        draft_s = costs.draft_seconds(load)
+        first_s = 0.0
+        for stage, (device_s, copy_s) in enumerate(zip(costs.device_seconds(load), copied_s, strict=True)):
+            launched_s = host.launched_each(stage, [device_s], load)[0]
+            busy_s = max(launched_s + draft_s, copy_s)
+            first_s = first_s if stage else busy_s
+            launches_s += (launched_s - device_s) * times
+            launching_s += (launched_s**MEETING - device_s**MEETING) / launched_s ** (MEETING - 1) * times
+            copies_s += (busy_s - launched_s - draft_s) * times
+        copies_s += read_s * times
+        own_s = host.between_s(load) if host.engine.host else 0.0
+        wait_s = max(0.0, own_s - first_s) if host.overlaps else own_s
+        waited_s += wait_s * times
+        decides_s += (own_s if wait_s else 0.0) * times
+    unsure, shares = host.times.uncertainty, Shares()
+    if waited_s > 0.0:
+        shares[HOST, "host", unsure * decides_s / waited_s] = waited_s
+    if launches_s > 0.0:
+        shares[LAUNCHES, "host", unsure * launching_s / launches_s] = launches_s
+    if copies_s > 0.0:
+        shares[WEIGHTS, "topology", 0.0] = copies_s
+    if costs.overhead_s:
+        times = sum([times for _, times in computed])
+        shares[HOST, "measured", REPEAT_UNCERTAINTY] = costs.overhead_s * times
+    return shares
 
 
 def _used(costs: IterationCosts, loads: Computed) -> dict[Key, float]:

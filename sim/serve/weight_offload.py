@@ -7,13 +7,14 @@ link between GPU and host once:
 
 With `prefetch` layers come while others compute (Sheng et al. 2023, "FlexGen", arXiv 2303.06865, section 3;
 ZeRO-Inference of Aminabadi et al. 2022, "DeepSpeed Inference", arXiv 2207.00032). Iterations follow each other, so the
-first layers come under the last ones of the iteration before, and an iteration takes the longer of both:
+first layers come under the last ones of the iteration before, or under the draft of its tokens (`speculative`), and the
+GPU takes the longer of both for an iteration:
 
-    seconds = max(computing, copy)
+    seconds = max(computing + draft, copy)
 
-Without it weights are read as they are used (vLLM's cpu_offload_gb), and seconds = computing + copy. A lone sequence's
-token then takes bytes / bandwidth at least, either way. Layers are offloaded whole, from the first on, until the bytes
-are reached; the last one in part. Prefetching needs room for two layers on the GPU.
+Without it weights are read as they are used (vLLM's cpu_offload_gb), and seconds = computing + copy + draft. A lone
+sequence's token then takes bytes / bandwidth at least, either way. Layers are offloaded whole, from the first on, until
+the bytes are reached; the last one in part. Prefetching needs room for two layers on the GPU.
 
 Left out: that an iteration reads only those experts that some token chose; copies of a KV cache on the same link.
 """
@@ -38,11 +39,15 @@ class Streamed(NamedTuple):
     copy_s: float
     prefetch: bool
 
-    def seconds(self, computing_s: float) -> float:
-        """Of an iteration that computes for so long."""
-        if not self.prefetch:
-            return computing_s + self.copy_s
-        return max(computing_s, self.copy_s)
+    @property
+    def beside_s(self) -> float:
+        """Seconds of copies that run beside computing."""
+        return self.copy_s if self.prefetch else 0.0
+
+    @property
+    def read_s(self) -> float:
+        """Seconds for which computing waits for weights that it reads over the link."""
+        return self.copy_s - self.beside_s
 
 
 def layer_weight_bytes(d: ServingDims, spec: LayerSpec) -> float:

@@ -10,6 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.inputs.scenario import load_scenario
+from sim.prices.profiles import load_profile
+from sim.serve.costs import IterationCosts, iteration_costs
+from sim.serve.iteration_shares import LAUNCHES, priced_together
+from sim.serve.load import Load
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.serve.weight_offload import layer_weight_bytes
@@ -78,3 +82,41 @@ def test_the_shipped_scenario_fits_by_offloading_alone() -> None:
     sim = simulate_serving(load_scenario(SCENARIO)).outcome
     assert sim.fits_in_memory
     assert not simulate_serving(load_scenario(SCENARIO, ("inference.weight_offload=null",))).outcome.fits_in_memory
+
+
+@pytest.mark.parametrize("prefetch", [True, False])
+@pytest.mark.parametrize("times", [0.5, 1.1, 5.0])
+def test_weights_are_copied_while_the_gpu_drafts(prefetch: bool, times: float) -> None:
+    """max(GPU + draft, copy), or all three in turn; the copy takes so many times what the GPU takes without a draft."""
+    check, section = Load(20, 4, 4 * 133, (), 20, 5), {"draft": "llama3.2-1b", "tokens": 4}
+    own = costs({**ONE, "speculative": section, "weight_offload": {"cpu_bytes": 1e9, "prefetch": prefetch}})
+    gpu_s, draft_s = costs(ONE).stage_seconds(check)[0], own.draft_seconds(check)
+    copy_s = times * gpu_s
+    own.offloaded = (own.offloaded[0]._replace(copy_s=copy_s),)
+    expected = max(gpu_s + draft_s, copy_s) if prefetch else gpu_s + draft_s + copy_s
+    assert draft_s > 0.0
+    assert own.stage_seconds(check)[0] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["bundled", "vllm-0.6", "vllm-0.14", "trtllm-0.6"])
+@pytest.mark.parametrize("offload", [None, {"cpu_bytes": 2e9}, {"cpu_bytes": 2e9, "prefetch": False}])
+@pytest.mark.parametrize(("draft", "pp"), [(None, 1), (None, 2), ({"draft": "llama3.2-1b", "tokens": 4}, 1)])
+def test_shares_of_the_time_sum_to_the_iterations(
+    engine: str, offload: dict[str, Any] | None, draft: dict[str, Any] | None, pp: int
+) -> None:
+    """At kept sizes the parts, launches, waits for weights and for the host are all of an iteration's seconds."""
+    section = {"engine": engine, "weight_offload": offload, "speculative": draft, "cuda_graphs": False}
+    own = costs({**ONE, **section}, parallelism={"pp": pp})
+    loads = [Load(4, 4, 4 * 128, (), 4), Load(512, 0, 0, ((512, 512, 1),), 1)]
+    loads += [] if pp > 1 else [Load(68, 4, 4 * 128, ((64, 64, 1),), 5)]
+    for load in loads:
+        found = priced_together(own, [(load, 3)])
+        whole = 3 * sum(own.stage_seconds(load))
+        assert sum(found.shares.values()) == pytest.approx(whole, rel=1e-9)
+        if engine != "bundled" and load.decodes:
+            assert any(kind == LAUNCHES for kind, _, _ in found.shares)
+
+
+def costs(inference: dict[str, Any], **options: Any) -> IterationCosts:
+    scenario = serving(inference, model="llama3-8b", **options)
+    return iteration_costs(scenario, load_profile(scenario.calibration))
