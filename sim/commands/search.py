@@ -197,7 +197,7 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
     from sim.commands.search_tables import progress
     from sim.search.runnable import runnable
     from sim.search.space import Layout, grid_is_legal, grids
-    from sim.studies.spending import HOUR_S, TRILLION
+    from sim.studies.spending import TRILLION, gpu_hours_of
 
     overrides = (*study.overrides, *_unsaid(path, study.overrides, asked.trainer))
     space, limit, source = space_of(path, overrides, asked.gpus, asked.narrowing, asked.trainer)
@@ -210,7 +210,7 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
         row |= runnable(space, Layout(**row["layout"]), source, path, overrides)
         if price is not None:
             rate = row["tokens_per_s_per_gpu"]
-            row["cost_per_trillion_tokens"] = TRILLION / rate / HOUR_S * price if rate else None
+            row["cost_per_trillion_tokens"] = gpu_hours_of(TRILLION, rate) * price if rate else None
     return result
 
 

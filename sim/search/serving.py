@@ -32,6 +32,7 @@ from sim.serve.costs import IterationCosts
 from sim.serve.requests import Request, make_requests
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
+from sim.studies.spending import MILLION, gpu_hours_of, token_cost
 
 CLOSE = 1.02  # bisection ends when two rates differ by less than this factor
 # A single request may be shorter or longer than the pattern's mean.
@@ -257,6 +258,7 @@ def search_serving(
     pools = base.for_serving.disaggregated
     gpus = gpus or (base.parallelism.ranks if pools is None else pools.ranks)
     wanted, profile = own_rate(base), load_profile(base.calibration)
+    watts = base.cluster.mean_over(gpus, lambda gpu: gpu.power_limit_w)
     layouts: list[dict[str, Any]] = []
     refusals: list[dict[str, Any]] = []
     curve: list[dict[str, Any]] = []
@@ -272,7 +274,7 @@ def search_serving(
         found = tuned(of, choices, (wanted or 1.0) / units)
         refusals += _refusals(unit, found)
         if found.search is not None:
-            figures = partial(_figures, units, gpus, price_per_gpu_hour, base.cluster.gpu.power_limit_w)
+            figures = partial(_figures, units, gpus, price_per_gpu_hour, watts)
             layouts.append(_layout(unit, units, found, found.search, wanted, figures))
             curve += [_on_curve(p, unit, choice) for choice, p in found.points]
     # All layouts fill the same GPUs, so the rate alone ranks them.
@@ -324,7 +326,7 @@ def _fewest(layouts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return {"gpus": fewest["fewest_gpus"], "parallelism": fewest["unit"], "options": fewest["options"]}
 
 
-def _figures(units: int, gpus: int, price: float | None, power_limit_w: float, point: Point) -> dict[str, Any]:
+def _figures(units: int, gpus: int, price: float | None, watts: float, point: Point) -> dict[str, Any]:
     """Return the figures of a service of equal units, each at the point's rate."""
     result = point.result
     tokens_per_s = units * result["output_tokens_per_s"]
@@ -339,11 +341,10 @@ def _figures(units: int, gpus: int, price: float | None, power_limit_w: float, p
     for key in ("time_to_first_token_s", "time_per_output_token_s", "inter_token_latency_s", "request_latency_s"):
         out[key] = result[key]
     if tokens_per_s > 0:
-        # Energy at the power limit, as `sim.run --price` counts it: an upper bound.
-        hours = gpus / 3600.0 / tokens_per_s * 1e6
-        out["energy_kwh_per_million_output_tokens"] = hours * power_limit_w / 1e3
+        cost = token_cost(MILLION, gpu_hours_of(MILLION, tokens_per_s / gpus), watts, price or 0.0)
+        out["energy_kwh_per_million_output_tokens"] = cost.energy_kwh
         if price is not None:
-            out["cost_per_million_output_tokens"] = price * hours
+            out["cost_per_million_output_tokens"] = cost.price
     return out
 
 

@@ -37,22 +37,31 @@ class Spending(Record, frozen=True):
     million_answers: TokenCost | None = None
 
 
+def gpu_hours_of(tokens: float, tokens_per_s_per_gpu: float) -> float:
+    """GPU hours for so many tokens; 0 where none is computed."""
+    return tokens / tokens_per_s_per_gpu / HOUR_S if tokens_per_s_per_gpu else 0.0
+
+
+def token_cost(tokens: float, gpu_hours: float, watts: float, price_per_gpu_hour: float) -> TokenCost:
+    """The cost of tokens on GPUs of so many watts each, in the mean."""
+    return TokenCost(tokens, gpu_hours, gpu_hours * price_per_gpu_hour, gpu_hours * watts / 1e3)
+
+
 def spending(result: StepResult | ServingResult | RlResult, price_per_gpu_hour: float) -> Spending:
     """The costs of a result; `price_per_gpu_hour` in any currency."""
     watts = result.scenario.cluster.mean_over(result.scenario.ranks, lambda gpu: gpu.power_limit_w)
 
     def cost(tokens: float, gpu_hours: float) -> TokenCost:
-        return TokenCost(tokens, gpu_hours, gpu_hours * price_per_gpu_hour, gpu_hours * watts / 1e3)
+        return token_cost(tokens, gpu_hours, watts, price_per_gpu_hour)
 
     if isinstance(result, ServingResult):
-        hours = MILLION / result.output_tokens_per_s_per_gpu / HOUR_S if result.output_tokens_per_s_per_gpu else 0.0
+        hours = gpu_hours_of(MILLION, result.output_tokens_per_s_per_gpu)
         return Spending(price_per_gpu_hour, million_output_tokens=cost(MILLION, hours))
     if isinstance(result, RlResult):
         step = result.step_time_s * result.scenario.ranks / HOUR_S
         steps = MILLION / result.generation.answers
         answers = cost(steps * result.tokens, steps * step)
         return Spending(price_per_gpu_hour, rl_step=cost(result.tokens, step), million_answers=answers)
-    hours = TRILLION / result.tokens_per_s_per_gpu / HOUR_S if result.tokens_per_s_per_gpu else 0.0
-    run = result.training_run
+    run, hours = result.training_run, gpu_hours_of(TRILLION, result.tokens_per_s_per_gpu)
     whole = None if run is None else cost(run.tokens, run.gpu_hours)
     return Spending(price_per_gpu_hour, trillion_tokens=cost(TRILLION, hours), whole_training=whole)
