@@ -170,6 +170,7 @@ def _inference(s: Settings) -> dict[str, Any]:
             "max_running_requests": _whole(s, "running"),
             "max_batch_tokens": tokens,
             "chunked_prefill": chunked,
+            "two_batch_overlap": True if s.flag("two_batches") else None,
             "cuda_graphs": False if s.flag("eager") else None,
             "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
             "kv_cache": without_none(kept) or None,

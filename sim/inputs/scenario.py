@@ -35,6 +35,7 @@ from sim.inputs.rare_sections import (
     read_rl,
     sequence_length,
     with_engine_defaults,
+    with_engine_dispatch,
     with_engine_split,
     with_rl_engine,
 )
@@ -226,6 +227,7 @@ def resolve(source: Source, name: str) -> Scenario:
     cluster = resolve_cluster(data["cluster"], ranks, source)
     if inference is not None:
         inference = with_engine_defaults(inference, model, parallelism, cluster.gpu)
+        parallelism = with_engine_dispatch(parallelism, inference, cluster.gpu)
     faults = read_faults(data, source)
     distillation = read_distillation(data, source, seq_len)
     sections = Sections(model, training, parallelism, cluster, inference, distillation, faults, seq_len)
@@ -333,7 +335,7 @@ def _parallelism(value: Any, source: Source, model: ModelConfig, workload: Train
     changes: dict[str, Any] = {}
     if "layers_per_stage" not in parallelism.model_fields_set:
         changes["layers_per_stage"] = split_layers(model.layers, parallelism.stages)
-    if parallelism.ep_dispatch_dtype is None and workload is not None:
+    if parallelism.ep_dispatch_dtype is None and isinstance(workload, Training):
         changes["ep_dispatch_dtype"] = sixteen_bit(workload.precision)
     if parallelism.accumulate_in_a_row is None:
         own = isinstance(workload, Training) and framework_of(workload).accumulates_in_a_row

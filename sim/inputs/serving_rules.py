@@ -8,12 +8,14 @@ from sim.inputs.input_source import Problems
 from sim.inputs.layout_rules import ALL_RULES, first_problem
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.workloads import Inference, RequestPattern
+from sim.serve.engine_file import engine_of
+from sim.serve.engines import ENGINES
 from sim.serve.hashed_prefixes import HASHED_TOKENS
 
 
 def serving_problems(sections: Sections, inference: Inference) -> Problems:
     """Return what is wrong with a serving workload."""
-    for rule in (_inference, _pools, _speculative, _autoscaling, _lora):
+    for rule in (_inference, _pools, _two_batches, _speculative, _autoscaling, _lora):
         yield from rule(sections, inference)
     if sections.parallelism.cp > 1 and inference.attention == "unfused":
         yield ("inference", "attention"), "found 'unfused'; prompts split over cp ranks need fused attention"
@@ -69,6 +71,25 @@ def _pools(sections: Sections, inference: Inference) -> Problems:
         yield path, "found pools; all requests of a static batch start and end together; needs batching continuous"
     if sections.faults is not None:
         yield ("faults",), "is not simulated with inference.disaggregated; leave one of them out"
+
+
+def _two_batches(sections: Sections, inference: Inference) -> Problems:
+    """Two halves overlap on engines that can, where experts' messages travel."""
+    if not inference.two_batch_overlap:
+        return
+    path, p, pools = ("inference", "two_batch_overlap"), sections.parallelism, inference.disaggregated
+    if engine_of(inference.engine).two_batches is None:
+        able = [name for name, engine in ENGINES.items() if engine.two_batches is not None]
+        yield path, f"found true; engine {inference.engine} cannot do that; allowed with: {', '.join(able)}"
+    sent = p.ep * p.expert_tp > p.tp if pools is None else max(pools.prefill.ep, pools.decode.ep) > 1
+    if not sent:
+        yield (
+            path,
+            "found true; no tokens are sent to experts on other replicas; needs parallelism.ep, or a pool's, above tp",
+        )
+    for key in ("lora", "weight_offload"):
+        if getattr(inference, key) is not None:
+            yield ("inference", key), "is not simulated with inference.two_batch_overlap; leave one of them out"
 
 
 def _speculative(sections: Sections, inference: Inference) -> Problems:

@@ -152,6 +152,9 @@ class Inference(UserInput):
     )
     cuda_graphs: bool = Field(default=True, description="false: the engine launches all kernels one by one")
     quantization: Quantization = "none"
+    two_batch_overlap: bool = Field(
+        default=False, description="a half of the batch computes while experts' messages of the other half travel"
+    )
     router: Literal["round_robin", "least_loaded", "prefix_aware"] = Field(
         default="round_robin", description="which of the dp replicas, or of a pool's, a request goes to"
     )

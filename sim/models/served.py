@@ -47,7 +47,8 @@ class ServingDims(Struct, frozen=True):
     are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
     them; `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads;
     `group_reads`: the part of these further reads that comes from memory; `index_dtype`: dtype of an indexer's scores,
-    8 bits where the GPU multiplies them; `cp`: ranks over which prompts and caches are split.
+    8 bits where the GPU multiplies them; `expert_nodes`: NVLink domains over which DeepEP sends tokens to experts (1
+    without it); `cp`: ranks over which prompts and caches are split.
     """
 
     model: ModelConfig
@@ -69,6 +70,7 @@ class ServingDims(Struct, frozen=True):
     grouped_decode: bool = True
     group_reads: float = 1.0
     index_dtype: str = "bf16"
+    expert_nodes: int = 1
     cp: int = 1
     cp_method: str = "ring"
 

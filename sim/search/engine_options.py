@@ -21,6 +21,7 @@ OPTIONS = (
     "preemption",
     "cuda_graphs",
     "quantization",
+    "two_batch_overlap",
     "kv_cache.block_tokens",
     "kv_cache.dtype",
     "kv_cache.memory_fraction",

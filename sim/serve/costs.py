@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from enum import StrEnum
-from typing import NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -40,46 +38,16 @@ from sim.ranks.plan import Plan, make_plan
 from sim.serve.all_reduce_prices import all_reduces
 from sim.serve.dims import serving_dims
 from sim.serve.engine_file import engine_of
+from sim.serve.engine_record import TwoBatches
 from sim.serve.host import Host, host_of
+from sim.serve.iteration_parts import Key, StageLayers, Work
 from sim.serve.kept_sizes import LENGTHS, below, chunks_around, sizes_around
 from sim.serve.load import Load
 from sim.serve.operator_prices import OperatorPrices, PricedProgram
 from sim.serve.speculation import draft_of, drafting
+from sim.serve.two_batches import in_two_batches, is_split
 from sim.serve.weight_offload import Streamed, streamed_weights
 from topology.network import Network
-
-
-class Work(StrEnum):
-    """A part of an iteration that is priced at once; the sizes that it depends on stand in a `Key`."""
-
-    __hash__ = str.__hash__  # Enum's is written in Python; prices are looked up often
-    LAYER = "layer"  # all of a layer that depends on the number of tokens alone
-    PREFILL = "prefill"  # a prompt chunk, what is cached before it, how many are equal
-    DECODE = "decode"  # sequences that add a token, how long they are, and the tokens of each
-    ROUTED = "routed"  # of a layer, the experts that replicas share
-    EMBEDDING = "embedding"
-    HEAD = "head"
-    ADAPTERS = "adapters"  # of a layer, what tokens of so many adapters add to it
-
-
-class Key(NamedTuple):
-    """A part of an iteration and its sizes; `spec`: which of `IterationCosts.specs` (a layer) or `.attentions`."""
-
-    work: Work
-    spec: int
-    a: int
-    b: int = 0
-    c: int = 0
-
-
-class StageLayers(Struct, frozen=True):
-    """What one pipeline rank holds. `layers`: how many of each of `IterationCosts.specs`; `attentions` likewise."""
-
-    rank: int
-    layers: tuple[int, ...]
-    attentions: tuple[int, ...]
-    embedding: bool
-    head: bool
 
 
 class IterationCosts(Struct):
@@ -97,6 +65,7 @@ class IterationCosts(Struct):
     measured: MeasuredParts | None = None
     lora: ServedLora | None = None
     offloaded: tuple[Streamed, ...] = ()  # weights in host memory, by stage
+    two_batches: TwoBatches | None = None  # how two halves of a batch overlap
     draft: IterationCosts | None = None
     of_stages: tuple[IterationCosts, ...] = ()
     priced_programs: dict[Key, PricedProgram] = field(default_factory=dict)
@@ -105,7 +74,7 @@ class IterationCosts(Struct):
     chunks: dict[tuple[int, int, int, int], float] = field(
         default_factory=dict
     )  # by spec, chunk, cached and equal ones
-    of_tokens: dict[tuple[Work, int, int, int], float] = field(default_factory=dict)  # by `_tokens`' arguments
+    of_tokens: dict[tuple[Work, int, int, int], float] = field(default_factory=dict)  # by `tokens_s`' arguments
     seconds: dict[tuple[Work, int, int, int, int], float] = field(default_factory=dict)  # of `priced_programs`
 
     def with_prices(
@@ -113,7 +82,7 @@ class IterationCosts(Struct):
     ) -> IterationCosts:
         """The same iterations at other prices, of which none are kept yet."""
         same = self.dims, self.specs, self.attentions, stages, self.overhead_s, self.host, self.measured
-        return IterationCosts(self.plan, prices, *same, self.lora, self.offloaded, draft)
+        return IterationCosts(self.plan, prices, *same, self.lora, self.offloaded, self.two_batches, draft)
 
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
         """Seconds of the iteration on every stage, messages between stages apart."""
@@ -141,12 +110,18 @@ class IterationCosts(Struct):
     def device_seconds(self, load: Load) -> tuple[float, ...]:
         """What a rank's own share of an iteration takes on every stage's GPU, without its host, its draft and the
         copies beside it."""
+        if self.two_batches is not None and is_split(self.two_batches, load):
+            return in_two_batches(self, self.two_batches, load)
+        return self.one_batch(load)
+
+    def one_batch(self, load: Load) -> tuple[float, ...]:
+        """As `device_seconds`, where no halves of the batch overlap."""
         rest = self._rest(load.tokens, load.samples)
         if load.pooled:
             rest = tuple([seconds + self._routed(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
         if load.adapters:
             rest = tuple([seconds + self._adapters(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
-        attentions = [self._attention(load, i) for i in range(len(self.attentions))]
+        attentions = [self.attention_s(load, i) for i in range(len(self.attentions))]
         device_s = tuple(
             [
                 seconds + sum([count * each for count, each in zip(s.attentions, attentions, strict=True)])
@@ -182,27 +157,31 @@ class IterationCosts(Struct):
     def _more_routed(self, tokens: int, than: int, spec: int) -> float:
         if tokens == than:
             return 0.0
-        return self._tokens(Work.ROUTED, tokens, spec) - self._tokens(Work.ROUTED, than, spec)
+        return self.tokens_s(Work.ROUTED, tokens, spec) - self.tokens_s(Work.ROUTED, than, spec)
 
     def _adapters(self, load: Load, stage: StageLayers) -> float:
         """What LoRA adapters add to a stage."""
         kinds = enumerate(stage.layers)
-        return sum([n * self._tokens(Work.ADAPTERS, load.adapted, i, load.adapters) for i, n in kinds if n])
+        return sum([n * self.tokens_s(Work.ADAPTERS, load.adapted, i, load.adapters) for i, n in kinds if n])
 
     def _without_attention(self, tokens: int, samples: int) -> tuple[float, ...]:
         """Seconds of what depends on the numbers of tokens and samples alone, on every stage."""
         prompts, kinds = samples < tokens, range(len(self.specs))
         computed, routed = self.host.padded(tokens, prompts), self.host.routed(tokens, prompts, self.dims.ep > 1)
-        layers = [self._tokens(Work.LAYER, computed, i) + self._more_routed(routed, computed, i) for i in kinds]
+        layers = [self.tokens_s(Work.LAYER, computed, i) + self._more_routed(routed, computed, i) for i in kinds]
         out = []
         for s in self.stages:
             seconds = sum([count * each for count, each in zip(s.layers, layers, strict=True)])
-            if s.embedding:
-                seconds += self.overhead_s + self._tokens(Work.EMBEDDING, tokens)
-            if s.head and samples:
-                seconds += self._tokens(Work.HEAD, samples)
-            out.append(seconds)
+            out.append(self.with_ends(seconds, s, tokens, samples))
         return tuple(out)
+
+    def with_ends(self, seconds: float, stage: StageLayers, tokens: int, samples: int) -> float:
+        """Seconds of a stage's layers with those of the embedding and the output layer, where it has them."""
+        if stage.embedding:
+            seconds += self.overhead_s + self.tokens_s(Work.EMBEDDING, tokens)
+        if stage.head and samples:
+            seconds += self.tokens_s(Work.HEAD, samples)
+        return seconds
 
     def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
         """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all;
@@ -239,7 +218,7 @@ class IterationCosts(Struct):
         size = ceil_div(tokens, self.dims.cp) * self.dims.model.hidden * self.dims.act_bytes
         return own.prices.pricing.send(own.stages[stage].rank, own.stages[stage + 1].rank, size).seconds
 
-    def _tokens(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
+    def tokens_s(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
         """Seconds of so many tokens, between the kept sizes around them."""
         found = self.of_tokens.get((work, spec, tokens, adapters))
         if found is None:
@@ -257,7 +236,7 @@ class IterationCosts(Struct):
             found = self.seconds[work, spec, a, b, c] = self.priced(Key(work, spec, a, b, c)).seconds
         return found
 
-    def _attention(self, load: Load, spec: int) -> float:
+    def attention_s(self, load: Load, spec: int) -> float:
         seconds = 0.0
         for tokens, cached, equal, part in prefill_parts(load.prefills):
             seconds += part * self._chunk(spec, tokens, cached, equal)
@@ -345,6 +324,10 @@ class IterationCosts(Struct):
             return head_samples(self.dims, key.a)
         if key.work is Work.ROUTED:
             return self.specs[key.spec].serve_routed(self.dims, key.a)
+        if key.work is Work.DISPATCH:
+            return self.specs[key.spec].serve_exchange(self.dims, key.a)[:1]
+        if key.work is Work.COMBINE:
+            return self.specs[key.spec].serve_exchange(self.dims, key.a)[1:]
         return self.specs[key.spec].serve_tokens(self.dims, key.a)
 
 
@@ -392,10 +375,11 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     prices = OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)
     offload, network = scenario.for_serving.weight_offload, pricing.network
     away = () if offload is None else tuple([streamed_weights(offload, dims, kinds, s.layers, network) for s in stages])
+    two = engine.two_batches if scenario.for_serving.two_batch_overlap else None
     draft = draft_of(scenario)
     drafting_costs = None if draft is None else iteration_costs(draft[0], profile, draft[1])
     return IterationCosts(
-        plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora, away, drafting_costs
+        plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora, away, two, drafting_costs
     )
 
 

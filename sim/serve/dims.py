@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
+from sim.models.moe.routing import expert_nodes
 from sim.models.served import ServingDims
 from sim.serve.engine_file import engine_of
 from sim.serve.formats import MXFP4_BYTES, cache_dtype, linear_format
@@ -43,6 +44,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
         group_reads=engine.group_reads,
         index_dtype="fp8" if "fp8" in peaks else act,
+        expert_nodes=expert_nodes(p, scenario.cluster.domain_gpus) if engine.deep_ep else 1,
         cp=p.cp,
         cp_method=p.cp_method,
     )

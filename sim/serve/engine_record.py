@@ -63,6 +63,15 @@ class Case(NamedTuple):
     drafting: bool = False
 
 
+class TwoBatches(NamedTuple):
+    """Two-batch overlap of iterations with more tokens than these: of single tokens, and with prompts among them.
+    `attention_apart`: single tokens' attention is cut into two parts (`sim.serve.two_batches`)."""
+
+    decode_tokens: int = 1
+    prompt_tokens: int = 1
+    attention_apart: bool = False
+
+
 T = TypeVar("T")
 
 
@@ -154,6 +163,14 @@ class Engine:
         metadata={"meaning": "all-reduces over NVLink in kernels of its own, by GPU architecture; elsewhere NCCL's"},
     )
     fp8_cache: bool = fact(False, "beside linear layers in 8 or 4 bits keys and values are kept in fp8")
+    two_batches: TwoBatches | None = fact(  # noqa: RUF009  a tuple
+        None, "how it overlaps two halves of a batch; None: it cannot"
+    )
+    deep_ep: bool = fact(
+        False,
+        "experts' messages over several replicas by DeepEP: in 8 bits beside fp8 weights on the way out, and with more "
+        "tokens than its kernels of low latency take once to each node",
+    )
     reads_checkpoint: bool = fact(
         False, "weights are kept as the model's checkpoint stores them (`quantization` of its config.json)"
     )

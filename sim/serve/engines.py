@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from sim.serve.engine_record import Case, Defaults, Engine, HostTimes
+from sim.serve.engine_record import Case, Defaults, Engine, HostTimes, TwoBatches
 from sim.serve.graph_sizes import (
     by_eights_to,
     sglang_05_drafting_sizes,
@@ -170,6 +170,7 @@ _VLLM_09 = Engine(
     shares_at_once=True,
     called="vLLM V1",
     own_all_reduces=CUSTOM,
+    deep_ep=True,
     reads_checkpoint=True,
     splits_experts=True,
     defaults=_VLLM_V1,
@@ -192,11 +193,14 @@ _VLLM_14 = Engine(
     whole_prompts=True,
     prompts_beside=True,
     shares_at_once=True,
+    two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold
+    deep_ep=True,
     reads_checkpoint=True,
     splits_experts=True,
     defaults=_VLLM_V1,
     cases=(_LARGE,),
 )
+_SGLANG_TWO = TwoBatches(attention_apart=True)  # srt/two_batch_overlap.py, since 0.4.7: compute_split_seq_index
 _SGLANG_04 = Engine(
     "sglang",
     "SGLang",
@@ -253,7 +257,14 @@ _TRTLLM_08 = Engine(
     defaults=_TRTLLM_LIMITS._replace(chunked_prefill=True),
 )
 _RECORDS = (
-    Engine("bundled", "bundled", (), "2026-11", "this project's: one kernel after another, a host of no time"),
+    Engine(
+        "bundled",
+        "bundled",
+        (),
+        "2026-11",
+        "this project's: one kernel after another, a host of no time",
+        two_batches=TwoBatches(),
+    ),
     _FIRST_VLLM,
     replace(
         _FIRST_VLLM,
@@ -309,6 +320,8 @@ _RECORDS = (
         date="2025-06",
         source="as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py and "
         "model_executor/cuda_graph_runner.py of 0.4.8 to 0.5.2)",
+        two_batches=_SGLANG_TWO,
+        deep_ep=True,
         drafting_sizes=sglang_older_drafting_sizes,
         fraction=sglang_older_fraction,
         cases=(
@@ -341,6 +354,8 @@ _RECORDS = (
         drafting_sizes=sglang_05_drafting_sizes,
         fraction=sglang_fraction,
         own_all_reduces=CUSTOM,
+        two_batches=_SGLANG_TWO,
+        deep_ep=True,
         reads_checkpoint=True,
         splits_experts=True,
         defaults=_SGLANG,
@@ -410,6 +425,7 @@ _RECORDS = (
         prompts_beside=True,
         fp8_cache=True,
         own_all_reduces=MIN_LATENCY,
+        deep_ep=True,
         reads_checkpoint=True,
         splits_experts=True,
         defaults=_TRTLLM_LIMITS._replace(block_tokens=32, prefix_cache="gpu", graphs_to=2048),

@@ -10,12 +10,14 @@ from msgspec.structs import replace
 
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.programs.priced_items import Shares, add_all
-from sim.serve.costs import IterationCosts, Key, Work, prefill_parts
+from sim.serve.costs import IterationCosts, prefill_parts
 from sim.serve.host import MEETING
+from sim.serve.iteration_parts import Key, Work
 from sim.serve.kept_sizes import CHUNKS, LENGTHS, below, sizes_around
 from sim.serve.load import Load
 from sim.serve.operator_prices import PricedProgram
 from sim.serve.replica import Iteration
+from sim.serve.two_batches import hidden_seconds
 
 # Kinds of seconds beside those of operators.
 HOST = "host_between_iterations"
@@ -46,12 +48,24 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
         seconds += priced.seconds * times
         comm_s += priced.comm_s * times
         add_all(shares, priced.shares, times)
+    hidden_s = sum([hidden_seconds(costs, load) * times for load, times in own])
+    if hidden_s:
+        seconds, comm_s = seconds - hidden_s, max(0.0, comm_s - max(0.0, hidden_s))
+        _hide(shares, hidden_s)
     add_all(shares, _waits(costs, own))
     if costs.draft is not None:
         drafted = priced_together(costs.draft, [(one, times) for load, times in own for one in costs.drafted(load)])
         seconds, comm_s = seconds + drafted.seconds, comm_s + drafted.comm_s
         add_all(shares, drafted.shares)
     return PricedProgram(seconds, comm_s, shares)
+
+
+def _hide(shares: Shares, hidden_s: float) -> None:
+    """Take what overlap saves off the experts' messages; where it costs, add that to what is computed twice."""
+    changed = [sort for sort in shares if (sort[0] == "all_to_all") == (hidden_s > 0)]
+    whole_s = sum([shares[sort] for sort in changed])
+    for sort in changed:
+        shares[sort] *= max(0.0, 1.0 - hidden_s / whole_s)
 
 
 def _waits(costs: IterationCosts, computed: Computed) -> Shares:

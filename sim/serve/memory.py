@@ -14,8 +14,9 @@ from sim.models.dims import ceil_div
 from sim.models.layers import Attention, LayerSpec, norm_elements
 from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
-from sim.serve.costs import IterationCosts, StageLayers
+from sim.serve.costs import IterationCosts
 from sim.serve.engine_file import engine_of
+from sim.serve.iteration_parts import StageLayers
 from sim.serve.requests import Request
 from sim.serve.weight_offload import layer_weight_bytes
 

@@ -80,7 +80,8 @@ def draft_of(scenario: Scenario) -> tuple[Scenario, tuple[LayerSpec, ...] | None
     given = scenario.for_serving
     if given.speculative is None:
         return None
-    inference = given.model_copy(update={"speculative": None, "weight_offload": None, "engine": "bundled"})
+    alone = {"speculative": None, "weight_offload": None, "two_batch_overlap": False, "engine": "bundled"}
+    inference = given.model_copy(update=alone)
     model, specs, layout = given.speculative.draft, None, {"ep": 1, "expert_tp": 1}
     if model is None:
         model, specs, layout = scenario.model.model_copy(update={"layers": 1}), (prediction_module(scenario.model),), {}

@@ -51,12 +51,13 @@ vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size $TP \\
 def test_sglang_with_attention_by_replicas(tmp_path: Path) -> None:
     script = """
 python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention --ep-size 8 \\
-    --chunked-prefill-size 16384 --speculative-algorithm EAGLE --speculative-num-steps 1
+    --chunked-prefill-size 16384 --enable-two-batch-overlap --speculative-algorithm EAGLE --speculative-num-steps 1
 python3 -m sglang.bench_serving --random-input 1024 --random-output 512 --random-range-ratio 0.5 --request-rate 4
 """
     found, text = converted(tmp_path, script)
     assert found["parallelism"] == {"tp": 1, "pp": 1, "dp": 8, "ep": 8, "expert_tp": 1}
     assert found["inference"]["max_batch_tokens"] == 2048
+    assert found["inference"]["two_batch_overlap"]
     assert found["inference"]["speculative"] == {"tokens": 1}
     requests = found["inference"]["requests"]
     shortest, longest = (requests["prompt_len"] * (1 + by * requests["range_ratio"]) for by in (-1, 1))

@@ -344,6 +344,7 @@ def test_inference_defaults() -> None:
         "prefix_cache": "none",
         "cuda_graphs": True,
         "quantization": "none",
+        "two_batch_overlap": False,
         "router": "round_robin",
         "disaggregated": None,
         "speculative": None,

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
-from sim.serve.costs import IterationCosts, Key, Work, iteration_costs
+from sim.serve.costs import IterationCosts, iteration_costs
 from sim.serve.dims import serving_dims
 from sim.serve.engine_record import Defaults, Engine, HostTimes
 from sim.serve.engines import ENGINES, engine_named
 from sim.serve.host import host_of
+from sim.serve.iteration_parts import Key, Work
 from sim.serve.iteration_shares import HOST, priced_together
 from sim.serve.load import Load
 from sim.serve.requests import Request

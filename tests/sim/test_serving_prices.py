@@ -19,7 +19,8 @@ from sim.prices.profile import PointTable, Profile
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import MOE_LAYER, Device, shape_bytes
 from sim.prices.serving_parts import MeasuredParts
-from sim.serve.costs import IterationCosts, Key, Work, iteration_costs
+from sim.serve.costs import IterationCosts, iteration_costs
+from sim.serve.iteration_parts import Key, Work
 from sim.serve.load import Load
 from sim.serve.simulation import simulate_serving
 from sim.validation.tables import read_table

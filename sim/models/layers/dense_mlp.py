@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from sim.core.program import ModelPart, Program
+from sim.core.program import Item, ModelPart, Program
 from sim.models.activations import activation, is_gated
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
@@ -88,6 +88,10 @@ class DenseMlp(Struct, frozen=True):
 
     def routed(self, d: ServingDims, tokens: int) -> Program:
         """Nothing: no experts are shared with other replicas."""
+        return ()
+
+    def exchange(self, d: ServingDims, tokens: int) -> tuple[Item, ...]:
+        """Nothing: no tokens are sent to other ranks."""
         return ()
 
     def serve(self, d: ServingDims, tokens: int, name: str = "mlp") -> Program:

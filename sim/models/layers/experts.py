@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.inputs.training_config import RecomputeModule
 
+# The most tokens of a rank that DeepEP's kernels of low latency take (vLLM, envs.py: VLLM_MOE_DP_CHUNK_SIZE).
+LOW_LATENCY_TOKENS = 256
+
 
 class Experts(Struct, frozen=True):
     """Experts of a layer: `one` is the shape of each routed expert; `shared` sees every token."""
@@ -115,19 +118,30 @@ class Experts(Struct, frozen=True):
 
     def routed(self, d: ServingDims, tokens: int) -> Program:
         """The fullest rank's part of the routed experts, where each of the replicas that share them has `tokens`."""
-        moe, hidden = self.moe, self.one.hidden
-        span = d.ep * d.expert_tp / d.tp
+        moe, span = self.moe, d.ep * d.expert_tp / d.tp
         pooled = max(1, round(tokens * span))  # of all replicas that share the experts, or this copy's part
         rows, groups = fullest_rank(moe, pooled, d.ep)
         routed = [self._kernel(d, rows, groups, span > 1)] if d.one_kernel else self._kernels(d, tokens, rows, groups)
-        if span > 1:
-            sent = tokens * moe.top_k * hidden / d.tp
-            dispatch, combine = (
-                collective(name, "all_to_all", sent * size, F, group="ep")
-                for name, size in (("dispatch", d.dispatch_bytes), ("combine", d.act_bytes))
-            )
-            routed = [dispatch, *routed, combine]
-        return tuple(routed)
+        sent = self.exchange(d, tokens)
+        return (*sent[:1], *routed, *sent[1:])
+
+    def exchange(self, d: ServingDims, tokens: int) -> tuple[Item, ...]:
+        """Dispatch and combine, where experts are spread over more ranks than tp; else nothing."""
+        if d.ep * d.expert_tp <= d.tp:
+            return ()
+        sent = tokens * self._sends(d, tokens) * self.one.hidden / d.tp
+        dispatch = collective("dispatch", "all_to_all", sent * d.dispatch_bytes, F, group="ep")
+        return dispatch, collective("combine", "all_to_all", sent * d.act_bytes, F, group="ep")
+
+    def _sends(self, d: ServingDims, tokens: int) -> float:
+        """How often a token is sent: once for each expert; DeepEP's kernels for many tokens send it once to each node
+        (deep_ep/buffer.py, `internode_dispatch`). Of N nodes k experts by chance lie on N·(1 - (1 - 1/N)^k), of which
+        the model allows `max_nodes_per_token`."""
+        top_k, nodes = float(self.moe.top_k), d.expert_nodes
+        if nodes == 1 or tokens <= LOW_LATENCY_TOKENS:
+            return top_k
+        found: float = nodes * (1.0 - (1.0 - 1.0 / nodes) ** top_k)
+        return min(top_k, found, float(self.moe.max_nodes_per_token or nodes))
 
     def _kernel(self, d: ServingDims, rows: float, groups: int, sent: bool) -> Item:
         """All from the choice of experts to the weighted sum as one operator, which libraries were measured with.

@@ -13,6 +13,7 @@ from sim.models.moe.dispatchers import dispatcher_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
+    from sim.inputs.parallelism import Parallelism
     from sim.inputs.scenario import Scenario
 
 
@@ -80,14 +81,19 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
     sent = sum(load) / p.ep
     share = 1.0
     if moe.max_nodes_per_token is not None and dispatcher_of(moe, p.ep).once_to_a_node:
-        order = tuple(p.rank_order.split("-"))
-        nodes = _nodes(order, (p.tp, p.cp, p.dp, p.pp), p.ep, p.expert_tp, scenario.cluster.domain_gpus)
+        nodes = expert_nodes(p, scenario.cluster.domain_gpus)
         share = min(1.0, min(nodes, moe.max_nodes_per_token) / moe.top_k) if nodes > 1 else 1.0
     by_chance = d.framework.routes_by_chance and moe.imbalance == "balanced" and moe.capacity_factor is None
     fullest = received
     if by_chance and p.ep > 1:
         fullest += copies_beyond(moe, tokens * p.ep * p.expert_tp, p.ep) / p.expert_tp
     return Routing(tokens, min(local, moe.experts), sent, received, fullest, max(sent, fullest) * share)
+
+
+def expert_nodes(p: Parallelism, domain_gpus: int) -> int:
+    """NVLink domains that the ranks of an ep group lie in."""
+    order = tuple(p.rank_order.split("-"))
+    return _nodes(order, (p.tp, p.cp, p.dp, p.pp), p.ep, p.expert_tp, domain_gpus)
 
 
 @lru_cache(maxsize=1024)
