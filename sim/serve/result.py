@@ -22,7 +22,7 @@ from sim.results.records import Engine, MemoryRow
 from sim.serve.cache_use import kv_cache_use
 from sim.serve.certainty import server_interval
 from sim.serve.costs import IterationCosts
-from sim.serve.iteration_shares import HOST
+from sim.serve.iteration_shares import HOST, LAUNCHES
 from sim.serve.latencies import RequestTimes, TokenGaps, request_times, token_gaps
 from sim.serve.memory import Capacity, adapter_bytes
 from sim.serve.pools import Pool
@@ -102,9 +102,9 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def host_uncertainty(self) -> float:
-        """Standard deviation that the engine's own host gives the whole, a part of 1."""
+        """Standard deviation that the engine's own host gives the whole by its work and its launches, a part of 1."""
         whole = sum(self.shares.values())
-        return sum([sigma * s / whole for (kind, _, sigma), s in self.shares.items() if kind == HOST])
+        return sum([sigma * s / whole for (kind, _, sigma), s in self.shares.items() if kind in (HOST, LAUNCHES)])
 
     @cached_property
     def start_s(self) -> float:

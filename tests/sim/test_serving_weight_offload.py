@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.inputs.scenario import load_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.costs import IterationCosts, iteration_costs
-from sim.serve.iteration_shares import LAUNCHES, priced_together
+from sim.serve.iteration_shares import HOST, LAUNCHES, priced_together
 from sim.serve.load import Load
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
@@ -120,3 +120,13 @@ def test_shares_of_the_time_sum_to_the_iterations(
 def costs(inference: dict[str, Any], **options: Any) -> IterationCosts:
     scenario = serving(inference, model="llama3-8b", **options)
     return iteration_costs(scenario, load_profile(scenario.calibration))
+
+
+def test_launches_make_the_whole_as_uncertain_as_they_decide_it() -> None:
+    """More than by the work between iterations alone, and never more than the host itself is."""
+    section = {**ONE, "engine": "vllm-0.2"}
+    sim = simulate_serving(serving(section))
+    sigma, whole = sim.costs.host.times.uncertainty, sum(sim.shares.values())
+    waits = {kind: s for (kind, _, _), s in sim.shares.items() if kind in (HOST, LAUNCHES)}
+    assert waits[LAUNCHES] > 0.0
+    assert sigma * waits[HOST] / whole < sim.host_uncertainty <= sigma * (1.0 + 1e-9)
