@@ -64,11 +64,11 @@ class Case(NamedTuple):
 
 
 class TwoBatches(NamedTuple):
-    """Two-batch overlap of iterations with more tokens than these: of single tokens, and with prompts among them.
+    """Two-batch overlap of iterations with at least so many tokens: of single tokens, and with prompts among them.
     `attention_apart`: single tokens' attention is cut into two parts (`sim.serve.two_batches`)."""
 
-    decode_tokens: int = 1
-    prompt_tokens: int = 1
+    decode_tokens: int = 2
+    prompt_tokens: int = 2
     attention_apart: bool = False
 
 

@@ -67,7 +67,7 @@ MESSAGE_SMS = 20  # deep_ep/buffer.py: Buffer.num_sms
 def is_split(rule: TwoBatches, load: Load) -> bool:
     """Tell whether an engine computes a load in two halves: all replicas that share experts do, or none."""
     least = rule.prompt_tokens if load.prefills else rule.decode_tokens
-    return (load.pooled or load.tokens) > least and load.tokens > 1
+    return (load.pooled or load.tokens) >= least and load.tokens > 1
 
 
 def half_of(load: Load) -> Load:

@@ -63,9 +63,10 @@ def test_prompts_compute_on_the_multiprocessors_that_messages_leave() -> None:
 def test_all_replicas_split_or_none() -> None:
     rule = TwoBatches(32, 512)
     assert [is_split(rule, Load(n, n, 0, (), n, 1, 40)) for n in (1, 10, 200)] == [False, True, True]
-    assert not is_split(rule, Load(200, 200, 0, (), 200, 1, 32))
-    assert not is_split(rule, Load(500, 0, 0, ((500, 500, 1),), 1))
-    assert is_split(rule, Load(513, 0, 0, ((513, 513, 1),), 1))
+    assert not is_split(rule, Load(200, 200, 0, (), 200, 1, 31))
+    assert is_split(rule, Load(200, 200, 0, (), 200, 1, 32))
+    assert not is_split(rule, Load(511, 0, 0, ((511, 511, 1),), 1))
+    assert is_split(rule, Load(512, 0, 0, ((512, 512, 1),), 1))
 
 
 @pytest.mark.parametrize("load", [DECODES, PROMPTS])
