@@ -176,29 +176,20 @@ _VLLM_09 = Engine(
     defaults=_VLLM_V1,
     cases=(_LARGE,),
 )
-_VLLM_14 = Engine(
-    "vllm-0.14",
-    "vLLM",
-    (0, 14),
-    "2026-01",
-    "as vllm-v1, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970, 27614,"
-    " 31998; config/vllm.py: not with pipeline stages nor drafts by a model of its own)",
-    host=_hosts(_V1),
+_VLLM_14 = replace(
+    _VLLM_09,
+    name="vllm-0.14",
+    since=(0, 14),
+    date="2026-01",
+    source="as vllm-v1, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970,"
+    " 27614, 31998; config/vllm.py: not with pipeline stages nor drafts by a model of its own)",
+    called="",
     overlaps=True,
     overlaps_stages=False,
     overlaps_drafting=(True, False),
     graph_sizes=vllm_sizes,
-    prompt_graphs=True,
     own_all_reduces=CUSTOM_LESS,
-    whole_prompts=True,
-    prompts_beside=True,
-    shares_at_once=True,
     two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold
-    deep_ep=True,
-    reads_checkpoint=True,
-    splits_experts=True,
-    defaults=_VLLM_V1,
-    cases=(_LARGE,),
 )
 _SGLANG_TWO = TwoBatches(attention_apart=True)  # srt/two_batch_overlap.py, since 0.4.7: compute_split_seq_index
 _SGLANG_04 = Engine(
@@ -297,6 +288,7 @@ _RECORDS = (
         date="2025-03",
         source="as vllm-v1; limits of large GPUs for A100, too (engine/arg_utils.py)",
         called="",
+        deep_ep=False,
         cases=(_LARGE._replace(but=()),),
     ),
     _VLLM_09,
@@ -332,33 +324,21 @@ _RECORDS = (
             _sized(160, 16384, 512),
         ),
     ),
-    Engine(
-        "sglang-0.5",
-        "SGLang",
-        (0, 5, 3),
-        "2025-10",
-        "as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5.3); padding: "
+    replace(
+        _SGLANG_04,
+        name="sglang-0.5",
+        since=(0, 5, 3),
+        date="2025-10",
+        source="as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5.3); padding: "
         "layers/moe/topk.py, _mask_topk_ids_padded_region, with expert parallelism alone (forward_batch_info.py, "
         "enable_num_token_non_padded; pull request 25852)",
-        host=_hosts(_V1),
-        overlaps=True,
         graph_sizes=sglang_05_sizes,
-        padded_experts=("own", "none"),
-        reserved_output=0.098,
-        reserved_at_first=0.7,
-        token_more=True,
-        retracts=1,
-        activations_outside=True,
-        overlaps_stages=False,
-        overlaps_drafting=(False, False),
         drafting_sizes=sglang_05_drafting_sizes,
+        padded_experts=("own", "none"),
+        retracts=1,
         fraction=sglang_fraction,
-        own_all_reduces=CUSTOM,
         two_batches=_SGLANG_TWO,
         deep_ep=True,
-        reads_checkpoint=True,
-        splits_experts=True,
-        defaults=_SGLANG,
         cases=(
             _sized(20, 2048, 24),
             _sized(20, 2048, 80, tp=4),
