@@ -41,14 +41,15 @@ class ServedElements(NamedTuple):
 class ServingDims(Struct, frozen=True):
     """Sizes on one rank; `vocab` is its tensor-parallel share.
 
-    `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of
-    their weights in memory, scales included, `expert_weight_bytes` of routed experts'; `kv_bytes`: per element of
-    the cache; `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there
-    are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
-    them; `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads;
-    `group_reads`: the part of these further reads that comes from memory; `index_dtype`: dtype of an indexer's scores,
-    8 bits where the GPU multiplies them; `expert_nodes`: NVLink domains over which DeepEP sends tokens to experts (1
-    without it); `cp`: ranks over which prompts and caches are split.
+    `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of their
+    weights in memory, scales included, `expert_weight_bytes` of routed experts'; `kv_bytes`: per element of the cache;
+    `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there are measured
+    ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between them;
+    `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads; `group_reads`:
+    the part of these further reads that comes from memory; `index_dtype`: dtype of an indexer's scores, 8 bits where
+    the GPU multiplies them; `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the
+    ranks of a single one, how many there are to which a token travels once, whatever experts it has there; 0: a copy
+    for each expert; `cp`: ranks over which prompts and caches are split.
     """
 
     model: ModelConfig
@@ -70,6 +71,7 @@ class ServingDims(Struct, frozen=True):
     grouped_decode: bool = True
     group_reads: float = 1.0
     index_dtype: str = "bf16"
+    once_to: int = 0
     expert_nodes: int = 1
     cp: int = 1
     cp_method: str = "ring"

@@ -24,6 +24,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     act, peaks = sixteen_bit(i.precision), scenario.cluster.gpu.peak_flops_per_s
     linear, weight = linear_format(i, peaks)
     engine = engine_of(i.engine)
+    nodes = expert_nodes(p, scenario.cluster.domain_gpus)
     kept = i.kv_cache.dtype or cache_dtype(i, peaks)
     return ServingDims(
         model=m,
@@ -44,7 +45,8 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
         group_reads=engine.group_reads,
         index_dtype="fp8" if "fp8" in peaks else act,
-        expert_nodes=expert_nodes(p, scenario.cluster.domain_gpus) if engine.deep_ep else 1,
+        once_to=(nodes if nodes > 1 else p.ep) if engine.deep_ep else 0,
+        expert_nodes=nodes,
         cp=p.cp,
         cp_method=p.cp_method,
     )

@@ -134,5 +134,6 @@ def test_deep_ep_sends_a_token_to_each_expert_or_with_many_tokens_to_each_node()
     nodes = 4 * (1 - (3 / 4) ** 8)
     assert sent_bytes(wide(32), many) == pytest.approx([many * nodes * hidden * n for n in (1, 2)])
     assert sent_bytes(wide(64), many) == pytest.approx([many * 4 * hidden * n for n in (1, 2)])  # the model's limit
-    assert sent_bytes(wide(8), many) == [many * 8 * hidden * 1.0, many * 8 * hidden * 2.0]  # no network
+    ranks = 8 * (1 - (7 / 8) ** 8)  # of one node
+    assert sent_bytes(wide(8), many) == pytest.approx([many * ranks * hidden * n for n in (1, 2)])
     assert sent_bytes(wide(32, "bundled", quantization="fp8"), many) == [many * 8 * hidden * 2.0] * 2

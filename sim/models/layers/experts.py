@@ -134,14 +134,16 @@ class Experts(Struct, frozen=True):
         return dispatch, collective("combine", "all_to_all", sent * d.act_bytes, F, group="ep")
 
     def _sends(self, d: ServingDims, tokens: int) -> float:
-        """How often a token is sent: once for each expert; DeepEP's kernels for many tokens send it once to each node
-        (deep_ep/buffer.py, `internode_dispatch`). Of N nodes k experts by chance lie on N·(1 - (1 - 1/N)^k), of which
-        the model allows `max_nodes_per_token`."""
-        top_k, nodes = float(self.moe.top_k), d.expert_nodes
-        if nodes == 1 or tokens <= LOW_LATENCY_TOKENS:
+        """How often a token is sent: once for each expert; DeepEP's kernels for many tokens send it once to each node,
+        or within one node once to each rank (deep_ep/buffer.py, `internode_dispatch`, `intranode_dispatch`). Of N
+        nodes or ranks k experts by chance lie on N·(1 - (1 - 1/N)^k); the model may allow fewer nodes,
+        `max_nodes_per_token`."""
+        top_k, places = float(self.moe.top_k), d.once_to
+        if not places or tokens <= LOW_LATENCY_TOKENS:
             return top_k
-        found: float = nodes * (1.0 - (1.0 - 1.0 / nodes) ** top_k)
-        return min(top_k, found, float(self.moe.max_nodes_per_token or nodes))
+        found: float = places * (1.0 - (1.0 - 1.0 / places) ** top_k)
+        limit = self.moe.max_nodes_per_token if d.expert_nodes > 1 else None
+        return min(top_k, found, float(limit or places))
 
     def _kernel(self, d: ServingDims, rows: float, groups: int, sent: bool) -> Item:
         """All from the choice of experts to the weighted sum as one operator, which libraries were measured with.
