@@ -113,7 +113,8 @@ def _first(words: list[str], known: Mapping[str, T]) -> tuple[str, list[str]] | 
     starts = {start: name for name, one in known.items() for start in one.starts}
     for i, word in enumerate(words):
         for n in (3, 2, 1):
-            head = " ".join([word.rpartition("/")[2], *words[i + 1 : i + n]])
+            name = word.rpartition("/")[2].partition(":")[0]  # without a folder, and without a container's tag
+            head = " ".join([name, *words[i + 1 : i + n]])
             if head in starts:
                 rest = words[i + n :]
                 ends = [k for k, w in enumerate(rest) if w in ("&", "&&", ";", "|", "vllm", "python", "python3")]

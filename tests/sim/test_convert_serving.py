@@ -72,6 +72,12 @@ def test_all_gpus_share_the_experts_with_vllms_expert_parallelism(tmp_path: Path
     assert found["parallelism"] == {"tp": 1, "pp": 1, "dp": 8, "ep": 8}
 
 
+def test_a_container_of_vllm(tmp_path: Path) -> None:
+    docker = "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.19.0 --model Qwen/Qwen3-32B -tp 2"
+    found, _ = converted(tmp_path, f"{docker}\n{BENCH}")
+    assert (found["model"], found["parallelism"]["tp"]) == ("hf://Qwen/Qwen3-32B", 2)
+
+
 def test_tensorrt_llm_with_requests_of_ones_own(tmp_path: Path) -> None:
     wanted = ("--model", "llama3-70b", "--set", "inference.requests={prompt_len: 10, output_len: 5}", "--gpus", "16")
     found, _ = converted(tmp_path, "trtllm-serve serve /models/mine --tp_size 8 --max_batch_size 64", *wanted)
