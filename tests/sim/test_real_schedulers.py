@@ -1,6 +1,7 @@
-"""Iterations are put together as vLLM's own scheduler put them together, one by one.
+"""Iterations are put together as the schedulers of vLLM and SGLang put them together, one by one.
 
-`tests/sim/data/vllm_*.json` were written by `tools/record_vllm.py`, which ran vLLM's scheduler and KV cache manager.
+`tools/record_vllm.py`, `record_vllm_v0.py` and `record_sglang.py` ran these schedulers with their KV caches, and wrote
+`tests/sim/data/vllm_*.json` and `sglang_*.json`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ DRAFT = {**SMALL, "layers": 1}
 
 
 class Case(NamedTuple):
+    product: str
     version: str
     block_tokens: int
     keys: list[str]
     given: dict[str, Any]
+
+    @property
+    def v1(self) -> bool:
+        """Whether `tools/record_vllm.py` recorded it: prompts in chunks, tokens in the engine's order."""
+        return "asynchronous" in self.given
 
 
 def recorded() -> Iterator[Any]:
@@ -39,9 +46,8 @@ def recorded() -> Iterator[Any]:
             product = "vllm" if "vllm" in found else "sglang"
             name = f"{product} {found[product]}: {given['name']}"
             name += ", asynchronous" * given.get("asynchronous", False) + ", chunked" * given.get("chunked", False)
-            yield pytest.param(
-                Case(f"{product} {found[product]}", found["block_tokens"], found["request"], given), id=name
-            )
+            case = Case(product, found[product], found["block_tokens"], found["request"], given)
+            yield pytest.param(case, id=name)
 
 
 class Accepted:
@@ -58,8 +64,8 @@ def worker(case: Case, group: bool) -> Worker:
         "engine": record(case).name,
         "max_running_requests": given["running"],
         "max_batch_tokens": given["batch_tokens"],
-        "chunked_prefill": given.get("chunked", "asynchronous" in given),
-        "prefix_cache": "gpu" if given.get("prefix_cache", case.block_tokens == 1) else "none",
+        "chunked_prefill": given.get("chunked", case.v1),
+        "prefix_cache": "gpu" if given.get("prefix_cache", case.product == "sglang") else "none",
         "kv_cache": {"block_tokens": case.block_tokens},
     }
     if given.get("drafted"):
@@ -67,7 +73,7 @@ def worker(case: Case, group: bool) -> Worker:
     scenario = serving(inference)
     pool = whole_pool(scenario, load_profile(scenario.calibration), sequences(case))
     scheduler = pool.replicas[0].scheduler
-    if "asynchronous" in given:
+    if case.v1:
         assert scheduler.one_behind
         scheduler.one_behind = given["asynchronous"]
     scheduler.cache.blocks = scheduler.cache.free = given["blocks"]
@@ -76,7 +82,7 @@ def worker(case: Case, group: bool) -> Worker:
 
 
 def record(case: Case) -> Engine:
-    found = engine_named((case.version,))
+    found = engine_named((f"{case.product} {case.version}",))
     assert found is not None
     return found
 
@@ -103,7 +109,7 @@ def iterations(case: Case, group: bool) -> list[dict[str, Any]]:
             continue
         new = [x for x in s.running if x.order > started and x.computed]
         row = {
-            "tokens": work.load.tokens if group else pieces(work, by_request="asynchronous" not in case.given),
+            "tokens": work.load.tokens if group else pieces(work, by_request=not case.v1),
             "blocks": s.cache.blocks - s.cache.available,
             "found": {str(x.index): x.computed for x in new},
             "preempted": [x.index for x, was in zip(everybody, before, strict=True) if x.preemptions > was],
@@ -128,9 +134,9 @@ def tokens(row: dict[str, Any], padded: bool = False) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", list(recorded()))
-def test_every_iteration_is_vllms(case: Case) -> None:
-    """Tokens of each request, in vLLM's order, blocks in use, tokens found in the cache, who is preempted; with
-    sequences that advance together the sum of the tokens."""
+def test_every_iteration_is_the_engines(case: Case) -> None:
+    """Tokens of each request (with vLLM V1 in its order), blocks in use, tokens found in the cache, who is preempted;
+    with sequences that advance together the sum of the tokens."""
     wanted, padded = case.given["iterations"], record(case).paddings is not None
     assert iterations(case, group=False) == wanted
     assert iterations(case, group=True) == [tokens(row, padded) for row in wanted]
