@@ -14,8 +14,9 @@ RETRACT_STEPS = 20  # of tokens for each sequence that SGLang adds to what was d
 
 class ReservedOutput(Struct):
     """A share of the remaining output: `first`, which falls to `least` in `FALLING_STEPS` iterations that add tokens
-    (SGLang's new_token_ratio, srt/managers/scheduler.py); equal ones stay. A preempted sequence raises it to what the
-    others have written of their output (schedule_batch.py, retract_decode), and an idle server begins again."""
+    (SGLang's new_token_ratio, srt/managers/scheduler.py); equal ones stay. Where `SglangScheduler` preempts,
+    it rises to what the others have written of their output (schedule_batch.py, retract_decode); an idle server begins
+    again."""
 
     first: float = 0.0
     least: float = 0.0
