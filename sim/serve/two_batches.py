@@ -20,17 +20,46 @@ Left out: that halves are cut between sequences, so one may be larger; the first
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from sim.models.dims import ceil_div
+from sim.models.layers import Attention, LayerSpec
+from sim.models.served import ServingDims
+from sim.ranks.plan import Plan
 from sim.serve.engine_record import TwoBatches
-from sim.serve.iteration_parts import Work
+from sim.serve.host import Host
+from sim.serve.iteration_parts import StageLayers, Work
 from sim.serve.load import Load
 
-if TYPE_CHECKING:
-    from sim.serve.costs import IterationCosts
+
+class Prices(Protocol):
+    """What is needed of `sim.serve.costs.IterationCosts`."""
+
+    plan: Plan
+    dims: ServingDims
+    specs: tuple[LayerSpec, ...]
+    attentions: tuple[Attention, ...]
+    stages: tuple[StageLayers, ...]
+    host: Host
+    two_batches: TwoBatches | None
+
+    def tokens_s(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
+        """Seconds of a part that depends on the number of tokens alone."""
+
+    def attention_s(self, load: Load, spec: int) -> float:
+        """Seconds of a layer's attention."""
+
+    def with_ends(self, seconds: float, stage: StageLayers, tokens: int, samples: int) -> float:
+        """Seconds of a stage's layers with embedding and output layer."""
+
+    def one_batch(self, load: Load) -> tuple[float, ...]:
+        """Seconds on each stage without overlap."""
+
+    def device_seconds(self, load: Load) -> tuple[float, ...]:
+        """Seconds on each stage with it."""
+
 
 MESSAGE_SMS = 20  # deep_ep/buffer.py: Buffer.num_sms
 
@@ -62,7 +91,7 @@ def layer_seconds(rule: TwoBatches, sms: int, load: Load, parts: tuple[float, fl
     return max(attention, dispatch) + max(experts, dispatch) + max(experts, combine) + max(attention, combine)
 
 
-def in_two_batches(costs: IterationCosts, rule: TwoBatches, load: Load) -> tuple[float, ...]:
+def in_two_batches(costs: Prices, rule: TwoBatches, load: Load) -> tuple[float, ...]:
     """Seconds of an iteration on every stage's GPU, in two halves that overlap."""
     out = []
     for stage in costs.stages:
@@ -71,7 +100,7 @@ def in_two_batches(costs: IterationCosts, rule: TwoBatches, load: Load) -> tuple
     return tuple(out)
 
 
-def _layer(costs: IterationCosts, rule: TwoBatches, load: Load, spec: int) -> float:
+def _layer(costs: Prices, rule: TwoBatches, load: Load, spec: int) -> float:
     attention = costs.specs[spec].attention
     kind = None if attention is None else costs.attentions.index(attention)
     if not costs.specs[spec].serve_exchange(costs.dims, 1):
@@ -86,7 +115,7 @@ def _layer(costs: IterationCosts, rule: TwoBatches, load: Load, spec: int) -> fl
     return layer_seconds(rule, costs.plan.scenario.cluster.gpu.sm_count, load, parts)
 
 
-def _all_tokens(costs: IterationCosts, load: Load, spec: int) -> tuple[float, float, int]:
+def _all_tokens(costs: Prices, load: Load, spec: int) -> tuple[float, float, int]:
     """Of a layer: seconds of all that depends on the number of tokens alone, those of its routed experts with their
     messages, and the tokens that choose experts."""
     prompts = load.samples < load.tokens
@@ -96,7 +125,7 @@ def _all_tokens(costs: IterationCosts, load: Load, spec: int) -> tuple[float, fl
     return costs.tokens_s(Work.LAYER, computed, spec) + routed - padded, routed, tokens
 
 
-def hidden_seconds(costs: IterationCosts, load: Load) -> float:
+def hidden_seconds(costs: Prices, load: Load) -> float:
     """By how much overlap makes an iteration shorter on all stages together; negative where it is longer."""
     if costs.two_batches is None or not is_split(costs.two_batches, load):
         return 0.0
