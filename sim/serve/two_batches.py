@@ -35,7 +35,7 @@ from sim.serve.load import Load
 
 
 class Prices(Protocol):
-    """What is needed of `sim.serve.costs.IterationCosts`."""
+    """What is needed of `sim.serve.costs.IterationCosts`, whose module needs this one."""
 
     plan: Plan
     dims: ServingDims
