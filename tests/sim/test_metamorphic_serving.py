@@ -155,7 +155,8 @@ def test_little_s_law_and_the_sum_of_tokens(inference: dict[str, Any], tp: int, 
     running_s = float((np.diff(states.time_s) * states.running[:-1]).sum())
     assert running_s == pytest.approx(sum(s.finish_s - s.admitted_s for s in sim.sequences))
     computed = sum(i.load.tokens * i.steps for i in sim.replicas[0].iterations)
-    assert computed == sum(r.prompt_tokens + r.output_tokens - 1 for r in sim.requests)
+    more = len(sim.requests) * sim.replicas[0].scheduler.token_more  # at most one for each that has ended
+    assert 0 <= computed - sum(r.prompt_tokens + r.output_tokens - 1 for r in sim.requests) <= more
 
 
 @FEW
