@@ -33,6 +33,10 @@ ALLOCATE = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strid
 NO_KERNEL = (*ALLOCATE, "aten.lift_fresh")  # a constant of the code gets its name as a tensor
 NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "aten.is_pinned", "aten._has_compatible")
 CAUSAL = "is_causal"
+# Operators without a kernel of their own, on a CPU and a GPU: they call others (native_functions.yaml: their dispatch
+# is CompositeExplicitAutograd).
+CALLS_OTHERS = ("aten::_euclidean_dist", "aten::rot90", "aten::celu", "aten::celu_")
+ROLL = torch.ops.aten.roll.default
 # Gradients to which torch's fake kernels give another layout: the argument whose layout real kernels give them; None:
 # they are contiguous (aten/src/ATen/native: layer_norm.cpp, SoftMax.cpp, Normalization.cpp, Activation.cpp).
 LAYOUTS = {
@@ -159,6 +163,15 @@ class Recorder(TorchDispatchMode):
         if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
+        if func._schema.name in CALLS_OTHERS:
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        if func is ROLL and len(args) > 2 and len(args[2]) > 1:
+            with self:  # one dimension after the other (TensorTransformations.h, roll_common)
+                out = args[0]
+                for shift, dim in zip(args[1], args[2], strict=True):
+                    out = func(out, [shift], [dim])
+                return out
         before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         inputs = [(describe(x), self.storage(x)) for x in before] if self.phase else []
         out = _laid_out(func, args, func(*args, **kwargs))

@@ -11,12 +11,13 @@ import math
 from sim.core.program import Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CapturedOperator, Tensor
 from sim.models.captured_kernels import FOREACH, KERNELS, kernels_of, moved_bytes
-from sim.models.captured_layout import casts_of, is_transposing, kernel_of, single_elements
+from sim.models.captured_layout import casts_of, is_pointwise, is_transposing, kernel_of, single_elements
 from sim.models.captured_recurrent import RECURRENT, recurrent_computes
 from sim.models.head import ALIGNED
 from sim.prices.roofline import shape_flops
 
-MATMUL_INPUTS = {"aten.mm": 0, "aten.bmm": 0, "aten.addmm": 1, "aten.baddbmm": 1}  # place of the left matrix
+# Place of the left matrix.
+MATMUL_INPUTS = {"aten.mm": 0, "aten.bmm": 0, "aten.addmm": 1, "aten.baddbmm": 1, "aten._scaled_mm": 0}
 CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
 GROUPED = ("aten._grouped_mm", "calibrate.grouped_mm")
 ATTENTION = "aten._scaled_dot_product_"
@@ -28,6 +29,7 @@ SOLVERS = {
     "aten.triangular_solve": (0.0, 1.0),
     "aten._linalg_solve_ex": (2 / 3, 2.0),
     "aten.linalg_lu_factor_ex": (2 / 3, 0.0),
+    "aten.linalg_lu": (2 / 3, 0.0),
     "aten.linalg_inv_ex": (2.0, 0.0),
     "aten.linalg_cholesky_ex": (1 / 3, 0.0),
     "aten.linalg_qr": (8 / 3, 0.0),
@@ -189,7 +191,7 @@ def _by_bytes(op: CapturedOperator) -> Compute:
 
 def known(name: str) -> bool:
     """True where an operator is priced as itself, not by its bytes alone."""
-    if name in KERNELS or name in SOLVERS or name.startswith((ATTENTION, FOREACH)):
+    if name in KERNELS or name in SOLVERS or is_pointwise(name) or name.startswith((ATTENTION, FOREACH)):
         return True
     return name in (*MATMUL_INPUTS, *GROUPED, *CONVOLUTIONS, *RECURRENT)
 

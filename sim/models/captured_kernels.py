@@ -1,14 +1,14 @@
 """How torch runs the captured operators that memory bounds: kernels, and the bytes that they move.
 
 What a record states is from torch's CUDA sources (aten/src/ATen/native/cuda unless another folder is named). A record
-that states no bytes is the default: each input is read, and each output written, once. This is too little for `roll`
-over several dimensions (torch starts a kernel for each) and `_cdist_forward` (it reads two rows for each distance), and
-too much for backwards of pooling and padding, which need only the shape of the input. An operator that is not in
-`KERNELS` is priced as one kernel of the default's bytes, and counted as unknown.
+that states no bytes is the default: each input is read, and each output written, once. This is too little for
+`_cdist_forward`, which reads two rows for each distance. An operator that is not in `KERNELS` is priced as one kernel
+of the default's bytes, and counted as unknown.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from sim.models.captured_layout import POINTWISE
 SECTOR_BYTES = 32  # the least that a GPU's memory reads or writes
 SMALL_SORT = 4096  # the longest row that one thread block sorts (Sort.h: should_use_small_sort)
 FEW_INDICES = 3072  # up to which an embedding's gradient is summed without a sort (Embedding.cu)
-RADIX_PASSES = 8  # of a sort of 64-bit keys by 8 bits (cub's DeviceRadixSort)
+RADIX_BITS = 8  # of a key that one pass of a sort handles (cub's DeviceRadixSort)
 SORT_STARTS = 2  # cub's histogram and prefix sums before the passes
 
 
@@ -81,17 +81,70 @@ def _into_copy(op: CapturedOperator) -> float:
     return 2.0 * target.bytes + sum(x.bytes for x in others) + 2.0 * min(source.bytes, target.bytes)
 
 
+def _into(touches: int) -> Callable[[CapturedOperator], float]:
+    """Return the rule of a write into a part of the first input: it has as many elements as the last input.
+
+    They are written (1), or read and written (2). One number (it has no shape) may go to all elements of the target.
+    """
+
+    def moved(op: CapturedOperator) -> float:
+        target, others = op.inputs[0], op.inputs[1:]
+        share = others[-1].elements / target.elements if others and others[-1].shape and target.elements else 1.0
+        return sum(x.bytes for x in others) + touches * target.bytes * min(1.0, share)
+
+    return moved
+
+
+def _put(op: CapturedOperator) -> float:
+    """Values are written; in a backward they are added, since only autograd's gradient of an index is then put."""
+    return _into(2 if op.phase == "backward" else 1)(op)
+
+
+def _shape_of_second(writes: int) -> Callable[[CapturedOperator], float]:
+    """Return the rule of a backward that asks only the shape of its second input, and writes its result so often."""
+    return lambda op: read_bytes(op) - sum(x.bytes for x in op.inputs[1:2]) + writes * written_bytes(op)
+
+
+def _rows(op: CapturedOperator) -> float:
+    """A row of the first input for each index; all other inputs."""
+    table, indices, *others = op.inputs
+    rows = indices.elements * table.bytes / max(1, table.shape[0])
+    return rows + sum(x.bytes for x in (indices, *others))
+
+
+def _sorts_indices(op: CapturedOperator) -> bool:
+    """A table's gradient sorts its indices if they are many; that of bags always, but not where maxima have places."""
+    grad, indices, *of_bags = op.inputs
+    if of_bags:
+        return all(x.shape != grad.shape for x in of_bags)
+    return indices.elements > FEW_INDICES
+
+
 def _embedding_gradient(op: CapturedOperator) -> float:
-    """Zeros; the gradient's rows, read; with a sort their sums in fp32, written and read; the table's rows, written."""
-    grad, indices = op.inputs[0], op.inputs[1]
-    rows = 1.0 * grad.bytes
-    sums = 2.0 * 4.0 * grad.elements if indices.elements > FEW_INDICES else 0.0
-    return written_bytes(op) + grad.bytes + sums + min(rows, written_bytes(op))
+    """Zeros; the chosen rows, read; with a sort their sums in fp32, written and read; the table's rows, written."""
+    grad, indices, table = op.inputs[0], op.inputs[1], op.outputs[0]
+    elements = indices.elements * table.shape[-1] if _sorts_indices(op) else grad.elements
+    rows = elements * grad.bytes / max(1, grad.elements)
+    sums = 2.0 * 4.0 * elements if _sorts_indices(op) else 0.0
+    return written_bytes(op) + rows + sums + min(rows, written_bytes(op))
 
 
 def _embedding_sorts(op: CapturedOperator) -> int:
     """Return the kernels over indices: their range, their sort, what begins where (EmbeddingBackwardKernel.cu)."""
-    return 1 + SORT_STARTS + RADIX_PASSES + 7 if op.inputs[1].elements > FEW_INDICES else 0
+    return 1 + SORT_STARTS + _passes(op.inputs[1]) + 7 if _sorts_indices(op) else 0
+
+
+def _index_sorts(op: CapturedOperator) -> int:
+    """Return the small kernels of an accumulation, which autograd's gradient of an index is.
+
+    Each index: its remainder by the dimension's size, and a product with the stride, summed; then a division, a range,
+    and a sort by as many bits as the rows have (Indexing.cu, index_put_with_sort_kernel).
+    """
+    if op.phase != "backward":
+        return 0
+    indices = max(1, len(op.inputs) - 2)
+    rows = math.prod(op.inputs[0].shape[:indices])
+    return 3 * indices - 1 + 2 + SORT_STARTS + math.ceil(max(1, rows.bit_length()) / RADIX_BITS)
 
 
 def _sorted_bytes(op: CapturedOperator) -> float:
@@ -107,7 +160,7 @@ def _sort_kernels(op: CapturedOperator) -> int:
 
 
 def _passes(x: Tensor) -> int:
-    return max(1, x.bytes // max(1, x.elements))  # 8 bits each
+    return max(1, 8 * x.bytes // max(1, x.elements) // RADIX_BITS)
 
 
 def _row(op: CapturedOperator) -> int:
@@ -132,35 +185,41 @@ def _of(kernels: Kernels, names: str) -> dict[str, Kernels]:
 _ZEROS_FIRST = Kernels(kernels=2, moved=_times(1, 2))  # zeros, to which another kernel adds
 _WRITES = Kernels(moved=lambda op: written_bytes(op) or read_bytes(op))
 KERNELS: dict[str, Kernels] = {
-    **{name: Kernels() for name in POINTWISE},
+    **{name: Kernels() for name in POINTWISE},  # and in place (`is_pointwise`)
     **_of(
         Kernels(),
         "sum mean amax amin max min var var_mean std std_mean prod any all argmin cumsum cumprod cummax cummin "
-        "linalg_vector_norm native_dropout native_dropout_backward zeros ones full zeros_like ones_like full_like "
-        "new_zeros new_ones scalar_tensor arange linspace eye randperm histc bincount tril triu repeat roll flip "
-        "lift_fresh squeeze_ unsqueeze_ as_strided_ "
-        "avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward avg_pool3d_backward "
-        "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d max_pool2d_with_indices max_pool3d_with_indices "
-        "_adaptive_avg_pool2d_backward upsample_nearest1d upsample_nearest2d upsample_nearest3d "
-        "_upsample_nearest_exact2d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_bicubic2d "
-        "_upsample_bicubic2d_aa upsample_trilinear3d upsample_nearest1d_backward upsample_nearest2d_backward "
-        "upsample_nearest3d_backward grid_sampler_2d grid_sampler_3d reflection_pad1d reflection_pad2d "
-        "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d col2im searchsorted bucketize dot mv "
-        "glu glu_backward _weight_norm_interface _weight_norm_interface_backward _cdist_forward pixel_shuffle "
-        "pixel_unshuffle channel_shuffle complex polar mse_loss_backward smooth_l1_loss_backward huber_loss_backward "
-        "binary_cross_entropy_backward _amp_update_scale_",
+        "logcumsumexp cumsum_ linalg_vector_norm native_dropout native_dropout_backward zeros ones full zeros_like "
+        "ones_like full_like new_zeros new_ones scalar_tensor arange linspace eye randperm histc bincount tril triu "
+        "tril_ triu_ repeat roll flip lift_fresh squeeze_ unsqueeze_ as_strided_ avg_pool1d avg_pool2d avg_pool3d "
+        "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d max_pool2d_with_indices "
+        "max_pool3d_with_indices upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
+        "_upsample_nearest_exact2d _upsample_nearest_exact3d _upsample_nearest_exact1d_backward "
+        "_upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward upsample_linear1d upsample_bilinear2d "
+        "_upsample_bilinear2d_aa upsample_bicubic2d _upsample_bicubic2d_aa upsample_trilinear3d "
+        "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward grid_sampler_2d "
+        "grid_sampler_3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
+        "replication_pad3d col2im searchsorted bucketize dot vdot mv addmv glu glu_backward _weight_norm_interface "
+        "_weight_norm_interface_backward _cdist_forward pixel_shuffle pixel_unshuffle channel_shuffle complex polar "
+        "mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
+        "_amp_update_scale_",
     ),
     **_of(_WRITES, "new_full rand randn randint rand_like randn_like randint_like"),
     **_of(_WRITES, "fill_ zero_ bernoulli_ normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_"),
-    # UpSample*.cu, GridSampler.cpp, *Padding.cu, AdaptiveMaxPooling2d.cu, DilatedMaxPool2d.cu, UnfoldBackwardKernel.cu
+    # UpSample*.cu, GridSampler.cpp, *Padding.cu, *Pool*.cu, MaxUnpooling.cu, UnfoldBackwardKernel.cu
     **_of(
         _ZEROS_FIRST,
         "upsample_linear1d_backward upsample_bilinear2d_backward _upsample_bilinear2d_aa_backward "
         "upsample_bicubic2d_backward _upsample_bicubic2d_aa_backward upsample_trilinear3d_backward "
-        "grid_sampler_2d_backward grid_sampler_3d_backward reflection_pad1d_backward reflection_pad2d_backward "
+        "grid_sampler_2d_backward grid_sampler_3d_backward unfold_backward max_unpool2d max_unpool3d",
+    ),
+    **_of(Kernels(moved=_shape_of_second(1)), "avg_pool2d_backward _adaptive_avg_pool2d_backward"),
+    **_of(
+        Kernels(kernels=2, moved=_shape_of_second(2)),  # zeros, to which another kernel adds
+        "avg_pool3d_backward _adaptive_avg_pool3d_backward reflection_pad1d_backward reflection_pad2d_backward "
         "reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward "
         "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
-        "_adaptive_avg_pool3d_backward unfold_backward",
+        "adaptive_max_pool3d_backward",
     ),
     "aten.argmax": Kernels(),
     "aten.im2col": Kernels(small=_images),
@@ -188,9 +247,25 @@ KERNELS: dict[str, Kernels] = {
     "aten._safe_softmax": Kernels("softmax", kernel="safe"),
     **_of(Kernels("embedding", moved=_taken), "embedding index_select gather"),
     "aten.index": Kernels("embedding", moved=_taken, kernel="index"),
-    "aten.embedding_dense_backward": Kernels("embedding", 2, _embedding_gradient, _embedding_sorts),
-    **_of(Kernels("embedding", kernel="index_put"), "index_put index_put_ _index_put_impl_"),
-    **_of(Kernels("embedding"), "scatter_ index_add_ scatter_add_ index_copy_ scatter_reduce_ index_fill_ put_"),
+    **_of(
+        Kernels("embedding", 2, _embedding_gradient, _embedding_sorts),
+        "embedding_dense_backward _embedding_bag_backward",
+    ),
+    # EmbeddingBag.cu: each bag reads its rows
+    **_of(
+        Kernels("embedding", moved=lambda op: _rows(op) + written_bytes(op)),
+        "_embedding_bag _embedding_bag_forward_only",
+    ),
+    # Embedding.cu, embedding_renorm_cuda_: the indices without repeats; their rows, read and written
+    "aten.embedding_renorm_": Kernels("embedding", moved=lambda op: 2.0 * _rows(op), small=2),
+    **_of(Kernels("embedding", moved=_put, small=_index_sorts, kernel="index_put"), "index_put_ _index_put_impl_"),
+    "aten.index_put": Kernels("embedding", small=_index_sorts, kernel="index_put"),
+    **_of(Kernels("embedding", moved=_into(1)), "scatter_ index_copy_ put_"),
+    **_of(Kernels("embedding", moved=_into(2)), "scatter_add_ scatter_reduce_ index_add_"),
+    "aten.index_fill_": Kernels("embedding"),
+    # Distributions.cpp, multinomial_out: largest, least and sum of all, random numbers, quotients, the largest of them;
+    # between them comparisons and checks of single numbers
+    "aten.multinomial": Kernels(kernels=6, moved=_times(8, 1), small=8),
     # TensorAdvancedIndexing.cpp: a copy of the target, and the same in place
     **_of(
         Kernels("embedding", 2, _into_copy),

@@ -11,16 +11,16 @@ from sim.inputs.program_file import CapturedOperator, Tensor
 
 FLOATS = ("fp64", "fp32", "bf16", "fp16", "fp8")
 _POINTWISE = (
-    "add add_ sub sub_ mul mul_ div div_ neg pow rsqrt sqrt reciprocal exp exp2 expm1 log log2 log10 log1p tanh "
-    "tanh_backward sigmoid sigmoid_backward silu silu_backward gelu gelu_backward relu relu_ threshold_backward elu "
-    "elu_backward leaky_relu leaky_relu_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward "
-    "hardtanh hardtanh_backward mish mish_backward softplus softplus_backward softshrink log_sigmoid_forward "
-    "log_sigmoid_backward _prelu_kernel _prelu_kernel_backward sin cos tan asin acos atan sinh cosh atan2 sinc erf "
-    "erfc erfinv lgamma digamma logit xlogy where eq ne lt le gt ge isnan isinf nan_to_num sign sgn floor ceil round "
-    "trunc frac square abs rsub clamp clamp_ clamp_min clamp_max maximum minimum fmod remainder floor_divide lerp "
-    "lerp_ addcmul addcmul_ addcdiv addcdiv_ masked_fill masked_fill_ bitwise_and bitwise_or bitwise_xor bitwise_not "
-    "logical_and logical_and_ logical_or logical_xor logical_not clone copy_ _to_copy "
-    "leaky_relu_ hardswish_ clamp_min_"
+    "add sub mul div neg pow rsqrt sqrt reciprocal exp exp2 expm1 log log2 log10 log1p tanh tanh_backward sigmoid "
+    "sigmoid_backward silu silu_backward gelu gelu_backward relu threshold threshold_backward elu elu_backward celu "
+    "leaky_relu leaky_relu_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward hardtanh "
+    "hardtanh_backward hardshrink hardshrink_backward mish mish_backward softplus softplus_backward softshrink "
+    "softshrink_backward rrelu_with_noise rrelu_with_noise_backward log_sigmoid_forward log_sigmoid_backward "
+    "_prelu_kernel _prelu_kernel_backward sin cos tan asin acos atan sinh cosh asinh acosh atanh atan2 sinc erf erfc "
+    "erfinv lgamma digamma polygamma logit xlogy logaddexp logaddexp2 where eq ne lt le gt ge isnan isinf nan_to_num "
+    "sign sgn floor ceil round trunc frac square abs rsub clamp clamp_min clamp_max maximum minimum fmax fmin fmod "
+    "remainder floor_divide copysign hypot heaviside ldexp deg2rad rad2deg lerp addcmul addcdiv masked_fill "
+    "bitwise_and bitwise_or bitwise_xor bitwise_not logical_and logical_or logical_xor logical_not clone copy _to_copy"
 )
 POINTWISE = frozenset(f"aten.{name}" for name in _POINTWISE.split())
 INTO_PART = ("aten.slice_backward", "aten.select_backward")  # zeros, and a copy into a part of them
@@ -52,6 +52,15 @@ REDUCTIONS = (
 )
 IN_PLACE = ("aten.mul_", "aten.div_", "aten.relu_", "aten._foreach_mul_")  # by one number for each tensor
 SMALL = 16  # an operand this many times smaller than the result stays in a cache
+
+
+def is_pointwise(name: str) -> bool:
+    """Tell whether an operator computes each element by itself, in place or not.
+
+    >>> is_pointwise("aten.sigmoid"), is_pointwise("aten.sigmoid_"), is_pointwise("aten.sum")
+    (True, True, False)
+    """
+    return name.removesuffix("_") in POINTWISE
 
 
 def kernel_of(op: CapturedOperator) -> str:
@@ -98,7 +107,7 @@ def is_vectorized(op: CapturedOperator) -> bool:
         return False
     if op.name == "aten.cat":
         return not any(x.strides for x in op.inputs)
-    if op.name not in POINTWISE or not op.inputs:
+    if not is_pointwise(op.name) or not op.inputs:
         return True
     return _in_one_order((op.outputs or op.inputs)[0], op.inputs) and not casts_of(op)
 
@@ -121,7 +130,7 @@ def casts_of(op: CapturedOperator) -> int:
     >>> casts("aten.add", x, x, y), casts("aten._to_copy", x, y), casts("aten._to_copy", y, x)
     (3, 2, 0)
     """
-    if op.name not in POINTWISE or not op.inputs:
+    if not is_pointwise(op.name) or not op.inputs:
         return 0
     out = (op.outputs or op.inputs)[0]
     # The target of a copy in place is its first input.

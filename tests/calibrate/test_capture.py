@@ -345,3 +345,22 @@ def test_a_deep_copy_has_its_weights_once() -> None:
     weights = [life for life in recorder.lives if life.bytes == 4 * 64 * 64 and life.kind != "gradient"]
     assert len(weights) == 2
     assert not [row for row in recorder.rows if row.name == "aten.t" and row.launches]
+
+
+def test_a_roll_over_two_dimensions_is_two_and_a_distance_is_a_matmul() -> None:
+    from calibrate.capture import Step
+    from calibrate.capture.run_step import record
+
+    def step() -> Step:
+        model, x = torch.nn.Linear(64, 64), torch.zeros(48, 64)
+
+        def loss() -> torch.Tensor:
+            y = torch.roll(model(x), (1, 2), (0, 1))
+            return torch.cdist(y, torch.zeros(32, 64)).sum()
+
+        return Step(model, loss, torch.optim.SGD(model.parameters()), 8, 1)
+
+    forward = [row.name for row in record(step)[1].rows if row.phase == "forward" and row.launches]
+    assert forward.count("aten.roll") == 2
+    assert forward.count("aten.mm") == 1
+    assert "aten._euclidean_dist" not in forward

@@ -222,3 +222,37 @@ def test_a_solver_has_the_flops_of_its_algorithm(name: str, shape: tuple[int, ..
     found = compute_of(_operator(name, (matrix, right), right))
     assert found.kind == "gemm"
     assert found.flops == flops
+
+
+def test_bags_read_the_rows_that_they_choose_and_not_the_table() -> None:
+    """A recommender's table of a million rows, of which 512 bags choose 20 each (EmbeddingBag.cu)."""
+    table, indices, bags = Tensor("fp32", (10**6, 64), ()), Tensor("int64", (10240,), ()), Tensor("int64", (512,), ())
+    out, none, rows = Tensor("fp32", (512, 64), ()), Tensor("int64", (0,), ()), 10240 * 64 * 4
+    forward = _operator("_embedding_bag", (table, indices, bags), out, indices, bags, none)
+    assert moved_bytes(forward) == rows + 2 * (indices.bytes + bags.bytes) + out.bytes
+    inputs = (out, indices, bags, indices, bags, none)
+    backward = _operator("_embedding_bag_backward", inputs, table, phase="backward")
+    assert moved_bytes(backward) == table.bytes + 4 * rows
+    maxima = _operator("_embedding_bag_backward", (*inputs[:5], Tensor("int64", (512, 64), ())), table)
+    assert moved_bytes(maxima) == table.bytes + 2 * out.bytes
+    assert [sum(c.kernels for c in computes_of(op)) for op in (backward, maxima)] == [2 + 18, 2]
+
+
+@pytest.mark.parametrize(("name", "touches"), [("index_copy_", 1), ("index_put_", 1), ("index_add_", 2)])
+def test_a_write_into_a_part_leaves_the_rest_of_the_target(name: str, touches: int) -> None:
+    """As a token into a cache of 4,096: the token is read and written; a sum reads what was there."""
+    cache, token = Tensor("bf16", (4096, 64), ()), Tensor("bf16", (1, 64), ())
+    place = Tensor("int64", (1,), ())
+    assert moved_bytes(_operator(name, (cache, place, token), cache)) == place.bytes + (1 + touches) * token.bytes
+
+
+def test_the_gradient_of_an_index_sorts_its_places() -> None:
+    """A remainder, a product, a division and a range; a sort of 13 bits in two passes after two starts; the sums."""
+    rows, places, table = Tensor("bf16", (512, 64), ()), Tensor("int64", (512,), ()), Tensor("bf16", (4096, 64), ())
+    found = [_operator("index_put_", (table, places, rows), table, phase=phase) for phase in ("forward", "backward")]
+    assert [sum(c.kernels for c in computes_of(op)) for op in found] == [1, 1 + 4 + 2 + 2]
+
+
+def test_a_pools_backward_asks_its_input_for_the_shape_alone() -> None:
+    x, grad = Tensor("fp32", (4, 8, 32, 32), ()), Tensor("fp32", (4, 8, 16, 16), ())
+    assert moved_bytes(_operator("avg_pool2d_backward", (grad, x), x, phase="backward")) == grad.bytes + x.bytes
