@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from sim.models.framework_facts import ContextKernels, Framework, RouterKernels, UnfusedLoss
+from sim.models.framework_facts import ContextKernels, Framework, RouterKernels, UnfusedLoss, ZeroEngine
 from sim.models.frameworks import FRAMEWORKS
 from sim.models.recipes import RECIPES, Pass
 
@@ -54,6 +54,12 @@ def _shown(value: object) -> str:
     if isinstance(value, ContextKernels):
         return ", ".join(
             name for name, default in ContextKernels._field_defaults.items() if getattr(value, name) != default
+        )
+    if isinstance(value, ZeroEngine):
+        own = {name: getattr(value, name) for name in ZeroEngine._fields}
+        changed = {name: x for name, x in own.items() if x != ZeroEngine._field_defaults[name]}
+        return "; ".join(
+            f"{name} {str(x).lower() if isinstance(x, bool) else _shown(x)}" for name, x in changed.items()
         )
     if isinstance(value, RouterKernels):
         return f"{value.forward_kernels} and {value.backward_kernels}"

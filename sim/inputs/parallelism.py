@@ -86,6 +86,13 @@ class Parallelism(UserInput):
     ] = Field(default=(), json_schema_extra={"default": None})
     dp_sync: Literal["bucketed", "after_backward", "per_parameter", "reduce_broadcast"] = "bucketed"
     bucket_bytes: ByteSize = Field(default=25 * 2**20, ge=1, le=10**15, json_schema_extra={"default": "25MiB"})
+    gather_bucket_bytes: ByteSize | None = Field(
+        default=None,
+        ge=1,
+        le=10**15,
+        description="zero 3: a layer is gathered in messages of whole tensors, each of at least so many bytes; null: "
+        "in one, or as the framework does",
+    )
     param_gather_overlap: bool = Field(
         default_factory=lambda data: data["dp_sync"] != "after_backward",
         description="null: true unless dp_sync is after_backward",

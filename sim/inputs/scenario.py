@@ -45,6 +45,7 @@ from sim.inputs.shipped import scenario_file
 from sim.inputs.training_config import Training
 from sim.inputs.units import with_units
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
+from sim.inputs.zero_keys import zero_keys
 from sim.models.frameworks import framework_of
 from topology.spec import ClusterSpec
 
@@ -340,4 +341,6 @@ def _parallelism(value: Any, source: Source, model: ModelConfig, workload: Train
     if parallelism.accumulate_in_a_row is None:
         own = isinstance(workload, Training) and framework_of(workload).accumulates_in_a_row
         changes["accumulate_in_a_row"] = own
+    if isinstance(workload, Training):
+        changes |= zero_keys(workload, model, parallelism, parallelism.zero, parallelism.model_fields_set)
     return parallelism.model_copy(update=changes)

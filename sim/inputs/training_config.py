@@ -55,6 +55,11 @@ def _param_dtype(data: dict[str, Any]) -> Any:
     return sixteen_bit(data["precision"])
 
 
+def _grad_dtype(data: dict[str, Any]) -> Any:
+    own = framework_at(data["framework"], data["software_date"])
+    return "fp32" if own.sums_in_fp32 else sixteen_bit(data["precision"])
+
+
 def _of_framework(key: str) -> Callable[[dict[str, Any]], Any]:
     """Return what the framework sets a key to where the scenario leaves it out."""
     return lambda data: getattr(framework_at(data["framework"], data["software_date"]), key)
@@ -126,9 +131,7 @@ class Training(UserInput):
         default=None, description="month of the framework's release; null: as frameworks are today"
     )
     grad_dtype: StorageDtype = Field(
-        default_factory=_of_framework("grad_dtype"),
-        description="null: the framework's own",
-        json_schema_extra={"default": FRAMEWORKS[USUAL_FRAMEWORK].grad_dtype},
+        default_factory=_grad_dtype, description="null: the framework's own", json_schema_extra={"default": "fp32"}
     )
     grad_reduce_dtype: StorageDtype = Field(
         default_factory=lambda data: data["grad_dtype"], description="null: grad_dtype"

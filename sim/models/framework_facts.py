@@ -80,6 +80,36 @@ class ContextKernels(NamedTuple):
     waits: bool = False
 
 
+class ZeroEngine(NamedTuple):
+    """Hold how a framework reduces gradients and gathers parameters. Tuples list ZeRO stages.
+
+    `all_reduced_at`: whole gradients are all-reduced, and each rank goes on with its shard. `at_once_at`: in one
+    message after the last backward, whatever `parallelism.dp_sync` says. Defaults of keys of `parallelism`:
+    `alone_at`: `dp_sync` is after_backward; `gathers_ahead`: `param_gather_overlap`; `bucket_bytes`;
+    `gather_bucket_bytes`. `buckets_shards`: with ZeRO-3 a layer's gradients are reduced in such buckets, too.
+    `closes_before`: a bucket is sent before a tensor would make it larger than `bucket_bytes`, not after.
+
+    `joining_accesses`: memory accesses of each reduced element in copies and the division before it is sent.
+    `buffers`: tensors of a bucket's size that stay; there is one more where reductions overlap with ZeRO-1 or -2, and
+    one more while a bucket is reduced. `shard_bytes`: moved for each element of a rank's shard of the gradients before
+    the optimizer reads an fp32 copy of it. `live_elements`: with ZeRO-3 so many parameters may be gathered at once; the
+    last of the forward stay for the backward.
+    """
+
+    all_reduced_at: tuple[int, ...] = ()
+    at_once_at: tuple[int, ...] = ()
+    alone_at: tuple[int, ...] = ()
+    gathers_ahead: bool = True
+    bucket_bytes: int = 25 * 2**20
+    gather_bucket_bytes: int | None = None
+    buckets_shards: bool = False
+    closes_before: bool = False
+    joining_accesses: int = 0
+    buffers: int = 0
+    shard_bytes: float = 0.0
+    live_elements: int = 0
+
+
 class Former(NamedTuple):
     """Hold facts of releases before the month `until` ("2025-02"), by name, and their source."""
 
@@ -193,8 +223,8 @@ class Framework(Struct, frozen=True):
     """library whose kernels quantize: `te` or `torchao` [sim.models.recipes]"""
     fp8_recipe: str = "tensorwise"
     """default of `training.fp8_recipe` [training/arguments.py; torchao Float8LinearConfig]"""
-    grad_dtype: str = "fp32"
-    """default of `training.grad_dtype` [training/arguments.py; FSDP's own]"""
+    sums_in_fp32: bool = True
+    """default of `training.grad_dtype` is fp32, otherwise 16 bits [training/arguments.py; FSDP's own]"""
     cross_entropy: str = "unfused"
     """default of `training.cross_entropy` [training/arguments.py]"""
     skips_transposes: bool = False
@@ -234,9 +264,9 @@ class Framework(Struct, frozen=True):
     adds_gradients_late: bool = False
     """16-bit gradients of a micro-batch are added to fp32 sums after its backward; with ZeRO-0 DDP sizes its buckets
     by the 16-bit gradients [nanotron: optim/gradient_accumulator.py, `backward`; trainer.py, `make_ddp`]"""
-    all_reduces_at_zero_1: bool = False
-    """with ZeRO-1, whole gradients are all-reduced at once after the last backward [nanotron: trainer.py,
-    `make_ddp`; sync_gradients_across_dp]"""
+    zero: ZeroEngine = ZeroEngine()
+    """how gradients are reduced and parameters gathered, see `ZeroEngine` [nanotron: trainer.py, `make_ddp`,
+    sync_gradients_across_dp; deepspeed/runtime/zero: stage_1_and_2.py, stage3.py, config.py]"""
     gathers_tensor_by_tensor: bool = False
     """with ZeRO-1, updated parameters are put into one buffer for each rank, and each rank's part of each tensor is
     copied back by a kernel of its own [nanotron: distributed.py, all_gather_coalesced]"""

@@ -23,6 +23,7 @@ from sim.models.framework_facts import (
     Framework,
     RouterKernels,
     UnfusedLoss,
+    ZeroEngine,
 )
 
 # megatron/core/tensor_parallel/cross_entropy.py. On one number a token, forward: targets' mask (3), their place in this
@@ -104,6 +105,37 @@ _MEGATRON = Framework(
         ),
     ),
 )
+_TRANSFORMERS = Framework(
+    "transformers",  # Hugging Face Transformers' own modules, each torch operator a kernel
+    norms_keep_operators=True,  # transformers/models/llama/modeling_llama.py: LlamaRMSNorm
+    softmax_in_fp32=True,  # the same file: eager_attention_forward
+    repeats_keys=True,  # the same file: repeat_kv
+    keeps_merged_outputs=True,
+    output_follows_queries=True,
+    masks_unselected=True,
+    # transformers/integrations/moe.py: grouped_mm_experts_forward; four 64-bit indices, one fp32 weight
+    routing_bytes=36.0,
+)
+# deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements of 16 bits;
+# `overlap_comm_valid`; stage3_max_live_parameters, which the prefetcher fills (partitioned_param_coordinator.py:
+# `__params_to_release` keeps what the backward's prefetch has passed over). stage_1_and_2.py: a bucket is filled (2
+# accesses), divided by the ranks (2), and its parts joined (2) for one all-reduce (`use_multi_rank_bucket_allreduce`),
+# and parameters are gathered in `step`. runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced: joined and
+# divided likewise. Of a shard, before the optimizer: largest and smallest number (4 bytes, has_inf_or_nan), an fp64
+# copy for the norm (16, get_grad_norm_direct), the fp32 copy (6), and clipping that (4 more than in 16 bits).
+DEEPSPEED_ZERO = ZeroEngine(
+    all_reduced_at=(1, 2),
+    alone_at=(0, 1, 2),
+    gathers_ahead=False,
+    bucket_bytes=2 * 500_000_000,
+    gather_bucket_bytes=2 * 50_000_000,
+    buckets_shards=True,
+    closes_before=True,
+    joining_accesses=6,
+    buffers=1,
+    shard_bytes=30.0,
+    live_elements=1_000_000_000,
+)
 _RECORDS = (
     Framework(
         "eager",
@@ -124,7 +156,7 @@ _RECORDS = (
         checks_gradients=False,  # utils/helpers.py: check_for_nan_in_grad
         averages_gradients=False,  # recipes: average_in_collective
         fp8_recipe="tensorwise",  # configs: `fp8_recipe`, "cs" where nothing is said: current scaling
-        grad_dtype="bf16",  # set_*_common_configs: grad_reduce_in_fp32 False
+        sums_in_fp32=False,  # set_*_common_configs: grad_reduce_in_fp32 False
         cross_entropy="fused",  # utils/helpers.py: cross_entropy_fusion_impl te
     ),
     Framework(
@@ -156,16 +188,13 @@ _RECORDS = (
             Former("2025-05", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttention.backends"),
         ),
     ),
-    Framework(
-        "transformers",  # Hugging Face Transformers' own modules, each torch operator a kernel
-        norms_keep_operators=True,  # transformers/models/llama/modeling_llama.py: LlamaRMSNorm
-        softmax_in_fp32=True,  # the same file: eager_attention_forward
-        repeats_keys=True,  # the same file: repeat_kv
-        keeps_merged_outputs=True,
-        output_follows_queries=True,
-        masks_unselected=True,
-        # transformers/integrations/moe.py: grouped_mm_experts_forward; four 64-bit indices, one fp32 weight
-        routing_bytes=36.0,
+    _TRANSFORMERS,
+    replace(
+        _TRANSFORMERS,
+        name="deepspeed",  # Transformers' modules under DeepSpeed's engine
+        kin="transformers",
+        zero=DEEPSPEED_ZERO,
+        sums_in_fp32=False,  # runtime/engine.py: get_data_types, `grad_accum_dtype` unset
     ),
     Framework(
         "meta_llama3",  # Meta's own trainer of Llama 3, of which its paper says this
@@ -210,7 +239,7 @@ _RECORDS = (
         small_messages=(5, 2),
         plain_host=False,  # tensor-parallel linear layers and loss are Megatron's autograd functions, in Python
         adds_gradients_late=True,
-        all_reduces_at_zero_1=True,
+        zero=ZeroEngine(all_reduced_at=(1,), at_once_at=(1,)),
         gathers_tensor_by_tensor=True,
         zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad
     ),

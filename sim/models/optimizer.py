@@ -117,6 +117,15 @@ def clip_items(n_params: int, t: Training) -> Program:
     return items_of_part(ModelPart.OPTIMIZER, (norm, scale))
 
 
+def shard_items(n_params: int, t: Training) -> Program:
+    """What a framework does to its shard of the gradients before the optimizer reads it (`ZeroEngine.shard_bytes`)."""
+    moved = n_params * framework_of(t).zero.shard_bytes
+    if not moved:
+        return ()
+    made = memory_op("grad_shard", Phase.OPTIMIZER, "elementwise", n_params, moved, "fp32")
+    return items_of_part(ModelPart.OPTIMIZER, (made,))
+
+
 def gradient_buffer_items(n_params: int, t: Training, replicas: int) -> Program:
     """Return what Megatron does to its whole gradient buffer besides reducing it (`framework: megatron`).
 

@@ -6,7 +6,7 @@ reduce-scatter and an all-gather, a pass of Ψ each), with k micro-batches a ste
 - zero 0: one all-reduce of the accumulated gradients: 2Ψ;
 - zero 1: reduce-scatter of the gradients, all-gather of the updated parameters: 2Ψ; frameworks that all-reduce: 3Ψ;
 - zero 2: a reduce-scatter each micro-batch, one all-gather: (k+1)Ψ; with `accumulate_unsharded` 2Ψ; with
-  `accumulate_in_a_row` and r micro-batches in a row (k/r+1)Ψ;
+  `accumulate_in_a_row` and r micro-batches in a row (k/r+1)Ψ; frameworks that all-reduce: (2k+1)Ψ;
 - zero 3: parameters gathered for each forward and again for each backward, gradients reduce-scattered: 3kΨ; with
   `accumulate_unsharded` (2k+1)Ψ; without `reshard_after_forward` one gather a step instead of 2k.
 
@@ -16,12 +16,14 @@ All of a rank's data-parallel traffic queues on one stream, "dp", but for that a
 replicas across, so it has a stream of its own and waits for its shard (torch's FSDP2, `foreach_reduce`).
 
 Gathered parameters are copied into place (`unpack`); gradients on their way out are converted as `models.operators` has
-it. Left out: layer-norm gradients' all-reduce over tp under sequence parallelism.
+it, and in some frameworks joined and divided (`ZeroEngine.joining_accesses`). Left out: layer-norm gradients'
+all-reduce over tp under sequence parallelism.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +31,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Comm, Compute, Item, ModelPart, Phase, Program, Wait
 from sim.models.dims import gathers_quantized_shards
+from sim.models.framework_facts import ZeroEngine
 from sim.models.frameworks import framework_of
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
@@ -57,7 +60,8 @@ class DataParallel(Struct, frozen=True):
     fleeting_gradient_bytes: float = 0.0  # an element, of gradients that are freed between steps (`zero_grad`)
     late_gradient_bytes: float = 0.0  # an element, of gradients that a backward holds until it ends
     matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
-    whole_sums: bool = False  # ZeRO-1 leaves the sum of whole gradients with everybody
+    engine: ZeroEngine = ZeroEngine()
+    gather_bucket_bytes: int | None = None  # ZeRO-3 gathers a block's tensors in messages of at least so many bytes
     by_tensor: bool = False  # ZeRO-1 copies each rank's part of each gathered tensor by a kernel of its own
 
     @property
@@ -77,8 +81,9 @@ class DataParallel(Struct, frozen=True):
 
     @property
     def exposed(self) -> bool:
-        """ZeRO-3 without overlap (`dp_sync: after_backward`): gathers and reductions hold up computing."""
-        return self.zero == 3 and self.sync == "after_backward"
+        """No overlap (`dp_sync: after_backward`), but several reductions a step: each holds up computing, and so do
+        ZeRO-3's gathers."""
+        return self.sync == "after_backward" and (self.zero == 3 or self.each_micro_batch)
 
     def gather(self, name: str, params: float, experts: float, phase: Phase, handle: str) -> list[Comm]:
         """All-gathers of a unit's parameters from its shards; asynchronous if `handle` is given."""
@@ -91,8 +96,25 @@ class DataParallel(Struct, frozen=True):
         ]
 
     def gather_block(self, b: Block, phase: Phase, handle: str) -> list[Comm]:
-        """`gather` of all that a block holds."""
-        return self.gather(b.name, self.gathered_params(b), b.expert_params, phase, handle)
+        """`gather` of all that a block holds, its dense tensors in as many messages as `gather_bucket_bytes` says."""
+        whole = self.gather(b.name, self.gathered_params(b), b.expert_params, phase, handle)
+        if self.gather_bucket_bytes is None or not whole or whole[0].group != "shard":
+            return whole
+        dense, *rest = whole
+        shares = _message_shares(b, dense.bytes / self.gather_bucket_bytes)
+        handles = [dense.handle and f"{dense.handle}.{i}" for i in range(len(shares))]
+        parts = zip(shares, handles, strict=True)
+        return [*(replace(dense, bytes=dense.bytes * share, handle=own) for share, own in parts), *rest]
+
+    def kept_blocks(self, order: Sequence[Block]) -> int:
+        """How many blocks, in backward order, are still gathered from the forward (`ZeroEngine.live_elements`)."""
+        held = accumulate(self.gathered_params(b) + b.expert_params for b in order)
+        return sum(elements <= self.engine.live_elements for elements in held)
+
+    @property
+    def gathers_twice(self) -> bool:
+        """Each forward and each backward gathers all parameters."""
+        return self.zero == 3 and self.reshard and not self.engine.live_elements
 
     def gathered_params(self, b: Block) -> float:
         """A block's dense parameters, a matrix that is gathered in fewer bytes counted by its bytes."""
@@ -103,7 +125,7 @@ class DataParallel(Struct, frozen=True):
     def reduce(self, name: str, params: float, experts: float, handle: str) -> list[Comm]:
         """The reduction of a unit's gradients; asynchronous if `handle` is given."""
         b, phase, handle = self.gradient_bytes, Phase.WEIGHT_GRAD, "" if self.exposed else handle
-        sharded = self.zero >= 1 and not (self.zero == 1 and self.whole_sums)
+        sharded = self.zero >= 1 and self.zero not in self.engine.all_reduced_at
         out: list[Comm] = []
         for prefix, elements, shard, replica in (
             ("", params, self.shard, self.replica),
@@ -126,6 +148,26 @@ class DataParallel(Struct, frozen=True):
         return out
 
 
+def _message_shares(b: Block, messages: float) -> list[float]:
+    """The shares of a block's parameters in the messages that gather it, each of at least one of so many equal parts.
+
+    Tensors follow each other, joined until a message is large enough. If most of them are not known one by one, as
+    frozen ones beside adapters, messages are equal.
+    """
+    if 2 * sum(b.tensors) < b.held_params:
+        count = max(1, int(messages))
+        return [1.0 / count] * count
+    least, shares, size = sum(b.tensors) / max(1.0, messages), [0.0], 0
+    for n in b.tensors:
+        size += n
+        shares[-1] = size / sum(b.tensors)
+        if size >= least:
+            shares.append(0.0)
+            size = 0
+    left = shares.pop() if len(shares) > 1 else 0.0
+    return [*shares[:-1], shares[-1] + left]
+
+
 def make_data_parallel(plan: Plan) -> DataParallel:
     """The data parallelism of a plan."""
     p, t = plan.scenario.parallelism, plan.scenario.for_training
@@ -133,10 +175,10 @@ def make_data_parallel(plan: Plan) -> DataParallel:
     framework, reduced = framework_of(t), dtype_bytes(t.grad_reduce_dtype)
     # DDP fills buckets with parameters' own gradients, where a hook reduces the sums kept beside them
     bucket = p.bucket_bytes * (reduced / compute_bytes(t.precision) if framework.adds_gradients_late else 1.0)
-    late = p.zero == 1 and framework.all_reduces_at_zero_1
+    engine = framework.zero
     return DataParallel(
         p.zero,
-        "after_backward" if late else p.dp_sync,
+        "after_backward" if p.zero in engine.at_once_at else p.dp_sync,
         float(bucket),
         size("shard"),
         size("replica"),
@@ -152,7 +194,8 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         dtype_bytes(t.grad_dtype) if t.zero_grad == "set_to_none" else 0.0,
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
-        whole_sums=framework.all_reduces_at_zero_1,
+        engine=engine,
+        gather_bucket_bytes=p.gather_bucket_bytes,
         by_tensor=framework.gathers_tensor_by_tensor and p.zero == 1,
     )
 
@@ -168,10 +211,12 @@ def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Com
     It reads and writes them once on the computation's stream (torch's FSDP2: `foreach_all_gather_copy_out`).
     Parameters that are gathered in fp32 are written in the precision of the layers.
     """
-    size = sum(c.bytes for c in gathered)
+    messages = list(gathered)
+    size = sum(c.bytes for c in messages)
     elements = size / dp.gathered_bytes
     moved = size + elements * dp.parameter_bytes
-    made = memory_op("unpack", phase, "copy", elements, moved, "bf16")
+    kernels = 1 if dp.gather_bucket_bytes is None else len(messages)
+    made = memory_op("unpack", phase, "copy", elements, moved, "bf16", kernels)
     return [replace(made, part=ModelPart.PARAMETER_COPIES)] if size else []
 
 
@@ -213,7 +258,8 @@ def weave_backward(
     out: list[list[Item]] = [[] for _ in order]
     phase = Phase.INPUT_GRAD
     if blocks and dp.zero == 3 and dp.reshard and phase in phases:
-        gathers = [dp.gather_block(b, phase, f"v{i}") for i, b in enumerate(order)]
+        kept = dp.kept_blocks(order)
+        gathers = [dp.gather_block(b, phase, f"v{i}") if i >= kept else [] for i, b in enumerate(order)]
         out[0] += gathers[0]
         for i, items in enumerate(out):
             items += gathers[i + 1] if i + 1 < len(order) else []
@@ -253,7 +299,7 @@ def gradients_of(item: Compute) -> tuple[int, int]:
 
 def _limit_bytes(dp: DataParallel) -> float:
     """At which a bucket of gradients is full."""
-    if dp.zero == 3:
+    if dp.zero == 3 and not dp.engine.buckets_shards:
         return float("inf")
     return {"per_parameter": 0.0, "bucketed": dp.bucket_bytes}.get(dp.sync, float("inf"))
 
@@ -264,21 +310,25 @@ class _Buckets:
     def __init__(self, dp: DataParallel) -> None:
         self.dp, self.count = dp, 0
         self.limit_bytes = _limit_bytes(dp)
-        self.dense, self.experts = 0.0, 0.0
+        self.dense, self.experts, self.tensors = 0.0, 0.0, 0
 
-    def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Comm]:
+    def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Comm | Compute]:
         """Count gradients as ready; `left` is what is left of the block's parameters."""
         dense, experts = min(ready[0], left[0]), min(ready[1], left[1])
         left[0] -= dense
         left[1] -= experts
+        held, size = self.dense + self.experts, dense + experts
+        too_large = self.dp.engine.closes_before and (held + size) * self.dp.gradient_bytes > self.limit_bytes
+        out = self._flush(name) if held and too_large else []
         self.dense += dense
         self.experts += experts
+        self.tensors += 1
         full = (self.dense + self.experts) * self.dp.gradient_bytes >= max(self.limit_bytes, 1.0)
-        return self._flush(name) if full else []
+        return [*out, *(self._flush(name) if full else ())]
 
-    def finish(self, name: str, left: list[int], tensors: list[int], last_block: bool) -> list[Comm]:
+    def finish(self, name: str, left: list[int], tensors: list[int], last_block: bool) -> list[Comm | Compute]:
         """The end of a block: what is left of it (biases, norms) is ready; `per_parameter` sends tensor by tensor."""
-        out: list[Comm] = []
+        out: list[Comm | Compute] = []
         for n in reversed(tensors) if self.limit_bytes == 0.0 else ():
             out += self.add(name, (n, 0), left)
         out += self.add(name, (left[0], left[1]), left)
@@ -286,10 +336,25 @@ class _Buckets:
             out = out + self._flush(name)
         return out
 
-    def _flush(self, name: str) -> list[Comm]:
+    def _flush(self, name: str) -> list[Comm | Compute]:
         dense, experts, self.dense, self.experts = self.dense, self.experts, 0.0, 0.0
+        tensors, self.tensors = self.tensors, 0
         self.count += 1
-        return self.dp.reduce(name, dense, experts, f"g{self.count}")
+        reduced = self.dp.reduce(name, dense, experts, f"g{self.count}")
+        return [*join_gradients(reduced, self.dp, tensors), *reduced]
+
+
+def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> list[Compute]:
+    """The copies and the division of gradients before they are sent (`ZeroEngine.joining_accesses`).
+
+    A kernel copies each tensor into the bucket, one divides it, and one joins the ranks' parts.
+    """
+    size = sum(c.bytes for c in reduced if c.stream == DP)
+    moved = size * dp.engine.joining_accesses
+    if not moved:
+        return []
+    made = memory_op("join gradients", Phase.WEIGHT_GRAD, "copy", size / dp.gradient_bytes, moved, "bf16", tensors + 2)
+    return [replace(made, part=ModelPart.OPTIMIZER)]
 
 
 def gather_units(blocks: Sequence[Block], dp: DataParallel) -> list[tuple[int, int, int]]:
@@ -339,7 +404,8 @@ def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
     if not dp.at_the_end or dp.each_micro_batch or dp.zero == 3:
         return ()
     dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
-    return tuple(dp.reduce("all", dense, experts, ""))
+    reduced, tensors = dp.reduce("all", dense, experts, ""), sum(len(b.tensors) for b in blocks)
+    return (*join_gradients(reduced, dp, tensors), *reduced)
 
 
 def gather_after_optimizer(blocks: tuple[Block, ...], dp: DataParallel) -> Program:

@@ -17,7 +17,7 @@ from sim.core.program import BLOCK_END, PART_OF_BLOCK, Block, BlockRef, Comm, Co
 from sim.models.dims import Shard
 from sim.models.muon import dealt_out
 from sim.models.operators import rerun
-from sim.models.optimizer import gradient_buffer_items, state_bytes
+from sim.models.optimizer import gradient_buffer_items, shard_items, state_bytes
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import (
@@ -209,6 +209,8 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
         out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
     dealt = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero)
     clip, update = source.step_items(dense + experts, dealt)  # nothing on a stage without parameters
+    if dp.zero:
+        out += shard_items(dense + experts, scenario.for_training)
     if scenario.for_training.gradient_clipping:
         out += [*clip[:-1], *_norm_reductions(plan, dp), *clip[-1:]]
     if scenario.for_training.optimizer_offload and update:

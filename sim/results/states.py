@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from sim.core.dtypes import dtype_bytes
+from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, BlockKind
 from sim.inputs.training_config import Training
 from sim.models.frameworks import framework_of
@@ -69,12 +69,13 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     n = _Elements(dense, experts, frozen, dense / dp.shard + experts / dp.expert_shard)
     optimizer = _optimizer_bytes(t, dp, blocks, n)
     away = t.optimizer_offload  # the states are on the device while the optimizer runs, not before
+    cast = n.sharded * FP32_BYTES if dp.engine.shard_bytes and dp.zero >= 1 else 0.0
     return States(
         _parameter_bytes(t, dp, blocks, n),
         _gradient_bytes(t, stages, n),
         0.0 if away else optimizer,
-        _transient_bytes(plan, stages, blocks),
-        optimizer if away else 0.0,
+        _transient_bytes(plan, stages, blocks, n),
+        (optimizer if away else 0.0) + cast,
     )
 
 
@@ -113,7 +114,7 @@ def _optimizer_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
     return (n.sharded if zero_1 else n.whole) * optimizer + in_matrices * (of_matrix - optimizer)
 
 
-def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block]) -> float:
+def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block], n: _Elements) -> float:
     """Copies of parameters that uses make, gathered or cast, and temporaries of the largest block."""
     t, dp, gathered = plan.scenario.for_training, stages[0].dp, 0.0
     if dp.zero == 3 and max(dp.shard, dp.expert_shard) > 1:
@@ -127,13 +128,24 @@ def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block
     quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
     gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard else quantized)
     experts = any(b.expert_params for b in blocks)
-    return gathered + (max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, stages, experts))
+    workspaces = max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, stages, experts)
+    return gathered + workspaces + _bucket_buffers(dp, n)
+
+
+def _bucket_buffers(dp: DataParallel, n: _Elements) -> float:
+    """Buckets of gradients that stay (see `ZeroEngine.buffers`), and what one is joined to before it is sent."""
+    if not dp.engine.buffers or dp.shard * dp.replica == 1:
+        return 0.0
+    double = dp.zero in (1, 2) and dp.sync == "bucketed"
+    joined = min(dp.bucket_bytes, n.whole * dp.gradient_bytes)
+    return (dp.engine.buffers + double) * dp.bucket_bytes * (dp.zero > 0) + joined
 
 
 def _gathered_bytes(blocks: Sequence[Block], dp: DataParallel) -> float:
-    """ZeRO-3's whole parameters: of two blocks at once, or of all where they stay."""
+    """ZeRO-3's whole parameters: of two blocks at once, of all where they stay, or as many as may be there."""
     sizes = sorted((dp.gathered_params(b) + b.expert_params for b in blocks), reverse=True)
-    gathered = sum(sizes[:2] if dp.reshard else sizes) * dp.parameter_bytes
+    live = min(sum(sizes), dp.engine.live_elements)
+    gathered = max(live, sum(sizes[:2] if dp.reshard else sizes)) * dp.parameter_bytes
     if dp.gathered_bytes > dp.parameter_bytes:  # arrives in a buffer of its own, from which it is cast
         gathered += sizes[0] * dp.gathered_bytes
     return gathered

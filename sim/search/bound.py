@@ -241,7 +241,7 @@ class GridSearch:
 
     def _gathered(self, x: Layout) -> bool:
         """Tell whether every action gathers its parameters."""
-        return x.zero == 3 and self.prices.dp(3).reshard
+        return x.zero == 3 and self.prices.dp(3).gathers_twice
 
     def stage_seconds(self, x: Layout, blocks: Blocks, placement: StagePlacement, cut: Cut) -> StageSeconds:
         """Return the seconds of each stage's actions, with the data-parallel communication that nothing hides."""
@@ -332,7 +332,7 @@ class GridSearch:
         seconds = self._reductions_s(zero, cut)[0] * (runs if dp.each_micro_batch else 1)
         if zero == 3:
             # With `reshard_after_forward` the forward and the backward both gather the parameters.
-            seconds = seconds + self._gathers_s(zero, cut) * (2 * runs if dp.reshard else 1)
+            seconds = seconds + self._gathers_s(zero, cut) * (2 * runs if dp.gathers_twice else 1)
         elif dp.zero and dp.gather_overlap:
             seconds = seconds + self._gathers_s(zero, cut)
         busy: Floats = np.bincount(placement.rank_of_stage, seconds, placement.ranks) + self._epilogue_s(

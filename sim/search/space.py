@@ -26,6 +26,7 @@ from sim.inputs.overrides import merge
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.scenario import Scenario, resolve
 from sim.inputs.training_config import Recompute, RecomputeMode, Training
+from sim.inputs.zero_keys import zero_keys
 from sim.models.balance import cost_of_last, deal
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 from sim.search.cached import cached
@@ -93,7 +94,8 @@ class Space(Struct, frozen=True, dict=True):
     `base`: the scenario, with searched keys at any legal values. `fixed`: the scenario's values of keys that otherwise
     follow from searched keys. `only`: the allowed values of fields of Layout. `linked`: allowed rows of several fields.
     `trainer`: the trainer (`sim.emit.TRAINERS`) that must be able to run the layouts, or "". `sums_in_pipelines`:
-    `accumulate_unsharded` follows from the layout, as in the trainer.
+    `accumulate_unsharded` follows from the layout, as in the trainer. `given`: keys of `parallelism` that the scenario
+    sets.
     """
 
     base: Scenario
@@ -103,6 +105,7 @@ class Space(Struct, frozen=True, dict=True):
     linked: tuple[Linked, ...] = ()
     trainer: str = ""
     sums_in_pipelines: bool = False
+    given: frozenset[str] = frozenset()
 
     @property
     def training(self) -> Training:
@@ -122,6 +125,12 @@ class Space(Struct, frozen=True, dict=True):
         if not self.sums_in_pipelines:
             return self.base.parallelism.accumulate_unsharded
         return pp > 1 and zero >= 2
+
+    @cached
+    def keys_of_zero(self, pp: int, zero: int) -> dict[str, Any]:
+        """Return the keys of `parallelism` that follow from the ZeRO stage, as parsing a scenario would set them."""
+        own = zero_keys(self.training, self.base.model, self.base.parallelism, zero, self.given)
+        return {"accumulate_unsharded": self.accumulates(pp, zero), **own}
 
     @cached
     def schedule_forms(self, pp: int) -> list[tuple[str, int]]:
@@ -197,7 +206,7 @@ def make_space(
     narrowed = {k: tuple(v) for k, v in (only or {}).items()}
     sums = bool(trainer) and TRAINERS[trainer].sums_in_pipelines
     derives = sums and "accumulate_unsharded" not in given.model_fields_set
-    return Space(base, gpus, fixed, narrowed, tuple(linked), trainer, derives)
+    return Space(base, gpus, fixed, narrowed, tuple(linked), trainer, derives, frozenset(given.model_fields_set))
 
 
 def _check_written(source: Source, given: Parallelism) -> None:
@@ -346,7 +355,7 @@ def scenario_of(space: Space, layout: Layout) -> Scenario:
     stages = FORMS[x.schedule].model_stages(x.pp, x.virtual_stages) if x.pp > 1 else 1
     changes["layers_per_stage"] = stage_layers(space, stages)
     changes["p2p_overlap"] = overlaps(space, x)
-    changes["accumulate_unsharded"] = space.accumulates(x.pp, x.zero)
+    changes |= space.keys_of_zero(x.pp, x.zero)
     training = space.training.model_copy(
         update={"micro_batch_size": x.micro_batch_size, "recompute": space.recomputes[x.recompute]}
     )

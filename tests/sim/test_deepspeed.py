@@ -1,0 +1,178 @@
+"""`framework: deepspeed`: its messages are those that DeepSpeed itself sent (tools/record_deepspeed.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from sim.core.program import Comm, Compute, Item, Phase
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.programs.data_parallel import (
+    after_backward,
+    gather_after_optimizer,
+    make_data_parallel,
+    weave_backward,
+    weave_forward,
+)
+from sim.programs.stages import stage_blocks
+from sim.ranks.plan import make_plan
+from sim.results.states import States, states
+from sim.simulation import simulate
+
+RECORDED = json.loads((Path(__file__).parent / "data" / "deepspeed_0.19.8.json").read_text(encoding="utf-8"))
+MODEL = {
+    "layers": 4,
+    "hidden": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 160,
+    "vocab": 512,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "bias": False,
+    "positions": "rope",
+    "tied_embeddings": False,
+}
+LAYER = 43_136  # elements
+LARGE = 1_000  # elements; smaller tensors, the norms, travel one by one or stay on every rank
+Message = tuple[str, int]
+
+
+def scenario(zero: int, **parallelism: Any) -> Scenario:
+    return parse_scenario(
+        {
+            "model": MODEL,
+            "training": {"seq_len": RECORDED["tokens"], "global_batch_size": 8, "framework": "deepspeed"},
+            "parallelism": {"dp": RECORDED["ranks"], "zero": zero, **parallelism},
+            "cluster": "dgx-h100",
+        }
+    )
+
+
+def simulated(zero: int, live_elements: int = 0, **parallelism: Any) -> dict[str, list[Message]]:
+    """The large messages of each part of a step of two micro-batches, kind and elements."""
+    plan = make_plan(scenario(zero, **parallelism))
+    blocks, dp = stage_blocks(plan, plan.parts[0], 0), make_data_parallel(plan)
+    dp = replace(dp, engine=dp.engine._replace(live_elements=live_elements))
+    phases = frozenset((Phase.INPUT_GRAD, Phase.WEIGHT_GRAD))
+
+    def sent(items: Any) -> list[Message]:
+        found = [i for i in items if isinstance(i, Comm) and i.group in ("shard", "dp_cp")]
+        return [(i.kind, round(i.bytes / 2)) for i in found if i.bytes > 2 * LARGE]
+
+    def flat(parts: list[list[Item]]) -> list[Item]:
+        return [i for items in parts for i in items]
+
+    out = {}
+    for k in (0, 1):
+        out[f"forward {k}"] = sent(flat(weave_forward(blocks, dp, k == 0)))
+        out[f"backward {k}"] = sent(flat(weave_backward(blocks, dp, phases, last=k == 1)))
+    out["backward 1"] += sent(after_backward(blocks, dp))
+    out["update 1"] = sent(gather_after_optimizer(blocks, dp))
+    return {part: messages for part, messages in out.items() if messages}
+
+
+def recorded(case: str) -> dict[str, list[Message]]:
+    out: dict[str, list[Message]] = {}
+    for part, kind, size in RECORDED["cases"][case]["sent"]:
+        if size > LARGE:
+            out.setdefault(part, []).append((kind, size))
+    return out
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_whole_gradients_are_all_reduced_and_parameters_gathered_after_the_update(zero: int) -> None:
+    """With ZeRO-2 in every micro-batch: (2k + 1)Ψ where reduce-scatters would send (k + 1)Ψ."""
+    assert simulated(zero) == recorded(f"zero {zero}")
+
+
+def test_overlapped_reductions_are_sent_before_a_bucket_gets_too_large() -> None:
+    bucket = RECORDED["cases"]["zero 2, overlap"]["zero_optimization"]["reduce_bucket_size"]
+    ours, theirs = simulated(2, dp_sync="bucketed", bucket_bytes=2 * bucket), recorded("zero 2, overlap")
+    assert list(ours) == list(theirs)
+    for part, messages in theirs.items():
+        assert [kind for kind, _ in ours[part]] == [kind for kind, _ in messages]
+        # A layer's norms are added at its end here, and in their order there.
+        assert [size for _, size in ours[part]] == pytest.approx([size for _, size in messages], abs=2 * 64)
+
+
+def test_zero_3_gathers_tensor_by_tensor_and_scatters_in_buckets() -> None:
+    config = RECORDED["cases"]["zero 3"]["zero_optimization"]
+    ours = simulated(
+        3,
+        bucket_bytes=2 * config["reduce_bucket_size"],
+        gather_bucket_bytes=2 * config["stage3_prefetch_bucket_size"],
+        reshard_after_forward=True,
+        live_elements=config["stage3_max_live_parameters"],
+    )
+    theirs = recorded("zero 3")
+
+    def of(messages: list[Message], kind: str) -> list[int]:
+        return sorted(size for name, size in messages if name == kind)
+
+    for k in (0, 1):
+        forward, backward = theirs[f"forward {k}"], theirs[f"backward {k}"]
+        # Its last message is the first one of the backward.
+        gathered = of(forward[:-1], "all_gather")
+        assert of(ours[f"forward {k}"], "all_gather") == pytest.approx(gathered, abs=2 * 64)
+        scattered = of(backward, "reduce_scatter")
+        assert of(ours[f"backward {k}"], "reduce_scatter") == pytest.approx(scattered, abs=2 * 64)
+        # The last layers are still there: whole ones here, tensor by tensor there.
+        again = sum(of([forward[-1], *backward], "all_gather"))
+        ours_again = sum(of(ours[f"backward {k}"], "all_gather"))
+        assert 0 <= ours_again - again < LAYER
+
+
+def test_gradients_are_joined_before_they_are_sent() -> None:
+    """Six accesses of 16 bits for each element, with ZeRO-2 in each micro-batch."""
+
+    def joined(zero: int) -> float:
+        plan = make_plan(scenario(zero))
+        blocks, dp = stage_blocks(plan, plan.parts[0], 0), make_data_parallel(plan)
+        phases = frozenset((Phase.INPUT_GRAD, Phase.WEIGHT_GRAD))
+        items = [i for part in weave_backward(blocks, dp, phases, last=True) for i in part]
+        items += after_backward(blocks, dp)
+        return sum(i.bytes for i in items if isinstance(i, Compute) and i.name == "join gradients")
+
+    params = sum(b.params for b in stage_blocks(make_plan(scenario(1)), make_plan(scenario(1)).parts[0], 0))
+    assert joined(1) == joined(2) == joined(3) == 6 * 2 * params
+
+
+def test_small_models_stay_gathered_and_large_ones_do_not() -> None:
+    """`stage3_max_live_parameters` is 1e9."""
+
+    def reshards(model: str, **keys: Any) -> bool:
+        data = {
+            "model": model,
+            "training": {"seq_len": 512, "global_batch_size": 8, "framework": "deepspeed"},
+            "parallelism": {"dp": 8, "zero": 3, **keys},
+            "cluster": "dgx-h100",
+        }
+        return parse_scenario(data).parallelism.reshard_after_forward
+
+    assert not reshards("gpt2-124m")
+    assert reshards("llama3-8b")
+    assert reshards("gpt2-124m", reshard_after_forward=True)
+
+
+def test_memory_has_a_bucket_and_an_fp32_copy_of_the_shard() -> None:
+    """Against Transformers' modules under torch's FSDP, with the same gradients in 16 bits."""
+
+    def held(framework: str) -> States:
+        data = {
+            "model": "llama3-8b",
+            "training": {"seq_len": 512, "global_batch_size": 8, "framework": framework, "grad_dtype": "bf16"},
+            "parallelism": {"dp": 8, "zero": 2},
+            "cluster": "dgx-h100",
+        }
+        step = simulate(parse_scenario(data))
+        return states(step.plan, list(step.stages[0].values()))
+
+    ours, plain = held("deepspeed"), held("transformers")
+    assert (ours.parameters, ours.optimizer) == (plain.parameters, plain.optimizer)
+    assert ours.gathered - plain.gathered == 2e9  # a bucket that stays, and the tensor that it is joined to
+    assert ours.at_end == pytest.approx(plain.parameters / 2 / 8 * 4)
