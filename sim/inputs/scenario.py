@@ -342,5 +342,5 @@ def _parallelism(value: Any, source: Source, model: ModelConfig, workload: Train
         own = isinstance(workload, Training) and framework_of(workload).accumulates_in_a_row
         changes["accumulate_in_a_row"] = own
     if isinstance(workload, Training):
-        changes |= zero_keys(workload, model, parallelism, parallelism.zero, parallelism.model_fields_set)
+        changes |= zero_keys(workload, parallelism, parallelism.zero, parallelism.model_fields_set)
     return parallelism.model_copy(update=changes)

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.training_config import Training
 from sim.models.framework_facts import ZeroEngine
 from sim.models.frameworks import framework_of
-from sim.models.parameters import count_parameters
 
 
-def zero_keys(
-    training: Training, model: ModelConfig, p: Parallelism, zero: int, given: Collection[str]
-) -> dict[str, Any]:
+def zero_keys(training: Training, p: Parallelism, zero: int, given: Collection[str]) -> dict[str, Any]:
     """Return what the framework sets for a ZeRO stage where the scenario leaves a key out; see `ZeroEngine`.
 
     `given`: keys of `parallelism` that the scenario sets.
@@ -24,12 +20,10 @@ def zero_keys(
     if own == ZeroEngine():
         return {}
     sync = p.dp_sync if "dp_sync" in given else "after_backward" if zero in own.alone_at else "bucketed"
-    small = model.program is None and count_parameters(model).total <= own.live_elements
     found = {
         "dp_sync": sync,
         "bucket_bytes": own.bucket_bytes,
         "gather_bucket_bytes": own.gather_bucket_bytes,
         "param_gather_overlap": own.gathers_ahead and sync != "after_backward",
-        "reshard_after_forward": not small,
     }
     return {key: value for key, value in found.items() if key not in given}

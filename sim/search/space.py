@@ -129,7 +129,7 @@ class Space(Struct, frozen=True, dict=True):
     @cached
     def keys_of_zero(self, pp: int, zero: int) -> dict[str, Any]:
         """Return the keys of `parallelism` that follow from the ZeRO stage, as parsing a scenario would set them."""
-        own = zero_keys(self.training, self.base.model, self.base.parallelism, zero, self.given)
+        own = zero_keys(self.training, self.base.parallelism, zero, self.given)
         return {"accumulate_unsharded": self.accumulates(pp, zero), **own}
 
     @cached

@@ -142,21 +142,11 @@ def test_gradients_are_joined_before_they_are_sent() -> None:
     assert joined(1) == joined(2) == joined(3) == 6 * 2 * params
 
 
-def test_small_models_stay_gathered_and_large_ones_do_not() -> None:
-    """`stage3_max_live_parameters` is 1e9."""
-
-    def reshards(model: str, **keys: Any) -> bool:
-        data = {
-            "model": model,
-            "training": {"seq_len": 512, "global_batch_size": 8, "framework": "deepspeed"},
-            "parallelism": {"dp": 8, "zero": 3, **keys},
-            "cluster": "dgx-h100",
-        }
-        return parse_scenario(data).parallelism.reshard_after_forward
-
-    assert not reshards("gpt2-124m")
-    assert reshards("llama3-8b")
-    assert reshards("gpt2-124m", reshard_after_forward=True)
+def test_the_backward_gathers_what_the_forward_did_not_leave() -> None:
+    """`stage3_max_live_parameters` is 1e9, so a small model is gathered once in each micro-batch."""
+    small = simulated(3, live_elements=1_000_000_000)
+    assert sum(size for kind, size in small["forward 1"] if kind == "all_gather") > 5 * LAYER
+    assert {kind for kind, _ in small["backward 1"]} == {"reduce_scatter"}
 
 
 def test_memory_has_a_bucket_and_an_fp32_copy_of_the_shard() -> None:
