@@ -1,87 +1,204 @@
 """DeepSpeed's JSON and Transformers' `TrainingArguments` as a scenario.
 
 DeepSpeed: https://www.deepspeed.ai/docs/config-json/. TrainingArguments: the fields of transformers' class, as JSON or
-YAML, `deepspeed` among them as a mapping. Neither names the model or the sequence length: options do.
+YAML, `deepspeed` among them as a mapping or a file's name. Neither names the model or the sequence length: options do.
 """
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
+from sim.core.files import read_text
+from sim.inputs.input_source import show
+from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
+from sim.models.frameworks import DEEPSPEED_ZERO
 
+WITHOUT_EFFECT = files("sim.convert") / "deepspeed_without_effect.txt"  # on what a step takes and keeps
 AUTO = "auto"  # DeepSpeed's word for what Transformers fills in
 OFF = ("no", "", False, None)
+LENGTHS = ("max_length", "max_seq_length", "cutoff_len")  # of TRL's configs and of LLaMA-Factory's
+MICRO_BATCH = 8  # TrainingArguments' default
+# Sections and keys that DeepSpeed's JSON alone has.
+OWN = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
+OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
+EIGHT_BITS = "8bit"
+# Keys of `zero_optimization` whose usual values the simulator assumes, or that decide about saving alone.
+WITHOUT_ZERO_EFFECT = (
+    "allgather_bucket_size",
+    "allgather_partitions",
+    "contiguous_gradients",
+    "round_robin_gradients",
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_param_persistence_threshold",
+    "sub_group_size",
+)
+LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
 def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_len: int | None) -> Converted:
     """A scenario from either of the two, which share their keys' meaning.
 
     Raises:
-        InputError: where model, sequence length or number of GPUs are missing.
+        InputError: where model, sequence length or number of GPUs are missing, or the file that `deepspeed` names.
     """
-    own = data["deepspeed"] if isinstance(data.get("deepspeed"), dict) else {}
-    flat = {k: v for k, v in {**data, **own}.items() if v != AUTO and k != "deepspeed"}
-    s = Settings(file, flat)
-    length = seq_len or s.take("max_length") or s.take("max_seq_length")
+    own = _deepspeed_config(file, data.get("deepspeed"))
+    # What DeepSpeed leaves to Transformers is in TrainingArguments.
+    said = {k: v for k, v in own.items() if v != AUTO and not (isinstance(v, dict) and v.get("enabled") == AUTO)}
+    flat = {k: v for k, v in {**data, **said}.items() if k != "deepspeed"}
+    by_deepspeed = any(key in flat for key in OWN)
+    s = Settings(file, {k: v for k, v in flat.items() if v != AUTO})
+    lengths = [s.take(name) for name in LENGTHS]
+    length = seq_len or next((x for x in lengths if x), None)
     for what, option, found in (("model", "--model NAME", machine.model), ("sequence length", "--seq-len N", length)):
         if found is None:
             raise InputError(f"{file}: does not name the {what}: give {option}")
     dp = s.ranks(None, machine, 1, "1")
-    zero, notes = _zero(s)
-    micro = s.integer("train_micro_batch_size_per_gpu", s.integer("per_device_train_batch_size", 8))
+    notes: list[str] = []
+    layout = _zero(s, machine, notes) if by_deepspeed else _fsdp(s, notes)
+    micro = s.integer("train_micro_batch_size_per_gpu", s.integer("per_device_train_batch_size", MICRO_BATCH))
+    if not {"train_micro_batch_size_per_gpu", "per_device_train_batch_size"} & set(s.values):
+        notes.append(f"the file gives no micro-batch: {MICRO_BATCH}, Transformers' default")
     accumulated = s.integer("gradient_accumulation_steps", 1)
     training = {
         "seq_len": int(length or 0),
         "micro_batch_size": micro,
         "global_batch_size": s.integer("train_batch_size", micro * accumulated * dp),
-        **_numbers(s),
+        **_numbers(s, by_deepspeed, notes),
         "gradient_clipping": float(s.take("gradient_clipping", s.take("max_grad_norm", 1.0))) > 0,
-        "framework": "compiled" if s.flag("torch_compile") else "eager",
-        "recompute": "full" if s.flag("gradient_checkpointing") else "none",
-        "optimizer": "sgd" if "sgd" in str(s.take("optim", s.take("optimizer", ""))).lower() else "adamw",
+        "framework": _framework(s, by_deepspeed, notes),
+        "recompute": "full" if s.flag("gradient_checkpointing") or s.flag("activation_checkpointing") else "none",
+        **_optimizer(s, notes),
     }
+    if s.flag("use_liger_kernel"):
+        training["cross_entropy"] = "chunked"
+        notes.append("use_liger_kernel: its loss is simulated, its other kernels are those of separate operators")
     scenario = {
         "version": 1,
         "name": file.stem,
         "model": machine.model,
         "training": training,
-        "parallelism": {"dp": dp, **zero},
+        "parallelism": {"dp": dp, **layout},
         "cluster": machine.cluster,
     }
-    return Converted(scenario, (*notes, f"not read: {', '.join(s.left())}") if s.left() else tuple(notes))
+    without_effect = WITHOUT_EFFECT.read_text("utf-8").split()
+    if left := [name for name in s.left() if name not in without_effect]:
+        notes.append(f"not read: {', '.join(left)}")
+    return Converted(scenario, tuple(notes))
 
 
-def _numbers(s: Settings) -> dict[str, Any]:
+def _deepspeed_config(file: Path, value: object) -> dict[str, Any]:
+    """The mapping that `deepspeed` of TrainingArguments is, or the file that it names, beside this one or here."""
+    if value in OFF:
+        return {}
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, str):
+        raise InputError(f"{file}: deepspeed: found {show(value)}; must be a mapping or the name of a JSON file")
+    named = next((path for path in (file.parent / value, Path(value)) if path.is_file()), None)
+    if named is None:
+        raise InputError(f"{file}: deepspeed: found {show(value)}; there is no such file, here or beside {file.name}")
+    found = parse_yaml(read_text(named, MAX_BYTES), str(named))[0]
+    if not isinstance(found, dict):
+        raise InputError(f"{named}: holds no mapping; a DeepSpeed JSON does")
+    return found
+
+
+def _framework(s: Settings, by_deepspeed: bool, notes: list[str]) -> str:
+    compiled = s.flag("torch_compile") or (isinstance(c := s.take("compile"), dict) and bool(c.get("deepcompile")))
+    if by_deepspeed and compiled:
+        notes.append("torch_compile: with DeepSpeed separate operators are simulated")
+    return "deepspeed" if by_deepspeed else "compiled" if compiled else "transformers"
+
+
+def _optimizer(s: Settings, notes: list[str]) -> dict[str, Any]:
+    """AdamW, where no other name is given; 8-bit moments (bitsandbytes)."""
+    section = s.take("optimizer", {})
+    name = str(s.take("optim", section.get("type", "") if isinstance(section, dict) else section)).lower()
+    found = next((ours for word, ours in OPTIMIZERS.items() if word in name), None)
+    if name and found is None:
+        notes.append(f"optimizer {name}: is simulated as AdamW")
+    return {"optimizer": found or "adamw", **({"optimizer_dtype": "int8"} if EIGHT_BITS in name else {})}
+
+
+def _numbers(s: Settings, by_deepspeed: bool, notes: list[str]) -> dict[str, Any]:
     """Precision and dtypes: DeepSpeed keeps 16-bit parameters and an fp32 copy, Transformers casts under autocast."""
-    deepspeed = isinstance(s.values.get("bf16"), dict) or isinstance(s.values.get("fp16"), dict)
     on = {
-        name: value.get("enabled", True) if isinstance(value := s.take(name, False), dict) else bool(value)
+        name: value.get("enabled", True) not in (False, AUTO)
+        if isinstance(value := s.take(name, False), dict)
+        else value
         for name in ("bf16", "fp16")
     }
     precision = "bf16" if on["bf16"] else "fp16" if on["fp16"] else "fp32"
     if precision == "fp32":
         return {"precision": precision}
-    return {"precision": precision, "param_dtype": precision if deepspeed else "fp32"}
+    if by_deepspeed:
+        return {"precision": precision}
+    notes.append(
+        "parameters are taken for fp32 under autocast; if the model is loaded in 16 bits, set "
+        f"training.param_dtype={precision} and training.master_weights=false"
+    )
+    return {"precision": precision, "param_dtype": "fp32"}
 
 
-def _zero(s: Settings) -> tuple[dict[str, Any], list[str]]:
-    section, fsdp = s.take("zero_optimization"), s.take("fsdp")
-    notes: list[str] = []
-    if isinstance(section, dict):
-        for key in ("offload_optimizer", "offload_param"):
-            if (section.get(key) or {}).get("device", "none") != "none":
-                notes.append(f"zero_optimization.{key}: offloading states is not simulated")
-        bucket = section.get("reduce_bucket_size")
-        plain = isinstance(bucket, (int, float)) and not isinstance(bucket, bool)
-        overlaps = "bucketed" if section.get("overlap_comm", int(section.get("stage", 0)) == 3) else "after_backward"
-        sizes = {"bucket_bytes": int(2 * float(bucket))} if plain and bucket else {}  # elements of 16 bits
-        return {"zero": int(section.get("stage", 0)), "dp_sync": overlaps, **sizes}, notes
-    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
+def _zero(s: Settings, machine: Machine, notes: list[str]) -> dict[str, Any]:
+    """ZeRO's stage and buckets; numbers of elements as bytes of 16 bits."""
+    section = s.take("zero_optimization")
+    if not isinstance(section, dict):
+        return {"zero": 0}
+    own = Settings(s.file, section, written={name: f"zero_optimization.{name}" for name in section})
+    for key in ("offload_optimizer", "offload_param"):
+        value = own.take(key)
+        if isinstance(value, dict) and value.get("device", "none") != "none":
+            notes.append(f"zero_optimization.{key}: offloading to {value['device']} is not simulated")
+    stage = own.integer("stage", 0)
+    found: dict[str, Any] = {"zero": stage}
+    overlaps = own.take("overlap_comm")
+    if isinstance(overlaps, bool):
+        found["dp_sync"] = "bucketed" if overlaps else "after_backward"
+    # transformers/integrations/deepspeed.py, trainer_config_finalize, fills in what is "auto".
+    for name, key, share in (
+        ("reduce_bucket_size", "bucket_bytes", 1.0),
+        ("stage3_prefetch_bucket_size", "gather_bucket_bytes", 0.9),
+    ):
+        if own.values.get(name) == AUTO:
+            own.taken.add(name)
+            found[key] = 2 * int(share * _hidden(machine) ** 2)
+        elif (elements := own.number(name)) is not None:
+            found[key] = max(1, int(2 * elements))
+    if stage < 3:
+        found.pop("gather_bucket_bytes", None)
+    if own.take("reduce_scatter") is False and stage == 3:
+        notes.append("zero_optimization.reduce_scatter: false is not simulated; gradients are reduce-scattered")
+    notes += [
+        f"zero_optimization.{name}: the default of {DEEPSPEED_ZERO.live_elements:,} is simulated"
+        for name in LIVE
+        if own.number(name) not in (None, DEEPSPEED_ZERO.live_elements)
+    ]
+    left = [x for x in own.left() if x.removeprefix("zero_optimization.") not in WITHOUT_ZERO_EFFECT]
+    if left:
+        notes.append(f"not read: {', '.join(left)}")
+    return found
+
+
+def _hidden(machine: Machine) -> int:
+    from sim.inputs.model_input import load_model
+
+    return load_model(str(machine.model)).hidden
+
+
+def _fsdp(s: Settings, notes: list[str]) -> dict[str, Any]:
+    fsdp, config = s.take("fsdp"), s.take("fsdp_config")
+    words = (
+        fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else ["full_shard"] if fsdp else []
+    )
     if fsdp in OFF or not words:
-        return {"zero": 0}, notes
+        return {"zero": 0}
     if "offload" in words:
         notes.append("fsdp: offload is not simulated")
-    return {"zero": 2 if "shard_grad_op" in words else 3}, notes
+    reshards = config.get("reshard_after_forward") if isinstance(config, dict) else None
+    kept = {"reshard_after_forward": False} if reshards is False else {}
+    return {"zero": 2 if "shard_grad_op" in words else 3, **kept}

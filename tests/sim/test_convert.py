@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from click.testing import CliRunner
 
-from sim.commands.convert import main
 from sim.core.errors import InputError
 from sim.emit import TRAINERS, emit
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.inputs.shipped import shipped_scenarios
 from sim.models.balance import with_balanced_stages
 from sim.simulation import simulate
+from tests.sim.converting import converted, refused
 from topology.presets import CLUSTERS
 
 MEGATRON = """
@@ -107,34 +105,6 @@ def train():
         activation_checkpoint=POLICY,
     )
 """
-DEEPSPEED = """{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": true},
-  "zero_optimization": {"stage": 3, "overlap_comm": true, "offload_optimizer": {"device": "cpu"}},
-  "wall_clock_breakdown": false}"""
-ARGUMENTS = """
-per_device_train_batch_size: 4
-gradient_accumulation_steps: 2
-gradient_checkpointing: true
-bf16: true
-fsdp: full_shard auto_wrap
-torch_compile: true
-learning_rate: 2.0e-5
-"""
-
-
-def converted(tmp_path: Path, name: str, text: str, *options: str) -> tuple[dict[str, Any], str]:
-    file = tmp_path / name
-    file.write_text(text)
-    ran = CliRunner().invoke(main, [str(file), *options])
-    assert ran.exit_code == 0, ran.output
-    return yaml.safe_load(ran.output), ran.output
-
-
-def refused(tmp_path: Path, name: str, text: str, *options: str) -> str:
-    file = tmp_path / name
-    file.write_text(text)
-    ran = CliRunner().invoke(main, [str(file), *options])
-    assert ran.exit_code == 2
-    return ran.output
 
 
 def emitted() -> list[tuple[str, str, str]]:
@@ -363,19 +333,6 @@ def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str,
     assert "found MemoryBudgetAC; can be simulated: SelectiveAC, FullAC" in refused(
         tmp_path, "config.py", text.replace(policy, "MemoryBudgetAC.Config()"), "--cluster", "dgx-b200"
     )
-
-
-def test_deepspeed_and_training_arguments_need_model_length_and_gpus(tmp_path: Path) -> None:
-    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--seq-len", "4096", "--gpus", "16")
-    data, text = converted(tmp_path, "ds.json", DEEPSPEED, *options)
-    assert (data["parallelism"]["zero"], data["parallelism"]["dp"]) == (3, 16)
-    assert data["training"]["global_batch_size"] == 2 * 4 * 16
-    assert "offloading states is not simulated" in text
-    data, _ = converted(tmp_path, "args.yaml", ARGUMENTS, *options)
-    assert (data["parallelism"]["zero"], data["training"]["recompute"]) == (3, "full")
-    assert (data["training"]["framework"], data["training"]["param_dtype"]) == ("compiled", "fp32")
-    assert "--model NAME" in refused(tmp_path, "ds.json", DEEPSPEED, *options[:2])
-    assert "--gpus N" in refused(tmp_path, "ds.json", DEEPSPEED, *options[:6])
 
 
 @pytest.mark.parametrize(

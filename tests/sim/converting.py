@@ -1,0 +1,27 @@
+"""`stepsim convert` of a text that a test gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from click.testing import CliRunner
+
+from sim.commands.convert import main
+
+
+def converted(tmp_path: Path, name: str, text: str, *options: str) -> tuple[dict[str, Any], str]:
+    file = tmp_path / name
+    file.write_text(text)
+    ran = CliRunner().invoke(main, [str(file), *options])
+    assert ran.exit_code == 0, ran.output
+    return yaml.safe_load(ran.output), ran.output
+
+
+def refused(tmp_path: Path, name: str, text: str, *options: str) -> str:
+    file = tmp_path / name
+    file.write_text(text)
+    ran = CliRunner().invoke(main, [str(file), *options])
+    assert ran.exit_code == 2
+    return ran.output

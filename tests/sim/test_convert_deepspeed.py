@@ -1,0 +1,95 @@
+"""DeepSpeed's JSON and Transformers' TrainingArguments as scenarios."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.sim.converting import converted, refused
+
+DEEPSPEED = """{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 3, "overlap_comm": true, "offload_optimizer": {"device": "cpu"}},
+  "wall_clock_breakdown": false}"""
+ARGUMENTS = """
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+bf16: true
+fsdp: full_shard auto_wrap
+torch_compile: true
+learning_rate: 2.0e-5
+"""
+
+
+def test_deepspeed_and_training_arguments_need_model_length_and_gpus(tmp_path: Path) -> None:
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--seq-len", "4096", "--gpus", "16")
+    data, text = converted(tmp_path, "ds.json", DEEPSPEED, *options)
+    assert (data["parallelism"]["zero"], data["parallelism"]["dp"]) == (3, 16)
+    assert data["training"]["global_batch_size"] == 2 * 4 * 16
+    assert data["training"]["framework"] == "deepspeed"
+    assert "offloading to cpu is not simulated" in text
+    assert "not read" not in text
+    data, text = converted(tmp_path, "args.yaml", ARGUMENTS, *options)
+    assert (data["parallelism"]["zero"], data["training"]["recompute"]) == (3, "full")
+    assert (data["training"]["framework"], data["training"]["param_dtype"]) == ("compiled", "fp32")
+    assert "training.master_weights=false" in text
+    assert "--model NAME" in refused(tmp_path, "ds.json", DEEPSPEED, *options[:2])
+    assert "--gpus N" in refused(tmp_path, "ds.json", DEEPSPEED, *options[:6])
+
+
+LLAMA_FACTORY_ZERO_3 = """{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "zero_allow_untested_optimizer": true,
+  "fp16": {"enabled": "auto", "loss_scale": 0}, "bf16": {"enabled": "auto"},
+  "zero_optimization": {"stage": 3, "overlap_comm": false, "contiguous_gradients": true, "sub_group_size": 1e9,
+    "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
+    "stage3_max_live_parameters": 2e9, "stage3_max_reuse_distance": 1e9,
+    "stage3_gather_16bit_weights_on_model_save": true}}"""
+
+
+def test_training_arguments_name_deepspeed_s_file(tmp_path: Path) -> None:
+    """What the file leaves to Transformers is taken from TrainingArguments, and from the model's hidden size."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8")
+    arguments = """{per_device_train_batch_size: 2, gradient_accumulation_steps: 4, bf16: true, optim: adamw_bnb_8bit,
+      deepspeed: ds_z3.json, cutoff_len: 2048, learning_rate: 1.0e-5, neftune_noise_alpha: 5}"""
+    assert "there is no such file" in refused(tmp_path, "args.yaml", arguments, *options)
+    (tmp_path / "ds_z3.json").write_text(LLAMA_FACTORY_ZERO_3)
+    data, text = converted(tmp_path, "args.yaml", arguments, *options)
+    t, p = data["training"], data["parallelism"]
+    assert (t["micro_batch_size"], t["global_batch_size"], t["seq_len"]) == (2, 64, 2048)
+    assert (t["precision"], t["framework"], t["optimizer_dtype"]) == ("bf16", "deepspeed", "int8")
+    assert (p["zero"], p["dp_sync"]) == (3, "after_backward")
+    assert (p["bucket_bytes"], p["gather_bucket_bytes"]) == (2 * 4096**2, 2 * int(0.9 * 4096**2))
+    assert "stage3_max_live_parameters: the default of 1,000,000,000 is simulated" in text
+    assert "not read: neftune_noise_alpha\n" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("{deepspeed: [1]}", "deepspeed: found a list of 1; must be a mapping or the name of a JSON file"),
+        ("{deepspeed: {zero_optimization: {stage: two}}}", "zero_optimization.stage: found 'two'"),
+        ("{deepspeed: {zero_optimization: {stage: 2, reduce_bucket_size: x}}}", "reduce_bucket_size: found 'x'"),
+    ],
+)
+def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str, said: str) -> None:
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    assert re.search(said, refused(tmp_path, "args.yaml", arguments, *options))
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("optim: sgd", {"optimizer": "sgd"}),
+        ("optim: paged_adamw_8bit", {"optimizer": "adamw", "optimizer_dtype": "int8"}),
+        ("optim: adamw_torch_fused", {"optimizer": "adamw", "framework": "transformers"}),
+        ("use_liger_kernel: true", {"cross_entropy": "chunked"}),
+        ("activation_checkpointing: true", {"recompute": "full"}),
+    ],
+)
+def test_training_arguments_of_one_key(tmp_path: Path, keys: str, expected: dict[str, str]) -> None:
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    data, text = converted(tmp_path, "args.yaml", f"bf16: true\n{keys}\n", *options)
+    assert expected.items() <= data["training"].items()
+    assert "no micro-batch: 8, Transformers' default" in text
