@@ -85,6 +85,8 @@ def _sharding_notes(p: Parallelism, t: Training) -> Iterator[str]:
     """Keys of sharded states that this ZeRO stage does not read."""
     if not p.reshard_after_forward and p.zero != 3:
         yield f"parallelism.reshard_after_forward: of no effect with zero {p.zero}, only with 3"
+    if p.gather_bucket_bytes is not None and p.zero != 3:
+        yield f"parallelism.gather_bucket_bytes: of no effect with zero {p.zero}, only with 3"
     if p.accumulate_unsharded and p.zero < 2:
         yield f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3"
     by_itself = framework_of(t).accumulates_in_a_row

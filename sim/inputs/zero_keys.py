@@ -23,7 +23,7 @@ def zero_keys(training: Training, p: Parallelism, zero: int, given: Collection[s
     found = {
         "dp_sync": sync,
         "bucket_bytes": own.bucket_bytes,
-        "gather_bucket_bytes": own.gather_bucket_bytes,
+        "gather_bucket_bytes": own.gather_bucket_bytes if zero == 3 else None,
         "param_gather_overlap": own.gathers_ahead and sync != "after_backward",
     }
     return {key: value for key, value in found.items() if key not in given}
