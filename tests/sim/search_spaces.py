@@ -74,6 +74,11 @@ VARIANTS: tuple[dict[str, Any], ...] = (
         "calibration": "h100-sxm",
         "parallelism": {"p2p_overlap": True},
     },
+    {
+        "training": {"framework": "deepspeed"},
+        "calibration": "h100-sxm",
+        "parallelism": {"gather_bucket_bytes": 100_000, "bucket_bytes": 300_000},
+    },
     {"parallelism": {"cp_split": "contiguous"}, "model": {"positions": "learned"}},
     {"model": {**MOE, "moe": {**MOE["moe"], "imbalance": {"seed": 1, "zipf": 1.2}}}},
     {
