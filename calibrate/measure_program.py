@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrate.capture.options import Options
-from calibrate.capture.run_step import autocast_of
+from calibrate.capture.run_step import autocast_of, gradients_of
 from calibrate.capture.what import maker
 from calibrate.fused import peak_bytes
 from calibrate.operator_times import VIEWS, OperatorTimes, operator_times
@@ -48,8 +48,9 @@ def options_of(program: CapturedProgram) -> Options:
     """Return the options with which a Hugging Face config was captured, from the program's own facts."""
     facts = program.facts
     clips = any(o.phase == "clip" for o in program.operators)
+    new_tokens = int(facts.get("new_tokens", 0))
     return Options(
-        program.seq_len,
+        program.seq_len - new_tokens,
         program.micro_batch_size,
         str(facts.get("weights", "fp32")),
         program.autocast,
@@ -58,6 +59,8 @@ def options_of(program: CapturedProgram) -> Options:
         program.optimizer,
         facts.get("lora_rank"),
         1.0 if clips else None,
+        forward=program.forward_alone,
+        new_tokens=new_tokens,
     )
 
 
@@ -87,7 +90,7 @@ class ProgramRunner:
         return sum(float(x) for x in self._losses) / self.micro_batches
 
     def step(self, batch: Tensor, times: OperatorTimes | None = None) -> list[Record]:
-        """Run a step of all micro-batches, starting without gradients."""
+        """Run a step of all micro-batches, starting without gradients; of a forward alone nothing else."""
         step, records = self.wanted, list[Record]()
 
         def begin(phase: str) -> int:
@@ -96,16 +99,21 @@ class ProgramRunner:
             return self._now()
 
         self._begin_ns = time.perf_counter_ns() - time.process_time_ns()
-        step.optimizer.zero_grad(set_to_none=True)
+        step.model.zero_grad(set_to_none=True)
         for i in range(self.micro_batches):
             start = begin("forward")
-            with torch.device(self.device), autocast_of(step, self.device):
+            with torch.device(self.device), autocast_of(step, self.device), gradients_of(step):
                 loss = step.loss()
             middle = begin("backward")
+            if step.optimizer is None:
+                records.append(Record("F", 0, i, start, middle))
+                continue
             loss.backward()
             end = begin("optimizer")
             records += [Record("F", 0, i, start, middle), Record("B", 0, i, middle, end)]
             self._losses.append(loss.detach())
+        if step.optimizer is None:
+            return records
         start = begin("optimizer")
         if step.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(step.model.parameters(), step.clip_grad_norm)
@@ -121,13 +129,14 @@ class ProgramRunner:
     def peak_bytes(self) -> int:
         """Return the peak of allocated bytes in a step, optimizer states included."""
         step = self.wanted
-        states = [x for s in step.optimizer.state.values() for x in s.values() if isinstance(x, Tensor)]
+        state = {} if step.optimizer is None else step.optimizer.state
+        states = [x for s in state.values() for x in s.values() if isinstance(x, Tensor)]
         held = {x.untyped_storage()._cdata: x for x in (*step.model.parameters(), *step.model.buffers(), *states)}
 
         def work() -> None:
-            step.optimizer.zero_grad(set_to_none=True)
+            step.model.zero_grad(set_to_none=True)
             self.step(self.batch(0))
-            step.optimizer.zero_grad(set_to_none=True)
+            step.model.zero_grad(set_to_none=True)
 
         return sum(x.untyped_storage().nbytes() for x in held.values()) + peak_bytes(self.device, work)
 

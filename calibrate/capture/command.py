@@ -1,4 +1,4 @@
-"""Captures the program of a training step: `python -m calibrate.capture WHAT --out PROGRAM.json.gz`.
+"""Captures the program of a training step or a forward: `python -m calibrate.capture WHAT --out PROGRAM.json.gz`.
 
 `--script 'train.py ARGS' --world-size N --out PREFIX` captures ranks of a distributed training script.
 """
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 @click.option("--optimizer", type=click.Choice(["adamw", "adamw_foreach", "sgd"]), default="adamw", help="[adamw]")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="whose kernels are captured [cuda]")
 @click.option("--routing", type=click.Choice(["balanced"]), help="give each expert equally many tokens")
+@click.option("--forward", is_flag=True, help="capture a forward alone, as inference runs it")
+@click.option("--generate", type=click.IntRange(1), metavar="N", help="capture model.generate of N tokens a sequence")
 @click.option("--lora", type=click.IntRange(1), metavar="RANK", help="train only adapters of this rank (peft)")
 def main(
     what: str | None,
@@ -61,9 +63,13 @@ def main(
     device: str,
     routing: str | None,
     lora: int | None,
+    forward: bool,
+    generate: int | None,
 ) -> int:
     """Capture the training step of WHAT: a Hugging Face config.json, its folder, or package.module:function.
 
+    --forward captures a forward alone, without gradients and optimizer; --generate a prompt of --seq-len tokens and N
+    new ones. A function captures a forward alone if its Step has no optimizer.
     --script captures ranks of an unmodified distributed training script instead. --routing balanced: a top-k takes
     numbers in turn, so that code with experts is captured too that reads counts of tokens or selects rows by a mask.
     """
@@ -73,6 +79,16 @@ def main(
 
     if sum(x is not None for x in (what, table, script)) != 1:
         raise InputError("WHAT: give a config.json, a folder or package.module:function, or --table, or --script")
+    if forward and generate:
+        raise InputError(
+            "--generate: cannot be given with --forward; it runs the prompt's forward and one for each token"
+        )
+    for name, given in (("--forward", forward), ("--generate", generate)):
+        if given and (what is None or ":" in what):
+            raise InputError(f"{name}: is for a Hugging Face config; a Step whose optimizer is None is a forward alone")
+        for other, also in (("--gradient-checkpointing", gradient_checkpointing), ("--compile", compiled)):
+            if given and also:
+                raise InputError(f"{name}: cannot be given with {other}; leave one of them out")
     if script is not None:
         from calibrate.capture.script import capture_ranks
 
@@ -86,7 +102,16 @@ def main(
     if compiled and routing:
         raise InputError("--compile: cannot be given with --routing; leave one of them out")
     options = Options(
-        seq_len, micro_batch_size, weights, autocast or "", attention or "", gradient_checkpointing, optimizer, lora
+        seq_len,
+        micro_batch_size,
+        weights,
+        autocast or "",
+        attention or "",
+        gradient_checkpointing,
+        optimizer,
+        lora,
+        forward=forward,
+        new_tokens=generate or 0,
     )
     made = maker(what, options)
     _capture((lambda: replace(made(), compiled=True)) if compiled else made, what, out, device, routing is not None)
@@ -117,8 +142,9 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
         raise failure(error, what) from None
     write_program(out, step, recorder)
     launches = sum(r.launches for r in recorder.rows)
+    kind = "a training step" if step.optimizer is not None else "a forward alone (no backward, no optimizer)"
     print(
-        f"{out}: {len(recorder.rows)} operators, {launches} launches, {len(recorder.lives)} storages, "
+        f"{out}: {kind}: {len(recorder.rows)} operators, {launches} launches, {len(recorder.lives)} storages, "
         f"{time.perf_counter() - begin_s:.1f} s"
     )
 

@@ -64,7 +64,8 @@ class CompiledLoss:
         given = dict(zip(self.parameters, parameters, strict=True))
         # Otherwise a second name of a tied parameter keeps the old tensor, whose part of the gradient is not computed.
         with torch.nn.utils.stateless._reparametrize_module(model, given, tie_weights=True):
-            return self.step.loss()
+            loss: torch.Tensor = self.step.loss()
+        return loss
 
     def _compiler(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         kernels = kernels_of(gm.graph)

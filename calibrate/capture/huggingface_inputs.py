@@ -15,8 +15,10 @@ COMPARED = ("input_ids", "pixel_values", "input_features")
 IMAGE, CHANNELS, FRAMES, BINS = 224, 3, 8, 80  # where a config does not say it; most models' own sizes
 
 
-def batch_for(model: Any, rows: int, tokens: int) -> dict[str, Any]:
-    """Return the arguments of one forward: the model's main input, what it cannot run without, and labels.
+def batch_for(model: Any, rows: int, tokens: int, trains: bool = True) -> dict[str, Any]:
+    """Return the arguments of one forward: the model's main input, what it cannot run without, and in training labels.
+
+    Without labels, which are the decoder's input too, an encoder's decoder gets as many tokens as the encoder.
 
     Values are zeros. A model of text and images gets text alone, unless it cannot run without images. Sound has
     `tokens` samples, or as many frames.
@@ -30,15 +32,17 @@ def batch_for(model: Any, rows: int, tokens: int) -> dict[str, Any]:
     needed = [n for n, a in arguments.items() if a.default is a.empty and a.kind is a.POSITIONAL_OR_KEYWORD]
     # Without labels, text and images are compared with each other, as CLIP compares them.
     both = [] if "labels" in arguments else [n for n in COMPARED if n in arguments]
-    batch: dict[str, Any] = {"return_loss": True} if "return_loss" in arguments else {}
-    for name in dict.fromkeys([main, *needed, *(both if len(both) > 1 else ())]):
+    batch: dict[str, Any] = {"return_loss": True} if trains and "return_loss" in arguments else {}
+    decodes = not trains and getattr(model.config, "is_encoder_decoder", False)
+    decoder = [n for n in ("decoder_input_ids",) if decodes and n in arguments]
+    for name in dict.fromkeys([main, *needed, *(both if len(both) > 1 else ()), *decoder]):
         if name not in INPUTS:
             raise InputError(
                 f"{type(model).__name__}: has the input {name}; known from a config are {', '.join(INPUTS)}; "
                 "write a function that returns a calibrate.capture.Step, and give package.module:function"
             )
         batch[name] = INPUTS[name](model.config, rows, tokens)
-    if "labels" in arguments:
+    if trains and "labels" in arguments:
         batch["labels"] = _labels(model, batch, rows, tokens)
     return batch
 

@@ -1,18 +1,16 @@
-"""Makes the training step of a Hugging Face model from its config."""
+"""Makes the training step, or a forward alone, of a Hugging Face model from its config."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from calibrate.capture.failure import WITHOUT_DATA, failure, first_line
 from calibrate.capture.options import Options
 from calibrate.capture.step import Step
 from sim.core.errors import InputError
-
-if TYPE_CHECKING:
-    import torch
 
 # Transformers' classes, and its tables of the configs for which each has a model; the first that has one is taken.
 GENERATED = (
@@ -33,7 +31,7 @@ OTHERS = (
 
 
 def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[], Step]:
-    """Return a maker of one training step of a config's pre-training model."""
+    """Return a maker of one training step, forward or generation of a config's pre-training model."""
     _needs("transformers", "a Hugging Face config")
     if options.lora_rank is not None:
         _needs("peft", "--lora")
@@ -46,27 +44,30 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
         from calibrate.capture.huggingface_inputs import batch_for
 
         found = _read_config(config)
-        _complete(found)
+        trains = not (options.forward or options.new_tokens)
+        _complete(found, trains)
         chosen = {"attn_implementation": options.attention} if options.attention else {}
         dtype = torch.float32 if options.weights == "fp32" else torch.bfloat16
         model = _auto_class(found).from_config(found, dtype=dtype, **chosen)
-        model.train()
+        model.train(trains)
         if options.gradient_checkpointing:
             model.gradient_checkpointing_enable()
-        batch = batch_for(model, options.micro_batch_size, options.seq_len)
+        batch = batch_for(model, options.micro_batch_size, options.seq_len, trains)
         if options.weights == "bf16":
             batch = tree_map_only(torch.Tensor, lambda x: x.bfloat16() if x.is_floating_point() else x, batch)
         if options.lora_rank is not None:
             model = with_adapters(model, options.lora_rank)
 
-        def loss() -> torch.Tensor:
+        run = model if not options.new_tokens else _generation(model, batch, options.new_tokens)
+
+        def loss() -> Any:
             try:
-                value: torch.Tensor = _loss_of(model(**batch))
+                value = run(**batch)
+                return _loss_of(value) if trains else value
             except Exception as error:
                 if type(error).__name__ in WITHOUT_DATA:
                     raise
                 raise InputError(f"{failure(error, type(model).__name__)}; {_made_from_config(batch)}") from None
-            return value
 
         facts = {
             "model_type": config["model_type"],
@@ -78,12 +79,14 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
+        if options.new_tokens:
+            facts["new_tokens"] = options.new_tokens
         parameters = [p for p in model.parameters() if p.requires_grad]
         return Step(
             model,
             loss,
-            make_optimizer(parameters, options.optimizer),
-            options.seq_len,
+            make_optimizer(parameters, options.optimizer) if trains else None,
+            options.seq_len + options.new_tokens,
             options.micro_batch_size,
             options.autocast,
             options.clip_grad_norm,
@@ -134,10 +137,26 @@ def _read_config(config: Mapping[str, Any]) -> Any:
     return found
 
 
-def _complete(config: Any) -> None:
-    """Give a config what a model needs to be trained, if it lacks it: no cache, and the decoder's first token."""
+def _generation(model: Any, batch: dict[str, Any], new_tokens: int) -> Callable[..., Any]:
+    """Return `generate` with the prompt of a batch, up to so many tokens for each of its sequences.
+
+    Raises:
+        InputError: if the model has no `generate`.
+    """
+    if not (hasattr(model, "can_generate") and model.can_generate()):
+        raise InputError(f"--generate: {type(model).__name__} generates no tokens; --forward captures its forward")
+    batch.pop("decoder_input_ids", None)
+    if "input_ids" in batch:
+        batch["attention_mask"] = batch["input_ids"].new_ones(batch["input_ids"].shape)  # as a tokenizer gives it
+    # A sequence would end, and be padded from there, where its tokens say so; nobody knows them.
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
+    return partial(model.generate, max_new_tokens=new_tokens, do_sample=False)
+
+
+def _complete(config: Any, trains: bool) -> None:
+    """Give a config what a model needs to run, if it lacks it: in training no cache; the decoder's first token."""
     for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))):
-        if hasattr(part, "use_cache"):
+        if trains and hasattr(part, "use_cache"):
             part.use_cache = False
     if getattr(config, "is_encoder_decoder", False):
         for name in ("pad_token_id", "decoder_start_token_id"):

@@ -1,4 +1,4 @@
-"""How a Hugging Face model is trained."""
+"""How a Hugging Face model is run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a Hugging Face model is trained; a function of your own decides this itself."""
+    """How a Hugging Face model is trained, or run without training; a function of your own decides this itself.
+
+    `forward`: a forward alone. `new_tokens`: of `generate`, which is also without training; 0: it does not run.
+    """
 
     seq_len: int = 1024
     micro_batch_size: int = 1
@@ -19,3 +22,5 @@ class Options:
     lora_rank: int | None = None
     clip_grad_norm: float | None = 1.0
     compiled: bool = False
+    forward: bool = False
+    new_tokens: int = 0

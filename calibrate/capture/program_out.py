@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calibrate.capture.recorder import Recorder
 from calibrate.capture.step import Step
 from sim.inputs.program_file import FORMAT, PHASES
+
+if TYPE_CHECKING:
+    import torch
 
 
 class _Table:
@@ -48,8 +51,9 @@ def program_data(step: Step, recorder: Recorder) -> dict[str, Any]:
         "died": [x.died for x in lives],
         "module": [modules(x.module) for x in lives],
     }
+    trained = step.optimizer is not None
     parameters = [
-        [modules(name), p.numel(), str(p.dtype).removeprefix("torch."), int(p.requires_grad)]
+        [modules(name), p.numel(), str(p.dtype).removeprefix("torch."), int(p.requires_grad and trained)]
         for name, p in step.model.named_parameters()
     ]
     return {
@@ -59,7 +63,7 @@ def program_data(step: Step, recorder: Recorder) -> dict[str, Any]:
         "autocast": step.autocast,
         "device": recorder.device,
         "clip_grad_norm": step.clip_grad_norm,
-        "optimizer": _optimizer_name(step),
+        "optimizer": _optimizer_name(step.optimizer),
         "facts": step.facts,
         "parameters": parameters,
         "operators": operators,
@@ -74,9 +78,11 @@ def program_data(step: Step, recorder: Recorder) -> dict[str, Any]:
     }
 
 
-def _optimizer_name(step: Step) -> str:
-    kind = type(step.optimizer).__name__.lower()
-    group = step.optimizer.param_groups[0]
+def _optimizer_name(optimizer: torch.optim.Optimizer | None) -> str:
+    if optimizer is None:
+        return ""
+    kind = type(optimizer).__name__.lower()
+    group = optimizer.param_groups[0]
     return kind if group.get("fused") or kind != "adamw" else "adamw_foreach"
 
 

@@ -17,6 +17,7 @@ from calibrate.capture.known_values import ROUTED, KnownValues
 from calibrate.capture.masks_read import masks_kept, masks_read
 from calibrate.capture.recorder import Recorder, watched
 from calibrate.capture.step import Step
+from sim.core.errors import InputError
 
 
 def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = False) -> tuple[Step, Recorder]:
@@ -32,6 +33,10 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         with known:
             step = make()
         step.facts.update(ROUTED if balanced else {})
+        if step.compiled and step.optimizer is None:
+            raise InputError(
+                "compiled: found true; a Step without an optimizer, which is a forward alone, is captured eager"
+            )
         operators = CudaOperators(DTYPES[step.autocast] if step.autocast else None, on_gpu)
         recorder = Recorder(step.model, operators, device)
         _give_states(step, on_gpu)
@@ -42,26 +47,32 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
             run = _first_run(step, recorder, device)
             _mark_lasting(recorder, step)
             recorder.phase = "forward"
-            loss = _forward(run, step, operators, device)
+            result = _forward(run, step, operators, device)
             kept = len(recorder.rows)
-            recorder.phase = "backward"
-            torch.autograd.backward(loss)  # Tensor.backward would switch `operators` off
-            for p in step.model.parameters():
-                if p.grad is not None:
-                    recorder.mark(p.grad, "gradient")
-            _without_needless_states(recorder, step)
-            recorder.phase = "clip"
-            if step.clip_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(step.model.parameters(), step.clip_grad_norm, foreach=True)
-            recorder.phase = "optimizer"
-            step.optimizer.step()
+            if step.optimizer is not None:
+                _train(result, step, step.optimizer, recorder)
             recorder.phase = ""
-    for life in recorder.lives:
+    for life in recorder.lives if step.optimizer is not None else ():
         if life.kind == "temporary" and life.born < kept and (life.died > kept or life.died < 0):
             life.kind = "activation"
     if step.compiled:
         never_collected()
     return step, recorder
+
+
+def _train(loss: torch.Tensor, step: Step, optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+    """Run what follows the forward of a training step: backward, clipping, optimizer."""
+    recorder.phase = "backward"
+    torch.autograd.backward(loss)  # Tensor.backward would switch `operators` off
+    for p in step.model.parameters():
+        if p.grad is not None:
+            recorder.mark(p.grad, "gradient")
+    _without_needless_states(recorder, optimizer)
+    recorder.phase = "clip"
+    if step.clip_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(step.model.parameters(), step.clip_grad_norm, foreach=True)
+    recorder.phase = "optimizer"
+    optimizer.step()
 
 
 def never_collected() -> None:
@@ -79,7 +90,12 @@ def autocast_of(step: Step, device: str) -> AbstractContextManager[object]:
     return torch.autocast(device, DTYPES[step.autocast]) if step.autocast else nullcontext()
 
 
-def _first_run(step: Step, recorder: Recorder, device: str) -> Callable[[], torch.Tensor]:
+def gradients_of(step: Step) -> AbstractContextManager[object]:
+    """Return what the forward runs under: a forward alone records nothing for a backward."""
+    return nullcontext() if step.optimizer is not None else torch.no_grad()
+
+
+def _first_run(step: Step, recorder: Recorder, device: str) -> Callable[[], Any]:
     """Return the step's loss after a run that is not recorded: it makes what the model keeps; a compiled one traces."""
     if not step.compiled:
         _forward(step.loss, step, recorder.operators, device)
@@ -92,18 +108,18 @@ def _first_run(step: Step, recorder: Recorder, device: str) -> Callable[[], torc
     with catch_warnings():
         filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # Inductor's passes read constants
         torch.autograd.backward(_forward(loss, step, recorder.operators, device))
-    step.optimizer.zero_grad(set_to_none=True)
+    step.model.zero_grad(set_to_none=True)
     return loss
 
 
-def _forward(run: Callable[[], torch.Tensor], step: Step, operators: CudaOperators, device: str) -> torch.Tensor:
+def _forward(run: Callable[[], Any], step: Step, operators: CudaOperators, device: str) -> Any:
     """Return the loss of one forward under the device's autocast, which frees its cast weights at the end."""
     operators.active = operators.on_gpu
-    with nullcontext() if operators.on_gpu else autocast_of(step, device):
-        loss = run()
+    with nullcontext() if operators.on_gpu else autocast_of(step, device), gradients_of(step):
+        result = run()
     operators.active = False
     operators.forget()
-    return loss
+    return result
 
 
 def casts_in_place() -> AbstractContextManager[object]:
@@ -148,6 +164,8 @@ def fake_weights() -> Iterator[None]:
 
 def _give_states(step: Step, on_gpu: bool) -> None:
     """Let the optimizer make its states; on a GPU one kernel for many tensors is the default (`foreach`)."""
+    if step.optimizer is None:
+        return
     for group in step.optimizer.param_groups:
         if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
@@ -158,9 +176,9 @@ def _give_states(step: Step, on_gpu: bool) -> None:
     step.optimizer.zero_grad(set_to_none=True)
 
 
-def _without_needless_states(recorder: Recorder, step: Step) -> None:
+def _without_needless_states(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
     """Count no optimizer states of parameters that the loss does not depend on; a real optimizer makes none."""
-    for p, state in step.optimizer.state.items():
+    for p, state in optimizer.state.items():
         if p.grad is None:
             for x in state.values():
                 if isinstance(x, torch.Tensor):
@@ -169,12 +187,12 @@ def _without_needless_states(recorder: Recorder, step: Step) -> None:
 
 def _mark_lasting(recorder: Recorder, step: Step) -> None:
     for name, p in step.model.named_parameters():
-        recorder.mark(p, "parameter" if p.requires_grad else "frozen parameter")
+        recorder.mark(p, "parameter" if p.requires_grad and step.optimizer is not None else "frozen parameter")
         recorder.lives[recorder.storage(p)].module = name
     for name, b in step.model.named_buffers():
         recorder.mark(b, "buffer")
         recorder.lives[recorder.storage(b)].module = name
-    for state in step.optimizer.state.values():
+    for state in step.optimizer.state.values() if step.optimizer is not None else ():
         for x in state.values():
             if isinstance(x, torch.Tensor) and x.dim() > 0:
                 recorder.mark(x, "optimizer state")

@@ -156,7 +156,8 @@ def record_script(
 
 
 def _count(made: int) -> str:
-    return f"after {made} optimizer steps; capturing needs {STEPS}, and records the last"
+    without = "; a forward without an optimizer: give a function whose Step has none" * (not made)
+    return f"after {made} optimizer steps; capturing needs {STEPS}, and records the last{without}"
 
 
 def _runner(words: Sequence[str]) -> Callable[[], object]:

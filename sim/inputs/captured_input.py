@@ -101,6 +101,8 @@ def fixed_by(program: CapturedProgram) -> dict[str, Any]:
         "gradient_clipping": "clip" in phases,
         "recompute": "full" if "recomputed" in phases else "none",
     }
+    if program.forward_alone:
+        del fixed["optimizer_dtype"]  # Adam's
     if any(name.startswith("aten._scaled_dot_product") for name in names):
         fixed["attention"] = "fused"
     elif "aten._softmax" in names:

@@ -7,10 +7,12 @@ hundred thousand and more, so a rule computes with integers and words its messag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sim.core.units import counted
 from sim.inputs.model_config import ModelConfig
+from sim.inputs.program_file import read_program
 from sim.inputs.training_config import Training
 from sim.inputs.yaml_input import KeyPath
 from sim.schedules import FORMS, ScheduleForm
@@ -160,6 +162,8 @@ def captured_layout(s: Sizes) -> Problem | None:
         if value > 1:
             how = "python -m calibrate.capture --script 'train.py' --world-size N captures one that is split so"
             return _found(key, value, f"a captured program runs whole on a rank: 1; {how}")
+    if s.pp > 1 and read_program(Path(s.model.program)).forward_alone:
+        return _found("pp", s.pp, "a captured forward alone runs whole on a rank: 1; dp runs it on more")
     return None
 
 

@@ -97,6 +97,7 @@ class Parameter(NamedTuple):
 class CapturedProgram(Struct, frozen=True):
     """One micro-batch's forward and backward, clipping and optimizer step, as `calibrate.capture` recorded them.
 
+    The forward may be alone, as inference runs it (`forward_alone`); then no parameter is trained.
     `autocast`: the dtype of its `torch.autocast`, "" without. `device`: whose kernels torch took, cuda or cpu. `facts`:
     how its model was made, where a Hugging Face config made it.
     """
@@ -111,6 +112,11 @@ class CapturedProgram(Struct, frozen=True):
     parameters: tuple[Parameter, ...]
     operators: tuple[CapturedOperator, ...]
     storages: tuple[Storage, ...]
+
+    @property
+    def forward_alone(self) -> bool:
+        """Tell whether the program is a forward without a backward."""
+        return all(o.phase == "forward" for o in self.operators)
 
     def __hash__(self) -> int:
         return hash((self.path, self.seq_len, self.micro_batch_size, self.operators))  # `facts` has none

@@ -51,7 +51,7 @@ def resolve_rl(
         if getattr(training, key):
             raise source.error(("training", key), f"cannot be combined with rl; {why}")
     if model.program is not None:
-        why = "a captured program describes a training step only"
+        why = "a captured program runs as it was captured"
         raise source.error(PATH, f"cannot be combined with model.program; {why}")
     given = data["rl"]
     if not isinstance(given, dict):

@@ -7,6 +7,7 @@ that it finds; the first of all is told, so a rule may take for granted what tho
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import sixteen_bit
@@ -14,6 +15,7 @@ from sim.core.units import counted
 from sim.inputs.input_source import Problems, Source, raise_first
 from sim.inputs.layout_rules import ALL_RULES, first_problem
 from sim.inputs.parallelism import Parallelism
+from sim.inputs.program_file import read_program
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_rules import training_problems
 
@@ -77,16 +79,19 @@ def _of_ranks(sections: Sections) -> Problems:
 
 
 def _of_program(sections: Sections) -> Problems:
-    """A captured program is a training step, and neither teacher nor student."""
+    """A captured program is run as it is: it serves no requests, and is neither teacher nor student."""
     d = sections.distillation
     if d is not None and d.teacher.program is not None:
         path = ("distillation", "teacher", "program")
         yield path, "a teacher cannot be a captured program; describe its model"
     if sections.model.program is None:
         return
+    zero = sections.parallelism.zero
+    if zero and read_program(Path(sections.model.program)).forward_alone:
+        yield ("parallelism", "zero"), f"found {zero}; a captured forward alone has nothing to reduce or update: 0"
     for key, section in (("inference", sections.inference), ("distillation", d)):
         if section is not None:
-            yield (key,), "cannot be given with model.program; a captured program is a training step only"
+            yield (key,), "cannot be given with model.program; a captured program runs as it was captured"
 
 
 def _of_positions(sections: Sections) -> Problems:

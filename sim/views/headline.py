@@ -236,8 +236,10 @@ def size_words(model: ModelConfig) -> str:
     if model.program is not None:
         from sim.inputs.program_file import read_program
 
-        elements = sum(p.elements for p in read_program(Path(model.program)).parameters)
-        return f"{Path(model.program).name}: {billions(elements)} parameters, {counted(model.layers, 'block')}"
+        program = read_program(Path(model.program))
+        elements = sum(p.elements for p in program.parameters)
+        alone = ", a forward alone" if program.forward_alone else ""
+        return f"{Path(model.program).name}: {billions(elements)} parameters, {counted(model.layers, 'block')}{alone}"
     sizes = count_parameters(model)
     active = "" if sizes.active == sizes.total else f", {billions(sizes.active)} active"
     return f"{billions(sizes.total)} parameters{active}, {counted(model.layers, 'layer')}"
