@@ -99,7 +99,7 @@ def _training(s: Scenario) -> Iterator[Problem]:
     if t.packing is not None:
         yield "training.packing", "packed documents", "null (a sequence is one document)"
     if t.optimizer_offload:
-        yield "training.optimizer_offload", "true", "false"
+        yield "training.optimizer_offload", t.optimizer_offload, "false"
     if t.optimizer_post_validation:
         yield "training.optimizer_post_validation", "true", "false"
     if t.activation_offload and (t.recompute.mode == "selective_op" or s.distillation is not None):

@@ -141,12 +141,10 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
     except Exception as error:
         raise failure(error, what) from None
     write_program(out, step, recorder)
-    launches = sum(r.launches for r in recorder.rows)
     kind = "a training step" if step.optimizer is not None else "a forward alone (no backward, no optimizer)"
-    print(
-        f"{out}: {kind}: {len(recorder.rows)} operators, {launches} launches, {len(recorder.lives)} storages, "
-        f"{time.perf_counter() - begin_s:.1f} s"
-    )
+    operators, launches, storages = len(recorder.rows), sum(r.launches for r in recorder.rows), len(recorder.lives)
+    counted = f"{operators} operators, {launches} launches, {storages} storages"
+    print(f"{out}: {type(step.model).__name__}: {kind}: {counted}, {time.perf_counter() - begin_s:.1f} s")
 
 
 def _capture_table(table: Path, out: Path) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,21 @@ import torch
 from sim.core.errors import InputError
 
 PARTS = ("vision_config", "audio_config", "encoder", "encoder_config", "backbone_config", "text_config")
+# Ends of Transformers' names of classes with labels for each row, and for each pixel.
+PER_ROW = (
+    "SequenceClassification",
+    "NextSentencePrediction",
+    "ImageClassification",
+    "VideoClassification",
+    "AudioClassification",
+    "SeriesClassification",
+    "ForClassification",
+    "XVector",
+)
+PER_PIXEL = ("SemanticSegmentation",)
+NUMBERS = ("regression", "multi_label_classification")  # Transformers' problem types with a number for each label
 COMPARED = ("input_ids", "pixel_values", "input_features")
+Make = Callable[[Any, int, int], Any]  # from a config, rows and tokens
 IMAGE, CHANNELS, FRAMES, BINS = 224, 3, 8, 80  # where a config does not say it; most models' own sizes
 
 
@@ -28,29 +42,60 @@ def batch_for(model: Any, rows: int, tokens: int, trains: bool = True) -> dict[s
     """
     arguments = inspect.signature(model.forward).parameters
     first = next(iter(arguments), "")
-    main = model.main_input_name if model.main_input_name in arguments else first
+    named = [model.main_input_name] if isinstance(model.main_input_name, str) else model.main_input_name
+    main = [n for n in named if n in arguments] or [first]
     needed = [n for n, a in arguments.items() if a.default is a.empty and a.kind is a.POSITIONAL_OR_KEYWORD]
-    # Without labels, text and images are compared with each other, as CLIP compares them.
-    both = [] if "labels" in arguments else [n for n in COMPARED if n in arguments]
+    # Without labels, text and images are compared with each other, as CLIP compares them; with labels, a model of
+    # images that reads text too (BLIP) says what it sees.
+    says = main == ["pixel_values"] and "input_ids" in arguments
+    both = [n for n in COMPARED if n in arguments] if says or "labels" not in arguments else []
     batch: dict[str, Any] = {"return_loss": True} if trains and "return_loss" in arguments else {}
     decodes = not trains and getattr(model.config, "is_encoder_decoder", False)
     decoder = [n for n in ("decoder_input_ids",) if decodes and n in arguments]
-    for name in dict.fromkeys([main, *needed, *(both if len(both) > 1 else ()), *decoder]):
+    for name in dict.fromkeys([*main, *needed, *(both if len(both) > 1 else ()), *decoder]):
         if name not in INPUTS:
             raise InputError(
                 f"{type(model).__name__}: has the input {name}; known from a config are {', '.join(INPUTS)}; "
-                "write a function that returns a calibrate.capture.Step, and give package.module:function"
+                "name another class under architectures, or write a function that returns a calibrate.capture.Step, "
+                "and give package.module:function"
             )
-        batch[name] = INPUTS[name](model.config, rows, tokens)
-    if trains and "labels" in arguments:
-        batch["labels"] = _labels(model, batch, rows, tokens)
+        batch[name] = _made(INPUTS, name, model, rows, tokens)
+    for name in arguments if trains else ():
+        if name in ("labels", "target_values"):
+            objects = "dict" in str(arguments[name].annotation)
+            batch[name] = _objects(model, batch, rows) if objects else _labels(model, batch, rows, tokens)
+        elif name in TARGETS:
+            batch[name] = _made(TARGETS, name, model, rows, tokens)
     return batch
 
 
+def _made(makers: Mapping[str, Make], name: str, model: Any, rows: int, tokens: int) -> Any:
+    try:
+        return makers[name](model.config, rows, tokens)
+    except (AttributeError, TypeError) as error:
+        raise InputError(f"config.json: {type(model).__name__} reads {name}, whose size is missing: {error}") from None
+
+
+def _objects(model: Any, batch: dict[str, Any], rows: int) -> list[dict[str, torch.Tensor]]:
+    """Return one object for each image: its class, its box, and of a model that finds masks its mask."""
+    image = batch["pixel_values"]
+    found = {"class_labels": torch.zeros(1, dtype=torch.long), "boxes": torch.zeros(1, 4)}
+    if type(model).__name__.endswith("Segmentation"):
+        found["masks"] = torch.zeros(1, *image.shape[-2:])
+    return [found] * rows
+
+
 def _labels(model: Any, batch: dict[str, Any], rows: int, tokens: int) -> torch.Tensor:
-    """Return tokens to predict, or one class a row."""
-    if "Classification" in type(model).__name__:
-        return torch.zeros(rows, dtype=torch.long)
+    """Return tokens to predict, or for each row, token or pixel its class; a row may have numbers in place of one."""
+    name, config = type(model).__name__, model.config
+    if name.endswith("ForRegression"):
+        return torch.zeros(rows, config.num_targets)
+    if name.endswith(PER_PIXEL):
+        image = batch["pixel_values"]
+        return torch.zeros(rows, *image.shape[-2:], dtype=torch.long)
+    if name.endswith(PER_ROW):
+        numbers = config.num_labels == 1 or getattr(config, "problem_type", None) in NUMBERS
+        return torch.zeros(rows, config.num_labels) if numbers else torch.zeros(rows, dtype=torch.long)
     labels: torch.Tensor = batch.get("input_ids", torch.zeros(rows, tokens, dtype=torch.long))
     return labels
 
@@ -87,7 +132,8 @@ def _features(config: Any, rows: int, tokens: int) -> torch.Tensor:
     """Return a spectrogram: [bins, frames] where a config fixes the frames after a convolution of stride 2."""
     bins = _number(config, BINS, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim")
     positions = next(_values(config, "max_source_positions"), None)
-    if positions is not None and next(_values(config, "input_feat_per_channel"), None) is None:
+    projected = next(_values(config, "input_feat_per_channel", "feature_projection_input_dim"), None)
+    if positions is not None and projected is None:
         return torch.zeros(rows, bins, 2 * int(positions))
     return torch.zeros(rows, tokens, bins)
 
@@ -101,11 +147,31 @@ def _samples(config: Any, rows: int, tokens: int) -> torch.Tensor:
     return torch.zeros(rows, tokens) if channels is None else torch.zeros(rows, channels, tokens)
 
 
+def _series(config: Any, rows: int, length: int) -> torch.Tensor:
+    """Return the numbers of time series [rows, length, channels]; the models of one channel may have no dimension."""
+    channels = getattr(config, "num_input_channels", None)
+    size = getattr(config, "input_size", 1) if channels is None else channels
+    return torch.zeros(rows, length) if channels is None and size == 1 else torch.zeros(rows, length, size)
+
+
+def _past(config: Any) -> int:
+    """Return how many numbers of the past a model of time series reads, with those that the longest lag reaches."""
+    return int(config.context_length + max(getattr(config, "lags_sequence", None) or [0]))
+
+
+def _times(config: Any, rows: int, length: int) -> torch.Tensor:
+    return torch.zeros(rows, length, config.num_time_features + config.num_dynamic_real_features)
+
+
+def _one_a_row(_: Any, rows: int, __: int) -> torch.Tensor:
+    return torch.zeros(rows, dtype=torch.long)
+
+
 def _tokens(_: Any, rows: int, tokens: int) -> torch.Tensor:
     return torch.zeros(rows, tokens, dtype=torch.long)
 
 
-INPUTS: dict[str, Callable[[Any, int, int], torch.Tensor]] = {
+INPUTS: dict[str, Make] = {
     "input_ids": _tokens,
     "decoder_input_ids": _tokens,
     "attention_mask": lambda config, rows, tokens: torch.ones(rows, tokens, dtype=torch.long),
@@ -113,4 +179,15 @@ INPUTS: dict[str, Callable[[Any, int, int], torch.Tensor]] = {
     "pixel_values_videos": _video,
     "input_features": _features,
     "input_values": _samples,
+    "past_values": lambda config, rows, _: _series(config, rows, _past(config)),
+    "past_time_features": lambda config, rows, _: _times(config, rows, _past(config)),
+    "past_observed_mask": lambda config, rows, _: torch.ones_like(_series(config, rows, _past(config))),
+}
+# What a model is to predict, beside `labels`. Of an image that is one object with its mask.
+TARGETS: dict[str, Make] = {
+    **dict.fromkeys(("start_positions", "end_positions", "next_sentence_label", "sentence_order_label"), _one_a_row),
+    "future_values": lambda config, rows, _: _series(config, rows, config.prediction_length),
+    "future_time_features": lambda config, rows, _: _times(config, rows, config.prediction_length),
+    "class_labels": lambda _, rows, __: [torch.zeros(1, dtype=torch.long)] * rows,
+    "mask_labels": lambda config, rows, _: [torch.zeros(1, *_image(config, 1, 0).shape[-2:])] * rows,
 }

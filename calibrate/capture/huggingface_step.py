@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from calibrate.capture.failure import WITHOUT_DATA, failure, first_line
 from calibrate.capture.options import Options
@@ -17,6 +18,8 @@ GENERATED = (
     ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
     ("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING"),
 )
+# Arguments of a forward that computes a loss.
+LOSSES = {"labels", "start_positions", "return_loss", "future_values", "target_values", "class_labels"}
 MASKED = ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING")
 OTHERS = (
     ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
@@ -48,7 +51,12 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
         _complete(found, trains)
         chosen = {"attn_implementation": options.attention} if options.attention else {}
         dtype = torch.float32 if options.weights == "fp32" else torch.bfloat16
-        model = _auto_class(found).from_config(found, dtype=dtype, **chosen)
+        try:
+            model = _maker(found, trains)(found, dtype=dtype, **chosen)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"config.json: Transformers makes no model of it: {failure(error, 'it')}") from None
         model.train(trains)
         if options.gradient_checkpointing:
             model.gradient_checkpointing_enable()
@@ -98,9 +106,10 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
 
 
 def _made_from_config(batch: Mapping[str, Any]) -> str:
+    shown = ", ".join(f"{name} {list(x.shape)}" if hasattr(x, "shape") else name for name, x in batch.items())
     return (
-        f"the config alone decides on the batch, {', '.join(batch)}; if the model needs another one, write a function "
-        "that returns a calibrate.capture.Step, and give package.module:function"
+        f"the config, --micro-batch-size and --seq-len alone decide on the batch, {shown}; if the model needs another "
+        "one, write a function that returns a calibrate.capture.Step, and give package.module:function"
     )
 
 
@@ -133,7 +142,11 @@ def _read_config(config: Mapping[str, Any]) -> Any:
         found = CONFIG_MAPPING[name].from_dict(_with_floats(config))
     except Exception as error:
         raise InputError(f"config.json: Transformers refuses it: {first_line(error)}") from None
-    found.architectures = found.architectures or []  # where a type has several models, Transformers looks for one here
+    named = found.architectures = found.architectures or []  # where a type has several models, Transformers looks here
+    if not (isinstance(named, list) and all(isinstance(x, str) for x in named)):
+        raise InputError(
+            f'config.json: architectures: found {str(named)[:60]!r}; expected a list of class names, as ["BertModel"]'
+        )
     return found
 
 
@@ -154,14 +167,20 @@ def _generation(model: Any, batch: dict[str, Any], new_tokens: int) -> Callable[
 
 
 def _complete(config: Any, trains: bool) -> None:
-    """Give a config what a model needs to run, if it lacks it: in training no cache; the decoder's first token."""
+    """Give a config what a model needs to run, if it lacks it.
+
+    That is no cache in training, a decoder's first token, and a token of padding, from which one that classifies
+    sequences reads where they end.
+    """
     for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))):
         if trains and hasattr(part, "use_cache"):
             part.use_cache = False
-    if getattr(config, "is_encoder_decoder", False):
-        for name in ("pad_token_id", "decoder_start_token_id"):
-            if getattr(config, name, None) is None:
-                setattr(config, name, 0)
+    decodes = getattr(config, "is_encoder_decoder", False)
+    classifies = any(str(name).endswith("ForSequenceClassification") for name in config.architectures)
+    needed = ["pad_token_id"] * (decodes or classifies) + ["decoder_start_token_id"] * decodes
+    for name in needed:
+        if getattr(config, name, None) is None:
+            setattr(config, name, 0)
 
 
 def _with_floats(data: Any) -> Any:
@@ -171,6 +190,34 @@ def _with_floats(data: Any) -> Any:
             return float(data["__float__"])
         return {key: _with_floats(x) for key, x in data.items()}
     return [_with_floats(x) for x in data] if isinstance(data, list) else data
+
+
+def _maker(config: Any, trains: bool) -> Callable[..., Any]:
+    """Return what makes a model of a config: the class that its `architectures` names, or that for pre-training.
+
+    A class without a loss, such as BertModel, is not trained: the one for pre-training is.
+    """
+    import transformers
+
+    made: Callable[..., Any]
+    for name in config.architectures:
+        found = getattr(transformers, name, None)
+        if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+            continue
+        if found.config_class is type(config) and (not trains or _has_loss(found)):
+            made = found._from_config
+            return made
+    made = _auto_class(config).from_config
+    return made
+
+
+def _has_loss(model_class: Any) -> bool:
+    """Return whether a forward takes what to predict, or its result has a field for the loss."""
+    signature = inspect.signature(model_class.forward)
+    results = (signature.return_annotation, *get_args(signature.return_annotation))
+    return not LOSSES.isdisjoint(signature.parameters) or any(
+        "loss" in getattr(x, "__annotations__", ()) for x in results
+    )
 
 
 def _auto_class(config: Any) -> Any:

@@ -29,6 +29,8 @@ REAL_BYTES = 1 << 26  # operators on larger tensors are not computed
 CHOICES = {"topk": 2, "sort": 1, "max": 1, "argmax": 1, "multinomial": -1}  # place of the dimension among arguments
 RANGES = ("arange", "linspace", "logspace")  # made of numbers alone
 DRAWN = 0.999  # a single number that chance draws, as a part of its range; a layer is left out at small ones
+# Code that asks whether all of more elements than this are true checks its data, as `isfinite(x).all()` does.
+CHECKS = {"all": 1, "_is_all_true": 0}
 ROUTING_HELPS = "if it depends on a router's choices alone, --routing balanced makes it known"
 UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
 ROUTED = {"routing": "balanced"}  # how a file says it
@@ -170,6 +172,8 @@ class KnownValues(TorchDispatchMode):
         if name in ("rand", "uniform_") and out.numel() == 1:
             low, high = (*args[1:3], *(0.0, 1.0)[len(args[1:3]) :]) if name == "uniform_" else (0.0, 1.0)
             self.put(out, low + DRAWN * (high - low))
+        if name in CHECKS and args[0].numel() > CHECKS[name] and out.numel() == 1:
+            self.put(out, 1)
         if self.balanced and name in CHOICES:
             self._choose(CHOICES[name], args, kwargs, out)
         return out

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
 from calibrate.capture.known_values import ROUTED, KnownValues
 from calibrate.capture.masks_read import masks_kept, masks_read
+from calibrate.capture.matchings import matched_in_turn
 from calibrate.capture.recorder import Recorder, watched
 from calibrate.capture.step import Step
 from sim.core.errors import InputError
@@ -43,7 +44,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         switched = user_autocast(operators) if on_gpu else nullcontext()
         shapes = nullcontext() if step.compiled else known  # a graph that is traced has no real tensors
         masks = masks_kept() if step.compiled else masks_read(known)
-        with switched, shapes, masks, recorder, operators, watched(recorder):
+        with switched, shapes, masks, matched_in_turn(), recorder, operators, watched(recorder):
             run = _first_run(step, recorder, device)
             _mark_lasting(recorder, step)
             recorder.phase = "forward"

@@ -17,6 +17,7 @@ from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured_layout import POINTWISE
 
 SECTOR_BYTES = 32  # the least that a GPU's memory reads or writes
+PLACE_BYTES = 8  # an int64
 SMALL_SORT = 4096  # the longest row that one thread block sorts (Sort.h: should_use_small_sort)
 FEW_INDICES = 3072  # up to which an embedding's gradient is summed without a sort (Embedding.cu)
 RADIX_BITS = 8  # of a key that one pass of a sort handles (cub's DeviceRadixSort)
@@ -103,6 +104,31 @@ def _put(op: CapturedOperator) -> float:
 def _shape_of_second(writes: int) -> Callable[[CapturedOperator], float]:
     """Return the rule of a backward that asks only the shape of its second input, and writes its result so often."""
     return lambda op: read_bytes(op) - sum(x.bytes for x in op.inputs[1:2]) + writes * written_bytes(op)
+
+
+def _masked_scatter(op: CapturedOperator) -> float:
+    """The mask's copy as large as the target and its running sum in int64, both read; the target and the values."""
+    target, _, *values = op.inputs
+    return (1 + 1 + 8 + 1 + 8) * target.elements + 2.0 * target.bytes + sum(x.bytes for x in values)
+
+
+def _places(elements: int, dimensions: int, found: float) -> float:
+    """Bytes of a mask, counted and read again to write flat places, and of places of each dimension made of these."""
+    return 2.0 * elements + PLACE_BYTES * found * (1 if dimensions < 2 else 2 + dimensions)
+
+
+def _nonzero(op: CapturedOperator) -> float:
+    x, dimensions = op.inputs[0], max(1, len(op.inputs[0].shape))
+    return _places(x.bytes, dimensions, op.outputs[0].elements / dimensions)
+
+
+def _masked_select(op: CapturedOperator) -> float:
+    """The mask's copy where it is expanded; places, by which values are chosen."""
+    (x, mask), chosen = op.inputs[:2], op.outputs[0]
+    dimensions = len(x.shape)
+    copied = 0.0 if mask.shape == x.shape and not mask.strides else float(x.elements)
+    places = _places(x.elements, dimensions, chosen.elements)
+    return copied + places + PLACE_BYTES * dimensions * chosen.elements + 2.0 * written_bytes(op)
 
 
 def _rows(op: CapturedOperator) -> float:
@@ -202,7 +228,7 @@ KERNELS: dict[str, Kernels] = {
         "replication_pad3d col2im searchsorted bucketize dot vdot mv addmv glu glu_backward _weight_norm_interface "
         "_weight_norm_interface_backward _cdist_forward pixel_shuffle pixel_unshuffle channel_shuffle complex polar "
         "mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
-        "_amp_update_scale_",
+        "_amp_update_scale_ _is_all_true",
     ),
     **_of(_WRITES, "new_full rand randn randint rand_like randn_like randint_like"),
     **_of(_WRITES, "fill_ zero_ bernoulli_ normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_"),
@@ -263,6 +289,14 @@ KERNELS: dict[str, Kernels] = {
     **_of(Kernels("embedding", moved=_into(1)), "scatter_ index_copy_ put_"),
     **_of(Kernels("embedding", moved=_into(2)), "scatter_add_ scatter_reduce_ index_add_"),
     "aten.index_fill_": Kernels("embedding"),
+    # IndexKernel.cu, launch_masked_scatter_kernel; a copy of the target before it where it is not in place
+    "aten.masked_scatter_": Kernels("embedding", 3, _masked_scatter, small=2),
+    "aten.masked_scatter": Kernels("embedding", 4, lambda op: _masked_scatter(op) + 2.0 * written_bytes(op), small=2),
+    # Nonzero.cu: a sum and a choice, which start a small kernel each, then places of all dimensions
+    "aten.nonzero": Kernels(kernels=3, moved=_nonzero, small=2),
+    # TensorAdvancedIndexing.cpp: those places, and an index; in the backward the mask is expanded, and copied first
+    "aten.masked_select": Kernels("embedding", 4, _masked_select, small=2),
+    "aten.masked_scatter_backward": Kernels("embedding", 5, _masked_select, small=2),
     # Distributions.cpp, multinomial_out: largest, least and sum of all, random numbers, quotients, the largest of them;
     # between them comparisons and checks of single numbers
     "aten.multinomial": Kernels(kernels=6, moved=_times(8, 1), small=8),
@@ -281,6 +315,8 @@ KERNELS: dict[str, Kernels] = {
     "aten.copy_": Kernels("copy", moved=read_bytes),  # the target is among the inputs, and written alone
     "aten.cat": Kernels("copy", kernel="cat"),
     **_of(Kernels("copy", 2, _times(1, 2), kernel="slice_backward"), "slice_backward select_backward"),
+    "aten.diagonal_backward": Kernels("copy", 2, lambda op: 2.0 * read_bytes(op) + written_bytes(op)),  # on zeros
+    "aten.diagonal_copy": Kernels("copy", moved=_times(0, 2)),
     # PadNd.cpp: a filled result, into whose middle the input is copied; the others: a copy of the first input
     "aten.constant_pad_nd": Kernels("copy", 2, _times(2, 1)),
     **_of(Kernels("copy", 2, _into_copy), "slice_scatter select_scatter as_strided_scatter diagonal_scatter"),

@@ -364,3 +364,25 @@ def test_a_roll_over_two_dimensions_is_two_and_a_distance_is_a_matmul() -> None:
     assert forward.count("aten.roll") == 2
     assert forward.count("aten.mm") == 1
     assert "aten._euclidean_dist" not in forward
+
+
+def test_a_check_of_all_elements_passes() -> None:
+    """Its answer is unknown where it depends on weights, and known where it does not."""
+    from calibrate.capture import Step
+    from calibrate.capture.run_step import record
+
+    seen = []
+
+    def step() -> Step:
+        model, x = torch.nn.Linear(64, 64), torch.zeros(48, 64)
+
+        def loss() -> torch.Tensor:
+            y = model(x)
+            torch._check_tensor_all(y.sum() == 1)
+            seen.append((bool(torch.isfinite(y).all()), bool((x > 0).all())))
+            return y.sum()
+
+        return Step(model, loss, torch.optim.SGD(model.parameters()), 8, 1)
+
+    record(step)
+    assert seen == [(True, False)] * 2

@@ -32,6 +32,50 @@ CLIP_TEXT = {"model_type": "clip_text_model", **SMALL, "vocab_size": 64, "eos_to
 LLAMA = {"model_type": "llama", **SMALL, "vocab_size": 64}
 DEIT = {"model_type": "deit", **SMALL, "image_size": 32, "patch_size": 8}
 DETR = {"model_type": "decision_transformer", "hidden_size": 32, "n_layer": 1, "n_head": 4}
+RESNET = {"model_type": "resnet", "depths": [1, 1], "hidden_sizes": [8, 16], "embedding_size": 8, "out_indices": [2]}
+ENCODER_DECODER = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+}
+BOXES = {
+    "model_type": "detr",
+    "architectures": ["DetrForObjectDetection"],
+    **ENCODER_DECODER,
+    "num_queries": 10,
+    "use_timm_backbone": False,
+    "backbone": None,
+    "backbone_config": RESNET,
+}
+SWIN = {
+    "model_type": "swin",
+    "embed_dim": 16,
+    "depths": [1] * 4,
+    "num_heads": [2] * 4,
+    "window_size": 2,
+}
+MASKS = {
+    "model_type": "maskformer",
+    "architectures": ["MaskFormerForInstanceSegmentation"],
+    "fpn_feature_size": 32,
+    "mask_feature_size": 32,
+    "backbone_config": {**SWIN, "image_size": 64, "out_features": ["stage1", "stage2", "stage3", "stage4"]},
+    "decoder_config": BOXES,
+}
+SERIES = {
+    "model_type": "informer",
+    "architectures": ["InformerForPrediction"],
+    **ENCODER_DECODER,
+    "context_length": 16,
+    "prediction_length": 8,
+    "num_time_features": 2,
+    "lags_sequence": [1, 2],
+}
+FORECASTER = {"model_type": "timesfm", **SMALL, "head_dim": 8, "architectures": ["TimesFmModelForPrediction"]}
 BROS = {"model_type": "bros", **SMALL, "vocab_size": 64}
 
 
@@ -48,15 +92,19 @@ def program_of(folder: Path, config: dict[str, Any], **more: Any) -> dict[str, A
     return data
 
 
-@pytest.mark.parametrize("config", [GPTJ, VIT, CONVNEXT, MAMBA, CLIP_TEXT, DEIT], ids=lambda c: c["model_type"])
+@pytest.mark.parametrize(
+    "config", [GPTJ, VIT, CONVNEXT, MAMBA, CLIP_TEXT, DEIT, BOXES, MASKS, SERIES], ids=lambda c: c["model_type"]
+)
 def test_each_parameter_that_the_loss_depends_on_has_a_gradient(tmp_path: Path, config: dict[str, Any]) -> None:
     """As many bytes of gradients as the model has when it runs for real."""
+    if config in (BOXES, MASKS):
+        pytest.importorskip("scipy", reason="the loss matches objects with scipy")
     from calibrate.capture.huggingface_step import huggingface_maker
     from calibrate.capture.options import Options
 
-    program = program_of(tmp_path, config)
-    real = huggingface_maker(config, Options(16, 2))()
+    real = huggingface_maker(config, Options(16, 2))()  # before the capture: Transformers keeps positions of images
     real.loss().backward()
+    program = program_of(tmp_path, config)
     wanted = sum(p.grad.nbytes for p in real.model.parameters() if p.grad is not None)
     kinds, storages = program["tables"]["kinds"], program["storages"]
     found = [b for b, k in zip(storages["bytes"], storages["kind"], strict=True) if kinds[k] == "gradient"]
@@ -70,9 +118,11 @@ def test_a_model_without_fused_attention_is_captured_with_its_own(tmp_path: Path
         program_of(tmp_path, GPTJ, attention="sdpa")
 
 
+T5 = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 64}
+
+
 def test_an_encoder_decoder_without_a_first_token_is_captured(tmp_path: Path) -> None:
-    t5 = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 64}
-    assert program_of(tmp_path, {**t5, "decoder_start_token_id": None, "pad_token_id": None})["operators"]["name"]
+    assert program_of(tmp_path, {**T5, "decoder_start_token_id": None, "pad_token_id": None})["operators"]["name"]
 
 
 @pytest.mark.parametrize("hides", [False, True])
@@ -107,6 +157,125 @@ def test_a_compiled_model_keeps_its_mask(tmp_path: Path, compiled: bool, kernel:
     assert found == [f"aten._scaled_dot_product_{kernel}_attention"]
 
 
+SPEECH = {"model_type": "wav2vec2-bert", **SMALL, "output_hidden_size": 32, "feature_projection_input_dim": 8}
+PAST = {"past_values": [2, 32, 3]}
+PATCHES = {
+    "model_type": "patchtst",
+    "d_model": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "ffn_dim": 64,
+    "context_length": 32,
+    "prediction_length": 8,
+    "num_input_channels": 3,
+    "patch_length": 4,
+    "patch_stride": 4,
+    "num_targets": 5,
+}
+BERT = {"model_type": "bert", **SMALL, "vocab_size": 64}
+SEGFORMER = {
+    "model_type": "segformer",
+    "hidden_sizes": [8, 16, 24, 32],
+    "depths": [1, 1, 1, 1],
+    "num_attention_heads": [1, 2, 2, 4],
+    "decoder_hidden_size": 32,
+    "image_size": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "named", "made", "labels"),
+    [
+        (BERT, "BertForQuestionAnswering", "BertForQuestionAnswering", {"start_positions": [2], "end_positions": [2]}),
+        (BERT, "BertForTokenClassification", "BertForTokenClassification", {"labels": [2, 16]}),
+        (BERT, "BertForSequenceClassification", "BertForSequenceClassification", {"labels": [2]}),
+        (
+            {**BERT, "num_labels": 1},
+            "BertForSequenceClassification",
+            "BertForSequenceClassification",
+            {"labels": [2, 1]},
+        ),
+        (BERT, "BertForPreTraining", "BertForPreTraining", {"labels": [2, 16], "next_sentence_label": [2]}),
+        (BERT, "BertModel", "BertForMaskedLM", {"labels": [2, 16]}),
+        (BERT, "OfOneself", "BertForMaskedLM", {"labels": [2, 16]}),
+        (BERT, "LlamaForCausalLM", "BertForMaskedLM", {"labels": [2, 16]}),
+        (LLAMA, "LlamaForSequenceClassification", "LlamaForSequenceClassification", {"labels": [2]}),
+        (VIT, "ViTModel", "ViTForImageClassification", {"pixel_values": [2, 3, 32, 32], "labels": [2]}),
+        (
+            SPEECH,
+            "Wav2Vec2BertForSequenceClassification",
+            "Wav2Vec2BertForSequenceClassification",
+            {"input_features": [2, 16, 8], "labels": [2]},
+        ),
+        (VIT, "ViTForMaskedImageModeling", "ViTForMaskedImageModeling", {"pixel_values": [2, 3, 32, 32]}),
+        (T5, "T5ForConditionalGeneration", "T5ForConditionalGeneration", {"labels": [2, 16]}),
+        (T5, "T5EncoderModel", "T5ForConditionalGeneration", {"labels": [2, 16]}),
+        (PATCHES, "PatchTSTForPrediction", "PatchTSTForPrediction", {**PAST, "future_values": [2, 8, 3]}),
+        (PATCHES, "PatchTSTForClassification", "PatchTSTForClassification", {**PAST, "target_values": [2]}),
+        (PATCHES, "PatchTSTForRegression", "PatchTSTForRegression", {**PAST, "target_values": [2, 5]}),
+        (
+            SEGFORMER,
+            "SegformerForSemanticSegmentation",
+            "SegformerForSemanticSegmentation",
+            {"pixel_values": [2, 3, 64, 64], "labels": [2, 64, 64]},
+        ),
+    ],
+    ids=lambda x: x if isinstance(x, str) else None,
+)
+def test_the_class_that_a_config_names_is_trained_with_labels_of_its_task(
+    config: dict[str, Any], named: str, made: str, labels: dict[str, list[int]]
+) -> None:
+    from calibrate.capture.huggingface_inputs import batch_for
+    from calibrate.capture.huggingface_step import huggingface_maker
+    from calibrate.capture.options import Options
+
+    step = huggingface_maker({**config, "architectures": [named]}, Options(16, 2))()
+    assert type(step.model).__name__ == made
+    batch = batch_for(step.model, 2, 16)
+    assert {name: list(x.shape) for name, x in batch.items() if name != "input_ids"} == labels
+    assert step.loss().requires_grad
+
+
+def test_a_model_that_says_what_an_image_shows_gets_the_image_and_tokens() -> None:
+    from calibrate.capture.huggingface_inputs import batch_for
+    from calibrate.capture.huggingface_step import huggingface_maker
+    from calibrate.capture.options import Options
+
+    parts = {"text_config": {**SMALL, "vocab_size": 64}, "vision_config": {**SMALL, "image_size": 32, "patch_size": 8}}
+    step = huggingface_maker({"model_type": "blip", **parts}, Options(16, 2))()
+    assert {name: list(x.shape) for name, x in batch_for(step.model, 2, 16).items()} == {
+        "pixel_values": [2, 3, 32, 32],
+        "input_ids": [2, 16],
+        "labels": [2, 16],
+    }
+    assert step.loss().requires_grad
+
+
+def test_boxes_are_matched_in_turn_with_predictions() -> None:
+    """One object for each image; its box is compared with one prediction of the image, as in a real step."""
+    pytest.importorskip("scipy", reason="the loss matches boxes with scipy")
+    from calibrate.capture.huggingface_step import huggingface_maker
+    from calibrate.capture.options import Options
+    from calibrate.capture.run_step import record
+
+    rows = [row for row in record(huggingface_maker(BOXES, Options(16, 2)))[1].rows if row.phase == "forward"]
+    assert [row.outputs[0][0][1] for row in rows if row.name == "aten.index"].count((2, 4)) == 1
+
+
+@pytest.mark.parametrize("value", ["BertModel", 5, [1], {"a": 1}])
+def test_architectures_that_are_no_names_are_one_message(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(InputError, match=r"architectures: found .*expected a list of class names"):
+        program_of(tmp_path, {**BERT, "architectures": value})
+
+
+def test_a_forward_alone_is_that_of_the_class_that_a_config_names() -> None:
+    from calibrate.capture.huggingface_step import huggingface_maker
+    from calibrate.capture.options import Options
+
+    step = huggingface_maker({**BERT, "architectures": ["BertModel"]}, Options(16, 2, forward=True))()
+    assert type(step.model).__name__ == "BertModel"
+
+
 def test_adapters_are_trained_on_a_model_of_images_too(tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="adapters are peft's")
     trained = [name for name, _, _, trains in _named(program_of(tmp_path, VIT, lora_rank=4)) if trains]
@@ -125,9 +294,12 @@ def _named(program: dict[str, Any]) -> list[list[Any]]:
         ({"model_type": "llama", "num_hidden_layers": "x"}, "'num_hidden_layers' expected int, got str"),
         (
             BROS,
-            r"ValueError: You have to specify bbox; the config alone decides on the batch, input_ids.*write a function",
+            r"ValueError: You have to specify bbox; the config, --micro-batch-size and "
+            r"--seq-len alone decide on the batch, input_ids \[2, 16\].*write a function",
         ),
         (DETR, "DecisionTransformerModel: has the input states; known from a config are input_ids"),
+        (FORECASTER, "config.json: TimesFmModelForPrediction reads future_values, whose size is missing"),
+        ({**LLAMA, "vocab_size": -1}, "config.json: Transformers makes no model of it: .*-1"),
     ],
 )
 def test_what_a_config_does_not_say_is_one_message(tmp_path: Path, config: dict[str, Any], said: str) -> None:

@@ -246,6 +246,20 @@ def test_a_write_into_a_part_leaves_the_rest_of_the_target(name: str, touches: i
     assert moved_bytes(_operator(name, (cache, place, token), cache)) == place.bytes + (1 + touches) * token.bytes
 
 
+def test_images_put_between_tokens_are_numbered_by_the_sum_of_their_mask() -> None:
+    """As a model of images puts them there: the mask of each row is expanded to all its columns."""
+    rows, image = Tensor("bf16", (2, 512, 64), ()), Tensor("bf16", (256, 64), ())
+    mask = Tensor("bool", (2, 512, 64), (512, 1, 0))
+    copy, sums, put = 1, 1 + 8, 1 + 8 + 2 + 2  # bytes of an element: mask written; mask read, sums written; the rest
+    inside = _operator("masked_scatter_", (rows, mask, image), rows)
+    assert moved_bytes(inside) == (copy + sums + put) * rows.elements + image.bytes
+    outside = _operator("masked_scatter", (rows, mask, image), rows)
+    assert moved_bytes(outside) == moved_bytes(inside) + 2 * rows.bytes
+    back = _operator("masked_scatter_backward", (rows, mask), image, phase="backward")
+    assert moved_bytes(back) == 3 * rows.elements + image.elements * (2 * 8 + 3 * 2 * 8) + 2 * image.bytes
+    assert [sum(c.kernels for c in computes_of(op)) for op in (inside, outside, back)] == [3 + 2, 4 + 2, 5 + 2]
+
+
 def test_the_gradient_of_an_index_sorts_its_places() -> None:
     """A remainder, a product, a division and a range; a sort of 13 bits in two passes after two starts; the sums."""
     rows, places, table = Tensor("bf16", (512, 64), ()), Tensor("int64", (512,), ()), Tensor("bf16", (4096, 64), ())
@@ -256,3 +270,19 @@ def test_the_gradient_of_an_index_sorts_its_places() -> None:
 def test_a_pools_backward_asks_its_input_for_the_shape_alone() -> None:
     x, grad = Tensor("fp32", (4, 8, 32, 32), ()), Tensor("fp32", (4, 8, 16, 16), ())
     assert moved_bytes(_operator("avg_pool2d_backward", (grad, x), x, phase="backward")) == grad.bytes + x.bytes
+
+
+@pytest.mark.parametrize(("shape", "passes"), [((4096,), 1), ((64, 64), 4)])
+def test_places_of_a_mask_are_chosen_in_two_passes(shape: tuple[int, ...], passes: int) -> None:
+    """Flat places are written; with two dimensions they are read, and those of each dimension written."""
+    mask, chosen, x = Tensor("bool", shape, ()), Tensor("fp32", (1000,), ()), Tensor("fp32", shape, ())
+    places = Tensor("int64", (1000, len(shape)), ())
+    assert moved_bytes(_operator("nonzero", (mask,), places)) == 2 * 4096 + 8000 * passes
+    selected = moved_bytes(_operator("masked_select", (x, mask), chosen))
+    assert selected == 2 * 4096 + 8000 * passes + places.bytes + 2 * chosen.bytes
+
+
+def test_a_diagonal_is_read_alone_and_its_gradient_put_into_zeros() -> None:
+    matrix, diagonal = Tensor("fp32", (64, 64), ()), Tensor("fp32", (64,), ())
+    assert moved_bytes(_operator("diagonal_copy", (matrix,), diagonal)) == 2 * diagonal.bytes
+    assert moved_bytes(_operator("diagonal_backward", (diagonal,), matrix)) == matrix.bytes + 2 * diagonal.bytes
