@@ -36,11 +36,11 @@ class GpuSpec(_Spec):
     `peak_flops_per_s`: dense, per dtype (fp32, tf32, bf16, ...). `architecture`: selects the startup and step times of
     collectives (`topology.timing`) and cuBLAS's workspaces; `other` is treated as Hopper, with a warning.
     `collectives_like`: the GPU whose measured collectives are used, if several GPUs of the architecture were measured.
-    `variant_of`: the shipped GPU whose machine and profile are used, because only the memory differs.
+    `variant_of`: the shipped GPU whose machine and profile are used, because only the memory or the links differ.
     `sm_sram_bytes`: the most shared memory that kernels can use on a multiprocessor. `sm_flops_per_clock`: dense 16-bit
     flops of a multiprocessor. Both are 0 if unknown. `memory_shown`: the part of the memory that CUDA reports; 1 if
-    unknown. `link_bandwidth_bytes_per_s`: bandwidth per direction of the GPU's own links within a node, for GPUs that
-    no shipped cluster has.
+    unknown. `link_bandwidth_bytes_per_s`: bandwidth per direction of the GPU's own links within a node, if it differs
+    from its machine's or no shipped machine has it.
     """
 
     name: str
@@ -154,6 +154,9 @@ class ClusterSpec(_Spec):
     nvlink_domain: int = Field(default=8, ge=1, le=1024)
     intra_node: IntraNode = IntraNode.model_construct()
     inter_node: InterNode = InterNode.model_construct()
+    host_memory_bandwidth_bytes_per_s: float | None = Field(
+        default=None, gt=0, le=1e15, description="of a node's memory beside its CPUs, all sockets; null: not known"
+    )
     source: str = ""
     others: tuple[GpuKind, ...] = ()
     topology: Annotated[SkipValidation[Wiring | None], WithJsonSchema({"type": ["string", "object", "null"]})] = None

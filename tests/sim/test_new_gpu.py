@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,20 @@ def test_a_variant_has_the_machine_and_the_profile_of_its_gpu() -> None:
     scenario = parse_scenario({**SCENARIO, "cluster": {"gpu": gpu}})
     assert scenario.calibration == "h100-sxm"
     assert scenario.cluster.intra_node == CLUSTERS["dgx-h100"].intra_node
+
+
+@pytest.mark.parametrize("cluster", [{"gpu": "h800-sxm"}, {"preset": "dgx-h100", "gpu": "h800-sxm"}, "hgx-h800"])
+def test_an_h800_has_all_of_an_h100_but_its_nvlink(cluster: Any) -> None:
+    scenario = parse_scenario({**SCENARIO, "cluster": cluster})
+    assert scenario.calibration == "h100-sxm"
+    of_h100 = CLUSTERS["dgx-h100"].intra_node
+    assert scenario.cluster.intra_node == of_h100.model_copy(update={"bandwidth_bytes_per_s": 200e9})
+    assert scenario.cluster.gpu.peak_flops_per_s == GPUS["h100-sxm"].peak_flops_per_s
+
+
+def test_a_bandwidth_that_is_stated_is_used_before_that_of_the_gpus_own_links() -> None:
+    stated = {"gpu": "h800-sxm", "intra_node": {"bandwidth_bytes_per_s": 150e9}}
+    assert parse_scenario({**SCENARIO, "cluster": stated}).cluster.intra_node.bandwidth_bytes_per_s == 150e9
 
 
 UNMEASURED = [gpu for gpu in GPUS.values() if not gpu.variant_of and gpu.name not in shipped_profiles()]

@@ -15,9 +15,11 @@ Transfer = tuple[int, int, float]
 
 
 def cluster(name: str, nodes: int, **inter_node: object) -> ClusterSpec:
+    """Return a shipped machine without the bandwidth of its host's memory, which a graph of links does not say."""
     preset = CLUSTERS[name]
     inter = preset.inter_node.model_copy(update=inter_node)
-    return preset.model_copy(update={"nodes": nodes, "inter_node": inter})
+    changes = {"nodes": nodes, "inter_node": inter, "host_memory_bandwidth_bytes_per_s": None}
+    return preset.model_copy(update=changes)
 
 
 def seconds_per_byte(way: Passage, wiring: Wiring) -> float:
