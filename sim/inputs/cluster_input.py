@@ -25,6 +25,7 @@ CHIP = {
 }
 MOST_MIXED_NODES = 1000  # of one sort: each is parts and links
 LEAST_MEMORY_BYTES = 10**6  # less is gigabytes without their unit
+HOST_MEMORY = "host_memory_bandwidth_bytes_per_s"  # which a file of links does not say
 SpecT = TypeVar("SpecT", GpuSpec, ClusterSpec)
 
 
@@ -85,9 +86,12 @@ def _of_several(given: dict[str, Any], source: Source, path: KeyPath) -> Cluster
         one = {key: value for key, value in each.items() if key != "nodes"}
         clusters.append(resolve_cluster(one, nodes, source, (*at, i)).model_copy(update={"nodes": nodes}))
     try:
-        return recognise(mixed(clusters))
+        whole = recognise(mixed(clusters))
     except TopologyError as error:
         raise source.error(at, str(error)) from None
+    host = [each.host_memory_bandwidth_bytes_per_s for each in clusters]
+    slowest = None if None in host else min(each for each in host if each is not None)
+    return whole.model_copy(update={HOST_MEMORY: slowest})
 
 
 def _of_topology(given: dict[str, Any], source: Source, path: KeyPath) -> ClusterSpec:
@@ -101,17 +105,20 @@ def _of_topology(given: dict[str, Any], source: Source, path: KeyPath) -> Cluste
         return validate(ClusterSpec, {**given, "topology": wiring}, source, path)
     if not isinstance(topology, str):
         raise source.error(at, f"found {show(topology)}; must be a file in node-link JSON or GraphML")
-    others = [key for key in given if key != "topology"]
+    others = [key for key in given if key not in ("topology", HOST_MEMORY)]
     if others:
         raise source.error((*path, others[0]), "cannot be given with topology, which describes the whole cluster")
-    return read_topology(found_file(topology, source, at))
+    described = read_topology(found_file(topology, source, at))
+    own = {key: value for key, value in given.items() if key == HOST_MEMORY}
+    return validate(ClusterSpec, {**dict(described), **own}, source, path) if own else described
 
 
 def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
     """The links inside a node; what is left out is the preset's, or that of the machine that comes with the GPU.
 
-    Over PCIe a GPU sends no faster than its own PCIe link (its sheet's `host_bandwidth_bytes_per_s`). Where every two
-    GPUs are linked, a GPU of a node with fewer of them than the machine has fewer links (`_fewer_links`).
+    A GPU that has a bandwidth of its own links keeps it, as an H800 in an H100's machine. Over PCIe a GPU sends no
+    faster than its own PCIe link (its sheet's `host_bandwidth_bytes_per_s`). Where every two GPUs are linked, a GPU of
+    a node with fewer of them than the machine has fewer links (`_fewer_links`).
     """
     stated, gpu = given.get("intra_node", {}), data["gpu"]
     if not isinstance(stated, dict):
@@ -120,12 +127,15 @@ def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
     machines = [CLUSTERS[preset]] if preset else [c for c in CLUSTERS.values() if c.gpu.name == chip]
     homes = [c.intra_node for c in machines]
     kind = stated.get("kind", homes[0].kind if homes else "nvswitch" if gpu.get("nvlink", True) else "pcie")
+    of_chip = gpu.get("link_bandwidth_bytes_per_s") if kind != "pcie" else None
+    own = {"bandwidth_bytes_per_s": of_chip} if of_chip else {}
     if homes and (kind == homes[0].kind or (preset and kind != "pcie")):
-        return {**homes[0].model_dump(), **(_fewer_links(machines[0], data) if kind == "full_mesh" else {}), **stated}
+        fewer = _fewer_links(machines[0], data) if kind == "full_mesh" else {}
+        return {**homes[0].model_dump(), **own, **fewer, **stated}
     if kind == "pcie" and "host_bandwidth_bytes_per_s" in gpu:
         return {"kind": kind, "bandwidth_bytes_per_s": gpu["host_bandwidth_bytes_per_s"], **stated}
-    own = homes[0].bandwidth_bytes_per_s if homes else gpu.get("link_bandwidth_bytes_per_s")
-    return {**({"bandwidth_bytes_per_s": own} if own else {}), **stated}
+    of_machine = {"bandwidth_bytes_per_s": homes[0].bandwidth_bytes_per_s} if homes else {}
+    return {**of_machine, **own, **stated}
 
 
 def _fewer_links(machine: ClusterSpec, data: Mapping[str, Any]) -> dict[str, float]:

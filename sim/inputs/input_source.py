@@ -244,7 +244,7 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
             else (f"found {found}; must be {words[key]} {limit:g}")
         )
     if kind == "literal_error":
-        allowed = str(context["expected"])
+        allowed = str(context["expected"]).replace("True", "true").replace("False", "false")  # as YAML has them
         choices = allowed.replace("'", "").replace(" or ", ", ").split(", ")
         hint = value_synonym(loc, problem["input"]) or nearest(problem["input"], choices)
         return f"found {found}; must be {allowed}{hint}"

@@ -166,7 +166,10 @@ class Training(UserInput):
         default="none", description="what is captured: its kernels cost the host nothing"
     )
     activation_offload: bool = False
-    optimizer_offload: bool = Field(default=False, description="optimizer states in host memory between steps")
+    optimizer_offload: Literal[False, True, "cpu"] = Field(
+        default=False,
+        description="optimizer states in host memory: true: the GPU updates parameters, cpu: the host's CPUs do",
+    )
     optimizer_post_validation: bool = Field(
         default=False, description="ranks of a pipeline begin the next step without waiting for all others"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim.core.dtypes import MUON_DTYPE, sixteen_bit
 from sim.core.errors import InputError
-from sim.inputs.input_source import Problems
+from sim.inputs.input_source import Problems, show
 from sim.inputs.layout_rules import batch, first_problem, micro_batches
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.sections import Sections, sizes_of
@@ -122,7 +122,13 @@ def _optimizer(sections: Sections, t: Training) -> Problems:
     """Muon's matrices and their gradients are whole on a rank, and multiplied in bf16. A captured program's states stay
     where they are."""
     if t.optimizer_offload and sections.model.program is not None:
-        yield ("training", "optimizer_offload"), "found true; a captured program's states stay"
+        yield ("training", "optimizer_offload"), f"found {show(t.optimizer_offload)}; a captured program's states stay"
+    if t.optimizer_offload == "cpu":
+        if t.optimizer != "adamw":
+            yield ("training", "optimizer_offload"), f"found 'cpu'; on the host adamw is simulated, not {t.optimizer}"
+        if sections.cluster.host_memory_bandwidth_bytes_per_s is None:
+            wanted = "training.optimizer_offload cpu needs the bandwidth of the memory of a node's CPUs"
+            yield ("cluster", "host_memory_bandwidth_bytes_per_s"), f"is missing; {wanted}"
     if t.optimizer != "muon":
         return
     if why := sections.without_peak(MUON_DTYPE):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import Scenario
 from sim.models.frameworks import framework_of
+from sim.models.optimizer import HOST_UPDATE
 from sim.prices.cost import Cost
 from sim.prices.operator_prices import Costs
 from sim.prices.price import Price, Priced
@@ -27,6 +28,9 @@ from topology.spec import ClusterSpec, GpuSpec
 LINK_UNCERTAINTY = 0.2  # real collectives reach 0.6 to 0.95 of closed forms on data-sheet links
 CHANNELS_IN_NODE = 24  # NCCL's channels within a node, for which `collective_sm_share` holds
 SMALL_BYTES = 64.0  # bytes of a message that describes a tensor
+# Of the host memory's bandwidth, for AdamW on all cores: STREAM reaches 0.8 of data sheets, and torch's fused AdamW on
+# a CPU no less than a copy. The uncertainty is a judgement.
+HOST_EFFICIENCY, HOST_UNCERTAINTY = 0.8, 0.25
 FEW_CHANNELS, FAST_NIC_BYTES_PER_S = 16, 45e9
 BLOCKS_FOR_EACH = ("all_to_all", "gather", "scatter")  # each rank gets S / n, so a node's members get their part only
 
@@ -105,6 +109,8 @@ class Pricing:
     def _compute(self, op: Compute, sort: GpuSort) -> Priced:
         if op.kernel and op.kind in ATTENTION and self.plan.scenario.model.program is None:  # which names its own
             sort.costs.check_attention_kernel(op.kernel)
+        if op.kind == HOST_UPDATE:
+            return Priced(*_on_host(op, self.plan.scenario.cluster, self.plan.scenario.parallelism.ranks))
         return Priced(*sort.costs.compute(op, sort.pace), host_s=self._host_s(op, sort.costs))
 
     def _host_s(self, op: Compute, costs: Costs) -> float:
@@ -301,6 +307,14 @@ def costs_of_others(scenario: Scenario) -> dict[str, Costs]:
 def _costs_of(profile: str, gpu_json: str) -> Costs:
     """Make costs, once for the many steps of one cluster."""
     return Costs(load_profile(profile, "calibrations"), GpuSpec.model_validate_json(gpu_json))
+
+
+def _on_host(op: Compute, cluster: ClusterSpec, ranks: int) -> Cost:
+    """Price an operator of the host's CPUs, whose memory the ranks of a node share."""
+    bandwidth = cluster.host_memory_bandwidth_bytes_per_s
+    assert bandwidth is not None  # rules say so
+    sharing = min(ranks, cluster.gpus_per_node)
+    return Cost(op.bytes * sharing / (bandwidth * HOST_EFFICIENCY), "roofline", HOST_UNCERTAINTY)
 
 
 def _waiting_ranks(scenario: Scenario) -> int:

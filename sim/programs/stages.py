@@ -13,11 +13,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.actions import Kind, Schedule
+from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import BLOCK_END, PART_OF_BLOCK, Block, BlockRef, Comm, Compute, Item, Phase, Program, Wait
+from sim.inputs.training_config import Training
 from sim.models.dims import Shard
-from sim.models.muon import dealt_out
+from sim.models.muon import Dealt, dealt_out
 from sim.models.operators import rerun
-from sim.models.optimizer import gradient_buffer_items, shard_items, state_bytes
+from sim.models.optimizer import gradient_buffer_items, host_update_items, shard_items, state_bytes
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import (
@@ -212,18 +214,33 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     if dp.zero:
         out += shard_items(dense + experts, scenario.for_training)
     if scenario.for_training.gradient_clipping:
-        out += [*clip[:-1], *_norm_reductions(plan, dp), *clip[-1:]]
-    if scenario.for_training.optimizer_offload and update:
-        # Megatron-Core's --offload-optimizer-states: there between steps, here for the optimizer alone
-        size = state_bytes(dense + experts, dealt, scenario.for_training)
-        update = (
-            Comm("optimizer states", "reload", "host", size, Phase.OPTIMIZER),
-            *update,
-            Comm("optimizer states", "offload", "host", size, Phase.OPTIMIZER),
-        )
+        scaling = clip[-1:] if scenario.for_training.optimizer_offload != "cpu" else ()  # there the host scales them
+        out += [*clip[:-1], *_norm_reductions(plan, dp), *scaling]
+    if update and scenario.for_training.optimizer_offload:
+        update = _with_host(update, dense + experts, dealt, scenario.for_training)
     out += update
     out += gather_after_optimizer(blocks, dp)
     return tuple(out)
+
+
+def _with_host(update: Program, n_params: int, dealt: Dealt, t: Training) -> Program:
+    """The update of a rank's parameters, whose optimizer states lie in host memory between steps.
+
+    They come to the GPU for it and go back (Megatron-Core's --offload-optimizer-states), or stay: then fp32 gradients
+    go to the host, and its CPUs' parameters come back (DeepSpeed's offload_optimizer).
+    """
+    if t.optimizer_offload == "cpu":
+        return (
+            Comm("gradients to the host", "offload", "host", n_params * FP32_BYTES, Phase.OPTIMIZER),
+            *host_update_items(n_params, t),
+            Comm("updated parameters", "reload", "host", n_params * dtype_bytes(t.param_dtype), Phase.OPTIMIZER),
+        )
+    size = state_bytes(n_params, dealt, t)
+    return (
+        Comm("optimizer states", "reload", "host", size, Phase.OPTIMIZER),
+        *update,
+        Comm("optimizer states", "offload", "host", size, Phase.OPTIMIZER),
+    )
 
 
 def _norm_reductions(plan: Plan, dp: DataParallel) -> list[Item]:

@@ -68,14 +68,14 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     # Experts have fewer replicas than dense layers have, so their states are cut into fewer shards.
     n = _Elements(dense, experts, frozen, dense / dp.shard + experts / dp.expert_shard)
     optimizer = _optimizer_bytes(t, dp, blocks, n)
-    away = t.optimizer_offload  # the states are on the device while the optimizer runs, not before
+    away, visits = t.optimizer_offload, t.optimizer_offload is True  # the states come for the update, or never
     cast = n.sharded * FP32_BYTES if dp.engine.shard_bytes and dp.zero >= 1 else 0.0
     return States(
         _parameter_bytes(t, dp, blocks, n),
         _gradient_bytes(t, stages, n),
         0.0 if away else optimizer,
         _transient_bytes(plan, stages, blocks, n),
-        (optimizer if away else 0.0) + cast,
+        (optimizer if visits else 0.0) + cast,
     )
 
 

@@ -22,6 +22,8 @@ LLAMA = {
     "bias": False,
     "positions": "rope",
 }
+MOE = LLAMA | {"moe": {"experts": 16, "top_k": 2, "ffn": 512}}
+TOKENS = 1024  # of a micro-batch
 
 
 def make(model: Any = GPT, training: dict[str, Any] | None = None, **parallelism: Any) -> Scenario:
@@ -46,3 +48,8 @@ def comm_bytes(items: Iterable[Item], group: str, kind: str = "") -> float:
 
 def saved_bytes(saved: Iterable[Saved], part: str = "") -> float:
     return sum(s.bytes for s in saved if part in ("", s.part))
+
+
+def named(program: Any, name: str) -> list[Any]:
+    """The items with this name."""
+    return [i for i in program if getattr(i, "name", "") == name]
