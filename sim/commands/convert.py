@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sim.convert.settings import Converted, Machine
 
 TRAINERS = ("megatron", "torchtitan", "deepspeed", "serving")
+MEGATRON = ("--num-layers", "--seq-length", "--micro-batch-size", "--tensor-model-parallel-size")  # one in each script
 MAX_BYTES = 4 * 2**20
 
 
@@ -101,6 +102,9 @@ def _kind(file: Path, text: str) -> str:
         return "deepspeed"
     if is_serving(text):
         return "serving"
-    if "--" in text:
+    if any(flag in text for flag in MEGATRON):
         return "megatron"
-    raise InputError(f"{file}: whose configuration it is cannot be told: give --from {'|'.join(TRAINERS)}")
+    raise InputError(
+        f"{file}: whose configuration it is cannot be told: it has neither {', '.join(MEGATRON)} (Megatron-LM) nor the "
+        f"command of a server or benchmark that is known; --from {'|'.join(TRAINERS)} says it"
+    )

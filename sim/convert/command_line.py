@@ -12,11 +12,15 @@ from sim.core.errors import InputError
 
 ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s()]*)[ \t]*(?:#.*)?$")
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+LINE_END = re.compile(r"('[^']*'|\"[^\"]*\")|\n")  # outside quotes
 MAX_CHARACTERS = 8 * 2**20
 
 
-def words_of(file: Path, text: str, arrays: bool = True) -> list[str]:
-    """The words of a script, without comments and with values for variables; `arrays`: brackets are those of arrays."""
+def words_of(file: Path, text: str, arrays: bool = True, ends: bool = False) -> list[str]:
+    """The words of a script, without comments and with values for variables.
+
+    `arrays`: brackets are those of arrays. `ends`: the end of a line is the word `;`.
+    """
     text = text.replace("\\\n", " ")
     text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text)
     for _ in range(4):  # a variable may be made of others
@@ -24,6 +28,7 @@ def words_of(file: Path, text: str, arrays: bool = True) -> list[str]:
         if len(text) > MAX_CHARACTERS:
             raise InputError(f"{file}: variables make it longer than {MAX_CHARACTERS:,} characters")
     text = re.sub(r"[()]", " ", text.replace("[@]", "")) if arrays else text
+    text = LINE_END.sub(lambda found: found[1] or " ; ", text) if ends else text
     try:
         return shlex.split(text)
     except ValueError:

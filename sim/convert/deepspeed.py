@@ -36,6 +36,7 @@ WITHOUT_ZERO_EFFECT = (
     "stage3_param_persistence_threshold",
     "sub_group_size",
 )
+CPU_OPTIMIZER = ("offload_optimizer", "cpu")
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
@@ -47,7 +48,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     """
     own = _deepspeed_config(file, data.get("deepspeed"))
     # What DeepSpeed leaves to Transformers is in TrainingArguments.
-    said = {k: v for k, v in own.items() if v != AUTO and not (isinstance(v, dict) and v.get("enabled") == AUTO)}
+    said = {k: v for k, v in own.items() if not _is_auto(v)}
     flat = {k: v for k, v in {**data, **said}.items() if k != "deepspeed"}
     by_deepspeed = any(key in flat for key in OWN)
     s = Settings(file, {k: v for k, v in flat.items() if v != AUTO})
@@ -62,6 +63,11 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     micro = s.integer("train_micro_batch_size_per_gpu", s.integer("per_device_train_batch_size", MICRO_BATCH))
     if not {"train_micro_batch_size_per_gpu", "per_device_train_batch_size"} & set(s.values):
         notes.append(f"the file gives no micro-batch: {MICRO_BATCH}, Transformers' default")
+    if left_open := [key for key, value in flat.items() if _is_auto(value)]:
+        notes.append(
+            f"{AUTO}: {', '.join(left_open)}: here Transformers' defaults; convert the TrainingArguments whose "
+            f"`deepspeed` names this file, which have the values"
+        )
     accumulated = s.integer("gradient_accumulation_steps", 1)
     training = {
         "seq_len": int(length or 0),
@@ -72,6 +78,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
         "framework": _framework(s, by_deepspeed, notes),
         "recompute": "full" if s.flag("gradient_checkpointing") or s.flag("activation_checkpointing") else "none",
         **_optimizer(s, notes),
+        **_offload(s.values.get("zero_optimization")),
     }
     if s.flag("use_liger_kernel"):
         training["cross_entropy"] = "chunked"
@@ -88,6 +95,11 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     if left := [name for name in s.left() if name not in without_effect]:
         notes.append(f"not read: {', '.join(left)}")
     return Converted(scenario, tuple(notes))
+
+
+def _is_auto(value: object) -> bool:
+    """Tell whether a value, or whether a section is used, is left to Transformers."""
+    return AUTO in (value, value.get("enabled") if isinstance(value, dict) else None)
 
 
 def _deepspeed_config(file: Path, value: object) -> dict[str, Any]:
@@ -124,6 +136,12 @@ def _optimizer(s: Settings, notes: list[str]) -> dict[str, Any]:
     return {"optimizer": found or "adamw", **({"optimizer_dtype": "int8"} if EIGHT_BITS in name else {})}
 
 
+def _offload(section: object) -> dict[str, Any]:
+    key, device = CPU_OPTIMIZER
+    found = section.get(key) if isinstance(section, dict) else None
+    return {"optimizer_offload": device} if isinstance(found, dict) and found.get("device") == device else {}
+
+
 def _numbers(s: Settings, by_deepspeed: bool, notes: list[str]) -> dict[str, Any]:
     """Precision and dtypes: DeepSpeed keeps 16-bit parameters and an fp32 copy, Transformers casts under autocast."""
     on = {
@@ -152,8 +170,9 @@ def _zero(s: Settings, machine: Machine, notes: list[str]) -> dict[str, Any]:
     own = Settings(s.file, section, written={name: f"zero_optimization.{name}" for name in section})
     for key in ("offload_optimizer", "offload_param"):
         value = own.take(key)
-        if isinstance(value, dict) and value.get("device", "none") != "none":
-            notes.append(f"zero_optimization.{key}: offloading to {value['device']} is not simulated")
+        device = value.get("device", "none") if isinstance(value, dict) else "none"
+        if device != "none" and (key, device) != CPU_OPTIMIZER:
+            notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated")
     stage = own.integer("stage", 0)
     found: dict[str, Any] = {"zero": stage}
     overlaps = own.take("overlap_comm")

@@ -36,10 +36,11 @@ class _Server(Struct, frozen=True):
 
 class _Benchmark(_Server, frozen=True, kw_only=True):
     """A benchmark. `range_ends_at_length`: a range of lengths ends at the stated one, which others have in the
-    middle."""
+    middle. `note`: for the reader of the scenario."""
 
     defaults: dict[str, int]
     range_ends_at_length: bool = False
+    note: str = ""
 
 
 class _Names(Struct, frozen=True):
@@ -68,7 +69,7 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     Raises:
         InputError: without a server's command or a model, or for a value that a flag cannot have.
     """
-    words, names = words_of(file, text), _names()
+    words, names = words_of(file, text, ends=True), _names()
     server, benchmark = _first(words, names.servers), _first(words, names.benchmarks)
     if server is None:
         known = [start for one in names.servers.values() for start in one.starts]
@@ -86,14 +87,22 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         limits = {"max_running_requests", "max_batch_tokens"} & {*inference}
         inference |= {key: max(1, inference[key] // layout["dp"]) for key in limits}
     left = s.left()
-    if benchmark is not None:
-        which, command = benchmark
-        b = _settings(file, command, names.benchmarks[which])
+    if benchmark is None:
+        notes, which = (
+            ["no benchmark's command in the file: requests are the default ones of `vllm bench serve`"],
+            "vLLM",
+        )
+        inference["requests"] = _requests(Settings(file, {}), names.benchmarks[which])
+    else:
+        which, of_benchmark = benchmark
+        b = _settings(file, of_benchmark, names.benchmarks[which])
+        notes = [names.benchmarks[which].note, _of_dataset(str(b.values.get("dataset", "random")))]
         inference["requests"] = _requests(b, names.benchmarks[which])
-        left += b.left()
+        # One that starts the engine has its flags too.
+        left = [x for x in left if x in b.left()] if of_benchmark == command else left + b.left()
     scenario = {"version": 1, "name": file.stem, "model": PREFIX + model if is_id(model) else model}
     scenario |= {"inference": inference, "parallelism": layout, "cluster": machine.cluster}
-    return Converted(scenario, tuple(_notes(engine.name, inference, left)))
+    return Converted(scenario, (*_notes(engine.name, inference, left), *filter(None, notes)))
 
 
 def _notes(engine: str, inference: Mapping[str, Any], left: list[str]) -> Iterator[str]:
@@ -117,7 +126,7 @@ def _first(words: list[str], known: Mapping[str, T]) -> tuple[str, list[str]] | 
             head = " ".join([name, *words[i + 1 : i + n]])
             if head in starts:
                 rest = words[i + n :]
-                ends = [k for k, w in enumerate(rest) if w in ("&", "&&", ";", "|", "vllm", "python", "python3")]
+                ends = [k for k, w in enumerate(rest) if w in ("&", "&&", ";", "|")]
                 return starts[head], rest[: min(ends, default=len(rest))]
     return None
 
@@ -142,6 +151,8 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     if s.flag("experts_on_all"):
         return {"tp": tp, "pp": pp, "dp": dp, "ep": tp * dp}
     ep = _whole(s, "ep")
+    if _by_deepep(s):
+        ep = tp  # srt/server_args.py, _handle_deepep_moe
     if s.flag("dp_attention"):  # dp replicas of the attention within the tp ranks, which share the experts
         return {"tp": max(1, tp // dp), "pp": pp, "dp": dp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
     if machine.gpus and dp == 1:
@@ -149,12 +160,17 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     return without_none({"tp": tp, "pp": pp, "dp": dp, "ep": ep, "expert_tp": max(1, tp // ep) if ep else None})
 
 
+def _by_deepep(s: Settings) -> bool:
+    """Whether SGLang's experts get their tokens by DeepEP."""
+    return s.take("dispatch") == "deepep" or s.flag("deepep")
+
+
 def _inference(s: Settings) -> dict[str, Any]:
     tokens, offload = _whole(s, "tokens"), s.number("offload_gib")
     chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
     if tokens is not None and tokens < 0:  # SGLang: no chunks
         tokens, chunked = None, False
-    dtype, cache = (str(s.take(name, "auto")) for name in ("dtype", "cache"))
+    dtype, cache, mode = (str(s.take(name, "auto")) for name in ("dtype", "cache", "deepep_mode"))
     weights = _names().weights.get(str(s.values.get("quantization")))
     if weights is not None:
         s.take("quantization")
@@ -172,7 +188,7 @@ def _inference(s: Settings) -> dict[str, Any]:
             "max_batch_tokens": tokens,
             "chunked_prefill": chunked,
             "two_batch_overlap": True if s.flag("two_batches") else None,
-            "cuda_graphs": False if s.flag("eager") else None,
+            "cuda_graphs": False if s.flag("eager") or (_by_deepep(s) and mode == "normal") else None,
             "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
             "kv_cache": without_none(kept) or None,
             "weight_offload": {"cpu_bytes": round(offload * GIB)} if offload else None,
@@ -208,8 +224,7 @@ def _requests(b: Settings, benchmark: _Benchmark) -> dict[str, Any]:
     if benchmark.range_ends_at_length:  # from ratio·length to length
         prompt, output = (max(1, round(n * (1 + ratio) / 2)) for n in (prompt, output))
         ratio = round((1 - ratio) / (1 + ratio), 4)
-    if str(b.values.get("dataset")) == "random":
-        b.take("dataset")
+    b.take("dataset")
     return without_none(
         {
             "prompt_len": prompt,
@@ -221,6 +236,12 @@ def _requests(b: Settings, benchmark: _Benchmark) -> dict[str, Any]:
             "seed": _whole(b, "seed"),
         }
     )
+
+
+def _of_dataset(name: str) -> str:
+    """What to say of a benchmark's data: only random lengths are known from its flags."""
+    known = f"the requests of dataset {name} are not in the command: random ones stand for them"
+    return "" if name == "random" else f"{known} (inference.requests.trace reads a file of requests)"
 
 
 def _whole(s: Settings, name: str) -> int | None:

@@ -357,4 +357,4 @@ def test_what_cannot_be_read_is_one_message(tmp_path: Path, name: str, text: str
 
 def test_variables_that_grow_without_end_are_refused(tmp_path: Path) -> None:
     bomb = "\n".join(f"A{i}={'$A' + str(i + 1):s}{('$A' + str(i + 1)) * 60}" for i in range(6)) + "\nA6=" + "x" * 1000
-    assert "characters" in refused(tmp_path, "a.sh", bomb + "\n--lr $A0 $A0 $A0", "--cluster", "dgx-h100")
+    assert "characters" in refused(tmp_path, "a.sh", bomb + "\n--num-layers $A0 $A0 $A0", "--cluster", "dgx-h100")

@@ -10,7 +10,8 @@ import pytest
 from tests.sim.converting import converted, refused
 
 DEEPSPEED = """{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": true},
-  "zero_optimization": {"stage": 3, "overlap_comm": true, "offload_optimizer": {"device": "cpu"}},
+  "zero_optimization": {"stage": 3, "overlap_comm": true, "offload_optimizer": {"device": "cpu"},
+                        "offload_param": {"device": "nvme"}},
   "wall_clock_breakdown": false}"""
 ARGUMENTS = """
 per_device_train_batch_size: 4
@@ -29,7 +30,8 @@ def test_deepspeed_and_training_arguments_need_model_length_and_gpus(tmp_path: P
     assert (data["parallelism"]["zero"], data["parallelism"]["dp"]) == (3, 16)
     assert data["training"]["global_batch_size"] == 2 * 4 * 16
     assert data["training"]["framework"] == "deepspeed"
-    assert "offloading to cpu is not simulated" in text
+    assert data["training"]["optimizer_offload"] == "cpu"
+    assert "zero_optimization.offload_param: offloading to nvme is not simulated" in text
     assert "not read" not in text
     data, text = converted(tmp_path, "args.yaml", ARGUMENTS, *options)
     assert (data["parallelism"]["zero"], data["training"]["recompute"]) == (3, "full")
@@ -63,6 +65,10 @@ def test_training_arguments_name_deepspeed_s_file(tmp_path: Path) -> None:
     assert (p["bucket_bytes"], p["gather_bucket_bytes"]) == (2 * 4096**2, 2 * int(0.9 * 4096**2))
     assert "stage3_max_live_parameters: the default of 1,000,000,000 is simulated" in text
     assert "not read: neftune_noise_alpha\n" in text
+    assert "auto" not in text
+    alone = converted(tmp_path, "ds_z3.json", LLAMA_FACTORY_ZERO_3, *options, "--seq-len", "2048")[1]
+    assert "# auto: train_batch_size, train_micro_batch_size_per_gpu, " in alone
+    assert "fp16, bf16: here Transformers' defaults; convert the TrainingArguments" in alone
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size $TP \\
         "kv_cache": {"dtype": "fp8"},
         "requests": {"prompt_len": 1000, "output_len": 200, "range_ratio": 0.1, "count": 320, "max_concurrency": 64},
     }
-    assert "not expressed here: --max-model-len" in text
+    assert "not expressed here" not in text
     parse_scenario(found)
 
 
@@ -92,10 +92,52 @@ def test_a_draft_model_of_vllm(tmp_path: Path) -> None:
     assert found["inference"]["speculative"] == {"tokens": 3, "draft": "hf://meta-llama/Llama-3.2-1B"}
 
 
+def test_each_line_is_a_command_of_its_own(tmp_path: Path) -> None:
+    script = """
+vllm serve llama3-8b -tp 2 --speculative-config '{"model": "llama3.2-1b",
+  "num_speculative_tokens": 2}'
+python benchmarks/benchmark_serving.py --backend vllm --dataset-name sharegpt --num-prompts 7 --request-rate 10
+"""
+    found, text = converted(tmp_path, script)
+    assert found["inference"]["speculative"] == {"tokens": 2, "draft": "llama3.2-1b"}
+    requests = found["inference"]["requests"]
+    assert (requests["count"], requests["rate_per_s"]) == (7, 10.0)
+    assert "# the requests of dataset sharegpt are not in the command" in text
+    assert "not expressed" not in text
+
+
+def test_deepep_gives_each_rank_experts_of_its_own(tmp_path: Path) -> None:
+    script = "python -m sglang.launch_server --model deepseek-v3 --tp 16 --moe-a2a-backend deepep --deepep-mode normal"
+    found, _ = converted(tmp_path, script)
+    assert found["parallelism"] == {"tp": 16, "pp": 1, "dp": 1, "ep": 16, "expert_tp": 1}
+    assert found["inference"]["cuda_graphs"] is False
+
+
+@pytest.mark.parametrize(
+    ("script", "engine", "requests"),
+    [
+        ("vllm bench throughput --model llama3-8b --input-len 64 --output-len 8 --num-prompts 9", "vllm", (9, 64, 8)),
+        ("vllm bench latency --model llama3-8b --batch-size 4 --backend vllm", "vllm", (4, 32, 128)),
+        ("python -m sglang.bench_one_batch --model llama3-8b --batch 2 --input-len 64", "sglang", (2, 64, 16)),
+        ("vllm serve llama3-8b", "vllm", (1000, 1024, 128)),
+    ],
+)
+def test_benchmarks_that_start_the_engine_and_servers_without_one(
+    tmp_path: Path, script: str, engine: str, requests: tuple[int, int, int]
+) -> None:
+    found, text = converted(tmp_path, f"{script} --tensor-parallel-size 2 --max-model-len 4096 --new-flag 3")
+    assert found["inference"]["engine"].startswith(engine)
+    assert found["parallelism"]["tp"] == 2
+    asked = found["inference"]["requests"]
+    assert (asked["count"], asked["prompt_len"], asked["output_len"]) == requests
+    assert "# not expressed here: --new-flag\n" in text
+    parse_scenario(found)
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("vllm serve llama3-8b", "inference.requests: is required and missing"),
+        ("text-generation-launcher --model-id llama3-8b", "whose configuration it is cannot be told"),
         (f"vllm serve --max-num-seqs 4\n{BENCH}", "names no model: give --model"),
         (f"vllm serve llama3-8b --max-num-seqs many\n{BENCH}", "--max-num-seqs: found 'many'; must be a whole number"),
         (
