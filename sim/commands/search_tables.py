@@ -78,6 +78,10 @@ def _print_runnable(best: list[dict[str, Any]], saved: Path | None, console: Con
     console.print(f"layout 1: {row['command']}", **plain)
     if "flags" in row:
         console.print(f"\n{row['flags']}\n", **plain)
+    else:
+        console.print(
+            "--for megatron|torchtitan searches only layouts that this trainer can run, and prints its flags", **plain
+        )
     if saved is None:
         console.print("--save FOLDER writes each layout as a scenario; --json has the commands of all", **plain)
         return

@@ -4,7 +4,8 @@ A part of the space is a mesh, a partial layout (mesh and how its layers run), o
 the part with the least lower bound on the step time. It divides a mesh or a partial layout into smaller parts with
 sharper bounds, and simulates a layout. It leaves out a part only if the part's bound is above the `top`-th best
 simulated time. With true lower bounds the best `top` layouts are therefore those of an exhaustive search, in whatever
-order workers answer.
+order workers answer. Layouts that differ in the number of virtual stages alone count as one, the best of them: most
+take nearly the same time, and would fill the list.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class BestFirst(Struct, dict=True):
     wall_s: float = 0.0
     cores: int = 0
     _heap: list[Bounded] = field(default_factory=list)
-    _best_s: list[float] = field(default_factory=list)  # a heap of the `top` least times, negated
+    _best_s: dict[Layout, float] = field(default_factory=dict)  # the least time of layouts that count as one
     _front: list[tuple[float, float]] = field(default_factory=list)
     _put_back: set[Layout] = field(default_factory=set)  # layouts that are in the heap again, with their least time
 
@@ -90,13 +91,17 @@ class BestFirst(Struct, dict=True):
     @property
     def best(self) -> list[Outcome]:
         """Return the best layouts, best first, once the search has ended."""
-        return self.fitting[: self.top]
+        found: dict[Layout, Outcome] = {}
+        for outcome in self.fitting:
+            found.setdefault(_alike(outcome.layout), outcome)
+        return list(found.values())[: self.top]
 
     @property
     def ceiling_s(self) -> float:
         """Return the time of the `top`-th best layout so far, in seconds; infinite with fewer than `top` layouts."""
         # With fewer than `top` times the slowest layout may still be among the best, so nothing may be ruled out.
-        return -self._best_s[0] if len(self._best_s) == self.top else float("inf")
+        least = heapq.nsmallest(self.top, self._best_s.values())
+        return least[-1] if len(least) == self.top else float("inf")
 
     def _legal_meshes(self) -> list[Grid]:
         """Return the legal meshes, and count each illegal one as one layout."""
@@ -179,10 +184,8 @@ class BestFirst(Struct, dict=True):
         if result.fate != "simulated":
             return
         self.fitting.append(result)
-        # heapq pops the least number, and the slowest of the best layouts must go: times are negated.
-        heapq.heappush(self._best_s, -result.step_time_s)
-        if len(self._best_s) > self.top:
-            heapq.heappop(self._best_s)
+        alike = _alike(result.layout)
+        self._best_s[alike] = min(result.step_time_s, self._best_s.get(alike, math.inf))
         # Only undominated points are kept, because each part that is popped is compared with all of them.
         if not any(t <= point[0] and m <= point[1] for t, m in self._front):
             self._front = [f for f in self._front if not (point[0] <= f[0] and point[1] <= f[1])] + [point]
@@ -196,6 +199,11 @@ def pareto(outcomes: list[Outcome]) -> list[Outcome]:
         if not line or outcome.peak_memory_bytes < line[-1].peak_memory_bytes:
             line.append(outcome)
     return line
+
+
+def _alike(layout: Layout) -> Layout:
+    """Return what layouts have in common that differ in the number of virtual stages alone."""
+    return layout._replace(virtual_stages=0)
 
 
 def _rank(outcome: Outcome) -> tuple[float, float, Layout]:

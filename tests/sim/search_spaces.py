@@ -75,7 +75,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
         "parallelism": {"p2p_overlap": True},
     },
     {
-        "training": {"framework": "deepspeed"},
+        "training": {"framework": "deepspeed", "optimizer_offload": "cpu"},
         "calibration": "h100-sxm",
         "parallelism": {"gather_bucket_bytes": 100_000, "bucket_bytes": 300_000},
     },
