@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_programs import LLAMA, comm_bytes, comms, flops, make, saved_bytes
+from model_programs import LLAMA, MOE, TOKENS, comm_bytes, comms, flops, make, named, saved_bytes
 
-from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.model_config import MoeConfig
 from sim.models.dims import Shard
@@ -19,13 +18,7 @@ from sim.models.layer import layer_block
 from sim.models.moe.chance import copies_beyond
 from sim.models.moe.routing import expert_load
 from sim.models.parameters import count_parameters
-from sim.prices.coefficients import PriceOptions
-from sim.prices.operator_prices import Costs
-from sim.prices.profiles import load_profile
-from topology.presets import GPUS
 
-MOE = LLAMA | {"moe": {"experts": 16, "top_k": 2, "ffn": 512}}
-TOKENS = 1024
 # Copies of the fullest of four ranks ÷ the mean, where Megatron-Core balances experts by chance.
 FULLEST = 1.0 + copies_beyond(MoeConfig(**MOE["moe"]), 4 * TOKENS, 4) / (2 * TOKENS)
 KINDS = ("gemm", "grouped_gemm")
@@ -75,7 +68,7 @@ def test_copies_are_counted_over_all_ranks_that_share_the_experts():
     assert "gather_counts" not in names
     # Within one rank of ep it has nothing to send; counts go over expert_tp as always.
     split = layer_block(make(limited, {"framework": "megatron"}, dp=4, expert_tp=2), 0).forward
-    assert [i.group for i in _named(split, "gather_counts")] == ["expert_tp"]
+    assert [i.group for i in named(split, "gather_counts")] == ["expert_tp"]
 
 
 @pytest.mark.parametrize("framework", ["megatron", "eager"])
@@ -99,7 +92,7 @@ def test_node_limited_routing_sends_each_token_to_few_nodes():
 
     def parts(ranks: int, **layout: Any) -> float:
         few, many = (layer_block(make(m, dp=ranks, ep=ranks, **layout), 0).forward for m in (limited, free))
-        (home,), (every,) = _named(few, "combine"), _named(many, "combine")
+        (home,), (every,) = named(few, "combine"), named(many, "combine")
         return home.bytes / every.bytes
 
     assert parts(64) == 4 / 8  # eight nodes, of which four
@@ -264,10 +257,6 @@ def test_a_word_about_expert_tp_where_the_framework_would_split() -> None:
     assert said("megatron", expert_tp=1) == said("eager") == []
 
 
-def _named(program: Any, name: str) -> list[Any]:
-    return [i for i in program if getattr(i, "name", "") == name]
-
-
 def test_megatron_sends_the_weights_of_copies_beside_them():
     """Four bytes a copy each way, by an all-to-all of their own (MoEAlltoAllTokenDispatcher.token_dispatch)."""
     plain, megatron = (layer_block(make(MOE, {"framework": name}, dp=4, ep=4), 0) for name in ("eager", "megatron"))
@@ -295,165 +284,3 @@ def test_all_ranks_wait_for_the_fullest_but_keep_what_they_get():
     assert flops(fullest.forward, ("grouped_gemm",)) == pytest.approx(FULLEST * flops(mean.forward, ("grouped_gemm",)))
     assert saved_bytes(fullest.saved) == pytest.approx(saved_bytes(mean.saved))
     assert fullest.backward_peak_bytes == pytest.approx(mean.backward_peak_bytes)
-
-
-def test_a_fused_router_launches_less_and_a_capacity_more():
-    def kernels(framework: str, **moe: Any) -> int:
-        block = layer_block(make(MOE | {"moe": MOE["moe"] | moe}, {"framework": framework}), 0)
-        return int(_named(block.forward, "router_top_k")[0].kernels)
-
-    assert kernels("eager") < kernels("megatron_bridge") < kernels("megatron")
-    assert kernels("megatron", capacity_factor=1.0) - kernels("megatron") == 6
-    assert kernels("eager", capacity_factor=1.0) == kernels("eager")
-
-
-def test_experts_padded_to_their_capacity_take_as_many_rows_each_and_no_count():
-    """Megatron-Core's `drop_and_pad`: whatever was chosen, sizes are known beforehand."""
-    uneven = {"capacity_factor": 1.5, "imbalance": {"seed": 1, "zipf": 1.0}}
-    loads = [
-        expert_load(MoeConfig(experts=8, top_k=2, ffn=64, **uneven, **pad), 512, 0)
-        for pad in ({}, {"pad_to_capacity": True})
-    ]
-    assert max(loads[0]) == max(loads[1]) == min(loads[1]) > min(loads[0])
-
-    def gathers(pad: bool) -> int:
-        moe = MOE["moe"] | {"capacity_factor": 1.0, "pad_to_capacity": pad}
-        block = layer_block(make(MOE | {"moe": moe}, {"framework": "megatron"}, dp=4, ep=4), 0)
-        assert bool(_named(block.forward, "count_copies")) is not pad
-        return comms(block.forward, "ep")["all_gather"]
-
-    assert (gathers(False), gathers(True)) == (1, 0)
-    with pytest.raises(InputError, match="pad_to_capacity: found true without capacity_factor"):
-        make(MOE | {"moe": MOE["moe"] | {"pad_to_capacity": True}})
-
-
-@pytest.mark.parametrize(
-    ("precision", "framework", "capacity", "copied"),
-    [
-        ("fp8", "megatron", None, True),  # random counts
-        ("fp8", "megatron", 1.0, False),  # 128 rows an expert
-        ("fp8", "megatron", 0.9, True),  # 116, which 16 does not divide
-        ("bf16", "megatron", None, False),
-        ("fp8", "compiled", None, False),
-    ],
-)
-def test_rows_of_8_bit_experts_are_copied_to_fill_tiles(precision, framework, capacity, copied):
-    """Filled up before, with fp32 probabilities, and cut off after: all copies read and written once in each pass."""
-    moe = MOE["moe"] | {"capacity_factor": capacity}
-    block = layer_block(make(MOE | {"moe": moe}, {"framework": framework, "precision": precision}), 0)
-    names = ("experts_padding", "experts_unpadding")
-    found = [i for name in names for i in (*_named(block.forward, name), *_named(block.backward, f"{name}_backward"))]
-    rows = TOKENS * 2 if capacity is None else -(-capacity * TOKENS * 2 // 16) * 16
-    moved, weights = 2 * rows * 1024 * 2, 2 * rows * 4
-    filled, cut = (moved + weights, 2), (moved, 1)
-    assert [(i.bytes, i.kernels) for i in found] == ([filled, filled, cut, cut] if copied else [])
-
-
-@pytest.mark.parametrize(("framework", "accesses"), [("megatron", 1 + 2), ("eager", 1 + 2 * 2)])
-def test_results_are_read_again_for_the_routers_gradient_where_they_are_weighted(framework, accesses):
-    """Gradients of tokens read, of their two copies written; results of the copies read where weights multiply them."""
-    block = layer_block(make(MOE, {"framework": framework}, dp=4, ep=4), 0)
-    (found,) = _named(block.backward, "unpermute_backward")
-    assert found.bytes == accesses * TOKENS * 1024 * 2
-
-
-def test_megatron_adds_second_biases_expert_by_expert():
-    """Product, sum and join: 1 + 3 + 2 accesses forward, 8 backward, of every copy's row (TEGroupedMLP._apply_bias)."""
-    block = layer_block(make(MOE | {"bias": True}, {"framework": "megatron"}), 0)
-    size = TOKENS * 2 * 1024 * 2
-    (add,), (back,) = _named(block.forward, "experts_down_bias"), _named(block.backward, "experts_down_bias_backward")
-    assert (add.bytes, add.kernels) == (6 * size, 2 * 16 + 1)
-    assert (back.bytes, back.kernels) == (8 * size, 4 * 16 + 1)
-    plain = layer_block(make(MOE | {"bias": True}, {"framework": "compiled"}), 0)
-    assert plain.expert_params == block.expert_params
-
-
-def test_groups_cost_kernels_and_no_bytes_less():
-    """`group_limited_topk` of Megatron-Core's moe_utils.py: 11 kernels, 2 backward; its all-to-all sends every copy."""
-
-    def block(**moe: Any) -> Any:
-        return layer_block(make(MOE | {"moe": MOE["moe"] | moe}, {"framework": "megatron"}, dp=4, ep=4), 0)
-
-    def kernels(found: Any) -> tuple[int, int]:
-        forward, backward = (
-            _named(p, n) for p, n in ((found.forward, "router_top_k"), (found.backward, "router_top_k_backward"))
-        )
-        return forward[0].kernels, backward[0].kernels
-
-    plain, grouped, nodes = block(), block(groups=4, top_groups=2), block(max_nodes_per_token=1)
-    more = tuple(a - b for a, b in zip(kernels(grouped), kernels(plain), strict=True))
-    assert more == (11, 2)
-    assert kernels(grouped) == kernels(nodes)
-    assert comm_bytes(grouped.forward, "ep") == comm_bytes(plain.forward, "ep")
-
-
-def test_groups_are_checked():
-    for moe, words in (
-        ({"groups": 4}, "without top_groups"),
-        ({"groups": 3, "top_groups": 2}, "must divide experts"),
-        ({"groups": 4, "top_groups": 5}, "at most groups"),
-        ({"experts": 8, "groups": 8, "top_groups": 1, "top_k": 2}, r"top_k \(2\) experts are chosen from that many"),
-    ):
-        with pytest.raises(InputError, match=words):
-            make(MOE | {"moe": MOE["moe"] | moe}, {})
-
-
-def test_megatrons_fp32_router_casts_backward_alone():
-    """RouterGatingLinearFunction: 16-bit operands forward; backward a copy of the input, fp32 products, a cast back."""
-
-    def block(**moe: Any) -> Any:
-        return layer_block(make(MOE | {"moe": MOE["moe"] | moe}, {"framework": "megatron"}), 0)
-
-    plain, fp32 = block(), block(router_fp32=True)
-    assert len(fp32.forward) == len(plain.forward)
-    casts = [i for i in fp32.backward if isinstance(i, Compute) and i.kind == "cast"]
-    assert [i.bytes for i in casts] == [TOKENS * MOE["hidden"] * 6.0] * 2
-    assert [i.dtype for n in ("router_dgrad", "router_wgrad") for i in _named(fp32.backward, n)] == ["fp32", "fp32"]
-
-
-@pytest.mark.parametrize(("framework", "kept"), [("eager", True), ("transformers", True), ("compiled", False)])
-def test_a_plain_fp32_router_multiplies_a_copy_of_its_input(framework, kept):
-    """The copy is saved; a compiler's backward makes it anew."""
-    moe = MOE["moe"] | {"router_fp32": True}
-    block = layer_block(make(MOE | {"moe": moe}, {"framework": framework}), 0)
-    assert [i.dtype for i in _named(block.forward, "router")] == ["fp32"]
-    size = TOKENS * MOE["hidden"]
-    assert [i.bytes for i in _named(block.forward, "router_cast")] == [6 * size]
-    assert [i.bytes for i in _named(block.backward, "router_recast")] == ([] if kept else [6 * size])
-    assert [s.bytes for s in block.saved if s.name == "router input in fp32"] == ([4 * size] if kept else [])
-
-
-def test_transformer_engine_launches_for_each_expert():
-    """A matmul each and, but for delayed scaling, kernels each that quantize (multi_tensor_quantize_impl)."""
-
-    def launched(framework: str, name: str, **training: Any) -> tuple[int, bool]:
-        block = layer_block(make(MOE, {"framework": framework, **training}, dp=4, ep=4), 0)
-        found = _named(block.forward, name)[0]
-        return found.kernels, found.looped
-
-    assert launched("megatron", "experts_up") == (4, True)
-    assert launched("eager", "experts_up") == (1, False)
-    fp8 = {"precision": "fp8"}
-    assert launched("megatron", "experts_up_cast", **fp8, fp8_recipe="tensorwise") == (4 * (2 + 2), True)
-    assert launched("megatron", "experts_up_cast", **fp8, fp8_recipe="delayed") == (1, False)
-
-
-def test_a_loop_over_groups_costs_the_host_a_launch_each():
-    costs = Costs(load_profile("h100-sxm"), GPUS["h100-sxm"])
-    once = _named(layer_block(make(MOE, {"framework": "megatron"}, dp=4, ep=4), 0).forward, "experts_up")[0]
-    c = costs.coefficients
-    assert costs.host_s(once) == pytest.approx(c.host_operator_s + 4 * c.group_launch_s)
-    assert Costs(load_profile("h100-sxm"), GPUS["h100-sxm"], PriceOptions(host=False)).host_s(once) == 0
-
-
-def test_a_choice_among_fp32_logits_reads_four_bytes_of_each():
-    """A plain router reads each logit once and its gradient once, beside 8 bytes of scores each way."""
-    found = {}
-    for fp32 in (False, True):
-        moe = MOE["moe"] | {"router_fp32": fp32}
-        block = layer_block(make(MOE | {"moe": moe}, dp=4, ep=4), 0)
-        for item in (*block.forward, *block.backward):
-            if getattr(item, "name", "") in ("router_top_k", "router_top_k_backward"):
-                found[item.name, fp32] = item.bytes / (TOKENS * 16)
-    assert found["router_top_k", False] == found["router_top_k_backward", False] == 2 + 8
-    assert found["router_top_k", True] == found["router_top_k_backward", True] == 4 + 8
