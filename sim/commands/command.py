@@ -155,13 +155,14 @@ class _Ended(SystemExit):
 
 
 @contextmanager
-def _end_on_sigterm() -> Iterator[None]:
-    """SIGTERM as an exception, with which files and processes are cleared away.
+def _end_when_asked() -> Iterator[None]:
+    """SIGTERM as an exception, as Ctrl-C is one, with which files and processes are cleared away.
 
     A library in C may raise an exception of its own instead (pydantic, which builds a model while a module loads); the
     command still ends as it was asked to. Python drops an exception that meets it in a callback (of a weak reference,
-    of an import's lock), and the command would go on to its end as if nobody had asked. So the exception is raised
-    again. A command that is still there some time later ends without clearing up; its ranks die with it.
+    of an import's lock) or in a `__del__`, and the command would go on to its end as if nobody had asked. So the
+    exception of SIGTERM or of Ctrl-C is raised again. A command that is still there some time after SIGTERM ends
+    without clearing up; its ranks die with it.
     """
 
     asked = False
@@ -175,10 +176,10 @@ def _end_on_sigterm() -> Iterator[None]:
         raise _Ended(128 + signal.SIGTERM)
 
     def dropped(what: sys.UnraisableHookArgs) -> None:
-        if not isinstance(what.exc_value, _Ended):
+        if not isinstance(what.exc_value, _Ended | KeyboardInterrupt):
             sys.__unraisablehook__(what)
         elif hasattr(signal, "setitimer"):
-            signal.signal(signal.SIGALRM, end)
+            signal.signal(signal.SIGALRM, end if asked else signal.default_int_handler)
             signal.setitimer(signal.ITIMER_REAL, AGAIN_AFTER_S)
 
     sys.unraisablehook = dropped
@@ -204,7 +205,7 @@ def run_command(command: click.Command | str) -> NoReturn:
     _write_any_character()
     output = _Output(sys.stdout)
     sys.stdout, sys.stderr = cast(TextIO, output), cast(TextIO, _Output(sys.stderr))
-    with bad_input_exits(), output.written_out(), one_command(), _end_on_sigterm():
+    with bad_input_exits(), output.written_out(), one_command(), _end_when_asked():
         raise SystemExit(_exit_code(_load(command) if isinstance(command, str) else command))
     raise AssertionError("a command ends its process")
 
