@@ -199,16 +199,21 @@ def _maker(config: Any, trains: bool) -> Callable[..., Any]:
     """
     import transformers
 
-    made: Callable[..., Any]
+    makes: Callable[..., Any]
     for name in config.architectures:
-        found = getattr(transformers, name, None)
-        if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-            continue
-        if found.config_class is type(config) and (not trains or _has_loss(found)):
-            made = found._from_config
-            return made
-    made = _auto_class(config).from_config
-    return made
+        found = _model_class(getattr(transformers, name, None))
+        if found is not None and found.config_class is type(config) and (not trains or _has_loss(found)):
+            makes = found._from_config
+            return makes
+    makes = _auto_class(config).from_config
+    return makes
+
+
+def _model_class(found: Any) -> Any:
+    """Return what Transformers exports under a name, if it is the class of a model; else None."""
+    import transformers
+
+    return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
 
 
 def _has_loss(model_class: Any) -> bool:
