@@ -188,6 +188,7 @@ def _inference(s: Settings) -> dict[str, Any]:
             "max_batch_tokens": tokens,
             "chunked_prefill": chunked,
             "two_batch_overlap": True if s.flag("two_batches") else None,
+            "eplb": _eplb(s),
             "cuda_graphs": False if s.flag("eager") or (_by_deepep(s) and mode == "normal") else None,
             "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
             "kv_cache": without_none(kept) or None,
@@ -197,17 +198,33 @@ def _inference(s: Settings) -> dict[str, Any]:
     )
 
 
+def _eplb(s: Settings) -> dict[str, Any] | None:
+    """Experts placed by popularity: vLLM's number of copies may also be in a JSON object."""
+    config = _json_object(s, "eplb_config", "eplb-config")
+    redundant = _whole(
+        Settings(s.file, {"redundant": config.get("num_redundant_experts", s.take("redundant"))}), "redundant"
+    )
+    return {"redundant_experts": redundant or 0} if s.flag("eplb") else None
+
+
+def _json_object(s: Settings, name: str, flag: str) -> dict[str, Any]:
+    """A flag's value that is a JSON object; empty where it is not given."""
+    given = s.take(name)
+    if given is None:
+        return {}
+    try:
+        config = json.loads(str(given))
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise InputError(f"{s.file}: --{flag}: found {show(given)}; must be a JSON object")
+    return config
+
+
 def _speculative(s: Settings) -> dict[str, Any] | None:
     """A draft model, or the model's own prediction layer."""
     drafted = Settings(s.file, {"tokens": s.take("drafted"), "draft": s.take("draft")})
-    given = s.take("speculative")
-    if given is not None:
-        try:
-            config = json.loads(str(given))
-        except ValueError:
-            config = None
-        if not isinstance(config, dict):
-            raise InputError(f"{s.file}: --speculative-config: found {show(given)}; must be a JSON object")
+    if config := _json_object(s, "speculative", "speculative-config"):
         own = "mtp" in str(config.get("method"))
         drafted = Settings(
             s.file, {"tokens": config.get("num_speculative_tokens", 1), "draft": None if own else config.get("model")}

@@ -45,6 +45,7 @@ class Sizes(NamedTuple):
     form: ScheduleForm
     virtual_stages: int
     layers_per_stage: tuple[int, ...] | Literal["balanced"] | None
+    redundant_experts: int = 0
 
 
 Rule = Callable[[Sizes], Problem | None]
@@ -92,8 +93,10 @@ def experts(s: Sizes) -> Problem | None:
             if value != off:
                 return _found(key, value, "the model has no experts (model.moe)")
         return None
-    if moe.experts % s.ep:
-        return _found("ep", s.ep, f"must divide model.moe.experts ({moe.experts})")
+    if (moe.experts + s.redundant_experts) % s.ep:
+        copies = f" + inference.eplb.redundant_experts ({moe.experts} + {s.redundant_experts})"
+        dealt = copies if s.redundant_experts else f" ({moe.experts})"
+        return _found("ep", s.ep, f"must divide model.moe.experts{dealt}")
     if pool % s.ep:
         return _found("ep", s.ep, f"must divide tp·cp·dp ({pool})")
     if pool % (s.ep * s.expert_tp):

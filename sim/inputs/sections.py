@@ -41,4 +41,13 @@ def sizes_of(sections: Sections) -> Sizes:
     p, t = sections.parallelism, sections.training
     shared = {key: getattr(p, key) for key in Sizes._fields if key in Parallelism.model_fields}
     size, mode = (t.micro_batch_size, t.recompute.mode) if t is not None else (1, "none")
-    return Sizes(model=sections.model, training=t, micro_batch_size=size, recompute=mode, form=p.form, **shared)
+    eplb = sections.inference.eplb if sections.inference is not None else None
+    return Sizes(
+        model=sections.model,
+        training=t,
+        micro_batch_size=size,
+        recompute=mode,
+        form=p.form,
+        redundant_experts=eplb.redundant_experts if eplb is not None else 0,
+        **shared,
+    )

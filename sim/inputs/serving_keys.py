@@ -54,6 +54,14 @@ class Autoscaling(UserInput):
     startup_s: float = Field(default=60.0, ge=0, le=1e9, description="from a start to the first request")
 
 
+class Eplb(UserInput):
+    """Experts are placed on ranks by their popularity, and the most popular ones copied."""
+
+    redundant_experts: int = Field(
+        default=0, ge=0, le=1_000_000, description="copies on all ranks together, beyond one of each expert"
+    )
+
+
 class ServedLora(UserInput):
     """Adapters on one base model, all of one rank. Requests whose trace names no adapter draw one from `seed`, with
     popularity 1 / k^zipf."""

@@ -15,7 +15,7 @@ from sim.serve.hashed_prefixes import HASHED_TOKENS
 
 def serving_problems(sections: Sections, inference: Inference) -> Problems:
     """Return what is wrong with a serving workload."""
-    for rule in (_inference, _pools, _two_batches, _speculative, _autoscaling, _lora):
+    for rule in (_inference, _pools, _two_batches, _eplb, _speculative, _autoscaling, _lora):
         yield from rule(sections, inference)
     if sections.parallelism.cp > 1 and inference.attention == "unfused":
         yield ("inference", "attention"), "found 'unfused'; prompts split over cp ranks need fused attention"
@@ -90,6 +90,22 @@ def _two_batches(sections: Sections, inference: Inference) -> Problems:
     for key in ("lora", "weight_offload"):
         if getattr(inference, key) is not None:
             yield ("inference", key), "is not simulated with inference.two_batch_overlap; leave one of them out"
+
+
+def _eplb(sections: Sections, inference: Inference) -> Problems:
+    """Experts are placed by popularity on engines that do, where ranks have experts of their own."""
+    eplb, p, pools = inference.eplb, sections.parallelism, inference.disaggregated
+    if eplb is None:
+        return
+    path = ("inference", "eplb")
+    if not engine_of(inference.engine).eplb:
+        able = [name for name, engine in ENGINES.items() if engine.eplb]
+        yield path, f"engine {inference.engine} does not place experts by popularity; allowed with: {', '.join(able)}"
+    if max([p.ep] if pools is None else [pools.prefill.ep, pools.decode.ep]) == 1:
+        yield path, "every rank has a part of every expert; needs parallelism.ep, or a pool's, above 1"
+    if eplb.redundant_experts and sections.model.moe is not None and sections.model.moe.capacity_factor is not None:
+        why = "copies of experts that drop tokens (model.moe.capacity_factor) are not simulated; allowed: 0"
+        yield (*path, "redundant_experts"), f"found {eplb.redundant_experts}; {why}"
 
 
 def _speculative(sections: Sections, inference: Inference) -> Problems:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from sim.core.dtypes import Precision, Quantization, TransportDtype
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.serving_keys import Autoscaling, ServedLora, Tiers, WeightOffload
+from sim.inputs.serving_keys import Autoscaling, Eplb, ServedLora, Tiers, WeightOffload
 from sim.serve.engine_record import DecodeAttention, Defaults, Drafts
 from sim.serve.engines import ENGINE_FILES, ENGINES
 from sim.serve.hashed_prefixes import HASHED_TOKENS
@@ -154,6 +154,9 @@ class Inference(UserInput):
     quantization: Quantization = "none"
     two_batch_overlap: bool = Field(
         default=False, description="a half of the batch computes while experts' messages of the other half travel"
+    )
+    eplb: Eplb | None = Field(
+        default=None, description="experts placed by popularity, with copies; null: in order, one of each"
     )
     router: Literal["round_robin", "least_loaded", "prefix_aware"] = Field(
         default="round_robin", description="which of the dp replicas, or of a pool's, a request goes to"

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
 from sim.models.attention import Core, SoftmaxPass, unfused_core
+from sim.models.moe.eplb import BalancedExperts
 from sim.models.operators import F, collective, gemm, memory_op
 from sim.prices.roofline import attended_pairs
 
@@ -49,7 +50,8 @@ class ServingDims(Struct, frozen=True):
     the part of these further reads that comes from memory; `index_dtype`: dtype of an indexer's scores, 8 bits where
     the GPU multiplies them; `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the
     ranks of a single one, how many there are to which a token travels once, whatever experts it has there; 0: a copy
-    for each expert; `cp`: ranks over which prompts and caches are split.
+    for each expert; `eplb`: how experts are placed on ranks, None: in their order; `cp`: ranks over which prompts and
+    caches are split.
     """
 
     model: ModelConfig
@@ -73,6 +75,7 @@ class ServingDims(Struct, frozen=True):
     index_dtype: str = "bf16"
     once_to: int = 0
     expert_nodes: int = 1
+    eplb: BalancedExperts | None = None
     cp: int = 1
     cp_method: str = "ring"
 

@@ -20,9 +20,9 @@ class PredictionModule(LayerSpec, frozen=True):
 
     hidden: int = 0
 
-    def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
+    def served_elements(self, d: ServingDims) -> ServedElements:
         """Return the weights on a rank, with those of the projection and the norms before it."""
-        layer = LayerSpec.served_elements(self, tp, ep, expert_tp)
+        layer = LayerSpec.served_elements(self, d)
         return layer._replace(rest=layer.rest + 2 * self.hidden**2 + 3 * self.norm_elements)
 
     def serve_tokens(self, d: ServingDims, tokens: int) -> Program:

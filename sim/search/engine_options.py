@@ -22,6 +22,7 @@ OPTIONS = (
     "cuda_graphs",
     "quantization",
     "two_batch_overlap",
+    "eplb.redundant_experts",
     "kv_cache.block_tokens",
     "kv_cache.dtype",
     "kv_cache.memory_fraction",

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
+from sim.models.moe.eplb import BalancedExperts
 from sim.models.moe.routing import expert_nodes
 from sim.models.served import ServingDims
 from sim.serve.engine_file import engine_of
 from sim.serve.formats import MXFP4_BYTES, cache_dtype, linear_format
 
 if TYPE_CHECKING:
+    from sim.inputs.parallelism import Parallelism
     from sim.inputs.scenario import Scenario
+    from sim.inputs.serving_keys import Eplb
 
 
 def serving_dims(scenario: Scenario) -> ServingDims:
@@ -47,6 +50,14 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         index_dtype="fp8" if "fp8" in peaks else act,
         once_to=(nodes if nodes > 1 else p.ep) if engine.deep_ep else 0,
         expert_nodes=nodes,
+        eplb=_balanced(i.eplb, p, scenario.cluster.gpus_per_node) if i.eplb is not None and p.ep > 1 else None,
         cp=p.cp,
         cp_method=p.cp_method,
     )
+
+
+def _balanced(eplb: Eplb, p: Parallelism, gpus_per_node: int) -> BalancedExperts:
+    """How experts are placed; over nodes with unequally many of the ranks as if there were one (vLLM,
+    distributed/eplb/eplb_state.py: rearrange)."""
+    nodes = expert_nodes(p, gpus_per_node)
+    return BalancedExperts(eplb.redundant_experts, nodes if p.ep % nodes == 0 else 1)

@@ -166,6 +166,7 @@ class Engine:
     two_batches: TwoBatches | None = fact(  # noqa: RUF009  a tuple
         None, "how it overlaps two halves of a batch; None: it cannot"
     )
+    eplb: bool = fact(False, "places experts by popularity (`inference.eplb`)")
     deep_ep: bool = fact(
         False,
         "experts' messages over several replicas by DeepEP: in 8 bits beside fp8 weights on the way out, and with more "

@@ -170,6 +170,7 @@ _VLLM_09 = Engine(
     shares_at_once=True,
     called="vLLM V1",
     own_all_reduces=CUSTOM,
+    eplb=True,  # since 0.9.2: config.py, enable_eplb
     deep_ep=True,
     reads_checkpoint=True,
     splits_experts=True,
@@ -255,6 +256,7 @@ _RECORDS = (
         "2026-11",
         "this project's: one kernel after another, a host of no time",
         two_batches=TwoBatches(),
+        eplb=True,
     ),
     _FIRST_VLLM,
     replace(
@@ -288,6 +290,7 @@ _RECORDS = (
         date="2025-03",
         source="as vllm-v1; limits of large GPUs for A100, too (engine/arg_utils.py)",
         called="",
+        eplb=False,
         deep_ep=False,
         cases=(_LARGE._replace(but=()),),
     ),
@@ -313,6 +316,7 @@ _RECORDS = (
         source="as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py and "
         "model_executor/cuda_graph_runner.py of 0.4.8 to 0.5.2)",
         two_batches=_SGLANG_TWO,
+        eplb=True,  # srt/server_args.py: enable_eplb
         deep_ep=True,
         drafting_sizes=sglang_older_drafting_sizes,
         fraction=sglang_older_fraction,
@@ -338,6 +342,7 @@ _RECORDS = (
         retracts=1,
         fraction=sglang_fraction,
         two_batches=_SGLANG_TWO,
+        eplb=True,  # srt/server_args.py: enable_eplb
         deep_ep=True,
         cases=(
             _sized(20, 2048, 24),
@@ -405,6 +410,7 @@ _RECORDS = (
         prompts_beside=True,
         fp8_cache=True,
         own_all_reduces=MIN_LATENCY,
+        eplb=True,  # llmapi/llm_args.py: MoeLoadBalancerConfig
         deep_ep=True,
         reads_checkpoint=True,
         splits_experts=True,

@@ -52,7 +52,7 @@ class Streamed(NamedTuple):
 
 def layer_weight_bytes(d: ServingDims, spec: LayerSpec) -> float:
     """A layer's weights on one rank, in the formats the scenario keeps them in."""
-    linear, experts, rest = spec.served_elements(d.tp, d.ep, d.expert_tp)
+    linear, experts, rest = spec.served_elements(d)
     return linear * d.weight_bytes + experts * d.expert_weight_bytes + rest * d.act_bytes
 
 

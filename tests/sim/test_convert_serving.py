@@ -72,6 +72,28 @@ def test_all_gpus_share_the_experts_with_vllms_expert_parallelism(tmp_path: Path
     assert found["parallelism"] == {"tp": 1, "pp": 1, "dp": 8, "ep": 8}
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--enable-eplb --num-redundant-experts 32",
+        """--enable-eplb --eplb-config '{"num_redundant_experts": 32}'""",
+    ],
+)
+def test_copies_of_experts(tmp_path: Path, flags: str) -> None:
+    server = f"vllm serve deepseek-ai/DeepSeek-V3 -dp 32 --enable-expert-parallel {flags}"
+    found, text = converted(tmp_path, f"{server}\n{BENCH}")
+    assert found["inference"]["eplb"] == {"redundant_experts": 32}
+    assert "not expressed here" not in text
+    parse_scenario(found)
+
+
+def test_sglangs_copies_of_experts(tmp_path: Path) -> None:
+    server = "python -m sglang.launch_server --model deepseek-v3 --tp 16 --ep 16 --enable-eplb"
+    assert converted(tmp_path, f"{server}\n{BENCH}")[0]["inference"]["eplb"] == {"redundant_experts": 0}
+    found, _ = converted(tmp_path, f"{server} --ep-num-redundant-experts 16\n{BENCH}")
+    assert found["inference"]["eplb"] == {"redundant_experts": 16}
+
+
 def test_a_container_of_vllm(tmp_path: Path) -> None:
     docker = "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.19.0 --model Qwen/Qwen3-32B -tp 2"
     found, _ = converted(tmp_path, f"{docker}\n{BENCH}")

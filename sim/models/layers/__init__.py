@@ -76,13 +76,13 @@ class LayerSpec(Struct, frozen=True):
         attention = 0 if self.attention is None else sum(m.elements for m in self.attention.matrices())
         return attention + (0 if self.mlp is None else self.mlp.active_elements)
 
-    def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
+    def served_elements(self, d: ServingDims) -> ServedElements:
         """The layer's weights on one rank, counted as serving stores them."""
         none = ServedElements(0, 0, 0)
-        weights, experts, rest = none if self.mlp is None else self.mlp.served_elements(tp, ep, expert_tp)
+        weights, experts, rest = none if self.mlp is None else self.mlp.served_elements(d)
         rest += self.norms * self.norm_elements
         if self.attention is not None:
-            matrices = self.attention.matrices(tp)
+            matrices = self.attention.matrices(d.tp)
             weights += sum(m.elements for m in matrices)
             rest += sum(m.parameters - m.elements for m in matrices) + self.attention.other_parameters()
         return ServedElements(weights, experts, rest)

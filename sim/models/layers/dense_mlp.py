@@ -77,9 +77,9 @@ class DenseMlp(Struct, frozen=True):
         """Weights that one token is multiplied by."""
         return sum(m.elements for m in self.matrices())
 
-    def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
+    def served_elements(self, d: ServingDims) -> ServedElements:
         """Weights on one rank, counted as serving stores them."""
-        matrices = self.matrices(tp)
+        matrices = self.matrices(d.tp)
         return ServedElements(sum(m.elements for m in matrices), 0, sum(m.parameters - m.elements for m in matrices))
 
     def widest(self, tp: int) -> float:

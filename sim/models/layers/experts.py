@@ -88,14 +88,15 @@ class Experts(Struct, frozen=True):
         shared = 0 if self.shared is None else self.shared.active_elements + self.gate_elements
         return self.router_elements + self.moe.top_k * self.one.active_elements + shared
 
-    def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
+    def served_elements(self, d: ServingDims) -> ServedElements:
         """Weights on one rank, counted as serving stores them."""
-        local, matrices = ceil_div(self.moe.experts, ep), self.one.matrices(expert_tp)
+        redundant = d.eplb.redundant if d.eplb is not None else 0
+        local, matrices = ceil_div(self.moe.experts + redundant, d.ep), self.one.matrices(d.expert_tp)
         experts, rest = local * sum(m.elements for m in matrices), self.router_parameters + self.gate_elements
         rest += local * sum(m.parameters - m.elements for m in matrices)
         shared = ServedElements(0, 0, 0)
         if self.shared is not None:
-            shared = self.shared.served_elements(tp, ep, expert_tp)
+            shared = self.shared.served_elements(d)
         return ServedElements(shared.linear, experts, rest + shared.rest)
 
     def widest(self, tp: int) -> float:
@@ -120,7 +121,7 @@ class Experts(Struct, frozen=True):
         """The fullest rank's part of the routed experts, where each of the replicas that share them has `tokens`."""
         moe, span = self.moe, d.ep * d.expert_tp / d.tp
         pooled = max(1, round(tokens * span))  # of all replicas that share the experts, or this copy's part
-        rows, groups = fullest_rank(moe, pooled, d.ep)
+        rows, groups = fullest_rank(moe, pooled, d.ep, d.eplb)
         routed = [self._kernel(d, rows, groups, span > 1)] if d.one_kernel else self._kernels(d, tokens, rows, groups)
         sent = self.exchange(d, tokens)
         return (*sent[:1], *routed, *sent[1:])
