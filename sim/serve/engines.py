@@ -10,7 +10,6 @@ Seconds called "fitted" are printed by `python tools/fit_engines.py`: least squa
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from sim.serve.engine_record import Case, Defaults, Engine, HostTimes, TwoBatches
@@ -419,31 +418,3 @@ _RECORDS = (
 )
 ENGINES: dict[str, Engine] = {record.name: record for record in _RECORDS}
 ENGINE_FILES = ".json"  # how the names of files end that `sim.serve.engine_file` reads
-
-
-def engine_named(texts: tuple[str, ...]) -> Engine | None:
-    """The record of a product and version as tables of measurements name them; None where no product is known.
-
-    All words of its `product` stand in the texts, and those of no other with more words. Of its records the newest that
-    is no newer than the first version (0.17, 0.6.5) or else year (2023) in the texts, in their order; without either
-    one that is `called` so (vLLM V1), or else the newest.
-
-    >>> texts = ("vLLM 2023", "SGLang", "vLLM V1", "vLLM 0.6.6", "TGI 1.4")
-    >>> [found.name if (found := engine_named((text,))) else None for text in texts]
-    ['vllm-0.2', 'sglang-0.5', 'vllm-v1', 'vllm-0.6.5', None]
-    """
-    words = {word.lower() for text in texts for word in re.findall(r"[\w-]+", text)}
-    known = [e for e in ENGINES.values() if set(e.product.lower().split()) <= words]
-    if not known:
-        return None
-    most = max(len(e.product.split()) for e in known)
-    records = [e for e in known if len(e.product.split()) == most]
-    version = next((found for text in texts if (found := re.search(r"\bv?(\d+)\.(\d+)(?:\.(\d+))?", text))), None)
-    year = next((found[0] for text in texts if (found := re.search(r"\b20\d\d\b", text))), "9999")
-    if version is not None:
-        older = [e for e in records if e.since <= tuple([int(n) for n in version.groups() if n])]
-    else:
-        older = [e for e in records if e.date[:4] <= year]
-        if year == "9999":
-            older = [e for e in records if e.called and set(e.called.lower().split()) <= words] or older
-    return (older or records[:1])[-1]

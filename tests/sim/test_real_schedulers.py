@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from sim.prices.profiles import load_profile
+from sim.serve.engine_names import engine_named
 from sim.serve.engine_record import Engine
-from sim.serve.engines import engine_named
 from sim.serve.pools import whole_pool
 from sim.serve.replica import Work, Worker
 from sim.serve.requests import Request

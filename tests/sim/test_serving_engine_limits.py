@@ -10,7 +10,8 @@ import pytest
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.costs import iteration_costs
-from sim.serve.engines import ENGINES, engine_named
+from sim.serve.engine_names import engine_named
+from sim.serve.engines import ENGINES
 from sim.serve.sglang_memory import GIB
 from sim.serve.simulation import simulate_serving
 from tests.sim.serving_cases import ONE, SMALL, engine_scenario

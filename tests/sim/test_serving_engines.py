@@ -16,8 +16,9 @@ from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.costs import IterationCosts, iteration_costs
 from sim.serve.dims import serving_dims
+from sim.serve.engine_names import engine_named
 from sim.serve.engine_record import Defaults, Engine, HostTimes
-from sim.serve.engines import ENGINES, engine_named
+from sim.serve.engines import ENGINES
 from sim.serve.host import host_of
 from sim.serve.iteration_parts import Key, Work
 from sim.serve.iteration_shares import HOST, priced_together
@@ -259,6 +260,19 @@ def test_an_unknown_engine_is_refused_with_those_known() -> None:
             "trtllm-0.6",
         ),
         (("LMDeploy 0.6",), None),
+        (("CUDA 12.4, vLLM 0.6.6",), "vllm-0.6.5"),
+        (("PyTorch 2.5.1, vLLM v0.6.3.post1, CUDA 12.4",), "vllm-0.6"),
+        (("Llama-3.1-70B with vLLM 0.8.4",), "vllm-0.8"),
+        (("vLLM (V1 engine, 0.10.2)",), "vllm-v1"),
+        (("Dynamo 0.4 with vLLM 0.10",), "vllm-v1"),
+        (("vllm/vllm-openai:v0.11.0",), "vllm-v1"),
+        (("rocm7.0_vllm_0.9.1_20250715",), "vllm-v1"),
+        (("vllm-0.11.0",), "vllm-v1"),
+        (("vLLM", "0.6.6"), "vllm-0.6.5"),
+        (("vLLM", "CUDA 12.4"), "vllm-0.19"),
+        (("TensorRT LLM 1.1",), "trtllm-1.0"),
+        (("TRT-LLM v0.17.0",), "trtllm"),
+        (("tensorrt_llm 0.7, Triton 24.08",), "trtllm-triton"),
     ],
 )
 def test_tables_name_engines_by_product_and_version(texts: tuple[str, ...], engine: str | None) -> None:
