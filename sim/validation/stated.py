@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from sim.inputs.cluster_input import same_nics
 from sim.inputs.overrides import merge
@@ -19,25 +24,11 @@ from sim.models.frameworks import FRAMEWORKS
 TRAINERS = {
     "nanotron": "nanotron",
     "composer": "composer",
+    "deepspeed": "deepspeed",
     "megatron-bridge": "megatron_bridge",
     "meta's in-house training stack": "meta_llama3",
 }
-# When releases of torch came out (github.com/pytorch/pytorch/releases).
-TORCH = {
-    "1.12": "2022-06",
-    "1.13": "2022-10",
-    "2.0": "2023-03",
-    "2.1": "2023-10",
-    "2.2": "2024-01",
-    "2.3": "2024-04",
-    "2.4": "2024-07",
-    "2.5": "2024-10",
-    "2.6": "2025-01",
-    "2.7": "2025-04",
-    "2.8": "2025-08",
-    "2.9": "2025-10",
-    "2.10": "2026-01",
-}
+RELEASES = files("sim") / "presets" / "releases.yaml"
 # What NVIDIA's MLPerf submissions call their switches, the wider first.
 GRAPHS = {"FULL_CUDA_GRAPH": "step", "MCORE_CUDA_GRAPH": "layers", "LAYER_CUDA_GRAPH": "layers"}
 ON = ("1", "true")
@@ -49,8 +40,21 @@ RECIPES = {"rowwise": "rowwise", "tensorwise": "tensorwise", "fp8-cs": "tensorwi
 SHARED = "shared cluster"
 
 
+class _Product(Struct, frozen=True):
+    """How a product's name is written, and the month of each release."""
+
+    written: str
+    months: str
+
+
+@cache
+def _releases() -> dict[str, _Product]:
+    return msgspec.yaml.decode(RELEASES.read_bytes(), type=dict[str, _Product])
+
+
 def software_date(text: str) -> str | None:
-    """The latest release that a text names: a day, a container of a month, a release of torch, or else a year.
+    """The latest release that a text names: a day, a container of a month, a version of a product whose releases are
+    known (torch, Megatron-Core, Transformer Engine, DeepSpeed), or else a year.
 
     >>> software_date("torch 1963fc8 (2024-12-23)"), software_date("NeMo 24.07"), software_date("PyTorch 1.13 era")
     ('2024-12-23', '2024-07', '2022-10')
@@ -59,17 +63,37 @@ def software_date(text: str) -> str | None:
     """
     found = re.findall(r"\b20\d\d-[01]\d-[0-3]\d\b", text)
     found += [f"20{y}-{m}" for y, m in re.findall(r"\b(2[1-9])\.(0[1-9]|1[0-2])\b", text)]
-    found += [TORCH[v] for v in re.findall(r"\b(?:PyTorch|torch) (\d\.\d+)", text) if v in TORCH]
+    for product in _releases().values():
+        months = dict(pair.split("=") for pair in product.months.split())
+        versions = re.findall(rf"\b{product.written}[\W_]*v?(\d+\.\d+)", text, re.IGNORECASE)
+        found += [months[version] for version in versions if version in months]
     if not found:
         found = [f"{y}-{'02' if early else '07'}" for early, y in re.findall(r"\b(early )?(20[12]\d)\b", text)]
     return max(found, default=None)
+
+
+def _row_date(text: str, row: Mapping[str, Any]) -> str | None:
+    """The release that a row of a table of several releases ran: in its `id` NVIDIA's container, or in the table's
+    `software` that of its round.
+
+    >>> _row_date("(24.09 in v4.1, 25.01-25.04 in v5.0)", {"id": "gpt3", "run": {"round": "v5.0"}})
+    '2025-04'
+    >>> _row_date("", {"id": "v5.0_H100_n64_ngc24.09_nemo"})
+    '2024-09'
+    """
+    container = re.search(r"ngc(2\d\.\d\d)", str(row.get("id", "")))
+    run = row.get("run")
+    stated = re.escape(str(run.get("round"))) if isinstance(run, Mapping) else "$^"
+    of_round = re.search(rf"(2\d\.\d\d) in {stated}\b", text)
+    found = container or of_round
+    return software_date(found[1]) if found else None
 
 
 def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of `training` that the table's `software`, the row's `run.settings` and its `id` say."""
     text = software if isinstance(software, str) else ""
     out: dict[str, Any] = {}
-    date = software_date(text) or software_date(str(row.get("group", "")))  # a table of many releases groups by them
+    date = _row_date(text, row) or software_date(text) or software_date(str(row.get("group", "")))
     if date is not None:
         out["software_date"] = date
     named = re.match(rf"\W*({'|'.join(TRAINERS)})\b", text, re.IGNORECASE)

@@ -87,12 +87,25 @@ def test_where_no_launch_script_is_known_a_row_stays(
     [
         ("torch 1963fc8 (2024-12-23), torchao eab345c", "2024-12-23"),
         ("NeMo 24.07, Megatron-Core", "2024-07"),
+        ("torch==2.7.1+cu128", "2025-04"),
+        ("Megatron-Core 0.12.1, TE 2.4, CUDA 12.9", "2025-06"),
+        ("DeepSpeed 0.14.4", "2024-03"),
         ("Composer + PyTorch FSDP (A100: PyTorch 1.13 era; H100: PyTorch 2.1)", "2023-10"),
         ("Megatron-LM fork of the authors (2023)", "2023-07"),
     ],
 )
 def test_the_latest_release_is_the_date(tmp_path: Path, software: str, date: str) -> None:
     assert training(tmp_path, software)["software_date"] == date
+
+
+def test_a_row_of_a_table_of_several_releases_has_its_own(tmp_path: Path) -> None:
+    software = "NeMo (24.04 in v4.0, 24.09 in v4.1, 25.01-25.04 in v5.0)"
+    for number, date in (("v4.1", "2024-09"), ("v5.0", "2025-04"), ("v6.0", "2025-04")):
+        assert training(tmp_path, software, {"run": {"round": number}})["software_date"] == date
+    assert (
+        training(tmp_path, software, {"id": "v5.0_n64_ngc25.01", "run": {"round": "v5.0"}})["software_date"]
+        == "2025-01"
+    )
 
 
 def test_a_trainer_with_a_record_takes_the_place_of_its_nearest_word_alone(tmp_path: Path) -> None:
