@@ -12,11 +12,15 @@ from typing import Any
 
 from sim.convert.command_line import flags_of, words_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
+OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
+DISPATCHER = "allgather"  # where no flag names one
+SIMULATED_OF_EXPERTS = ("moe-grouped-gemm", "moe-permute-fusion")  # off by default
 WITHOUT_EFFECT = files("sim.convert") / "megatron_without_effect.txt"  # on what a step takes and keeps
 
 
@@ -28,13 +32,13 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     """
     s = Settings(file, _flags(file, text))
     p = _layout(s, machine)
-    training = _training(s)
+    training = _training(s, p["dp"])
     model = machine.model or _model(s)
+    notes = _notes_on_experts(s, p) if s.take("num-experts") is not None else []
+    s.choice("transformer-impl", {"transformer_engine": True}, "transformer_engine")
     without_effect = WITHOUT_EFFECT.read_text("utf-8").split()
-    left = [f"--{name}" for name in s.left() if name not in without_effect]
-    notes = [f"not expressed here: {', '.join(left)}"] if left else []
-    if "moe" in model and isinstance(model, dict):
-        notes.append("experts are loaded evenly; model.moe.imbalance says otherwise")
+    if left := [f"--{name}" for name in s.left() if name not in without_effect]:
+        notes.insert(0, f"not expressed here: {', '.join(left)}")
     scenario = {"version": 1, "name": file.stem, "model": model, "training": training, "parallelism": p}
     return Converted({**scenario, "cluster": machine.cluster}, tuple(notes))
 
@@ -51,7 +55,6 @@ def _model(s: Settings) -> dict[str, Any]:
     tokenizer = s.take("tokenizer-type")
     if vocab is None:
         raise InputError(f"{s.file}: --vocab-size: is missing (the tokenizer would say it): give --set model.vocab=N")
-    dropout = max(float(s.take("attention-dropout", 0.1)), float(s.take("hidden-dropout", 0.1)))
     positions = s.take("position-embedding-type", "learned_absolute")
     if s.take("use-rotary-position-embeddings"):
         positions = "rope"
@@ -68,23 +71,22 @@ def _model(s: Settings) -> dict[str, Any]:
         "bias": not s.flag("disable-bias-linear"),
         "qkv_bias": s.flag("add-qkv-bias"),
         "qk_norm": s.flag("qk-layernorm"),
-        "dropout": dropout,
+        "dropout": max(s.number(f"{where}-dropout", 0.1) or 0.0 for where in ("attention", "hidden")),
         "tied_embeddings": not s.flag("untie-embeddings-and-output-weights"),
         "positions": {"learned_absolute": "learned"}.get(str(positions), positions),
         "max_positions": s.integer("max-position-embeddings", s.integer("seq-length")),
         "mtp_layers": s.integer("mtp-num-layers", 0),
     }
     if s.flag("multi-latent-attention"):
-        q_rank = s.take("q-lora-rank")
         model["mla"] = {
-            "q_lora_rank": None if q_rank is None else int(q_rank),
+            "q_lora_rank": s.whole("q-lora-rank"),
             "kv_lora_rank": s.integer("kv-lora-rank", 32),
             "qk_nope_head_dim": s.integer("qk-head-dim", 128),
             "qk_rope_head_dim": s.integer("qk-pos-emb-head-dim", 64),
             "v_head_dim": s.integer("v-head-dim", 128),
         }
-    elif s.take("kv-channels") is not None:
-        model["head_dim"] = s.integer("kv-channels")
+    else:
+        model["head_dim"] = s.whole("kv-channels")
     if s.take("num-experts") is not None:
         model["moe"] = _experts(s, model)
     return without_none(model)
@@ -98,7 +100,7 @@ def _default_ffn(s: Settings, swiglu: bool) -> int:
 
 def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
     ffn = s.integer("moe-ffn-hidden-size", model["ffn"])
-    shared, capacity = s.take("moe-shared-expert-intermediate-size"), s.take("moe-expert-capacity-factor")
+    shared = s.whole("moe-shared-expert-intermediate-size")
     frequency = str(s.take("moe-layer-freq", "1")).strip("\"' ")
     dense = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?", frequency.replace(" ", ""))
     return without_none(
@@ -106,22 +108,25 @@ def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
             "experts": s.integer("num-experts"),
             "top_k": s.integer("moe-router-topk", 2),
             "ffn": ffn,
-            "shared_experts": None if shared is None else max(1, round(int(shared) / ffn)),
+            "shared_experts": None if shared is None else max(1, round(shared / ffn)),
             "dense_layers": int(dense[1]) if dense else None,
             "every": int(frequency) if frequency.isdigit() and frequency != "1" else None,
-            "capacity_factor": None if capacity is None else float(capacity),
+            "capacity_factor": s.number("moe-expert-capacity-factor"),
             "pad_to_capacity": s.flag("moe-pad-expert-input-to-capacity") or None,
-            "router_fp32": _fp32_router(s),
+            "router_fp32": s.choice("moe-router-dtype", {"fp32": True}, ""),
             **_groups(s),
         }
     )
 
 
-def _fp32_router(s: Settings) -> bool | None:
-    """Tell whether the router multiplies in fp32. Any other dtype is left, and so named as not expressed."""
-    if str(s.values.get("moe-router-dtype")).strip("\"' ") != "fp32":
-        return None
-    return bool(s.take("moe-router-dtype"))
+def _notes_on_experts(s: Settings, p: dict[str, Any]) -> list[str]:
+    """What is simulated otherwise than the flags say, or by default do."""
+    notes = []
+    if not s.choice("moe-token-dispatcher-type", {"alltoall": True, "flex": True}, DISPATCHER) and p["ep"] > 1:
+        notes.append(f"--moe-token-dispatcher-type {DISPATCHER}, the default: an all-to-all is simulated in its place")
+    if absent := [f"--{name}" for name in SIMULATED_OF_EXPERTS if not s.flag(name)]:
+        notes.append(f"simulated as with {' and '.join(absent)}")
+    return [*notes, "experts are loaded evenly; model.moe.imbalance says otherwise"]
 
 
 def _groups(s: Settings) -> dict[str, Any]:
@@ -129,32 +134,42 @@ def _groups(s: Settings) -> dict[str, Any]:
     if s.take("moe-router-group-topk") is None:
         return {}
     top = s.integer("moe-router-group-topk")
-    if str(s.take("moe-token-dispatcher-type", "allgather")).strip("\"' ") == "flex":
+    if s.choice("moe-token-dispatcher-type", {"flex": True}, DISPATCHER):
         s.take("moe-router-num-groups")
         return {"max_nodes_per_token": top}
     return {"groups": s.integer("moe-router-num-groups"), "top_groups": top}
 
 
-def _training(s: Settings) -> dict[str, Any]:
+def _grad_dtype(s: Settings) -> str | None:
+    """What gradients are summed up and reduced in; None where parameters are in fp32 (`validate_args`)."""
+    in_fp32 = s.flag("accumulate-allreduce-grads-in-fp32")
+    if s.flag("bf16"):
+        return "bf16" if s.flag("grad-reduce-in-bf16") or s.choice("main-grads-dtype", {"bf16": True}, "") else "fp32"
+    return ("fp32" if in_fp32 else "fp16") if s.flag("fp16") else None
+
+
+def _training(s: Settings, dp: int) -> dict[str, Any]:
     precision = "bf16" if s.flag("bf16") else "fp16" if s.flag("fp16") else "fp32"
     recipe = s.take("fp8-recipe")
     if s.take("fp8-format") is not None:
         precision = "mxfp8" if recipe == "mxfp8" else "fp8"
     if s.take("fp4-format") is not None:
         precision = "nvfp4"
-    grads = "bf16" if s.flag("grad-reduce-in-bf16") else "fp32"
-    s.take("accumulate-allreduce-grads-in-fp32")
-    fused = sum(s.flag(f"no-{name}-fusion") for name in MEGATRON_FUSIONS) < len(MEGATRON_FUSIONS)
+    unfused = {f"no-{name}-fusion" for name in MEGATRON_FUSIONS}
+    if fused := not unfused <= s.values.keys():
+        unfused = set()  # some of them: no framework is so
+    s.taken |= unfused
+    micro_batch = s.integer("micro-batch-size")
     return without_none(
         {
             "seq_len": s.integer("seq-length"),
-            "micro_batch_size": s.integer("micro-batch-size"),
-            "global_batch_size": s.integer("global-batch-size"),
+            "micro_batch_size": micro_batch,
+            "global_batch_size": s.integer("global-batch-size", micro_batch * dp),
             "precision": precision,
             "fp8_recipe": recipe if precision in ("fp8", "mxfp8") else None,
-            "grad_dtype": None if precision == "fp32" else grads,
-            "optimizer": "sgd" if s.take("optimizer", "adam") == "sgd" else "adamw",
-            "gradient_clipping": float(s.take("clip-grad", 1.0)) > 0,
+            "grad_dtype": _grad_dtype(s),
+            "optimizer": s.choice("optimizer", OPTIMIZERS, "adam"),
+            "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             "attention": "unfused" if s.take("attention-backend") == "unfused" else "fused",
             "cross_entropy": "fused" if s.flag("cross-entropy-loss-fusion") else "unfused",
             "framework": "megatron" if fused else "eager",
@@ -165,9 +180,9 @@ def _training(s: Settings) -> dict[str, Any]:
 
 def _recompute(s: Settings) -> Any:
     granularity = "selective" if s.flag("recompute-activations") else s.take("recompute-granularity")
-    method, layers = s.take("recompute-method"), s.take("recompute-num-layers")
-    if granularity == "full" and method == "block":
-        return {"mode": "full", "layers": int(layers or 1)}
+    if granularity == "full" and s.take("recompute-method") == "block":
+        return {"mode": "full", "layers": s.integer("recompute-num-layers", 1)}
+    s.choice("recompute-num-layers", {"1": True}, "1")  # units of several layers are not simulated
     named = s.take("recompute-modules")
     if granularity == "selective" and named:
         return {"mode": "selective", "modules": str(named).replace(",", " ").split()}
@@ -190,16 +205,16 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
         "ep": s.integer("expert-model-parallel-size", 1) if experts else None,
         "expert_tp": s.integer("expert-tensor-parallel-size", tp) if experts else None,
         "ep_overlap": s.flag("overlap-moe-expert-parallel-comm") or None,
-        "cp_method": CP_METHODS.get(str(s.take("cp-comm-type", "p2p"))),
+        "cp_method": s.choice("cp-comm-type", CP_METHODS, "p2p"),
         "tp_overlap": "full" if s.flag("tp-comm-overlap") else "wgrad" if tp > 1 else None,
         "dp_sync": "bucketed" if overlap else "after_backward",
         "rank_order": "tp-cp-pp-dp" if s.flag("use-tp-pp-dp-mapping") else None,
         **_zero(s, dp * cp),
         **_pipeline(s, pp),
     }
-    bucket = s.take("ddp-bucket-size")
-    if overlap and bucket is not None:
-        p["bucket_bytes"] = int(bucket) * (2 if s.flag("grad-reduce-in-bf16") else 4)
+    if overlap:
+        elements = s.integer("ddp-bucket-size", max(40_000_000, 1_000_000 * dp))  # core/distributed
+        p["bucket_bytes"] = int(elements * dtype_bytes(_grad_dtype(s) or "fp32"))
     return without_none(p)
 
 
@@ -207,10 +222,12 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
     """The distributed optimizer shards optimizer states; its FSDP by `data-parallel-sharding-strategy`."""
     instances = s.integer("num-distributed-optimizer-instances", 1)
     gather = s.flag("overlap-param-gather")
-    strategy = s.take("data-parallel-sharding-strategy")
-    if s.flag("use-megatron-fsdp") or s.flag("use-custom-fsdp") or s.flag("use-torch-fsdp2"):
+    if s.flag("use-torch-fsdp2"):
+        kept = s.flag("torch-fsdp2-no-reshard-after-forward")
+        return {"zero": 3, "reshard_after_forward": False if kept else None}
+    if s.flag("use-megatron-fsdp") or s.flag("use-custom-fsdp"):
         s.take("use-distributed-optimizer")
-        return {"zero": ZERO_STAGES.get(strategy, 3)}
+        return {"zero": s.choice("data-parallel-sharding-strategy", ZERO_STAGES, "no_shard")}
     if not s.flag("use-distributed-optimizer"):
         return {"zero": 0}
     shard = members // instances if instances > 1 else None
@@ -221,26 +238,29 @@ def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
     if pp == 1:
         return {}
     layout = s.take("pipeline-model-parallel-layout")
-    virtual = s.take("num-virtual-stages-per-pipeline-rank")
-    per_virtual = s.take("num-layers-per-virtual-pipeline-stage")
+    virtual = s.whole("num-virtual-stages-per-pipeline-rank")
+    per_virtual = s.whole("num-layers-per-virtual-pipeline-stage")
     out: dict[str, Any] = {}
     stages = pp
     if isinstance(layout, str):
-        counts = [_layers_of(part) for part in layout.strip("\"'").split("|")]
+        counts = [stage.count("t") for stage in _unrolled(layout).split("|")]
         stages, out["layers_per_stage"] = len(counts), counts
     elif virtual is not None:
-        stages = pp * s.integer("num-virtual-stages-per-pipeline-rank")
+        stages = pp * virtual
     elif per_virtual is not None:
-        stages = s.integer("num-layers") // s.integer("num-layers-per-virtual-pipeline-stage")
+        stages = s.integer("num-layers") // per_virtual
     if stages > pp:
-        group = s.take("microbatch-group-size-per-virtual-pipeline-stage")
         blocking = s.flag("no-overlap-p2p-communication")
         out |= {"schedule": "interleaved_1f1b", "virtual_stages": stages // pp, "p2p_overlap": not blocking}
-        out["micro_batch_group"] = None if group is None else int(group)
+        out["micro_batch_group"] = s.whole("microbatch-group-size-per-virtual-pipeline-stage")
     return out
 
 
-def _layers_of(stage: str) -> int:
-    """Layers of a stage in a layout's text: `t`, or `t*3`, or `(tt)*2`; E, m and L are no layers."""
-    expanded = re.sub(r"\((\w+)\)\*(\d+)", lambda m: m[1] * int(m[2][:4]), stage)
-    return re.sub(r"(\w)\*(\d+)", lambda m: m[1] * int(m[2][:4]), expanded).count("t")
+def _unrolled(layout: str) -> str:
+    """A layout's text without `t*3` and `(tt|)*2` (core/transformer/pipeline_parallel_layer_layout.py).
+
+    A layer is `t`; E, m and L are none.
+    """
+    for times in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        layout = re.sub(times, lambda found: found[1] * int(found[2][:4]), layout)
+    return layout

@@ -150,7 +150,7 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     tp, pp, dp = (s.integer(name, 1) for name in ("tp", "pp", "dp"))
     if s.flag("experts_on_all"):
         return {"tp": tp, "pp": pp, "dp": dp, "ep": tp * dp}
-    ep = _whole(s, "ep")
+    ep = s.whole("ep")
     if _by_deepep(s):
         ep = tp  # srt/server_args.py, _handle_deepep_moe
     if s.flag("dp_attention"):  # dp replicas of the attention within the tp ranks, which share the experts
@@ -166,7 +166,7 @@ def _by_deepep(s: Settings) -> bool:
 
 
 def _inference(s: Settings) -> dict[str, Any]:
-    tokens, offload = _whole(s, "tokens"), s.number("offload_gib")
+    tokens, offload = s.whole("tokens"), s.number("offload_gib")
     chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
     if tokens is not None and tokens < 0:  # SGLang: no chunks
         tokens, chunked = None, False
@@ -176,7 +176,7 @@ def _inference(s: Settings) -> dict[str, Any]:
         s.take("quantization")
     kept = {
         "dtype": None if cache == "auto" else "fp8" if cache.startswith("fp8") else cache,
-        "block_tokens": _whole(s, "block"),
+        "block_tokens": s.whole("block"),
         "memory_fraction": s.number("memory"),
         "free_fraction": s.number("free"),
     }
@@ -184,7 +184,7 @@ def _inference(s: Settings) -> dict[str, Any]:
         {
             "precision": None if dtype == "auto" else sixteen_bit(dtype),
             "quantization": weights,
-            "max_running_requests": _whole(s, "running"),
+            "max_running_requests": s.whole("running"),
             "max_batch_tokens": tokens,
             "chunked_prefill": chunked,
             "two_batch_overlap": True if s.flag("two_batches") else None,
@@ -201,10 +201,8 @@ def _inference(s: Settings) -> dict[str, Any]:
 def _eplb(s: Settings) -> dict[str, Any] | None:
     """Experts placed by popularity: vLLM's number of copies may also be in a JSON object."""
     config = _json_object(s, "eplb_config", "eplb-config")
-    redundant = _whole(
-        Settings(s.file, {"redundant": config.get("num_redundant_experts", s.take("redundant"))}), "redundant"
-    )
-    return {"redundant_experts": redundant or 0} if s.flag("eplb") else None
+    copies = Settings(s.file, {"redundant": config.get("num_redundant_experts", s.take("redundant"))})
+    return {"redundant_experts": copies.whole("redundant") or 0} if s.flag("eplb") else None
 
 
 def _json_object(s: Settings, name: str, flag: str) -> dict[str, Any]:
@@ -229,7 +227,7 @@ def _speculative(s: Settings) -> dict[str, Any] | None:
         drafted = Settings(
             s.file, {"tokens": config.get("num_speculative_tokens", 1), "draft": None if own else config.get("model")}
         )
-    tokens, draft = _whole(drafted, "tokens"), drafted.take("draft")
+    tokens, draft = drafted.whole("tokens"), drafted.take("draft")
     if tokens is None:
         return None
     return without_none({"tokens": tokens, "draft": PREFIX + draft if draft and is_id(str(draft)) else draft})
@@ -249,8 +247,8 @@ def _requests(b: Settings, benchmark: _Benchmark) -> dict[str, Any]:
             "range_ratio": ratio or None,
             "count": count,
             "rate_per_s": rate if rate is not None and math.isfinite(rate) else None,
-            "max_concurrency": _whole(b, "concurrency"),
-            "seed": _whole(b, "seed"),
+            "max_concurrency": b.whole("concurrency"),
+            "seed": b.whole("seed"),
         }
     )
 
@@ -259,7 +257,3 @@ def _of_dataset(name: str) -> str:
     """What to say of a benchmark's data: only random lengths are known from its flags."""
     known = f"the requests of dataset {name} are not in the command: random ones stand for them"
     return "" if name == "random" else f"{known} (inference.requests.trace reads a file of requests)"
-
-
-def _whole(s: Settings, name: str) -> int | None:
-    return None if s.take(name) is None else s.integer(name)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
 from sim.core.errors import InputError
 from sim.core.units import counted
 from sim.inputs.input_source import show
+
+T = TypeVar("T")
 
 
 class Machine(Struct, frozen=True):
@@ -60,13 +62,24 @@ class Settings(Struct, dict=True):
             raise InputError(f"{self.file}: {self._written(name)}: {problem}") from None
         return int(number)
 
-    def number(self, name: str) -> float | None:
-        """A number, or None where it is missing.
+    def whole(self, name: str) -> int | None:
+        """A whole number as `integer` reads it, or None where it is missing."""
+        return None if self.take(name) is None else self.integer(name)
+
+    def choice(self, name: str, ours: Mapping[str, T], default: str) -> T | None:
+        """What is ours for the word that is given. One that has nothing is not taken, and so reported."""
+        word = str(self.values.get(name, default)).strip("\"' ")
+        if word in ours:
+            self.taken.add(name)
+        return ours.get(word)
+
+    def number(self, name: str, default: float | None = None) -> float | None:
+        """A number, or the default where it is missing.
 
         Raises:
             InputError: for something else.
         """
-        value = self.take(name)
+        value = self.take(name, default)
         if value is None:
             return None
         try:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS, MEGATRON_SCHEDULES
+from sim.models.frameworks import framework_of
 from sim.models.moe.dispatchers import dispatcher_of
 from sim.models.recipes import RECIPES, recipe_of
 
@@ -172,6 +173,7 @@ class Megatron(Emission):
             "moe-router-topk": moe.top_k,
             "moe-ffn-hidden-size": moe.ffn,
             "moe-grouped-gemm": True,
+            "moe-permute-fusion": framework_of(self.training).maps_copies,
             "moe-token-dispatcher-type": "flex" if flex else "alltoall",
             "moe-router-force-load-balancing": True,
             "expert-model-parallel-size": p.ep,
@@ -250,8 +252,9 @@ class Megatron(Emission):
     def _numbers(self) -> Flags:
         t = self.training
         pair = (t.grad_dtype, t.grad_reduce_dtype)
-        if pair not in (("fp32", "fp32"), ("bf16", "bf16")):
-            self.refuse("training.grad_dtype", "accumulates and reduces in fp32, or both in bf16", "/".join(pair))
+        own = "fp16" if t.precision == "fp16" else "bf16"
+        if pair not in (("fp32", "fp32"), (own, own)):
+            self.refuse("training.grad_dtype", f"accumulates and reduces in fp32, or both in {own}", "/".join(pair))
         framework = self.framework("megatron")
         recipe = recipe_of(t) if t.precision != "nvfp4" else None
         if recipe is not None and ("te", recipe.name) not in RECIPES:
@@ -262,7 +265,8 @@ class Megatron(Emission):
             "fp8-format": "hybrid" if t.precision in ("fp8", "mxfp8") else None,
             "fp4-format": "e2m1" if t.precision == "nvfp4" else None,
             "fp8-recipe": recipe.name if recipe is not None and recipe.name != "delayed" else None,
-            "grad-reduce-in-bf16" if pair[0] == "bf16" else "accumulate-allreduce-grads-in-fp32": True,
+            "grad-reduce-in-bf16": pair[0] == "bf16",
+            "accumulate-allreduce-grads-in-fp32": pair[0] == "fp32",
             "attention-backend": "flash" if t.attention == "fused" else "unfused",
             "optimizer": "adam" if t.optimizer == "adamw" else "sgd",
             "clip-grad": 1.0 if t.gradient_clipping else 0.0,

@@ -241,6 +241,18 @@ def test_experts_with_more_replicas_than_layers_are_sharded_by_the_flags_too(tmp
     assert one == other
 
 
+@pytest.mark.parametrize("grad_dtype", ["fp16", "fp32"])
+def test_gradients_of_fp16_and_the_fusion_of_experts_rows_are_written(tmp_path: Path, grad_dtype: str) -> None:
+    training = {"seq_len": 4096, "global_batch_size": 8, "framework": "megatron", "precision": "fp16"}
+    before = {"model": "llama3-8b", "training": {**training, "grad_dtype": grad_dtype}, "cluster": "dgx-h100"}
+    text = emit(parse_scenario(before), "megatron")
+    after, _ = converted(tmp_path, "x.sh", text, "--cluster", "dgx-h100", "--gpus", "1")
+    assert after["training"]["grad_dtype"] == grad_dtype
+    experts = {**before, "model": "qwen3-30b-a3b", "training": {**training, "precision": "bf16"}}
+    text = emit(parse_scenario(experts), "megatron")
+    assert "simulated as with" not in converted(tmp_path, "x.sh", text, "--cluster", "dgx-h100", "--gpus", "1")[1]
+
+
 def test_graphs_that_no_flag_asks_for_are_refused() -> None:
     training = {"seq_len": 4096, "global_batch_size": 8, "framework": "megatron", "cuda_graphs": "layers"}
     scenario = parse_scenario({"model": "llama3-8b", "training": training, "cluster": "dgx-h100"})
@@ -278,6 +290,75 @@ def test_a_capacity_that_experts_are_padded_to(tmp_path: Path) -> None:
     text = MEGATRON.replace("    --sequence-parallel", experts)
     moe = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]["moe"]
     assert (moe["capacity_factor"], moe["pad_to_capacity"]) == (1.0, True)
+
+
+EXPERTS = "--num-experts 64 --expert-model-parallel-size 4"
+
+
+@pytest.mark.parametrize(
+    ("flags", "section", "expected"),
+    [
+        ("--bf16", "training", {"grad_dtype": "fp32"}),
+        ("--bf16 --main-grads-dtype bf16", "training", {"grad_dtype": "bf16"}),
+        ("--fp16", "training", {"grad_dtype": "fp16"}),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", "training", {"grad_dtype": "fp32"}),
+        ("--optimizer dist_muon", "training", {"optimizer": "muon"}),
+        ("", "training", {"global_batch_size": 4, "micro_batch_size": 1}),
+        ("--overlap-grad-reduce", "parallelism", {"bucket_bytes": 4 * 40_000_000}),
+        ("--overlap-grad-reduce --ddp-bucket-size 10", "parallelism", {"bucket_bytes": 40}),
+        ("--use-megatron-fsdp", "parallelism", {"zero": 0}),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "parallelism", {"zero": 3}),
+        (
+            "--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward",
+            "parallelism",
+            {"zero": 3, "reshard_after_forward": False},
+        ),
+    ],
+)
+def test_what_megatron_s_flags_and_those_left_out_say(
+    tmp_path: Path, flags: str, section: str, expected: dict[str, Any]
+) -> None:
+    """Defaults of arguments.py, of `validate_args`, and of DistributedDataParallel's buckets."""
+    text = MEGATRON.replace("--sequence-parallel", f"--sequence-parallel {flags}")
+    for line in ("--bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--global-batch-size 128"):
+        text = text.replace(f"    {line}\n", "")
+    found = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0][section]
+    assert {key: found[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ("--transformer-impl local", "not expressed here: --cuda-graph-scope, --transformer-impl\n"),
+        ("--no-bias-swiglu-fusion", "--no-bias-swiglu-fusion\n"),
+        ("--cp-comm-type a2a+p2p", "--cp-comm-type, --cuda-graph-scope\n"),
+        ("--no-gradient-accumulation-fusion", "--no-gradient-accumulation-fusion\n"),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4",
+            "--recompute-num-layers\n",
+        ),
+        (EXPERTS, "--moe-token-dispatcher-type allgather, the default: an all-to-all is simulated"),
+        (f"{EXPERTS} --moe-token-dispatcher-type allgather", "--cuda-graph-scope, --moe-token-dispatcher-type\n"),
+        (EXPERTS, "simulated as with --moe-grouped-gemm and --moe-permute-fusion\n"),
+        (f"{EXPERTS} --moe-grouped-gemm", "simulated as with --moe-permute-fusion\n"),
+    ],
+)
+def test_what_of_megatron_s_flags_is_not_simulated_is_said(tmp_path: Path, flags: str, note: str) -> None:
+    text = MEGATRON.replace("--sequence-parallel", f"--sequence-parallel {flags}")
+    if "--recompute" in flags:
+        text = text.replace("    --recompute-activations\n", "")
+    assert note in converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[1]
+
+
+def test_a_layout_of_stages_is_unrolled_as_megatron_does(tmp_path: Path) -> None:
+    text = MEGATRON.replace(
+        "--sequence-parallel", '--sequence-parallel --pipeline-model-parallel-layout "Ettt*2|(tt|)*6,(t|)*16L"'
+    )
+    parallelism = converted(tmp_path, "train.sh", text.replace("(\n", "").replace("\n)", ""), "--cluster", "dgx-h100")[
+        0
+    ]["parallelism"]
+    assert parallelism["layers_per_stage"] == [4, *[2] * 6, *[1] * 16, 0]
+    assert parallelism["virtual_stages"] == 12
 
 
 def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> None:
@@ -345,6 +426,8 @@ def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str,
         ("a.sh", "torchrun pretrain_gpt.py --num-layers four", "--gpus N"),
         ("a.sh", "--nproc-per-node 8 --nnodes 1 --num-layers four --seq-length 8", "is required and missing"),
         ("a.sh", "--nproc-per-node 9 --nnodes 1 --tensor-model-parallel-size 2", "must be a multiple of 2"),
+        ("a.sh", f"{MEGATRON} --clip-grad x", "clip-grad: found 'x'; must be a number"),
+        ("a.sh", f"{MEGATRON} --kv-channels x", "kv-channels: found 'x'; must be a whole number"),
         ("a.json", "[1]", "holds no mapping"),
         ("a.toml", '[parallelism]\ndata_parallel_shard_degree = 1\n[model]\nname = "flux"', "found flux None"),
     ],

@@ -42,7 +42,8 @@ context-parallel-size cp-comm-type cross-entropy-loss-fusion data-parallel-shard
 disable-bias-linear eval-iters expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size fp16 fp4-format
 fp8-format fp8-recipe global-batch-size grad-reduce-in-bf16 group-query-attention hidden-dropout hidden-size
 kv-channels kv-lora-rank log-interval lr make-vocab-size-divisible-by max-position-embeddings micro-batch-size mock-data
-moe-expert-capacity-factor moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-pad-expert-input-to-capacity
+moe-expert-capacity-factor moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-permute-fusion
+moe-pad-expert-input-to-capacity
 moe-router-force-load-balancing
 moe-router-dtype moe-router-group-topk moe-router-num-groups moe-router-topk moe-shared-expert-intermediate-size
 moe-token-dispatcher-type mtp-num-layers multi-latent-attention no-bias-dropout-fusion no-bias-gelu-fusion
