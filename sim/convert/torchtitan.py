@@ -17,8 +17,11 @@ from typing import Any
 
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.errors import InputError
+from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
+from sim.inputs.parallelism import split_layers
 from sim.inputs.trainer_names import TITAN_GATHERS_8_BITS, TITAN_MODELS, TITAN_POLICIES, TITAN_SCHEDULES
+from sim.schedules import FORMS
 
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
 CONVERTERS = {  # of a model's matmuls, classes of Python configs
@@ -30,6 +33,12 @@ PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in 
 FLOAT8 = {"recipe_name", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
 # Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
 OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
+# Of them, what decides about neither a step's time nor its memory.
+WITHOUT_EFFECT = {
+    *(f"optimizer.{key}" for key in ("lr", "beta1", "beta2", "eps", "weight_decay")),
+    *(f"training.{key}" for key in ("dataset", "dataset_path", "gc_freq", "gc_debug", "seed", "deterministic")),
+    *(f"model.{key}" for key in ("tokenizer_path", "hf_assets_path", "print_after_conversion")),
+}
 TABLES = OWN | {"quantize", "float8", "mx"}
 
 
@@ -41,31 +50,27 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     """
     tables = _python(file, text, function) if file.suffix == ".py" else _toml(file, text)
     values = {f"{table}.{key}": v for table, keys in tables.items() for key, v in keys.items()}
+    notes = []
     if file.suffix == ".py":
         values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
     s = Settings(file, values)
-    layout = _layout(s, machine)
+    model = machine.model or _model(s)
+    layout = _layout(s, machine, str(model))
     training = _training(s, layout)
+    in_graph = not s.flag("training.disable_cuda_graphs") and layout["pp"] == 1 and layout["ep"] is None
+    if file.suffix == ".py" and in_graph:
+        training["cuda_graphs"] = "step"
+        notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
     gathers_8_bits = s.flag(f"float8.{TITAN_GATHERS_8_BITS}")
     tensorwise = training["precision"] == "fp8" and training.get("fp8_recipe", "tensorwise") == "tensorwise"
     if layout["zero"] == 3 and tensorwise and not gathers_8_bits:
         layout["param_gather_dtype"] = "bf16"
-    model = machine.model or _model(s)
-    starts = layout.pop("stage_starts", None)
-    if starts is not None:
-        layout["layers_per_stage"] = _layers_per_stage(file, starts, load_model(model).layers)
-    shown = [name for name in s.left() if name.partition(".")[0] in TABLES]
-    notes = [f"not expressed here: {', '.join(shown)}"] if shown else []
+    for name, simulated in (("optimizer.name", ("Adam", "AdamW")), ("optimizer.implementation", ("fused",))):
+        s.choice(name, dict.fromkeys(simulated, True), simulated[0])
+    if shown := [name for name in s.left() if name.partition(".")[0] in TABLES and name not in WITHOUT_EFFECT]:
+        notes.insert(0, f"not expressed here: {', '.join(shown)}")
     scenario = {"version": 1, "name": function or file.stem, "model": model, "training": training}
     return Converted({**scenario, "parallelism": without_none(layout), "cluster": machine.cluster}, tuple(notes))
-
-
-def _layers_per_stage(file: Path, starts: list[int], layers: int) -> list[int]:
-    """Layers of each stage from the first layers of all stages but the first."""
-    counts = [end - begin for begin, end in pairwise([0, *starts, layers])]
-    if min(counts) < 0:
-        raise InputError(f"{file}: pipeline_parallel_split_points: must rise, up to the {layers} layers of the model")
-    return counts
 
 
 def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
@@ -188,10 +193,9 @@ def _model(s: Settings) -> str:
     return found
 
 
-def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
-    def degree(*names: str) -> int:
-        given = [name for name in names if s.take(f"parallelism.{name}") is not None]
-        return s.integer(f"parallelism.{given[0]}") if given else 1
+def _layout(s: Settings, machine: Machine, model: str) -> dict[str, Any]:
+    def degree(name: str) -> int:
+        return s.integer(f"parallelism.{name}", 1)
 
     tp, cp = degree("tensor_parallel_degree"), degree("context_parallel_degree")
     pp, ep = degree("pipeline_parallel_degree"), degree("expert_parallel_degree")
@@ -203,7 +207,7 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     asynchronous = [s.flag(f"{table}.enable_async_tensor_parallel") for table in ("parallelism", "compile")]
     reshard = s.take("parallelism.fsdp_reshard_after_forward", "default")
     rotate = s.take("parallelism.context_parallel_rotate_method", "allgather")
-    layout: dict[str, Any] = {
+    return {
         "dp": replicate * shard,
         "tp": tp,
         "sp": s.flag("parallelism.enable_sequence_parallel", True) and tp > 1,
@@ -217,11 +221,11 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
         "reshard_after_forward": None if not sharded else reshard == "always" or (reshard == "default" and pp == 1),
         "tp_overlap": "full" if tp > 1 and any(asynchronous) else None,
         "cp_method": None if cp == 1 else "ring" if rotate == "alltoall" else "all_gather",
+        **(_pipeline(s, pp, load_model(model).layers) if pp > 1 else {}),
     }
-    return layout | (_pipeline(s, pp) if pp > 1 else {})
 
 
-def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
+def _pipeline(s: Settings, pp: int, layers: int) -> dict[str, Any]:
     named = str(s.take("parallelism.pipeline_parallel_schedule", "1F1B"))
     schedule = SCHEDULES.get(named.lower())
     if schedule is None:
@@ -233,10 +237,28 @@ def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
     points = [next((n for n in part if str(n).startswith("layers.")), "") for part in parts[1:]]
     points = points or s.take("parallelism.pipeline_parallel_split_points") or []
     starts = [str(name).rpartition(".")[2] for name in points]
-    if not starts or not all(start.isdigit() for start in starts):
-        return {"schedule": schedule}
-    # The last stage has what is left of the model, whose layers the model alone knows.
-    return {"schedule": schedule, "virtual_stages": (len(starts) + 1) // pp, "stage_starts": [int(x) for x in starts]}
+    if starts and all(start.isdigit() for start in starts):
+        counts = [end - begin for begin, end in pairwise([0, *map(int, starts), layers])]
+    else:
+        counts = _usual_stages(s, pp, FORMS[schedule].stages_per_rank, layers)
+    if min(counts) < 0:
+        why = f"split points must rise, up to the {layers} layers of the model, and stages not outnumber them"
+        raise InputError(f"{s.file}: pipeline stages: found {counts} layers; {why}")
+    return {"schedule": schedule, "virtual_stages": len(counts) // pp, "layers_per_stage": counts}
+
+
+def _usual_stages(s: Settings, pp: int, stages_per_rank: int, layers: int) -> list[int]:
+    """Layers of each stage where none are named: embedding and output count as layers.
+
+    distributed/pipeline_parallel.py: _get_pipeline_metadata, _generate_llm_fqn_per_model_part.
+    """
+    first, last = (s.integer(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last"))
+    each = s.whole("parallelism.pipeline_parallel_layers_per_stage")
+    stages = -(-(layers + first + last) // each) if each else pp * stages_per_rank
+    counts = list(split_layers(layers + first + last, stages))
+    counts[0] -= first
+    counts[-1] -= last
+    return counts
 
 
 def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
@@ -250,7 +272,6 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     sixteen = s.take("training.mixed_precision_param", "bfloat16") != "float32"
     low = next((p for word, p in PRECISIONS.items() if word in converters), None)
     precision = low or ("bf16" if sixteen else "fp32")
-    s.take("training.disable_cuda_graphs")
     recipe = s.take("float8.recipe_name")
     s.take("training.mixed_precision_reduce")
     s.take("training.steps")
@@ -264,15 +285,18 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
         "framework": "compiled" if "model" in parts else "eager",
         **({"cross_entropy": "fused"} if {"model", "loss"} <= set(parts) else {}),
-        "gradient_clipping": float(s.take("training.max_norm", 1.0)) > 0,
+        "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,
         "recompute": _recompute(s),
     }
 
 
 def _recompute(s: Settings) -> Any:
     s.take("activation_checkpoint.early_stop")  # what a layout's framework does, no key says
-    mode = s.take("activation_checkpoint.mode", "selective")
+    mode = str(s.take("activation_checkpoint.mode", "selective"))
     option = str(s.take("activation_checkpoint.selective_ac_option", "2"))
+    if mode not in ("none", *TITAN_POLICIES.values()):
+        allowed = ", ".join(("none", *TITAN_POLICIES.values()))
+        raise InputError(f"{s.file}: activation_checkpoint.mode: found {show(mode)}; can be simulated: {allowed}")
     if mode != "selective":
-        return "full" if mode == "full" else "none"
+        return mode
     return "selective_op" if option == "op" else {"mode": "full", "every": int(option)} if option.isdigit() else "none"

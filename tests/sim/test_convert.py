@@ -74,6 +74,7 @@ enable = true
 mode = "selective"
 selective_ac_option = "op"
 """
+MEMORY_BUDGET = TITAN.replace('"selective"', '"memory_budget"').replace("shard_degree = -1", "shard_degree = 2")
 TITAN_PYTHON = """
 from torchtitan.config import TrainingConfig, ParallelismConfig, ActivationCheckpointConfig
 from . import model_registry
@@ -370,6 +371,33 @@ def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> 
     assert data["model"] == "llama3.1-8b"
 
 
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        ("", [8, 9, 8, 7]),
+        ("pipeline_parallel_last_stage_less_layers = 3", [8, 9, 9, 6]),
+        ('pipeline_parallel_schedule = "Interleaved1F1B"', [4, 5, 4, 4, 4, 4, 4, 3]),
+        ('pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 3', [2, *[3] * 9, 2, 1]),
+    ],
+)
+def test_torchtitan_counts_embedding_and_output_as_layers_of_a_pipeline(
+    tmp_path: Path, keys: str, layers: list[int]
+) -> None:
+    """distributed/pipeline_parallel.py: _generate_llm_fqn_per_model_part."""
+    text = TITAN.replace("[parallelism]\n", f"[parallelism]\npipeline_parallel_degree = 4\n{keys}\n")
+    text = text.replace("local_batch_size = 2", "local_batch_size = 4")
+    data, _ = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    assert data["parallelism"]["layers_per_stage"] == layers
+    assert data["parallelism"]["virtual_stages"] == len(layers) // 4
+
+
+def test_torchtitan_s_settings_without_effect_are_not_listed(tmp_path: Path) -> None:
+    keys = 'gc_freq = 50\n[optimizer]\nname = "AdamW"\nlr = 3e-4\nimplementation = "foreach"\n[parallelism]'
+    text = TITAN.replace("[parallelism]", keys)
+    said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")[1]
+    assert "# not expressed here: optimizer.implementation\n" in said
+
+
 @pytest.mark.parametrize("dtype", [None, "bf16", "fp8"])
 def test_whether_fsdp_gathers_8_bits_survives_torchtitan_s_file(tmp_path: Path, dtype: str | None) -> None:
     """Off where nothing is said (torchtitan's default); what is simulated in 8 bits says so."""
@@ -411,6 +439,10 @@ def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str,
     assert (data["training"]["recompute"], data["training"]["precision"]) == (mode, "mxfp8")
     assert data["parallelism"]["sp"] is (mode == "none")
     assert data["parallelism"].get("tp_overlap") == ("full" if mode == "none" else None)
+    assert data["training"]["cuda_graphs"] == "step"  # unless training.disable_cuda_graphs says otherwise
+    launched = text.replace("seq_len=4096", "seq_len=4096, disable_cuda_graphs=True")
+    data, _ = converted(tmp_path, "config.py", launched, "--cluster", "dgx-b200")
+    assert "cuda_graphs" not in data["training"]
     assert "found MemoryBudgetAC; can be simulated: SelectiveAC, FullAC" in refused(
         tmp_path, "config.py", text.replace(policy, "MemoryBudgetAC.Config()"), "--cluster", "dgx-b200"
     )
@@ -428,6 +460,7 @@ def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str,
         ("a.sh", "--nproc-per-node 9 --nnodes 1 --tensor-model-parallel-size 2", "must be a multiple of 2"),
         ("a.sh", f"{MEGATRON} --clip-grad x", "clip-grad: found 'x'; must be a number"),
         ("a.sh", f"{MEGATRON} --kv-channels x", "kv-channels: found 'x'; must be a whole number"),
+        ("a.toml", MEMORY_BUDGET, "found 'memory_budget'; can be simulated: none, selective, full"),
         ("a.json", "[1]", "holds no mapping"),
         ("a.toml", '[parallelism]\ndata_parallel_shard_degree = 1\n[model]\nname = "flux"', "found flux None"),
     ],
