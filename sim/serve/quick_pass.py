@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 
 from sim.serve.costs import IterationCosts
 from sim.serve.load import Load
@@ -65,9 +66,14 @@ class QuickPass:
         s = self.scheduler
         may_enter = not s.waiting and len(s.running) < s.limits.running
         arrival_s = self.next_arrival_s() if may_enter else math.inf
-        left = self.worker.run(now, self.worker.run_ends(now, steps, arrival_s), arrival_s)
-        end_s = self.replica.iterations[-1].spans[0][1]
-        self._leave(len(left), end_s)
+        ends = self.worker.run_ends(now, steps, arrival_s)
+        last = min(len(ends) - 1, bisect_left(ends, arrival_s))
+        if last:
+            self._arrive(ends[last - 1])
+            s.known = len(s.waiting)
+        end_s = ends[last]
+        self._arrive(end_s)
+        self._leave(len(self.worker.run(now, ends, end_s)), end_s)
         return end_s
 
     def _one_iteration(self, now: float) -> float:
@@ -108,5 +114,6 @@ class QuickPass:
         start_s = max(time_s, self.free_s[0])
         while self.in_flight and self.in_flight[0][0] <= start_s:
             end, _, work = heapq.heappop(self.in_flight)
+            self._arrive(end)
             self._leave(len(self.worker.end(work, end)), end)
         return start_s

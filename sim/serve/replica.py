@@ -144,6 +144,7 @@ class Worker:
         """When the next iterations end, which are all alike (see `steady_steps`): `steps` of them, or fewer where
         about that many end before `until_s`."""
         assert self.lockstep is not None
+        self.scheduler.known = len(self.scheduler.waiting)
         n, kv = len(self.lockstep.members), self.lockstep.seen
         if until_s < math.inf and self.step_s > 0:
             steps = min(steps, 2 + int((until_s - now) / self.step_s))
