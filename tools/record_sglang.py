@@ -81,7 +81,9 @@ def cases() -> list[Row]:
     mixed, long = drawn(1, 24, (20, 300), (2, 40)), drawn(2, 16, (500, 1500), (2, 24))
     late, few = drawn(3, 30, (10, 200), (2, 30), last=60), drawn(6, 8, (100, 110), (30, 60))
     many, first = drawn(8, 40, (20, 300), (40, 90), last=20), [[30, 800, 0, "", 0]]
-    some = [[a, b, at + 640, "", 0] for a, b, at, _, _ in drawn(10, 20, (30, 60), (60, 120), last=20)]
+    some, other = (
+        [[a, b, at + 640, "", 0] for a, b, at, _, _ in drawn(i, 20, (30, 60), (60, 120), 20)] for i in (10, 12)
+    )
     shared, together = sharing(4, 20, 3, 160, (5, 60), last=30), sharing(5, 20, 2, 165, (5, 60))
     seldom = sharing(8, 24, 5, 160, (40, 120), last=60)
     kinds = [
@@ -97,7 +99,12 @@ def cases() -> list[Row]:
         ("shared prefixes, all at once", together, {"running": 8, "batch_tokens": 1024, "blocks": 6400}),
         ("shared prefixes, few blocks", seldom, {"running": 3, "batch_tokens": 256, "blocks": 1000}),
     ]
-    return [{"name": name, **settings, "requests": requests} for name, requests, settings in kinds]
+    chunked = [*(kinds[i] for i in (0, 2, 3, 4, 10)), ("retracted", first + other, kinds[7][2])]
+    return [
+        {"name": name, "chunked": mixes, **settings, "requests": requests}
+        for mixes, rows in ((False, kinds), (True, chunked))
+        for name, requests, settings in rows
+    ]
 
 
 def tokens_of(requests: list[list[Any]]) -> list[list[int]]:
@@ -165,8 +172,9 @@ def run(case: Row) -> list[Row]:
         setattr(s, name, value)
     for name in ("cur_batch", "last_batch", "chunked_req", "forward_sleep_time", "truncation_align_size"):
         setattr(s, name, None)
-    for name in ("try_preemption", "is_hybrid", "is_mixed_chunk", "enable_lora", "enable_hierarchical_cache"):
+    for name in ("try_preemption", "is_hybrid", "enable_lora", "enable_hierarchical_cache"):
         setattr(s, name, False)
+    s.is_mixed_chunk = case["chunked"]
     for name in ("enable_hicache_storage", "enable_metrics", "enable_priority_scheduling", "return_health_check_ct"):
         setattr(s, name, False)
     s.priority_scheduling_preemption_threshold = s.num_generated_tokens = s.forward_ct_decode = s.forward_ct = 0
@@ -278,7 +286,7 @@ def main() -> None:
     found = cases()
     for case in found:
         case["iterations"] = run(case)
-        print(f"{case['name']}: {len(case['iterations'])} iterations")
+        print(f"{case['name']}{', chunked' * case['chunked']}: {len(case['iterations'])} iterations")
     write(args.out, "sglang", stated[1] if stated else "", 1, found)
 
 

@@ -123,7 +123,11 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
     if i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
         yield "inference.router: of no effect with dp 1, which is one replica"
     yield from unknown_length_note(i, given, model)
-    if not i.cuda_graphs and not engine_of(i.engine).defaults.graphs_to:
+    engine = engine_of(i.engine)
+    if i.chunked_prefill and not engine.mixes(True, i.speculative is not None, p.pp):
+        beside = "drafted tokens" if i.speculative is not None else "pipeline stages"
+        yield f"inference.chunked_prefill: of no effect; engine {i.engine} mixes no prompts and tokens with {beside}"
+    if not i.cuda_graphs and not engine.defaults.graphs_to:
         yield f"inference.cuda_graphs: of no effect with engine {i.engine}, which keeps none"
 
 

@@ -136,10 +136,17 @@ class Engine:
     reserved_at_first: float | None = fact(
         None, "the share with which it begins and from which it falls; None: the same"
     )
-    retracts: int = fact(
-        0,
-        "other than 0: prompts first and alone by the rules of `sim.serve.sglang_scheduler`; a prefix computed twice "
-        "is kept once; sequences are put out until so many tokens are free for each that runs on",
+    prompts_lead: bool = fact(
+        False,
+        "an iteration begins with prompts, also where tokens are computed beside them; who enters and who is put out "
+        "follows the rules of `sim.serve.sglang_scheduler`",
+    )
+    retract_room_tokens: int = fact(
+        1, "by these rules, sequences are put out until so many tokens are free for each that runs on"
+    )
+    merges_prefixes: bool = fact(
+        False,
+        "a prefix that several compute at once is kept once, and gives way as far as nobody reads it, not in part",
     )
     whole_prompts: bool = fact(False, "without chunked_prefill a prompt is computed in one iteration, or waits")
     whole_prompts_fit: bool = fact(
@@ -189,6 +196,12 @@ class Engine:
     )
     defaults: Defaults = fact(Defaults(), "what keys are where a scenario leaves them out")  # noqa: RUF009  a tuple
     cases: tuple[Case, ...] = fact((), "where they are others; of those that hold the last decides")
+
+    def mixes(self, chunked: bool, drafts: bool, pp: int) -> bool:
+        """Whether iterations have prompts and tokens, with `chunked_prefill` and drafted tokens as said and so many
+        pipeline stages (SGLang, srt/server_args.py: enable_mixed_chunk is switched off with drafts, refused with
+        stages)."""
+        return self.prompts_beside or (chunked and not (self.prompts_lead and (drafts or pp > 1)))
 
     def host_on(self, architecture: str) -> HostTimes:
         """Host seconds beside GPUs of an architecture; of one not known, those of the last that is."""

@@ -83,12 +83,18 @@ class KvCache(Struct):
         return True
 
     def evict_late(self) -> None:
-        """Make room for blocks that were taken `late`: if there is too little, as if nothing were free (SGLang,
-        schedule_batch.py, `_evict_tree_cache_if_needed`)."""
+        """Make room for blocks that were taken `late`."""
         taken, self.late = self.late or 0, None
-        wanted = self.evicted + (taken if self.free < 0 else 0)
+        self.free += taken
+        self.evict_at_least(taken)
+        self.free -= taken
+
+    def evict_at_least(self, count: int) -> None:
+        """Make room for so many blocks: if there is too little, as if nothing were free (SGLang, schedule_batch.py,
+        `_evict_tree_cache_if_needed`)."""
+        wanted = self.evicted + (count if self.free < count else 0)
         while self.unused and self.evicted < wanted:
-            self._evict(taken)
+            self._evict(count)
 
     def give_back(self, count: int) -> None:
         """Blocks of a sequence that ended or was preempted."""
@@ -155,6 +161,10 @@ class KvCache(Struct):
         """How many of them are still there."""
         found = self.prefixes.get((index,))
         return 0 if found is None else found.blocks
+
+    def used_own(self, index: int) -> None:
+        """They are the last used now."""
+        self.prefixes.move_to_end((index,))
 
     def take_own(self, index: int, blocks: int) -> None:
         """The sequence takes the first `blocks` of them back; the others are free."""

@@ -51,16 +51,19 @@ class Lockstep(Struct):
         None, and no piece made, where the scheduler has to look at everybody."""
         s = self.scheduler
         self._join(now_s)
-        if not s.mixes:
+        own = self._lacking(1)
+        if s.prompts_first:
+            adding = [*[x for x in self.others if not x.prompts], *s.leaving] if s.mixes else []
+            beside = own + sum([s.lacks(x, 1) for x in adding]) if s.mixes else 0
             before = len(s.running)
-            prompts = s.prompts(self.others, now_s)
+            prompts = s.prompts(self.others, now_s, beside)
             self.others += s.running[before:]
             if prompts:
-                s.push_down(now_s)
-                return s.prompts_alone(prompts)
-            if not s.running:
-                return None
-        n, own = len(self.members), self._lacking(1)
+                s.evict_for(beside)
+                if s.mixes:
+                    self._compute(1, own)
+                return s.with_prompts(prompts, s.tokens_beside(adding, now_s), now_s)
+        n = len(self.members)
         wanted = [(x, 1) for x in s.leaving] if s.token_more else []
         budget = s.limits.batch_tokens - n - len(wanted)
         if budget < 0:
@@ -76,16 +79,18 @@ class Lockstep(Struct):
                 wanted.append((sequence, tokens))
                 budget -= tokens
                 blocks += s.lacks(sequence, tokens)
-        if blocks > s.cache.available:
+        late = s.prompts_first and (any(x.prompts for x, _ in wanted) or not n + len(wanted))
+        if late or blocks > s.cache.available:
             return None
         s.before_tokens()
+        s.evict_for(blocks - self.spare)
         self._compute(1, own)
         pieces: list[Piece] = []
         for sequence, tokens in wanted:
             s.grow(sequence, tokens)
             pieces.append(s.piece(sequence, tokens))
         before = len(s.running)
-        if s.mixes:
+        if not s.prompts_first:
             s.admit(pieces, budget, s.limits.batch_sequences - n, now_s)
         self.others += s.running[before:]
         s.push_down(now_s)
@@ -125,13 +130,16 @@ class Lockstep(Struct):
         """
         self._join(now_s)
         s, n = self.scheduler, len(self.members)
-        if not n or self.others or s.leaving or n > s.limits.batch_tokens:
+        if not n or self.others or s.to_catch_up or n > s.limits.batch_tokens:
             return 0
         if s.waiting and n < s.limits.running and s.fits(s.waiting[0]):
             return 0
-        low, high = 0, self.ends[0][0] - self.step
-        room = s.blocks_at_once - self.spare
-        if n * (high // s.cache.block_tokens + 1) <= room:
+        return self._steps_within(s.blocks_at_once - self.spare, self.ends[0][0] - self.step)
+
+    def _steps_within(self, room: int, high: int) -> int:
+        """How many steps, of at most `high`, members can take with so many blocks."""
+        low = 0
+        if len(self.members) * (high // self.scheduler.cache.block_tokens + 1) <= room:
             return high
         while low < high:
             middle = (low + high + 1) // 2
@@ -143,10 +151,17 @@ class Lockstep(Struct):
 
     def run(self, steps: int, end_s: float) -> list[Sequence]:
         """Do `steps` alike iterations at once (see `steady_steps`), the last ending at `end_s`; who left."""
-        self._compute(steps, self._lacking(steps))
-        self.scheduler.note_end()
-        self.scheduler.added_tokens(steps)
-        self.step += steps
+        s, last = self.scheduler, self.step + steps
+        s.before_tokens()
+        while self.step < last:
+            more = last - self.step
+            if s.cache.merges:  # what gives way depends on how much is taken at once
+                more = max(1, self._steps_within(s.cache.free, more))
+                s.evict_for(self._lacking(1))
+            self._compute(more, self._lacking(more))
+            self.step += more
+        s.note_end()
+        s.added_tokens(steps)
         return self._leave(end_s)
 
     def mean_occupancy(self, steps: int) -> tuple[float, float, float]:

@@ -158,10 +158,12 @@ def _scheduler(
     room = capacity.host_tokens if i.preemption == "swap" else 0
     bus = Link(per_token, latency)
     engine = engine_of(i.engine)
-    mixes = i.chunked_prefill or engine.prompts_beside
-    own = Scheduler if mixes or not engine.retracts else SglangScheduler
+    mixes = engine.mixes(i.chunked_prefill, i.speculative is not None, pp)
+    own = SglangScheduler if engine.prompts_lead else Scheduler
     scheduler = own(cache, limits, i.prefix_cache == "gpu", host, bus, room)
-    scheduler.retracts, cache.merges = engine.retracts, engine.retracts > 0
+    if isinstance(scheduler, SglangScheduler):
+        scheduler.room_tokens = engine.retract_room_tokens
+    cache.merges = engine.merges_prefixes
     first, least = engine.reserved_at_first or engine.reserved_output, engine.reserved_output
     scheduler.output = ReservedOutput(first, least, first)
     scheduler.mixes = mixes

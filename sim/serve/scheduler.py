@@ -8,7 +8,8 @@ budget, a place and room for the chunk in the cache. Prompts that exceed what is
 chunks.
 
 Without `mixes` (vLLM before 0.8, SGLang) an iteration has prompts or tokens, never both: prompts first, those begun and
-those that wait; only an iteration for which there is none adds a token to every running sequence.
+those that wait; only an iteration for which there is none adds a token to every running sequence. SGLang's mixed chunks
+are prompts first, too; then every running sequence gets a token beside them.
 
 With a `watermark` (vLLM before V1) a request enters with the blocks of its whole prompt, so many that a share of all
 blocks stays free, and a sequence goes on only while a block is free, whether it needs one or not. In iterations with
@@ -76,7 +77,6 @@ class Scheduler(FoundPrefixes):
     paddings: int | None = None  # most tokens by which prompts of an iteration may be padded
     token_more: bool = False  # who is done computes one token more in the iteration for which it has not left
     sees_arrivals: bool = False  # `one_behind` is true of ends alone
-    retracts: int = 0  # as `Engine.retracts`
     ended: int = 0  # who has left but still counts among those that run
     known: int = 0  # of those who wait, the first ones, who had come when the last iteration was put together
     leaving: list[Sequence] = field(default_factory=list)  # who is done, but not for the next iteration
@@ -86,9 +86,12 @@ class Scheduler(FoundPrefixes):
 
     def schedule(self, now_s: float) -> Batch:
         """The next iteration; empty if nobody can compute now."""
-        if not self.mixes and (prompts := self.prompts(self.running, now_s)):
-            self.push_down(now_s)
-            return self.prompts_alone(prompts)
+        if self.prompts_first:
+            adding = [x for x in self.running if not x.prompts and not x.in_flight] if self.mixes else []
+            beside = sum([self.lacks(x, 1) for x in adding])
+            if prompts := self.prompts(self.running, now_s, beside):
+                self.evict_for(beside)
+                return self.with_prompts(prompts, self.tokens_beside(adding, now_s), now_s)
         self.before_tokens()
         self.make_room(now_s)
         pieces: list[Piece] = []
@@ -117,18 +120,26 @@ class Scheduler(FoundPrefixes):
                 budget -= tokens
                 continue
             break
-        # Running is empty where the only one was put out by blocks that it and its prefix both have.
-        if not self.mixes and not self.running and (prompts := self.prompts([], now_s)):
-            self.push_down(now_s)
-            return self.prompts_alone(prompts)
-        if self.mixes and (not preempted or self.watermark is not None or not self.running):
+        # Nobody runs where the only one was put out by blocks that it and its prefix both have, or where who had ended
+        # left no room for prompts.
+        if self.prompts_first and not pieces and (prompts := self.prompts(self.running, now_s)):
+            return self.with_prompts(prompts, [], now_s)
+        if not self.prompts_first and (not preempted or self.watermark is not None or not self.running):
             ahead = self.counts.preemptions - preemptions if self.running else 0
             self.admit(pieces, budget, self.limits.batch_sequences, now_s, ahead)
         self.push_down(now_s)
         return Batch(tuple(pieces), self.blocks_free_s)
 
+    @property
+    def prompts_first(self) -> bool:
+        """Whether an iteration begins with prompts, not with the sequences that run."""
+        return not self.mixes
+
     def before_tokens(self) -> None:
         """An iteration adds tokens to the sequences that run."""
+
+    def evict_for(self, blocks: int) -> None:
+        """Before blocks are taken for tokens of all that run: make room where this is not done one by one."""
 
     def make_room(self, now_s: float) -> None:
         """Before that: put out sequences for which there is no room, where they are not put out one by one."""
@@ -137,23 +148,32 @@ class Scheduler(FoundPrefixes):
         """So many iterations have added tokens."""
         self.output.steps += steps
 
-    def prompts_alone(self, prompts: list[Piece]) -> Batch:
-        """An iteration of prompts, which may be padded."""
+    def with_prompts(self, prompts: list[Piece], tokens: list[Piece], now_s: float) -> Batch:
+        """An iteration of prompts, which may be padded, and of `tokens` beside them."""
+        self.push_down(now_s)
         longest = max([p.tokens for p in prompts])
         padding = 0 if self.paddings is None else sum([longest - p.tokens for p in prompts])
-        return Batch(tuple(prompts), self.blocks_free_s, prompts_alone=True, padding=padding)
+        return Batch((*prompts, *tokens), self.blocks_free_s, len(prompts), not self.mixes, padding)
 
-    def prompts(self, begun: list[Sequence], now_s: float) -> list[Piece]:
-        """Prompts of an iteration that has no others: what is left of those `begun`, as far as the cache has room, and
-        of requests that wait."""
+    def tokens_beside(self, adding: list[Sequence], now_s: float) -> list[Piece]:
+        """The next tokens of sequences whose prompts are computed, for which prompts have left room."""
+        pieces = []
+        for sequence in adding:
+            if sequence.ready_s <= now_s and (sequence.running or self.token_more) and self.grow(sequence, 1):
+                pieces.append(self.piece(sequence, 1))
+        return pieces
+
+    def prompts(self, begun: list[Sequence], now_s: float, beside: int = 0) -> list[Piece]:
+        """Prompts of an iteration that begins with them: what is left of those `begun`, as far as the cache has room,
+        and of requests that wait. `beside`: blocks that those who add tokens in the same iteration will take."""
         pieces: list[Piece] = []
-        budget, places = self.limits.batch_tokens, self.limits.batch_sequences
+        budget, places = self.prompt_tokens(beside), self.limits.batch_sequences
         for sequence in begun:
             if budget <= 0 or len(pieces) >= places:
                 break
             if sequence.in_flight or sequence.ready_s > now_s or not sequence.prompts:
                 continue
-            tokens = self.part(sequence.remaining, budget)
+            tokens = self.next_part(sequence, budget)
             if tokens and self.grow(sequence, tokens):
                 pieces.append(self.piece(sequence, tokens))
                 budget -= tokens
@@ -191,6 +211,15 @@ class Scheduler(FoundPrefixes):
             if sequence.ready_s <= now_s:
                 pieces.append(self.piece(sequence, tokens))
                 budget -= tokens
+
+    def prompt_tokens(self, beside: int) -> int:
+        """The most tokens of prompts that an iteration begins with, beside which others take so many blocks."""
+        assert not beside
+        return self.limits.batch_tokens
+
+    def next_part(self, sequence: Sequence, budget: int) -> int:
+        """Of a prompt that is begun, the tokens of an iteration that begins with prompts, with so much budget left."""
+        return self.part(sequence.remaining, budget)
 
     def part(self, tokens: int, budget: int) -> int:
         """Of so many tokens of a prompt, those that an iteration computes with so much of its budget left."""
@@ -388,7 +417,7 @@ class Scheduler(FoundPrefixes):
                 self._keep_prefix(sequence, end_s)
             if samples and self._sampled(sequence, 1 + drafted - wrong, end_s):
                 done.append(sequence)
-        if not batch.prompts_alone:
+        if not batch.prompts:
             self.added_tokens(1)
         if done:
             self.dismiss()
@@ -431,6 +460,11 @@ class Scheduler(FoundPrefixes):
             self.leaving.append(sequence)
         else:
             self.free(sequence)
+
+    @property
+    def to_catch_up(self) -> bool:
+        """Whether something has ended that the host does not know yet."""
+        return bool(self.leaving)
 
     def catch_up(self) -> bool:
         """The iteration that was put together begins: who was done leaves, and who waits is known. Whether that

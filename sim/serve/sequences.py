@@ -61,11 +61,13 @@ class Piece(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One iteration. `ready_s`: when the blocks that it took over have been copied away. `prompts_alone`: it adds no
-    token to sequences whose prompts are computed; `padding`: tokens that it computes for nothing."""
+    """One iteration. `ready_s`: when the blocks that it took over have been copied away. `prompts`: so many of its
+    pieces, the first ones, were put together before tokens were looked at; `prompts_alone`: it adds no token to
+    sequences whose prompts are computed; `padding`: tokens that it computes for nothing."""
 
     pieces: tuple[Piece, ...]
     ready_s: float = 0.0
+    prompts: int = 0
     prompts_alone: bool = False
     padding: int = 0
 

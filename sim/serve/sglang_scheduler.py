@@ -1,7 +1,7 @@
-"""Iterations by the rules of SGLang's scheduler, where prompts are computed first and alone.
+"""Iterations by the rules of SGLang's scheduler: prompts first, alone or (`mixes`) with tokens beside them.
 
 Sources: SGLang 0.5.3, srt/managers/scheduler.py (`get_next_batch_to_run`, `get_new_batch_prefill`,
-`update_running_batch`), schedule_policy.py (`PrefillAdder`), schedule_batch.py (`retract_decode`),
+`update_running_batch`), schedule_policy.py (`PrefillAdder`), schedule_batch.py (`retract_decode`, `mix_with_running`),
 mem_cache/radix_cache.py.
 
 A request enters if what it has to compute and all its output, for which at most `CLIP` tokens count, is less than what
@@ -10,7 +10,12 @@ is free beside the output of requests that enter with it and a share of the rema
 (`batch_is_full`), of which the scheduler takes note when it next adds tokens. Before it adds tokens all running
 requests must find room; else it puts out those with the least output, of these the longest prompt, to the end of the
 queue, until there is room for the next token (before 0.5.2: 20 tokens) of all others. As the result of the last
-iteration is not known yet, its token is lost.
+iteration is not known yet, its token is lost; a simplification: one that has ended with it does not come again.
+
+With mixed chunks every running request gets a token in an iteration of prompts. These leave it room in the cache and in
+the budget, as they do for who is known to have ended but had no iteration since. The batch of such an iteration, whose
+prompts stand before those that ran, is the running batch of the next: it is not full. The reserved share falls only in
+iterations without prompts, before which alone requests are put out.
 
 Prompts are found by others one iteration later than computed, save for a chunk that is not the last; what two computed
 at once is kept once. All tokens of a request stay in the cache when it ends; of one that was put out the prompt does.
@@ -21,6 +26,7 @@ from __future__ import annotations
 
 from msgspec import field
 
+from sim.serve.reserved_output import RETRACT_STEPS
 from sim.serve.scheduler import Scheduler
 from sim.serve.sequences import Batch, Piece, Sequence
 
@@ -29,14 +35,18 @@ MAX_PREFILL_TOKENS = 16384  # server_args.py, max_prefill_tokens
 
 
 class SglangScheduler(Scheduler):
-    """`entered`: who computes prompts in the iteration that is put together; `promised`: their output."""
+    """`entered`: who computes prompts in the iteration that is put together; `promised`: their output; `beside_tokens`
+    and `beside_blocks`: what those take that will add tokens beside them."""
 
+    room_tokens: int = 1  # as `Engine.retract_room_tokens`
+    beside_tokens: int = 0
+    beside_blocks: int = 0
     full: bool = False
+    begun: list[Sequence] = field(default_factory=list)  # whose prompts are begun; SGLang has one
+    stuck: bool = False  # nobody adds tokens, and no prompt found room
     entered: list[Sequence] = field(default_factory=list)
     promised: int = 0
-    last_prompts: list[Sequence] | None = (
-        None  # of the iteration before, who ended their prompts; None: it added tokens
-    )
+    last_prompts: list[Sequence] | None = None  # of the iteration before, who ended their prompts; None: it had none
     ran_none: bool = False  # nobody added tokens when the last prompts entered
     computed: list[tuple[Sequence, float]] = field(default_factory=list)  # whole prompts, not found by others yet
 
@@ -45,46 +55,83 @@ class SglangScheduler(Scheduler):
         """As `FoundPrefixes.keeps_own`."""
         return self.share_on_gpu and self.tiers is None
 
-    def prompts(self, begun: list[Sequence], now_s: float) -> list[Piece]:
+    @property
+    def prompts_first(self) -> bool:
+        """As `Scheduler.prompts_first`."""
+        return True
+
+    @property
+    def _new_batch(self) -> bool:
+        """Whether the running batch is that of the iteration before, which had prompts: it is not full, and has nobody
+        who is known to have ended."""
+        return self.last_prompts is not None and (self.mixes or self.ran_none)
+
+    def prompts(self, begun: list[Sequence], now_s: float, beside: int = 0) -> list[Piece]:
         """As `Scheduler.prompts`."""
-        chunked = any(x.prompts and x.running for x in begun)
-        if chunked or (self.last_prompts is not None and self.ran_none):
+        chunks = sorted([x for x in begun if x.prompts and x.running], key=lambda x: x.order)
+        if self._new_batch:
+            self.full, self.ended = False, 0
+        if chunks:
             self.full = False
-        self.entered, self.promised = [], 0
+        self.entered, self.promised, self.begun, self.stuck = [], 0, chunks, False
         if self.full:
             return []
+        if self.mixes:
+            adding = len(self.running) - len(chunks)
+            counted = self.ended if adding or self.ended < self.limits.batch_tokens else 0
+            self.beside_blocks, self.beside_tokens = beside, adding + counted
         self.cache.late = 0
-        pieces = super().prompts(begun, now_s)
+        pieces = super().prompts(chunks, now_s, beside)
         self.cache.evict_late()
+        self.stuck = not pieces and len(self.running) == len(chunks)
         return pieces
 
-    def prompts_alone(self, prompts: list[Piece]) -> Batch:
-        """As `Scheduler.prompts_alone`."""
+    def prompt_tokens(self, beside: int) -> int:
+        """As `Scheduler.prompt_tokens`."""
+        return self.limits.batch_tokens - self.beside_tokens
+
+    def next_part(self, sequence: Sequence, budget: int) -> int:
+        """As `Scheduler.next_part`."""
+        own = sequence.private * self.cache.block_tokens + sequence.shared - sequence.computed
+        return self.part(min(sequence.remaining, own + max(0, int(self._free_tokens()))), budget)
+
+    def with_prompts(self, prompts: list[Piece], tokens: list[Piece], now_s: float) -> Batch:
+        """As `Scheduler.with_prompts`."""
         self.ran_none = len(self.running) == len(self.entered) and not self.ended
-        return super().prompts_alone(prompts)
+        if self.mixes:
+            entered = set(self.entered)
+            self.running = self.entered + [x for x in self.running if x not in entered]
+            self.ended = 0
+        return super().with_prompts(prompts, tokens, now_s)
 
     def admit(self, pieces: list[Piece], budget: int, places: int, now_s: float, ahead: int = 0) -> None:
         """As `Scheduler.admit`."""
         super().admit(pieces, budget, places, now_s, ahead)
-        if self.known and len(self.running) + self.ended >= self.limits.running:
+        waiting = self.known if self.one_behind else len(self.waiting)
+        if waiting and len(self.running) + self.ended >= self.limits.running:
             self.full = True
 
     def part(self, tokens: int, budget: int) -> int:
         """As `Scheduler.part`: what does not fit beside others is not split where no chunk is smaller than the most."""
         used = self.limits.batch_tokens - budget
-        if used and tokens >= MAX_PREFILL_TOKENS - used:
+        if self.entered and tokens >= MAX_PREFILL_TOKENS - used:
             return 0
         return super().part(tokens, budget)
 
+    def next_tokens(self, sequence: Sequence, budget: int) -> int:
+        """As `Scheduler.next_tokens`: prompts that found no room wait, unless nobody else runs."""
+        return 0 if sequence.prompts and not self.stuck else super().next_tokens(sequence, budget)
+
     def fits(self, sequence: Sequence) -> bool:
         """Whether the scheduler has to look at who waits."""
-        return bool(self.ended) or not self.full
+        return bool(self.ended) or not self.full or self._new_batch
 
     def piece(self, sequence: Sequence, tokens: int) -> Piece:
         """As `Scheduler.piece`."""
-        if sequence.running and tokens == sequence.remaining:
-            self.promised += min(sequence.request.output_tokens, CLIP)
-        self.entered.append(sequence)
+        if sequence.prompts:
+            self.entered.append(sequence)
+            if tokens == sequence.remaining:
+                self.promised += min(sequence.request.output_tokens, CLIP)
         return super().piece(sequence, tokens)
 
     def _may_enter(self, sequence: Sequence, shared_blocks: int) -> bool:
@@ -97,15 +144,17 @@ class SglangScheduler(Scheduler):
         return False
 
     def _free_tokens(self) -> float:
-        """Tokens that are free beside what requests will still write."""
-        later = self.reserved - self.cache.private - sum([x.reserved - x.private for x in self.entered])
-        left = later * self.cache.block_tokens
-        adding = len(self.running) - len(self.entered)
+        """Tokens that are free beside what requests will still write whose prompts are computed, and who entered."""
+        prompts = {*self.entered, *self.begun}
+        block = self.cache.block_tokens
+        left = (self.reserved - self.cache.private - sum([x.reserved - x.private for x in prompts])) * block
+        adding = len(self.running) - len(prompts)
         if not self.one_behind:
             left -= adding
-        elif self.last_prompts is not None:  # whose tokens are not known yet, as all others' are
+        elif self.last_prompts is not None and not self.mixes:  # whose tokens are not known yet, as all others' are
             left -= adding - len(self.last_prompts)
-        return self.cache.available * self.cache.block_tokens - self.output.share * left - self.promised
+        beside = max(self.beside_tokens, self.beside_blocks * block)
+        return self.cache.available * block - self.output.share * left - self.promised - beside
 
     def before_tokens(self) -> None:
         """As `Scheduler.before_tokens`."""
@@ -117,41 +166,60 @@ class SglangScheduler(Scheduler):
         super().added_tokens(steps)
         self.last_prompts = None
 
+    def evict_for(self, blocks: int) -> None:
+        """As `Scheduler.evict_for`."""
+        self.cache.evict_at_least(blocks)
+
     def make_room(self, now_s: float) -> None:
         """As `Scheduler.make_room`."""
-        running = [x for x in self.running if not x.prompts and not x.in_flight]
-        if sum([self.lacks(x, 1) for x in running]) <= self.cache.available:
+        running = [x for x in self.running if not (x.prompts or x.in_flight or x.ready_s > now_s)]
+        lacking = sum([self.lacks(x, 1) for x in running])
+        self.evict_for(lacking)
+        if lacking <= self.cache.available:
             return
         order = sorted(running, key=lambda x: (self._known_output(x), -x.request.prompt_tokens), reverse=True)
         while len(order) > 1:
-            self._preempt(order.pop(), now_s)
-            if sum([self.lacks(x, self.retracts) for x in order]) <= self.cache.available:
+            self._put_out(order.pop(), now_s)
+            for tokens in (RETRACT_STEPS, self.room_tokens):
+                lacking = sum([self.lacks(x, tokens) for x in order])
+                self.evict_for(lacking)
+            if lacking <= self.cache.available:
                 break
         self.full = False
         self.output.retracted(order, sum([self._known_output(x) for x in order]))
 
     def _known_output(self, sequence: Sequence) -> int:
         """Tokens of a sequence but those of the last iteration."""
-        unknown = self.one_behind and (self.last_prompts is None or sequence in self.last_prompts)
+        unknown = self.one_behind and (self.last_prompts is None or self.mixes or sequence in self.last_prompts)
         return sequence.generated - unknown
 
     def _preempt(self, victim: Sequence, now_s: float) -> None:
         victim.generated = self._known_output(victim)
         if not victim.generated:
             victim.first_token_s = -1.0
+        if self.swap_tokens:  # what goes to the host leaves a token to compute
+            unknown = max(0, 1 - victim.remaining)
+            victim.computed -= unknown
+            self.cache.tokens -= unknown
         super()._preempt(victim, now_s)
         self.waiting.popleft()
         self.waiting.insert(self.known - 1 if self.one_behind else len(self.waiting), victim)
 
+    def own_tokens(self, sequence: Sequence, hit: int) -> int:
+        """As `FoundPrefixes.own_tokens`; who looks for them uses them."""
+        found = super().own_tokens(sequence, hit)
+        if found:
+            self.cache.used_own(sequence.index)
+        return found
+
     def _leave_own(self, sequence: Sequence) -> int:
         if sequence.finish_s >= 0:
             return super()._leave_own(sequence)
-        computed, sequence.computed = sequence.computed, min(sequence.computed, sequence.request.prompt_tokens)
+        block, known = self.cache.block_tokens, min(sequence.computed, sequence.request.prompt_tokens)
         if self.one_behind and self.last_prompts is not None and sequence in self.last_prompts:
-            sequence.computed = 0
-        kept = super()._leave_own(sequence)
-        sequence.computed = computed
-        return kept
+            known = 0
+        sequence.own_from = sequence.shared // block
+        return self.cache.keep_own(sequence.index, max(0, known // block - sequence.own_from)) if self.keeps_own else 0
 
     def _keep_prefix(self, sequence: Sequence, end_s: float) -> None:
         if self.one_behind and not sequence.remaining:
@@ -162,8 +230,8 @@ class SglangScheduler(Scheduler):
     def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
         """As `Scheduler.finish`."""
         left = super().finish(batch, end_s)
-        if batch.prompts_alone:
-            self.last_prompts = [p.sequence for p in batch.pieces if p.samples]
+        if batch.prompts:
+            self.last_prompts = [p.sequence for p in batch.pieces[: batch.prompts] if p.samples]
         return left
 
     def end(self, sequence: Sequence, end_s: float) -> None:
@@ -171,11 +239,19 @@ class SglangScheduler(Scheduler):
         super().end(sequence, end_s)
         self.ended += not self.one_behind
 
+    @property
+    def to_catch_up(self) -> bool:
+        """As `Scheduler.to_catch_up`."""
+        return super().to_catch_up or bool(self.computed)
+
     def catch_up(self) -> bool:
         """As `Scheduler.catch_up`."""
         for sequence, end_s in self.computed:
             if sequence.reads is not None:
                 super()._keep_prefix(sequence, end_s)
         self.computed.clear()
+        if self.mixes and len(self.leaving) > 1:  # in the batch's order
+            places = {x: i for i, x in enumerate(self.running)}
+            self.leaving.sort(key=lambda x: places[x])
         self.ended += len(self.leaving)
         return super().catch_up()

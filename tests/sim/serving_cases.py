@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sim.commands.search import main
 from sim.inputs.scenario import Scenario, parse_scenario
+from sim.serve.engines import ENGINES
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
@@ -112,13 +113,25 @@ requests_of = st.lists(
     min_size=1,
     max_size=24,
 ).map(lambda rs: tuple(sorted(rs)))
+
+
+def beside(engine: tuple[str, bool], **settings: Any) -> dict[str, Any]:
+    """The settings of an engine; SGLang's chunks beside tokens have room for these."""
+    name, chunked = engine
+    if ENGINES[name].prompts_lead and chunked:
+        settings["max_batch_tokens"] += 2 * settings["max_running_requests"]
+    return {"engine": name, "chunked_prefill": chunked, **settings}
+
+
+# Engines, of which all but the first are an iteration behind, and whether they compute tokens beside prompts.
+BESIDE = (("bundled", True), ("vllm-0.19", True), ("sglang-0.5", False), ("sglang-0.5", True))
 settings_of = st.fixed_dictionaries(
     {
-        "engine": st.sampled_from(["bundled", "vllm-0.19", "sglang-0.5"]),  # the latter two are one iteration behind
+        "engine": st.sampled_from(BESIDE),
         "max_running_requests": st.integers(1, 12),
         "max_batch_tokens": st.integers(1, 300),
         "prefix_cache": st.sampled_from(["none", "gpu", "cpu"]),
         "preemption": st.sampled_from(["recompute", "swap"]),
         "kv_cache": st.fixed_dictionaries({"block_tokens": st.sampled_from([1, 7, 16])}),
     }
-)
+).map(lambda found: beside(**found))

@@ -142,6 +142,27 @@ def test_every_iteration_is_the_engines(case: Case) -> None:
     assert iterations(case, group=True) == [tokens(row, padded) for row in wanted]
 
 
+def test_who_is_put_out_when_it_is_done_and_nobody_knows_leaves_nothing_behind() -> None:
+    """A long request lets the reserved share fall; the last block is the other's, for its last token."""
+    keys = ["prompt_tokens", "output_tokens", "arrives", "prefix", "prefix_tokens"]
+    requests = [[30, 700, 0, "", 0], [30, 28, 620, "", 0]]
+    given = {"running": 4, "batch_tokens": 512, "blocks": 735, "requests": requests}
+    own = worker(Case("sglang", "0.5.3", 1, keys, given), group=False)
+    s, now, pending, put_out = own.scheduler, 0.0, list(own.replica.sequences), 0
+    while s.running or s.waiting or pending:
+        while pending and pending[0].request.arrival_s <= now:
+            s.waiting.append(pending.pop(0))
+        done = [x for x in s.leaving if len(s.running) > 1]
+        work = own.begin(now)
+        put_out += any(x not in [p.sequence for p in work.batch.pieces] for x in done) if work else 0
+        now += 1.0
+        if work is not None:
+            own.end(work, now)
+        assert now < 800.0
+    assert put_out
+    assert s.cache.private == s.cache.tokens == s.reserved == 0
+
+
 def test_the_recorded_runs_preempt_split_prompts_and_find_prefixes() -> None:
     rows = [row for parameters in recorded() for row in parameters.values[0].given["iterations"]]
     parts = [x for row in rows for x in row["tokens"] if not isinstance(x, int)]

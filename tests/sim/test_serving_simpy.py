@@ -56,3 +56,31 @@ def test_two_iterations_that_end_while_a_long_prompt_is_on_the_first_stage_are_b
     quick, *_ = every_way(serving(given, parallelism={"pp": 3}), tuple([Request(*size) for size in sizes]))
     times = quick.replicas[0].states.arrays().time_s
     assert (times[1:] >= times[:-1]).all()
+
+
+@pytest.mark.parametrize(("engine", "chunked"), [("vllm-0.6", True), ("sglang-0.5", False), ("sglang-0.5", True)])
+def test_the_last_iteration_of_all_others_is_followed_by_their_token_too_many(engine: str, chunked: bool) -> None:
+    """Where a request comes during it, which the next iteration knows nothing of."""
+    scenario, first = serving({"engine": engine, "chunked_prefill": chunked}), Request(0.0, 8, 3)
+    (alone,) = simulate_serving(scenario, requests=(first,)).sequences
+    for sim in every_way(scenario, (first, Request(alone.finish_s - 1e-6, 8, 3))):
+        assert sim.replicas[0].counts.late_tokens == 1
+
+
+def test_a_request_that_sglang_swapped_out_without_its_last_token_comes_back() -> None:
+    requests = (Request(0.0, 1, 1),) * 4 + (Request(0.0, 241, 13), Request(0.03125, 19, 31), Request(0.03125, 173, 32))
+    inference = {"engine": "sglang-0.5", "max_running_requests": 2, "max_batch_tokens": 2, "chunked_prefill": False}
+    cache = {"prefix_cache": "none", "preemption": "swap", "kv_cache": {"block_tokens": 7}}
+    scenario = serving({**inference, **cache}, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 1e5})
+    quick, *_ = every_way(scenario, requests)
+    assert quick.replicas[0].counts.swapped_tokens > 200
+
+
+def test_all_who_come_while_others_run_are_known_when_these_end() -> None:
+    """In a run of alike iterations, too, with places for two."""
+    scenario = serving({"engine": "sglang-0.5", "max_running_requests": 2, "prefix_cache": "none"})
+    first = Request(0.0, 8, 40)
+    (running,) = simulate_serving(scenario, requests=(first,)).sequences
+    middle_s = (running.first_token_s + running.finish_s) / 2
+    quick, *_ = every_way(scenario, (first, first, Request(1e-4, 8, 3), Request(middle_s, 8, 3)))
+    assert quick.sequences[2].first_token_s == quick.sequences[3].first_token_s
