@@ -13,7 +13,8 @@ from typing import Any
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.core.files import read_text
-from sim.inputs.input_source import show
+from sim.inputs.cluster_input import resolve_cluster
+from sim.inputs.input_source import Source, show
 from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
 from sim.models.frameworks import DEEPSPEED_ZERO
 
@@ -37,6 +38,27 @@ WITHOUT_ZERO_EFFECT = (
     "sub_group_size",
 )
 CPU_OPTIMIZER = ("offload_optimizer", "cpu")
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"} | {name: name for name in ("fp32", "bf16", "fp16")}
+# Words of TrainingArguments' `fsdp` (training_args.py, _apply_legacy_fsdp_to_config); the hybrid ones shard in a node.
+FSDP: dict[str, dict[str, Any]] = {
+    "full_shard": {"zero": 3},
+    "shard_grad_op": {"zero": 3, "reshard_after_forward": False},
+    "hybrid_shard": {"zero": 3},
+    "hybrid_shard_zero2": {"zero": 3, "reshard_after_forward": False},
+    "no_shard": {"zero": 0},
+}
+# Keys of `fsdp_config` that decide how a model is loaded and saved, or what is assumed here.
+WITHOUT_FSDP_EFFECT = (
+    "auto_wrap_policy",
+    "backward_prefetch",
+    "cpu_ram_efficient_loading",
+    "limit_all_gathers",
+    "state_dict_type",
+    "sync_module_states",
+    "transformer_layer_cls_to_wrap",
+    "use_orig_params",
+    "version",
+)
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
@@ -59,24 +81,30 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
             raise InputError(f"{file}: does not name the {what}: give {option}")
     dp = s.ranks(None, machine, 1, "1")
     notes: list[str] = []
-    layout = _zero(s, machine, notes) if by_deepspeed else _fsdp(s, notes)
-    micro = s.integer("train_micro_batch_size_per_gpu", s.integer("per_device_train_batch_size", MICRO_BATCH))
-    if not {"train_micro_batch_size_per_gpu", "per_device_train_batch_size"} & set(s.values):
-        notes.append(f"the file gives no micro-batch: {MICRO_BATCH}, Transformers' default")
+    sizes = _batch(s, dp, notes)
+    recomputes = [s.flag(f"{what}_checkpointing") for what in ("gradient", "activation")]
+    if by_deepspeed:
+        layout = _zero(s, machine, notes)
+    else:
+        layout, recomputes_shards = _fsdp(s, machine, dp, notes)
+        recomputes.append(recomputes_shards)
+        if layout["zero"] and sizes["global_batch_size"] > sizes["micro_batch_size"] * dp:
+            layout["accumulate_unsharded"] = True  # transformers/trainer.py: `no_sync` up to the last micro-batch
+    if isinstance(section := s.values.get("activation_checkpointing"), dict) and section:
+        notes.append("activation_checkpointing: taken for full recomputation; the model's code decides it")
     if left_open := [key for key, value in flat.items() if _is_auto(value)]:
         notes.append(
             f"{AUTO}: {', '.join(left_open)}: here Transformers' defaults; convert the TrainingArguments whose "
             f"`deepspeed` names this file, which have the values"
         )
-    accumulated = s.integer("gradient_accumulation_steps", 1)
     training = {
         "seq_len": int(length or 0),
-        "micro_batch_size": micro,
-        "global_batch_size": s.integer("train_batch_size", micro * accumulated * dp),
+        **sizes,
         **_numbers(s, by_deepspeed, notes),
-        "gradient_clipping": float(s.take("gradient_clipping", s.take("max_grad_norm", 1.0))) > 0,
+        # Both defaults are 1: runtime/constants.py, training_args.py.
+        "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
         "framework": _framework(s, by_deepspeed, notes),
-        "recompute": "full" if s.flag("gradient_checkpointing") or s.flag("activation_checkpointing") else "none",
+        "recompute": "full" if any(recomputes) else "none",
         **_optimizer(s, notes),
         **_offload(s.values.get("zero_optimization")),
     }
@@ -95,6 +123,19 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     if left := [name for name in s.left() if name not in without_effect]:
         notes.append(f"not read: {', '.join(left)}")
     return Converted(scenario, tuple(notes))
+
+
+def _batch(s: Settings, dp: int, notes: list[str]) -> dict[str, int]:
+    """Sizes of batches. What is left out follows from the others (`_set_batch_related_parameters`)."""
+    accumulated, whole = s.integer("gradient_accumulation_steps", 1), s.whole("train_batch_size")
+    of_arguments = s.whole("per_device_train_batch_size")
+    micro = s.whole("train_micro_batch_size_per_gpu") or of_arguments
+    if micro is None and whole is not None:
+        micro = max(1, whole // (dp * accumulated))
+    if micro is None:
+        micro = MICRO_BATCH
+        notes.append(f"the file gives no micro-batch: {MICRO_BATCH}, Transformers' default")
+    return {"micro_batch_size": micro, "global_batch_size": whole or micro * accumulated * dp}
 
 
 def _is_auto(value: object) -> bool:
@@ -145,7 +186,7 @@ def _offload(section: object) -> dict[str, Any]:
 def _numbers(s: Settings, by_deepspeed: bool, notes: list[str]) -> dict[str, Any]:
     """Precision and dtypes: DeepSpeed keeps 16-bit parameters and an fp32 copy, Transformers casts under autocast."""
     on = {
-        name: value.get("enabled", True) not in (False, AUTO)
+        name: value.get("enabled", False) not in (False, AUTO)  # precision_config.py: off unless it says so
         if isinstance(value := s.take(name, False), dict)
         else value
         for name in ("bf16", "fp16")
@@ -154,7 +195,9 @@ def _numbers(s: Settings, by_deepspeed: bool, notes: list[str]) -> dict[str, Any
     if precision == "fp32":
         return {"precision": precision}
     if by_deepspeed:
-        return {"precision": precision}
+        types = s.take("data_types")
+        sums = DTYPES.get(str(types.get("grad_accum_dtype"))) if isinstance(types, dict) else None
+        return {"precision": precision, **({"grad_dtype": sums} if sums else {})}
     notes.append(
         "parameters are taken for fp32 under autocast; if the model is loaded in 16 bits, set "
         f"training.param_dtype={precision} and training.master_weights=false"
@@ -209,15 +252,25 @@ def _hidden(machine: Machine) -> int:
     return load_model(str(machine.model)).hidden
 
 
-def _fsdp(s: Settings, notes: list[str]) -> dict[str, Any]:
+def _fsdp(s: Settings, machine: Machine, dp: int, notes: list[str]) -> tuple[dict[str, Any], bool]:
+    """The layout of `fsdp`, and whether `fsdp_config` recomputes activations."""
     fsdp, config = s.take("fsdp"), s.take("fsdp_config")
-    words = (
-        fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else ["full_shard"] if fsdp else []
-    )
+    own = Settings(s.file, {k.removeprefix("fsdp_"): v for k, v in config.items()} if isinstance(config, dict) else {})
+    own.written = {name: f"fsdp_config.{name}" for name in own.values}
+    words = fsdp.split() if isinstance(fsdp, str) else [*map(str, fsdp)] if isinstance(fsdp, list) else ["full_shard"]
     if fsdp in OFF or not words:
-        return {"zero": 0}
-    if "offload" in words:
+        return {"zero": 0}, False
+    if "offload" in words or own.flag("cpu_offload"):
         notes.append("fsdp: offload is not simulated")
-    reshards = config.get("reshard_after_forward") if isinstance(config, dict) else None
-    kept = {"reshard_after_forward": False} if reshards is False else {}
-    return {"zero": 2 if "shard_grad_op" in words else 3, **kept}
+    reshards = own.take("reshard_after_forward")  # of version 1 such a word, too
+    word = next((word for word in (str(reshards), *words) if word in FSDP), "full_shard")
+    layout = dict(FSDP[word])
+    if reshards is False:
+        layout["reshard_after_forward"] = False
+    if word.startswith("hybrid"):
+        each = resolve_cluster(machine.cluster, dp, Source(str(s.file), {})).gpus_per_node
+        layout["shard_size"] = min(dp, each)
+    recomputes = own.flag("activation_checkpointing")
+    if left := [name for name in own.left() if name.rpartition(".")[2] not in WITHOUT_FSDP_EFFECT]:
+        notes.append(f"not read: {', '.join(left)}")
+    return layout, recomputes

@@ -92,6 +92,7 @@ def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str
         ("optim: adamw_torch_fused", {"optimizer": "adamw", "framework": "transformers"}),
         ("use_liger_kernel: true", {"cross_entropy": "chunked"}),
         ("activation_checkpointing: true", {"recompute": "full"}),
+        ("fsdp: true\nfsdp_config: {activation_checkpointing: true}", {"recompute": "full"}),
     ],
 )
 def test_training_arguments_of_one_key(tmp_path: Path, keys: str, expected: dict[str, str]) -> None:
@@ -99,3 +100,48 @@ def test_training_arguments_of_one_key(tmp_path: Path, keys: str, expected: dict
     data, text = converted(tmp_path, "args.yaml", f"bf16: true\n{keys}\n", *options)
     assert expected.items() <= data["training"].items()
     assert "no micro-batch: 8, Transformers' default" in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("fsdp: full_shard auto_wrap", {"zero": 3}),
+        ("fsdp: [shard_grad_op]", {"zero": 3, "reshard_after_forward": False}),
+        ("fsdp: true\nfsdp_config: {fsdp_version: 2, reshard_after_forward: false}", {"reshard_after_forward": False}),
+        ("fsdp: true\nfsdp_config: {version: 1, reshard_after_forward: hybrid_shard}", {"zero": 3, "shard_size": 8}),
+        ("fsdp: no_shard", {"zero": 0}),
+        ("fsdp: full_shard\ngradient_accumulation_steps: 4", {"accumulate_unsharded": True}),
+    ],
+)
+def test_words_of_transformers_fsdp(tmp_path: Path, keys: str, expected: dict[str, object]) -> None:
+    """training_args.py: _apply_legacy_fsdp_to_config; gradients are reduced with the last micro-batch (trainer.py)."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "16", "--seq-len", "512")
+    data, text = converted(tmp_path, "args.yaml", f"bf16: true\n{keys}\n", *options)
+    layout = data["parallelism"]
+    assert {key: layout.get(key) for key in expected} == expected
+    assert layout.keys() <= {"dp", "zero", *expected}
+    assert "not read" not in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ('"train_batch_size": 64, "gradient_accumulation_steps": 2', {"micro_batch_size": 4, "global_batch_size": 64}),
+        ('"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2', {"micro_batch_size": 2}),
+        ('"train_batch_size": 64, "bf16": {}', {"precision": "fp32"}),
+        ('"train_batch_size": 64, "gradient_clipping": 0', {"gradient_clipping": False}),
+        (
+            '"train_batch_size": 64, "bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}',
+            {"precision": "bf16", "grad_dtype": "fp32"},
+        ),
+    ],
+)
+def test_what_deepspeed_s_json_says_and_leaves_out(tmp_path: Path, keys: str, expected: dict[str, object]) -> None:
+    """runtime/config.py: _set_batch_related_parameters; precision_config.py: a section alone switches nothing on."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    data, text = converted(
+        tmp_path, "ds.json", "{" + keys + ', "activation_checkpointing": {"profile": false}}', *options
+    )
+    assert {key: data["training"].get(key) for key in expected} == expected
+    assert "no micro-batch" not in text
+    assert "activation_checkpointing: taken for full recomputation" in text
