@@ -156,6 +156,11 @@ class Narrowing(Struct, frozen=True, dict=True):
     memory_limit: str | None = None
 
 
+def joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """Of an option that may be given several times: its values as one list, None without any."""
+    return ",".join(values) if values else None
+
+
 def gathered(record: type[Struct], name: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A decorator that gives a command these options, as one argument `name`: a record with a field for each; other
     fields keep their defaults."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sim.commands.files_named import OUTPUT, FiniteRange, OutputSeries
-from sim.commands.options import SECONDS, Report, engine_option, gathered, json_option, overrides_option
+from sim.commands.options import SECONDS, Report, engine_option, gathered, joined, json_option, overrides_option
 from sim.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -121,7 +121,11 @@ run_options = gathered(
         "--price", type=FiniteRange(0), metavar="PER_GPU_HOUR", help="price of a GPU hour; adds cost and energy"
     ),
     click.option(
-        "--slo", metavar="LIMITS", help="serving: limits of latencies in seconds, such as ttft_p99=0.25,tpot_p99=0.035"
+        "--slo",
+        multiple=True,
+        callback=joined,
+        metavar="LIMITS",
+        help="serving: limits of latencies in seconds, such as ttft_p99=0.25,tpot_p99=0.035",
     ),
     click.option(
         "--measured",

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sim.commands.command import Command
 from sim.commands.files_named import OutputSeries
 from sim.commands.layout_options import Prices, limit_bytes, parse_clusters, parse_only, with_trainer
-from sim.commands.options import Narrowing, Study, narrowing_options, scenario_argument, study_options
+from sim.commands.options import Narrowing, Study, joined, narrowing_options, scenario_argument, study_options
 from sim.core.errors import InputError
 from sim.core.files import write_text
 
@@ -60,6 +60,8 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 )
 @click.option(
     "--slo",
+    multiple=True,
+    callback=joined,
     metavar="NAME=SECONDS,…",
     help="serving: find the highest rate of requests within these latencies, such as "
     "ttft_p99=0.25,tpot_p99=0.035 (ttft, tpot, itl, latency; p50, p90, p99, mean)",
@@ -110,7 +112,7 @@ def main(
     if slo is not None:
         of_steps: dict[str, object] = {"--for": trainer, "--save": save, "--cluster A,B": names[1:]}
         of_steps |= {"--whole-front": whole_front, "--only": narrowing.only, "--memory-limit": narrowing.memory_limit}
-        of_steps |= {"--objective": objective, "--workers": study.workers, "--dask": study.dask}
+        of_steps |= {"--objective": objective}
         for option, value in of_steps.items():
             if value:
                 raise InputError(f"{option}: is for searches of training steps; --slo searches serving")
@@ -171,13 +173,14 @@ def _serving(
     from sim.commands.sweep import parse_vary
     from sim.inputs.scenario import name_of, read_source
     from sim.search.engine_options import choices_of
-    from sim.search.serving import search_serving
+    from sim.search.serving import ServingSearch, search_serving
     from sim.search.slo import parse_slo
     from sim.views.serving_search_page import serving_search_page
 
     source = read_source(path, study.overrides)
     choices = choices_of(parse_vary(vary)) if vary else ({},)
-    result = search_serving(source, name_of(path), parse_slo(slo), gpus, prices.of(_cluster_name(source)), choices)
+    asked = ServingSearch(source, name_of(path), parse_slo(slo), gpus, prices.of(_cluster_name(source)), choices)
+    result = search_serving(asked, study.pool)
     study.show(result, serving_search_page, lambda found: print_serving_search(found, top))
     return 0 if any(row["rate_per_s"] for row in result["best"]) else 1
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -32,11 +33,13 @@ from sim.serve.costs import IterationCosts
 from sim.serve.requests import Request, make_requests
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
+from sim.studies.executors import Workers, results, tracked
 from sim.studies.spending import MILLION, gpu_hours_of, token_cost
 
 CLOSE = 1.02  # bisection ends when two rates differ by less than this factor
 # A single request may be shorter or longer than the pattern's mean.
 ALONE = 4  # requests that show the latencies of a lone request
+POOL_FROM_UNITS = 6  # fewer are mostly done before other processes have started
 SLOWEST_PER_S = 1e-3  # so slow that requests never overlap
 MOST_STEPS = 24  # doublings or halvings from the first guess: a factor of 16 million
 
@@ -228,21 +231,26 @@ def tuned(of: Callable[[Choice], UnitSearch], choices: Sequence[Choice], start_p
     return Tuned(choice, found, rate, points, tuple(refused))
 
 
-def search_serving(
-    source: Source,
-    name: str,
-    slo: tuple[Promise, ...],
-    gpus: int | None,
-    price_per_gpu_hour: float | None,
-    choices: Sequence[Choice] = ({},),
-) -> dict[str, Any]:
-    """Search all replicas, each with all choices of the engine's options, and return the result in format
-    sim-serving-search/1.
+class ServingSearch(Struct, frozen=True):
+    """What is searched: layouts of a scenario on `gpus` GPUs (None: as many as it has), all with the same promises,
+    and each with all choices of the engine's options."""
+
+    source: Source
+    name: str
+    slo: tuple[Promise, ...]
+    gpus: int | None = None
+    price_per_gpu_hour: float | None = None
+    choices: tuple[Choice, ...] = ({},)
+
+
+def search_serving(asked: ServingSearch, pool: Callable[[bool], AbstractContextManager[Workers]]) -> dict[str, Any]:
+    """Search all replicas, a task for each, and return the result in format sim-serving-search/1. `pool`: where tasks
+    run, told whether they are many.
 
     Raises:
         InputError: for a scenario that is wrong, no serving workload, or has a section that `--slo` does not support.
     """
-    base = resolve(source, name)
+    base = resolve(asked.source, asked.name)
     cp, serving = base.parallelism.cp, base.for_serving
     for refused, why in (
         (serving.batching == "static", "inference.batching: a static batch has no rate of requests; write continuous"),
@@ -254,42 +262,57 @@ def search_serving(
         (cp > 1, f"parallelism.cp: found {cp}; --slo searches tp, pp, dp, ep and pools"),
     ):
         if refused:
-            raise InputError(f"{source.label}: {why}")
+            raise InputError(f"{asked.source.label}: {why}")
     pools = base.for_serving.disaggregated
-    gpus = gpus or (base.parallelism.ranks if pools is None else pools.ranks)
-    wanted, profile = own_rate(base), load_profile(base.calibration)
-    watts = base.cluster.mean_over(gpus, lambda gpu: gpu.power_limit_w)
-    layouts: list[dict[str, Any]] = []
-    refusals: list[dict[str, Any]] = []
-    curve: list[dict[str, Any]] = []
-    for unit in units_of(base, gpus):
-        units = gpus // unit.gpus
-
-        def of(choice: Choice, unit: Unit = unit) -> UnitSearch:
-            data = merge(merge(dict(source.data), unit.changes), as_section(choice))
-            return UnitSearch(resolve(replace(source, data=data), name), profile, slo)
-
-        # Units share no queue, so a service of n units has n times the rate of one. The limit mostly lies within a few
-        # doublings of the rate that the scenario wants of one unit.
-        found = tuned(of, choices, (wanted or 1.0) / units)
-        refusals += _refusals(unit, found)
-        if found.search is not None:
-            figures = partial(_figures, units, gpus, price_per_gpu_hour, watts)
-            layouts.append(_layout(unit, units, found, found.search, wanted, figures))
-            curve += [_on_curve(p, unit, choice) for choice, p in found.points]
+    gpus = asked.gpus or (base.parallelism.ranks if pools is None else pools.ranks)
+    # Pipelines first: their iterations are simulated one by one, so they take longest.
+    units = sorted(units_of(base, gpus), key=lambda unit: -unit.degrees.get("pp", 1))
+    with pool(len(units) >= POOL_FROM_UNITS) as workers:
+        tasks = results(workers, _searched, [(asked, gpus, unit) for unit in units])
+        found = list(tracked(tasks, "layouts", len(units)))
+    layouts = [each.layout for each in found if each.layout is not None]
     # All layouts fill the same GPUs, so the rate alone ranks them.
     layouts.sort(key=lambda row: -row["rate_per_s"])
     return {
         "format": "sim-serving-search/1",
         "name": base.name,
         "gpus": gpus,
-        "slo": [p.text for p in slo],
-        "wanted_rate_per_s": wanted,
+        "slo": [p.text for p in asked.slo],
+        "wanted_rate_per_s": own_rate(base),
         "best": layouts,
         "fewest_gpus": _fewest(layouts),
-        "curve": _front(curve),
-        "refusals": refusals,
+        "curve": _front([point for each in found for point in each.curve]),
+        "refusals": [refusal for each in found for refusal in each.refusals],
     }
+
+
+class _Found(Struct, frozen=True):
+    """What a task has found for its unit: rows of the result."""
+
+    layout: dict[str, Any] | None
+    curve: list[dict[str, Any]]
+    refusals: list[dict[str, Any]]
+
+
+def _searched(asked: ServingSearch, gpus: int, unit: Unit) -> _Found:
+    """Search one unit with all choices of the engine's options, as a part of `gpus` GPUs."""
+    base = resolve(asked.source, asked.name)
+    wanted, profile, units = own_rate(base), load_profile(base.calibration), gpus // unit.gpus
+
+    def of(choice: Choice) -> UnitSearch:
+        data = merge(merge(dict(asked.source.data), unit.changes), as_section(choice))
+        return UnitSearch(resolve(replace(asked.source, data=data), asked.name), profile, asked.slo)
+
+    # Units share no queue, so a service of n units has n times the rate of one. The limit mostly lies within a few
+    # doublings of the rate that the scenario wants of one unit.
+    found = tuned(of, asked.choices, (wanted or 1.0) / units)
+    refusals = _refusals(unit, found)
+    if found.search is None:
+        return _Found(None, [], refusals)
+    watts = base.cluster.mean_over(gpus, lambda gpu: gpu.power_limit_w)
+    figures = partial(_figures, units, gpus, asked.price_per_gpu_hour, watts)
+    layout = _layout(unit, units, found, found.search, wanted, figures)
+    return _Found(layout, [_on_curve(p, unit, choice) for choice, p in found.points], refusals)
 
 
 def _layout(

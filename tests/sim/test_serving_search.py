@@ -130,10 +130,17 @@ def test_what_is_not_laid_out_is_refused(tmp_path: Path, changes: dict[str, Any]
     assert message in done.output
 
 
-@pytest.mark.parametrize(
-    "options", [("--dask", "tcp://127.0.0.1:1"), ("--workers", "2"), ("--objective", "step_time")], ids=" ".join
-)
-def test_options_that_serving_does_not_have_are_refused(file: Path, options: tuple[str, str]) -> None:
+def test_any_number_of_workers_finds_the_same(file: Path) -> None:
+    one, two = (searched(file, "ttft_p99=0.1", "--gpus", "2", "--workers", n) for n in ("1", "2"))
+    assert one == two
+
+
+def test_latencies_may_be_given_one_by_one(file: Path) -> None:
+    assert searched(file, "ttft_p99=0.1", "--slo", "tpot_p99=1")["slo"] == ["ttft_p99=0.1", "tpot_p99=1"]
+
+
+def test_options_that_serving_does_not_have_are_refused(file: Path) -> None:
+    options = ("--objective", "step_time")
     done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p99=0.1", *options], catch_exceptions=False)
     assert done.exit_code == 2
     assert f"{options[0]}: is for searches of training steps; --slo searches serving" in done.output
