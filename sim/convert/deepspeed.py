@@ -6,7 +6,6 @@ YAML, `deepspeed` among them as a mapping or a file's name. Neither names the mo
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from sim.inputs.input_source import Source, show
 from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
 from sim.models.frameworks import DEEPSPEED_ZERO
 
-WITHOUT_EFFECT = files("sim.convert") / "deepspeed_without_effect.txt"  # on what a step takes and keeps
 AUTO = "auto"  # DeepSpeed's word for what Transformers fills in
 OFF = ("no", "", False, None)
 LENGTHS = ("max_length", "max_seq_length", "cutoff_len")  # of TRL's configs and of LLaMA-Factory's
@@ -27,16 +25,6 @@ MICRO_BATCH = 8  # TrainingArguments' default
 OWN = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
 OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
 EIGHT_BITS = "8bit"
-# Keys of `zero_optimization` whose usual values the simulator assumes, or that decide about saving alone.
-WITHOUT_ZERO_EFFECT = (
-    "allgather_bucket_size",
-    "allgather_partitions",
-    "contiguous_gradients",
-    "round_robin_gradients",
-    "stage3_gather_16bit_weights_on_model_save",
-    "stage3_param_persistence_threshold",
-    "sub_group_size",
-)
 CPU_OPTIMIZER = ("offload_optimizer", "cpu")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"} | {name: name for name in ("fp32", "bf16", "fp16")}
 # Words of TrainingArguments' `fsdp` (training_args.py, _apply_legacy_fsdp_to_config); the hybrid ones shard in a node.
@@ -47,18 +35,6 @@ FSDP: dict[str, dict[str, Any]] = {
     "hybrid_shard_zero2": {"zero": 3, "reshard_after_forward": False},
     "no_shard": {"zero": 0},
 }
-# Keys of `fsdp_config` that decide how a model is loaded and saved, or what is assumed here.
-WITHOUT_FSDP_EFFECT = (
-    "auto_wrap_policy",
-    "backward_prefetch",
-    "cpu_ram_efficient_loading",
-    "limit_all_gathers",
-    "state_dict_type",
-    "sync_module_states",
-    "transformer_layer_cls_to_wrap",
-    "use_orig_params",
-    "version",
-)
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
@@ -80,52 +56,41 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
         if found is None:
             raise InputError(f"{file}: does not name the {what}: give {option}")
     dp = s.ranks(None, machine, 1, "1")
-    notes: list[str] = []
-    sizes = _batch(s, dp, notes)
+    sizes = _batch(s, dp)
     recomputes = [s.flag(f"{what}_checkpointing") for what in ("gradient", "activation")]
     if by_deepspeed:
-        layout = _zero(s, machine, notes)
+        layout = _zero(s, machine)
     else:
-        layout, recomputes_shards = _fsdp(s, machine, dp, notes)
+        layout, recomputes_shards = _fsdp(s, machine, dp)
         recomputes.append(recomputes_shards)
         if layout["zero"] and sizes["global_batch_size"] > sizes["micro_batch_size"] * dp:
             layout["accumulate_unsharded"] = True  # transformers/trainer.py: `no_sync` up to the last micro-batch
     if isinstance(section := s.values.get("activation_checkpointing"), dict) and section:
-        notes.append("activation_checkpointing: taken for full recomputation; the model's code decides it")
+        s.notes.append("activation_checkpointing: taken for full recomputation; the model's code decides it")
     if left_open := [key for key, value in flat.items() if _is_auto(value)]:
-        notes.append(
+        s.notes.append(
             f"{AUTO}: {', '.join(left_open)}: here Transformers' defaults; convert the TrainingArguments whose "
             f"`deepspeed` names this file, which have the values"
         )
     training = {
         "seq_len": int(length or 0),
         **sizes,
-        **_numbers(s, by_deepspeed, notes),
+        **_numbers(s, by_deepspeed),
         # Both defaults are 1: runtime/constants.py, training_args.py.
         "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
-        "framework": _framework(s, by_deepspeed, notes),
+        "framework": _framework(s, by_deepspeed),
         "recompute": "full" if any(recomputes) else "none",
-        **_optimizer(s, notes),
+        **_optimizer(s),
         **_offload(s.values.get("zero_optimization")),
     }
     if s.flag("use_liger_kernel"):
         training["cross_entropy"] = "chunked"
-        notes.append("use_liger_kernel: its loss is simulated, its other kernels are those of separate operators")
-    scenario = {
-        "version": 1,
-        "name": file.stem,
-        "model": machine.model,
-        "training": training,
-        "parallelism": {"dp": dp, **layout},
-        "cluster": machine.cluster,
-    }
-    without_effect = WITHOUT_EFFECT.read_text("utf-8").split()
-    if left := [name for name in s.left() if name not in without_effect]:
-        notes.append(f"not read: {', '.join(left)}")
-    return Converted(scenario, tuple(notes))
+        s.notes.append("use_liger_kernel: its loss is simulated, its other kernels are those of separate operators")
+    sections = {"model": machine.model, "training": training, "parallelism": {"dp": dp, **layout}}
+    return s.converted("deepspeed", machine, sections)
 
 
-def _batch(s: Settings, dp: int, notes: list[str]) -> dict[str, int]:
+def _batch(s: Settings, dp: int) -> dict[str, int]:
     """Sizes of batches. What is left out follows from the others (`_set_batch_related_parameters`)."""
     accumulated, whole = s.integer("gradient_accumulation_steps", 1), s.whole("train_batch_size")
     of_arguments = s.whole("per_device_train_batch_size")
@@ -134,7 +99,7 @@ def _batch(s: Settings, dp: int, notes: list[str]) -> dict[str, int]:
         micro = max(1, whole // (dp * accumulated))
     if micro is None:
         micro = MICRO_BATCH
-        notes.append(f"the file gives no micro-batch: {MICRO_BATCH}, Transformers' default")
+        s.notes.append(f"the file gives no micro-batch: {MICRO_BATCH}, Transformers' default")
     return {"micro_batch_size": micro, "global_batch_size": whole or micro * accumulated * dp}
 
 
@@ -160,20 +125,20 @@ def _deepspeed_config(file: Path, value: object) -> dict[str, Any]:
     return found
 
 
-def _framework(s: Settings, by_deepspeed: bool, notes: list[str]) -> str:
+def _framework(s: Settings, by_deepspeed: bool) -> str:
     compiled = s.flag("torch_compile") or (isinstance(c := s.take("compile"), dict) and bool(c.get("deepcompile")))
     if by_deepspeed and compiled:
-        notes.append("torch_compile: with DeepSpeed separate operators are simulated")
+        s.notes.append("torch_compile: with DeepSpeed separate operators are simulated")
     return "deepspeed" if by_deepspeed else "compiled" if compiled else "transformers"
 
 
-def _optimizer(s: Settings, notes: list[str]) -> dict[str, Any]:
+def _optimizer(s: Settings) -> dict[str, Any]:
     """AdamW, where no other name is given; 8-bit moments (bitsandbytes)."""
     section = s.take("optimizer", {})
     name = str(s.take("optim", section.get("type", "") if isinstance(section, dict) else section)).lower()
     found = next((ours for word, ours in OPTIMIZERS.items() if word in name), None)
     if name and found is None:
-        notes.append(f"optimizer {name}: is simulated as AdamW")
+        s.notes.append(f"optimizer {name}: is simulated as AdamW")
     return {"optimizer": found or "adamw", **({"optimizer_dtype": "int8"} if EIGHT_BITS in name else {})}
 
 
@@ -183,7 +148,7 @@ def _offload(section: object) -> dict[str, Any]:
     return {"optimizer_offload": device} if isinstance(found, dict) and found.get("device") == device else {}
 
 
-def _numbers(s: Settings, by_deepspeed: bool, notes: list[str]) -> dict[str, Any]:
+def _numbers(s: Settings, by_deepspeed: bool) -> dict[str, Any]:
     """Precision and dtypes: DeepSpeed keeps 16-bit parameters and an fp32 copy, Transformers casts under autocast."""
     on = {
         name: value.get("enabled", False) not in (False, AUTO)  # precision_config.py: off unless it says so
@@ -198,24 +163,21 @@ def _numbers(s: Settings, by_deepspeed: bool, notes: list[str]) -> dict[str, Any
         types = s.take("data_types")
         sums = DTYPES.get(str(types.get("grad_accum_dtype"))) if isinstance(types, dict) else None
         return {"precision": precision, **({"grad_dtype": sums} if sums else {})}
-    notes.append(
+    s.notes.append(
         "parameters are taken for fp32 under autocast; if the model is loaded in 16 bits, set "
         f"training.param_dtype={precision} and training.master_weights=false"
     )
     return {"precision": precision, "param_dtype": "fp32"}
 
 
-def _zero(s: Settings, machine: Machine, notes: list[str]) -> dict[str, Any]:
+def _zero(s: Settings, machine: Machine) -> dict[str, Any]:
     """ZeRO's stage and buckets; numbers of elements as bytes of 16 bits."""
-    section = s.take("zero_optimization")
-    if not isinstance(section, dict):
-        return {"zero": 0}
-    own = Settings(s.file, section, written={name: f"zero_optimization.{name}" for name in section})
+    own = s.section("zero_optimization")
     for key in ("offload_optimizer", "offload_param"):
         value = own.take(key)
         device = value.get("device", "none") if isinstance(value, dict) else "none"
         if device != "none" and (key, device) != CPU_OPTIMIZER:
-            notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated")
+            s.notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated")
     stage = own.integer("stage", 0)
     found: dict[str, Any] = {"zero": stage}
     overlaps = own.take("overlap_comm")
@@ -234,15 +196,12 @@ def _zero(s: Settings, machine: Machine, notes: list[str]) -> dict[str, Any]:
     if stage < 3:
         found.pop("gather_bucket_bytes", None)
     if own.take("reduce_scatter") is False and stage == 3:
-        notes.append("zero_optimization.reduce_scatter: false is not simulated; gradients are reduce-scattered")
-    notes += [
+        s.notes.append("zero_optimization.reduce_scatter: false is not simulated; gradients are reduce-scattered")
+    s.notes += [
         f"zero_optimization.{name}: the default of {DEEPSPEED_ZERO.live_elements:,} is simulated"
         for name in LIVE
         if own.number(name) not in (None, DEEPSPEED_ZERO.live_elements)
     ]
-    left = [x for x in own.left() if x.removeprefix("zero_optimization.") not in WITHOUT_ZERO_EFFECT]
-    if left:
-        notes.append(f"not read: {', '.join(left)}")
     return found
 
 
@@ -252,16 +211,16 @@ def _hidden(machine: Machine) -> int:
     return load_model(str(machine.model)).hidden
 
 
-def _fsdp(s: Settings, machine: Machine, dp: int, notes: list[str]) -> tuple[dict[str, Any], bool]:
+def _fsdp(s: Settings, machine: Machine, dp: int) -> tuple[dict[str, Any], bool]:
     """The layout of `fsdp`, and whether `fsdp_config` recomputes activations."""
-    fsdp, config = s.take("fsdp"), s.take("fsdp_config")
-    own = Settings(s.file, {k.removeprefix("fsdp_"): v for k, v in config.items()} if isinstance(config, dict) else {})
-    own.written = {name: f"fsdp_config.{name}" for name in own.values}
+    fsdp, own = s.take("fsdp"), s.section("fsdp_config")
+    own.values = {name.removeprefix("fsdp_"): value for name, value in own.values.items()}
     words = fsdp.split() if isinstance(fsdp, str) else [*map(str, fsdp)] if isinstance(fsdp, list) else ["full_shard"]
     if fsdp in OFF or not words:
+        s.sections.remove(own)  # without `fsdp` nothing reads it
         return {"zero": 0}, False
     if "offload" in words or own.flag("cpu_offload"):
-        notes.append("fsdp: offload is not simulated")
+        s.notes.append("fsdp: offload is not simulated")
     reshards = own.take("reshard_after_forward")  # of version 1 such a word, too
     word = next((word for word in (str(reshards), *words) if word in FSDP), "full_shard")
     layout = dict(FSDP[word])
@@ -270,7 +229,4 @@ def _fsdp(s: Settings, machine: Machine, dp: int, notes: list[str]) -> tuple[dic
     if word.startswith("hybrid"):
         each = resolve_cluster(machine.cluster, dp, Source(str(s.file), {})).gpus_per_node
         layout["shard_size"] = min(dp, each)
-    recomputes = own.flag("activation_checkpointing")
-    if left := [name for name in own.left() if name.rpartition(".")[2] not in WITHOUT_FSDP_EFFECT]:
-        notes.append(f"not read: {', '.join(left)}")
-    return layout, recomputes
+    return layout, own.flag("activation_checkpointing")

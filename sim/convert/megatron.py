@@ -6,7 +6,6 @@ Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
 DISPATCHER = "allgather"  # where no flag names one
 SIMULATED_OF_EXPERTS = ("moe-grouped-gemm", "moe-permute-fusion")  # off by default
-WITHOUT_EFFECT = files("sim.convert") / "megatron_without_effect.txt"  # on what a step takes and keeps
 
 
 def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
@@ -30,17 +28,14 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
-    s = Settings(file, _flags(file, text))
+    s = Settings(file, _flags(file, text), "--")
     p = _layout(s, machine)
     training = _training(s, p["dp"])
     model = machine.model or _model(s)
-    notes = _notes_on_experts(s, p) if s.take("num-experts") is not None else []
+    if s.take("num-experts") is not None:
+        _note_experts(s, p)
     s.choice("transformer-impl", {"transformer_engine": True}, "transformer_engine")
-    without_effect = WITHOUT_EFFECT.read_text("utf-8").split()
-    if left := [f"--{name}" for name in s.left() if name not in without_effect]:
-        notes.insert(0, f"not expressed here: {', '.join(left)}")
-    scenario = {"version": 1, "name": file.stem, "model": model, "training": training, "parallelism": p}
-    return Converted({**scenario, "cluster": machine.cluster}, tuple(notes))
+    return s.converted("megatron", machine, {"model": model, "training": training, "parallelism": p})
 
 
 def _flags(file: Path, text: str) -> dict[str, Any]:
@@ -119,14 +114,15 @@ def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _notes_on_experts(s: Settings, p: dict[str, Any]) -> list[str]:
-    """What is simulated otherwise than the flags say, or by default do."""
-    notes = []
+def _note_experts(s: Settings, p: dict[str, Any]) -> None:
+    """Say what is simulated otherwise than the flags say, or by default do."""
     if not s.choice("moe-token-dispatcher-type", {"alltoall": True, "flex": True}, DISPATCHER) and p["ep"] > 1:
-        notes.append(f"--moe-token-dispatcher-type {DISPATCHER}, the default: an all-to-all is simulated in its place")
+        s.notes.append(
+            f"--moe-token-dispatcher-type {DISPATCHER}, the default: an all-to-all is simulated in its place"
+        )
     if absent := [f"--{name}" for name in SIMULATED_OF_EXPERTS if not s.flag(name)]:
-        notes.append(f"simulated as with {' and '.join(absent)}")
-    return [*notes, "experts are loaded evenly; model.moe.imbalance says otherwise"]
+        s.notes.append(f"simulated as with {' and '.join(absent)}")
+    s.notes.append("experts are loaded evenly; model.moe.imbalance says otherwise")
 
 
 def _groups(s: Settings) -> dict[str, Any]:

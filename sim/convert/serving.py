@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,7 +49,6 @@ class _Names(Struct, frozen=True):
     servers: dict[str, _Server]
     benchmarks: dict[str, _Benchmark]
     weights: dict[str, str]
-    without_effect: str
 
 
 @cache
@@ -86,32 +85,23 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     if s.flag("dp_attention"):  # SGLang's limits are of all replicas (managers/tp_worker.py, server_args.py)
         limits = {"max_running_requests", "max_batch_tokens"} & {*inference}
         inference |= {key: max(1, inference[key] // layout["dp"]) for key in limits}
+    s.notes.append(f"engine {engine.name}: the newest of its product; inference.engine names another version")
+    if "speculative" in inference:
+        s.notes.append("inference.speculative.acceptance: no flag says it, so the default is taken")
     left = s.left()
     if benchmark is None:
-        notes, which = (
-            ["no benchmark's command in the file: requests are the default ones of `vllm bench serve`"],
-            "vLLM",
-        )
-        inference["requests"] = _requests(Settings(file, {}), names.benchmarks[which])
+        s.notes.append("no benchmark's command in the file: requests are the default ones of `vllm bench serve`")
+        inference["requests"] = _requests(Settings(file, {}), names.benchmarks["vLLM"])
     else:
         which, of_benchmark = benchmark
         b = _settings(file, of_benchmark, names.benchmarks[which])
-        notes = [names.benchmarks[which].note, _of_dataset(str(b.values.get("dataset", "random")))]
+        said = (names.benchmarks[which].note, _of_dataset(str(b.values.get("dataset", "random"))))
+        s.notes += filter(None, said)
         inference["requests"] = _requests(b, names.benchmarks[which])
         # One that starts the engine has its flags too.
         left = [x for x in left if x in b.left()] if of_benchmark == command else left + b.left()
-    scenario = {"version": 1, "name": file.stem, "model": PREFIX + model if is_id(model) else model}
-    scenario |= {"inference": inference, "parallelism": layout, "cluster": machine.cluster}
-    return Converted(scenario, (*_notes(engine.name, inference, left), *filter(None, notes)))
-
-
-def _notes(engine: str, inference: Mapping[str, Any], left: list[str]) -> Iterator[str]:
-    yield f"engine {engine}: the newest of its product; inference.engine names another version"
-    if "speculative" in inference:
-        yield "inference.speculative.acceptance: no flag says it, so the default is taken"
-    without_effect = _names().without_effect.split()
-    if unread := [name for name in left if name.lstrip("-") not in without_effect]:
-        yield f"not expressed here: {', '.join(unread)}"
+    sections = {"model": PREFIX + model if is_id(model) else model, "inference": inference, "parallelism": layout}
+    return s.converted("serving", machine, sections, left=left)
 
 
 T = TypeVar("T", bound=_Server)

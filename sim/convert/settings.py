@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct, field
 
 from sim.core.errors import InputError
@@ -13,6 +15,7 @@ from sim.core.units import counted
 from sim.inputs.input_source import show
 
 T = TypeVar("T")
+_WITHOUT_EFFECT = Path(__file__).with_name("without_effect.yaml")
 
 
 class Machine(Struct, frozen=True):
@@ -32,12 +35,23 @@ class Converted(Struct, frozen=True):
 
 
 class Settings(Struct, dict=True):
-    """Values by name. `file` starts the messages; `written`: how the file writes a name, where that differs."""
+    """Values by name. `file` starts the messages; `prefix`: what the file writes before a name, `written`: how it
+    writes one where that differs. `notes`: for the scenario's reader."""
 
     file: Path
     values: Mapping[str, Any]
-    taken: set[str] = field(default_factory=set)
+    prefix: str = ""
     written: Mapping[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    taken: set[str] = field(default_factory=set)
+    sections: list[Settings] = field(default_factory=list)
+
+    def section(self, name: str) -> Settings:
+        """The settings of a mapping that is among them, whose notes are these; none where it is something else."""
+        value = self.take(name)
+        own = Settings(self.file, value if isinstance(value, dict) else {}, f"{self._written(name)}.", notes=self.notes)
+        self.sections.append(own)
+        return own
 
     def take(self, name: str, default: Any = None) -> Any:
         """A value, or the default where there is none."""
@@ -88,7 +102,7 @@ class Settings(Struct, dict=True):
             raise InputError(f"{self.file}: {self._written(name)}: found {show(value)}; must be a number") from None
 
     def _written(self, name: str) -> str:
-        return self.written.get(name, name)
+        return self.written.get(name, self.prefix + name)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A switch: given without a value, or true."""
@@ -98,8 +112,19 @@ class Settings(Struct, dict=True):
         return bool(value)
 
     def left(self) -> list[str]:
-        """Names that nothing took, sorted."""
-        return sorted(map(self._written, set(self.values) - self.taken))
+        """Names that nothing took, sorted, as the file writes them."""
+        own = map(self._written, set(self.values) - self.taken)
+        return sorted([*own, *(name for section in self.sections for name in section.left())])
+
+    def converted(
+        self, trainer: str, machine: Machine, sections: dict[str, Any], name: str = "", left: list[str] | None = None
+    ) -> Converted:
+        """The scenario of these sections, with a note of what was not taken (`left`, or all of it) and may matter."""
+        without_effect = set(_without_effect()[trainer].split())
+        names = [name for name in (self.left() if left is None else left) if name.lstrip("-") not in without_effect]
+        notes = [*self.notes, *([f"not expressed here: {', '.join(names)}"] if names else [])]
+        scenario = {"version": 1, "name": name or self.file.stem, **sections, "cluster": machine.cluster}
+        return Converted(scenario, tuple(notes))
 
     def ranks(self, stated: int | None, machine: Machine, divisor: int, words: str) -> int:
         """Ranks over `divisor`: data-parallel replicas.
@@ -113,6 +138,11 @@ class Settings(Struct, dict=True):
         if gpus % divisor:
             raise InputError(f"{self.file}: {counted(gpus, 'GPU')}; must be a multiple of {divisor} ({words})")
         return gpus // divisor
+
+
+@cache
+def _without_effect() -> dict[str, str]:
+    return msgspec.yaml.decode(_WITHOUT_EFFECT.read_bytes(), type=dict[str, str])
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:

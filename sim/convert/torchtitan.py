@@ -33,12 +33,6 @@ PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in 
 FLOAT8 = {"recipe_name", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
 # Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
 OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
-# Of them, what decides about neither a step's time nor its memory.
-WITHOUT_EFFECT = {
-    *(f"optimizer.{key}" for key in ("lr", "beta1", "beta2", "eps", "weight_decay")),
-    *(f"training.{key}" for key in ("dataset", "dataset_path", "gc_freq", "gc_debug", "seed", "deterministic")),
-    *(f"model.{key}" for key in ("tokenizer_path", "hf_assets_path", "print_after_conversion")),
-}
 TABLES = OWN | {"quantize", "float8", "mx"}
 
 
@@ -49,8 +43,7 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
         InputError: for text that is neither, several functions and none named, or an unknown model.
     """
     tables = _python(file, text, function) if file.suffix == ".py" else _toml(file, text)
-    values = {f"{table}.{key}": v for table, keys in tables.items() for key, v in keys.items()}
-    notes = []
+    values = {f"{table}.{key}": v for table, keys in tables.items() if table in TABLES for key, v in keys.items()}
     if file.suffix == ".py":
         values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
     s = Settings(file, values)
@@ -60,17 +53,15 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     in_graph = not s.flag("training.disable_cuda_graphs") and layout["pp"] == 1 and layout["ep"] is None
     if file.suffix == ".py" and in_graph:
         training["cuda_graphs"] = "step"
-        notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
+        s.notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
     gathers_8_bits = s.flag(f"float8.{TITAN_GATHERS_8_BITS}")
     tensorwise = training["precision"] == "fp8" and training.get("fp8_recipe", "tensorwise") == "tensorwise"
     if layout["zero"] == 3 and tensorwise and not gathers_8_bits:
         layout["param_gather_dtype"] = "bf16"
     for name, simulated in (("optimizer.name", ("Adam", "AdamW")), ("optimizer.implementation", ("fused",))):
         s.choice(name, dict.fromkeys(simulated, True), simulated[0])
-    if shown := [name for name in s.left() if name.partition(".")[0] in TABLES and name not in WITHOUT_EFFECT]:
-        notes.insert(0, f"not expressed here: {', '.join(shown)}")
-    scenario = {"version": 1, "name": function or file.stem, "model": model, "training": training}
-    return Converted({**scenario, "parallelism": without_none(layout), "cluster": machine.cluster}, tuple(notes))
+    sections = {"model": model, "training": training, "parallelism": without_none(layout)}
+    return s.converted("torchtitan", machine, sections, name=function or "")
 
 
 def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:

@@ -32,7 +32,7 @@ def test_deepspeed_and_training_arguments_need_model_length_and_gpus(tmp_path: P
     assert data["training"]["framework"] == "deepspeed"
     assert data["training"]["optimizer_offload"] == "cpu"
     assert "zero_optimization.offload_param: offloading to nvme is not simulated" in text
-    assert "not read" not in text
+    assert "not expressed" not in text
     data, text = converted(tmp_path, "args.yaml", ARGUMENTS, *options)
     assert (data["parallelism"]["zero"], data["training"]["recompute"]) == (3, "full")
     assert (data["training"]["framework"], data["training"]["param_dtype"]) == ("compiled", "fp32")
@@ -64,7 +64,7 @@ def test_training_arguments_name_deepspeed_s_file(tmp_path: Path) -> None:
     assert (p["zero"], p["dp_sync"]) == (3, "after_backward")
     assert (p["bucket_bytes"], p["gather_bucket_bytes"]) == (2 * 4096**2, 2 * int(0.9 * 4096**2))
     assert "stage3_max_live_parameters: the default of 1,000,000,000 is simulated" in text
-    assert "not read: neftune_noise_alpha\n" in text
+    assert "not expressed here: neftune_noise_alpha\n" in text
     assert "auto" not in text
     alone = converted(tmp_path, "ds_z3.json", LLAMA_FACTORY_ZERO_3, *options, "--seq-len", "2048")[1]
     assert "# auto: train_batch_size, train_micro_batch_size_per_gpu, " in alone
@@ -120,7 +120,7 @@ def test_words_of_transformers_fsdp(tmp_path: Path, keys: str, expected: dict[st
     layout = data["parallelism"]
     assert {key: layout.get(key) for key in expected} == expected
     assert layout.keys() <= {"dp", "zero", *expected}
-    assert "not read" not in text
+    assert "not expressed" not in text
 
 
 @pytest.mark.parametrize(
