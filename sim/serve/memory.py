@@ -201,6 +201,7 @@ def cache_capacity(
         weights, per_token = (weights[0] + drafting,), (per_token[0] + drafted_token,)
     fit = min(_blocks_fit(scenario, held_bytes, static, of_stage) for of_stage in held if of_stage.token)
     each = -(-max(longest - 1, reserve) // block)
-    needed = each * (sequences if static else 1)
+    spare = int(engine_of(i.engine).watermark is not None)  # without a free block no sequence goes on
+    needed = each * (sequences if static else 1) + spare
     host_bytes = scenario.cluster.gpu.memory_bytes
     return Capacity(max(fit, needed), fit, reserve, per_token, weights, buffers, int(host_bytes // max(per_token)))

@@ -124,7 +124,7 @@ def beside(engine: tuple[str, bool], **settings: Any) -> dict[str, Any]:
 
 
 # Engines, of which all but the first are an iteration behind, and whether they compute tokens beside prompts.
-BESIDE = (("bundled", True), ("vllm-0.19", True), ("sglang-0.5", False), ("sglang-0.5", True))
+BESIDE = (("bundled", True), ("vllm-0.6", True), ("vllm-0.19", True), ("sglang-0.5", False), ("sglang-0.5", True))
 settings_of = st.fixed_dictionaries(
     {
         "engine": st.sampled_from(BESIDE),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.serve.costs import iteration_costs
 from sim.serve.load import Load
+from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, finished, serving
@@ -87,3 +90,13 @@ def test_a_swapped_sequence_leaves_before_its_blocks_are_used_again() -> None:
     taking = next(i for i in sim.replicas[0].iterations if i.load.decodes and i.spans[0][0] >= out.start_s)
     assert taking.spans[0][0] == out.end_s
     assert back.start_s >= sim.replicas[0].sequences[0].finish_s
+
+
+@pytest.mark.parametrize("settings", [{"preemption": "swap"}, {"chunked_prefill": True, "max_batch_tokens": 12}])
+def test_a_request_alone_ends_where_a_sequence_goes_on_only_while_a_block_is_free(settings: dict[str, Any]) -> None:
+    """In the smallest cache: put out by its own blocks it would come back again and again."""
+    small = {"memory_bytes": WEIGHTS_AND_BUFFERS - 1e7}
+    scenario = serving({"engine": "vllm-0.6", "kv_cache": {"block_tokens": 16}, **settings}, gpu=small)
+    sim = simulate_serving(scenario, requests=(Request(0.0, 150, 9),))
+    assert sim.replicas[0].counts.preemptions == 0
+    finished(sim)
