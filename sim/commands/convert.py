@@ -57,6 +57,10 @@ def main(
 
     found = _converted(file, Machine(cluster, gpus, model), trainer, seq_len, config)
     scenario = with_overrides(Source(str(file), found.scenario), overrides).data
+    for key, setting in found.missing.items():
+        section, _, name = key.partition(".")
+        if isinstance(scenario.get(section), dict) and scenario[section].get(name) is None:
+            raise InputError(f"{file}: does not give {setting}: add --set {key}=N")
     parse_scenario(scenario, str(file))  # says what cannot be
     head = [f"Converted from {file.name} by `stepsim convert`.", *found.notes]
     text = "".join(f"# {line}\n" for line in head) + yaml.safe_dump(scenario, sort_keys=False, width=120)

@@ -12,7 +12,6 @@ from typing import Any
 from sim.convert.command_line import flags_of, words_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
-from sim.core.errors import InputError
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
@@ -49,7 +48,7 @@ def _model(s: Settings) -> dict[str, Any]:
     vocab = s.take("vocab-size")
     tokenizer = s.take("tokenizer-type")
     if vocab is None:
-        raise InputError(f"{s.file}: --vocab-size: is missing (the tokenizer would say it): give --set model.vocab=N")
+        s.missing["model.vocab"] = "--vocab-size, which the tokenizer would say"
     positions = s.take("position-embedding-type", "learned_absolute")
     if s.take("use-rotary-position-embeddings"):
         positions = "rope"
@@ -60,7 +59,8 @@ def _model(s: Settings) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": groups,
         "ffn": s.integer("ffn-hidden-size", _default_ffn(s, swiglu)),
-        "vocab": s.integer("vocab-size") + (tokenizer == "NullTokenizer"),  # it adds one for the end of a document
+        # NullTokenizer adds one for the end of a document.
+        "vocab": None if vocab is None else s.integer("vocab-size") + (tokenizer == "NullTokenizer"),
         "mlp": "swiglu" if swiglu else "relu2" if s.flag("squared-relu") else "gelu",
         "norm": "rmsnorm" if str(s.take("normalization", "LayerNorm")).lower() == "rmsnorm" else "layernorm",
         "bias": not s.flag("disable-bias-linear"),

@@ -28,15 +28,17 @@ class Machine(Struct, frozen=True):
 
 
 class Converted(Struct, frozen=True):
-    """A scenario as a mapping, and notes for its reader: what was assumed, and settings that no key says."""
+    """A scenario as a mapping, and notes for its reader: what was assumed, and settings that no key says.
+    `missing`: keys that the file leaves open and `--set` must give, each with what would say it."""
 
     scenario: dict[str, Any]
     notes: tuple[str, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 class Settings(Struct, dict=True):
     """Values by name. `file` starts the messages; `prefix`: what the file writes before a name, `written`: how it
-    writes one where that differs. `notes`: for the scenario's reader."""
+    writes one where that differs. `notes`, `missing`: as `Converted` has them."""
 
     file: Path
     values: Mapping[str, Any]
@@ -45,6 +47,7 @@ class Settings(Struct, dict=True):
     notes: list[str] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
     sections: list[Settings] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
 
     def section(self, name: str) -> Settings:
         """The settings of a mapping that is among them, whose notes are these; none where it is something else."""
@@ -124,7 +127,7 @@ class Settings(Struct, dict=True):
         names = [name for name in (self.left() if left is None else left) if name.lstrip("-") not in without_effect]
         notes = [*self.notes, *([f"not expressed here: {', '.join(names)}"] if names else [])]
         scenario = {"version": 1, "name": name or self.file.stem, **sections, "cluster": machine.cluster}
-        return Converted(scenario, tuple(notes))
+        return Converted(scenario, tuple(notes), self.missing)
 
     def ranks(self, stated: int | None, machine: Machine, divisor: int, words: str) -> int:
         """Ranks over `divisor`: data-parallel replicas.

@@ -70,11 +70,9 @@ def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{file}: not TOML: {error}") from None
     tables = {name: table for name, table in data.items() if isinstance(table, dict)}
-    quantize = tables.get("quantize", {})
-    for kind in ("linear", "grouped_mm"):  # [quantize.linear.float8]
-        for name in quantize.get(kind, {}):
-            tables.setdefault("model", {}).setdefault("converters", []).append(f"quantize.{kind}.{name}")
-    float8 = quantize.get("linear", {}).get("float8", {})
+    # The section alone converts nothing: model.converters says what is on.
+    linear = tables.get("quantize", {}).get("linear", {})
+    float8 = linear.get("float8", {}) if isinstance(linear, dict) else {}
     for key in FLOAT8.intersection(float8):
         tables.setdefault("float8", {})[key] = float8[key]
     return tables
@@ -259,7 +257,8 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     whole = s.integer("training.global_batch_size", -1)
     compiles = s.flag("training.compile") or s.flag("compile.enable")
     parts = (s.take("compile.components") or ("model", "loss")) if compiles else ()
-    converters = " ".join(map(str, s.take("model.converters", []) or []))
+    given = s.take("model.converters", []) or []
+    converters = given if isinstance(given, str) else " ".join(map(str, given))  # "float8,mx" in older files
     sixteen = s.take("training.mixed_precision_param", "bfloat16") != "float32"
     low = next((p for word, p in PRECISIONS.items() if word in converters), None)
     precision = low or ("bf16" if sixteen else "fp32")

@@ -474,3 +474,28 @@ def test_what_cannot_be_read_is_one_message(tmp_path: Path, name: str, text: str
 def test_variables_that_grow_without_end_are_refused(tmp_path: Path) -> None:
     bomb = "\n".join(f"A{i}={'$A' + str(i + 1):s}{('$A' + str(i + 1)) * 60}" for i in range(6)) + "\nA6=" + "x" * 1000
     assert "characters" in refused(tmp_path, "a.sh", bomb + "\n--num-layers $A0 $A0 $A0", "--cluster", "dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("converters", "sections", "precision"),
+    [
+        ("[]", "[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\n", "bf16"),
+        ('""', "[quantize.linear.float8]\nenable_fsdp_float8_all_gather = false\n", "bf16"),
+        ('"float8"', "[float8]\nenable_fsdp_float8_all_gather = true\n", "fp8"),
+        ('["quantize.linear.float8"]', "[quantize.linear.float8]\nrecipe_name = 'rowwise'\n", "fp8"),
+    ],
+)
+def test_model_converters_decide_about_torchtitan_s_precision(
+    tmp_path: Path, converters: str, sections: str, precision: str
+) -> None:
+    """A section of a converter that is not on does nothing; a converter may be a text, as in torchtitan's own files."""
+    text = TITAN.replace('["float8"]', converters) + sections
+    data, _ = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "16")
+    assert data["training"]["precision"] == precision
+
+
+def test_the_vocabulary_that_a_tokenizer_says_can_be_set(tmp_path: Path) -> None:
+    text = MEGATRON.replace("--vocab-size 128256", "--vocab-file vocab.json --merge-file merges.txt")
+    assert "add --set model.vocab=N" in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--set", "model.vocab=50257")
+    assert data["model"]["vocab"] == 50257
