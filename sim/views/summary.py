@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RANKS_SHOWN = 12
 NAME_WIDTH = 22  # of classes of ranks; longer ones are cut
+WAITING_SHOWN = 0.01  # of the step
 SHARES = {  # of all priced seconds, by the source of the price
     "measured": "from measured points",
     "interpolated": "interpolated between points",
@@ -47,7 +48,7 @@ def print_summary(
     terminal.print(layout_line(result.scenario), "dim")
     tables = [numbers_table([*headline(result), *more])]
     if isinstance(result, StepResult):
-        tables.append(_ranks(result, max(12, min(36, terminal.width - 62))))
+        tables.append(_ranks(result, terminal.width))
         if result.blame:  # of each fault: how much shorter the step is without
             step_s = result.step_time_s or 1.0
             lost = ((row.cause, seconds(row.lost_s), percent(row.lost_s / step_s)) for row in result.blame)
@@ -84,21 +85,26 @@ def numbers_table(numbers: Sequence[Number]) -> TextTable:
     return TextTable(columns, rows, gap=2)
 
 
-def _ranks(result: StepResult, width: int) -> TextTable:
-    """A bar per class of ranks; of many, the first and last ones."""
+def _ranks(result: StepResult, terminal_width: int) -> TextTable:
+    """A bar per class of ranks; of many, the first and last ones. Waiting has a column where it is a percent of the
+    step, so that a row adds up to the step."""
     step = result.step_time_s or 1.0
+    waits = any(row.waiting_s > WAITING_SHOWN * step for row in result.ranks)
+    names = ("computing", "exposed", "bubble", *(("waiting",) if waits else ()))
     columns = (
         Column(most=NAME_WIDTH),
-        *(Column(name, right=True) for name in ("computing", "exposed", "bubble")),
+        *(Column(name, right=True) for name in names),
         Column("█ computing ▓ exposed ░ bubble", wraps=True),  # its head may take two lines, numbers may not be cut
     )
+    width = min(36, max(9, terminal_width - 73) if waits else max(12, terminal_width - 62))  # characters of the bars
     table: list[TextRow] = []
     for row in result.ranks:
         lengths = row.compute_s, row.exposed_comm_s, row.bubble_s
-        table.append(TextRow((ranks_text(row.ranks), *(seconds(s) for s in lengths), _bar(lengths, step, width))))
+        numbers = (*lengths, row.waiting_s)[: len(names)]
+        table.append(TextRow((ranks_text(row.ranks), *(seconds(s) for s in numbers), _bar(lengths, step, width))))
     if (left := len(table) - RANKS_SHOWN) > 0:
         half = RANKS_SHOWN // 2
-        table[half:-half] = [TextRow((f"… {left} more", "", "", "", ""))]
+        table[half:-half] = [TextRow((f"… {left} more", *("" for _ in names), ""))]
     return TextTable(columns, table)
 
 

@@ -60,6 +60,16 @@ def test_lines_keep_to_the_width(result: StepResult) -> None:
         assert max(map(len, printed(result, width).splitlines())) <= width
 
 
+def test_a_rank_s_times_add_up_to_the_step(result: StepResult) -> None:
+    """Waiting outside the pipeline has a column where it is long, and none where it is not."""
+    rows = [replace(row, waiting_s=0.0) for row in result.ranks]
+    assert "waiting  " not in printed(replace(result, ranks=rows))
+    rows[0] = replace(rows[0], waiting_s=0.1234)
+    text = printed(replace(result, ranks=rows), 80)
+    assert "123.4 ms" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_no_escape_codes_when_piped(result: StepResult) -> None:
     assert "\x1b[" not in printed(result)
     assert "\x1b[1m" in printed(result, styled=True)
