@@ -9,10 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.inputs.cluster_input import resolve_cluster
+from sim.inputs.hub import as_model
 from sim.inputs.input_source import Source, show
 from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
 from sim.models.frameworks import DEEPSPEED_ZERO
@@ -23,6 +26,8 @@ LENGTHS = ("max_length", "max_seq_length", "cutoff_len")  # of TRL's configs and
 MICRO_BATCH = 8  # TrainingArguments' default
 # Sections and keys that DeepSpeed's JSON alone has.
 OWN = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
+FUSED = ("sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+ATTENTION = {"eager": "unfused", **dict.fromkeys(FUSED, "fused")}  # by AutoModel's `attn_implementation`
 OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
 EIGHT_BITS = "8bit"
 CPU_OPTIMIZER = ("offload_optimizer", "cpu")
@@ -50,6 +55,9 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     flat = {k: v for k, v in {**data, **said}.items() if k != "deepspeed"}
     by_deepspeed = any(key in flat for key in OWN)
     s = Settings(file, {k: v for k, v in flat.items() if v != AUTO})
+    named = s.take("model_name_or_path")  # TRL's and LLaMA-Factory's
+    if machine.model is None and isinstance(named, str):
+        machine = replace(machine, model=as_model(named))
     lengths = [s.take(name) for name in LENGTHS]
     length = seq_len or next((x for x in lengths if x), None)
     for what, option, found in (("model", "--model NAME", machine.model), ("sequence length", "--seq-len N", length)):
@@ -79,6 +87,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
         # Both defaults are 1: runtime/constants.py, training_args.py.
         "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
         "framework": _framework(s, by_deepspeed),
+        "attention": s.choice("attn_implementation", ATTENTION, "sdpa") or "fused",
         "recompute": "full" if any(recomputes) else "none",
         **_optimizer(s),
         **_offload(s.values.get("zero_optimization")),
@@ -163,6 +172,9 @@ def _numbers(s: Settings, by_deepspeed: bool) -> dict[str, Any]:
         types = s.take("data_types")
         sums = DTYPES.get(str(types.get("grad_accum_dtype"))) if isinstance(types, dict) else None
         return {"precision": precision, **({"grad_dtype": sums} if sums else {})}
+    loaded = DTYPES.get(str(s.take("torch_dtype", s.take("dtype"))).removeprefix("torch."))
+    if loaded == precision:
+        return {"precision": precision, "param_dtype": loaded, "master_weights": False}
     s.notes.append(
         "parameters are taken for fp32 under autocast; if the model is loaded in 16 bits, set "
         f"training.param_dtype={precision} and training.master_weights=false"

@@ -6,19 +6,22 @@ Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from sim.convert.command_line import flags_of, words_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
+from sim.core.errors import InputError
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
 DISPATCHER = "allgather"  # where no flag names one
-SIMULATED_OF_EXPERTS = ("moe-grouped-gemm", "moe-permute-fusion")  # off by default
+# By framework; all are off by default.
+SIMULATED_OF_EXPERTS = {"eager": ("moe-grouped-gemm",), "megatron": ("moe-grouped-gemm", "moe-permute-fusion")}
 
 
 def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
@@ -30,9 +33,11 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     s = Settings(file, _flags(file, text), "--")
     p = _layout(s, machine)
     training = _training(s, p["dp"])
-    model = machine.model or _model(s)
+    with suppress(InputError) if machine.model else nullcontext():
+        described = _model(s)
+    model = machine.model or described
     if s.take("num-experts") is not None:
-        _note_experts(s, p)
+        _note_experts(s, p, training["framework"])
     s.choice("transformer-impl", {"transformer_engine": True}, "transformer_engine")
     return s.converted("megatron", machine, {"model": model, "training": training, "parallelism": p})
 
@@ -45,8 +50,7 @@ def _flags(file: Path, text: str) -> dict[str, Any]:
 def _model(s: Settings) -> dict[str, Any]:
     heads = s.integer("num-attention-heads")
     swiglu = s.flag("swiglu")
-    vocab = s.take("vocab-size")
-    tokenizer = s.take("tokenizer-type")
+    vocab, tokenizer = s.whole("vocab-size"), s.take("tokenizer-type")
     if vocab is None:
         s.missing["model.vocab"] = "--vocab-size, which the tokenizer would say"
     positions = s.take("position-embedding-type", "learned_absolute")
@@ -59,8 +63,8 @@ def _model(s: Settings) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": groups,
         "ffn": s.integer("ffn-hidden-size", _default_ffn(s, swiglu)),
-        # NullTokenizer adds one for the end of a document.
-        "vocab": None if vocab is None else s.integer("vocab-size") + (tokenizer == "NullTokenizer"),
+        # NullTokenizer adds one for the end of a document
+        "vocab": None if vocab is None else vocab + (tokenizer == "NullTokenizer"),
         "mlp": "swiglu" if swiglu else "relu2" if s.flag("squared-relu") else "gelu",
         "norm": "rmsnorm" if str(s.take("normalization", "LayerNorm")).lower() == "rmsnorm" else "layernorm",
         "bias": not s.flag("disable-bias-linear"),
@@ -114,13 +118,13 @@ def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _note_experts(s: Settings, p: dict[str, Any]) -> None:
+def _note_experts(s: Settings, p: dict[str, Any], framework: str) -> None:
     """Say what is simulated otherwise than the flags say, or by default do."""
     if not s.choice("moe-token-dispatcher-type", {"alltoall": True, "flex": True}, DISPATCHER) and p["ep"] > 1:
         s.notes.append(
             f"--moe-token-dispatcher-type {DISPATCHER}, the default: an all-to-all is simulated in its place"
         )
-    if absent := [f"--{name}" for name in SIMULATED_OF_EXPERTS if not s.flag(name)]:
+    if absent := [f"--{name}" for name in SIMULATED_OF_EXPERTS[framework] if not s.flag(name)]:
         s.notes.append(f"simulated as with {' and '.join(absent)}")
     s.notes.append("experts are loaded evenly; model.moe.imbalance says otherwise")
 
@@ -155,6 +159,9 @@ def _training(s: Settings, dp: int) -> dict[str, Any]:
     if fused := not unfused <= s.values.keys():
         unfused = set()  # some of them: no framework is so
     s.taken |= unfused
+    attention = "unfused" if s.take("attention-backend") == "unfused" else "fused"
+    if attention == "fused":
+        s.take("no-masked-softmax-fusion")  # of the unfused softmax
     micro_batch = s.integer("micro-batch-size")
     return without_none(
         {
@@ -166,7 +173,7 @@ def _training(s: Settings, dp: int) -> dict[str, Any]:
             "grad_dtype": _grad_dtype(s),
             "optimizer": s.choice("optimizer", OPTIMIZERS, "adam"),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
-            "attention": "unfused" if s.take("attention-backend") == "unfused" else "fused",
+            "attention": attention,
             "cross_entropy": "fused" if s.flag("cross-entropy-loss-fusion") else "unfused",
             "framework": "megatron" if fused else "eager",
             "recompute": _recompute(s),

@@ -19,7 +19,7 @@ from sim.convert.command_line import flags_of, words_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
-from sim.inputs.hub import PREFIX, is_id
+from sim.inputs.hub import as_model
 from sim.inputs.input_source import show
 from sim.serve.engine_names import engine_named
 
@@ -100,7 +100,7 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         inference["requests"] = _requests(b, names.benchmarks[which])
         # One that starts the engine has its flags too.
         left = [x for x in left if x in b.left()] if of_benchmark == command else left + b.left()
-    sections = {"model": PREFIX + model if is_id(model) else model, "inference": inference, "parallelism": layout}
+    sections = {"model": as_model(model), "inference": inference, "parallelism": layout}
     return s.converted("serving", machine, sections, left=left)
 
 
@@ -220,7 +220,7 @@ def _speculative(s: Settings) -> dict[str, Any] | None:
     tokens, draft = drafted.whole("tokens"), drafted.take("draft")
     if tokens is None:
         return None
-    return without_none({"tokens": tokens, "draft": PREFIX + draft if draft and is_id(str(draft)) else draft})
+    return without_none({"tokens": tokens, "draft": draft and as_model(str(draft))})
 
 
 def _requests(b: Settings, benchmark: _Benchmark) -> dict[str, Any]:

@@ -22,6 +22,11 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None and not text.endswith(_FILES)
 
 
+def as_model(name: str) -> str:
+    """A name or path as other programs take it, as a scenario's `model` has it: a Hub id with its prefix."""
+    return PREFIX + name if is_id(name) else name
+
+
 @cache
 def shipped_models() -> dict[str, str]:
     """The shipped model that describes each Hub id; ids in small letters."""

@@ -351,6 +351,13 @@ def test_what_of_megatron_s_flags_is_not_simulated_is_said(tmp_path: Path, flags
     assert note in converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[1]
 
 
+def test_a_model_that_is_named_takes_the_place_of_a_script_s_flags(tmp_path: Path) -> None:
+    text = MEGATRON.replace("    --vocab-size 128256\n", "    --no-masked-softmax-fusion\n")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--model", "llama3-8b")
+    assert data["model"] == "llama3-8b"
+    assert "# not expressed here: --cuda-graph-scope\n" in said
+
+
 def test_a_layout_of_stages_is_unrolled_as_megatron_does(tmp_path: Path) -> None:
     text = MEGATRON.replace(
         "--sequence-parallel", '--sequence-parallel --pipeline-model-parallel-layout "Ettt*2|(tt|)*6,(t|)*16L"'

@@ -92,6 +92,8 @@ def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str
         ("optim: adamw_torch_fused", {"optimizer": "adamw", "framework": "transformers"}),
         ("use_liger_kernel: true", {"cross_entropy": "chunked"}),
         ("activation_checkpointing: true", {"recompute": "full"}),
+        ("attn_implementation: eager", {"attention": "unfused", "param_dtype": "fp32"}),
+        ("torch_dtype: bfloat16", {"param_dtype": "bf16", "master_weights": False}),
         ("fsdp: true\nfsdp_config: {activation_checkpointing: true}", {"recompute": "full"}),
     ],
 )
@@ -99,6 +101,11 @@ def test_training_arguments_of_one_key(tmp_path: Path, keys: str, expected: dict
     options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
     data, text = converted(tmp_path, "args.yaml", f"bf16: true\n{keys}\n", *options)
     assert expected.items() <= data["training"].items()
+    assert "not expressed" not in text
+    named = f"bf16: true\n{keys}\nmodel_name_or_path: openai-community/gpt2\n"
+    assert (
+        converted(tmp_path, "args.yaml", named, *options[:2], *options[4:])[0]["model"] == "hf://openai-community/gpt2"
+    )
     assert "no micro-batch: 8, Transformers' default" in text
 
 
