@@ -64,7 +64,7 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
     callback=joined,
     metavar="NAME=SECONDS,…",
     help="serving: find the highest rate of requests within these latencies, such as "
-    "ttft_p99=0.25,tpot_p99=0.035 (ttft, tpot, itl, latency; p50, p90, p99, mean)",
+    "ttft_p99=0.25,tpot_p99=0.035 (ttft, tpot, itl, latency; p50, p90, p95, p99, mean)",
 )
 @click.option(
     "--vary",

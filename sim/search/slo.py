@@ -18,7 +18,13 @@ QUANTITIES = {
     "itl": "inter_token_latency_s",
     "latency": "request_latency_s",
 }
-STATISTICS = ("p50", "p90", "p99", "mean")
+STATISTICS = ("p50", "p90", "p95", "p99", "mean")
+# What results and benchmarks call the quantities (`vllm bench serve --goodput`, genai-perf).
+OTHER_NAMES = {key.removesuffix("_s"): name for name, key in QUANTITIES.items()} | {
+    "e2e": "latency",
+    "e2el": "latency",
+    "e2e_latency": "latency",
+}
 
 
 class Promise(Struct, frozen=True):
@@ -46,7 +52,7 @@ class Promise(Struct, frozen=True):
 def parse_slo(text: str) -> tuple[Promise, ...]:
     """Parse promises such as `ttft_p99=0.25,tpot_p99=35ms`.
 
-    >>> [p.text for p in parse_slo("ttft_p99=0.25, itl_mean=30ms")]
+    >>> [p.text for p in parse_slo("ttft_p99=0.25, inter_token_latency_mean=30ms")]
     ['ttft_p99=0.25', 'itl_mean=0.03']
 
     Raises:
@@ -55,7 +61,8 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
     out = list[Promise]()
     for part in text.split(","):
         name, sign, value = (x.strip() for x in part.partition("="))
-        quantity, _, statistic = name.partition("_")
+        quantity, _, statistic = name.rpartition("_")
+        quantity = OTHER_NAMES.get(quantity, quantity)
         if not sign or quantity not in QUANTITIES or statistic not in STATISTICS:
             allowed = f"one of {', '.join(QUANTITIES)}, then _ and one of {', '.join(STATISTICS)}, then = and seconds"
             raise InputError(f"--slo {part.strip()}: must be {allowed}, such as ttft_p99=0.25")

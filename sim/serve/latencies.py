@@ -52,7 +52,8 @@ class TokenGaps(Struct, frozen=True, eq=False):
     def percentiles(self) -> Percentiles:
         """Percentiles over all tokens."""
         mean = float((self.seconds * self.tokens).sum() / self.below[-1])
-        return Percentiles(self.quantile(0.5), self.quantile(0.9), self.quantile(0.99), mean)
+        p50, p90, p95, p99 = (self.quantile(share) for share in (0.5, 0.9, 0.95, 0.99))
+        return Percentiles(p50, p90, p95, p99, mean)
 
     def quantile(self, share: float) -> float:
         """The shortest gap that so large a share of all tokens does not exceed."""

@@ -13,6 +13,7 @@ class Percentiles(Record, frozen=True):
 
     p50: float
     p90: float
+    p95: float
     p99: float
     mean: float
 
@@ -25,6 +26,7 @@ class PercentileBounds(Record, frozen=True):
 
     p50: Bounds
     p90: Bounds
+    p95: Bounds
     p99: Bounds
     mean: Bounds
 
@@ -183,8 +185,8 @@ class ServingResult(Record, frozen=True, kw_only=True):
 
 
 def percentiles(values: list[float]) -> Percentiles:
-    """p50, p90, p99, between neighbours where needed, and the mean; zeros for no values."""
+    """p50, p90, p95, p99, between neighbours where needed, and the mean; zeros for no values."""
     if not values:
-        return Percentiles(0.0, 0.0, 0.0, 0.0)
-    p50, p90, p99 = np.percentile(np.array(values), (50, 90, 99)).tolist()
-    return Percentiles(p50, p90, p99, sum(values) / len(values))
+        return Percentiles(0.0, 0.0, 0.0, 0.0, 0.0)
+    p50, p90, p95, p99 = np.percentile(np.array(values), (50, 90, 95, 99)).tolist()
+    return Percentiles(p50, p90, p95, p99, sum(values) / len(values))

@@ -67,7 +67,7 @@ def _statistic(key: str, usual: str) -> tuple[str, str]:
     >>> _statistic("time_to_first_token_p99_s", "p50"), _statistic("time_to_first_token_s", "mean")
     (('time_to_first_token_s', 'p99'), ('time_to_first_token_s', 'mean'))
     """
-    for which in ("mean", "p50", "p90", "p99"):
+    for which in ("mean", "p50", "p90", "p95", "p99"):
         if key.endswith(f"_{which}_s"):
             return key.removesuffix(f"{which}_s") + "s", which
     return key, usual

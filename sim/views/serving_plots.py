@@ -65,7 +65,7 @@ def serving_plots(
         over_time=_over_time(history),
         window_s=(float(np.diff(history.rate_edges_s[:2])[0]), float(np.diff(history.level_edges_s[:2])[0])),
         latencies=tuple([_latency(key, result, found[key], promises) for key in latencies]),
-        head=("", "p50", "p90", "p99", "Mean", "Slowest", *(["Limits"] if promises else [])),
+        head=("", "p50", "p90", "p95", "p99", "Mean", "Slowest", *(["Limits"] if promises else [])),
         table=tuple([_row(key, result, found[key], promises) for key in latencies]),
         promises=bool(promises),
         within=within,
@@ -81,7 +81,7 @@ def promise_words(promise: Promise, result: ServingResult) -> str:
 
 def _row(key: str, result: ServingResult, found: Seconds, promises: Sequence[Promise]) -> tuple[str, ...]:
     stated: Record = getattr(result, key)
-    values = [getattr(stated, name) for name in ("p50", "p90", "p99", "mean")]
+    values = [getattr(stated, name) for name in ("p50", "p90", "p95", "p99", "mean")]
     asked = ", ".join([promise_words(p, result) for p in promises if p.key == key])
     return (LATENCIES[key], *(seconds(v) for v in (*values, float(found[-1]))), *([asked or "–"] if promises else []))
 

@@ -339,7 +339,7 @@ def test_result_has_the_contracts_keys_and_is_json() -> None:
     result = sim.result
     json.dumps(result, allow_nan=False)
     for key in ("request_latency_s", "time_to_first_token_s", "time_per_output_token_s"):
-        assert list(result[key]) == ["p50", "p90", "p99", "mean"]
+        assert list(result[key]) == ["p50", "p90", "p95", "p99", "mean"]
         assert 0 < result[key]["p50"] <= result[key]["p99"]
     assert result["format"] == "sim-result/1"
     assert result["output_tokens_per_s_per_gpu"] == result["output_tokens_per_s"]

@@ -175,7 +175,8 @@ def test_too_few_requests_find_no_limit_and_no_rate_is_shown(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["ttft=0.2", "ttft_p99", "ttft_p95=1", "speed_p99=1", "ttft_p99=-1", "ttft_p99=x", "ttft_p99=1,ttft_p99=2"]
+    "text",
+    ["ttft=0.2", "ttft_p99", "ttft_p80=1", "speed_p99=1", "ttft_p99=-1", "ttft_p99=x", "e2e_p99=1,latency_p99=2"],
 )
 def test_other_promises_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="--slo"):

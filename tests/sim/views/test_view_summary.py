@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_told(result: StepResult) -> None:
 
 def test_serving_results_show_their_latencies() -> None:
     served = simulate_serving(load_scenario("scenarios/serve_preemption.yaml")).outcome
-    text = printed(replace(served, request_latency_s=Percentiles(1.0, 2.0, 3.0, 1.5), output_tokens_per_s=1234.0))
+    text = printed(replace(served, request_latency_s=Percentiles(1.0, 2.0, 2.5, 3.0, 1.5), output_tokens_per_s=1234.0))
     assert "median; p90 2.000 s, p99 3.000 s" in text
     assert "1,234" in text
 
