@@ -15,6 +15,7 @@ from dataclasses import replace
 from sim.serve.engine_record import Case, Defaults, Engine, HostTimes, TwoBatches
 from sim.serve.graph_sizes import (
     by_eights_to,
+    sglang_046_drafting_sizes,
     sglang_05_drafting_sizes,
     sglang_05_sizes,
     sglang_drafting_sizes,
@@ -24,7 +25,13 @@ from sim.serve.graph_sizes import (
     vllm_sizes,
 )
 from sim.serve.own_all_reduce import CUSTOM, CUSTOM_LESS, MIN_LATENCY
-from sim.serve.sglang_memory import GIB, sglang_fraction, sglang_older_fraction
+from sim.serve.sglang_memory import (
+    GIB,
+    sglang_046_fraction,
+    sglang_047_fraction,
+    sglang_fraction,
+    sglang_older_fraction,
+)
 
 # Fitted, each number once: other records take theirs from these.
 _VLLM_02 = {
@@ -86,6 +93,7 @@ _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 _VLLM_V0 = Defaults(chunked_prefill=False, graphs_to=256)
 _WATERMARK = 0.01  # core/block_manager.py
 _LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769)
+_DRAFTING_WHOLE = Case({"chunked_prefill": False}, drafting=True)  # use_spec_decode, in the same lines
 # The cache has 0.9 of what weights and activations leave free: 0.8, batch_manager/kvCacheConfig.h
 # (kDefaultGpuMemFraction, 0.85 until 0.7); 1.0, _torch/pyexecutor/_util.py (_cal_max_memory), llmapi/llm_args.py.
 _TRTLLM_FREE = Defaults(memory_fraction=1.0, free_fraction=0.9, block_tokens=64, chunked_prefill=False)
@@ -124,7 +132,8 @@ _VLLM_05 = Engine(
     "2024-07",
     "host: 5 to 13 ms without a kernel between two iterations (vllm-project/vllm issue 6854, July 2024), read as"
     " one sequence and 256, others 20 at 200 (issue 6801); launches as vllm-0.2, HTTP as trtllm-triton;"
-    " whole prompts first: core/scheduler.py; max_num_batched_tokens: the model's length (engine/arg_utils.py);"
+    " whole prompts first: core/scheduler.py; 0.5.4, engine/arg_utils.py: 256 requests (63), no prefix cache (56),"
+    " chunks (747 to 773); max_num_batched_tokens: the model's length (config.py, 804 to 818);"
     " padding: token 0 (worker/model_runner.py)",
     host=_hosts(_V5),
     padded_experts=("alike", "alike"),
@@ -135,7 +144,7 @@ _VLLM_05 = Engine(
     reads_checkpoint=True,
     splits_experts=True,
     defaults=_VLLM_V0,
-    cases=(_LONG,),
+    cases=(_LONG, _DRAFTING_WHOLE),
 )
 _VLLM_06 = replace(
     _VLLM_05,
@@ -145,7 +154,8 @@ _VLLM_06 = replace(
     source="host: a half of vllm-0.5's, whose time a token at 32 requests a second fell to a fifth on an 8B and to a"
     " half on a 70B (blog.vllm.ai, 5 September 2024: asynchronous output, several steps to a schedule); 5 to 6 ms"
     " at 256 (vllm-project/vllm issue 10634, November 2024); graphs to max_num_seqs (pull request 7894); a token more:"
-    " engine/llm_engine.py (async_output_proc); the rest as vllm-0.5",
+    " engine/llm_engine.py (async_output_proc); the rest as vllm-0.5 (0.6.4, engine/arg_utils.py, 116 to 123, 996 to"
+    " 1020; config.py, 1104 to 1118); not modelled: num_scheduler_steps above 1 (default 1)",
     host=_hosts(_V6),
     token_more=True,
     defaults=_VLLM_V0._replace(graphs_to=8192),
@@ -158,8 +168,8 @@ _VLLM_09 = Engine(
     "host: a 1B takes 2.7 ms a token alone, a millisecond of it the GPU's (vllm-project/vllm pull request 17866,"
     " May 2025); at 256 2 to 3 ms once the API server is a process of its own (issue 10634), as it is since 0.7,"
     " 5 to 6 before (pull request 11133); launches as vllm-0.2, HTTP as trtllm-triton;"
-    " limits: engine/arg_utils.py"
-    " (_set_default_args_v1); piecewise graphs: config.py; padding: tokens of earlier iterations, which choose"
+    " limits: engine/arg_utils.py (_set_default_args_v1; 0.11.0, 1548 to 1578, 1605 to 1625);"
+    " piecewise graphs: config.py; padding: tokens of earlier iterations, which choose"
     " experts until VLLM_MOE_SKIP_PADDING (pull request 46428, June 2026)",
     host=_hosts(_V1),
     graph_sizes=by_eights_to,
@@ -232,6 +242,7 @@ _SGLANG_04 = Engine(
         Case({"max_batch_tokens": 8192, "graphs_to": 160}, memory_bytes=25_000 * 2.0**20),
     ),
 )
+_OVER_80 = Case({"graphs_to": 256}, memory_bytes=(80 * 1024 + 1) * 2.0**20)
 _TRTLLM_08 = Engine(
     "trtllm",
     "TensorRT-LLM",
@@ -281,15 +292,19 @@ _RECORDS = (
         name="vllm-0.6.5",
         since=(0, 6, 5),
         date="2024-12",
-        source="as vllm-0.6; chunks of 2,048 tokens (config.py), none on AMD's GPUs (engine/arg_utils.py)",
-        cases=(Case({"chunked_prefill": True, "max_batch_tokens": 2048}, positions=32769, but=("other",)),),
+        source="as vllm-0.6; chunks of 2,048 tokens (0.6.5, config.py, 1333 to 1348), none on AMD's GPUs "
+        "(engine/arg_utils.py, 1063 to 1093; 204 to 210: 256 requests, no prefix cache); until 0.7.3",
+        cases=(
+            Case({"chunked_prefill": True, "max_batch_tokens": 2048}, positions=32769, but=("other",)),
+            _DRAFTING_WHOLE,
+        ),
     ),
     replace(
         _VLLM_09,
         name="vllm-0.8",
         since=(0, 8),
         date="2025-03",
-        source="as vllm-v1; limits of large GPUs for A100, too (engine/arg_utils.py)",
+        source="as vllm-v1; limits of large GPUs for A100, too (0.8.5, engine/arg_utils.py, 1569 to 1609)",
         called="",
         eplb=False,
         deep_ep=False,
@@ -309,6 +324,36 @@ _RECORDS = (
         whole_prompts_fit=True,
     ),
     _SGLANG_04,
+    replace(
+        _SGLANG_04,
+        name="sglang-0.4.6",
+        since=(0, 4, 6),
+        date="2025-04",
+        source="as sglang; on GPUs of more than 80 GiB more memory and graphs (srt/server_args.py, the lines after "
+        "get_device_memory_capacity; model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture: without dp); "
+        "DeepEP: enable_deepep_moe",
+        deep_ep=True,
+        drafting_sizes=sglang_046_drafting_sizes,
+        fraction=sglang_046_fraction,
+        cases=(*_SGLANG_04.cases, _OVER_80),
+    ),
+    replace(
+        _SGLANG_04,
+        name="sglang-0.4.7",
+        since=(0, 4, 7),
+        date="2025-06",
+        source="as sglang-0.4.6; other sizes of memory (the same lines of srt/server_args.py and "
+        "model_executor/cuda_graph_runner.py)",
+        two_batches=_SGLANG_TWO,
+        deep_ep=True,
+        drafting_sizes=sglang_older_drafting_sizes,
+        fraction=sglang_047_fraction,
+        cases=(
+            *_SGLANG_04.cases,
+            Case({"graphs_to": 256}, memory_bytes=(96 * 1024 + 1) * 2.0**20),
+            Case({"max_batch_tokens": 16384, "graphs_to": 512}, memory_bytes=180_001 * 2.0**20),
+        ),
+    ),
     replace(
         _SGLANG_04,
         name="sglang-0.4.8",
@@ -334,7 +379,8 @@ _RECORDS = (
         name="sglang-0.5",
         since=(0, 5, 3),
         date="2025-10",
-        source="as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5.3); padding: "
+        source="as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5.3, "
+        "_handle_gpu_memory_settings; with 20 to 35 GiB and less than 4 ranks graphs to 24 since 0.5.5); padding: "
         "layers/moe/topk.py, _mask_topk_ids_padded_region, with expert parallelism alone (forward_batch_info.py, "
         "enable_num_token_non_padded; pull request 25852)",
         graph_sizes=sglang_05_sizes,
@@ -346,7 +392,7 @@ _RECORDS = (
         eplb=True,  # srt/server_args.py: enable_eplb
         deep_ep=True,
         cases=(
-            _sized(20, 2048, 24),
+            _sized(20, 2048, 16),
             _sized(20, 2048, 80, tp=4),
             _sized(35, 4096, 32),
             _sized(35, 4096, 160, tp=4),

@@ -63,8 +63,17 @@ def sglang_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
     return _with_most((*range(1, 9), *range(9, 33, 2), 64, 96, 128, 160), to, running)
 
 
+def sglang_046_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Of sequences with drafted tokens (SGLang 0.4.6, cuda_graph_runner.py, get_batch_sizes_to_capture).
+
+    >>> sglang_046_drafting_sizes(160, 48)[-5:]
+    (28, 30, 32, 40, 48)
+    """
+    return _with_most((*range(1, 9), *range(10, 33, 2), *range(40, 161, 16), *range(160, to + 1, 8)), to, running)
+
+
 def sglang_older_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
-    """Of sequences with drafted tokens (SGLang 0.5.0 to 0.5.2, cuda_graph_runner.py, get_batch_sizes_to_capture).
+    """Of sequences with drafted tokens (SGLang 0.4.7 to 0.5.2, cuda_graph_runner.py, get_batch_sizes_to_capture).
 
     >>> sglang_older_drafting_sizes(256, 48)[-5:]
     (28, 30, 32, 40, 48)

@@ -26,6 +26,37 @@ def sglang_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts
     return max(0.001, round((mib - reserved) / mib, 3))  # less than nothing: SGLang does not start
 
 
+def sglang_046_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+    """By the ranks of tp (the default) up to 80 GiB, of more all but 13 GiB (SGLang 0.4.6, srt/server_args.py).
+
+    >>> d = Defaults(memory_fraction=0.81)
+    >>> [round(sglang_046_fraction(gib * GIB, 8, d, "none"), 3) for gib in (80, 141)]
+    [0.81, 0.908]
+    """
+    gib = memory_bytes / GIB
+    return d.memory_fraction if gib <= 80 else (gib - 13) / gib
+
+
+def sglang_047_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+    """By the ranks up to 80 GiB, 0.88 of more; of more than 96 that and what half of such a memory would leave out
+    more, all but 18 GiB (20 with drafts) at most; of more than 180,000 MiB 0.79 (SGLang 0.4.7, srt/server_args.py).
+
+    >>> d = Defaults(memory_fraction=0.88)
+    >>> [round(sglang_047_fraction(gib * GIB, 8, d, "none"), 3) for gib in (80, 90, 141, 180)]
+    [0.81, 0.88, 0.872, 0.79]
+    """
+    mib, drafted = memory_bytes / 2**20, drafts != "none"
+    by_ranks = next(
+        share for most, share in ((1, 0.88), (3, 0.87), (7, 0.85), (15, 0.81), (math.inf, 0.79)) if ranks <= most
+    )
+    share = by_ranks if mib <= 80 * 1024 else 0.88
+    if mib > 180_000:
+        return 0.79
+    if mib > 96 * 1024:
+        return min(share + 48 * 1024 * (1 - share) / mib, (mib - (20 if drafted else 18) * 1024) / mib)
+    return share * (0.95 if drafted else 1)
+
+
 def sglang_older_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
     """What is left of a GPU's GiB less 2.8 and a tenth for each rank (tp·pp) of less than 35, 9.5 and a half for each
     of less than 90, 12 and a half of less than 160, 32 of more; for drafts by the

@@ -46,12 +46,17 @@ def test_engines_set_their_limits_by_gpu_and_layout(
         ("sglang", 24, 1, (2048, 8, 0.88)),
         ("sglang", 24, 4, (2048, 80, 0.85)),
         ("sglang", 40, 1, (8192, 160, 0.88)),
+        ("sglang-0.4.6", 80, 8, (8192, 160, 0.81)),
+        ("sglang-0.4.6", 130, 8, (8192, 256, 0.9)),
+        ("sglang-0.4.7", 80, 2, (8192, 160, 0.87)),
+        ("sglang-0.4.7", 120, 8, (8192, 256, 0.85)),
+        ("sglang-0.4.7", 180, 1, (16384, 512, 0.79)),
         ("sglang-0.4.8", 24, 1, (2048, 8, 0.879)),
         ("sglang-0.4.8", 80, 2, (8192, 160, 0.869)),
         ("sglang-0.4.8", 141, 8, (8192, 256, 0.887)),
         ("sglang-0.4.8", 180, 1, (16384, 512, 0.822)),
         ("sglang-0.5", 16, 1, (2048, 8, 0.772)),
-        ("sglang-0.5", 24, 1, (2048, 24, 0.847)),
+        ("sglang-0.5", 24, 1, (2048, 16, 0.848)),
         ("sglang-0.5", 48, 4, (4096, 160, 0.848)),
         ("sglang-0.5", 192, 8, (16384, 512, 0.862)),
     ],
@@ -59,7 +64,7 @@ def test_engines_set_their_limits_by_gpu_and_layout(
 def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
     engine: str, gib: int, tp: int, found: tuple[int, int, float]
 ) -> None:
-    """0.5, 24 GiB: 512 + 1.5 · 2,048 + 2 · 24 + 128 MiB of 24,576 are not the cache's."""
+    """0.5, 24 GiB: 512 + 1.5 · 2,048 + 2 · 16 + 128 MiB of 24,576 are not the cache's."""
     d = ENGINES[engine].defaults_on("ada", gib * 2.0**30, tp, 1, 0)
     assert (d.max_batch_tokens, d.graphs_to, d.memory_fraction) == found
 
@@ -102,6 +107,13 @@ def test_late_vllm_v0_takes_larger_chunks_and_none_on_amd(cluster: str, found: t
     section = {"engine": "vllm-0.6.5", "requests": ONE}
     i = parse_scenario({"model": "llama3.1-8b", "cluster": cluster, "inference": section}).for_serving
     assert (i.chunked_prefill, i.max_batch_tokens) == found
+
+
+@pytest.mark.parametrize("engine", ["vllm-0.5", "vllm-0.6", "vllm-0.6.5"])
+def test_vllm_v0_computes_whole_prompts_where_tokens_are_drafted(engine: str) -> None:
+    section = {"engine": engine, "requests": ONE, "speculative": DRAFT}
+    i = parse_scenario({"model": "llama3.1-8b", "cluster": "dgx-h100", "inference": section}).for_serving
+    assert (i.chunked_prefill, i.max_batch_tokens) == (False, 131072)
 
 
 def test_what_a_scenario_resolves_to_parses_to_itself() -> None:

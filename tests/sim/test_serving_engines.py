@@ -245,6 +245,8 @@ def test_an_unknown_engine_is_refused_with_those_known() -> None:
         (("vLLM v0.15.1",), "vllm-0.14"),
         (("SGLang 0.5.3",), "sglang-0.5"),
         (("SGLang 0.5.2",), "sglang-0.4.8"),
+        (("SGLang 0.4.7",), "sglang-0.4.7"),
+        (("SGLang v0.4.6.post2",), "sglang-0.4.6"),
         (("SGLang",), "sglang-0.5"),
         (("vLLM",), "vllm-0.19"),
         (("TensorRT-LLM 1.0",), "trtllm-1.0"),
