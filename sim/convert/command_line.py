@@ -12,23 +12,23 @@ from sim.core.errors import InputError
 
 ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s()]*)[ \t]*(?:#.*)?$")
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
-LINE_END = re.compile(r"('[^']*'|\"[^\"]*\")|\n")  # outside quotes
+QUOTED = r"('[^']*'|\"[^\"]*\")"
 MAX_CHARACTERS = 8 * 2**20
 
 
-def words_of(file: Path, text: str, arrays: bool = True, ends: bool = False) -> list[str]:
-    """The words of a script, without comments and with values for variables.
+def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
+    """The words of a script, without comments and arrays' brackets, and with values for variables.
 
-    `arrays`: brackets are those of arrays. `ends`: the end of a line is the word `;`.
+    `ends`: the end of a line is the word `;`.
     """
     text = text.replace("\\\n", " ")
     text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text)
+    text = re.sub(rf"{QUOTED}|[()]", lambda found: found[1] or " ", text).replace("[@]", "")
     for _ in range(4):  # a variable may be made of others
         text = _with_variables(text)
         if len(text) > MAX_CHARACTERS:
             raise InputError(f"{file}: variables make it longer than {MAX_CHARACTERS:,} characters")
-    text = re.sub(r"[()]", " ", text.replace("[@]", "")) if arrays else text
-    text = LINE_END.sub(lambda found: found[1] or " ; ", text) if ends else text
+    text = re.sub(rf"{QUOTED}|\n", lambda found: found[1] or " ; ", text) if ends else text
     try:
         return shlex.split(text)
     except ValueError:

@@ -5,6 +5,7 @@ Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c
 
 from __future__ import annotations
 
+import ast
 import re
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -14,6 +15,8 @@ from sim.convert.command_line import flags_of, words_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
+from sim.inputs.input_source import show
+from sim.inputs.model_config import MAX_LAYERS
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
@@ -30,7 +33,7 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
-    s = Settings(file, _flags(file, text), "--")
+    s = Settings(file, flags_of(words_of(file, text)), "--")
     p = _layout(s, machine)
     training = _training(s, p["dp"])
     with suppress(InputError) if machine.model else nullcontext():
@@ -40,11 +43,6 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
         _note_experts(s, p, training["framework"])
     s.choice("transformer-impl", {"transformer_engine": True}, "transformer_engine")
     return s.converted("megatron", machine, {"model": model, "training": training, "parallelism": p})
-
-
-def _flags(file: Path, text: str) -> dict[str, Any]:
-    """Values by flag; a layout of stages has brackets of its own."""
-    return flags_of(words_of(file, text, arrays="--pipeline-model-parallel-layout" not in text))
 
 
 def _model(s: Settings) -> dict[str, Any]:
@@ -88,6 +86,12 @@ def _model(s: Settings) -> dict[str, Any]:
         model["head_dim"] = s.whole("kv-channels")
     if s.take("num-experts") is not None:
         model["moe"] = _experts(s, model)
+        routed = _routed_layers(s, model["layers"])
+        dense = routed.index(1) if 1 in routed else len(routed)
+        if 0 in routed[dense:]:
+            model["mlp_pattern"] = ["experts" if one else "dense" for one in routed]
+        elif dense:
+            model["moe"]["dense_layers"] = dense
     return without_none(model)
 
 
@@ -100,22 +104,55 @@ def _default_ffn(s: Settings, swiglu: bool) -> int:
 def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
     ffn = s.integer("moe-ffn-hidden-size", model["ffn"])
     shared = s.whole("moe-shared-expert-intermediate-size")
-    frequency = str(s.take("moe-layer-freq", "1")).strip("\"' ")
-    dense = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?", frequency.replace(" ", ""))
     return without_none(
         {
             "experts": s.integer("num-experts"),
             "top_k": s.integer("moe-router-topk", 2),
             "ffn": ffn,
             "shared_experts": None if shared is None else max(1, round(shared / ffn)),
-            "dense_layers": int(dense[1]) if dense else None,
-            "every": int(frequency) if frequency.isdigit() and frequency != "1" else None,
             "capacity_factor": s.number("moe-expert-capacity-factor"),
             "pad_to_capacity": s.flag("moe-pad-expert-input-to-capacity") or None,
             "router_fp32": s.choice("moe-router-dtype", {"fp32": True}, ""),
             **_groups(s),
         }
     )
+
+
+def _routed_layers(s: Settings, layers: int) -> list[int]:
+    """1 for each layer with experts, 0 for the others: in each so-many-th one from the first on, or as a list says.
+
+    Raises:
+        InputError: for what is neither, such as `([0]*3+[1]*58)`.
+    """
+    given = str(s.take("moe-layer-freq", 1)).strip("\"' ")
+    if given.isdigit() and given != "0":
+        return [int(layer % int(given) == 0) for layer in range(layers)]
+    try:
+        found = _evaluated(ast.parse(given, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        found = None
+    if not isinstance(found, list) or len(found) != layers or not {*found} <= {0, 1}:
+        allowed = f"a whole number, or a list of 0 and 1 for {layers} layers, such as [0]*1+[1]*{layers - 1}"
+        raise InputError(f"{s.file}: --moe-layer-freq: found {show(given)}; must be {allowed}")
+    return found
+
+
+def _evaluated(node: ast.expr) -> Any:
+    """The value of lists of whole numbers, their sums and multiples; ValueError for all else, or for long ones."""
+    match node:
+        case ast.Constant(value=int()):
+            return node.value
+        case ast.List(elts=items):
+            return [_evaluated(item) for item in items]
+        case ast.BinOp(left, ast.Add(), right):
+            one, other = _evaluated(left), _evaluated(right)
+            if isinstance(one, list) and isinstance(other, list):
+                return one + other
+        case ast.BinOp(left, ast.Mult(), right):
+            one, times = _evaluated(left), _evaluated(right)
+            if isinstance(one, list) and isinstance(times, int) and len(one) * times <= MAX_LAYERS:
+                return one * times
+    raise ValueError
 
 
 def _note_experts(s: Settings, p: dict[str, Any], framework: str) -> None:

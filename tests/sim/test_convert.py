@@ -358,13 +358,40 @@ def test_a_model_that_is_named_takes_the_place_of_a_script_s_flags(tmp_path: Pat
     assert "# not expressed here: --cuda-graph-scope\n" in said
 
 
+@pytest.mark.parametrize(
+    ("frequency", "dense", "pattern"),
+    [
+        ("1", None, None),
+        ("'([0]*3+[1]*29)'", 3, None),
+        ("2", None, ["experts", "dense"] * 16),
+        ('"([0]*1+[1]*3)*8"', None, ["dense", "experts", "experts", "experts"] * 8),
+        ("$FREQUENCY", 2, None),
+    ],
+)
+def test_which_layers_have_experts(
+    tmp_path: Path, frequency: str, dense: int | None, pattern: list[str] | None
+) -> None:
+    """gpt_layer_specs.py: every so-many-th layer, counted from the first, or a list."""
+    flags = f"--sequence-parallel --num-experts 8 --moe-layer-freq {frequency}"
+    text = 'FREQUENCY="([0]*2+[1]*30)"' + MEGATRON.replace("--sequence-parallel", flags)
+    model = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]
+    assert model["moe"].get("dense_layers") == dense
+    assert model.get("mlp_pattern") == pattern
+
+
+@pytest.mark.parametrize("frequency", ["0", "'[1]*33'", "'[2]*32'", "'[1]*10**9'", "'open(1)'", "'['"])
+def test_layers_with_experts_that_are_no_list_are_refused(tmp_path: Path, frequency: str) -> None:
+    text = MEGATRON.replace("--sequence-parallel", f"--sequence-parallel --num-experts 8 --moe-layer-freq {frequency}")
+    said = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "--moe-layer-freq: found" in said
+    assert "a list of 0 and 1 for 32 layers" in said
+
+
 def test_a_layout_of_stages_is_unrolled_as_megatron_does(tmp_path: Path) -> None:
     text = MEGATRON.replace(
         "--sequence-parallel", '--sequence-parallel --pipeline-model-parallel-layout "Ettt*2|(tt|)*6,(t|)*16L"'
     )
-    parallelism = converted(tmp_path, "train.sh", text.replace("(\n", "").replace("\n)", ""), "--cluster", "dgx-h100")[
-        0
-    ]["parallelism"]
+    parallelism = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["parallelism"]
     assert parallelism["layers_per_stage"] == [4, *[2] * 6, *[1] * 16, 0]
     assert parallelism["virtual_stages"] == 12
 
