@@ -33,7 +33,7 @@ PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in 
 FLOAT8 = {"recipe_name", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
 # Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
 OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
-TABLES = OWN | {"quantize", "float8", "mx"}
+TABLES = OWN | {"float8", "mx"}
 
 
 def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | None = None) -> Converted:
@@ -71,11 +71,9 @@ def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
         raise InputError(f"{file}: not TOML: {error}") from None
     tables = {name: table for name, table in data.items() if isinstance(table, dict)}
     # The section alone converts nothing: model.converters says what is on.
-    linear = tables.get("quantize", {}).get("linear", {})
-    float8 = linear.get("float8", {}) if isinstance(linear, dict) else {}
-    for key in FLOAT8.intersection(float8):
-        tables.setdefault("float8", {})[key] = float8[key]
-    return tables
+    linear = tables.pop("quantize", {}).get("linear", {})
+    given = linear.items() if isinstance(linear, dict) else ()
+    return tables | {name: table for name, table in given if isinstance(table, dict)}
 
 
 def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, Any]]:
@@ -256,13 +254,16 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     micro = split if layout["pp"] > 1 else local
     whole = s.integer("training.global_batch_size", -1)
     compiles = s.flag("training.compile") or s.flag("compile.enable")
-    parts = (s.take("compile.components") or ("model", "loss")) if compiles else ()
+    components = s.take("compile.components") or ("model", "loss")
+    parts = components if compiles else ()
     given = s.take("model.converters", []) or []
     converters = given if isinstance(given, str) else " ".join(map(str, given))  # "float8,mx" in older files
     sixteen = s.take("training.mixed_precision_param", "bfloat16") != "float32"
     low = next((p for word, p in PRECISIONS.items() if word in converters), None)
     precision = low or ("bf16" if sixteen else "fp32")
     recipe = s.take("float8.recipe_name")
+    if low is None:  # sections of converters that are off
+        s.taken |= {name for name in s.values if name.startswith(("float8.", "mx."))}
     s.take("training.mixed_precision_reduce")
     s.take("training.steps")
     dtype = str(s.take("training.dtype", "float32"))

@@ -524,8 +524,10 @@ def test_model_converters_decide_about_torchtitan_s_precision(
 ) -> None:
     """A section of a converter that is not on does nothing; a converter may be a text, as in torchtitan's own files."""
     text = TITAN.replace('["float8"]', converters) + sections
-    data, _ = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "16")
+    text += "filter_fqns = ['output']\n"
+    data, said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "16")
     assert data["training"]["precision"] == precision
+    assert ("# not expressed here: float8.filter_fqns\n" in said) == (precision == "fp8") == ("# not" in said)
 
 
 def test_the_vocabulary_that_a_tokenizer_says_can_be_set(tmp_path: Path) -> None:
