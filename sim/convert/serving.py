@@ -88,7 +88,7 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     s.notes.append(f"engine {engine.name}: the newest of its product; inference.engine names another version")
     if "speculative" in inference:
         s.notes.append("inference.speculative.acceptance: no flag says it, so the default is taken")
-    left = s.left()
+    limit, left = str(s.take("longest")), s.left()
     if benchmark is None:
         s.notes.append("no benchmark's command in the file: requests are the default ones of `vllm bench serve`")
         inference["requests"] = _requests(Settings(file, {}), names.benchmarks["vLLM"])
@@ -100,6 +100,10 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         inference["requests"] = _requests(b, names.benchmarks[which])
         # One that starts the engine has its flags too.
         left = [x for x in left if x in b.left()] if of_benchmark == command else left + b.left()
+    if (most := _longest(inference["requests"])) > (int(limit) if limit.isdecimal() else math.inf):
+        s.notes.append(
+            f"{s.written['longest']} {limit}: requests have up to {most:,} tokens; the engine refuses longer ones"
+        )
     sections = {"model": as_model(model), "inference": inference, "parallelism": layout}
     return s.converted("serving", machine, sections, left=left)
 
@@ -134,6 +138,13 @@ def _settings(file: Path, words: list[str], names: _Server) -> Settings:
     if words and not words[0].startswith("-"):
         values["model"] = words[0]
     return Settings(file, values, written=written)
+
+
+def _longest(requests: Mapping[str, Any]) -> int:
+    """The most tokens of a request, beyond which an engine's limit is without effect: it refuses what is longer (vLLM
+    0.11, v1/engine/processor.py, 511; SGLang 0.5.3, managers/tokenizer_manager.py, 608 to 660)."""
+    most = 1 + requests.get("range_ratio", 0.0)
+    return round(most * requests["prompt_len"]) + round(most * requests["output_len"])
 
 
 def _layout(s: Settings, machine: Machine) -> dict[str, Any]:

@@ -67,6 +67,27 @@ python3 -m sglang.bench_serving --random-input 1024 --random-output 512 --random
     parse_scenario(found)
 
 
+@pytest.mark.parametrize(
+    ("server", "flag"),
+    [
+        ("vllm serve llama3-8b", "--max-model-len"),
+        ("python -m sglang.launch_server --model llama3-8b", "--context-length"),
+        ("trtllm-serve llama3-8b", "--max_seq_len"),
+    ],
+)
+def test_requests_that_the_engine_would_refuse_are_told(tmp_path: Path, server: str, flag: str) -> None:
+    """1,100 and 220 tokens at most."""
+    for limit, told in (("1319", True), ("1320", False), ("auto", False)):
+        _, text = converted(tmp_path, f"{server} {flag} {limit} &\n{BENCH} --random-range-ratio 0.1")
+        assert (f"{limit}: requests have up to 1,320 tokens; the engine refuses longer ones" in text) == told
+        assert "not expressed here" not in text
+
+
+def test_sglangs_mixed_chunks(tmp_path: Path) -> None:
+    found, _ = converted(tmp_path, f"python -m sglang.launch_server --model llama3-8b --enable-mixed-chunk &\n{BENCH}")
+    assert found["inference"]["chunked_prefill"]
+
+
 def test_all_gpus_share_the_experts_with_vllms_expert_parallelism(tmp_path: Path) -> None:
     found, _ = converted(tmp_path, f"vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel\n{BENCH}")
     assert found["parallelism"] == {"tp": 1, "pp": 1, "dp": 8, "ep": 8}
