@@ -58,45 +58,43 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     named = s.take("model_name_or_path")  # TRL's and LLaMA-Factory's
     if machine.model is None and isinstance(named, str):
         machine = replace(machine, model=as_model(named))
-    lengths = [s.take(name) for name in LENGTHS]
+    lengths = [s.whole(name) for name in LENGTHS]
     length = seq_len or next((x for x in lengths if x), None)
     for what, option, found in (("model", "--model NAME", machine.model), ("sequence length", "--seq-len N", length)):
         if found is None:
             raise InputError(f"{file}: does not name the {what}: give {option}")
     dp = s.ranks(None, machine, 1, "1")
     sizes = _batch(s, dp)
-    recomputes = [s.flag(f"{what}_checkpointing") for what in ("gradient", "activation")]
-    if by_deepspeed:
-        layout = _zero(s, machine)
-    else:
-        layout, recomputes_shards = _fsdp(s, machine, dp)
-        recomputes.append(recomputes_shards)
-        if layout["zero"] and sizes["global_batch_size"] > sizes["micro_batch_size"] * dp:
-            layout["accumulate_unsharded"] = True  # transformers/trainer.py: `no_sync` up to the last micro-batch
-    if isinstance(section := s.values.get("activation_checkpointing"), dict) and section:
-        s.notes.append("activation_checkpointing: taken for full recomputation; the model's code decides it")
+    layout, recomputes = (_zero(s, machine), False) if by_deepspeed else _fsdp(s, machine, sizes, dp)
     if left_open := [key for key, value in flat.items() if _is_auto(value)]:
         s.notes.append(
             f"{AUTO}: {', '.join(left_open)}: here Transformers' defaults; convert the TrainingArguments whose "
             f"`deepspeed` names this file, which have the values"
         )
+    training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes)}
+    sections = {"model": machine.model, "training": training, "parallelism": {"dp": dp, **layout}}
+    return s.converted("deepspeed", machine, sections)
+
+
+def _training(s: Settings, by_deepspeed: bool, recomputes: bool) -> dict[str, Any]:
+    """All but sizes; `recomputes`: so says `fsdp_config`."""
+    recomputed = [recomputes, *(s.flag(f"{what}_checkpointing") for what in ("gradient", "activation"))]
+    if isinstance(section := s.values.get("activation_checkpointing"), dict) and section:
+        s.notes.append("activation_checkpointing: taken for full recomputation; the model's code decides it")
     training = {
-        "seq_len": int(length or 0),
-        **sizes,
         **_numbers(s, by_deepspeed),
         # Both defaults are 1: runtime/constants.py, training_args.py.
         "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
         "framework": _framework(s, by_deepspeed),
         "attention": s.choice("attn_implementation", ATTENTION, "sdpa") or "fused",
-        "recompute": "full" if any(recomputes) else "none",
+        "recompute": "full" if any(recomputed) else "none",
         **_optimizer(s),
         **_offload(s.values.get("zero_optimization")),
     }
     if s.flag("use_liger_kernel"):
         training["cross_entropy"] = "chunked"
         s.notes.append("use_liger_kernel: its loss is simulated, its other kernels are those of separate operators")
-    sections = {"model": machine.model, "training": training, "parallelism": {"dp": dp, **layout}}
-    return s.converted("deepspeed", machine, sections)
+    return training
 
 
 def _batch(s: Settings, dp: int) -> dict[str, int]:
@@ -143,8 +141,9 @@ def _framework(s: Settings, by_deepspeed: bool) -> str:
 
 def _optimizer(s: Settings) -> dict[str, Any]:
     """AdamW, where no other name is given; 8-bit moments (bitsandbytes)."""
-    section = s.take("optimizer", {})
-    name = str(s.take("optim", section.get("type", "") if isinstance(section, dict) else section)).lower()
+    section, argument = s.take("optimizer", {}), s.take("optim", "")
+    own = section.get("type") if isinstance(section, dict) else section
+    name = str(own or argument).lower()  # DeepSpeed's own goes first (integrations/deepspeed.py)
     found = next((ours for word, ours in OPTIMIZERS.items() if word in name), None)
     if name and found is None:
         s.notes.append(f"optimizer {name}: is simulated as AdamW")
@@ -223,7 +222,7 @@ def _hidden(machine: Machine) -> int:
     return load_model(str(machine.model)).hidden
 
 
-def _fsdp(s: Settings, machine: Machine, dp: int) -> tuple[dict[str, Any], bool]:
+def _fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tuple[dict[str, Any], bool]:
     """The layout of `fsdp`, and whether `fsdp_config` recomputes activations."""
     fsdp, own = s.take("fsdp"), s.section("fsdp_config")
     own.values = {name.removeprefix("fsdp_"): value for name, value in own.values.items()}
@@ -241,4 +240,6 @@ def _fsdp(s: Settings, machine: Machine, dp: int) -> tuple[dict[str, Any], bool]
     if word.startswith("hybrid"):
         each = resolve_cluster(machine.cluster, dp, Source(str(s.file), {})).gpus_per_node
         layout["shard_size"] = min(dp, each)
+    if layout["zero"] and sizes["global_batch_size"] > sizes["micro_batch_size"] * dp:
+        layout["accumulate_unsharded"] = True  # transformers/trainer.py: `no_sync` up to the last micro-batch
     return layout, own.flag("activation_checkpointing")

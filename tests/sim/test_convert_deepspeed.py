@@ -75,6 +75,7 @@ def test_training_arguments_name_deepspeed_s_file(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ("{deepspeed: [1]}", "deepspeed: found a list of 1; must be a mapping or the name of a JSON file"),
+        ("{max_seq_length: 2k}", "max_seq_length: found '2k'; must be a whole number"),
         ("{deepspeed: {zero_optimization: {stage: two}}}", "zero_optimization.stage: found 'two'"),
         ("{deepspeed: {zero_optimization: {stage: 2, reduce_bucket_size: x}}}", "reduce_bucket_size: found 'x'"),
     ],
@@ -88,6 +89,7 @@ def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str
     ("keys", "expected"),
     [
         ("optim: sgd", {"optimizer": "sgd"}),
+        ("optim: adamw_8bit\noptimizer: {type: SGD}", {"optimizer": "sgd"}),
         ("optim: paged_adamw_8bit", {"optimizer": "adamw", "optimizer_dtype": "int8"}),
         ("optim: adamw_torch_fused", {"optimizer": "adamw", "framework": "transformers"}),
         ("use_liger_kernel: true", {"cross_entropy": "chunked"}),
