@@ -143,8 +143,9 @@ def _settings(file: Path, words: list[str], names: _Server) -> Settings:
 def _longest(requests: Mapping[str, Any]) -> int:
     """The most tokens of a request, beyond which an engine's limit is without effect: it refuses what is longer (vLLM
     0.11, v1/engine/processor.py, 511; SGLang 0.5.3, managers/tokenizer_manager.py, 608 to 660)."""
-    most = 1 + requests.get("range_ratio", 0.0)
-    return round(most * requests["prompt_len"]) + round(most * requests["output_len"])
+    most: float = 1 + requests.get("range_ratio", 0.0)
+    prompt, output = round(most * requests["prompt_len"]), round(most * requests["output_len"])
+    return int(prompt + output)
 
 
 def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
