@@ -220,12 +220,14 @@ def _pipeline(s: Settings, pp: int, layers: int) -> dict[str, Any]:
             f"{s.file}: pipeline_parallel_schedule: found '{named[:40]}'; can be simulated: "
             f"{', '.join(TITAN_SCHEDULES.values())}"
         )
-    parts = s.take("parallelism.module_fqns_per_model_part") or []
-    points = [next((n for n in part if str(n).startswith("layers.")), "") for part in parts[1:]]
-    points = points or s.take("parallelism.pipeline_parallel_split_points") or []
-    starts = [str(name).rpartition(".")[2] for name in points]
-    if starts and all(start.isdigit() for start in starts):
-        counts = [end - begin for begin, end in pairwise([0, *map(int, starts), layers])]
+    parts = s.take("parallelism.module_fqns_per_model_part")
+    points = s.take("parallelism.pipeline_parallel_split_points")
+    if parts:
+        counts = [sum(str(name).startswith("layers.") for name in part) for part in parts]
+    elif points:
+        starts = [str(name).rpartition(".")[2] for name in points]  # norm and output are behind all layers
+        begins = [0, *(int(start) if start.isdigit() else layers for start in starts), layers]
+        counts = [end - begin for begin, end in pairwise(begins)]
     else:
         counts = _usual_stages(s, pp, FORMS[schedule].stages_per_rank, layers)
     if min(counts) < 0:

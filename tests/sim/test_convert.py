@@ -405,11 +405,16 @@ def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> 
     assert data["model"] == "llama3.1-8b"
 
 
+FIRST_STAGES = [[f"layers.{n}" for n in range(*ends)] for ends in ((0, 10), (10, 20), (20, 32))]
+
+
 @pytest.mark.parametrize(
     ("keys", "layers"),
     [
         ("", [8, 9, 8, 7]),
         ("pipeline_parallel_last_stage_less_layers = 3", [8, 9, 9, 6]),
+        ('pipeline_parallel_split_points = ["layers.10", "layers.20", "norm"]', [10, 10, 12, 0]),
+        (f"module_fqns_per_model_part = {[*FIRST_STAGES, ['norm', 'output']]}", [10, 10, 12, 0]),
         ('pipeline_parallel_schedule = "Interleaved1F1B"', [4, 5, 4, 4, 4, 4, 4, 3]),
         ('pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 3', [2, *[3] * 9, 2, 1]),
     ],
