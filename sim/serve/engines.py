@@ -213,7 +213,8 @@ _SGLANG_04 = Engine(
     "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7, "
     "which falls to that times SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14; retraction: srt/managers/schedule_batch.py; "
     "memory: weights and cache fill mem_fraction_static (srt/model_executor/model_runner.py, profile_max_num_token); "
-    "drafts: without overlap, in graphs of sequences (_handle_speculative_decoding; "
+    "requests: model_runner.py, max_num_reqs (not modelled: down to 2,048 where the cache holds less than eight of the "
+    "model's lengths); drafts: without overlap, in graphs of sequences (_handle_speculative_decoding; "
     "model_executor/cuda_graph_runner.py)",
     host=_hosts(_V1),
     overlaps=True,
