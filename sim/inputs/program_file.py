@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -150,9 +150,8 @@ def read_program(path: Path) -> CapturedProgram:
 
 def _storages(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -> tuple[Storage, ...]:
     kinds, modules = _words(tables, "kinds", path), _words(tables, "modules", path)
-    columns = _columns(rows, STORAGE_KEYS, f"{path}: storages")
     found = []
-    for i, (size, kind, born, died, module) in enumerate(zip(*(columns[k] for k in STORAGE_KEYS), strict=True)):
+    for i, (size, kind, born, died, module) in enumerate(rows_of(rows, STORAGE_KEYS, f"{path}: storages")):
         where = f"{path}: storages[{i}]"
         end = whole(died, f"{where}.died", -1)
         name, made_by = _pick(kinds, kind, f"{where}.kind"), _pick(modules, module, f"{where}.module")
@@ -206,12 +205,11 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
     where = f"{path}: tables"
     tensors = [_tensor(x, f"{where}.tensors[{i}]") for i, x in enumerate(listed(tables, "tensors", where))]
     phases = _words(tables, "phases", path)
-    if unknown := [p for p in phases if p not in PHASES]:
-        raise InputError(f"{where}.phases: found {unknown[0][:60]!r}; allowed: {', '.join(PHASES)}")
-    columns = _columns(rows, ROW_KEYS, f"{path}: operators")
+    for phase in phases:
+        one_of(phase, PHASES, f"{where}.phases")
     found = []
-    for i in range(len(columns["name"])):
-        row, where = {key: column[i] for key, column in columns.items()}, f"{path}: operators[{i}]"
+    for i, values in enumerate(rows_of(rows, ROW_KEYS, f"{path}: operators")):
+        row, where = dict(zip(ROW_KEYS, values, strict=True)), f"{path}: operators[{i}]"
         found.append(
             CapturedOperator(
                 _pick(names, row["name"], f"{where}.name"),
@@ -259,11 +257,19 @@ def _words(data: Mapping[str, Any], key: str, path: Path) -> list[str]:
     return values
 
 
-def _columns(data: Mapping[str, Any], keys: tuple[str, ...], where: str) -> dict[str, list[Any]]:
+def rows_of(data: Mapping[str, Any], keys: tuple[str, ...], where: str) -> Iterator[tuple[Any, ...]]:
+    """The rows of a table whose columns are lists of one length; InputError for anything else."""
     for key in keys:
         if not isinstance(data.get(key), list) or len(data[key]) != len(data[keys[0]]):
             raise InputError(f"{where}.{key}: allowed: a list as long as {keys[0]}")
-    return {key: data[key] for key in keys}
+    return zip(*(data[key] for key in keys), strict=True)
+
+
+def one_of(value: Any, known: Iterable[str], where: str) -> str:
+    """A text that is among these; InputError for anything else."""
+    if value not in list(known):
+        raise InputError(f"{where}: found {str(value)[:60]!r}; allowed: {', '.join(known)}")
+    return str(value)
 
 
 def whole(value: Any, where: str, least: int, most: int | None = None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from msgspec import Struct
 from sim.core.collectives import KINDS
 from sim.core.errors import InputError
 from sim.core.host_work import HOST_WORK
-from sim.inputs.program_file import FORMAT, CapturedProgram, listed, read_program, whole
+from sim.inputs.program_file import FORMAT, CapturedProgram, listed, one_of, read_program, rows_of, whole
 
 HEAD = f'{{"format":"{FORMAT}"'.encode()
 MAX_RANK = 10_000_000
@@ -107,11 +107,9 @@ def read_rank_program(path: Path) -> RankProgram:
     if len(streams) != count:
         raise InputError(f"{where}.streams: found {len(streams)}; allowed: {count}, one for each operator")
     collectives = _collectives(script, world, where)
-    if (device := script.get("device")) not in DEVICES:
-        raise InputError(f"{where}.device: found {str(device)[:60]!r}; allowed: {', '.join(DEVICES)}")
-    kinds = tuple(listed(script, "host_work", where)) if "host_work" in script else ()
-    if unknown := [x for x in kinds if x not in list(HOST_WORK)]:
-        raise InputError(f"{where}.host_work: found {str(unknown[0])[:60]!r}; allowed: {', '.join(HOST_WORK)}")
+    device = one_of(script.get("device"), DEVICES, f"{where}.device")
+    named = listed(script, "host_work", where) if "host_work" in script else []
+    kinds = tuple(one_of(kind, HOST_WORK, f"{where}.host_work") for kind in named)
     entries = _entries(script, count, len(collectives), len(kinds), where)
     return RankProgram(program, rank, world, device == "cuda", streams, collectives, entries, kinds)
 
@@ -127,22 +125,19 @@ def _collectives(script: Mapping[str, Any], world: int, where: str) -> tuple[Col
             raise InputError(f"{at}.ranks: found none; allowed: one or more")
         groups.append((group["name"], ranks))
     found = []
-    for i, (kind, group, size) in enumerate(_columns(script, "collectives", ("kind", "group", "bytes"), where)):
+    for i, (kind, group, size) in enumerate(_rows(script, "collectives", ("kind", "group", "bytes"), where)):
         at = f"{where}.collectives[{i}]"
-        if kind not in KINDS:
-            raise InputError(f"{at}.kind: found {str(kind)[:60]!r}; allowed: {', '.join(KINDS)}")
+        one_of(kind, KINDS, f"{at}.kind")
         name, ranks = groups[whole(group, f"{at}.group", 0, len(groups) - 1)]
         found.append(Collective(kind, name, ranks, whole(size, f"{at}.bytes", 0, 2**62)))
     return tuple(found)
 
 
 def _entries(script: Mapping[str, Any], operators: int, collectives: int, kinds: int, where: str) -> tuple[Entry, ...]:
-    names = listed(script, "whats", where)
-    if unknown := [x for x in names if x not in list(What)]:
-        raise InputError(f"{where}.whats: found {str(unknown[0])[:60]!r}; allowed: {', '.join(What)}")
+    names = [one_of(name, What, f"{where}.whats") for name in listed(script, "whats", where)]
     found: list[Entry] = []
     events = 0
-    for i, row in enumerate(_columns(script, "entries", ("before", "what", "stream", "value"), where)):
+    for i, row in enumerate(_rows(script, "entries", ("before", "what", "stream", "value"), where)):
         at = f"{where}.entries[{i}]"
         before = whole(row[0], f"{at}.before", found[-1].before if found else 0, operators)
         what = What(names[whole(row[1], f"{at}.what", 0, len(names) - 1)])
@@ -154,11 +149,8 @@ def _entries(script: Mapping[str, Any], operators: int, collectives: int, kinds:
     return tuple(found)
 
 
-def _columns(data: Mapping[str, Any], key: str, names: tuple[str, ...], where: str) -> list[tuple[Any, ...]]:
+def _rows(data: Mapping[str, Any], key: str, names: tuple[str, ...], where: str) -> Iterator[tuple[Any, ...]]:
     table = data.get(key)
     if not isinstance(table, dict):
         raise InputError(f"{where}.{key}: found {type(table).__name__}; allowed: a mapping of columns")
-    columns = [listed(table, name, f"{where}.{key}") for name in names]
-    if len({len(c) for c in columns}) > 1:
-        raise InputError(f"{where}.{key}: allowed: columns of equal length")
-    return list(zip(*columns, strict=True))
+    return rows_of(table, names, f"{where}.{key}")
