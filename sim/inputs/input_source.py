@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,10 +38,12 @@ class UserInput(BaseModel):
 
 class OneOf:
     """An annotation of a text that names an entry of `known`; the JSON Schema lists the names. `or_file`: the ending
-    of files that may be named instead."""
+    of files that may be named instead. `meant`: the entry that another text means, or nothing."""
 
-    def __init__(self, known: Mapping[str, object], or_file: str = "") -> None:
-        self.known, self.or_file = known, or_file
+    def __init__(
+        self, known: Mapping[str, object], or_file: str = "", meant: Callable[[str], str] | None = None
+    ) -> None:
+        self.known, self.or_file, self.meant = known, or_file, meant
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
@@ -56,7 +58,8 @@ class OneOf:
         if name not in self.known and not (self.or_file and name.endswith(self.or_file)):
             *others, last = map(repr, self.known)
             expected = f"{', '.join(others)} or {last}" + f", or a file ({self.or_file})" * bool(self.or_file)
-            raise PydanticCustomError("literal_error", "must be {expected}", {"expected": expected})
+            meant = self.meant(name) if self.meant else ""
+            raise PydanticCustomError("literal_error", "must be {expected}", {"expected": expected, "meant": meant})
         return name
 
 
@@ -163,7 +166,10 @@ def nearest(word: Any, known: Iterable[str]) -> str:
 def unknown_key(key: Any, known: Iterable[str]) -> str:
     """What is wrong with a key: the one that was meant, else all that are allowed."""
     names = list(known)
-    return f"unknown key{synonym(key) or nearest(key, names) or ' (allowed: ' + ', '.join(names) + ')'}"
+    elsewhere = synonym(key)
+    # A word may have a key in several sections: prompt_len in those of requests and of rl.
+    here = next((f"; did you mean '{name}'?" for name in names if elsewhere.endswith(f".{name}")), elsewhere)
+    return f"unknown key{here or nearest(key, names) or ' (allowed: ' + ', '.join(names) + ')'}"
 
 
 def check_plain(source: Source) -> None:
@@ -233,8 +239,12 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
     if kind == "missing":
         return "is required and missing"
     if kind == "extra_forbidden":
-        known = list(_model_at(model, loc[:-1]).model_fields)
-        return unknown_key(loc[-1], known)
+        forms = [list(form.model_fields) for form in _forms_at(model, loc[:-1])]
+        of_another = any(loc[-1] in form for form in forms)
+        if of_another and (chosen := next((form for form in forms if loc[-1] not in form), None)):
+            others = [key for key in chosen if sum(key in form for form in forms) == 1]
+            return f"cannot stand beside {' or '.join(others)}, which is another form of this mapping"
+        return unknown_key(loc[-1], forms[0])
     if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
         words = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
         key, limit = next((k, v) for k, v in context.items() if k in words)
@@ -246,7 +256,8 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
     if kind == "literal_error":
         allowed = str(context["expected"]).replace("True", "true").replace("False", "false")  # as YAML has them
         choices = allowed.replace("'", "").replace(" or ", ", ").split(", ")
-        hint = value_synonym(loc, problem["input"]) or nearest(problem["input"], choices)
+        meant = f"; here it is {context['meant']}" if context.get("meant") else ""
+        hint = meant or value_synonym(loc, problem["input"]) or nearest(problem["input"], choices)
         return f"found {found}; must be {allowed}{hint}"
     if kind == "value_error":
         return str(context["error"]) if found == "a mapping" else f"found {found}; {context['error']}"
@@ -262,13 +273,14 @@ def _in_full(kind: str, value: Any) -> str:
     return f": write {number} (or {number:_})"
 
 
-def _model_at(model: type[BaseModel], loc: KeyPath) -> type[BaseModel]:
-    """The model class whose fields stand at `loc` below `model`."""
+def _forms_at(model: type[BaseModel], loc: KeyPath) -> list[type[BaseModel]]:
+    """The model classes of which one's fields stand at `loc` below `model`."""
+    forms = [model]
     for part in loc:
-        if isinstance(part, int) or part not in model.model_fields:
+        if isinstance(part, int) or part not in forms[0].model_fields:
             continue
-        model = _models_in(model.model_fields[part].annotation)[0]
-    return model
+        forms = _models_in(forms[0].model_fields[part].annotation)
+    return forms
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -123,7 +123,15 @@ class Disaggregated(UserInput):
         return self.prefill.ranks + self.decode.ranks
 
 
-EngineName = Annotated[str, OneOf(ENGINES, ENGINE_FILES)]
+def _record_of(name: str) -> str:
+    """The record of the version that a text names, such as vllm-0.10: the newest that is no newer."""
+    from sim.serve.engine_names import engine_named
+
+    found = engine_named((name,))
+    return "" if found is None else found.name
+
+
+EngineName = Annotated[str, OneOf(ENGINES, ENGINE_FILES, _record_of)]
 
 
 class Inference(UserInput):

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from sim.serve.records import ServingResult
 
 
+KEPT_SHOWN = 1.01  # bytes of the cache over those of running sequences
+
+
 def print_serving(
     result: ServingResult, terminal: Terminal, more: Sequence[Number], promises: Sequence[Promise], within: float | None
 ) -> None:
@@ -45,6 +48,9 @@ def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
         f"at most {counted(kv.blocks_used, 'block')} ({percent(kv.blocks_used / max(1, kv.blocks))}), "
         f"{percent(kv.waste)} of them empty; {counted(kv.running_max, 'sequence')} at once at most"
     )
+    kept = max(row.kv_cache or 0.0 for row in result.memory)  # prefixes that no sequence reads count, too
+    if result.pools is None and kept > kv.blocks_used * kv.block_tokens * kv.bytes_per_token * KEPT_SHOWN:
+        used += f"; {n_bytes(kept)} with prefixes kept for later requests"
     lines = [("served", served), ("cache", cache), ("in use", used)]
     if kv.preemptions:
         swapped = f", {n_bytes(kv.swapped_bytes)} a GPU to the host and back" if kv.swapped_bytes else ""

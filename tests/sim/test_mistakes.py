@@ -61,6 +61,22 @@ def test_keys_and_values(override: str, said: str) -> None:
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("inference.engine=vllm", "here it is vllm-0.19"),  # the newest
+        ("inference.engine=vllm-0.10.2", "here it is vllm-v1"),  # the newest that is no newer
+        ("inference.engine=bundle", "did you mean 'bundled'?"),
+        ("inference.requests.trace=requests.csv", "cannot stand beside trace, which is another form of this mapping"),
+        ("inference.requests.prompt_length=8", "unknown key; did you mean 'prompt_len'?"),
+    ],
+)
+def test_keys_and_values_of_serving(override: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_scenario(ROOT / "scenarios" / "serve_llama8b.yaml", [override])
+    assert said in str(error.value)
+
+
 def test_every_synonym_leads_to_a_key_that_there_is() -> None:
     known = set(all_keys())
     keys = {word: key for word, key in synonyms().items() if key != NO_KEY}

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from sim.commands.run import main
+from sim.core.units import n_bytes
 from sim.inputs.scenario import load_scenario
 from sim.search.slo import parse_slo
 from sim.serve.distributions import distributions
@@ -19,6 +20,7 @@ from sim.serve.over_time import over_time
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_plots import LATENCIES, ServingPlots, serving_plots
+from sim.views.serving_summary import cache_lines
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
@@ -110,3 +112,13 @@ def test_limits_are_for_serving() -> None:
     done = CliRunner().invoke(main, [str(SCENARIOS / "tp8_sp.yaml"), "--slo", "ttft_p99=1"])
     assert done.exit_code != 0
     assert "--slo: is for serving; this scenario trains" in f"{done.output}{done.exception}"
+
+
+def test_the_cache_in_the_memory_table_is_said_to_hold_kept_prefixes() -> None:
+    """vLLM keeps prefixes that nobody reads; the table counts them, the blocks of running sequences do not."""
+    changes = ["inference.requests.count=20", "inference.engine=vllm-v1"]
+    served = simulate_serving(load_scenario("scenarios/serve_llama8b.yaml", changes)).outcome
+    kept = max(row.kv_cache or 0.0 for row in served.memory)
+    assert f"; {n_bytes(kept)} with prefixes kept" in dict(cache_lines(served))["in use"]
+    served = simulate_serving(load_scenario("scenarios/serve_llama8b.yaml", [changes[0]])).outcome
+    assert "kept" not in dict(cache_lines(served))["in use"]
