@@ -99,7 +99,7 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool) -> dict[str, An
 
 def _batch(s: Settings, dp: int) -> dict[str, int]:
     """Sizes of batches. What is left out follows from the others (`_set_batch_related_parameters`)."""
-    accumulated, whole = s.integer("gradient_accumulation_steps", 1), s.whole("train_batch_size")
+    accumulated, whole = s.size("gradient_accumulation_steps", 1), s.whole("train_batch_size")
     of_arguments = s.whole("per_device_train_batch_size")
     micro = s.whole("train_micro_batch_size_per_gpu") or of_arguments
     if micro is None and whole is not None:

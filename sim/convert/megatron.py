@@ -102,7 +102,7 @@ def _default_ffn(s: Settings, swiglu: bool) -> int:
 
 
 def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
-    ffn = s.integer("moe-ffn-hidden-size", model["ffn"])
+    ffn = s.size("moe-ffn-hidden-size", model["ffn"])
     shared = s.whole("moe-shared-expert-intermediate-size")
     return without_none(
         {
@@ -230,8 +230,8 @@ def _recompute(s: Settings) -> Any:
 
 
 def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
-    tp, pp = s.integer("tensor-model-parallel-size", 1), s.integer("pipeline-model-parallel-size", 1)
-    cp, nodes, each = s.integer("context-parallel-size", 1), s.take("nnodes", 1), s.take("nproc-per-node")
+    tp, pp, cp = (s.size(f"{what}-parallel-size", 1) for what in ("tensor-model", "pipeline-model", "context"))
+    nodes, each = s.take("nnodes", 1), s.take("nproc-per-node")
     stated = s.integer("nnodes", 1) * s.integer("nproc-per-node") if str(each).isdigit() and nodes else None
     dp = s.ranks(stated, machine, tp * pp * cp, "tp · pp · cp")
     overlap = s.flag("overlap-grad-reduce")
@@ -279,7 +279,7 @@ def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
         return {}
     layout = s.take("pipeline-model-parallel-layout")
     virtual = s.whole("num-virtual-stages-per-pipeline-rank")
-    per_virtual = s.whole("num-layers-per-virtual-pipeline-stage")
+    per_virtual = s.take("num-layers-per-virtual-pipeline-stage")
     out: dict[str, Any] = {}
     stages = pp
     if isinstance(layout, str):
@@ -288,7 +288,7 @@ def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
     elif virtual is not None:
         stages = pp * virtual
     elif per_virtual is not None:
-        stages = s.integer("num-layers") // per_virtual
+        stages = s.integer("num-layers") // s.size("num-layers-per-virtual-pipeline-stage")
     if stages > pp:
         blocking = s.flag("no-overlap-p2p-communication")
         out |= {"schedule": "interleaved_1f1b", "virtual_stages": stages // pp, "p2p_overlap": not blocking}

@@ -149,10 +149,10 @@ def _longest(requests: Mapping[str, Any]) -> int:
 
 
 def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
-    tp, pp, dp = (s.integer(name, 1) for name in ("tp", "pp", "dp"))
+    tp, pp, dp = (s.size(name, 1) for name in ("tp", "pp", "dp"))
     if s.flag("experts_on_all"):
         return {"tp": tp, "pp": pp, "dp": dp, "ep": tp * dp}
-    ep = s.whole("ep")
+    ep = None if s.take("ep") is None else s.size("ep")
     if _by_deepep(s):
         ep = tp  # srt/server_args.py, _handle_deepep_moe
     if s.flag("dp_attention"):  # dp replicas of the attention within the tp ranks, which share the experts

@@ -79,6 +79,13 @@ class Settings(Struct, dict=True):
             raise InputError(f"{self.file}: {self._written(name)}: {problem}") from None
         return int(number)
 
+    def size(self, name: str, default: int | None = None) -> int:
+        """A whole number from 1, read as `integer` reads it."""
+        number = self.integer(name, default)
+        if number < 1:
+            raise InputError(f"{self.file}: {self._written(name)}: found {number}; must be at least 1")
+        return number
+
     def whole(self, name: str) -> int | None:
         """A whole number as `integer` reads it, or None where it is missing."""
         return None if self.take(name) is None else self.integer(name)

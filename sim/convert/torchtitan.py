@@ -182,7 +182,7 @@ def _model(s: Settings) -> str:
 
 def _layout(s: Settings, machine: Machine, model: str) -> dict[str, Any]:
     def degree(name: str) -> int:
-        return s.integer(f"parallelism.{name}", 1)
+        return s.size(f"parallelism.{name}", 1)
 
     tp, cp = degree("tensor_parallel_degree"), degree("context_parallel_degree")
     pp, ep = degree("pipeline_parallel_degree"), degree("expert_parallel_degree")
@@ -251,8 +251,8 @@ def _usual_stages(s: Settings, pp: int, stages_per_rank: int, layers: int) -> li
 
 
 def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
-    local = s.integer("training.local_batch_size", s.integer("training.batch_size", 8))
-    split = s.integer("parallelism.pipeline_parallel_microbatch_size", 1)
+    local = s.size("training.local_batch_size", s.size("training.batch_size", 8))
+    split = s.size("parallelism.pipeline_parallel_microbatch_size", 1)
     micro = split if layout["pp"] > 1 else local
     whole = s.integer("training.global_batch_size", -1)
     compiles = s.flag("training.compile") or s.flag("compile.enable")

@@ -75,6 +75,7 @@ def test_training_arguments_name_deepspeed_s_file(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ("{deepspeed: [1]}", "deepspeed: found a list of 1; must be a mapping or the name of a JSON file"),
+        ("{gradient_accumulation_steps: 0}", "gradient_accumulation_steps: found 0; must be at least 1"),
         ("{max_seq_length: 2k}", "max_seq_length: found '2k'; must be a whole number"),
         ("{deepspeed: {zero_optimization: {stage: two}}}", "zero_optimization.stage: found 'two'"),
         ("{deepspeed: {zero_optimization: {stage: 2, reduce_bucket_size: x}}}", "reduce_bucket_size: found 'x'"),
