@@ -163,13 +163,14 @@ def nearest(word: Any, known: Iterable[str]) -> str:
     return f"; did you mean '{found[0]}'?" if found else ""
 
 
-def unknown_key(key: Any, known: Iterable[str]) -> str:
-    """What is wrong with a key: the one that was meant, else all that are allowed."""
+def unknown_key(key: Any, known: Iterable[str], section: str = "") -> str:
+    """What is wrong with a key of a top-level section: the one that was meant, else all that are allowed."""
     names = list(known)
-    elsewhere = synonym(key)
+    other = synonym(key)
     # A word may have a key in several sections: prompt_len in those of requests and of rl.
-    here = next((f"; did you mean '{name}'?" for name in names if elsewhere.endswith(f".{name}")), elsewhere)
-    return f"unknown key{here or nearest(key, names) or ' (allowed: ' + ', '.join(names) + ')'}"
+    if section and not other.startswith(f"; here it is {section}."):
+        other = next((f"; did you mean '{name}'?" for name in names if other.endswith(f".{name}")), other)
+    return f"unknown key{other or nearest(key, names) or ' (allowed: ' + ', '.join(names) + ')'}"
 
 
 def check_plain(source: Source) -> None:
@@ -211,7 +212,7 @@ def validate(model: type[ModelT], data: Any, source: Source, path: KeyPath) -> M
         problems = error.errors(include_url=False)
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
         loc = _without_tags(first["loc"], first["type"] == "extra_forbidden")
-        message = _message(first["type"], first, model, loc)
+        message = _message(first["type"], first, model, loc, str(path[0]) if path else "")
         raise source.error((*path, *loc), message) from None
 
 
@@ -233,7 +234,7 @@ _EXPECTED = {
 }
 
 
-def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc: KeyPath) -> str:
+def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc: KeyPath, section: str) -> str:
     found = show(problem["input"])
     context = problem.get("ctx", {})
     if kind == "missing":
@@ -244,7 +245,7 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
         if of_another and (chosen := next((form for form in forms if loc[-1] not in form), None)):
             others = [key for key in chosen if sum(key in form for form in forms) == 1]
             return f"cannot stand beside {' or '.join(others)}, which is another form of this mapping"
-        return unknown_key(loc[-1], forms[0])
+        return unknown_key(loc[-1], forms[0], section)
     if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
         words = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
         key, limit = next((k, v) for k, v in context.items() if k in words)
