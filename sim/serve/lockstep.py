@@ -65,6 +65,7 @@ class Lockstep(Struct):
                 return s.with_prompts(prompts, s.tokens_beside(adding, now_s), now_s)
         n = len(self.members)
         wanted = [(x, 1) for x in s.leaving] if s.token_more else []
+        newest = max([self.newest, *[x.order for x, _ in wanted]])
         budget = s.limits.batch_tokens - n - len(wanted)
         if budget < 0:
             return None
@@ -73,8 +74,8 @@ class Lockstep(Struct):
             if sequence.ready_s > now_s:
                 continue
             tokens = s.next_tokens(sequence, budget)
-            if tokens < sequence.remaining and (not s.splits or sequence.order < self.newest):
-                return None  # members that are younger would get what is left
+            if tokens < sequence.remaining and (not s.splits or sequence.order < newest):
+                return None  # others that are younger would get what is left
             if tokens:
                 wanted.append((sequence, tokens))
                 budget -= tokens

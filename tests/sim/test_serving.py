@@ -377,3 +377,16 @@ def test_waste_does_not_depend_on_when_the_first_request_comes(later_s: float) -
     """A prompt of 8 tokens fills half of a block of 16 for the one iteration that it lasts."""
     found = simulate_serving(serving(), requests=(Request(later_s, 8, 1),)).outcome.kv_cache
     assert found.waste == pytest.approx(0.5)
+
+
+def test_a_token_too_many_takes_no_budget_from_older_prompts_however_iterations_are_grouped() -> None:
+    """A prompt that waited for its prefix is older than a request that has ended meanwhile."""
+    lengths = ((2, 3, "a"), (5, 3, ""), (40, 1, ""), (40, 2, "a"), (1, 1, ""))
+    requests = tuple(
+        [Request(0.0, prompt, output, name, prompt if name else 0) for prompt, output, name in lengths[:4]]
+    )
+    requests = (*requests, Request(0.01, *lengths[4]))
+    limits = {"chunked_prefill": True, "max_batch_tokens": 8, "max_running_requests": 4}
+    inference = {"engine": "vllm-0.6", "prefix_cache": "cpu", "kv_cache": {"block_tokens": 1}, **limits}
+    grouped, single = (simulate_serving(serving(inference), requests=requests, group=g) for g in (True, False))
+    assert [s.finish_s for s in grouped.sequences] == [s.finish_s for s in single.sequences]
