@@ -2,6 +2,7 @@
 
 DeepSpeed: https://www.deepspeed.ai/docs/config-json/. TrainingArguments: the fields of transformers' class, as JSON or
 YAML, `deepspeed` among them as a mapping or a file's name. Neither names the model or the sequence length: options do.
+TRL's, LLaMA-Factory's and Axolotl's files have keys of their own for both, and for LoRA.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from sim.convert.adapters import adapters, plain_names
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.core.files import read_text
@@ -49,6 +51,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     Raises:
         InputError: where model, sequence length or number of GPUs are missing, or the file that `deepspeed` names.
     """
+    data = plain_names(data)
     own = _deepspeed_config(file, data.get("deepspeed"))
     # What DeepSpeed leaves to Transformers is in TrainingArguments.
     said = {k: v for k, v in own.items() if not _is_auto(v)}
@@ -78,11 +81,12 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
 
 def _training(s: Settings, by_deepspeed: bool, recomputes: bool) -> dict[str, Any]:
     """All but sizes; `recomputes`: so says `fsdp_config`."""
+    lora = adapters(s)
     recomputed = [recomputes, *(s.flag(f"{what}_checkpointing") for what in ("gradient", "activation"))]
     if isinstance(section := s.values.get("activation_checkpointing"), dict) and section:
         s.notes.append("activation_checkpointing: taken for full recomputation; the model's code decides it")
     training = {
-        **_numbers(s, by_deepspeed),
+        **_numbers(s, by_deepspeed, lora is not None),
         # Both defaults are 1: runtime/constants.py, training_args.py.
         "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
         "framework": _framework(s, by_deepspeed),
@@ -90,6 +94,7 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool) -> dict[str, An
         "recompute": "full" if any(recomputed) else "none",
         **_optimizer(s),
         **_offload(s.values.get("zero_optimization")),
+        **({} if lora is None else {"lora": lora}),
     }
     if s.flag("use_liger_kernel"):
         training["cross_entropy"] = "chunked"
@@ -156,8 +161,9 @@ def _offload(section: object) -> dict[str, Any]:
     return {"optimizer_offload": device} if isinstance(found, dict) and found.get("device") == device else {}
 
 
-def _numbers(s: Settings, by_deepspeed: bool) -> dict[str, Any]:
-    """Precision and dtypes: DeepSpeed keeps 16-bit parameters and an fp32 copy, Transformers casts under autocast."""
+def _numbers(s: Settings, by_deepspeed: bool, frozen: bool) -> dict[str, Any]:
+    """Precision and dtypes: DeepSpeed keeps 16-bit parameters and an fp32 copy, Transformers casts under autocast.
+    Frozen parameters are loaded in 16 bits."""
     on = {
         name: value.get("enabled", False) not in (False, AUTO)  # precision_config.py: off unless it says so
         if isinstance(value := s.take(name, False), dict)
@@ -174,6 +180,8 @@ def _numbers(s: Settings, by_deepspeed: bool) -> dict[str, Any]:
     loaded = DTYPES.get(str(s.take("torch_dtype", s.take("dtype"))).removeprefix("torch."))
     if loaded == precision:
         return {"precision": precision, "param_dtype": loaded, "master_weights": False}
+    if frozen:
+        return {"precision": precision}
     s.notes.append(
         "parameters are taken for fp32 under autocast; if the model is loaded in 16 bits, set "
         f"training.param_dtype={precision} and training.master_weights=false"

@@ -155,3 +155,32 @@ def test_what_deepspeed_s_json_says_and_leaves_out(tmp_path: Path, keys: str, ex
     assert {key: data["training"].get(key) for key in expected} == expected
     assert "no micro-batch" not in text
     assert "activation_checkpointing: taken for full recomputation" in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "lora"),
+    [
+        ("use_peft: true", {"rank": 16}),
+        ("use_peft: false\nlora_r: 8", None),
+        ("use_peft: true\nlora_r: 32\nlora_target_modules: [q_proj, v_proj]\nload_in_4bit: true",
+         {"rank": 32, "targets": ["qkv"], "weights": "nf4"}),
+        ("finetuning_type: lora\nlora_target: all", {"rank": 8}),
+        ("finetuning_type: full", None),
+    ],
+)  # fmt: skip
+def test_adapters_of_trl_and_llama_factory(tmp_path: Path, keys: str, lora: dict[str, object] | None) -> None:
+    text = f"model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 512\nbf16: true\n{keys}\n"
+    data, _ = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"].get("lora") == lora
+    assert data["training"].get("param_dtype") == (None if lora else "fp32")
+
+
+def test_axolotl_s_names(tmp_path: Path) -> None:
+    text = """{base_model: meta-llama/Llama-3.1-8B, adapter: qlora, lora_r: 32, lora_target_linear: true,
+      sequence_len: 4096, micro_batch_size: 2, gradient_accumulation_steps: 4, bf16: auto}"""
+    data, notes = converted(tmp_path, "axolotl.yaml", text, "--cluster", "dgx-h100", "--gpus", "2")
+    t = data["training"]
+    assert (t["seq_len"], t["micro_batch_size"], t["global_batch_size"], t["precision"]) == (4096, 2, 16, "bf16")
+    assert t["lora"] == {"rank": 32, "weights": "nf4"}
+    assert "micro-batch" not in notes
+    assert "not expressed" not in notes

@@ -1,0 +1,66 @@
+"""LoRA of fine-tuning configs that are Transformers' `TrainingArguments` with keys of their own: TRL's `ModelConfig`,
+LLaMA-Factory's arguments, Axolotl's YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.convert.settings import Settings
+
+# Axolotl's own names of what the others name alike.
+AXOLOTL = {
+    "base_model": "model_name_or_path",
+    "sequence_len": "cutoff_len",
+    "micro_batch_size": "per_device_train_batch_size",
+}
+# The key that says whether there are adapters, the words that do, the keys of the rank and its default.
+SWITCHES = (
+    ("use_peft", ("true",), "lora_r", 16),  # trl/trainer/model_config.py
+    ("finetuning_type", ("lora",), "lora_rank", 8),  # llamafactory/hparams/finetuning_args.py
+    ("adapter", ("lora", "qlora"), "lora_r", 8),  # Axolotl, which always states the rank; peft's default
+)
+TARGETS = {  # by the module's name in Llama and models like it
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), "qkv"),
+    "o_proj": "attention_out",
+    **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj"), "mlp_up"),
+    "down_proj": "mlp_down",
+}
+ALL = ("all", "all-linear")
+MODULES = ("lora_target_modules", "lora_target")
+WITHOUT_EFFECT = ("lora_alpha", "lora_dropout", "lora_target_linear", "rslora")
+
+
+def plain_names(data: dict[str, Any]) -> dict[str, Any]:
+    """The mapping with Axolotl's names replaced by the others' where it is Axolotl's."""
+    if "base_model" not in data:
+        return data
+    named = {AXOLOTL.get(key, key): value for key, value in data.items()}
+    return named | {"bf16": True} if named.get("bf16") == "auto" else named  # on where the GPU has it
+
+
+def adapters(s: Settings) -> dict[str, Any] | None:
+    """`training.lora`, or nothing where all parameters are trained."""
+    found = next((rest for key, words, *rest in SWITCHES if str(s.take(key)).lower() in words), None)
+    if found is None:
+        return None
+    s.taken.update(WITHOUT_EFFECT)
+    rank, default = found
+    lora: dict[str, Any] = {"rank": s.size(str(rank), int(str(default)))}
+    if targets := _targets(s):
+        lora["targets"] = targets
+    if s.flag("load_in_4bit") or str(s.take("quantization_bit")) == "4" or s.values.get("adapter") == "qlora":
+        lora["weights"] = "nf4"
+    s.notes.append("lora: frozen weights that are not quantized are taken for 16 bits")
+    return lora
+
+
+def _targets(s: Settings) -> list[str]:
+    """Our names of the adapted layers, in order; nothing for all. A layer counts where one of its matrices does."""
+    given = next((value for value in map(s.take, MODULES) if value), None)
+    words = given if isinstance(given, list) else str(given or "all").replace(",", " ").split()
+    if any(word in ALL for word in words):
+        return []
+    if unknown := [str(word) for word in words if word not in TARGETS]:
+        s.notes.append(f"lora: without the modules {', '.join(unknown)}")
+    ours = {TARGETS[word] for word in words if word in TARGETS}
+    return [name for name in dict.fromkeys(TARGETS.values()) if name in ours]
