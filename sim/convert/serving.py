@@ -75,7 +75,8 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         raise InputError(f"{file}: starts no server that is known: {', '.join(known)}")
     product, command = server
     s = _settings(file, command, names.servers[product])
-    model = machine.model or s.take("model")
+    served = s.take("model")
+    model = machine.model or served
     if not isinstance(model, str):
         raise InputError(f"{file}: names no model: give --model NAME")
     engine = engine_named((product,))
@@ -86,6 +87,11 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         limits = {"max_running_requests", "max_batch_tokens"} & {*inference}
         inference |= {key: max(1, inference[key] // layout["dp"]) for key in limits}
     s.notes.append(f"engine {engine.name}: the newest of its product; inference.engine names another version")
+    if machine.model and isinstance(served, str) and "quantization" not in inference:
+        s.notes.append(
+            f"--model stands for {served.removeprefix('hf://')}; if its checkpoint is quantized, set "
+            "inference.quantization"
+        )
     if "speculative" in inference:
         s.notes.append("inference.speculative.acceptance: no flag says it, so the default is taken")
     limit, left = str(s.take("longest")), s.left()

@@ -195,3 +195,10 @@ def test_benchmarks_that_start_the_engine_and_servers_without_one(
 )
 def test_wrong_values(tmp_path: Path, script: str, said: str) -> None:
     assert said in converted(tmp_path, script)[1]
+
+
+def test_a_model_that_stands_for_a_checkpoint_may_lack_its_quantization(tmp_path: Path) -> None:
+    command = f"vllm serve Qwen/Qwen3-32B-FP8 -tp 2\n{BENCH}"
+    assert "stands for Qwen/Qwen3-32B-FP8; if its checkpoint" in converted(tmp_path, command, "--model", "qwen3-32b")[1]
+    command = command.replace("-tp 2", "-tp 2 --quantization fp8")
+    assert "stands for" not in converted(tmp_path, command, "--model", "qwen3-32b")[1]
