@@ -17,6 +17,7 @@ _PARTS = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3}  # of a secon
 
 
 LEAST_RATE = 1e6  # bytes a second; a number below it lacks its unit
+MOST_LATENCY_S = 1.0  # of a link or a disk; a number from it on lacks its unit
 
 
 class Unit(Struct, frozen=True):
@@ -145,4 +146,6 @@ def _parsed(unit: Unit, value: Any, source: Source, path: KeyPath) -> Any:
     if unit is RATE and isinstance(number, int | float) and 0 < number < LEAST_RATE and number is value:
         unsaid = f"{value:g} bytes a second? write {value:g}GB/s or {value:g}Gbps"
         raise source.error(path, f"found {show(value)}; {unsaid}")
+    if path[-1] == "latency_s" and isinstance(number, int | float) and number >= MOST_LATENCY_S and number is value:
+        raise source.error(path, f"found {show(value)}; {value:g} seconds? write {value:g}us or {value:g}ms")
     return number

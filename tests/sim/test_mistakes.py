@@ -52,6 +52,7 @@ RUN = ROOT / "scenarios" / "measured" / "tp2.json"
         ("parallelism.schedule=ZBVZeroBubble", "here it is zb_v"),
         ("parallelism.zero=FULL_SHARD", "must be 0, 1, 2 or 3; here it is 3"),
         ("cluster.gpu.memory_bytes=80", "80 bytes? write 80GiB"),
+        ("cluster.inter_node.latency_s=5", "5 seconds? write 5us or 5ms"),
         ("cluster.gpu.memory_bandwidth_bytes_per_s=fast", "such as 50GB/s or 400Gbps"),
     ],
 )
