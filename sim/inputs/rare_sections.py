@@ -45,10 +45,10 @@ def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
 
 
 def with_engine_split(parallelism: Parallelism, inference: Inference, model: ModelConfig) -> Parallelism:
-    """The layout with every expert split over the tp ranks, where nothing is said of experts and the engine does so."""
+    """The layout with every expert split over the tp ranks, where `ep` distributes none and the engine does so."""
     from sim.serve.engine_file import engine_of
 
-    said = parallelism.model_fields_set & {"ep", "expert_tp"}
+    said = parallelism.ep > 1 or "expert_tp" in parallelism.model_fields_set
     if said or model.moe is None or model.moe.ffn % parallelism.tp or not engine_of(inference.engine).splits_experts:
         return parallelism
     return parallelism.model_copy(update={"expert_tp": parallelism.tp})

@@ -91,3 +91,5 @@ def test_engines_split_experts_over_tp_unless_told_otherwise() -> None:
     section = {"engine": "vllm-v1", "requests": REQUESTS}
     data = {"model": "deepseek-v3", "cluster": "dgx-h200", "parallelism": {"tp": 8, "ep": 8}, "inference": section}
     assert parse_scenario(data).parallelism.expert_tp == 1
+    for said, split in (({"ep": 1}, 8), ({"ep": 1, "expert_tp": 1}, 1)):  # an ep of 1 is none
+        assert parse_scenario({**data, "parallelism": {"tp": 8, **said}}).parallelism.expert_tp == split
