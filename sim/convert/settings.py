@@ -114,6 +114,18 @@ class Settings(Struct, dict=True):
     def _written(self, name: str) -> str:
         return self.written.get(name, self.prefix + name)
 
+    def listed(self, name: str, of: type = str) -> list[Any]:
+        """A list whose entries are of this type; empty where it is missing.
+
+        Raises:
+            InputError: for something else.
+        """
+        value = self.take(name) or []
+        if not isinstance(value, list) or not all(isinstance(item, of) for item in value):
+            what = "texts" if of is str else "lists"
+            raise InputError(f"{self.file}: {self._written(name)}: found {show(value)}; must be a list of {what}")
+        return value
+
     def flag(self, name: str, default: bool = False) -> bool:
         """A switch: given without a value, or true."""
         value = self.take(name, default)

@@ -220,8 +220,8 @@ def _pipeline(s: Settings, pp: int, layers: int) -> dict[str, Any]:
             f"{s.file}: pipeline_parallel_schedule: found '{named[:40]}'; can be simulated: "
             f"{', '.join(TITAN_SCHEDULES.values())}"
         )
-    parts = s.take("parallelism.module_fqns_per_model_part")
-    points = s.take("parallelism.pipeline_parallel_split_points")
+    parts = s.listed("parallelism.module_fqns_per_model_part", list)
+    points = s.listed("parallelism.pipeline_parallel_split_points")
     if parts:
         counts = [sum(str(name).startswith("layers.") for name in part) for part in parts]
     elif points:
@@ -256,10 +256,10 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     micro = split if layout["pp"] > 1 else local
     whole = s.integer("training.global_batch_size", -1)
     compiles = s.flag("training.compile") or s.flag("compile.enable")
-    components = s.take("compile.components") or ("model", "loss")
-    parts = components if compiles else ()
-    given = s.take("model.converters", []) or []
-    converters = given if isinstance(given, str) else " ".join(map(str, given))  # "float8,mx" in older files
+    components = s.listed("compile.components") or ["model", "loss"]
+    parts = components if compiles else []
+    given = s.take("model.converters")
+    converters = given if isinstance(given, str) else " ".join(s.listed("model.converters"))  # a text in older files
     sixteen = s.take("training.mixed_precision_param", "bfloat16") != "float32"
     low = next((p for word, p in PRECISIONS.items() if word in converters), None)
     precision = low or ("bf16" if sixteen else "fp32")

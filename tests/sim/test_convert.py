@@ -75,6 +75,15 @@ mode = "selective"
 selective_ac_option = "op"
 """
 MEMORY_BUDGET = TITAN.replace('"selective"', '"memory_budget"').replace("shard_degree = -1", "shard_degree = 2")
+NO_WORDS = TITAN.replace('["float8"]', "[1]").replace("shard_degree = -1", "shard_degree = 2")
+SPLIT_AT_1 = """
+[model]
+flavor = "8B"
+[parallelism]
+data_parallel_shard_degree = 1
+pipeline_parallel_degree = 2
+pipeline_parallel_split_points = 1
+"""
 TITAN_PYTHON = """
 from torchtitan.config import TrainingConfig, ParallelismConfig, ActivationCheckpointConfig
 from . import model_registry
@@ -501,6 +510,8 @@ def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str,
         ("a.sh", f"{MEGATRON} --kv-channels x", "kv-channels: found 'x'; must be a whole number"),
         ("a.sh", f"{MEGATRON} --context-parallel-size 0", "--context-parallel-size: found 0; must be at least 1"),
         ("a.toml", TITAN.replace("replicate_degree = 2", "replicate_degree = 0"), "found 0; must be at least 1"),
+        ("a.toml", NO_WORDS, "converters: found a list of 1; must be a list of texts"),
+        ("a.toml", SPLIT_AT_1, "pipeline_parallel_split_points: found 1; must be a list of texts"),
         ("a.toml", MEMORY_BUDGET, "found 'memory_budget'; can be simulated: none, selective, full"),
         ("a.json", "[1]", "holds no mapping"),
         ("a.toml", '[parallelism]\ndata_parallel_shard_degree = 1\n[model]\nname = "flux"', "found flux None"),
