@@ -349,6 +349,7 @@ def test_inference_defaults() -> None:
         "disaggregated": None,
         "speculative": None,
         "autoscaling": None,
+        "eplb": None,
         "lora": None,
         "weight_offload": None,
         "engine": "bundled",
