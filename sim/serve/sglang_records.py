@@ -76,84 +76,75 @@ _SGLANG_04 = Engine(
     ),
 )
 _OVER_80 = Case({"graphs_to": 256}, memory_bytes=(80 * 1024 + 1) * 2.0**20)
-RECORDS = (
+_SGLANG_046 = replace(
     _SGLANG_04,
-    replace(
-        _SGLANG_04,
-        name="sglang-0.4.6",
-        since=(0, 4, 6),
-        date="2025-04",
-        source="as sglang; on GPUs of more than 80 GiB more memory and graphs (srt/server_args.py, the lines after "
-        "get_device_memory_capacity; model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture: without dp); "
-        "DeepEP: enable_deepep_moe",
-        deep_ep=True,
-        drafting_sizes=sglang_046_drafting_sizes,
-        fraction=sglang_046_fraction,
-        cases=(*_SGLANG_04.cases, _OVER_80),
-    ),
-    replace(
-        _SGLANG_04,
-        name="sglang-0.4.7",
-        since=(0, 4, 7),
-        date="2025-06",
-        source="as sglang-0.4.6; other sizes of memory (the same lines of srt/server_args.py and "
-        "model_executor/cuda_graph_runner.py)",
-        two_batches=_SGLANG_TWO,
-        deep_ep=True,
-        drafting_sizes=sglang_older_drafting_sizes,
-        fraction=sglang_047_fraction,
-        cases=(
-            *_SGLANG_04.cases,
-            Case({"graphs_to": 256}, memory_bytes=(96 * 1024 + 1) * 2.0**20),
-            Case({"max_batch_tokens": 16384, "graphs_to": 512}, memory_bytes=180_001 * 2.0**20),
-        ),
-    ),
-    replace(
-        _SGLANG_04,
-        name="sglang-0.4.8",
-        since=(0, 4, 8),
-        date="2025-06",
-        source="as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py and "
-        "model_executor/cuda_graph_runner.py of 0.4.8 to 0.5.2)",
-        two_batches=_SGLANG_TWO,
-        eplb=True,  # srt/server_args.py: enable_eplb
-        deep_ep=True,
-        drafting_sizes=sglang_older_drafting_sizes,
-        fraction=sglang_older_fraction,
-        cases=(
-            Case({"graphs_to": 80}, tp=4),
-            _DRAFTING,
-            _sized(35, 8192, 160),
-            _sized(90, 8192, 256),
-            _sized(160, 16384, 512),
-        ),
-    ),
-    replace(
-        _SGLANG_04,
-        name="sglang-0.5",
-        since=(0, 5, 3),
-        date="2025-10",
-        source="as sglang; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5.3, "
-        "_handle_gpu_memory_settings; with 20 to 35 GiB and less than 4 ranks graphs to 24 since 0.5.5); padding: "
-        "layers/moe/topk.py, _mask_topk_ids_padded_region, with expert parallelism alone (forward_batch_info.py, "
-        "enable_num_token_non_padded; pull request 25852)",
-        graph_sizes=sglang_05_sizes,
-        drafting_sizes=sglang_05_drafting_sizes,
-        padded_experts=("own", "none"),
-        retract_room_tokens=1,
-        fraction=sglang_fraction,
-        two_batches=_SGLANG_TWO,
-        eplb=True,  # srt/server_args.py: enable_eplb
-        deep_ep=True,
-        cases=(
-            _sized(20, 2048, 16),
-            _sized(20, 2048, 80, tp=4),
-            _sized(35, 4096, 32),
-            _sized(35, 4096, 160, tp=4),
-            _sized(60, 8192, 256),
-            _sized(60, 8192, 512, tp=4),
-            _sized(160, 16384, 512),
-            _DRAFTING,
-        ),
+    name="sglang-0.4.6",
+    since=(0, 4, 6),
+    date="2025-04",
+    source="as sglang; on GPUs of more than 80 GiB more memory and graphs (srt/server_args.py, the lines after "
+    "get_device_memory_capacity; model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture: without dp); "
+    "DeepEP: enable_deepep_moe",
+    deep_ep=True,
+    drafting_sizes=sglang_046_drafting_sizes,
+    fraction=sglang_046_fraction,
+    cases=(*_SGLANG_04.cases, _OVER_80),
+)
+_SGLANG_047 = replace(
+    _SGLANG_046,
+    name="sglang-0.4.7",
+    since=(0, 4, 7),
+    date="2025-06",
+    source="as sglang-0.4.6; other sizes of memory (the same lines of srt/server_args.py and "
+    "model_executor/cuda_graph_runner.py)",
+    two_batches=_SGLANG_TWO,
+    eplb=True,  # srt/server_args.py: enable_eplb
+    drafting_sizes=sglang_older_drafting_sizes,
+    fraction=sglang_047_fraction,
+    cases=(
+        *_SGLANG_04.cases,
+        Case({"graphs_to": 256}, memory_bytes=(96 * 1024 + 1) * 2.0**20),
+        Case({"max_batch_tokens": 16384, "graphs_to": 512}, memory_bytes=180_001 * 2.0**20),
     ),
 )
+_SGLANG_048 = replace(
+    _SGLANG_047,
+    name="sglang-0.4.8",
+    since=(0, 4, 8),
+    date="2025-06",
+    source="as sglang-0.4.7; chunks, graphs and memory by the GPU's memory (srt/server_args.py and "
+    "model_executor/cuda_graph_runner.py of 0.4.8 to 0.5.2)",
+    fraction=sglang_older_fraction,
+    cases=(
+        Case({"graphs_to": 80}, tp=4),
+        _DRAFTING,
+        _sized(35, 8192, 160),
+        _sized(90, 8192, 256),
+        _sized(160, 16384, 512),
+    ),
+)
+_SGLANG_05 = replace(
+    _SGLANG_048,
+    name="sglang-0.5",
+    since=(0, 5, 3),
+    date="2025-10",
+    source="as sglang-0.4.8; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5.3, "
+    "_handle_gpu_memory_settings; with 20 to 35 GiB and less than 4 ranks graphs to 24 since 0.5.5); padding: "
+    "layers/moe/topk.py, _mask_topk_ids_padded_region, with expert parallelism alone (forward_batch_info.py, "
+    "enable_num_token_non_padded; pull request 25852)",
+    graph_sizes=sglang_05_sizes,
+    drafting_sizes=sglang_05_drafting_sizes,
+    padded_experts=("own", "none"),
+    retract_room_tokens=1,
+    fraction=sglang_fraction,
+    cases=(
+        _sized(20, 2048, 16),
+        _sized(20, 2048, 80, tp=4),
+        _sized(35, 4096, 32),
+        _sized(35, 4096, 160, tp=4),
+        _sized(60, 8192, 256),
+        _sized(60, 8192, 512, tp=4),
+        _sized(160, 16384, 512),
+        _DRAFTING,
+    ),
+)
+RECORDS = (_SGLANG_04, _SGLANG_046, _SGLANG_047, _SGLANG_048, _SGLANG_05)

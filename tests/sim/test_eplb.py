@@ -82,6 +82,11 @@ def test_popularity_matters_little_with_copies() -> None:
     assert copied.end_s == pytest.approx(even.end_s, rel=0.03)
 
 
+@pytest.mark.parametrize("engine", ["vllm-v1", "sglang-0.4.7", "sglang-0.4.8", "trtllm-1.0"])
+def test_engines_that_balance_experts(engine: str) -> None:
+    assert wide(engine=engine, eplb={}).for_serving.eplb is not None
+
+
 def test_copies_take_memory() -> None:
     """Each of DeepSeek-V3's 58 layers has 3 · 7168 · 2048 weights in 8 bits for each expert."""
     without, copied = (
