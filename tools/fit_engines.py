@@ -4,7 +4,7 @@
     python tools/fit_engines.py vllm-0.2
     python tools/fit_engines.py --judge    # no fit: the errors of the records as they stand
 
-The constants go into sim/serve/engines.py. The deviation on the rows that were not fitted goes there as their
+The constants go into sim/serve/engine_hosts.py. The deviation on the rows that were not fitted goes there as their
 uncertainty. The rule is that of `calibrate.serving.host_fit` for all engines, over rows sorted by id. Constants named
 in `Fit.start` are free, and all others keep the record's values.
 """
