@@ -64,10 +64,10 @@ def token_gaps(replicas: tuple[Replica, ...], pp: int) -> TokenGaps | None:
     """The gaps before every token but a request's first; None where no request has a second.
 
     A sequence that adds a token in an iteration added its last one in the iteration before, with a pipeline in the
-    pp-th before, so the gap is the time between their ends; the steps of a run of alike iterations share its time.
-    Where nobody could compute before, its last one is older than that iteration, and the gap begins as this one is put
-    together: what a preempted sequence waits for is not among them. A sequence whose prompt another replica computed
-    has its first token from there, so the gap before its second one holds its waits and the transfer of its cache.
+    pp-th before, so the gap is the time between their ends. Where nobody could compute before, its last one is older
+    than that iteration, and the gap begins as this one is put together: what a preempted sequence waits for is not
+    among them. A sequence whose prompt another replica computed has its first token from there, so the gap before its
+    second one holds its waits and the transfer of its cache.
     """
     gaps: list[float] = []
     tokens: list[int] = []
@@ -75,12 +75,14 @@ def token_gaps(replicas: tuple[Replica, ...], pp: int) -> TokenGaps | None:
         ends = [0.0] * pp
         for number, iteration in enumerate(replica.iterations):
             start, end = iteration.spans[0][0], iteration.spans[-1][1]
-            if iteration.load.decodes:
-                since = ends[number % pp] if iteration.steps == 1 else start
-                since = since if iteration.since_s is None else iteration.since_s
+            if iteration.ends is not None:
+                gaps.extend(np.diff(np.array(iteration.ends), prepend=start).tolist())
+                tokens.extend([iteration.load.decodes] * iteration.steps)
+            elif iteration.load.decodes:
+                since = ends[number % pp] if iteration.since_s is None else iteration.since_s
                 handed_over_s = iteration.handed_over_s
-                if more := iteration.load.decodes * iteration.steps - len(handed_over_s):
-                    gaps.append((end - since) / iteration.steps)
+                if more := iteration.load.decodes - len(handed_over_s):
+                    gaps.append(end - since)
                     tokens.append(more)
                 for first_s in handed_over_s:
                     gaps.append(end - first_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from itertools import accumulate
 
@@ -21,13 +22,14 @@ LONGEST_RUN = 1 << 16  # iterations priced at once
 class Iteration(Struct, frozen=True):
     """One iteration, or `steps` alike, on every stage: (start, end) each. `since_s`: when it was put together, where
     nobody could compute before. `handed_over_s`: for each sequence that another replica handed over and that adds its
-    first token here, when that replica made the token before."""
+    first token here, when that replica made the token before. `ends`: of alike ones, when each ended."""
 
     spans: tuple[tuple[float, float], ...]
     load: Load
     steps: int
     since_s: float | None = None
     handed_over_s: tuple[float, ...] = ()
+    ends: array[float] | None = None
 
 
 class Replica(Struct):
@@ -158,7 +160,8 @@ class Worker:
         n, kv = len(self.lockstep.members), self.lockstep.seen
         steps = min(len(ends), bisect_left(ends, until_s) + 1)
         end_s = ends[steps - 1]
-        self.replica.iterations.append(Iteration(((now, end_s),), Load(n, n, kv, (), n), steps))
+        run = Iteration(((now, end_s),), Load(n, n, kv, (), n), steps, ends=array("d", ends[:steps]))
+        self.replica.iterations.append(run)
         self.step_s, self.idle = (end_s - now) / steps, False
         mean = self.lockstep.mean_occupancy(steps)
         for at_s in (now, end_s):
