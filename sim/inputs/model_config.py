@@ -246,9 +246,9 @@ class ModelConfig(UserInput):
         """Positions that the model was made for, whatever it is used with; 0 where that is unknown."""
         return self.trained_positions or 0
 
-    def padded_vocab(self, tp: int) -> int:
-        """Vocabulary entries after padding to a multiple of 128·tp, as Megatron-LM does."""
-        multiple = 128 * tp
+    def padded_vocab(self, tp: int, multiple: int | None = None) -> int:
+        """Vocabulary entries after padding to a multiple of 128·tp, as Megatron-LM does, or to that of an engine."""
+        multiple = multiple or 128 * tp
         return -(-self.vocab // multiple) * multiple
 
     def is_moe_layer(self, layer: int) -> bool:

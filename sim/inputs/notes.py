@@ -34,9 +34,7 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
     """Return what is legal but worth saying: the padded vocabulary, keys that have no effect here; `given`: keys of
     `inference` that are not the engine's own."""
     model, p, t, i = sections.model, sections.parallelism, sections.training, sections.inference
-    padded = model.padded_vocab(p.tp)
-    if padded != model.vocab and model.program is None:
-        yield f"model.vocab: {model.vocab} is padded to {padded}, a multiple of 128·tp"
+    yield from _vocabulary_note(sections)
     if model.left_out:
         yield f"model: simulated without the config's {', '.join(model.left_out)}"
     yield from _idle_nodes_note(sections)
@@ -52,6 +50,25 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
         yield from _engine_note(sections, i)
     if p.ep_overlap and p.ep == 1:
         yield "parallelism.ep_overlap: of no effect with ep 1"
+
+
+def _vocabulary_note(sections: Sections) -> Iterator[str]:
+    """Return that the vocabulary is padded: as Megatron-LM pads it, or as the serving engine does."""
+    model, i = sections.model, sections.inference
+    if model.program is not None:
+        return
+    pools = None if i is None else i.disaggregated
+    degrees = {sections.parallelism.tp} if pools is None else {pools.prefill.tp, pools.decode.tp}
+    for tp in sorted(degrees):
+        multiple = 128 * tp
+        why = "128·tp"
+        if i is not None:
+            from sim.serve.engine_file import engine_of  # most scenarios are training steps
+
+            multiple = engine_of(i.engine).padding_of_vocab(tp)
+            why = f"{multiple}, by engine {i.engine}" + (f" with tp {tp}" if len(degrees) > 1 else "")
+        if (padded := model.padded_vocab(tp, multiple)) != model.vocab:
+            yield f"model.vocab: {model.vocab} is padded to {padded}, a multiple of {why}"
 
 
 def _idle_nodes_note(sections: Sections) -> Iterator[str]:

@@ -35,7 +35,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         sp=p.sp and p.tp > 1,
         ep=p.ep,
         expert_tp=p.expert_tp,
-        vocab=m.padded_vocab(p.tp) // p.tp,
+        vocab=m.padded_vocab(p.tp, engine.padding_of_vocab(p.tp)) // p.tp,
         act=act,
         linear=linear,
         quantization=i.quantization,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -183,6 +184,11 @@ class Engine:
         False, "weights are kept as the model's checkpoint stores them (`quantization` of its config.json)"
     )
     splits_experts: bool = fact(False, "the ranks of tp split every expert")
+    vocab_multiple: int | None = fact(
+        None,
+        "entries of the vocabulary are padded to a multiple of this and of the ranks of tp; None: of 128 for each "
+        "rank, as Megatron-LM pads them",
+    )
     experts_speed: float = fact(1.0, "speed of fp8 experts' matmuls by that of the profile's points")
     called: str = fact("", "what tables call it where they name no version")
     fraction: Callable[[float, int, Defaults, Drafts], float] | None = fact(  # noqa: RUF009
@@ -202,6 +208,10 @@ class Engine:
         pipeline stages (SGLang, srt/server_args.py: enable_mixed_chunk is switched off with drafts, refused with
         stages)."""
         return self.prompts_beside or (chunked and not (self.prompts_lead and (drafts or pp > 1)))
+
+    def padding_of_vocab(self, tp: int) -> int:
+        """The number of which the vocabulary's entries are padded to a multiple, split over `tp` ranks."""
+        return 128 * tp if self.vocab_multiple is None else math.lcm(self.vocab_multiple, tp)
 
     def host_on(self, architecture: str) -> HostTimes:
         """Host seconds beside GPUs of an architecture; of one not known, those of the last that is."""

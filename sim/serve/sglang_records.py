@@ -64,6 +64,7 @@ _SGLANG_04 = Engine(
     own_all_reduces=CUSTOM,
     reads_checkpoint=True,
     splits_experts=True,
+    vocab_multiple=64,  # srt/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
     defaults=_SGLANG,
     cases=(
         Case({"memory_fraction": 0.87}, tp=2),

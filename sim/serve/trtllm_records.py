@@ -14,6 +14,8 @@ from sim.serve.own_all_reduce import MIN_LATENCY
 _TRTLLM_FREE = Defaults(memory_fraction=1.0, free_fraction=0.9, block_tokens=64, chunked_prefill=False)
 _TRTLLM_LIMITS = _TRTLLM_FREE._replace(max_running_requests=2048)
 
+_VOCAB_MULTIPLE = 1  # tensorrt_llm/_utils.py, pad_vocab_size: to a multiple of the ranks
+
 _TRTLLM_08 = Engine(
     "trtllm",
     "TensorRT-LLM",
@@ -29,6 +31,7 @@ _TRTLLM_08 = Engine(
     fp8_cache=True,
     experts_speed=FP8_EXPERTS,
     splits_experts=True,
+    vocab_multiple=_VOCAB_MULTIPLE,
     defaults=_TRTLLM_LIMITS._replace(chunked_prefill=True),
 )
 RECORDS = (
@@ -48,6 +51,7 @@ RECORDS = (
         prompts_beside=True,
         fp8_cache=True,
         splits_experts=True,
+        vocab_multiple=_VOCAB_MULTIPLE,
         defaults=_TRTLLM_FREE._replace(free_fraction=0.85),
     ),
     replace(
@@ -91,6 +95,7 @@ RECORDS = (
         deep_ep=True,
         reads_checkpoint=True,
         splits_experts=True,
+        vocab_multiple=_VOCAB_MULTIPLE,
         defaults=_TRTLLM_LIMITS._replace(block_tokens=32, prefix_cache="gpu", graphs_to=2048),
     ),
 )

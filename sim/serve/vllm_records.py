@@ -10,6 +10,7 @@ from sim.serve.graph_sizes import by_eights_to, vllm_sizes
 from sim.serve.own_all_reduce import CUSTOM, CUSTOM_LESS
 from sim.serve.sglang_memory import GIB
 
+_VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
 # Large GPUs but A100, which 0.8 does not except: vLLM, engine/arg_utils.py (the API server's; offline 16,384 and 8,192
 # tokens).
 _LARGE = Case({"max_running_requests": 1024, "max_batch_tokens": 8192}, memory_bytes=70 * GIB, but=("ampere",))
@@ -36,6 +37,7 @@ _FIRST_VLLM = Engine(
     watermark=_WATERMARK,
     reads_checkpoint=True,
     splits_experts=True,
+    vocab_multiple=_VOCAB_MULTIPLE,
     defaults=Defaults(max_batch_tokens=2560, chunked_prefill=False),
 )
 _VLLM_05 = Engine(
@@ -56,6 +58,7 @@ _VLLM_05 = Engine(
     watermark=_WATERMARK,
     reads_checkpoint=True,
     splits_experts=True,
+    vocab_multiple=_VOCAB_MULTIPLE,
     defaults=_VLLM_V0,
     cases=(_LONG, _DRAFTING_WHOLE),
 )
@@ -96,6 +99,7 @@ _VLLM_09 = Engine(
     deep_ep=True,
     reads_checkpoint=True,
     splits_experts=True,
+    vocab_multiple=_VOCAB_MULTIPLE,
     defaults=_VLLM_V1,
     cases=(_LARGE,),
 )

@@ -411,3 +411,36 @@ def test_a_host_beside_pipeline_stages(engine: str, overlaps: bool) -> None:
             }
         )
         assert host_of(s, ENGINES[engine], (10,) * pp).overlaps == (overlaps or pp == 1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "tp", "vocab", "padded"),
+    [
+        ("vllm-v1", 1, 50257, 50304),  # 64 entries: 786 times
+        ("vllm-v1", 8, 128256, 128256),
+        ("sglang-0.5", 4, 32001, 32064),
+        ("sglang", 3, 32000, 32064),  # also a multiple of the ranks
+        ("trtllm", 8, 128256, 128256),
+        ("trtllm-1.0", 2, 50257, 50258),
+        ("bundled", 8, 128256, 129024),  # split as Megatron-LM splits it: 126 times 1,024
+    ],
+)
+def test_each_engine_pads_the_vocabulary_its_own_way(engine: str, tp: int, vocab: int, padded: int) -> None:
+    model = {"layers": 2, "hidden": 768, "heads": 24, "ffn": 3072, "vocab": vocab}
+    data = {"model": model, "cluster": "dgx-h100", "parallelism": {"tp": tp}}
+    requests = {"prompt_len": 8, "output_len": 4}
+    scenario = parse_scenario({**data, "inference": {"engine": engine, "requests": requests}})
+    assert serving_dims(scenario).vocab == padded // tp
+    noted = [text for text in scenario.warnings if text.startswith("model.vocab")]
+    assert [f"is padded to {padded}" in text and f"engine {engine}" in text for text in noted] == [True] * (
+        padded != vocab
+    )
+
+
+def test_pools_of_unlike_tp_pad_the_vocabulary_each_by_its_own() -> None:
+    pools = {"prefill": {"tp": 4}, "decode": {"tp": 2}}
+    inference = {"requests": {"prompt_len": 8, "output_len": 4}, "disaggregated": pools}
+    noted = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "inference": inference}).warnings
+    assert [text for text in noted if text.startswith("model.vocab")] == [
+        "model.vocab: 128256 is padded to 128512, a multiple of 512, by engine bundled with tp 4"
+    ]
