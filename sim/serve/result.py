@@ -334,7 +334,7 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: Shares) -> list[str]:
             )
     if has_jitter(sim.scenario):
         out.append("faults.jitter: is not simulated for serving; stragglers and links are")
-    out += _whole_prompts(sim)
+    out += [*_whole_prompts(sim), *_beyond_positions(sim)]
     waiting = waiting_at_last_arrival(sim.sequences)
     if fits and waiting > OVERLOADED * len(sim.sequences):
         out.append(
@@ -360,4 +360,19 @@ def _whole_prompts(sim: ServingSimulation) -> list[str]:
         f"inference.max_batch_tokens: {len(long):,} of {len(sim.sequences):,} prompts exceed {i.max_batch_tokens:,}, "
         f"the longest has {max(long):,} tokens; engine {i.engine} cuts no prompts with chunked_prefill false and would "
         f"refuse them; simulated with {scheduler.limits.batch_tokens:,}"
+    ]
+
+
+def _beyond_positions(sim: ServingSimulation) -> list[str]:
+    """Of requests that are longer than the model: vLLM (max_model_len), SGLang (context_length) and TensorRT-LLM
+    (max_seq_len) take the positions of its config.json as their limit, and refuse them."""
+    longest = sim.scenario.model.longest
+    lengths = [s.request.prompt_tokens + s.request.output_tokens for s in sim.sequences]
+    long = [tokens for tokens in lengths if tokens > longest]
+    if not longest or not long:
+        return []
+    return [
+        f"inference.requests: {len(long):,} of {counted(len(lengths), 'request')} need more positions than the "
+        f"{longest:,} that the model was made for (model.trained_positions): prompt and answer have up to "
+        f"{max(long):,} tokens; engines refuse such requests by default; simulated as if they were served"
     ]

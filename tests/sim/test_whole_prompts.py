@@ -79,3 +79,18 @@ def test_a_prompt_delays_tokens_where_prompts_go_first() -> None:
     done = [[s.first_token_s for s in sim.sequences] + [s.finish_s for s in sim.sequences] for sim in (mixed, first)]
     assert done[1][1] < done[0][1]  # no token is computed beside the chunks
     assert done[1][2] > done[0][2]  # they wait for all chunks
+
+
+@pytest.mark.parametrize(("prompt", "output", "beyond"), [(8000, 192, 0), (8000, 193, 3), (9000, 1, 3)])
+def test_requests_longer_than_the_model_are_told(prompt: int, output: int, beyond: int) -> None:
+    """Llama 3 8B was made for 8,192 positions; prompt and answer have to fit in them."""
+    requests = {"prompt_len": prompt, "output_len": output, "count": 3}
+    scenario = engine_scenario("vllm-v1", batching="continuous", requests=requests)
+    told = [text for text in simulate_serving(scenario).outcome.warnings if "need more positions" in text]
+    assert len(told) == bool(beyond)
+    assert all(text.startswith(f"inference.requests: {beyond} of 3 requests") for text in told)
+
+
+def test_a_model_of_unknown_length_takes_any_request() -> None:
+    served = simulate_serving(serving({"requests": {"prompt_len": 300_000, "output_len": 2}}))
+    assert not [text for text in served.outcome.warnings if "need more positions" in text]
