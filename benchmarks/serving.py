@@ -11,9 +11,9 @@ from sim.inputs.overrides import merge
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.serve.hashed_prefixes import HASHED_TOKENS
-from sim.serve.records import ServingResult
+from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
 from sim.serve.requests import Request
+from sim.serve.results.records import ServingResult
 from sim.serve.simulation import simulate_serving
 
 SERVED: dict[str, Any] = {

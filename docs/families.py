@@ -26,7 +26,7 @@ from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.latent import LatentAttention
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import count_parameters
-from sim.serve.dims import serving_dims
+from sim.serve.prices.dims import serving_dims
 
 ROOT = Path(__file__).parents[1]
 DATA, PAGE, PICTURES = ROOT / "docs" / "families.yaml", ROOT / "docs" / "families.md", ROOT / "docs" / "figures"

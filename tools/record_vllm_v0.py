@@ -1,6 +1,6 @@
-"""Record what the schedulers of vLLM before V1 put into every iteration, for tests/sim/test_real_schedulers.py.
+"""Record what the schedulers of vLLM before V1 put into every iteration, for tests/sim/serve/test_real_schedulers.py.
 
-    PYTHON tools/record_vllm_v0.py --source FOLDER --model MODEL --out tests/sim/data/vllm_VERSION.json
+    PYTHON tools/record_vllm_v0.py --source FOLDER --model MODEL --out tests/sim/serve/data/vllm_VERSION.json
 
 FOLDER has vLLM's Python sources (an unpacked source archive or wheel of PyPI, without its compiled parts): 0.2.7, or
 one of 0.6. PYTHON is an interpreter with torch, transformers and what vLLM imports. MODEL is a folder with the config

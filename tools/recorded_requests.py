@@ -26,7 +26,7 @@ def sharing(seed: int, count: int, prefixes: int, shared: int, own: tuple[int, i
 
 
 def write(out: Path, product: str, version: str, block_tokens: int, cases: list[dict[str, Any]]) -> None:
-    """A file that tests/sim/test_real_schedulers.py reads."""
+    """A file that tests/sim/serve/test_real_schedulers.py reads."""
     rows = ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases)
     head = f'"{product}":"{version}","block_tokens":{block_tokens},"request":{json.dumps(KEYS)}'
     out.write_text(f'{{{head},"cases":[\n{rows}\n]}}\n')

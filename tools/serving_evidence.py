@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from fit_engines import FITS, halves
 
 from sim.results.evidence import PublishedStep
-from sim.serve.certainty import serving_features
-from sim.serve.other_servers import other_server
+from sim.serve.results.certainty import serving_features
+from sim.serve.results.other_servers import other_server
 from sim.serve.simulation import simulate_serving
 from sim.validation.prediction import profile_named
 from sim.validation.records import Measurement

@@ -88,7 +88,7 @@ class HostSequences:
 class HostPrefixes:
     """Whole blocks of prompts in host memory. The key is all tokens up to a block's end, so equal prefixes match.
 
-    The scheduler decides which blocks stay (`sim.serve.kv_cache.HostCache`); this class holds their contents.
+    The scheduler decides which blocks stay (`sim.serve.cache.kv_cache.HostCache`); this class holds their contents.
     """
 
     blocks: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)

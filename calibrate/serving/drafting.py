@@ -38,7 +38,7 @@ class Drafts:
         return self.kept / max(1, self.kept + self.rejected)
 
     def accepted(self, request: int, position: int, drafted: int) -> int:
-        """As `sim.serve.speculation.Acceptance.accepted`: as many as the last forward found right."""
+        """As `sim.serve.scheduling.speculation.Acceptance.accepted`: as many as the last forward found right."""
         return self.right[request]
 
     def release(self, sequence: int) -> None:

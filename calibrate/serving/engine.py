@@ -1,6 +1,7 @@
 """Real continuous batching: the simulator's own scheduler decides, and torch computes.
 
-Both the engine and the simulator run `sim.serve.scheduler`. So they can differ in times, but not in the batches.
+Both the engine and the simulator run `sim.serve.scheduling.scheduler`. So they can differ in times, but not in the
+batches.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from itertools import islice
 from calibrate.serving.cache import HostPrefixes, HostSequences, PagedCache, make_cache
 from calibrate.serving.drafting import Drafts
 from calibrate.serving.forward import Clock, Model, SequenceChunk, forward
-from sim.serve.kv_cache import HostCache, KvCache
+from sim.serve.cache.kv_cache import HostCache, KvCache
 from sim.serve.requests import Request
-from sim.serve.scheduler import Scheduler
-from sim.serve.sequences import Batch, Limits, Piece, Sequence
+from sim.serve.scheduling.scheduler import Scheduler
+from sim.serve.scheduling.sequences import Batch, Limits, Piece, Sequence
 
 
 @dataclass(frozen=True, slots=True)

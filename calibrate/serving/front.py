@@ -38,7 +38,7 @@ from sim.core.errors import InputError
 from sim.core.files import write_json
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.prices.profile import Profile
-from sim.serve.sequences import Sequence
+from sim.serve.scheduling.sequences import Sequence
 
 Tokens = SimpleQueue[int | None]  # of one answer; None ends it
 MOST_BYTES = 64 * 2**20  # of a request

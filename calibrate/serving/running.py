@@ -5,7 +5,7 @@
 SCENARIO says what the server runs: model, GPUs, layout, and in `inference.engine` the record whose rules and limits
 apply. Its profile prices the GPU's part of every iteration; `FREE` are the constants of the rest. They are fitted to
 loads of several concurrencies and prompt lengths by the rule of `calibrate.serving.host_fit`, and written to a file
-that `inference.engine` takes (`sim.serve.engine_file`).
+that `inference.engine` takes (`sim.serve.engines.file`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from sim.core.files import write_json
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.serve.engine_file import FORMAT, engine_of, served_now
-from sim.serve.engine_record import Engine
 from sim.serve.engines import ENGINES
+from sim.serve.engines.file import FORMAT, engine_of, served_now
+from sim.serve.engines.record import Engine
 from sim.serve.simulation import simulate_serving
 
 FREE = {"iteration_s": 1e-3, "sequence_s": 5e-5, "prompt_s": 1e-3, "request_s": 1e-3}  # and where the fit starts

@@ -40,8 +40,8 @@ from sim.inputs.scenario import Scenario, load_scenario
 from sim.inputs.workloads import Inference
 from sim.prices.profile import BlockPoint, Profile
 from sim.prices.serving_parts import check_part, part_key
-from sim.serve.records import percentiles
 from sim.serve.requests import Request, make_requests
+from sim.serve.results.records import percentiles
 from sim.serve.simulation import simulate_serving
 
 REPEATS = 5

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
     from sim.inputs.scenario import Scenario
     from sim.search.slo import Promise
-    from sim.serve.records import ServingResult
-    from sim.serve.result import ServingSimulation
+    from sim.serve.results.records import ServingResult
+    from sim.serve.results.result import ServingSimulation
 
 
 def run_serving(scenario: Scenario, options: RunOptions) -> bool:
     """Simulate and show; does it fit in memory?"""
     from sim.search.slo import parse_slo, share_within
-    from sim.serve.other_servers import with_intervals
+    from sim.serve.results.other_servers import with_intervals
     from sim.serve.simulation import simulate_serving
     from sim.studies.spending import spending
     from sim.views.headline import spending_numbers
@@ -49,8 +49,8 @@ def _page(
     simulation: ServingSimulation, result: ServingResult, promises: Sequence[Promise], within: float | None
 ) -> str:
     """The page of a serving workload."""
-    from sim.serve.distributions import distributions
-    from sim.serve.over_time import over_time
+    from sim.serve.results.distributions import distributions
+    from sim.serve.results.over_time import over_time
     from sim.views.serving_plots import serving_plots
     from sim.views.timeline_page import timeline_page
 

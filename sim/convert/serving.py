@@ -21,7 +21,7 @@ from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model
 from sim.inputs.input_source import show
-from sim.serve.engine_names import engine_named
+from sim.serve.engines.names import engine_named
 
 GIB = 2**30  # vLLM counts --cpu-offload-gb in GiB (config/cache.py)
 _FILE = Path(__file__).with_name("serving_flags.yaml")

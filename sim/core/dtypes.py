@@ -30,7 +30,7 @@ _BYTES: dict[str, float] = {
 DTYPES = tuple(_BYTES)
 FP32_BYTES = 4.0
 
-# How linear layers' weights are stored beside 16-bit activations (`sim.serve.formats`).
+# How linear layers' weights are stored beside 16-bit activations (`sim.serve.prices.formats`).
 Quantization = Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts"]
 
 

@@ -135,7 +135,7 @@ def _training_notes(t: Training, model: ModelConfig) -> Iterator[str]:
 
 def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelConfig) -> Iterator[str]:
     """Keys of `inference` that one replica or this engine does not read, and what an unknown length leaves open."""
-    from sim.serve.engine_file import engine_of  # most scenarios are training steps
+    from sim.serve.engines.file import engine_of  # most scenarios are training steps
 
     if i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
         yield "inference.router: of no effect with dp 1, which is one replica"
@@ -151,7 +151,7 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
 def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:
     """Say that an engine goes by the model's length, where nobody said it and not all keys that follow from it are
     `given`; `used`: the section with what the engine sets by itself."""
-    from sim.serve.engine_file import engine_of  # most scenarios are training steps
+    from sim.serve.engines.file import engine_of  # most scenarios are training steps
 
     without_budget = {"max_batch_tokens"} if used.batching == "static" else set()
     left = engine_of(used.engine).by_positions - given - without_budget
@@ -176,7 +176,7 @@ def _expert_split_note(sections: Sections) -> Iterator[str]:
 
 def _engine_note(sections: Sections, i: Inference) -> Iterator[str]:
     """Return what a measured engine served that this scenario does not."""
-    from sim.serve.engine_file import measured_otherwise, served_now  # most scenarios are training steps
+    from sim.serve.engines.file import measured_otherwise, served_now  # most scenarios are training steps
 
     now = served_now(sections.model, sections.cluster.gpu.name, sections.parallelism.tp, i.quantization)
     if said := measured_otherwise(i.engine, now):

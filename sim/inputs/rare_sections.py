@@ -28,7 +28,7 @@ def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
     if "inference" not in data:
         return None
     from sim.inputs.workloads import Inference, RequestTrace
-    from sim.serve.engine_file import found_engine
+    from sim.serve.engines.file import found_engine
 
     inference = validate(Inference, _with_draft(data["inference"], source), source, ("inference",))
     changes: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
 
 def with_engine_split(parallelism: Parallelism, inference: Inference, model: ModelConfig) -> Parallelism:
     """The layout with every expert split over the tp ranks, where `ep` distributes none and the engine does so."""
-    from sim.serve.engine_file import engine_of
+    from sim.serve.engines.file import engine_of
 
     said = parallelism.ep > 1 or "expert_tp" in parallelism.model_fields_set
     if said or model.moe is None or model.moe.ffn % parallelism.tp or not engine_of(inference.engine).splits_experts:
@@ -56,8 +56,8 @@ def with_engine_split(parallelism: Parallelism, inference: Inference, model: Mod
 
 def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: Parallelism, gpu: GpuSpec) -> Inference:
     """The section with what its engine sets by itself on these GPUs where a key was left out."""
-    from sim.serve.engine_file import engine_of
-    from sim.serve.formats import cache_dtype
+    from sim.serve.engines.file import engine_of
+    from sim.serve.prices.formats import cache_dtype
 
     pools = inference.disaggregated
     tp = parallelism.tp if pools is None else pools.decode.tp
@@ -77,8 +77,8 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
 
 def with_engine_dispatch(parallelism: Parallelism, inference: Inference, gpu: GpuSpec) -> Parallelism:
     """The layout with the dtype in which tokens go to experts, where it is left out."""
-    from sim.serve.engine_file import engine_of
-    from sim.serve.formats import linear_format
+    from sim.serve.engines.file import engine_of
+    from sim.serve.prices.formats import linear_format
 
     if parallelism.ep_dispatch_dtype is not None:
         return parallelism

@@ -19,8 +19,8 @@ from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.inputs.yaml_input import KeyPath
-from sim.serve.engine_file import engine_of, found_engine
-from sim.serve.formats import cache_dtype
+from sim.serve.engines.file import engine_of, found_engine
+from sim.serve.prices.formats import cache_dtype
 from topology.spec import GpuSpec
 
 PATH = ("rl",)

@@ -8,9 +8,9 @@ from sim.inputs.input_source import Problems
 from sim.inputs.layout_rules import ALL_RULES, first_problem
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.workloads import Inference, RequestPattern
-from sim.serve.engine_file import engine_of
+from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
 from sim.serve.engines import ENGINES
-from sim.serve.hashed_prefixes import HASHED_TOKENS
+from sim.serve.engines.file import engine_of
 
 
 def serving_problems(sections: Sections, inference: Inference) -> Problems:

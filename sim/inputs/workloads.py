@@ -12,9 +12,9 @@ from sim.core.dtypes import Precision, Quantization, TransportDtype
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.serving_keys import Autoscaling, Eplb, ServedLora, Tiers, WeightOffload
-from sim.serve.engine_record import DecodeAttention, Defaults, Drafts
+from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
 from sim.serve.engines import ENGINE_FILES, ENGINES
-from sim.serve.hashed_prefixes import HASHED_TOKENS
+from sim.serve.engines.record import DecodeAttention, Defaults, Drafts
 
 MAX_TOKENS = 100_000_000
 MAX_REQUESTS = 10_000_000
@@ -125,7 +125,7 @@ class Disaggregated(UserInput):
 
 def _record_of(name: str) -> str:
     """The record of the version that a text names, such as vllm-0.10: the newest that is no newer."""
-    from sim.serve.engine_names import engine_named
+    from sim.serve.engines.names import engine_named
 
     found = engine_named((name,))
     return "" if found is None else found.name

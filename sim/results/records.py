@@ -1,7 +1,7 @@
 """Records that results are made of, and their one form as JSON.
 
 A result is a frozen struct: producers build it, views read its attributes, and only `Record.to_json` turns it into
-plain data. `StepResult` (`sim.results.result`) and `ServingResult` (`sim.serve.records`) are made of these.
+plain data. `StepResult` (`sim.results.result`) and `ServingResult` (`sim.serve.results.records`) are made of these.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from sim.results.records import MemoryRow
 from sim.results.result import StepResult
 from sim.rl.forward import Forward
 from sim.rl.transfer import buffer_bytes
-from sim.serve.result import ServingSimulation
+from sim.serve.results.result import ServingSimulation
 
 
 class TrainingStates(Struct, frozen=True):

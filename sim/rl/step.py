@@ -18,7 +18,7 @@ from sim.rl.memory import TrainingStates
 from sim.rl.phases import place
 from sim.rl.records import Phase, Pool, WeightTransfer
 from sim.rl.records import PhaseKind as K
-from sim.serve.result import ServingSimulation
+from sim.serve.results.result import ServingSimulation
 from sim.simulation import Simulation
 
 

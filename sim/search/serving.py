@@ -29,9 +29,9 @@ from sim.prices.profiles import load_profile
 from sim.search.engine_options import Choice, as_section
 from sim.search.slo import Promise, share_within
 from sim.search.space import divisors
-from sim.serve.costs import IterationCosts
+from sim.serve.prices.costs import IterationCosts
 from sim.serve.requests import Request, make_requests
-from sim.serve.result import ServingSimulation
+from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.studies.executors import Workers, results, tracked
 from sim.studies.spending import MILLION, gpu_hours_of, token_cost

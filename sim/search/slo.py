@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.inputs.units import TIME
-from sim.serve.result import ServingSimulation
+from sim.serve.results.result import ServingSimulation
 
 QUANTITIES = {
     "ttft": "time_to_first_token_s",

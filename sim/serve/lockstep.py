@@ -14,8 +14,8 @@ from itertools import accumulate
 
 from msgspec import Struct, field
 
-from sim.serve.scheduler import Scheduler
-from sim.serve.sequences import Batch, Piece, Sequence
+from sim.serve.scheduling.scheduler import Scheduler
+from sim.serve.scheduling.sequences import Batch, Piece, Sequence
 
 
 class Lockstep(Struct):

@@ -14,11 +14,11 @@ from sim.models.dims import ceil_div
 from sim.models.layers import Attention, LayerSpec, norm_elements
 from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
-from sim.serve.costs import IterationCosts
-from sim.serve.engine_file import engine_of
-from sim.serve.iteration_parts import StageLayers
+from sim.serve.engines.file import engine_of
+from sim.serve.prices.costs import IterationCosts
+from sim.serve.prices.iteration_parts import StageLayers
+from sim.serve.prices.weight_offload import layer_weight_bytes
 from sim.serve.requests import Request
-from sim.serve.weight_offload import layer_weight_bytes
 
 
 class Capacity(NamedTuple):
@@ -52,7 +52,7 @@ def cached_bytes(
     >>> from sim.inputs.model_input import load_model
     >>> from sim.inputs.scenario import parse_scenario
     >>> from sim.models.layers import attention_spec
-    >>> from sim.serve.dims import serving_dims
+    >>> from sim.serve.prices.dims import serving_dims
     >>> s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100",
     ...     "inference": {"requests": {"prompt_len": 8, "output_len": 8}}})
     >>> cached_bytes(serving_dims(s), (attention_spec(s.model),), (32,))

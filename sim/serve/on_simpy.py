@@ -18,10 +18,10 @@ import simpy
 from msgspec.structs import replace
 from simpy.events import NORMAL, EventPriority
 
-from sim.serve.costs import IterationCosts
-from sim.serve.pools import Pool, experts_span
-from sim.serve.replica import Replica, Work, Worker
-from sim.serve.sequences import Sequence
+from sim.serve.prices.costs import IterationCosts
+from sim.serve.replicas.pools import Pool, experts_span
+from sim.serve.replicas.replica import Replica, Work, Worker
+from sim.serve.scheduling.sequences import Sequence
 
 Process = Generator[simpy.Event, Any, None]
 LAST = EventPriority(2)  # after everything else at an instant: SimPy's own are 0 and 1

@@ -11,10 +11,10 @@ import heapq
 import math
 from bisect import bisect_left
 
-from sim.serve.costs import IterationCosts
-from sim.serve.load import Load
-from sim.serve.replica import Replica, Work, Worker
-from sim.serve.sequences import Sequence
+from sim.serve.prices.costs import IterationCosts
+from sim.serve.prices.load import Load
+from sim.serve.replicas.replica import Replica, Work, Worker
+from sim.serve.scheduling.sequences import Sequence
 
 
 class QuickPass:

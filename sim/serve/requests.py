@@ -21,7 +21,7 @@ from sim.core.files import read_text
 from sim.core.json_text import parse_json
 from sim.inputs.input_source import show
 from sim.inputs.workloads import HASHED_SUFFIX, MAX_REQUESTS, MAX_TOKENS, RequestPattern, RequestTrace
-from sim.serve.hashed_prefixes import HASHED_TOKENS
+from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
 
 MAX_TRACE_BYTES = 256 * 2**20
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")

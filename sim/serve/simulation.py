@@ -13,19 +13,19 @@ from sim.core.gc_paused import no_collection
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.serve.adapters import with_adapters, with_named
-from sim.serve.pools import Pool, decode_pool, experts_span, prefill_pool, whole_pool
 from sim.serve.quick_pass import QuickPass
+from sim.serve.replicas.pools import Pool, decode_pool, experts_span, prefill_pool, whole_pool
+from sim.serve.replicas.router import ROUTERS
 from sim.serve.requests import Request, make_requests
-from sim.serve.result import ServingSimulation
-from sim.serve.router import ROUTERS
-from sim.serve.sequences import Sequence
+from sim.serve.results.result import ServingSimulation
+from sim.serve.scheduling.adapters import with_adapters, with_named
+from sim.serve.scheduling.sequences import Sequence
 
 if TYPE_CHECKING:
     from sim.core.engines import Engine
-    from sim.serve.autoscaler import Span
-    from sim.serve.costs import IterationCosts
-    from sim.serve.handover import Transfer
+    from sim.serve.prices.costs import IterationCosts
+    from sim.serve.replicas.autoscaler import Span
+    from sim.serve.replicas.handover import Transfer
 
 SIMPY_REQUESTS = 1000  # on SimPy they take a tenth of a second longer, which nobody notices
 
@@ -97,9 +97,9 @@ def _serve(
         for replica, own in zip(pools[0].replicas, pools[0].prices, strict=True):
             QuickPass(replica, own, group, inference.requests.max_concurrency).run()
         return (), ()
-    from sim.serve.autoscaler import Autoscaler
-    from sim.serve.handover import Handover
     from sim.serve.on_simpy import Clock, replica_processes, serve_on_simpy
+    from sim.serve.replicas.autoscaler import Autoscaler
+    from sim.serve.replicas.handover import Handover
 
     clock = Clock()
     routers = [ROUTERS[inference.router]([r.scheduler for r in pool.replicas]) for pool in pools]

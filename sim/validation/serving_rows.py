@@ -26,7 +26,7 @@ def serving_predictions(row: Measurement, data: Mapping[str, Any]) -> tuple[Pred
     Raises:
         NotSimulated: for quantities that a workload does not have.
     """
-    from sim.serve.other_servers import with_intervals
+    from sim.serve.results.other_servers import with_intervals
     from sim.serve.simulation import simulate_serving
 
     scenario = serving_scenario(row, data)
@@ -46,7 +46,7 @@ def serving_predictions(row: Measurement, data: Mapping[str, Any]) -> tuple[Pred
 def serving_scenario(row: Measurement, data: Mapping[str, Any]) -> Scenario:
     """The scenario of a row, on the engine that the table names where the scenario names none."""
     from sim.inputs.scenario import parse_scenario
-    from sim.serve.engine_names import engine_named
+    from sim.serve.engines.names import engine_named
 
     section, engine = data.get("inference"), engine_named(row.served_by)
     if isinstance(section, Mapping) and "engine" not in section and engine is not None:

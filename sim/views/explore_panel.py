@@ -18,8 +18,8 @@ from sim.core.errors import InputError
 from sim.core.timeline import COMPUTE_KINDS, Timeline
 from sim.core.units import seconds
 from sim.inputs.scenario import Scenario, load_mapping, load_scenario
-from sim.serve.other_servers import with_intervals
-from sim.serve.result import ServingSimulation
+from sim.serve.results.other_servers import with_intervals
+from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
 from sim.views.curves import curve_columns, fullest

@@ -18,7 +18,7 @@ from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
     from sim.results.evidence import Evidence
-    from sim.serve.records import Percentiles, ServingResult
+    from sim.serve.results.records import Percentiles, ServingResult
     from sim.studies.anchor import Anchor
     from sim.studies.spending import Spending, TokenCost
 

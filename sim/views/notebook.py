@@ -15,7 +15,7 @@ from sim.views.templating import render
 
 if TYPE_CHECKING:
     from sim.results.result import StepResult
-    from sim.serve.records import ServingResult
+    from sim.serve.results.records import ServingResult
 
 
 def result_html(result: StepResult | ServingResult, **parts: Any) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.core.timeline import Timeline
 from sim.core.units import ranks_text
-from sim.serve.over_time import over_time
+from sim.serve.results.over_time import over_time
 from sim.views.page import page, view_data
 from sim.views.rl_words import PHASE_HEAD, POOL_HEAD, fact_lines, phase_rows, pool_rows, rl_headline, rl_line
 from sim.views.rows import Track, kinds_of

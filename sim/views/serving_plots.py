@@ -12,9 +12,9 @@ from sim.core.units import count, counted, percent, seconds
 if TYPE_CHECKING:
     from sim.results.records import Record
     from sim.search.slo import Promise
-    from sim.serve.latencies import Seconds
-    from sim.serve.over_time import Level, OverTime
-    from sim.serve.records import ServingResult
+    from sim.serve.results.latencies import Seconds
+    from sim.serve.results.over_time import Level, OverTime
+    from sim.serve.results.records import ServingResult
 
 LATENCIES = {
     "time_to_first_token_s": "Time to first token",
@@ -148,7 +148,7 @@ def _latency(key: str, result: ServingResult, found: Seconds, promises: Sequence
     """The cumulative distribution of one latency, its percentiles, and the limits that it was to keep."""
     from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, NumeralTickFormatter, Range1d
 
-    from sim.serve.distributions import PERCENTS
+    from sim.serve.results.distributions import PERCENTS
     from sim.views.figures import INK, WORDS
 
     name, stated = key.removesuffix("_s"), getattr(result, key)

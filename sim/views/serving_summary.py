@@ -13,7 +13,7 @@ from sim.views.terminal import Terminal
 
 if TYPE_CHECKING:
     from sim.search.slo import Promise
-    from sim.serve.records import ServingResult
+    from sim.serve.results.records import ServingResult
 
 
 KEPT_SHOWN = 1.01  # bytes of the cache over those of running sequences

@@ -18,7 +18,7 @@ from topology.presets import GPUS
 
 if TYPE_CHECKING:
     from sim.rl.records import RlResult
-    from sim.serve.records import ServingResult
+    from sim.serve.results.records import ServingResult
     from sim.studies.advice import Tried
     from sim.studies.goodput import Goodput
 

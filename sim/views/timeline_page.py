@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sim.results.memory import MemoryCurve
     from sim.results.operator_times import RankOperators, RankParts, Runs
     from sim.results.step import SpanWaits
-    from sim.serve.records import ServingResult
+    from sim.serve.results.records import ServingResult
     from sim.studies.advice import Tried
     from sim.views.serving_plots import ServingPlots
 

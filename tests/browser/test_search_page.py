@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sim.views.search_page import search_page
-from tests.sim.test_search_page import result, row
+from tests.sim.search.test_search_page import result, row
 
 pytestmark = pytest.mark.browser
 

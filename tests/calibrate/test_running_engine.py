@@ -24,9 +24,9 @@ from calibrate.serving.running import errors, fit, main, nothing_left
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profiles import load_profile
-from sim.serve.engine_file import engine_of, served_now
-from sim.serve.engine_record import HostTimes
 from sim.serve.engines import ENGINES
+from sim.serve.engines.file import engine_of, served_now
+from sim.serve.engines.record import HostTimes
 from sim.serve.simulation import simulate_serving
 
 SERVED: dict[str, Any] = {

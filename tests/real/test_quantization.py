@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from calibrate import quantization as q  # noqa: E402
 from calibrate import quantization_torchao as ao  # noqa: E402
 from sim.inputs.scenario import parse_scenario  # noqa: E402
-from sim.serve.dims import serving_dims  # noqa: E402
+from sim.serve.prices.dims import serving_dims  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -24,7 +24,7 @@ from sim.search.evaluation import evaluate, pack
 from sim.search.space import make_space
 from sim.simulation import Simulation, simulate
 from sim.studies.executors import local_workers
-from tests.sim.search_spaces import legal
+from tests.sim.search.search_spaces import legal
 
 FILE = Path(__file__).parent / "data" / "stablelm.json.gz"  # 4 layers of 64, 2 sequences of 64, autocast bf16
 WORKSPACES = 2 * 32 * 2**20

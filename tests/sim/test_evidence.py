@@ -30,7 +30,7 @@ from sim.results.evidence import (
     published,
     published_for,
 )
-from sim.serve.certainty import serving_features
+from sim.serve.results.certainty import serving_features
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from sim.validation.serving_rows import serving_scenario, value_of

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import ALL_SIGNALS, CODES, HANGS_AFTER_S, ROOT, start, wait_until
-from tests.sim.test_search_dask import cluster
+from tests.sim.search.test_search_dask import cluster
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 SEARCH = (

@@ -18,7 +18,7 @@ from sim.validation.best_measured import best_measured
 from sim.validation.tables import read_table
 from sim.views.map_page import NOTHING, cell_words, map_page
 from tests.modules import run_module
-from tests.sim.search_spaces import run_search
+from tests.sim.search.search_spaces import run_search
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "scenarios" / "map_llama3.yaml"

@@ -21,8 +21,8 @@ from sim.views.explore_panel import attempt
 from sim.views.explore_state import controls_of
 from sim.views.search_page import search_page
 from sim.views.timeline_page import timeline_page
-from tests.sim.search_spaces import BASE, legal, run_search, varied
-from tests.sim.test_search_bounds import grid_search
+from tests.sim.search.search_spaces import BASE, legal, run_search, varied
+from tests.sim.search.test_search_bounds import grid_search
 
 FILE = '''
 """One micro-batch at a time down a V of 2p stages and back up; micro-batches come in threes."""

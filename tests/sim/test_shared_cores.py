@@ -20,7 +20,7 @@ from sim.prices.profile import CollectiveTable, Profile
 from sim.prices.profile_input import profile_from
 from sim.prices.shared_cores import costs_on, on_shared_cores, ranks_on_node
 from sim.simulation import simulate
-from tests.sim.search_spaces import run_search
+from tests.sim.search.search_spaces import run_search
 from topology.presets import GPUS
 
 HOST = GPUS["cpu"]

@@ -24,7 +24,7 @@ from sim.studies.sweep_worker import attempt, pack
 from sim.views.sweep_page import sweep_page
 from tests.modules import run_module
 from tests.processes import HANGS_AFTER_S
-from tests.sim.test_search_dask import cluster
+from tests.sim.search.test_search_dask import cluster
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "scenarios" / "1f1b_pp8.yaml"

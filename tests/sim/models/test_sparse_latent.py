@@ -18,7 +18,7 @@ from sim.models.layers import layer_specs
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import count_parameters
 from sim.models.source import source_of
-from sim.serve.dims import serving_dims
+from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from tests.sim.test_model_config import DEEPSEEK_V3

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from sim.inputs.scenario import load_scenario
 from sim.results.result import StepResult
-from sim.serve.records import Percentiles, ServingResult
+from sim.serve.results.records import Percentiles, ServingResult
 from sim.serve.simulation import simulate_serving
 from sim.views.summary import print_summary
 from sim.views.terminal import Column, Span, Terminal, TextRow, TextTable, standard_output

@@ -1,0 +1,59 @@
+"""Seconds that the host of each serving engine takes, by GPU architecture.
+
+Seconds called "fitted" are printed by `python tools/fit_engines.py`: least squares on every second row of one table in
+`scenarios/published`; docs/accuracy_causes.md has the errors on the other rows, and those of the table left out.
+"""
+
+from __future__ import annotations
+
+from sim.serve.engines.record import HostTimes
+
+# Fitted, each number once: other records take theirs from these.
+VLLM_02 = {
+    "ampere": HostTimes(
+        iteration_s=0.206e-3,
+        rank_s=0.628e-3,
+        sequence_s=0.345e-3,
+        prompt_s=14.1e-3,
+        oversize_s=16.6e-6,
+        launch_s=44.4e-6,
+        uncertainty=0.072,
+    ),
+    "hopper": HostTimes(
+        iteration_s=6.42e-3,
+        rank_s=0.983e-3,
+        sequence_s=0.226e-3,
+        prompt_s=10.1e-3,
+        oversize_s=6.38e-6,
+        launch_s=17.4e-6,
+        uncertainty=0.063,
+    ),
+}
+TRTLLM_06 = HostTimes(launch_s=19.5e-6, uncertainty=0.056)
+TRTLLM = {
+    "ampere": HostTimes(collective_s=68.3e-6, uncertainty=0.05),
+    "hopper": HostTimes(sequence_s=2.33e-6, collective_s=19.1e-6, launch_s=TRTLLM_06.launch_s, uncertainty=0.059),
+}
+TRITON = HostTimes(
+    iteration_s=0.359e-3,
+    sequence_s=16.3e-6,
+    prompt_s=5.82e-3,
+    collective_s=TRTLLM["hopper"].collective_s,
+    request_s=1.11e-3,
+    uncertainty=0.16,
+)
+FP8_EXPERTS = 0.759  # fitted with `TRTLLM`
+# Hosts of A100 are older. Only vLLM of 2023 was measured beside both GPUs.
+A100_BY_H100 = VLLM_02["ampere"].sequence_s / VLLM_02["hopper"].sequence_s
+
+# Host seconds that no table here judges, from what authors wrote; the spread of what they wrote is the uncertainty.
+_LAUNCH_S, _HTTP_S = VLLM_02["hopper"].launch_s, TRITON.request_s
+V5 = HostTimes(5e-3, sequence_s=31e-6, launch_s=_LAUNCH_S, request_s=_HTTP_S, uncertainty=0.4)
+V6 = HostTimes(2.5e-3, sequence_s=15.6e-6, launch_s=_LAUNCH_S, request_s=_HTTP_S, uncertainty=0.4)
+V1 = HostTimes(1.5e-3, sequence_s=8e-6, launch_s=_LAUNCH_S, request_s=_HTTP_S, uncertainty=0.4)
+
+
+def hosts(hopper: HostTimes) -> dict[str, HostTimes]:
+    """Those of an H100, and beside an A100 with the launches that were measured there."""
+    older = hopper.slower(A100_BY_H100)
+    return {"ampere": older._replace(launch_s=VLLM_02["ampere"].launch_s), "hopper": hopper}

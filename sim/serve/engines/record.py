@@ -1,0 +1,242 @@
+"""What the record of a serving engine says: `Engine`, and the host seconds and defaults in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from sim.serve.engines.graph_sizes import by_eights
+from sim.serve.engines.own_all_reduce import OwnAllReduce
+
+DecodeAttention = Literal["grouped", "per_head"]
+PaddedExperts = Literal["own", "alike", "none"]
+Drafts = Literal["none", "layer", "model"]  # who drafts tokens: nobody, the model's own layer, a model of its own
+
+
+class HostTimes(NamedTuple):
+    """Seconds of an engine's host beside GPUs of one architecture; what is left out takes none.
+
+    `uncertainty`: of these seconds, a standard deviation as a part of 1. For fitted ones the error of the whole on rows
+    that they were not fitted to (tools/fit_engines.py prints it); for others the spread of what their sources say.
+    """
+
+    iteration_s: float = 0.0  # of every iteration: scheduling, input tensors, sampling, detokenizing
+    rank_s: float = 0.0  # of every iteration, for each tensor-parallel rank beyond the first
+    sequence_s: float = 0.0  # of every iteration, for each sequence in it
+    prompt_s: float = 0.0  # more where an iteration computes prompts
+    oversize_s: float = 0.0  # for each token and rank of an iteration beyond `Engine.sized_tokens`
+    launch_s: float = 0.0  # to issue one kernel outside of a CUDA graph
+    collective_s: float = 0.0  # that an all-reduce takes beyond the profile's: ranks that arrive one after another
+    request_s: float = 0.0  # before a request reaches the engine: HTTP, tokenizer
+    uncertainty: float = 0.0
+
+    def slower(self, times: float) -> HostTimes:
+        """Those of a processor that takes so many times as long; what GPUs wait for each other stays."""
+        kept = self.collective_s, self.uncertainty
+        return HostTimes(*[times * s for s in self])._replace(collective_s=kept[0], uncertainty=kept[1])
+
+
+class Defaults(NamedTuple):
+    """What an engine sets by itself where nobody does: keys of `inference`, and the largest batch of single tokens for
+    which it keeps a CUDA graph (0: no graphs)."""
+
+    max_running_requests: int = 256
+    max_batch_tokens: int = 8192
+    block_tokens: int = 16
+    memory_fraction: float = 0.9
+    free_fraction: float = 1.0
+    prefix_cache: str = "none"
+    chunked_prefill: bool = True
+    graphs_to: int = 0
+
+
+class Case(NamedTuple):
+    """Other defaults where all of it holds: GPUs of at least so many bytes of memory and of no architecture in
+    `but`, at least so many tensor-parallel ranks, models of at least so many positions, drafted tokens."""
+
+    changes: Mapping[str, Any]
+    memory_bytes: float = 0.0
+    but: tuple[str, ...] = ()
+    tp: int = 1
+    positions: int = 0
+    drafting: bool = False
+
+
+class TwoBatches(NamedTuple):
+    """Two-batch overlap of iterations with at least so many tokens: of single tokens, and with prompts among them.
+    `attention_apart`: single tokens' attention is cut into two parts (`sim.serve.prices.two_batches`)."""
+
+    decode_tokens: int = 2
+    prompt_tokens: int = 2
+    attention_apart: bool = False
+
+
+T = TypeVar("T")
+
+
+def fact(default: T, meaning: str) -> T:
+    """A field of `Engine`: the bundled engine's value, and what it means."""
+    found: T = field(default=default, metadata={"meaning": meaning})
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The facts of one engine; those that a record leaves out are the bundled one's."""
+
+    name: str  # the key's value
+    product: str  # what tables call it
+    since: tuple[int, ...]  # the first version that is so
+    date: str  # of that version: year and month
+    source: str
+
+    host: Mapping[str, HostTimes] = field(
+        default_factory=dict,
+        metadata={"meaning": "host seconds by GPU architecture; others take those of the last one"},
+    )
+    overlaps: bool = fact(
+        False,
+        "the host puts an iteration together and prepares it while the GPU computes the one before, so that who has "
+        "come or ended meanwhile counts one iteration later",
+    )
+    token_more: bool = fact(
+        False,
+        "the host learns one iteration late who has ended, and that iteration computes one token too many for them; "
+        "without `overlaps` only with CUDA graphs and without pipeline stages; not with drafted tokens",
+    )
+    overlaps_stages: bool = fact(True, "where it overlaps, also with pipeline stages")
+    overlaps_drafting: tuple[bool, bool] = fact(
+        (True, True),
+        "where it overlaps, also with tokens drafted by the model's own layer, and by a model of their own",
+    )
+    graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
+        by_eights, "batches with a CUDA graph, of graphs_to and max_running_requests"
+    )
+    drafting_sizes: Callable[[int, int], tuple[int, ...]] | None = fact(  # noqa: RUF009
+        None, "with drafted tokens, sequences of batches with a graph, which has all tokens of each; None: as without"
+    )
+    prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
+    padded_experts: tuple[PaddedExperts, PaddedExperts] = fact(
+        ("own", "own"),
+        "experts that tokens which pad a batch to a graph's size choose, where ranks hold all experts and where these "
+        "are split (ep): each its own, all the same ones, or none",
+    )
+    decode_attention: DecodeAttention = fact(  # noqa: RUF009  a Literal
+        "grouped", "single tokens' attention reads a KV head once, or once for each of its query heads"
+    )
+    group_reads: float = fact(
+        1.0, "of a KV head's reads for its further query heads, the part that comes from memory, not from the L2 cache"
+    )
+    reserved_output: float = fact(
+        0.0,
+        "a request enters once the cache has room for all that it will write, and this share of what those that run "
+        "will: none is preempted at 1; 0: room for its prompt is enough",
+    )
+    reserved_at_first: float | None = fact(
+        None, "the share with which it begins and from which it falls; None: the same"
+    )
+    prompts_lead: bool = fact(
+        False,
+        "an iteration begins with prompts, also where tokens are computed beside them; who enters and who is put out "
+        "follows the rules of `sim.serve.scheduling.sglang_scheduler`",
+    )
+    retract_room_tokens: int = fact(
+        1, "by these rules, sequences are put out until so many tokens are free for each that runs on"
+    )
+    merges_prefixes: bool = fact(
+        False,
+        "a prefix that several compute at once is kept once, and gives way as far as nobody reads it, not in part",
+    )
+    whole_prompts: bool = fact(False, "without chunked_prefill a prompt is computed in one iteration, or waits")
+    whole_prompts_fit: bool = fact(
+        False, "a request enters once the cache has room for all chunks of its prompt, not only for the first"
+    )
+    watermark: float | None = fact(
+        None,
+        "a request enters with the blocks of its whole prompt if this share of all blocks stays free, with chunks also "
+        "while others are preempted; a sequence goes on only while a block is free, needed or not; None: none of this",
+    )
+    paddings: int | None = fact(
+        None, "prompts computed first and alone are padded to the longest of them, with at most so many tokens"
+    )
+    shares_at_once: bool = fact(
+        False, "a prefix in the GPU's cache is found from when it is put into an iteration, not from that one's end"
+    )
+    prompts_beside: bool = fact(False, "without chunked_prefill prompts are computed beside tokens, not before them")
+    sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
+    own_all_reduces: Mapping[str, OwnAllReduce] = field(
+        default_factory=dict,
+        metadata={"meaning": "all-reduces over NVLink in kernels of its own, by GPU architecture; elsewhere NCCL's"},
+    )
+    fp8_cache: bool = fact(False, "beside linear layers in 8 or 4 bits keys and values are kept in fp8")
+    two_batches: TwoBatches | None = fact(  # noqa: RUF009  a tuple
+        None, "how it overlaps two halves of a batch; None: it cannot"
+    )
+    eplb: bool = fact(False, "places experts by popularity (`inference.eplb`)")
+    deep_ep: bool = fact(
+        False,
+        "experts' messages over several replicas by DeepEP: in 8 bits beside fp8 weights on the way out, and with more "
+        "tokens than its kernels of low latency take once to each node, or to each rank of a single node",
+    )
+    reads_checkpoint: bool = fact(
+        False, "weights are kept as the model's checkpoint stores them (`quantization` of its config.json)"
+    )
+    splits_experts: bool = fact(False, "the ranks of tp split every expert")
+    vocab_multiple: int | None = fact(
+        None,
+        "entries of the vocabulary are padded to a multiple of this and of the ranks of tp; None: of 128 for each "
+        "rank, as Megatron-LM pads them",
+    )
+    experts_speed: float = fact(1.0, "speed of fp8 experts' matmuls by that of the profile's points")
+    called: str = fact("", "what tables call it where they name no version")
+    fraction: Callable[[float, int, Defaults, Drafts], float] | None = fact(  # noqa: RUF009
+        None, "memory_fraction on GPUs of so many bytes, for a replica of so many ranks, the other defaults and drafts"
+    )
+    activations_outside: bool = fact(
+        False, "memory_fraction is of weights and cache alone; an iteration's tensors are in the rest of the memory"
+    )
+    whole_prompt_tokens: int | None = fact(
+        None, "without chunks max_batch_tokens are the model's positions, where known, and at least so many"
+    )
+    defaults: Defaults = fact(Defaults(), "what keys are where a scenario leaves them out")  # noqa: RUF009  a tuple
+    cases: tuple[Case, ...] = fact((), "where they are others; of those that hold the last decides")
+
+    def mixes(self, chunked: bool, drafts: bool, pp: int) -> bool:
+        """Whether iterations have prompts and tokens, with `chunked_prefill` and drafted tokens as said and so many
+        pipeline stages (SGLang, srt/server_args.py: enable_mixed_chunk is switched off with drafts, refused with
+        stages)."""
+        return self.prompts_beside or (chunked and not (self.prompts_lead and (drafts or pp > 1)))
+
+    def padding_of_vocab(self, tp: int) -> int:
+        """The number of which the vocabulary's entries are padded to a multiple, split over `tp` ranks."""
+        return 128 * tp if self.vocab_multiple is None else math.lcm(self.vocab_multiple, tp)
+
+    def host_on(self, architecture: str) -> HostTimes:
+        """Host seconds beside GPUs of an architecture; of one not known, those of the last that is."""
+        if not self.host:
+            return HostTimes()
+        return self.host.get(architecture) or list(self.host.values())[-1]
+
+    @property
+    def by_positions(self) -> frozenset[str]:
+        """Keys whose defaults depend on how many positions the model was made for."""
+        whole = {"max_batch_tokens"} if self.whole_prompt_tokens is not None else set()
+        return frozenset(whole.union(*[case.changes for case in self.cases if case.positions]))
+
+    def defaults_on(
+        self, architecture: str, memory_bytes: float, tp: int, pp: int, positions: int, drafts: Drafts = "none"
+    ) -> Defaults:
+        """What the engine sets by itself on such GPUs for a model of so many positions (0: unknown), split over
+        `tp`·`pp` ranks; `drafts`: who drafts tokens for it."""
+        d = self.defaults
+        for case in self.cases:
+            fits = memory_bytes >= case.memory_bytes and architecture not in case.but
+            if fits and tp >= case.tp and positions >= case.positions and (drafts != "none") >= case.drafting:
+                d = d._replace(**case.changes)
+        if self.whole_prompt_tokens is not None and positions and not d.chunked_prefill:
+            d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens))
+        return (
+            d if self.fraction is None else d._replace(memory_fraction=self.fraction(memory_bytes, tp * pp, d, drafts))
+        )

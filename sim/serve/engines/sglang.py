@@ -1,0 +1,151 @@
+"""SGLang as a serving engine: a record for each of its releases from which on it works otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sim.serve.engines.graph_sizes import (
+    sglang_046_drafting_sizes,
+    sglang_05_drafting_sizes,
+    sglang_05_sizes,
+    sglang_drafting_sizes,
+    sglang_older_drafting_sizes,
+    sglang_sizes,
+)
+from sim.serve.engines.hosts import V1, hosts
+from sim.serve.engines.own_all_reduce import CUSTOM
+from sim.serve.engines.record import Case, Defaults, Engine, TwoBatches
+from sim.serve.engines.sglang_memory import (
+    GIB,
+    sglang_046_fraction,
+    sglang_047_fraction,
+    sglang_fraction,
+    sglang_older_fraction,
+)
+
+_DRAFTING = Case({"max_running_requests": 48}, drafting=True)  # srt/server_args.py, _handle_speculative_decoding
+# Of GPUs with little memory.
+_SGLANG = Defaults(4096, 2048, 1, 0.88, prefix_cache="gpu", chunked_prefill=False, graphs_to=8)
+
+
+def _sized(gib: int, tokens: int, graphs_to: int, tp: int = 1) -> Case:
+    """Chunks and graphs from so much memory on."""
+    return Case({"max_batch_tokens": tokens, "graphs_to": graphs_to}, memory_bytes=gib * GIB, tp=tp)
+
+
+_SGLANG_TWO = TwoBatches(attention_apart=True)  # srt/two_batch_overlap.py, since 0.4.7: compute_split_seq_index
+_SGLANG_04 = Engine(
+    "sglang",
+    "SGLang",
+    (0, 4),
+    "2024-12",
+    "host: as vllm-v1's, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time between decoding "
+    "batches); launches as vllm-0.2, HTTP as trtllm-triton; "
+    "limits: srt/server_args.py (small GPUs: less than 25,000 MiB); prompts first, in chunks: "
+    "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7, "
+    "which falls to that times SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14; retraction: srt/managers/schedule_batch.py; "
+    "memory: weights and cache fill mem_fraction_static (srt/model_executor/model_runner.py, profile_max_num_token); "
+    "requests: model_runner.py, max_num_reqs (not modelled: down to 2,048 where the cache holds less than eight of the "
+    "model's lengths); drafts: without overlap, in graphs of sequences (_handle_speculative_decoding; "
+    "model_executor/cuda_graph_runner.py)",
+    host=hosts(V1),
+    overlaps=True,
+    graph_sizes=sglang_sizes,
+    reserved_output=0.098,
+    reserved_at_first=0.7,
+    token_more=True,
+    prompts_lead=True,
+    retract_room_tokens=20,  # retract_decode_steps, as `sim.serve.scheduling.reserved_output`
+    merges_prefixes=True,
+    activations_outside=True,
+    overlaps_stages=False,
+    overlaps_drafting=(False, False),
+    drafting_sizes=sglang_drafting_sizes,
+    own_all_reduces=CUSTOM,
+    reads_checkpoint=True,
+    splits_experts=True,
+    vocab_multiple=64,  # srt/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
+    defaults=_SGLANG,
+    cases=(
+        Case({"memory_fraction": 0.87}, tp=2),
+        Case({"memory_fraction": 0.85}, tp=4),
+        Case({"memory_fraction": 0.81}, tp=8),
+        Case({"memory_fraction": 0.79}, tp=16),
+        Case({"graphs_to": 80}, tp=4),
+        _DRAFTING,
+        Case({"max_batch_tokens": 8192, "graphs_to": 160}, memory_bytes=25_000 * 2.0**20),
+    ),
+)
+_OVER_80 = Case({"graphs_to": 256}, memory_bytes=(80 * 1024 + 1) * 2.0**20)
+_SGLANG_046 = replace(
+    _SGLANG_04,
+    name="sglang-0.4.6",
+    since=(0, 4, 6),
+    date="2025-04",
+    source="as sglang; on GPUs of more than 80 GiB more memory and graphs (srt/server_args.py, the lines after "
+    "get_device_memory_capacity; model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture: without dp); "
+    "DeepEP: enable_deepep_moe",
+    deep_ep=True,
+    drafting_sizes=sglang_046_drafting_sizes,
+    fraction=sglang_046_fraction,
+    cases=(*_SGLANG_04.cases, _OVER_80),
+)
+_SGLANG_047 = replace(
+    _SGLANG_046,
+    name="sglang-0.4.7",
+    since=(0, 4, 7),
+    date="2025-06",
+    source="as sglang-0.4.6; other sizes of memory (the same lines of srt/server_args.py and "
+    "model_executor/cuda_graph_runner.py)",
+    two_batches=_SGLANG_TWO,
+    eplb=True,  # srt/server_args.py: enable_eplb
+    drafting_sizes=sglang_older_drafting_sizes,
+    fraction=sglang_047_fraction,
+    cases=(
+        *_SGLANG_04.cases,
+        Case({"graphs_to": 256}, memory_bytes=(96 * 1024 + 1) * 2.0**20),
+        Case({"max_batch_tokens": 16384, "graphs_to": 512}, memory_bytes=180_001 * 2.0**20),
+    ),
+)
+_SGLANG_048 = replace(
+    _SGLANG_047,
+    name="sglang-0.4.8",
+    since=(0, 4, 8),
+    date="2025-06",
+    source="as sglang-0.4.7; chunks, graphs and memory by the GPU's memory (srt/server_args.py and "
+    "model_executor/cuda_graph_runner.py of 0.4.8 to 0.5.2)",
+    fraction=sglang_older_fraction,
+    cases=(
+        Case({"graphs_to": 80}, tp=4),
+        _DRAFTING,
+        _sized(35, 8192, 160),
+        _sized(90, 8192, 256),
+        _sized(160, 16384, 512),
+    ),
+)
+_SGLANG_05 = replace(
+    _SGLANG_048,
+    name="sglang-0.5",
+    since=(0, 5, 3),
+    date="2025-10",
+    source="as sglang-0.4.8; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5.3, "
+    "_handle_gpu_memory_settings; with 20 to 35 GiB and less than 4 ranks graphs to 24 since 0.5.5); padding: "
+    "layers/moe/topk.py, _mask_topk_ids_padded_region, with expert parallelism alone (forward_batch_info.py, "
+    "enable_num_token_non_padded; pull request 25852)",
+    graph_sizes=sglang_05_sizes,
+    drafting_sizes=sglang_05_drafting_sizes,
+    padded_experts=("own", "none"),
+    retract_room_tokens=1,
+    fraction=sglang_fraction,
+    cases=(
+        _sized(20, 2048, 16),
+        _sized(20, 2048, 80, tp=4),
+        _sized(35, 4096, 32),
+        _sized(35, 4096, 160, tp=4),
+        _sized(60, 8192, 256),
+        _sized(60, 8192, 512, tp=4),
+        _sized(160, 16384, 512),
+        _DRAFTING,
+    ),
+)
+RECORDS = (_SGLANG_04, _SGLANG_046, _SGLANG_047, _SGLANG_048, _SGLANG_05)

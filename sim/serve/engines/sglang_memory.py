@@ -1,0 +1,72 @@
+"""The part of a GPU's memory that SGLang gives to weights and cache, by release."""
+
+from __future__ import annotations
+
+import math
+
+from sim.serve.engines.record import Defaults, Drafts
+
+GIB = 2.0**30
+
+
+def sglang_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+    """What is left of a GPU's MiB less 1.5 a token of a chunk, 2 for each sequence of the largest graph, 128 for each
+    rank (tp·pp), 512; of more than 60 GiB at least 10 are left out. For drafts by a model of its own (STANDALONE) 6 GiB
+    more are left out, by the model's own layer (EAGLE) 2 (SGLang 0.5, srt/server_args.py, _handle_gpu_memory_settings).
+
+    >>> d = Defaults(max_batch_tokens=8192, graphs_to=256)
+    >>> sglang_fraction(80 * GIB, 1, d, "none"), sglang_fraction(80 * GIB, 1, d, "layer")
+    (0.836, 0.811)
+    """
+    mib = memory_bytes / 2**20
+    reserved = 512 + 1.5 * max(d.max_batch_tokens, 2048) + 2 * d.graphs_to + 128 * ranks
+    if mib > 60 * 1024:
+        reserved = max(reserved, 10 * 1024)
+    reserved += {"none": 0, "layer": 2 * 1024, "model": 6 * 1024}[drafts]
+    return max(0.001, round((mib - reserved) / mib, 3))  # less than nothing: SGLang does not start
+
+
+def sglang_046_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+    """By the ranks of tp (the default) up to 80 GiB, of more all but 13 GiB (SGLang 0.4.6, srt/server_args.py).
+
+    >>> d = Defaults(memory_fraction=0.81)
+    >>> [round(sglang_046_fraction(gib * GIB, 8, d, "none"), 3) for gib in (80, 141)]
+    [0.81, 0.908]
+    """
+    gib = memory_bytes / GIB
+    return d.memory_fraction if gib <= 80 else (gib - 13) / gib
+
+
+def sglang_047_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+    """By the ranks up to 80 GiB, 0.88 of more; of more than 96 that and what half of such a memory would leave out
+    more, all but 18 GiB (20 with drafts) at most; of more than 180,000 MiB 0.79 (SGLang 0.4.7, srt/server_args.py).
+
+    >>> d = Defaults(memory_fraction=0.88)
+    >>> [round(sglang_047_fraction(gib * GIB, 8, d, "none"), 3) for gib in (80, 90, 141, 180)]
+    [0.81, 0.88, 0.872, 0.79]
+    """
+    mib, drafted = memory_bytes / 2**20, drafts != "none"
+    by_ranks = next(
+        share for most, share in ((1, 0.88), (3, 0.87), (7, 0.85), (15, 0.81), (math.inf, 0.79)) if ranks <= most
+    )
+    share = by_ranks if mib <= 80 * 1024 else 0.88
+    if mib > 180_000:
+        return 0.79
+    if mib > 96 * 1024:
+        return min(share + 48 * 1024 * (1 - share) / mib, (mib - (20 if drafted else 18) * 1024) / mib)
+    return share * (0.95 if drafted else 1)
+
+
+def sglang_older_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+    """What is left of a GPU's GiB less 2.8 and a tenth for each rank (tp·pp) of less than 35, 9.5 and a half for each
+    of less than 90, 12 and a half of less than 160, 32 of more; for drafts by the
+    model's own layer 2 more, by a model of its own 6 (0.5.2, the same file; STANDALONE was not in 0.5.0rc2).
+
+    >>> sglang_older_fraction(80 * GIB, 1, Defaults(), "none"), sglang_older_fraction(80 * GIB, 8, Defaults(), "layer")
+    (0.875, 0.806)
+    """
+    gib = memory_bytes / GIB
+    sizes = ((35, 2.8, 0.1), (90, 9.5, 0.5), (160, 12.0, 0.5), (math.inf, 32.0, 0.0))
+    reserved = next(base + ranks * each for below, base, each in sizes if gib < below)
+    reserved += {"none": 0, "layer": 2, "model": 6}[drafts]
+    return max(0.001, round((gib - reserved) / gib, 3))

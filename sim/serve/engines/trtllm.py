@@ -1,0 +1,101 @@
+"""TensorRT-LLM as a serving engine: a record for each of its releases from which on it works otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sim.serve.engines.graph_sizes import trtllm_sizes
+from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, V1, hosts
+from sim.serve.engines.own_all_reduce import MIN_LATENCY
+from sim.serve.engines.record import Defaults, Engine
+
+# The cache has 0.9 of what weights and activations leave free: 0.8, batch_manager/kvCacheConfig.h
+# (kDefaultGpuMemFraction, 0.85 until 0.7); 1.0, _torch/pyexecutor/_util.py (_cal_max_memory), llmapi/llm_args.py.
+_TRTLLM_FREE = Defaults(memory_fraction=1.0, free_fraction=0.9, block_tokens=64, chunked_prefill=False)
+_TRTLLM_LIMITS = _TRTLLM_FREE._replace(max_running_requests=2048)
+
+_VOCAB_MULTIPLE = 1  # tensorrt_llm/_utils.py, pad_vocab_size: to a multiple of the ranks
+
+_TRTLLM_08 = Engine(
+    "trtllm",
+    "TensorRT-LLM",
+    (0, 8),
+    "2025-01",
+    "fitted to trtllm_017_throughput; launches and policy as trtllm-0.6; prompts in chunks as trtllm-bench runs it "
+    "(tensorrt_llm/bench/dataclasses/configuration.py: ExecutorSettingsConfig.chunking true; its MAX_UTILIZATION is "
+    "replaced by NO_EVICT in bench/benchmark/throughput.py); not modelled: dynamic_max_batch_size",
+    host=TRTLLM,
+    reserved_output=1.0,
+    whole_prompts=True,
+    prompts_beside=True,
+    fp8_cache=True,
+    experts_speed=FP8_EXPERTS,
+    splits_experts=True,
+    vocab_multiple=_VOCAB_MULTIPLE,
+    defaults=_TRTLLM_LIMITS._replace(chunked_prefill=True),
+)
+RECORDS = (
+    Engine(
+        "trtllm-0.6",
+        "TensorRT-LLM",
+        (0, 5),
+        "2023-12",
+        "launches and group_reads: fitted to trtllm_static_h100; no kernel reads a KV head once for a group before 0.8 "
+        "(XQA blog); the capacity scheduler's default policy is GUARANTEED_NO_EVICT, and chunked context is off "
+        "(useful-runtime-flags.md)",
+        host={"hopper": TRTLLM_06},
+        decode_attention="per_head",
+        group_reads=0.768,
+        reserved_output=1.0,
+        whole_prompts=True,
+        prompts_beside=True,
+        fp8_cache=True,
+        splits_experts=True,
+        vocab_multiple=_VOCAB_MULTIPLE,
+        defaults=_TRTLLM_FREE._replace(free_fraction=0.85),
+    ),
+    replace(
+        _TRTLLM_08,
+        name="trtllm-triton",
+        product="TensorRT-LLM Triton",
+        date="2024-11",
+        source="host: fitted to trtllm_014_online; all-reduces, experts and policy: as trtllm; 2,048 requests: release"
+        " notes of 0.14.0 (default max_batch_size of trtllm-build)",
+        host={
+            "ampere": TRITON.slower(A100_BY_H100)._replace(collective_s=TRTLLM["ampere"].collective_s),
+            "hopper": TRITON,
+        },
+        defaults=_TRTLLM_LIMITS,
+    ),
+    _TRTLLM_08,
+    Engine(
+        "trtllm-1.0",
+        "TensorRT-LLM",
+        (1, 0),
+        "2025-09",
+        "the PyTorch backend, default since 1.0, with overlap scheduler and CUDA graphs (llmapi/llm_args.py: "
+        "disable_overlap_scheduler false; enable_chunked_prefill false; GUARANTEED_NO_EVICT); with pipeline stages the "
+        "host works beside other micro batches (_torch/pyexecutor/py_executor.py, _executor_loop_pp); graphs of padded "
+        "batches to max_batch_size, as trtllm-bench keeps them (bench/benchmark/utils/general.py) and the examples "
+        "for servers ask for them (examples/configs): without any configuration batches are not padded, and those "
+        "above 128 have no graph; host, launches and HTTP as vllm-v1's; padding: one request again and again "
+        "(_torch/pyexecutor/cuda_graph_runner.py); drafts: _torch/speculative/interface.py, support_overlap_scheduler",
+        host=hosts(V1),
+        overlaps=True,
+        graph_sizes=trtllm_sizes,
+        drafting_sizes=trtllm_sizes,
+        overlaps_drafting=(True, False),
+        padded_experts=("alike", "alike"),
+        reserved_output=1.0,
+        whole_prompts=True,
+        prompts_beside=True,
+        fp8_cache=True,
+        own_all_reduces=MIN_LATENCY,
+        eplb=True,  # llmapi/llm_args.py: MoeLoadBalancerConfig
+        deep_ep=True,
+        reads_checkpoint=True,
+        splits_experts=True,
+        vocab_multiple=_VOCAB_MULTIPLE,
+        defaults=_TRTLLM_LIMITS._replace(block_tokens=32, prefix_cache="gpu", graphs_to=2048),
+    ),
+)

@@ -1,0 +1,175 @@
+"""vLLM as a serving engine: a record for each of its releases from which on it works otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sim.serve.engines.graph_sizes import by_eights_to, vllm_sizes
+from sim.serve.engines.hosts import V1, V5, V6, VLLM_02, hosts
+from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS
+from sim.serve.engines.record import Case, Defaults, Engine, TwoBatches
+from sim.serve.engines.sglang_memory import GIB
+
+_VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
+# Large GPUs but A100, which 0.8 does not except: vLLM, engine/arg_utils.py (the API server's; offline 16,384 and 8,192
+# tokens).
+_LARGE = Case({"max_running_requests": 1024, "max_batch_tokens": 8192}, memory_bytes=70 * GIB, but=("ampere",))
+_VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
+# Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
+# before 0.6.5; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
+_VLLM_V0 = Defaults(chunked_prefill=False, graphs_to=256)
+_WATERMARK = 0.01  # core/block_manager.py
+_LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769)
+_DRAFTING_WHOLE = Case({"chunked_prefill": False}, drafting=True)  # use_spec_decode, in the same lines
+
+_FIRST_VLLM = Engine(
+    "vllm-0.2",
+    "vLLM",
+    (0, 1),
+    "2023-11",
+    "host: fitted to splitwise_llama2_70b; no graphs before 0.2.7; csrc/attention/attention_kernels.cu has a block "
+    "for each query head; max_num_batched_tokens 2,560 (engine/arg_utils.py); whole prompts first and alone "
+    "(core/scheduler.py), entry: core/block_manager.py",
+    host=VLLM_02,
+    decode_attention="per_head",
+    whole_prompts=True,
+    sized_tokens=2560,
+    watermark=_WATERMARK,
+    reads_checkpoint=True,
+    splits_experts=True,
+    vocab_multiple=_VOCAB_MULTIPLE,
+    defaults=Defaults(max_batch_tokens=2560, chunked_prefill=False),
+)
+_VLLM_05 = Engine(
+    "vllm-0.5",
+    "vLLM",
+    (0, 3),
+    "2024-07",
+    "host: 5 to 13 ms without a kernel between two iterations (vllm-project/vllm issue 6854, July 2024), read as"
+    " one sequence and 256, others 20 at 200 (issue 6801); launches as vllm-0.2, HTTP as trtllm-triton;"
+    " whole prompts first: core/scheduler.py; 0.5.4, engine/arg_utils.py: 256 requests (63), no prefix cache (56),"
+    " chunks (747 to 773); max_num_batched_tokens: the model's length (config.py, 804 to 818);"
+    " padding: token 0 (worker/model_runner.py)",
+    host=hosts(V5),
+    padded_experts=("alike", "alike"),
+    whole_prompts=True,
+    whole_prompt_tokens=2048,
+    own_all_reduces=CUSTOM,
+    watermark=_WATERMARK,
+    reads_checkpoint=True,
+    splits_experts=True,
+    vocab_multiple=_VOCAB_MULTIPLE,
+    defaults=_VLLM_V0,
+    cases=(_LONG, _DRAFTING_WHOLE),
+)
+_VLLM_06 = replace(
+    _VLLM_05,
+    name="vllm-0.6",
+    since=(0, 6),
+    date="2024-09",
+    source="host: a half of vllm-0.5's, whose time a token at 32 requests a second fell to a fifth on an 8B and to a"
+    " half on a 70B (blog.vllm.ai, 5 September 2024: asynchronous output, several steps to a schedule); 5 to 6 ms"
+    " at 256 (vllm-project/vllm issue 10634, November 2024); graphs to max_num_seqs (pull request 7894); a token more:"
+    " engine/llm_engine.py (async_output_proc); the rest as vllm-0.5 (0.6.4, engine/arg_utils.py, 116 to 123, 996 to"
+    " 1020; config.py, 1104 to 1118); not modelled: num_scheduler_steps above 1 (default 1)",
+    host=hosts(V6),
+    token_more=True,
+    defaults=_VLLM_V0._replace(graphs_to=8192),
+)
+_VLLM_09 = Engine(
+    "vllm-v1",
+    "vLLM",
+    (0, 9),
+    "2025-05",
+    "host: a 1B takes 2.7 ms a token alone, a millisecond of it the GPU's (vllm-project/vllm pull request 17866,"
+    " May 2025); at 256 2 to 3 ms once the API server is a process of its own (issue 10634), as it is since 0.7,"
+    " 5 to 6 before (pull request 11133); launches as vllm-0.2, HTTP as trtllm-triton;"
+    " limits: engine/arg_utils.py (_set_default_args_v1; 0.11.0, 1548 to 1578, 1605 to 1625);"
+    " piecewise graphs: config.py; padding: tokens of earlier iterations, which choose"
+    " experts until VLLM_MOE_SKIP_PADDING (pull request 46428, June 2026)",
+    host=hosts(V1),
+    graph_sizes=by_eights_to,
+    prompt_graphs=True,
+    whole_prompts=True,
+    prompts_beside=True,
+    shares_at_once=True,
+    called="vLLM V1",
+    own_all_reduces=CUSTOM,
+    eplb=True,  # since 0.9.2: config.py, enable_eplb
+    deep_ep=True,
+    reads_checkpoint=True,
+    splits_experts=True,
+    vocab_multiple=_VOCAB_MULTIPLE,
+    defaults=_VLLM_V1,
+    cases=(_LARGE,),
+)
+_VLLM_14 = replace(
+    _VLLM_09,
+    name="vllm-0.14",
+    since=(0, 14),
+    date="2026-01",
+    source="as vllm-v1, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970,"
+    " 27614, 31998; config/vllm.py: not with pipeline stages nor drafts by a model of its own)",
+    called="",
+    overlaps=True,
+    overlaps_stages=False,
+    overlaps_drafting=(True, False),
+    graph_sizes=vllm_sizes,
+    own_all_reduces=CUSTOM_LESS,
+    two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold
+)
+RECORDS = (
+    _FIRST_VLLM,
+    replace(
+        _FIRST_VLLM,
+        name="vllm-0.2.7",
+        since=(0, 2, 7),
+        date="2024-01",
+        source="as vllm-0.2; prompts padded, max_paddings 256 (core/scheduler.py of 0.2.2 to 0.3.3); graphs to 256,"
+        " padding: token 0 (worker/model_runner.py); max_num_batched_tokens: the model's length, which also sizes the"
+        " memory (config.py, SchedulerConfig)",
+        padded_experts=("alike", "alike"),
+        whole_prompt_tokens=2048,
+        sized_tokens=None,
+        paddings=256,
+        defaults=_VLLM_V0,
+    ),
+    _VLLM_05,
+    _VLLM_06,
+    replace(
+        _VLLM_06,
+        name="vllm-0.6.5",
+        since=(0, 6, 5),
+        date="2024-12",
+        source="as vllm-0.6; chunks of 2,048 tokens (0.6.5, config.py, 1333 to 1348), none on AMD's GPUs "
+        "(engine/arg_utils.py, 1063 to 1093; 204 to 210: 256 requests, no prefix cache); until 0.7.3",
+        cases=(
+            Case({"chunked_prefill": True, "max_batch_tokens": 2048}, positions=32769, but=("other",)),
+            _DRAFTING_WHOLE,
+        ),
+    ),
+    replace(
+        _VLLM_09,
+        name="vllm-0.8",
+        since=(0, 8),
+        date="2025-03",
+        source="as vllm-v1; limits of large GPUs for A100, too (0.8.5, engine/arg_utils.py, 1569 to 1609)",
+        called="",
+        eplb=False,
+        deep_ep=False,
+        cases=(_LARGE._replace(but=()),),
+    ),
+    _VLLM_09,
+    _VLLM_14,
+    replace(
+        _VLLM_14,
+        name="vllm-0.19",
+        since=(0, 19),
+        date="2026-04",
+        source="as vllm-0.14; scheduler_reserve_full_isl (config/scheduler.py; v1/core/kv_cache_manager.py, "
+        "allocate_slots: full_sequence_must_fit); config/vllm.py (with pipeline stages since 0.16; drafts as in 0.32)",
+        overlaps_stages=True,
+        overlaps_drafting=(True, True),
+        whole_prompts_fit=True,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Seconds of one serving iteration."""

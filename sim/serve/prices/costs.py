@@ -1,0 +1,431 @@
+"""Seconds of one serving iteration on every pipeline stage.
+
+An iteration is a `Load`: tokens in all, prompt chunks, single tokens with the length of what they see, sequences
+that need logits. Its price is the sum of parts that are priced once and kept. Between kept sizes prices are
+linear: above 64 tokens sixteen sizes an octave, for decode attention four lengths an octave; a run of decode steps
+is therefore exactly the sum of its steps, however it is grouped. Attention of prompt chunks is priced at two lengths an
+octave, of the chunk and of what is cached before it (`_chunk`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from sim.core.program import Compute, Program
+from sim.inputs.scenario import Scenario
+from sim.inputs.serving_keys import ServedLora
+from sim.models.dims import ceil_div
+from sim.models.layers import Attention, LayerSpec, layer_specs
+from sim.models.layers.grouped_query import GroupedQueryAttention
+from sim.models.served import ServingDims, embedding_tokens, head_samples
+from sim.models.served_adapters import adapter_products
+from sim.models.served_context import split_decode, split_prefill
+from sim.models.served_queries import of_queries
+from sim.prices.coefficients import PriceOptions
+from sim.prices.cost import REPEAT_UNCERTAINTY
+from sim.prices.kernel_file import kernel_file
+from sim.prices.profile import Profile
+from sim.prices.rank_prices import Pricing
+from sim.prices.roofline import MOE_LAYER, Device
+from sim.prices.serving_parts import MeasuredParts, measured_parts
+from sim.prices.shared_cores import costs_of
+from sim.prices.weight_only import weight_only
+from sim.ranks.plan import Plan, make_plan
+from sim.serve.engines.file import engine_of
+from sim.serve.engines.record import TwoBatches
+from sim.serve.prices.all_reduce_prices import all_reduces
+from sim.serve.prices.dims import serving_dims
+from sim.serve.prices.host import Host, host_of
+from sim.serve.prices.iteration_parts import Key, StageLayers, Work
+from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, sizes_around
+from sim.serve.prices.load import Load
+from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram
+from sim.serve.prices.two_batches import in_two_batches, is_split
+from sim.serve.prices.weight_offload import Streamed, streamed_weights
+from sim.serve.scheduling.speculation import draft_of, drafting
+from topology.network import Network
+
+
+class IterationCosts(Struct):
+    """Prices of iterations under one scenario and profile; see `stage_seconds`. `draft`: of a draft's own iterations on
+    the only stage; `of_stages`: of each stage alone, where some have slow ranks or links."""
+
+    plan: Plan
+    prices: OperatorPrices
+    dims: ServingDims
+    specs: tuple[LayerSpec, ...]
+    attentions: tuple[Attention, ...]
+    stages: tuple[StageLayers, ...]
+    overhead_s: float  # of the engine's own work between iterations, where it was measured
+    host: Host
+    measured: MeasuredParts | None = None
+    lora: ServedLora | None = None
+    offloaded: tuple[Streamed, ...] = ()  # weights in host memory, by stage
+    two_batches: TwoBatches | None = None  # how two halves of a batch overlap
+    draft: IterationCosts | None = None
+    of_stages: tuple[IterationCosts, ...] = ()
+    priced_programs: dict[Key, PricedProgram] = field(default_factory=dict)
+    without_attention: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)  # by tokens and samples
+    lines: dict[tuple[int, int, int, int], tuple[float, float]] = field(default_factory=dict)
+    chunks: dict[tuple[int, int, int, int], float] = field(
+        default_factory=dict
+    )  # by spec, chunk, cached and equal ones
+    of_tokens: dict[tuple[Work, int, int, int], float] = field(default_factory=dict)  # by `tokens_s`' arguments
+    seconds: dict[tuple[Work, int, int, int, int], float] = field(default_factory=dict)  # of `priced_programs`
+
+    def with_prices(
+        self, prices: OperatorPrices, stages: tuple[StageLayers, ...], draft: IterationCosts | None
+    ) -> IterationCosts:
+        """The same iterations at other prices, of which none are kept yet."""
+        same = self.dims, self.specs, self.attentions, stages, self.overhead_s, self.host, self.measured
+        return IterationCosts(self.plan, prices, *same, self.lora, self.offloaded, self.two_batches, draft)
+
+    def stage_seconds(self, load: Load) -> tuple[float, ...]:
+        """Seconds of the iteration on every stage, messages between stages apart."""
+        if self.of_stages:
+            return tuple([own.stage_seconds(load)[i] for i, own in enumerate(self.of_stages)])
+        load = self.own_share(load)
+        draft_s, device_s, copied_s = self.draft_seconds(load), self.device_seconds(load), self.copied_s
+        each = enumerate(zip(device_s, copied_s, strict=True))
+        return tuple([self.host.seconds_each(i, [s], load, draft_s, copy)[0] for i, (s, copy) in each])
+
+    @property
+    def copied_s(self) -> tuple[float, ...]:
+        """Seconds for which every stage copies weights in each iteration, beside all that its GPU computes."""
+        return tuple([own.beside_s for own in self.offloaded]) or (0.0,) * len(self.stages)
+
+    def draft_seconds(self, load: Load) -> float:
+        """Seconds for which the only stage's GPU drafts tokens beside an iteration."""
+        return 0.0 if self.draft is None else sum([self.draft.stage_seconds(own)[0] for own in self.drafted(load)])
+
+    def drafted(self, load: Load) -> list[Load]:
+        """What the draft computes beside an iteration (`sim.serve.scheduling.speculation.drafting`)."""
+        speculative = self.plan.scenario.for_serving.speculative
+        return [] if self.draft is None or speculative is None else drafting(load, speculative)
+
+    def device_seconds(self, load: Load) -> tuple[float, ...]:
+        """What a rank's own share of an iteration takes on every stage's GPU, without its host, its draft and the
+        copies beside it."""
+        if self.two_batches is not None and is_split(self.two_batches, load):
+            return in_two_batches(self, self.two_batches, load)
+        return self.one_batch(load)
+
+    def one_batch(self, load: Load) -> tuple[float, ...]:
+        """As `device_seconds`, where no halves of the batch overlap."""
+        rest = self._rest(load.tokens, load.samples)
+        if load.pooled:
+            rest = tuple([seconds + self._routed(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
+        if load.adapters:
+            rest = tuple([seconds + self._adapters(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
+        attentions = [self.attention_s(load, i) for i in range(len(self.attentions))]
+        device_s = tuple(
+            [
+                seconds + sum([count * each for count, each in zip(s.attentions, attentions, strict=True)])
+                for seconds, s in zip(rest, self.stages, strict=True)
+            ]
+        )
+        if self.offloaded:
+            device_s = tuple([seconds + own.read_s for own, seconds in zip(self.offloaded, device_s, strict=True)])
+        return device_s
+
+    def own_share(self, load: Load) -> Load:
+        """The load with the tokens and samples of one of the ranks over which prompts and single tokens are split;
+        attention's sizes stay those of all."""
+        cp = self.dims.cp
+        if cp == 1:
+            return load
+        tokens = ceil_div(load.tokens - load.decodes, cp) + ceil_div(load.decodes, cp)
+        return replace(load, tokens=tokens, samples=ceil_div(load.samples, cp), adapted=ceil_div(load.adapted, cp))
+
+    def _rest(self, tokens: int, samples: int) -> tuple[float, ...]:
+        """Seconds of all but attention on every stage's GPU, kept."""
+        rest = self.without_attention.get((tokens, samples))
+        if rest is None:
+            rest = self.without_attention[tokens, samples] = self._without_attention(tokens, samples)
+        return rest
+
+    def _routed(self, load: Load, stage: StageLayers) -> float:
+        """What experts take more for the tokens of all replicas than if all had as many as this one."""
+        prompts, split = load.samples < load.tokens, self.dims.ep > 1
+        of_all, own = (self.host.routed(n, prompts, split) for n in (load.pooled, load.tokens))
+        return sum([n * self._more_routed(of_all, own, i) for i, n in enumerate(stage.layers) if n])
+
+    def _more_routed(self, tokens: int, than: int, spec: int) -> float:
+        if tokens == than:
+            return 0.0
+        return self.tokens_s(Work.ROUTED, tokens, spec) - self.tokens_s(Work.ROUTED, than, spec)
+
+    def _adapters(self, load: Load, stage: StageLayers) -> float:
+        """What LoRA adapters add to a stage."""
+        kinds = enumerate(stage.layers)
+        return sum([n * self.tokens_s(Work.ADAPTERS, load.adapted, i, load.adapters) for i, n in kinds if n])
+
+    def _without_attention(self, tokens: int, samples: int) -> tuple[float, ...]:
+        """Seconds of what depends on the numbers of tokens and samples alone, on every stage."""
+        prompts, kinds = samples < tokens, range(len(self.specs))
+        computed, routed = self.host.padded(tokens, prompts), self.host.routed(tokens, prompts, self.dims.ep > 1)
+        layers = [self.tokens_s(Work.LAYER, computed, i) + self._more_routed(routed, computed, i) for i in kinds]
+        out = []
+        for s in self.stages:
+            seconds = sum([count * each for count, each in zip(s.layers, layers, strict=True)])
+            out.append(self.with_ends(seconds, s, tokens, samples))
+        return tuple(out)
+
+    def with_ends(self, seconds: float, stage: StageLayers, tokens: int, samples: int) -> float:
+        """Seconds of a stage's layers with those of the embedding and the output layer, where it has them."""
+        if stage.embedding:
+            seconds += self.overhead_s + self.tokens_s(Work.EMBEDDING, tokens)
+        if stage.head and samples:
+            seconds += self.tokens_s(Work.HEAD, samples)
+        return seconds
+
+    def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
+        """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all;
+        nothing is drafted in a run."""
+        own = ceil_div(decodes, self.dims.cp)
+        base = self._rest(own, own)[0]
+        seconds: list[float] = []
+        while len(seconds) < steps:
+            kv = first_kv + decodes * len(seconds)
+            low = below(LENGTHS, kv / decodes)
+            # Prices are linear until the mean length comes to the next kept one.
+            until = steps - len(seconds)
+            if low + 1 < len(LENGTHS):
+                until = min(until, ceil_div(LENGTHS[low + 1] * decodes - kv, decodes))
+            length, sums = LENGTHS[low], range(kv, kv + decodes * until, decodes)
+            # The very sums of `stage_seconds`, in its order: an iteration ends at the same bit, alone or in a run.
+            if len(self.stages[0].attentions) == 1:
+                (layers,), (first, slope) = self.stages[0].attentions, self._line(0, decodes, low, 1)
+                seconds += [base + layers * (first + slope * (k / decodes - length)) for k in sums]
+                continue
+            attention = [0.0] * until
+            for i, layers in enumerate(self.stages[0].attentions):
+                first, slope = self._line(i, decodes, low, 1)
+                beyond = zip(attention, sums, strict=True)
+                attention = [a + layers * (first + slope * (k / decodes - length)) for a, k in beyond]
+            seconds += [base + a for a in attention]
+        if self.offloaded:
+            seconds = [s + self.offloaded[0].read_s for s in seconds]
+        return self.host.seconds_each(0, seconds, Load(own, decodes), copied_s=self.copied_s[0])
+
+    def send_s(self, stage: int, tokens: int) -> float:
+        """Seconds to hand the residual stream of `tokens` from a stage to the next."""
+        own = self.of_stages[stage] if self.of_stages else self
+        size = ceil_div(tokens, self.dims.cp) * self.dims.model.hidden * self.dims.act_bytes
+        return own.prices.pricing.send(own.stages[stage].rank, own.stages[stage + 1].rank, size).seconds
+
+    def tokens_s(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
+        """Seconds of so many tokens, between the kept sizes around them."""
+        found = self.of_tokens.get((work, spec, tokens, adapters))
+        if found is None:
+            low, high, share = sizes_around(tokens)
+            found = self._kept(work, spec, low, adapters)
+            if share:
+                found += share * (self._kept(work, spec, high, adapters) - found)
+            self.of_tokens[work, spec, tokens, adapters] = found
+        return found
+
+    def _kept(self, work: Work, spec: int, a: int, b: int, c: int = 0) -> float:
+        """Seconds at kept sizes; without making a key for each question, of which there are ten thousands."""
+        found = self.seconds.get((work, spec, a, b, c))
+        if found is None:
+            found = self.seconds[work, spec, a, b, c] = self.priced(Key(work, spec, a, b, c)).seconds
+        return found
+
+    def attention_s(self, load: Load, spec: int) -> float:
+        seconds = 0.0
+        for tokens, cached, equal, part in prefill_parts(load.prefills):
+            seconds += part * self._chunk(spec, tokens, cached, equal)
+        if load.decodes:
+            mean = load.decode_kv / load.decodes
+            low = below(LENGTHS, mean)
+            first, slope = self._line(spec, load.decodes, low, load.queries)
+            seconds += first + slope * (mean - LENGTHS[low])
+        return seconds
+
+    def _chunk(self, spec: int, tokens: int, cached: int, equal: int) -> float:
+        """Attention of a prompt chunk behind `cached` tokens, one of `equal`, between the kept sizes around it: linear
+        in what is cached, as its products are, and a power of the chunk, for these grow with its square or less."""
+        found = self.chunks.get((spec, tokens, cached, equal))
+        if found is None:
+            low, high, between = chunks_around(tokens)
+            found = self._behind(spec, low, cached, equal)
+            if between:
+                share = math.log(tokens / low) / math.log(high / low)
+                found = found ** (1.0 - share) * self._behind(spec, high, cached, equal) ** share
+            self.chunks[spec, tokens, cached, equal] = found
+        return found
+
+    def _behind(self, spec: int, tokens: int, cached: int, equal: int) -> float:
+        """As `_chunk`, of a kept size."""
+        low, high, share = chunks_around(cached)
+        first = self._kept(Work.PREFILL, spec, tokens, low, equal)
+        if not share:
+            return first
+        return (1.0 - share) * first + share * self._kept(Work.PREFILL, spec, tokens, high, equal)
+
+    def _line(self, spec: int, decodes: int, low: int, queries: int) -> tuple[float, float]:
+        """Single tokens' attention from the kept length number `low` to the next: seconds there, and for each token."""
+        found = self.lines.get((spec, decodes, low, queries))
+        if found is None:
+            at = [self.priced(Key(Work.DECODE, spec, decodes, k, queries)).seconds for k in LENGTHS[low : low + 2]]
+            slope = (at[1] - at[0]) / (LENGTHS[low + 1] - LENGTHS[low]) if len(at) > 1 else 0.0
+            found = self.lines[spec, decodes, low, queries] = at[0], slope
+        return found
+
+    def priced(self, key: Key) -> PricedProgram:
+        """A part's price, kept."""
+        found = self.priced_programs.get(key)
+        if found is None:
+            known = self.measured is not None and key.work is not Work.ADAPTERS
+            found = self._known(key) if known else self.prices.priced(self._program(key))
+            self.priced_programs[key] = found
+        return found
+
+    def _known(self, key: Key) -> PricedProgram:
+        """Price a part by a real engine's measured parts, which hold the embedding in those of the layers."""
+        assert self.measured is not None
+        seconds = 0.0
+        if key.work is Work.PREFILL:
+            seconds = self.measured.core("prefill", key.a, key.a + key.b) * key.c
+        elif key.work is Work.DECODE and key.c > 1:
+            seconds = self.measured.check(key.a, key.b, key.c)
+        elif key.work is Work.DECODE:
+            seconds = self.measured.core("decode", key.a, key.b)
+        elif key.work is Work.LAYER:
+            seconds = self.measured.rest(key.a) / self.dims.model.layers
+        elif key.work is Work.HEAD:
+            seconds = self.measured.head(key.a)
+        seconds *= self.prices.slowdown
+        return PricedProgram(seconds, 0.0, {(key.work.value, "measured", REPEAT_UNCERTAINTY): seconds})
+
+    def _program(self, key: Key) -> Program:
+        if self.dims.cp > 1 and key.work in (Work.PREFILL, Work.DECODE):
+            attention = self.attentions[key.spec]
+            assert isinstance(attention, GroupedQueryAttention), "refused by sim.inputs.layout_rules"
+            if key.work is Work.PREFILL:
+                return split_prefill(self.dims, attention, key.c, key.a, key.a + key.b)
+            return split_decode(self.dims, attention, key.a, key.b)
+        if key.work is Work.PREFILL:
+            return self.attentions[key.spec].prefill(self.dims, key.c, key.a, key.a + key.b)
+        if key.work is Work.DECODE:
+            return of_queries(self.attentions[key.spec], self.dims, key.a, key.b, key.c)
+        if key.work is Work.ADAPTERS:
+            assert self.lora is not None
+            sizes = self.lora.targets, self.lora.rank, key.a, key.b
+            return adapter_products(self.dims, self.specs[key.spec], *sizes)
+        if key.work is Work.EMBEDDING:
+            return embedding_tokens(self.dims, key.a)
+        if key.work is Work.HEAD:
+            return head_samples(self.dims, key.a)
+        if key.work is Work.ROUTED:
+            return self.specs[key.spec].serve_routed(self.dims, key.a)
+        if key.work is Work.DISPATCH:
+            return self.specs[key.spec].serve_exchange(self.dims, key.a)[:1]
+        if key.work is Work.COMBINE:
+            return self.specs[key.spec].serve_exchange(self.dims, key.a)[1:]
+        return self.specs[key.spec].serve_tokens(self.dims, key.a)
+
+
+def prefill_parts(prefills: tuple[tuple[int, int, int], ...]) -> list[tuple[int, int, int, float]]:
+    """Attention of prompt chunks, which are one kernel however their lengths differ (vLLM: flash_attn_varlen_func):
+    each takes its part of what as many equal chunks take as have the iteration's prompt tokens, a number between two
+    kept ones. For each kind of chunk and kept number: its tokens, those cached before them, the number and the part.
+
+    >>> prefill_parts(((32, 32, 2), (64, 96, 1)))
+    [(32, 0, 4, 0.5), (64, 32, 2, 0.5)]
+    """
+    tokens = sum([q * alike for q, _, alike in prefills])
+    out = []
+    for q, kv, alike in prefills:
+        equal = tokens / q
+        low, high, share = chunks_around(equal)
+        out.append((q, kv - q, low, alike * (1.0 - share) / equal))
+        if share:
+            out.append((q, kv - q, high, alike * share / equal))
+    return out
+
+
+def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec, ...] | None = None) -> IterationCosts:
+    """Prices for `scenario` out of `profile`, of the model's layers or of these in their place."""
+    plan = make_plan(scenario)
+    costs = costs_of(scenario, profile, PriceOptions(group_launch=False))  # serving libraries run all experts at once
+    gpu, c = scenario.cluster.gpu, costs.profile.coefficients
+    peaks = {dtype: c.peak_flops_per_s.get(dtype, peak) for dtype, peak in gpu.peak_flops_per_s.items()}
+    bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
+    tp = scenario.parallelism.tp
+    parts = measured_parts(profile, scenario.model, tp) if scenario.parallelism.ranks == tp else None
+    parts = parts if scenario.for_serving.attention == "fused" else None  # the measured engine's is fused
+    dims, device = serving_dims(scenario), Device(gpu.name, peaks, bandwidth)
+    dims = replace(dims, one_kernel=_experts_measured(profile, dims))
+    formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
+    engine_s = 0.0 if parts is None else parts.engine
+    specs = specs or layer_specs(scenario.model)
+    kinds, attentions = tuple(dict.fromkeys(specs)), _attentions(specs)
+    stages, engine = _stages(plan, specs, kinds, attentions), engine_of(scenario.for_serving.engine)
+    lora = scenario.for_serving.lora
+    launched = tuple([_kernels(dims, kinds, attentions, s, lora) for s in stages])
+    host = host_of(scenario, engine, launched)
+    pricing, streamed = Pricing(plan, costs, Network(scenario.cluster)), bandwidth * c.streaming_efficiency
+    reduces = all_reduces(pricing, engine.own_all_reduces)
+    prices = OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)
+    offload, network = scenario.for_serving.weight_offload, pricing.network
+    away = () if offload is None else tuple([streamed_weights(offload, dims, kinds, s.layers, network) for s in stages])
+    two = engine.two_batches if scenario.for_serving.two_batch_overlap else None
+    draft = draft_of(scenario)
+    drafting_costs = None if draft is None else iteration_costs(draft[0], profile, draft[1])
+    return IterationCosts(
+        plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora, away, two, drafting_costs
+    )
+
+
+def _attentions(specs: tuple[LayerSpec, ...]) -> tuple[Attention, ...]:
+    """The distinct ones of the layers that have any."""
+    return tuple(dict.fromkeys([spec.attention for spec in specs if spec.attention is not None]))
+
+
+def _kernels(
+    d: ServingDims,
+    specs: tuple[LayerSpec, ...],
+    attentions: tuple[Attention, ...],
+    stage: StageLayers,
+    lora: ServedLora | None,
+) -> int:
+    """Launches of an iteration of single tokens on a stage, collectives among them."""
+    parts = [
+        *((spec.serve_tokens(d, 1), n) for spec, n in zip(specs, stage.layers, strict=True)),
+        *((attention.decode(d, 1, 1), n) for attention, n in zip(attentions, stage.attentions, strict=True)),
+        (embedding_tokens(d, 1), stage.embedding),
+        (head_samples(d, 1), stage.head),
+    ]
+    if lora is not None:
+        added = [adapter_products(d, spec, lora.targets, lora.rank, 1, 1) for spec in specs]
+        parts += list(zip(added, stage.layers, strict=True))
+    return sum(n * sum(item.kernels if isinstance(item, Compute) else 1 for item in part) for part, n in parts)
+
+
+def _experts_measured(profile: Profile, dims: ServingDims) -> bool:
+    """Whether the profile has whole layers of experts in their format."""
+    if dims.expert_weight_bytes != dims.weight_bytes:
+        return False
+    alike = {"fp16": "bf16", "mxfp8": "fp8"}.get(dims.experts_dtype, dims.experts_dtype)
+    return bool(profile.kernels) and (MOE_LAYER, alike) in kernel_file(profile.kernels).tables
+
+
+def _stages(
+    plan: Plan, specs: tuple[LayerSpec, ...], kinds: tuple[LayerSpec, ...], attentions: tuple[Attention, ...]
+) -> tuple[StageLayers, ...]:
+    """Parts dealt to pipeline ranks in turn; serving runs a rank's parts one after another."""
+    pp, out = plan.scenario.parallelism.pp, []
+    for i in range(pp):
+        parts = plan.parts[i::pp]
+        layers = Counter([specs[n] for part in parts for n in part.layers])
+        attending = Counter(specs[n].attention for part in parts for n in part.layers)
+        first, last = any(p.embedding for p in parts), any(p.head for p in parts)
+        counts = tuple([layers[kind] for kind in kinds]), tuple([attending[a] for a in attentions])
+        out.append(StageLayers(i * plan.mesh.strides["pp"], *counts, first, last))
+    return tuple(out)

@@ -1,0 +1,63 @@
+"""Sizes of one rank of a serving scenario, as its engine keeps and multiplies numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.core.dtypes import dtype_bytes, sixteen_bit
+from sim.models.moe.eplb import BalancedExperts
+from sim.models.moe.routing import expert_nodes
+from sim.models.served import ServingDims
+from sim.serve.engines.file import engine_of
+from sim.serve.prices.formats import MXFP4_BYTES, cache_dtype, linear_format
+
+if TYPE_CHECKING:
+    from sim.inputs.parallelism import Parallelism
+    from sim.inputs.scenario import Scenario
+    from sim.inputs.serving_keys import Eplb
+
+
+def serving_dims(scenario: Scenario) -> ServingDims:
+    """Sizes of one rank of a serving scenario.
+
+    A format that the GPU cannot multiply (fp8 or int8 without a peak for it) still saves memory: weights are
+    converted on the fly and multiplied in 16 bits, as Marlin kernels do.
+    """
+    m, p, i = scenario.model, scenario.parallelism, scenario.for_serving
+    act, peaks = sixteen_bit(i.precision), scenario.cluster.gpu.peak_flops_per_s
+    linear, weight = linear_format(i, peaks)
+    engine = engine_of(i.engine)
+    nodes = expert_nodes(p, scenario.cluster.domain_gpus)
+    kept = i.kv_cache.dtype or cache_dtype(i, peaks)
+    return ServingDims(
+        model=m,
+        tp=p.tp,
+        sp=p.sp and p.tp > 1,
+        ep=p.ep,
+        expert_tp=p.expert_tp,
+        vocab=m.padded_vocab(p.tp, engine.padding_of_vocab(p.tp)) // p.tp,
+        act=act,
+        linear=linear,
+        quantization=i.quantization,
+        act_bytes=dtype_bytes(act),
+        weight_bytes=weight,
+        expert_weight_bytes=MXFP4_BYTES if i.quantization == "mxfp4_experts" else weight,
+        kv_bytes=dtype_bytes(kept),
+        dispatch_bytes=dtype_bytes(p.ep_dispatch_dtype or act),
+        fused_attention=i.attention == "fused",
+        grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
+        group_reads=engine.group_reads,
+        index_dtype="fp8" if "fp8" in peaks else act,
+        once_to=(nodes if nodes > 1 else p.ep) if engine.deep_ep else 0,
+        expert_nodes=nodes,
+        eplb=_balanced(i.eplb, p, scenario.cluster.gpus_per_node) if i.eplb is not None and p.ep > 1 else None,
+        cp=p.cp,
+        cp_method=p.cp_method,
+    )
+
+
+def _balanced(eplb: Eplb, p: Parallelism, gpus_per_node: int) -> BalancedExperts:
+    """How experts are placed; over nodes with unequally many of the ranks as if there were one (vLLM,
+    distributed/eplb/eplb_state.py: rearrange)."""
+    nodes = expert_nodes(p, gpus_per_node)
+    return BalancedExperts(eplb.redundant_experts, nodes if p.ep % nodes == 0 else 1)

@@ -1,0 +1,89 @@
+"""Seconds that an engine's host adds to an iteration of its GPU."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from sim.inputs.scenario import Scenario
+from sim.serve.engines.record import Engine, HostTimes
+from sim.serve.prices.load import Load
+
+MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that takes h and a device that takes d seconds
+
+
+class Host(Struct, frozen=True):
+    """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage;
+    `graph_sizes`: tokens of batches with a CUDA graph; `overlaps`: it works while the GPU does."""
+
+    engine: Engine
+    times: HostTimes
+    tp: int
+    kernels: tuple[int, ...]
+    graph_sizes: tuple[int, ...] = ()
+    overlaps: bool = False
+
+    def padded(self, tokens: int, prompts: bool = False) -> int:
+        """Tokens that are computed where an iteration has `tokens`: those of the next larger CUDA graph."""
+        if prompts and not self.engine.prompt_graphs:
+            return tokens
+        return next((size for size in self.graph_sizes if size >= tokens), tokens)
+
+    def routed(self, tokens: int, prompts: bool, split: bool) -> int:
+        """How many of an iteration's padded tokens choose experts of their own, which may be `split` over ranks."""
+        computed, kind = self.padded(tokens, prompts), self.engine.padded_experts[split]
+        return {"own": computed, "alike": min(computed, tokens + 1), "none": tokens}[kind]
+
+    def seconds_each(
+        self, stage: int, device_s: list[float], load: Load, draft_s: float = 0.0, copied_s: float = 0.0
+    ) -> list[float]:
+        """Seconds of iterations on a stage whose GPU computes for `device_s` of them, and in each drafts tokens for
+        `draft_s` besides, while its copy engine copies weights for `copied_s`; they differ in nothing but the GPU's
+        seconds.
+
+        Work between iterations is the first stage's. Kernels outside of a graph are issued one by one. The GPU drafts
+        right after it has checked, from tokens that never left it, while an overlapping host prepares the next
+        iteration: max(GPU + draft, host) (vLLM, v1/worker/gpu_model_runner.py: `propose_draft_token_ids` of EAGLE and
+        of draft models takes the GPU's sampled tokens and does not wait for `_bookkeeping_sync`).
+        """
+        busy_s = [max(s + draft_s, copied_s) for s in self.launched_each(stage, device_s, load)]
+        if stage or not self.engine.host:
+            return busy_s
+        own_s = self.between_s(load)
+        return [max(s, own_s) for s in busy_s] if self.overlaps else [s + own_s for s in busy_s]
+
+    def launched_each(self, stage: int, device_s: list[float], load: Load) -> list[float]:
+        """Seconds for which a stage's GPU computes, with the gaps in which it waits for a kernel's launch."""
+        if not self.times.launch_s or self._graphed(load):
+            return device_s
+        launches_s = self.kernels[stage] * self.times.launch_s
+        return [(s**MEETING + launches_s**MEETING) ** (1 / MEETING) for s in device_s]
+
+    def between_s(self, load: Load) -> float:
+        """The host's own work for an iteration."""
+        t = self.times
+        own_s = t.iteration_s + (self.tp - 1) * t.rank_s + load.sequences * t.sequence_s
+        own_s += bool(load.prefills) * t.prompt_s
+        if self.engine.sized_tokens is not None and load.tokens > self.engine.sized_tokens:
+            own_s += load.tokens * self.tp * t.oversize_s
+        return own_s
+
+    def _graphed(self, load: Load) -> bool:
+        """Whether a CUDA graph has the iteration's kernels."""
+        if not self.graph_sizes or (load.prefills and not self.engine.prompt_graphs):
+            return False
+        return load.tokens <= self.graph_sizes[-1]
+
+
+def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...]) -> Host:
+    """The host of a scenario's engine, which launches so many `kernels` an iteration on each pipeline stage."""
+    gpu, p, served = scenario.cluster.gpu, scenario.parallelism, scenario.for_serving
+    drafts = served.speculative
+    sizes = gpu.memory_bytes, p.tp, p.pp, scenario.model.longest, served.drafts
+    own = engine.defaults_on(gpu.architecture, *sizes)
+    most = own.graphs_to, served.max_running_requests
+    graphs, overlaps = engine.graph_sizes(*most), engine.overlaps and (p.pp == 1 or engine.overlaps_stages)
+    if drafts is not None:
+        overlaps = overlaps and engine.overlaps_drafting[served.drafts == "model"]
+        if engine.drafting_sizes is not None:
+            graphs = tuple([n * (1 + drafts.tokens) for n in engine.drafting_sizes(*most)])
+    return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, graphs if served.cuda_graphs else (), overlaps)

@@ -1,0 +1,163 @@
+"""What all iterations of a workload cost by their parts: whence its seconds come, which the result reports."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+
+from msgspec.structs import replace
+
+from sim.prices.cost import REPEAT_UNCERTAINTY
+from sim.programs.priced_items import Shares, add_all
+from sim.serve.prices.costs import IterationCosts, prefill_parts
+from sim.serve.prices.host import MEETING
+from sim.serve.prices.iteration_parts import Key, Work
+from sim.serve.prices.kept_sizes import CHUNKS, LENGTHS, below, sizes_around
+from sim.serve.prices.load import Load
+from sim.serve.prices.operator_prices import PricedProgram
+from sim.serve.prices.two_batches import hidden_seconds
+from sim.serve.replicas.replica import Iteration
+
+# Kinds of seconds beside those of operators.
+HOST = "host_between_iterations"
+LAUNCHES = "kernel_launches"
+WEIGHTS = "weights_from_host_memory"
+Computed = Items[tuple[Load, int]]  # loads, and how often each was computed
+
+
+def loads_of(iterations: Iterable[Iteration]) -> list[tuple[Load, int]]:
+    """What was computed, and how often: the steps of a run all as its middle one."""
+    return [
+        (
+            i.load if i.steps == 1 else replace(i.load, decode_kv=i.load.decode_kv + i.load.decodes * (i.steps // 2)),
+            i.steps,
+        )
+        for i in iterations
+    ]
+
+
+def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
+    """Seconds of all that was computed, the draft's part among them, each part at the kept size below its own; `shares`
+    have what GPUs wait for as well, so that they sum up to the iterations' seconds on all stages, but for sizes
+    between two kept ones."""
+    seconds, comm_s, shares = 0.0, 0.0, Shares()
+    own = [(costs.own_share(load), times) for load, times in computed]
+    for key, times in _used(costs, own).items():
+        priced = costs.priced(key)
+        seconds += priced.seconds * times
+        comm_s += priced.comm_s * times
+        add_all(shares, priced.shares, times)
+    hidden_s = sum([hidden_seconds(costs, load) * times for load, times in own])
+    if hidden_s:
+        seconds, comm_s = seconds - hidden_s, max(0.0, comm_s - max(0.0, hidden_s))
+        _hide(shares, hidden_s)
+    add_all(shares, _waits(costs, own))
+    if costs.draft is not None:
+        drafted = priced_together(costs.draft, [(one, times) for load, times in own for one in costs.drafted(load)])
+        seconds, comm_s = seconds + drafted.seconds, comm_s + drafted.comm_s
+        add_all(shares, drafted.shares)
+    return PricedProgram(seconds, comm_s, shares)
+
+
+def _hide(shares: Shares, hidden_s: float) -> None:
+    """Take what overlap saves off the experts' messages; where it costs, add that to what is computed twice."""
+    changed = [sort for sort in shares if (sort[0] == "all_to_all") == (hidden_s > 0)]
+    whole_s = sum([shares[sort] for sort in changed])
+    for sort in changed:
+        shares[sort] *= max(0.0, 1.0 - hidden_s / whole_s)
+
+
+def _waits(costs: IterationCosts, computed: Computed) -> Shares:
+    """Seconds for which GPUs wait: for launches of kernels, for weights from host memory, and for their host's own
+    work. What an engine was measured to do between iterations is its own part.
+
+    A host that overlaps is waited for as long as it takes more than the GPU, but then all of its work decides when an
+    iteration ends: where it is uncertain by some percent, so is the whole iteration. Likewise T = (h^4 + d^4)^(1/4)
+    of launches changes by h^4 / T^3 times the relative error of h, which the wait T - d is given.
+    """
+    host, copied_s, read_s = costs.host, costs.copied_s, sum([own.read_s for own in costs.offloaded])
+    launches_s = copies_s = waited_s = decides_s = launching_s = 0.0
+    for load, times in computed if host.engine.host or costs.offloaded else ():
+        draft_s = costs.draft_seconds(load)
+        first_s = 0.0
+        for stage, (device_s, copy_s) in enumerate(zip(costs.device_seconds(load), copied_s, strict=True)):
+            launched_s = host.launched_each(stage, [device_s], load)[0]
+            busy_s = max(launched_s + draft_s, copy_s)
+            first_s = first_s if stage else busy_s
+            launches_s += (launched_s - device_s) * times
+            launching_s += (launched_s**MEETING - device_s**MEETING) / launched_s ** (MEETING - 1) * times
+            copies_s += (busy_s - launched_s - draft_s) * times
+        copies_s += read_s * times
+        own_s = host.between_s(load) if host.engine.host else 0.0
+        wait_s = max(0.0, own_s - first_s) if host.overlaps else own_s
+        waited_s += wait_s * times
+        decides_s += (own_s if wait_s else 0.0) * times
+    unsure, shares = host.times.uncertainty, Shares()
+    if waited_s > 0.0:
+        shares[HOST, "host", unsure * decides_s / waited_s] = waited_s
+    if launches_s > 0.0:
+        shares[LAUNCHES, "host", unsure * launching_s / launches_s] = launches_s
+    if copies_s > 0.0:
+        shares[WEIGHTS, "topology", 0.0] = copies_s
+    if costs.overhead_s:
+        times = sum([times for _, times in computed])
+        shares[HOST, "measured", REPEAT_UNCERTAINTY] = costs.overhead_s * times
+    return shares
+
+
+def _used(costs: IterationCosts, loads: Computed) -> dict[Key, float]:
+    """How often each part was used by all that was computed; parts of a layer once for every layer."""
+    tokens: Counter[int] = Counter()
+    computed: Counter[int] = Counter()  # tokens with those that pad them
+    routed: Counter[int] = Counter()  # of layers, what their experts compute in place of the padded tokens
+    chunks: Counter[tuple[tuple[int, int, int], ...]] = Counter()
+    decodes: Counter[tuple[int, int, int]] = Counter()  # sequences, the kept length below, queries
+    samples: Counter[int] = Counter()
+    adapted: Counter[tuple[int, int]] = Counter()  # tokens and adapters
+    for load, times in loads:
+        prompts, split = load.samples < load.tokens, costs.dims.ep > 1
+        padded = costs.host.padded(load.tokens, prompts)
+        tokens[load.tokens] += times
+        computed[padded] += times
+        routed[padded] -= times
+        routed[costs.host.routed(load.pooled or load.tokens, prompts, split)] += times
+        samples[load.samples] += times
+        if load.prefills:
+            chunks[load.prefills] += times
+        if load.decodes:
+            decodes[load.decodes, LENGTHS[below(LENGTHS, load.decode_kv / load.decodes)], load.queries] += times
+        if load.adapters:
+            adapted[load.adapted, load.adapters] += times
+    used: defaultdict[Key, float] = defaultdict(float)
+    layers = [sum(s.layers[i] for s in costs.stages) for i in range(len(costs.specs))]
+    attentions = [sum(s.attentions[i] for s in costs.stages) for i in range(len(costs.attentions))]
+    for size, times in _at_kept(tokens).items():
+        used[Key(Work.EMBEDDING, 0, size)] += times
+    for work, counted in ((Work.LAYER, computed), (Work.ROUTED, routed)):
+        for size, times in _at_kept(counted).items():
+            for i, n in enumerate(layers):
+                used[Key(work, i, size)] += times * n
+    for prefills, times in chunks.items():
+        for chunk, cached, equal, part in prefill_parts(prefills):
+            sizes = *(CHUNKS[below(CHUNKS, n)] for n in (chunk, cached)), equal
+            for i, n in enumerate(attentions):
+                used[Key(Work.PREFILL, i, *sizes)] += times * n * part
+    for sizes, times in decodes.items():
+        for i, n in enumerate(attentions):
+            used[Key(Work.DECODE, i, *sizes)] += times * n
+    for size, times in _at_kept(samples).items():
+        if size:
+            used[Key(Work.HEAD, 0, size)] += times
+    for (size, adapters), times in adapted.items():
+        for i, n in enumerate(layers):
+            used[Key(Work.ADAPTERS, i, sizes_around(size)[0], adapters)] += times * n
+    return {key: times for key, times in used.items() if times}
+
+
+def _at_kept(sizes: Counter[int]) -> Counter[int]:
+    """How often each kept size is the one below."""
+    kept: Counter[int] = Counter()
+    for size, times in sizes.items():
+        kept[sizes_around(size)[0]] += times
+    return kept

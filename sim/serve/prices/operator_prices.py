@@ -1,0 +1,156 @@
+"""What one operator costs while serving: seconds of programs out of a profile's tables, and what weights need to come.
+
+Operators are priced as in training (`sim.prices`), then as serving moves them: weights in fewer bytes, experts with few
+tokens, caches that are streamed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sim.core.program import Comm, Compute, Program, Wait
+from sim.prices.price import Priced
+from sim.prices.rank_prices import Pricing
+from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, SENT, Device, shape_bytes, shape_flops
+from sim.prices.weight_only import WeightOnly
+from sim.programs.priced_items import Shares
+from sim.serve.prices.all_reduce_prices import AllReduces
+from sim.serve.prices.host import Host
+
+SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE, MOE_LAYER)
+FEW_ROWS = 64  # of one expert: less than a tile
+
+
+class PricedProgram(NamedTuple):
+    """Seconds of a program, communication among them, and by (kind, source, uncertainty)."""
+
+    seconds: float
+    comm_s: float
+    shares: Shares
+
+
+class OperatorPrices(Struct, frozen=True):
+    """Prices of programs on one rank. `rank`: whose collectives these are; `slowdown`: how many times as long
+    computations take; `own`: all-reduces in the engine's own kernels."""
+
+    pricing: Pricing
+    host: Host
+    device: Device
+    stream_bytes_per_s: float
+    act_bytes: float
+    formats: WeightOnly | None = None
+    rank: int = 0
+    slowdown: float = 1.0
+    own: AllReduces | None = None
+
+    def priced(self, program: Program) -> PricedProgram:
+        """Operators one after another, as kernels on one stream; messages between them, but those that are waited for
+        later: of these what computing does not hide."""
+        seconds, comm, shares = 0.0, 0.0, Shares()
+        under_way: dict[str, tuple[float, Comm, Priced]] = {}
+        for item in program:
+            if isinstance(item, Wait):
+                end, item, price = under_way.pop(item.handle)
+                price = price._replace(seconds=max(0.0, end - seconds))
+                comm += price.seconds
+            elif isinstance(item, Comm):
+                price = self._comm(item)
+                if not item.blocking:
+                    under_way[item.handle] = seconds + price.seconds, item, price
+                    continue
+                comm += price.seconds
+            else:
+                price = self._operator(item)
+                price = price._replace(seconds=price.seconds * self.slowdown)
+            seconds += price.seconds
+            sort = (item.kind, price.source, price.uncertainty)
+            shares[sort] = shares.get(sort, 0.0) + price.seconds
+        return PricedProgram(seconds, comm, shares)
+
+    def _comm(self, comm: Comm) -> Priced:
+        """A collective; an all-reduce in the engine's own kernel where it has one, and with its ranks' waits."""
+        price = self.pricing.comm(comm, self.rank)
+        if comm.kind != "all_reduce":
+            return price
+        own = self.own.price(comm.group, self.rank, comm.bytes, price.seconds) if self.own is not None else None
+        price = own or price
+        return price._replace(seconds=price.seconds + self.host.times.collective_s)
+
+    def _operator(self, op: Compute) -> Priced:
+        """One operator on a healthy rank.
+
+        Tables know a shape in one dtype: where weights or cache are kept in fewer bytes, or one latent serves many
+        heads, the operator keeps its shape's efficiency on the roofline of what it really moves (and the table's floor,
+        as in `sim.prices.kernel_tables`: fewer bytes shorten no launch). And weights and cache come from device memory:
+        published points of small operators, repeated, read them from the L2 cache, which a whole model's do not fit in,
+        so no price is below what streaming them takes.
+        """
+        if op.kind not in SCALED:
+            return self.pricing.compute(op)
+        here = self.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
+        price = self._converted(op)
+        if price is None:
+            known = _as_known(op)
+            price = self.pricing.compute(known)
+            if op.bytes < known.bytes:
+                there = self.device.shape_seconds(known.kind, known.shape, known.dtype)
+                floor_s = self.pricing.costs_of(self.rank).floor_s(known)
+                price = price._replace(seconds=price.seconds * (here + floor_s) / (there + floor_s))
+            if op.kernel == SENT:
+                price = price._replace(seconds=price.seconds - self._of_others(op))
+            if op.kind == MOE_LAYER and op.dtype == "fp8":
+                price = price._replace(seconds=price.seconds / self.host.engine.experts_speed)
+        streamed = op.bytes
+        if op.kind in MATMULS:
+            batch, m, n, k = op.shape
+            streamed -= batch * m * (n + k) * self.act_bytes
+        return price._replace(seconds=max(price.seconds, here, streamed / self.stream_bytes_per_s))
+
+    def _of_others(self, op: Compute) -> float:
+        """Seconds that measured experts spend on tokens which an all-to-all would not have sent to their rank.
+
+        A measured rank has all tokens of its ep ranks: it chooses their experts, quantizes and sums up every one, and
+        computes 1/ep of the experts. So T(tokens, ep) = rest(tokens) + (T(tokens, 1) - T(tokens, ep)) / (ep - 1). Here
+        the rest is that of the copies that were sent, where these are fewer.
+        """
+        tokens, hidden, ffn, top_k, experts, expert_tp, ep = op.shape
+        copies = max(1, tokens * top_k // ep)
+        if copies >= tokens:
+            return 0.0
+
+        def at(count: int, split: int) -> float:
+            shape = count, hidden, ffn, top_k, experts, expert_tp, split
+            whole = replace(op, shape=shape, flops=shape_flops(op.kind, shape), kernel="")
+            return self.pricing.compute(replace(whole, bytes=shape_bytes(op.kind, shape, op.dtype))).seconds
+
+        def rest(count: int) -> float:
+            return at(count, ep) - (at(count, 1) - at(count, ep)) / (ep - 1)
+
+        return max(0.0, rest(tokens) - rest(copies))
+
+    def _converted(self, op: Compute) -> Priced | None:
+        """A product with 8- or 4-bit weights out of measured ones, where the profile has them."""
+        if self.formats is None or op.kind != "gemm" or op.shape[0] > 1:
+            return None
+        _, m, n, k = op.shape
+        fewer = op.dtype == "int8" or op.bytes < shape_bytes(op.kind, op.shape, op.dtype)
+        found = self.formats.at(m, n, k) if fewer else None
+        return None if found is None else Priced(found[0], "interpolated", found[1])
+
+
+def _as_known(op: Compute) -> Compute:
+    """The operator whose price is asked for: of the same shape, with all that it moves in its own dtype."""
+    dense = _as_dense(op)
+    usual = shape_bytes(dense.kind, dense.shape, dense.dtype)
+    return dense if dense.bytes >= usual else replace(dense, bytes=usual, flops=shape_flops(dense.kind, dense.shape))
+
+
+def _as_dense(op: Compute) -> Compute:
+    """Experts with a few tokens each: bound by reading weights, so like one product with as many of them as columns."""
+    if op.kind != "grouped_gemm" or op.shape[1] >= FEW_ROWS:
+        return op
+    groups, m, n, k = op.shape
+    return replace(op, kind="gemm", shape=(1, m, groups * n, k))

@@ -1,0 +1,1 @@
+"""Replicas of the model: what each does, which request goes to which, how many run."""

@@ -1,0 +1,185 @@
+"""A pool: equal replicas of the model, with their prices and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from functools import cached_property
+
+from msgspec import Struct
+
+from sim.inputs.scenario import Scenario
+from sim.inputs.workloads import PoolSize
+from sim.prices.profile import Profile
+from sim.serve.cache.hashed_prefixes import HASHED_TOKENS, HashedHostCache, HashedKvCache
+from sim.serve.cache.host_copies import Link
+from sim.serve.cache.kv_cache import HostCache, KvCache
+from sim.serve.cache.tiers import cache_tiers
+from sim.serve.engines.file import engine_of
+from sim.serve.memory import Capacity, adapter_bytes, cache_capacity, iteration_tokens
+from sim.serve.prices.costs import IterationCosts, iteration_costs
+from sim.serve.prices.faults import replica_costs
+from sim.serve.prices.iteration_shares import loads_of, priced_together
+from sim.serve.prices.operator_prices import PricedProgram
+from sim.serve.replicas.replica import Replica
+from sim.serve.requests import Request
+from sim.serve.scheduling.adapters import AdapterSlots
+from sim.serve.scheduling.reserved_output import ReservedOutput
+from sim.serve.scheduling.scheduler import Scheduler
+from sim.serve.scheduling.sequences import Limits, Sequence
+from sim.serve.scheduling.sglang_scheduler import SglangScheduler
+from sim.serve.scheduling.speculation import Acceptance
+
+UNLIMITED = 1 << 60
+
+
+class Pool(Struct, frozen=True, eq=False, dict=True):
+    """Equal replicas. `name`: all, prefill or decode; `first_rank`: of its ranks among those of the cluster."""
+
+    name: str
+    scenario: Scenario
+    costs: IterationCosts
+    capacity: Capacity
+    first_rank: int
+    replicas: tuple[Replica, ...]
+
+    @property
+    def prices(self) -> list[IterationCosts]:
+        """Prices of every replica, which may have slow ranks or links."""
+        return [replica_costs(self.costs, self.scenario, r.index) for r in self.replicas]
+
+    @cached_property
+    def priced(self) -> PricedProgram:
+        """What all iterations cost."""
+        return priced_together(self.costs, loads_of([i for r in self.replicas for i in r.iterations]))
+
+    def first_rank_of(self, replica: Replica, stage: int = 0) -> int:
+        """The first rank of a replica's stage, among the cluster's."""
+        strides = self.costs.plan.mesh.strides
+        return self.first_rank + replica.index * strides["dp"] + stage * strides["pp"]
+
+
+def experts_span(scenario: Scenario) -> int:
+    """How many replicas share experts, and so wait for each other; 1 where each has all of them, or (a simplification)
+    where a pipeline's iterations overlap."""
+    p = scenario.parallelism
+    return max(1, p.ep * p.expert_tp // p.tp) if p.pp == 1 else 1
+
+
+def whole_pool(
+    scenario: Scenario,
+    profile: Profile,
+    sequences: list[Sequence],
+    held_bytes: float = 0.0,
+    costs: IterationCosts | None = None,
+) -> Pool:
+    """A scenario's dp replicas, each of which does all of a request; sequences are dealt out in turn."""
+    dp = scenario.parallelism.dp
+    scaled = scenario.for_serving.autoscaling is not None  # then a replica without requests takes GPUs, too
+    dealt = [sequences[i::dp] for i in range(dp if scaled else min(dp, len(sequences)))]
+    return _pool("all", scenario, profile, [s.request for s in sequences], 0, dealt, held_bytes, costs)
+
+
+def prefill_pool(scenario: Scenario, profile: Profile, sequences: list[Sequence], size: PoolSize) -> Pool:
+    """Replicas that compute prompts and hand them over."""
+    prompts = [s.request._replace(output_tokens=1) for s in sequences]
+    pool = _pool("prefill", _sized(scenario, size), profile, prompts, 0, [[] for _ in range(size.replicas)])
+    for replica in pool.replicas:
+        replica.scheduler.hands_over = True
+    return pool
+
+
+def decode_pool(
+    scenario: Scenario, profile: Profile, sequences: list[Sequence], size: PoolSize, first_rank: int
+) -> Pool:
+    """Replicas that take computed prompts over and add tokens."""
+    sized, requests = _sized(scenario, size), [s.request for s in sequences]
+    given = sized.for_serving
+    untiered = given.kv_cache.model_copy(update={"tiers": None})  # prefixes are the other pool's
+    own = given.model_copy(update={"prefix_cache": "none", "kv_cache": untiered})
+    alone = sized.model_copy(update={"inference": own})
+    return _pool("decode", alone, profile, requests, first_rank, [[] for _ in range(size.replicas)])
+
+
+def _sized(scenario: Scenario, size: PoolSize) -> Scenario:
+    own = {**size.degrees(scenario.model), "shard_size": size.replicas}
+    changes: dict[str, object] = {"parallelism": scenario.parallelism.model_copy(update=own)}
+    if size.memory_fraction is not None:
+        i = scenario.for_serving
+        cache = i.kv_cache.model_copy(update={"memory_fraction": size.memory_fraction})
+        changes["inference"] = i.model_copy(update={"kv_cache": cache})
+    return scenario.model_copy(update=changes)
+
+
+def _pool(
+    name: str,
+    scenario: Scenario,
+    profile: Profile,
+    requests: Items[Request],
+    first_rank: int,
+    dealt: list[list[Sequence]],
+    held_bytes: float = 0.0,
+    costs: IterationCosts | None = None,
+) -> Pool:
+    costs = costs or iteration_costs(scenario, profile)
+    capacity = cache_capacity(scenario, costs, requests, held_bytes)
+    hashed = any(r.hashes for r in requests)
+    cache = scenario.for_serving.kv_cache
+    if hashed and scenario.for_serving.prefix_cache != "none" and HASHED_TOKENS % cache.block_tokens:
+        why = f"must divide {HASHED_TOKENS}, the tokens for each hash of the requests"
+        raise scenario.error(("inference", "kv_cache", "block_tokens"), f"found {cache.block_tokens}; {why}")
+    tokens = iteration_tokens(scenario.for_serving, requests)
+    replicas = [
+        Replica(i, own, _scheduler(scenario, costs, capacity, own, hashed, tokens)) for i, own in enumerate(dealt)
+    ]
+    return Pool(name, scenario, costs, capacity, first_rank, tuple(replicas))
+
+
+def _scheduler(
+    scenario: Scenario,
+    costs: IterationCosts,
+    capacity: Capacity,
+    sequences: list[Sequence],
+    hashed: bool,
+    tokens: int,
+) -> Scheduler:
+    """A replica's scheduler; `hashed`: requests name their prefixes by hashes; `tokens`: the most of an iteration."""
+    i, pp = scenario.for_serving, scenario.parallelism.pp
+    if i.batching == "static":
+        limits = Limits(len(sequences), UNLIMITED, -(-len(sequences) // pp))
+    else:
+        limits = Limits(i.max_running_requests, tokens, -(-i.max_running_requests // pp))
+    kind = HashedKvCache if hashed and i.prefix_cache == "gpu" else KvCache
+    cache = kind(capacity.blocks, i.kv_cache.block_tokens, capacity.reserve_tokens)
+    store = HashedHostCache if hashed else HostCache
+    host = store(capacity.host_tokens) if i.prefix_cache == "cpu" else None
+    network = costs.prices.pricing.network
+    latency = network.host_copy(0.0)
+    per_token = network.host_copy(capacity.stage_token_bytes) - latency
+    room = capacity.host_tokens if i.preemption == "swap" else 0
+    bus = Link(per_token, latency)
+    engine = engine_of(i.engine)
+    mixes = engine.mixes(i.chunked_prefill, i.speculative is not None, pp)
+    own = SglangScheduler if engine.prompts_lead else Scheduler
+    scheduler = own(cache, limits, i.prefix_cache == "gpu", host, bus, room)
+    if isinstance(scheduler, SglangScheduler):
+        scheduler.room_tokens = engine.retract_room_tokens
+    cache.merges = engine.merges_prefixes
+    first, least = engine.reserved_at_first or engine.reserved_output, engine.reserved_output
+    scheduler.output = ReservedOutput(first, least, first)
+    scheduler.mixes = mixes
+    scheduler.splits = i.chunked_prefill or not engine.whole_prompts
+    scheduler.shares_at_once = engine.shares_at_once
+    scheduler.whole_prompts_fit = engine.whole_prompts_fit
+    scheduler.watermark, scheduler.paddings = engine.watermark, engine.paddings
+    behind = costs.host.overlaps and pp == 1
+    scheduler.token_more = engine.token_more and i.speculative is None and (behind or (i.cuda_graphs and pp == 1))
+    scheduler.one_behind, scheduler.sees_arrivals = behind or scheduler.token_more, not behind
+    if i.kv_cache.tiers is not None:
+        scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes, scheduler.copies)
+    if i.lora is not None:
+        size = max([adapter_bytes(costs, stage) for stage in costs.stages])
+        scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus, scheduler.copies)
+    if i.speculative is not None:
+        scheduler.drafted = i.speculative.tokens
+        scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)
+    return scheduler

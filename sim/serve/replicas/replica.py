@@ -1,0 +1,185 @@
+"""One replica of the model: what it did, and how its iterations are put together and end, on whichever clock."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from itertools import accumulate
+
+from msgspec import Struct, field
+
+from sim.serve.cache.states import CacheStates
+from sim.serve.lockstep import Lockstep
+from sim.serve.prices.costs import IterationCosts
+from sim.serve.prices.load import Load, load_of
+from sim.serve.scheduling.scheduler import Scheduler
+from sim.serve.scheduling.sequences import Batch, Counts, Sequence
+
+LONGEST_RUN = 1 << 16  # iterations priced at once
+
+
+class Iteration(Struct, frozen=True):
+    """One iteration, or `steps` alike, on every stage: (start, end) each. `since_s`: when it was put together, where
+    nobody could compute before. `handed_over_s`: for each sequence that another replica handed over and that adds its
+    first token here, when that replica made the token before. `ends`: of alike ones, when each ended."""
+
+    spans: tuple[tuple[float, float], ...]
+    load: Load
+    steps: int
+    since_s: float | None = None
+    handed_over_s: tuple[float, ...] = ()
+    ends: array[float] | None = None
+
+
+class Replica(Struct):
+    """What one replica did."""
+
+    index: int
+    sequences: list[Sequence]
+    scheduler: Scheduler
+    iterations: list[Iteration] = field(default_factory=list)
+    states: CacheStates = field(default_factory=CacheStates)
+
+    @property
+    def counts(self) -> Counts:
+        return self.scheduler.counts
+
+
+class Work(Struct, frozen=True):
+    """An iteration under way. `together`: its sequences in lockstep are no pieces; `ready_s`: when it may start;
+    `since_s` and `handed_over_s`: as an iteration's."""
+
+    batch: Batch
+    load: Load
+    together: bool
+    ready_s: float
+    since_s: float | None = None
+    handed_over_s: tuple[float, ...] = ()
+
+    def iteration(self, spans: tuple[tuple[float, float], ...], load: Load | None = None) -> Iteration:
+        """What it is once it has passed the stages."""
+        return Iteration(spans, load or self.load, 1, self.since_s, self.handed_over_s)
+
+
+class Worker:
+    """Puts a replica's iterations together and takes what they leave; clocks say when. Without `group` the scheduler
+    looks at every sequence in every iteration: the reference."""
+
+    def __init__(self, replica: Replica, costs: IterationCosts, group: bool) -> None:
+        self.replica, self.costs, self.scheduler = replica, costs, replica.scheduler
+        steady = group and len(costs.stages) == 1 and not replica.scheduler.drafted and not replica.scheduler.adapters
+        self.lockstep = Lockstep(replica.scheduler) if steady else None
+        self.step_s = 0.0  # of the last of alike iterations
+        self.idle = len(costs.stages) == 1  # nobody could compute; stages of a pipeline always have others' iterations
+
+    def begin(self, now: float) -> Work | None:
+        """The next iteration, or None if nobody can compute now."""
+        s = self.scheduler
+        if self.idle and s.one_behind:
+            s.catch_up()
+        work = self._put_together(now)
+        if s.one_behind and s.catch_up() and work is None:
+            work = self._put_together(now)
+            s.catch_up()
+        self.idle = work is None and len(self.costs.stages) == 1
+        self._note_state(now)
+        return work
+
+    def _put_together(self, now: float) -> Work | None:
+        lockstep = self.lockstep
+        batch = None if lockstep is None else lockstep.schedule(now)
+        if lockstep is None or batch is None:
+            return self._looking_at_all(now)
+        n = 0 if batch.prompts_alone else len(lockstep.members)
+        load = load_of(batch, n, lockstep.seen)
+        return self._work(batch, load, True, now) if load.tokens else None
+
+    def _work(self, batch: Batch, load: Load, together: bool, now: float) -> Work:
+        handed_over_s = self._first_here(batch) if self.scheduler.handed_over else ()
+        return Work(batch, load, together, max(now, batch.ready_s), now if self.idle else None, handed_over_s)
+
+    def _first_here(self, batch: Batch) -> tuple[float, ...]:
+        """When others made the last tokens of the sequences that add their first ones here in this iteration."""
+        adding = {piece.sequence for piece in batch.pieces if piece.samples}
+        if self.lockstep is not None and not batch.prompts_alone:
+            adding |= self.lockstep.members.keys()
+        s = self.scheduler
+        found = [x for x in s.handed_over if x in adding]
+        s.handed_over = [x for x in s.handed_over if x not in adding]
+        return tuple([x.first_token_s for x in found])
+
+    def _looking_at_all(self, now: float) -> Work | None:
+        if self.lockstep is not None:
+            self.lockstep.settle()
+        batch = self.scheduler.schedule(now)
+        if batch.pieces:
+            return self._work(batch, load_of(batch), False, now)
+        if self.lockstep is not None:
+            self.lockstep.look_again()
+        return None
+
+    def end(self, work: Work, end_s: float) -> list[Sequence]:
+        """An iteration has ended; who left."""
+        running = len(self.scheduler.running)
+        if self.lockstep is not None and work.together:
+            left = self.lockstep.finish(work.batch, end_s)
+        else:
+            left = self.scheduler.finish(work.batch, end_s)
+            if self.lockstep is not None:
+                self.lockstep.look_again()
+        self._none_left()
+        self._note_end(end_s, running, bool(work.batch.pieces or left))
+        return left
+
+    def _none_left(self) -> None:
+        """Who was done leaves at once where there is no next iteration."""
+        s = self.scheduler
+        if len(s.leaving) == len(s.running) and not s.waiting:
+            s.catch_up()
+
+    def steady_steps(self, now: float) -> int:
+        """As `Lockstep.steady_steps`. An iteration with a sequence's first token here stands alone: its gap is."""
+        return 0 if self.lockstep is None or self.scheduler.handed_over else self.lockstep.steady_steps(now)
+
+    def run_ends(self, now: float, steps: int, until_s: float = math.inf) -> list[float]:
+        """When the next iterations end, which are all alike (see `steady_steps`): `steps` of them, or fewer where
+        about that many end before `until_s`."""
+        assert self.lockstep is not None
+        self.scheduler.known = len(self.scheduler.waiting)
+        n, kv = len(self.lockstep.members), self.lockstep.seen
+        if until_s < math.inf and self.step_s > 0:
+            steps = min(steps, 2 + int((until_s - now) / self.step_s))
+        seconds = self.costs.decode_run(n, kv, min(steps, LONGEST_RUN))
+        seconds[0] += now
+        return list(accumulate(seconds))  # one after another, as a clock adds
+
+    def run(self, now: float, ends: list[float], until_s: float) -> list[Sequence]:
+        """Alike iterations, from `now` to the first of their `ends` that is not before `until_s`; who left."""
+        assert self.lockstep is not None
+        n, kv = len(self.lockstep.members), self.lockstep.seen
+        steps = min(len(ends), bisect_left(ends, until_s) + 1)
+        end_s = ends[steps - 1]
+        run = Iteration(((now, end_s),), Load(n, n, kv, (), n), steps, ends=array("d", ends[:steps]))
+        self.replica.iterations.append(run)
+        self.step_s, self.idle = (end_s - now) / steps, False
+        mean = self.lockstep.mean_occupancy(steps)
+        for at_s in (now, end_s):
+            self.replica.states.note(at_s, mean, n)
+        left = self.lockstep.run(steps, end_s)
+        self._none_left()
+        self._note_end(end_s, n, bool(left))
+        return left
+
+    def next_ready_s(self, now: float) -> float | None:
+        """When the next running sequence's copy arrives, where that is known."""
+        return min([x.ready_s for x in self.scheduler.running if now < x.ready_s < math.inf], default=None)
+
+    def _note_end(self, at_s: float, running: int, changed: bool) -> None:
+        """The cache when an iteration ended: before and after the sequences that are done have left."""
+        self.replica.states.note(at_s, self.scheduler.before_end, running)
+        if changed:
+            self._note_state(at_s)
+
+    def _note_state(self, at_s: float) -> None:
+        self.replica.states.note(at_s, self.scheduler.cache.occupancy(), len(self.scheduler.running))

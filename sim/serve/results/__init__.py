@@ -1,0 +1,1 @@
+"""What a served workload shows: latencies, rates, memory, timeline, intervals."""

@@ -1,0 +1,378 @@
+"""A simulated serving workload: its result, timeline and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from sim.core.timeline import Timeline
+from sim.core.units import counted
+from sim.inputs.scenario import Scenario
+from sim.prices.profile import Profile
+from sim.programs.priced_items import Shares, add_all
+from sim.ranks.faults import has_jitter
+from sim.results.certainty import StepInterval
+from sim.results.memory import MemoryCurve
+from sim.results.metrics import provenance, roofline_warnings, text_of
+from sim.results.records import Engine, MemoryRow
+from sim.serve.cache.use import kv_cache_use
+from sim.serve.memory import Capacity, adapter_bytes
+from sim.serve.prices.costs import IterationCosts
+from sim.serve.prices.iteration_shares import HOST, LAUNCHES
+from sim.serve.replicas.pools import Pool
+from sim.serve.replicas.replica import Replica
+from sim.serve.replicas.scaling_use import scaling_use
+from sim.serve.results.certainty import server_interval
+from sim.serve.results.latencies import RequestTimes, TokenGaps, request_times, token_gaps
+from sim.serve.results.records import (
+    AdapterUse,
+    OffloadUse,
+    PoolUse,
+    ServingResult,
+    SpeculationUse,
+    TransferUse,
+    percentiles,
+)
+from sim.serve.results.timeline import classes_of, make_timeline, memory_curves
+from sim.serve.scheduling.sequences import Sequence
+from sim.serve.scheduling.speculation import expected_tokens
+
+if TYPE_CHECKING:
+    from sim.serve.replicas.autoscaler import Span
+    from sim.serve.replicas.handover import Transfer
+    from sim.serve.requests import Request
+
+OVERLOADED = 0.1  # of all requests: more that wait at the last arrival are a queue that grows
+
+
+class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
+    """One simulated workload: `outcome` holds its numbers, `timeline` and `memory` are for views."""
+
+    scenario: Scenario
+    profile: Profile
+    pools: tuple[Pool, ...]  # one, or disaggregated: prefill and decode
+    transfers: tuple[Transfer, ...]
+    path: str  # simpy or static: what gave the times
+    wall_s: float
+    requests: tuple[Request, ...]
+    held_bytes: float = 0.0  # of every GPU, which belong to others
+    spans: tuple[Span, ...] = ()  # autoscaling: when which replica was on
+
+    @property
+    def costs(self) -> IterationCosts:
+        """Prices of the last pool, which adds the tokens."""
+        return self.pools[-1].costs
+
+    @property
+    def capacity(self) -> Capacity:
+        """The cache of one of its replicas."""
+        return self.pools[-1].capacity
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Replicas of all pools."""
+        return tuple([r for pool in self.pools for r in pool.replicas])
+
+    @cached_property
+    def sequences(self) -> list[Sequence]:
+        """What became of every request."""
+        return [s for r in self.replicas for s in r.sequences]
+
+    @cached_property
+    def times(self) -> RequestTimes:
+        """How long each of `sequences` took."""
+        return request_times(self.sequences, self.costs.host.times.request_s)
+
+    @cached_property
+    def gaps(self) -> TokenGaps | None:
+        """How long each token took after a request's first; None where no request has a second."""
+        return token_gaps(self.pools[-1].replicas, len(self.costs.stages))
+
+    @cached_property
+    def shares(self) -> Shares:
+        """Seconds of all iterations, by (operator kind, source, uncertainty)."""
+        total: Shares = {}
+        for pool in self.pools:
+            add_all(total, pool.priced.shares)
+        return total
+
+    @property
+    def host_uncertainty(self) -> float:
+        """Standard deviation that the engine's own host gives the whole by its work and its launches, a part of 1."""
+        whole = sum(self.shares.values())
+        return sum([sigma * s / whole for (kind, _, sigma), s in self.shares.items() if kind in (HOST, LAUNCHES)])
+
+    @cached_property
+    def start_s(self) -> float:
+        """When the first request arrived: a trace may begin at any time, and rates and means count from here."""
+        return min([s.arrival_s for s in self.sequences])
+
+    @cached_property
+    def end_s(self) -> float:
+        """When the last token came out."""
+        return max([s.finish_s for s in self.sequences])
+
+    @cached_property
+    def likely(self) -> StepInterval:
+        """The seconds from the first arrival to the last token, had the server worked all along."""
+        seconds = self.end_s - self.start_s
+        return server_interval(self.scenario, self.profile, seconds, self.shares, self.host_uncertainty)
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """`outcome` as plain data, in the form of `sim.run --json`."""
+        return self.outcome.to_json()
+
+    @cached_property
+    def outcome(self) -> ServingResult:
+        """The numbers."""
+        return _make_result(self)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """A span for every iteration (or run of alike ones) on every stage."""
+        return make_timeline(self.pools, self.transfers)
+
+    @cached_property
+    def memory(self) -> list[MemoryCurve]:
+        """Weights, cache (as activations) and what an iteration needs for the moment, on every stage."""
+        return memory_curves(self.pools)
+
+    def __repr__(self) -> str:
+        return (
+            f"ServingSimulation({self.scenario.name}: {counted(len(self.sequences), 'request')} in {self.end_s:.6g} s)"
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from sim.views.notebook import result_html
+
+        return result_html(self.outcome)
+
+    def memory_over(self, steps: int) -> list[MemoryCurve]:
+        """`memory`: a workload has no further steps."""
+        return self.memory
+
+    @property
+    def critical_rows(self) -> list[int]:
+        """No row is marked: an iteration follows the one before."""
+        return []
+
+
+def _make_result(sim: ServingSimulation) -> ServingResult:
+    sequences = sim.sequences
+    times, gaps = sim.times, sim.gaps
+    output = sum(s.request.output_tokens for s in sequences)
+    busy_s = sim.end_s - sim.start_s if sim.end_s > sim.start_s else math.inf
+    rate = output / busy_s
+    memory = _memory(sim)
+    peak = max(row.peak for row in memory)
+    fits = all(row.peak <= row.limit for row in memory) and all(
+        pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools
+    )
+    shares, scaling = sim.shares, scaling_use(sim.spans, sim.scenario, sim.start_s, sim.end_s)
+    gpus = sim.scenario.ranks * (scaling.replicas_mean / sim.scenario.parallelism.dp if scaling else 1.0)
+    return ServingResult(
+        scenario=sim.scenario,
+        duration_s=sim.end_s,
+        duration_interval_s=(sim.start_s + sim.likely.low_s, sim.start_s + sim.likely.high_s),
+        interval_from=sim.likely.why,
+        requests=len(sequences),
+        request_latency_s=percentiles(times.latency_s.tolist()),
+        queue_time_s=percentiles(times.queue_s.tolist()),
+        time_to_first_token_s=percentiles(times.first_token_s.tolist()),
+        time_per_output_token_s=percentiles(times.per_output_token_s.tolist()),
+        inter_token_latency_s=percentiles([]) if gaps is None else gaps.percentiles,
+        output_tokens=output,
+        output_tokens_per_s=rate,
+        output_tokens_per_s_per_gpu=rate / gpus,
+        total_tokens_per_s=(output + sum(s.request.prompt_tokens for s in sequences)) / busy_s,
+        requests_per_s=len(sequences) / busy_s,
+        iterations=sum(i.steps for r in sim.replicas for i in r.iterations),
+        kv_cache=kv_cache_use(sim.pools[-1], sim.start_s),
+        pools=None if len(sim.pools) == 1 else tuple([_pool_use(sim, pool) for pool in sim.pools]),
+        transfers=_transfer_use(sim) if len(sim.pools) > 1 else None,
+        speculation=_speculation(sim),
+        autoscaling=scaling,
+        lora=_adapters(sim),
+        weight_offload=_offload(sim),
+        comm_share=_comm_share(sim),
+        peak_memory_bytes=peak,
+        memory=memory,
+        fits_in_memory=fits,
+        provenance=provenance(sim.profile, shares),
+        warnings=(*sim.scenario.warnings, *_warnings(sim, fits, shares)),
+        engine=Engine(tasks=sum(len(r.iterations) for r in sim.replicas), wall_s=sim.wall_s, path=sim.path),
+    )
+
+
+def _comm_share(sim: ServingSimulation) -> float:
+    """Communication's part of all iterations' seconds."""
+    seconds = sum(sim.shares.values())
+    return sum([pool.priced.comm_s for pool in sim.pools]) / seconds if seconds > 0 else 0.0
+
+
+def _pool_use(sim: ServingSimulation, pool: Pool) -> PoolUse:
+    """One of several pools."""
+    busy = [sum([i.spans[0][1] - i.spans[0][0] for i in r.iterations]) for r in pool.replicas]
+    whole = (sim.end_s - sim.start_s) * len(busy)
+    p = pool.scenario.parallelism
+    return PoolUse(
+        name=pool.name,
+        replicas=p.dp,
+        gpus=p.ranks,
+        busy_share=sum(busy) / whole if whole else 0.0,
+        iterations=sum(i.steps for r in pool.replicas for i in r.iterations),
+        kv_cache=kv_cache_use(pool, sim.start_s),
+    )
+
+
+def _transfer_use(sim: ServingSimulation) -> TransferUse:
+    """Computed prompts that moved between pools."""
+    moved = sim.transfers
+    size = max(pool.capacity.stage_token_bytes for pool in sim.pools)
+    return TransferUse(
+        count=len(moved),
+        bytes_per_gpu=sum(t.tokens for t in moved) * size,
+        transfer_s=percentiles([t.end_s - t.start_s for t in moved]),
+        wait_s=percentiles([t.start_s - t.asked_s for t in moved]),
+    )
+
+
+def _speculation(sim: ServingSimulation) -> SpeculationUse | None:
+    """What became of drafted tokens."""
+    speculative = sim.scenario.for_serving.speculative
+    if speculative is None:
+        return None
+    counts = [r.counts for r in sim.replicas]
+    drafted, accepted = sum(c.drafted_tokens for c in counts), sum(c.accepted_tokens for c in counts)
+    checks = sum(c.verifications for c in counts)
+    return SpeculationUse(
+        verifications=checks,
+        drafted_tokens=drafted,
+        accepted_tokens=accepted,
+        tokens_per_verification=1.0 + accepted / checks if checks else 0.0,
+        expected_tokens_per_verification=expected_tokens(speculative.tokens, speculative.acceptance),
+    )
+
+
+def _adapters(sim: ServingSimulation) -> AdapterUse | None:
+    """What became of LoRA adapters."""
+    slots = next((r.scheduler.adapters for r in sim.replicas), None)
+    if slots is None:
+        return None
+    steps = sum([i.steps for r in sim.replicas for i in r.iterations])
+    distinct = sum([i.steps * i.load.adapters for r in sim.replicas for i in r.iterations])
+    loads = sum([c.what == "LoRA adapter" for r in sim.replicas for c in r.scheduler.copies])
+    return AdapterUse(
+        adapters=len({s.request.adapter for s in sim.sequences} - {""}),
+        places=slots.places,
+        adapter_bytes=max([adapter_bytes(sim.costs, stage) for stage in sim.costs.stages]),
+        loads=loads,
+        load_s=loads * slots.copy_s,
+        distinct_mean=distinct / steps,
+    )
+
+
+def _offload(sim: ServingSimulation) -> OffloadUse | None:
+    """Weights in host memory."""
+    own = [stage for pool in sim.pools for stage in pool.costs.offloaded]
+    most = max(own, key=lambda stage: stage.copy_s, default=None)
+    return None if most is None else OffloadUse(host_bytes=most.host_bytes, copy_s=most.copy_s)
+
+
+def _memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
+    """Per pool and pipeline stage: weights, the most cache in use (as activations), and an iteration's own tensors."""
+    block, out = sim.scenario.for_serving.kv_cache.block_tokens, []
+    for pool in sim.pools:
+        used = max([int((s.held + s.unused).max()) for s in [r.states.arrays() for r in pool.replicas]])
+        for i, c in enumerate(classes_of(pool, pool.replicas[0])):
+            cache = used * block * pool.capacity.token_bytes[i]
+            weights, buffers = pool.capacity.weight_bytes[i], pool.capacity.buffer_bytes[i]
+            out.append(
+                MemoryRow(
+                    ranks=text_of(c.ranks),
+                    rank=c.rank,
+                    count=len(c.ranks),
+                    parameters=weights,
+                    gradients=0.0,
+                    optimizer=0.0,
+                    activations=cache,
+                    kv_cache=cache,
+                    buffers=buffers,
+                    peak=weights + cache + buffers,
+                    limit=sim.scenario.cluster.gpu.memory_bytes,
+                )
+            )
+    return tuple(out)
+
+
+def waiting_at_last_arrival(sequences: Iterable[Sequence]) -> int:
+    """Requests that have come and are not admitted yet when the last one comes; 0 where all come at once."""
+    sequences = list(sequences)
+    arrivals = [s.arrival_s for s in sequences]
+    last_s = max(arrivals, default=0.0)
+    if last_s == min(arrivals, default=0.0):
+        return 0
+    return sum(s.admitted_s > last_s for s in sequences if s.arrival_s < last_s)
+
+
+def _warnings(sim: ServingSimulation, fits: bool, shares: Shares) -> list[str]:
+    out = []
+    inference = sim.scenario.for_serving
+    for pool in [] if fits else sim.pools:
+        c, block = pool.capacity, inference.kv_cache.block_tokens
+        if c.blocks > c.blocks_fit:
+            where = "" if len(sim.pools) == 1 else f", pool {pool.name}"
+            out.append(
+                f"does not fit in memory{where}: the requests need a cache of {c.blocks * block:,} tokens; beside "
+                f"weights and buffers there is room for {c.blocks_fit * block:,}"
+            )
+    if has_jitter(sim.scenario):
+        out.append("faults.jitter: is not simulated for serving; stragglers and links are")
+    out += [*_whole_prompts(sim), *_beyond_positions(sim)]
+    waiting = waiting_at_last_arrival(sim.sequences)
+    if fits and waiting > OVERLOADED * len(sim.sequences):
+        out.append(
+            f"requests come faster than they are served: {waiting:,} of {len(sim.sequences):,} wait when the last one "
+            "arrives, so latencies grow with the number of requests (`stepsim search --slo` finds the highest rate)"
+        )
+    linear = sim.costs.dims.linear
+    if inference.quantization in ("fp8", "llm_int8") and linear == sim.costs.dims.act:
+        out.append(
+            f"inference.quantization: {sim.scenario.cluster.gpu.name} multiplies no {inference.quantization}; "
+            f"weights are kept in 8 bits and multiplied in {linear}"
+        )
+    return out + roofline_warnings(shares)
+
+
+def _whole_prompts(sim: ServingSimulation) -> list[str]:
+    """Of prompts that the engine would refuse: longer than an iteration's tokens, which it does not cut."""
+    i, scheduler = sim.scenario.for_serving, sim.replicas[0].scheduler
+    long = [s.request.prompt_tokens for s in sim.sequences if s.request.prompt_tokens > i.max_batch_tokens]
+    if scheduler.splits or not long or i.batching == "static":
+        return []
+    return [
+        f"inference.max_batch_tokens: {len(long):,} of {len(sim.sequences):,} prompts exceed {i.max_batch_tokens:,}, "
+        f"the longest has {max(long):,} tokens; engine {i.engine} cuts no prompts with chunked_prefill false and would "
+        f"refuse them; simulated with {scheduler.limits.batch_tokens:,}"
+    ]
+
+
+def _beyond_positions(sim: ServingSimulation) -> list[str]:
+    """Of requests that are longer than the model: vLLM (max_model_len), SGLang (context_length) and TensorRT-LLM
+    (max_seq_len) take the positions of its config.json as their limit, and refuse them."""
+    longest = sim.scenario.model.longest
+    lengths = [s.request.prompt_tokens + s.request.output_tokens for s in sim.sequences]
+    long = [tokens for tokens in lengths if tokens > longest]
+    if not longest or not long:
+        return []
+    return [
+        f"inference.requests: {len(long):,} of {counted(len(lengths), 'request')} need more positions than the "
+        f"{longest:,} that the model was made for (model.trained_positions): prompt and answer have up to "
+        f"{max(long):,} tokens; engines refuse such requests by default; simulated as if they were served"
+    ]

@@ -1,0 +1,1 @@
+"""Which requests compute what in an iteration of a replica."""

@@ -1,0 +1,39 @@
+"""How much of the output that running requests will still write is kept free when another is admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from sim.serve.scheduling.sequences import Sequence
+
+FALLING_STEPS = 600  # SGLang, global_config.py: default_new_token_ratio_decay_steps
+RETRACT_STEPS = 20  # of tokens for each sequence that SGLang adds to what was decoded; retract_decode_steps
+
+
+class ReservedOutput(Struct):
+    """A share of the remaining output: `first`, which falls to `least` in `FALLING_STEPS` iterations that add tokens
+    (SGLang's new_token_ratio, srt/managers/scheduler.py); equal ones stay. Where `SglangScheduler` preempts,
+    it rises to what the others have written of their output (schedule_batch.py, retract_decode); an idle server begins
+    again."""
+
+    first: float = 0.0
+    least: float = 0.0
+    begin: float = 0.0
+    steps: int = 0  # since `begin`
+
+    @property
+    def share(self) -> float:
+        """The share now."""
+        return max(self.least, self.begin - self.steps * (self.first - self.least) / FALLING_STEPS)
+
+    def restart(self) -> None:
+        """As at first."""
+        self.begin, self.steps = self.first, 0
+
+    def retracted(self, running: Iterable[Sequence], written: int) -> None:
+        """Sequences were put out, before an iteration in which these run on, who had `written` so many tokens."""
+        left = list(running)
+        asked = sum([s.request.output_tokens for s in left])
+        self.begin, self.steps = min(1.0, (written + RETRACT_STEPS * len(left)) / max(1, asked)), -1

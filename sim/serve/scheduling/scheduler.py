@@ -1,0 +1,479 @@
+"""Which sequences compute what in the next iteration: continuous batching by the rules of vLLM's scheduler.
+
+Running sequences come first, oldest first: each gets its next token, or the next chunk of its prompt, out of the token
+budget. If the cache has no block for one, the youngest running sequence is preempted: it gives up its blocks, goes back
+to the head of the queue and later recomputes prompt and generated tokens, or (`swap`) its whole cache is copied to the
+host's memory and back. Only if nobody was preempted are waiting requests admitted in order of arrival, while there is
+budget, a place and room for the chunk in the cache. Prompts that exceed what is left of the budget are computed in
+chunks.
+
+Without `mixes` (vLLM before 0.8, SGLang) an iteration has prompts or tokens, never both: prompts first, those begun and
+those that wait; only an iteration for which there is none adds a token to every running sequence. SGLang's mixed chunks
+are prompts first, too; then every running sequence gets a token beside them.
+
+With a `watermark` (vLLM before V1) a request enters with the blocks of its whole prompt, so many that a share of all
+blocks stays free, and a sequence goes on only while a block is free, whether it needs one or not. In iterations with
+prompts and tokens others enter behind those who are preempted in the same iteration.
+
+Swapping (Kwon et al. 2023, section 4.5): all blocks of a sequence leave together. The iteration that takes them over
+starts when the copy is done; on the way back others compute meanwhile. Both directions of the bus work at once, each
+serves one copy after another.
+
+Without `splits` (vLLM before 0.8, TensorRT-LLM without chunked context) a prompt is computed in one iteration, or
+waits. What a preempted sequence recomputes may exceed the budget; it has an iteration of its own.
+
+With `one_behind` (asynchronous scheduling, overlap scheduling) an iteration is put together when the one before it
+begins, as vLLM's EngineCore.step_with_batch_queue does. So who has come, or has ended, since then is not known yet:
+a request waits for one iteration more, and blocks and places of who is done are free for the iteration after the next.
+With `token_more` that next iteration computes a token for who is done; where the engine `sees_arrivals` (vLLM 0.6,
+LLMEngine.step with asynchronous output processing), no request waits for it.
+
+Sources: Yu et al. 2022, "Orca" (iteration-level scheduling); Kwon et al. 2023, arXiv 2309.06180, sections 4.3 and
+4.5; Agrawal et al. 2023, "Sarathi", arXiv 2308.16369 (chunked prefill); vLLM, vllm/v1/core/sched/scheduler.py, and of
+0.6 vllm/core/scheduler.py (`_schedule_default`, `_schedule_chunked_prefill`) and block_manager.py; SGLang,
+python/sglang/srt/managers/scheduler.py (`get_next_batch_to_run`) and schedule_policy.py (`PrefillAdder`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Protocol
+
+from msgspec import field
+
+from sim.serve.cache.found_prefixes import FoundPrefixes
+from sim.serve.cache.host_copies import Copied, Copy, copied, copy_s
+from sim.serve.scheduling.adapters import AdapterSlots
+from sim.serve.scheduling.reserved_output import ReservedOutput
+from sim.serve.scheduling.sequences import Batch, Piece, Sequence
+
+
+class Accepts(Protocol):
+    """Says how many drafted tokens are kept."""
+
+    def accepted(self, request: int, position: int, drafted: int) -> int:
+        """Of `drafted` tokens at a position of a request, those before the first rejected one."""
+
+
+class Scheduler(FoundPrefixes):
+    """State of one replica: the queue, the running sequences (oldest first) and their cache."""
+
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)
+    started: int = 0
+    drafted: int = 0  # tokens that a draft adds to each sequence in an iteration
+    acceptance: Accepts | None = None
+    hands_over: bool = False  # sequences leave with their first token, for a replica that adds the others
+    fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
+    handed_over: list[Sequence] = field(default_factory=list)  # by another replica, and without a token of this one
+    adapters: AdapterSlots | None = None
+    output: ReservedOutput = field(default_factory=ReservedOutput)  # for which a request that enters leaves room
+    mixes: bool = True  # prompts and tokens of running sequences in one iteration
+    splits: bool = True  # a prompt that exceeds what is left of the budget is computed in chunks
+    whole_prompts_fit: bool = False  # a request enters once the cache has room for all chunks of its prompt
+    paddings: int | None = None  # most tokens by which prompts of an iteration may be padded
+    token_more: bool = False  # who is done computes one token more in the iteration for which it has not left
+    sees_arrivals: bool = False  # `one_behind` is true of ends alone
+    ended: int = 0  # who has left but still counts among those that run
+    known: int = 0  # of those who wait, the first ones, who had come when the last iteration was put together
+    leaving: list[Sequence] = field(default_factory=list)  # who is done, but not for the next iteration
+    blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
+    copies: list[Copy] = field(default_factory=list)
+    before_end: tuple[int, int, float] = (0, 0, 0.0)  # held, unused, waste when an iteration ended, before any left
+
+    def schedule(self, now_s: float) -> Batch:
+        """The next iteration; empty if nobody can compute now."""
+        if self.prompts_first:
+            adding = [x for x in self.running if not x.prompts and not x.in_flight] if self.mixes else []
+            beside = sum([self.lacks(x, 1) for x in adding])
+            if prompts := self.prompts(self.running, now_s, beside):
+                self.evict_for(beside)
+                return self.with_prompts(prompts, self.tokens_beside(adding, now_s), now_s)
+        self.before_tokens()
+        self.make_room(now_s)
+        pieces: list[Piece] = []
+        budget, preemptions = self.limits.batch_tokens, self.counts.preemptions
+        preempted = False
+        for sequence in list(self.running):
+            if budget <= 0 or len(pieces) >= self.limits.batch_sequences:
+                break
+            if sequence.in_flight or sequence.ready_s > now_s:
+                continue
+            if not sequence.running and not (self.token_more and sequence in self.leaving):
+                continue
+            tokens = self.next_tokens(sequence, budget)
+            if not tokens:
+                continue
+            while not self.grow(sequence, tokens):
+                victim = self._victim(sequence)
+                preempted = True
+                if victim is None:  # it waits for those under way
+                    break
+                self._put_out(victim, now_s)
+                if victim is sequence:
+                    break
+            else:
+                pieces.append(self.piece(sequence, tokens))
+                budget -= tokens
+                continue
+            break
+        # Nobody runs where the only one was put out by blocks that it and its prefix both have, or where who had ended
+        # left no room for prompts.
+        if self.prompts_first and not pieces and (prompts := self.prompts(self.running, now_s)):
+            return self.with_prompts(prompts, [], now_s)
+        if not self.prompts_first and (not preempted or self.watermark is not None or not self.running):
+            ahead = self.counts.preemptions - preemptions if self.running else 0
+            self.admit(pieces, budget, self.limits.batch_sequences, now_s, ahead)
+        self.push_down(now_s)
+        return Batch(tuple(pieces), self.blocks_free_s)
+
+    @property
+    def prompts_first(self) -> bool:
+        """Whether an iteration begins with prompts, not with the sequences that run."""
+        return not self.mixes
+
+    def before_tokens(self) -> None:
+        """An iteration adds tokens to the sequences that run."""
+
+    def evict_for(self, blocks: int) -> None:
+        """Before blocks are taken for tokens of all that run: make room where this is not done one by one."""
+
+    def make_room(self, now_s: float) -> None:
+        """Before that: put out sequences for which there is no room, where they are not put out one by one."""
+
+    def added_tokens(self, steps: int) -> None:
+        """So many iterations have added tokens."""
+        self.output.steps += steps
+
+    def with_prompts(self, prompts: list[Piece], tokens: list[Piece], now_s: float) -> Batch:
+        """An iteration of prompts, which may be padded, and of `tokens` beside them."""
+        self.push_down(now_s)
+        longest = max([p.tokens for p in prompts])
+        padding = 0 if self.paddings is None else sum([longest - p.tokens for p in prompts])
+        return Batch((*prompts, *tokens), self.blocks_free_s, len(prompts), not self.mixes, padding)
+
+    def tokens_beside(self, adding: list[Sequence], now_s: float) -> list[Piece]:
+        """The next tokens of sequences whose prompts are computed, for which prompts have left room."""
+        pieces = []
+        for sequence in adding:
+            if sequence.ready_s <= now_s and (sequence.running or self.token_more) and self.grow(sequence, 1):
+                pieces.append(self.piece(sequence, 1))
+        return pieces
+
+    def prompts(self, begun: list[Sequence], now_s: float, beside: int = 0) -> list[Piece]:
+        """Prompts of an iteration that begins with them: what is left of those `begun`, as far as the cache has room,
+        and of requests that wait. `beside`: blocks that those who add tokens in the same iteration will take."""
+        pieces: list[Piece] = []
+        budget, places = self.prompt_tokens(beside), self.limits.batch_sequences
+        for sequence in begun:
+            if budget <= 0 or len(pieces) >= places:
+                break
+            if sequence.in_flight or sequence.ready_s > now_s or not sequence.prompts:
+                continue
+            tokens = self.next_part(sequence, budget)
+            if tokens and self.grow(sequence, tokens):
+                pieces.append(self.piece(sequence, tokens))
+                budget -= tokens
+        self.admit(pieces, budget, places, now_s)
+        return pieces
+
+    def admit(self, pieces: list[Piece], budget: int, places: int, now_s: float, ahead: int = 0) -> None:
+        """Let waiting requests in, in order of arrival, behind the first `ahead`, who were just preempted: until
+        `budget` tokens or `places` pieces are reached, nobody more may run, or the cache has no room."""
+        while self.waiting and budget > 0 and len(pieces) < places:
+            if len(self.running) + self.ended >= self.limits.running:
+                return
+            self.push_down(now_s)
+            sequence = self._next_waiting(ahead)
+            if sequence is None:
+                return
+            hit, loaded = self.found(sequence)
+            own = self.own_tokens(sequence, hit)
+            left = sequence.remaining - hit - loaded - own
+            tokens = self.part(left, budget)
+            if not tokens or self._pads_too_much(pieces, tokens):
+                return
+            shared_blocks = hit // self.cache.block_tokens
+            if hit:
+                self._read_prefix(sequence, shared_blocks)  # before room is made: not to be evicted for it
+            own_tokens = hit + loaded + own + (tokens if self.watermark is None else left)
+            needed = self.cache.blocks_of(own_tokens) - shared_blocks
+            if not self._may_enter(sequence, shared_blocks) or needed > self.cache.available:
+                self._release_prefix(sequence)
+                return
+            self.cache.take(needed - self._take_own(sequence, own))
+            self.waiting.remove(sequence)  # mostly the first
+            self.known -= 1
+            self._start(sequence, hit, loaded, own, needed, now_s)
+            if sequence.ready_s <= now_s:
+                pieces.append(self.piece(sequence, tokens))
+                budget -= tokens
+
+    def prompt_tokens(self, beside: int) -> int:
+        """The most tokens of prompts that an iteration begins with, beside which others take so many blocks."""
+        assert not beside
+        return self.limits.batch_tokens
+
+    def next_part(self, sequence: Sequence, budget: int) -> int:
+        """Of a prompt that is begun, the tokens of an iteration that begins with prompts, with so much budget left."""
+        return self.part(sequence.remaining, budget)
+
+    def part(self, tokens: int, budget: int) -> int:
+        """Of so many tokens of a prompt, those that an iteration computes with so much of its budget left."""
+        if self.splits:
+            return min(tokens, budget)
+        return tokens if tokens <= budget or budget == self.limits.batch_tokens else 0
+
+    def next_tokens(self, sequence: Sequence, budget: int) -> int:
+        """Tokens that an iteration computes for a running sequence with so much of its budget left."""
+        remaining = sequence.remaining
+        if remaining > 1:
+            return self.part(remaining, budget)
+        return min(1 + self.drafted if sequence.generated else 1, budget)
+
+    def _pads_too_much(self, prompts: list[Piece], tokens: int) -> bool:
+        """Whether prompts may not be padded to the longest of them with one more of so many tokens."""
+        if self.paddings is None or not prompts:
+            return False
+        sizes = [tokens, *[p.tokens for p in prompts]]
+        padded = len(sizes) * max(sizes)
+        return padded > self.limits.batch_tokens or padded - sum(sizes) > self.paddings
+
+    def _next_waiting(self, ahead: int) -> Sequence | None:
+        """The first of the waiting requests behind `ahead`, of those that are known, whose LoRA adapter may be used."""
+        known = self.known if self.one_behind and not self.sees_arrivals else len(self.waiting)
+        if self.adapters is None:
+            return self.waiting[ahead] if known > ahead else None
+        return next((s for s in islice(self.waiting, ahead, known) if self.adapters.can(s.request.adapter)), None)
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether a waiting request would find room beside those that run, each of which adds one token."""
+        budget = self.limits.batch_tokens - (len(self.running) if self.mixes else 0)
+        if budget <= 0:
+            return False
+        # Room for all of it is room whatever is found; asking a host's cache makes its prefix the last used.
+        found_is_no_matter = self.host is None and not self.output.share and self.part(sequence.remaining, budget) > 0
+        if found_is_no_matter and self.cache.blocks_of(sequence.remaining) <= self.cache.available - self._kept_free:
+            return True
+        hit, loaded = self.found(sequence)
+        own = self.own_tokens(sequence, hit)
+        tokens = self.part(sequence.remaining - hit - loaded - own, budget)
+        if not tokens:
+            return False
+        shared_blocks = hit // self.cache.block_tokens
+        needed = self.cache.blocks_of(hit + loaded + own + tokens) - shared_blocks
+        return needed <= self.cache.available and self._may_enter(sequence, shared_blocks)
+
+    @property
+    def _kept_free(self) -> int:
+        """Blocks that stay free when a request enters."""
+        return int((self.watermark or 0.0) * self.cache.blocks)
+
+    def _may_enter(self, sequence: Sequence, shared_blocks: int) -> bool:
+        """Whether a waiting request, which reads so many shared blocks, finds the room that must be left for what it
+        and those that run will compute later."""
+        whole = self.cache.blocks_of(sequence.remaining) - shared_blocks
+        if self.whole_prompts_fit and whole > self.cache.available:
+            return False
+        if self.watermark is not None and self.running and whole > self.cache.available - self._kept_free:
+            return False
+        return self._can_finish(sequence, shared_blocks)
+
+    def _can_finish(self, sequence: Sequence, shared_blocks: int) -> bool:
+        """Where blocks are reserved: whether there are enough for all tokens of a waiting request, which reads so many
+        shared ones, beside a share of what those that run will still take (all: TensorRT-LLM's GUARANTEED_NO_EVICT)."""
+        if not self.output.share or not self.running:
+            return True
+        promised = self.output.share * (self.reserved - self.cache.private)
+        return self._last_blocks(sequence) - shared_blocks <= self.cache.available - promised
+
+    def _last_blocks(self, sequence: Sequence) -> int:
+        """Blocks of a sequence with all its tokens."""
+        request = sequence.request
+        return self.cache.blocks_of(request.prompt_tokens + (1 if self.hands_over else request.output_tokens))
+
+    def _start(self, sequence: Sequence, hit: int, loaded: int, own: int, blocks: int, now_s: float) -> None:
+        if not sequence.preemptions and not sequence.remote:
+            self.counts.prompt_tokens += sequence.request.prompt_tokens
+        found = hit + loaded + own - sequence.lost - sequence.remote
+        self.counts.hit_tokens += max(0, found)
+        self.counts.recomputed_tokens += max(0, -found)
+        if sequence.admitted_s < 0:
+            sequence.admitted_s = now_s
+        sequence.lost = 0
+        sequence.private, sequence.shared, sequence.computed = blocks, hit, hit + loaded + own
+        sequence.reserved = self._last_blocks(sequence) - hit // self.cache.block_tokens
+        self.reserved += sequence.reserved
+        self.cache.tokens += loaded + own
+        if self.share_on_gpu and sequence.request.prefix and sequence.reads is None:
+            self._read_prefix(sequence, 0)
+        self.started += 1
+        sequence.order, sequence.running = self.started, True
+        self.running.append(sequence)
+        if sequence.remote:
+            assert self.fetch is not None
+            sequence.remote, sequence.ready_s = 0, math.inf
+            self.handed_over.append(sequence)
+            self.fetch(sequence)
+        elif loaded:
+            if self.tiers is not None and not sequence.swapped:
+                keys = self.cache.keys(sequence.request.prefix, hit, hit + loaded)
+                sequence.ready_s = self.tiers.load(keys, now_s)
+            else:
+                kind: Copied = "preempted sequence" if sequence.swapped else "prefix"
+                sequence.ready_s = self._copy(kind, True, loaded, now_s)
+            self.counts.loaded_tokens += loaded - sequence.swapped
+            self.swap_tokens += sequence.swapped
+            sequence.swapped = 0
+        if self.adapters is not None:
+            sequence.ready_s = max(sequence.ready_s, self.adapters.use(sequence.request.adapter, now_s))
+
+    def _copy(self, what: Copied, up: bool, tokens: int, at_s: float) -> float:
+        """When a copy from or to the host's memory is done that could begin at `at_s`."""
+        start_s, end_s = copied((self.bus,), up, at_s, copy_s((self.bus,), tokens))
+        self.copies.append(Copy(start_s, end_s, what, "host", up, tokens))
+        return end_s
+
+    def piece(self, sequence: Sequence, tokens: int) -> Piece:
+        """`tokens` of a sequence, whose blocks it has, in the iteration that is put together."""
+        if not sequence.running:  # it is done, which the host does not know yet
+            self.counts.late_tokens += 1
+            return Piece(sequence, tokens, True)
+        sequence.in_flight = True
+        self.cache.tokens += tokens  # their places are taken from now on
+        if self.by_content:
+            self._share_prefix(sequence, sequence.computed + tokens)
+        drafted = tokens - sequence.remaining
+        if drafted < 0:  # a part of a prompt
+            return Piece(sequence, tokens, False)
+        return Piece(sequence, tokens, True, drafted)
+
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        """Who makes room for `sequence`: the youngest after it, itself if there is none, nobody while all after it are
+        under way. So the oldest always goes on, and every request ends."""
+        younger = self.running[self.running.index(sequence) + 1 :]
+        return next((s for s in reversed(younger) if not s.in_flight), None if younger else sequence)
+
+    def _put_out(self, victim: Sequence, now_s: float) -> None:
+        """Take a sequence's blocks; one that is done had not left yet."""
+        if victim in self.leaving:
+            self.leaving.remove(victim)
+            self.free(victim)
+            self.running.remove(victim)
+        else:
+            self._preempt(victim, now_s)
+
+    def _preempt(self, victim: Sequence, now_s: float) -> None:
+        self.counts.preemptions += 1
+        victim.preemptions += 1
+        victim.lost = victim.computed
+        if 0 < victim.computed <= self.swap_tokens and victim.ready_s < math.inf:
+            at_s = max(now_s, victim.ready_s)
+            self.blocks_free_s = self._copy("preempted sequence", False, victim.computed, at_s)
+            self.counts.swapped_tokens += victim.computed
+            self.swap_tokens -= victim.computed
+            victim.swapped = victim.computed
+        self.free(victim)
+        if victim in self.handed_over:  # its next token comes out of a prompt that is computed anew
+            self.handed_over.remove(victim)
+        victim.computed = 0
+        victim.ready_s = 0.0
+        victim.running = False
+        self.running.remove(victim)
+        self.waiting.appendleft(victim)
+        self.known += 1
+
+    def push_down(self, now_s: float) -> None:
+        """Evicted prefixes go down to the tiers below."""
+        if self.tiers is not None and self.cache.gone:
+            self.blocks_free_s = max(self.blocks_free_s, self.tiers.evicted(self.cache.gone[::-1], now_s))
+            self.cache.gone.clear()
+
+    def free(self, sequence: Sequence) -> None:
+        """Give a sequence's blocks back."""
+        self.cache.tokens -= sequence.computed - sequence.shared
+        self.cache.give_back(sequence.private - self._leave_own(sequence))
+        if self.adapters is not None:
+            self.adapters.leave(sequence.request.adapter)
+        self._release_prefix(sequence)
+        self.reserved -= sequence.reserved
+        sequence.private = sequence.shared = sequence.reserved = 0
+
+    def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
+        """The iteration has ended: its tokens are in the cache, sampled ones join their sequences; who is done."""
+        self.note_end()
+        done = []
+        for sequence, tokens, samples, drafted in batch.pieces:
+            if sequence.finish_s >= 0:
+                continue
+            sequence.in_flight = False
+            wrong = drafted - self._right(sequence, drafted) if drafted else 0
+            sequence.computed += tokens - wrong
+            self.cache.tokens -= wrong
+            if sequence.generated == 0 and (self.share_on_gpu or self.host is not None):
+                self._keep_prefix(sequence, end_s)
+            if samples and self._sampled(sequence, 1 + drafted - wrong, end_s):
+                done.append(sequence)
+        if not batch.prompts:
+            self.added_tokens(1)
+        if done:
+            self.dismiss()
+        return done
+
+    def dismiss(self) -> None:
+        """Sequences that are done leave; an idle server reserves output as at first."""
+        self.running = [s for s in self.running if s.running or s in self.leaving]
+        if not self.running and not self.waiting:
+            self.output.restart()
+
+    def note_end(self) -> None:
+        """Keep what the cache holds when an iteration ends, before anybody leaves."""
+        self.before_end = self.cache.occupancy()
+
+    def _right(self, sequence: Sequence, drafted: int) -> int:
+        """Drafted tokens that are kept: those accepted, as far as the request asks for any."""
+        assert self.acceptance is not None
+        accepted = self.acceptance.accepted(sequence.index, sequence.generated, drafted)
+        self.counts.drafted_tokens += drafted
+        self.counts.accepted_tokens += accepted
+        self.counts.verifications += 1
+        return min(accepted, sequence.request.output_tokens - sequence.generated - 1)
+
+    def _sampled(self, sequence: Sequence, tokens: int, end_s: float) -> bool:
+        if sequence.first_token_s < 0:
+            sequence.first_token_s = end_s
+        sequence.generated += tokens
+        if sequence.generated < sequence.request.output_tokens:
+            sequence.running = not self.hands_over
+            return self.hands_over
+        self.end(sequence, end_s)
+        return True
+
+    def end(self, sequence: Sequence, end_s: float) -> None:
+        """A sequence has all its tokens."""
+        sequence.finish_s = end_s
+        sequence.running = False
+        if self.one_behind:
+            self.leaving.append(sequence)
+        else:
+            self.free(sequence)
+
+    @property
+    def to_catch_up(self) -> bool:
+        """Whether something has ended that the host does not know yet."""
+        return bool(self.leaving)
+
+    def catch_up(self) -> bool:
+        """The iteration that was put together begins: who was done leaves, and who waits is known. Whether that
+        changes anything."""
+        changed = bool(self.leaving) or self.known < len(self.waiting)
+        for sequence in self.leaving:
+            self.free(sequence)
+        if self.leaving:
+            self.leaving.clear()
+            self.dismiss()
+        self.known = len(self.waiting)
+        return changed

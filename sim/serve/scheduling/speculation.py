@@ -1,0 +1,90 @@
+"""Speculative decoding: a small model drafts tokens, the large one checks them all in one iteration.
+
+Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192: of `tokens`
+drafted ones those before the first rejected are kept, and the large model adds one of its own. Each is accepted with
+the same probability, whatever became of others (their assumption); then an iteration yields (1 - a^(k+1)) / (1 - a)
+tokens on average (their equation 1). What happens to a request is drawn, not averaged, so that requests end at
+different times as they do; its draws depend on the seed, the request and the position alone, not on what else there is.
+
+The draft is a model of its own, or the model's multi-token prediction module, which drafts one token after another
+(DeepSeek-V3, section 5.4.3; vLLM and SGLang run the one module that is published as often as they draft tokens).
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sim.inputs.scenario import Scenario
+from sim.inputs.workloads import Speculative
+from sim.models.layers import LayerSpec
+from sim.models.served_prediction import prediction_module
+from sim.serve.prices.load import Load
+
+_WORD = (1 << 64) - 1
+
+
+def expected_tokens(drafted: int, acceptance: float) -> float:
+    """Tokens that an iteration yields on average.
+
+    >>> expected_tokens(4, 0.0), expected_tokens(4, 1.0), round(expected_tokens(4, 0.7), 3)
+    (1.0, 5.0, 2.773)
+    """
+    return sum([acceptance**i for i in range(drafted + 1)])
+
+
+class Acceptance(Struct, frozen=True):
+    """Draws how many drafted tokens are accepted."""
+
+    probability: float
+    seed: int
+
+    def accepted(self, request: int, position: int, drafted: int) -> int:
+        """Of `drafted` tokens at a position of a request, those before the first rejected one."""
+        for i in range(drafted):
+            if _uniform(self.seed, request, position + i) >= self.probability:
+                return i
+        return drafted
+
+
+def _uniform(seed: int, request: int, position: int) -> float:
+    """A number from 0 to 1 (without it) for these three: SplitMix64's mixing (Steele et al. 2014).
+
+    >>> round(sum(_uniform(1, 2, i) for i in range(10_000)) / 10_000, 2)
+    0.5
+    """
+    x = (seed * 0x9E3779B97F4A7C15 + request * 0xD1342543DE82EF95 + position * 0xAF251AF3B0F025B5) & _WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return (x ^ (x >> 31)) / 2.0**64
+
+
+def drafting(load: Load, speculative: Speculative) -> list[Load]:
+    """What the draft computes in an iteration: the same prompts, then one token after another of each sequence that is
+    checked."""
+    n, out = load.decodes, []
+    if load.prefills:
+        prompts = sum([q * alike for q, _, alike in load.prefills])
+        out.append(Load(prompts, 0, 0, load.prefills, 0))
+    if load.queries > 1:
+        steps = range(speculative.tokens)
+        out += [Load(n, n, load.decode_kv - n * (load.queries - 1 - i), (), n) for i in steps]
+    if load.pooled and speculative.draft is None:  # the module's experts are spread as the model's are
+        out = [replace(own, pooled=max(1, round(load.pooled * own.tokens / load.tokens))) for own in out]
+    return out
+
+
+def draft_of(scenario: Scenario) -> tuple[Scenario, tuple[LayerSpec, ...] | None] | None:
+    """The draft as a workload on the same tensor-parallel ranks, and its layers where these are not the model's; None
+    where nothing is drafted. Its steps have no engine's host time of their own."""
+    given = scenario.for_serving
+    if given.speculative is None:
+        return None
+    alone = {"speculative": None, "weight_offload": None, "two_batch_overlap": False, "engine": "bundled"}
+    inference = given.model_copy(update=alone)
+    model, specs, layout = given.speculative.draft, None, {"ep": 1, "expert_tp": 1}
+    if model is None:
+        model, specs, layout = scenario.model.model_copy(update={"layers": 1}), (prediction_module(scenario.model),), {}
+    parallelism = scenario.parallelism.model_copy(update={**layout, "layers_per_stage": (model.layers,)})
+    own = {"model": model, "inference": inference, "parallelism": parallelism}
+    return scenario.model_copy(update=own), specs

@@ -1,0 +1,186 @@
+"""DeepSpeed's JSON and Transformers' TrainingArguments as scenarios."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.sim.convert.converting import converted, refused
+
+DEEPSPEED = """{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 3, "overlap_comm": true, "offload_optimizer": {"device": "cpu"},
+                        "offload_param": {"device": "nvme"}},
+  "wall_clock_breakdown": false}"""
+ARGUMENTS = """
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+bf16: true
+fsdp: full_shard auto_wrap
+torch_compile: true
+learning_rate: 2.0e-5
+"""
+
+
+def test_deepspeed_and_training_arguments_need_model_length_and_gpus(tmp_path: Path) -> None:
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--seq-len", "4096", "--gpus", "16")
+    data, text = converted(tmp_path, "ds.json", DEEPSPEED, *options)
+    assert (data["parallelism"]["zero"], data["parallelism"]["dp"]) == (3, 16)
+    assert data["training"]["global_batch_size"] == 2 * 4 * 16
+    assert data["training"]["framework"] == "deepspeed"
+    assert data["training"]["optimizer_offload"] == "cpu"
+    assert "zero_optimization.offload_param: offloading to nvme is not simulated" in text
+    assert "not expressed" not in text
+    data, text = converted(tmp_path, "args.yaml", ARGUMENTS, *options)
+    assert (data["parallelism"]["zero"], data["training"]["recompute"]) == (3, "full")
+    assert (data["training"]["framework"], data["training"]["param_dtype"]) == ("compiled", "fp32")
+    assert "training.master_weights=false" in text
+    assert "--model NAME" in refused(tmp_path, "ds.json", DEEPSPEED, *options[:2])
+    assert "--gpus N" in refused(tmp_path, "ds.json", DEEPSPEED, *options[:6])
+
+
+LLAMA_FACTORY_ZERO_3 = """{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "zero_allow_untested_optimizer": true,
+  "fp16": {"enabled": "auto", "loss_scale": 0}, "bf16": {"enabled": "auto"},
+  "zero_optimization": {"stage": 3, "overlap_comm": false, "contiguous_gradients": true, "sub_group_size": 1e9,
+    "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
+    "stage3_max_live_parameters": 2e9, "stage3_max_reuse_distance": 1e9,
+    "stage3_gather_16bit_weights_on_model_save": true}}"""
+
+
+def test_training_arguments_name_deepspeed_s_file(tmp_path: Path) -> None:
+    """What the file leaves to Transformers is taken from TrainingArguments, and from the model's hidden size."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8")
+    arguments = """{per_device_train_batch_size: 2, gradient_accumulation_steps: 4, bf16: true, optim: adamw_bnb_8bit,
+      deepspeed: ds_z3.json, cutoff_len: 2048, learning_rate: 1.0e-5, neftune_noise_alpha: 5}"""
+    assert "there is no such file" in refused(tmp_path, "args.yaml", arguments, *options)
+    (tmp_path / "ds_z3.json").write_text(LLAMA_FACTORY_ZERO_3)
+    data, text = converted(tmp_path, "args.yaml", arguments, *options)
+    t, p = data["training"], data["parallelism"]
+    assert (t["micro_batch_size"], t["global_batch_size"], t["seq_len"]) == (2, 64, 2048)
+    assert (t["precision"], t["framework"], t["optimizer_dtype"]) == ("bf16", "deepspeed", "int8")
+    assert (p["zero"], p["dp_sync"]) == (3, "after_backward")
+    assert (p["bucket_bytes"], p["gather_bucket_bytes"]) == (2 * 4096**2, 2 * int(0.9 * 4096**2))
+    assert "stage3_max_live_parameters: the default of 1,000,000,000 is simulated" in text
+    assert "not expressed here: neftune_noise_alpha\n" in text
+    assert "auto" not in text
+    alone = converted(tmp_path, "ds_z3.json", LLAMA_FACTORY_ZERO_3, *options, "--seq-len", "2048")[1]
+    assert "# auto: train_batch_size, train_micro_batch_size_per_gpu, " in alone
+    assert "fp16, bf16: here Transformers' defaults; convert the TrainingArguments" in alone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("{deepspeed: [1]}", "deepspeed: found a list of 1; must be a mapping or the name of a JSON file"),
+        ("{gradient_accumulation_steps: 0}", "gradient_accumulation_steps: found 0; must be at least 1"),
+        ("{max_seq_length: 2k}", "max_seq_length: found '2k'; must be a whole number"),
+        ("{deepspeed: {zero_optimization: {stage: two}}}", "zero_optimization.stage: found 'two'"),
+        ("{deepspeed: {zero_optimization: {stage: 2, reduce_bucket_size: x}}}", "reduce_bucket_size: found 'x'"),
+    ],
+)
+def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str, said: str) -> None:
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    assert re.search(said, refused(tmp_path, "args.yaml", arguments, *options))
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("optim: sgd", {"optimizer": "sgd"}),
+        ("optim: adamw_8bit\noptimizer: {type: SGD}", {"optimizer": "sgd"}),
+        ("optim: paged_adamw_8bit", {"optimizer": "adamw", "optimizer_dtype": "int8"}),
+        ("optim: adamw_torch_fused", {"optimizer": "adamw", "framework": "transformers"}),
+        ("use_liger_kernel: true", {"cross_entropy": "chunked"}),
+        ("activation_checkpointing: true", {"recompute": "full"}),
+        ("attn_implementation: eager", {"attention": "unfused", "param_dtype": "fp32"}),
+        ("torch_dtype: bfloat16", {"param_dtype": "bf16", "master_weights": False}),
+        ("fsdp: true\nfsdp_config: {activation_checkpointing: true}", {"recompute": "full"}),
+    ],
+)
+def test_training_arguments_of_one_key(tmp_path: Path, keys: str, expected: dict[str, str]) -> None:
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    data, text = converted(tmp_path, "args.yaml", f"bf16: true\n{keys}\n", *options)
+    assert expected.items() <= data["training"].items()
+    assert "not expressed" not in text
+    named = f"bf16: true\n{keys}\nmodel_name_or_path: openai-community/gpt2\n"
+    assert (
+        converted(tmp_path, "args.yaml", named, *options[:2], *options[4:])[0]["model"] == "hf://openai-community/gpt2"
+    )
+    assert "no micro-batch: 8, Transformers' default" in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("fsdp: full_shard auto_wrap", {"zero": 3}),
+        ("fsdp: [shard_grad_op]", {"zero": 3, "reshard_after_forward": False}),
+        ("fsdp: true\nfsdp_config: {fsdp_version: 2, reshard_after_forward: false}", {"reshard_after_forward": False}),
+        ("fsdp: true\nfsdp_config: {version: 1, reshard_after_forward: hybrid_shard}", {"zero": 3, "shard_size": 8}),
+        ("fsdp: no_shard", {"zero": 0}),
+        ("fsdp: full_shard\ngradient_accumulation_steps: 4", {"accumulate_unsharded": True}),
+    ],
+)
+def test_words_of_transformers_fsdp(tmp_path: Path, keys: str, expected: dict[str, object]) -> None:
+    """training_args.py: _apply_legacy_fsdp_to_config; gradients are reduced with the last micro-batch (trainer.py)."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "16", "--seq-len", "512")
+    data, text = converted(tmp_path, "args.yaml", f"bf16: true\n{keys}\n", *options)
+    layout = data["parallelism"]
+    assert {key: layout.get(key) for key in expected} == expected
+    assert layout.keys() <= {"dp", "zero", *expected}
+    assert "not expressed" not in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ('"train_batch_size": 64, "gradient_accumulation_steps": 2', {"micro_batch_size": 4, "global_batch_size": 64}),
+        ('"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2', {"micro_batch_size": 2}),
+        ('"train_batch_size": 64, "bf16": {}', {"precision": "fp32"}),
+        ('"train_batch_size": 64, "gradient_clipping": 0', {"gradient_clipping": False}),
+        (
+            '"train_batch_size": 64, "bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}',
+            {"precision": "bf16", "grad_dtype": "fp32"},
+        ),
+    ],
+)
+def test_what_deepspeed_s_json_says_and_leaves_out(tmp_path: Path, keys: str, expected: dict[str, object]) -> None:
+    """runtime/config.py: _set_batch_related_parameters; precision_config.py: a section alone switches nothing on."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    data, text = converted(
+        tmp_path, "ds.json", "{" + keys + ', "activation_checkpointing": {"profile": false}}', *options
+    )
+    assert {key: data["training"].get(key) for key in expected} == expected
+    assert "no micro-batch" not in text
+    assert "activation_checkpointing: taken for full recomputation" in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "lora"),
+    [
+        ("use_peft: true", {"rank": 16}),
+        ("use_peft: false\nlora_r: 8", None),
+        ("use_peft: true\nlora_r: 32\nlora_target_modules: [q_proj, v_proj]\nload_in_4bit: true",
+         {"rank": 32, "targets": ["qkv"], "weights": "nf4"}),
+        ("finetuning_type: lora\nlora_target: all", {"rank": 8}),
+        ("finetuning_type: full", None),
+    ],
+)  # fmt: skip
+def test_adapters_of_trl_and_llama_factory(tmp_path: Path, keys: str, lora: dict[str, object] | None) -> None:
+    text = f"model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 512\nbf16: true\n{keys}\n"
+    data, _ = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"].get("lora") == lora
+    assert data["training"].get("param_dtype") == (None if lora else "fp32")
+
+
+def test_axolotl_s_names(tmp_path: Path) -> None:
+    text = """{base_model: meta-llama/Llama-3.1-8B, adapter: qlora, lora_r: 32, lora_target_linear: true,
+      sequence_len: 4096, micro_batch_size: 2, gradient_accumulation_steps: 4, bf16: auto}"""
+    data, notes = converted(tmp_path, "axolotl.yaml", text, "--cluster", "dgx-h100", "--gpus", "2")
+    t = data["training"]
+    assert (t["seq_len"], t["micro_batch_size"], t["global_batch_size"], t["precision"]) == (4096, 2, 16, "bf16")
+    assert t["lora"] == {"rank": 32, "weights": "nf4"}
+    assert "micro-batch" not in notes
+    assert "not expressed" not in notes

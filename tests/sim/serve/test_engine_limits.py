@@ -1,0 +1,230 @@
+"""What an engine sets by itself: limits by GPU, layout and the model's length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sim.inputs.scenario import parse_scenario
+from sim.prices.profiles import load_profile
+from sim.serve.engines import ENGINES
+from sim.serve.engines.names import engine_named
+from sim.serve.engines.sglang_memory import GIB
+from sim.serve.prices.costs import iteration_costs
+from sim.serve.simulation import simulate_serving
+from tests.sim.serve.serving_cases import ONE, SMALL, engine_scenario
+
+
+@pytest.mark.parametrize(
+    ("engine", "cluster", "tp", "found"),
+    [
+        ("vllm-v1", "dgx-h100", 1, (1024, 8192, 0.9, "gpu", True)),
+        ("vllm-v1", "dgx-a100", 1, (256, 2048, 0.9, "gpu", True)),
+        ("vllm-0.2.7", "dgx-a100", 1, (256, 8192, 0.9, "none", False)),
+        ("vllm-0.8", "dgx-a100", 1, (1024, 8192, 0.9, "gpu", True)),
+        ("vllm-0.6", "dgx-h100", 1, (256, 8192, 0.9, "none", False)),
+        ("sglang", "dgx-h100", 8, (4096, 8192, 0.81, "gpu", False)),
+        ("sglang-0.5", "dgx-h200", 8, (4096, 8192, 0.897, "gpu", False)),
+        ("sglang-0.5", "dgx-h100", 1, (4096, 8192, 0.836, "gpu", False)),
+        ("trtllm-1.0", "dgx-h100", 1, (2048, 8192, 1.0, "gpu", False)),
+    ],
+)
+def test_engines_set_their_limits_by_gpu_and_layout(
+    engine: str, cluster: str, tp: int, found: tuple[object, ...]
+) -> None:
+    data = {"model": "llama3-8b", "cluster": cluster, "parallelism": {"tp": tp}}
+    i = parse_scenario({**data, "inference": {"engine": engine, "requests": ONE}}).for_serving
+    own = (i.max_running_requests, i.max_batch_tokens, i.kv_cache.memory_fraction, i.prefix_cache, i.chunked_prefill)
+    assert own == found
+
+
+@pytest.mark.parametrize(
+    ("engine", "gib", "tp", "found"),
+    [
+        ("sglang", 24, 1, (2048, 8, 0.88)),
+        ("sglang", 24, 4, (2048, 80, 0.85)),
+        ("sglang", 40, 1, (8192, 160, 0.88)),
+        ("sglang-0.4.6", 80, 8, (8192, 160, 0.81)),
+        ("sglang-0.4.6", 130, 8, (8192, 256, 0.9)),
+        ("sglang-0.4.7", 80, 2, (8192, 160, 0.87)),
+        ("sglang-0.4.7", 120, 8, (8192, 256, 0.85)),
+        ("sglang-0.4.7", 180, 1, (16384, 512, 0.79)),
+        ("sglang-0.4.8", 24, 1, (2048, 8, 0.879)),
+        ("sglang-0.4.8", 80, 2, (8192, 160, 0.869)),
+        ("sglang-0.4.8", 141, 8, (8192, 256, 0.887)),
+        ("sglang-0.4.8", 180, 1, (16384, 512, 0.822)),
+        ("sglang-0.5", 16, 1, (2048, 8, 0.772)),
+        ("sglang-0.5", 24, 1, (2048, 16, 0.848)),
+        ("sglang-0.5", 48, 4, (4096, 160, 0.848)),
+        ("sglang-0.5", 192, 8, (16384, 512, 0.862)),
+    ],
+)
+def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
+    engine: str, gib: int, tp: int, found: tuple[int, int, float]
+) -> None:
+    """0.5, 24 GiB: 512 + 1.5 · 2,048 + 2 · 16 + 128 MiB of 24,576 are not the cache's."""
+    d = ENGINES[engine].defaults_on("ada", gib * 2.0**30, tp, 1, 0)
+    assert (d.max_batch_tokens, d.graphs_to, d.memory_fraction) == found
+
+
+def test_each_pool_has_the_memory_fraction_of_its_own_ranks() -> None:
+    pools = {"prefill": {"tp": 1}, "decode": {"tp": 4}}
+    data = {"model": "llama3-8b", "cluster": "dgx-h100"}
+    for cache, found in (({}, [0.88, 0.85]), ({"memory_fraction": 0.5}, [0.5, 0.5])):
+        section = {"engine": "sglang", "requests": ONE, "disaggregated": pools, "kv_cache": cache}
+        s = parse_scenario({**data, "inference": section})
+        own = [p.scenario.for_serving.kv_cache.memory_fraction for p in simulate_serving(s).pools]
+        assert own == found
+        assert parse_scenario(s.model_dump(mode="json")).for_serving == s.for_serving
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "found"),
+    [
+        ("llama3.1-8b", 128, (True, 512)),
+        ("llama3-8b", 128, (False, 8192)),
+        ("llama2-7b", 40_000, (False, 4096)),
+        ("gpt2", 128, (False, 2048)),
+        ({"preset": "llama2-7b", "trained_positions": None}, 40_000, (False, 8192)),
+        ({**SMALL, "positions": "learned"}, 40_000, (False, 8192)),
+        ({**SMALL, "positions": "learned", "max_positions": 65_536}, 40_000, (True, 512)),
+    ],
+)
+def test_chunks_and_budget_go_by_the_models_length_not_by_the_prompts(
+    model: Any, prompt: int, found: tuple[bool, int]
+) -> None:
+    requests = {"prompt_len": prompt, "output_len": 33}
+    s = engine_scenario("vllm-0.6", model=model, batching="continuous", requests=requests)
+    assert (s.for_serving.chunked_prefill, s.for_serving.max_batch_tokens) == found
+    assert any("trained_positions: unknown" in w for w in s.warnings) == (s.model.longest == 0)
+    assert parse_scenario(s.model_dump(mode="json")).model == s.model
+
+
+@pytest.mark.parametrize(("cluster", "found"), [("dgx-h100", (True, 2048)), ("mi300x-node", (False, 131072))])
+def test_late_vllm_v0_takes_larger_chunks_and_none_on_amd(cluster: str, found: tuple[bool, int]) -> None:
+    section = {"engine": "vllm-0.6.5", "requests": ONE}
+    i = parse_scenario({"model": "llama3.1-8b", "cluster": cluster, "inference": section}).for_serving
+    assert (i.chunked_prefill, i.max_batch_tokens) == found
+
+
+@pytest.mark.parametrize("engine", ["vllm-0.5", "vllm-0.6", "vllm-0.6.5"])
+def test_vllm_v0_computes_whole_prompts_where_tokens_are_drafted(engine: str) -> None:
+    section = {"engine": engine, "requests": ONE, "speculative": DRAFT}
+    i = parse_scenario({"model": "llama3.1-8b", "cluster": "dgx-h100", "inference": section}).for_serving
+    assert (i.chunked_prefill, i.max_batch_tokens) == (False, 131072)
+
+
+def test_what_a_scenario_resolves_to_parses_to_itself() -> None:
+    s = engine_scenario("vllm-v1", batching="continuous", kv_cache={"memory_fraction": 0.8})
+    again = parse_scenario(s.model_dump(mode="json"))
+    assert again.for_serving == s.for_serving
+
+
+def test_sglang_leaves_memory_for_every_rank_of_a_pipeline() -> None:
+    """128 MiB each of 81,920."""
+    one, two = (ENGINES["sglang-0.5"].defaults_on("hopper", 80 * 2.0**30, 8, pp, 0).memory_fraction for pp in (1, 16))
+    assert one - two == pytest.approx(8 * 15 * 128 / 81920, abs=1e-3)
+    section = {"engine": "sglang-0.5", "requests": ONE}
+    data = {"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"tp": 8, "pp": 16}, "inference": section}
+    assert parse_scenario(data).for_serving.kv_cache.memory_fraction == two
+
+
+@pytest.mark.parametrize(("speculative", "left_bytes"), [({"tokens": 3}, 2 * GIB), ({"draft": "llama3.2-1b"}, 6 * GIB)])
+def test_sglang_loads_a_draft_into_what_its_fraction_leaves(speculative: dict[str, Any], left_bytes: float) -> None:
+    """Weights and cache of the model fill its fraction, which is smaller by what is set aside; the draft's come on
+    top."""
+    model = {"preset": "llama3-8b", "mtp_layers": 1} if "draft" not in speculative else "llama3-8b"
+    section: dict[str, Any] = {"engine": "sglang-0.5", "requests": ONE}
+    plain, sim = (
+        simulate_serving(parse_scenario({"model": model, "cluster": "dgx-h100", "inference": {**section, **own}}))
+        for own in ({}, {"speculative": speculative})
+    )
+    gpu_bytes = sim.scenario.cluster.gpu.memory_bytes
+    before, after = (s.scenario.for_serving.kv_cache.memory_fraction for s in (plain, sim))
+    assert before - after == pytest.approx(left_bytes / gpu_bytes, abs=1e-3)
+    room = gpu_bytes * after - plain.capacity.weight_bytes[0]
+    assert sim.capacity.blocks == room // plain.capacity.stage_token_bytes  # blocks of one token
+    assert sim.capacity.weight_bytes[0] > plain.capacity.weight_bytes[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, ("chunked_prefill false", "max_batch_tokens 8192")),
+        ({"max_batch_tokens": 4096}, ("chunked_prefill false",)),
+        ({"max_batch_tokens": 4096, "chunked_prefill": False}, ()),
+        ({"batching": "static", "chunked_prefill": False}, ()),
+    ],
+)
+def test_an_unknown_length_is_noted_where_a_key_follows_from_it(given: dict[str, Any], said: tuple[str, ...]) -> None:
+    model = {"preset": "llama2-7b", "trained_positions": None}
+    s = engine_scenario("vllm-0.6", model=model, **{"batching": "continuous", **given})  # type: ignore[arg-type]
+    notes = [w for w in s.warnings if "trained_positions: unknown" in w]
+    assert len(notes) == bool(said)
+    assert all(what in note for what in said for note in notes)
+    assert all(("max_batch_tokens" in note) == ("max_batch_tokens" not in given) for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "cache", "room"),
+    [
+        ("vllm-v1", {}, lambda memory, weights, buffers: 0.9 * memory - weights - buffers),
+        ("sglang", {}, lambda memory, weights, _: 0.88 * memory - weights),
+        ("sglang", {"memory_fraction": 1.0}, lambda memory, weights, buffers: memory - weights - buffers),
+        ("trtllm-0.6", {}, lambda memory, weights, buffers: 0.85 * (memory - weights - buffers)),
+        ("trtllm-1.0", {}, lambda memory, weights, buffers: 0.9 * (memory - weights - buffers)),
+        ("trtllm-1.0", {"free_fraction": 0.5}, lambda memory, weights, buffers: 0.5 * (memory - weights - buffers)),
+        ("trtllm-1.0", {"memory_fraction": 0.8}, lambda memory, weights, buffers: 0.8 * memory - weights - buffers),
+    ],
+)
+def test_each_engine_gives_the_cache_room_by_its_own_rule(
+    engine: str, cache: dict[str, float], room: Callable[[float, float, float], float]
+) -> None:
+    section = {"engine": engine, "requests": ONE, "kv_cache": cache}
+    s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "inference": section})
+    c = simulate_serving(s).capacity
+    block = s.for_serving.kv_cache.block_tokens * c.token_bytes[0]
+    fits = room(s.cluster.gpu.memory_bytes, c.weight_bytes[0], c.buffer_bytes[0]) / block
+    assert c.blocks_fit == int(fits)
+    assert parse_scenario(s.model_dump(mode="json")).for_serving == s.for_serving
+
+
+DRAFT = {"draft": {"preset": "llama3.2-1b", "vocab": 128256}, "tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("engine", "own", "model", "running", "padded"),
+    [
+        ("vllm-v1", False, False, 1024, 136),
+        ("vllm-0.14", True, False, 1024, 136),
+        ("vllm-0.19", True, True, 1024, 136),
+        ("sglang", False, False, 48, 192),
+        ("sglang-0.5", False, False, 48, 160),
+        ("trtllm-1.0", True, False, 2048, 160),
+    ],
+)
+def test_what_drafted_tokens_change_in_an_engine(
+    engine: str, own: bool, model: bool, running: int, padded: int
+) -> None:
+    """Whether the host still works beside the GPU, how many requests run, and the tokens of the graph for 33 sequences
+    of 4: sizes of sequences are 40 (TensorRT-LLM, SGLang 0.5) and 48 (SGLang 0.4)."""
+    for served, draft, overlaps in (("deepseek-v3", {"tokens": 3}, own), ("llama3-8b", DRAFT, model)):
+        section = {"engine": engine, "requests": ONE, "speculative": draft}
+        data = {"model": served, "cluster": "dgx-h100", "parallelism": {"tp": 8}, "inference": section}
+        s = parse_scenario(data)
+        host = iteration_costs(s, load_profile(s.calibration)).host
+        assert (host.overlaps, s.for_serving.max_running_requests, host.padded(132)) == (overlaps, running, padded)
+        alone = parse_scenario({**data, "inference": {**section, "speculative": None}})
+        assert iteration_costs(alone, load_profile(s.calibration)).host.overlaps == ENGINES[engine].overlaps
+
+
+def test_graphs_came_with_vllm_0_2_7() -> None:
+    """A batch of 33 is padded to the graph of 40; before there were none."""
+    for release, name, padded in (("0.2.6", "vllm-0.2", 33), ("0.2.7", "vllm-0.2.7", 40)):
+        found = engine_named((f"vLLM {release}",))
+        assert found is not None
+        assert found.name == name
+        s = engine_scenario(name, batching="continuous")
+        assert iteration_costs(s, load_profile(s.calibration)).host.padded(33) == padded

@@ -1,0 +1,199 @@
+"""The highest rate of requests within promised latencies, and the gaps between tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sim.commands.search import main
+from sim.core.errors import InputError
+from sim.inputs.scenario import parse_scenario
+from sim.search.slo import parse_slo
+from sim.serve.simulation import simulate_serving
+from sim.views.serving_search_page import serving_search_page
+from tests.sim.serve.serving_cases import searched
+
+SMALL: dict[str, Any] = {
+    "model": "llama3.2-1b",
+    "cluster": "dgx-h100",
+    "parallelism": {"tp": 2},
+    "inference": {"requests": {"prompt_len": 512, "output_len": 16, "count": 60, "rate_per_s": 40.0, "seed": 1}},
+}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("slo") / "small.yaml"
+    path.write_text(json.dumps(SMALL))
+    return path
+
+
+def test_the_highest_rate_keeps_every_promise_and_a_higher_one_does_not(file: Path) -> None:
+    result = searched(file, "ttft_p99=0.02,latency_p90=0.06", "--gpus", "1", "--price", "3.6")
+    (best,) = result["best"]
+    assert best["within_slo"]
+    assert best["limit_found"]
+    assert best["time_to_first_token_s"]["p99"] <= 0.02
+    assert best["request_latency_s"]["p90"] <= 0.06
+    assert best["cost_per_million_output_tokens"] == pytest.approx(1e-3 / best["output_tokens_per_s"] * 1e6)
+    energy = 1e6 / best["output_tokens_per_s"] / 3600 * 0.7  # an H100's 700 W, in kWh
+    assert best["energy_kwh_per_million_output_tokens"] == pytest.approx(energy)
+    faster = {
+        **SMALL,
+        "parallelism": {},
+        "inference": {"requests": {**SMALL["inference"]["requests"], "rate_per_s": 1.1 * best["rate_per_s"]}},
+    }
+    beyond = simulate_serving(parse_scenario(faster)).result
+    assert beyond["time_to_first_token_s"]["p99"] > 0.02 or beyond["request_latency_s"]["p90"] > 0.06
+
+
+def test_looser_promises_carry_more_and_replicas_add_up(file: Path) -> None:
+    tight, loose = (searched(file, f"ttft_p99={s}") for s in (0.015, 0.03))
+    rates = [{tuple(r["parallelism"].values()): r["rate_per_s"] for r in x["best"]} for x in (tight, loose)]
+    assert all(rates[0][key] < rates[1][key] for key in rates[0])
+    alone = searched(file, "ttft_p99=0.03", "--gpus", "1")["best"][0]["rate_per_s"]
+    assert rates[1][1, 1, 2] == pytest.approx(2 * alone, rel=0.03)
+    assert loose["fewest_gpus"]["gpus"] <= tight["fewest_gpus"]["gpus"]
+
+
+def test_the_curve_trades_one_for_the_other(file: Path) -> None:
+    curve = searched(file, "ttft_p99=0.03", "--gpus", "1")["curve"]
+    users = [p["tokens_per_s_per_user"] for p in curve]
+    gpus = [p["output_tokens_per_s_per_gpu"] for p in curve]
+    assert users == sorted(users, reverse=True)
+    assert gpus == sorted(gpus)
+    assert len(curve) > 3
+
+
+def test_pools_are_searched_and_the_best_pair_keeps_its_promises(tmp_path: Path) -> None:
+    """On three GPUs there are one replica for prompts and two for tokens, or the reverse."""
+    file = tmp_path / "pools.yaml"
+    data = {**SMALL, "parallelism": {}, "inference": {**SMALL["inference"], "disaggregated": {}}}
+    file.write_text(json.dumps(data))
+    result = searched(file, "ttft_p99=0.05,itl_p99=0.01", "--gpus", "3")
+    degrees = [tuple(row["parallelism"].values()) for row in result["best"]]
+    assert sorted(degrees) == [(1, 1, 2, 1, 1), (2, 1, 1, 1, 1)]
+    best = result["best"][0]
+    pools = {
+        name: {"replicas": best["unit"][f"{name}_replicas"], "tp": best["unit"][f"{name}_tp"]}
+        for name in ("prefill", "decode")
+    }
+    requests = {**SMALL["inference"]["requests"], "rate_per_s": best["rate_per_s"]}
+    again = simulate_serving(parse_scenario({**data, "inference": {"requests": requests, "disaggregated": pools}}))
+    assert again.result["time_to_first_token_s"]["p99"] == best["time_to_first_token_s"]["p99"] <= 0.05
+    assert best["output_tokens_per_s_per_gpu"] == pytest.approx(again.result["output_tokens_per_s"] / 3)
+
+
+def test_a_pair_of_pools_is_never_called_one_gpu(tmp_path: Path) -> None:
+    file = tmp_path / "pair.yaml"
+    inference = {**SMALL["inference"], "disaggregated": {}}
+    file.write_text(json.dumps({**SMALL, "parallelism": {}, "inference": inference}))
+    page = tmp_path / "pair.html"
+    options = [str(file), "--slo", "ttft_p99=0.05", "--gpus", "2", "--html", str(page)]
+    done = CliRunner().invoke(main, options, catch_exceptions=False)
+    for text in (page.read_text(), done.stdout):
+        assert "prefill replicas 1, prefill tp 1, decode replicas 1, decode tp 1" in text
+        assert "one GPU" not in text
+
+
+def test_replicas_that_share_experts_are_searched(tmp_path: Path) -> None:
+    """Of two GPUs: one with all experts, and both with half of them, whose attention is split or not."""
+    file = tmp_path / "experts.yaml"
+    moe = {"experts": 8, "top_k": 2, "ffn": 512}
+    model = {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "vocab": 1024, "ffn": 1024, "moe": moe}
+    file.write_text(json.dumps({**SMALL, "model": model, "parallelism": {"dp": 2, "ep": 2}}))
+    result = searched(file, "ttft_p99=0.05")
+    assert sorted([tuple(row["unit"].values()) for row in result["best"]]) == [(1, 1, 1), (1, 2, 2), (2, 1, 2)]
+    assert {row["parallelism"]["dp"] for row in result["best"]} == {1, 2}
+    assert all(row["own_rate"]["within_slo"] for row in result["best"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parallelism": {"cp": 2}}, "parallelism.cp: found 2; --slo searches tp, pp, dp, ep and pools"),
+        (
+            {"inference": {**SMALL["inference"], "autoscaling": {}}},
+            "inference.autoscaling: --slo searches replicas that are always on",
+        ),
+    ],
+)
+def test_what_is_not_laid_out_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    file = tmp_path / "refused.yaml"
+    file.write_text(json.dumps({**SMALL, **changes}))
+    done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p99=0.1"], catch_exceptions=False)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_any_number_of_workers_finds_the_same(file: Path) -> None:
+    one, two = (searched(file, "ttft_p99=0.1", "--gpus", "2", "--workers", n) for n in ("1", "2"))
+    assert one == two
+
+
+def test_latencies_may_be_given_one_by_one(file: Path) -> None:
+    assert searched(file, "ttft_p99=0.1", "--slo", "tpot_p99=1")["slo"] == ["ttft_p99=0.1", "tpot_p99=1"]
+
+
+def test_options_that_serving_does_not_have_are_refused(file: Path) -> None:
+    options = ("--objective", "step_time")
+    done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p99=0.1", *options], catch_exceptions=False)
+    assert done.exit_code == 2
+    assert f"{options[0]}: is for searches of training steps; --slo searches serving" in done.output
+
+
+def test_a_clusters_own_price_is_taken(file: Path) -> None:
+    options = ("--gpus", "1", "--cluster", "dgx-h100", "--price")
+    own, all_ = (searched(file, "ttft_p99=0.03", *options, price) for price in ("dgx-h100=2,dgx-b200=4", "2"))
+    assert own["best"] == all_["best"]
+    assert own["best"][0]["cost_per_million_output_tokens"] > 0
+
+
+def test_a_promise_that_nobody_keeps_is_no_rate(file: Path) -> None:
+    result = searched(file, "ttft_p50=0.0001", "--gpus", "1")
+    assert result["best"][0]["rate_per_s"] == 0.0
+    assert result["fewest_gpus"] is None
+
+
+def test_too_few_requests_find_no_limit_and_no_rate_is_shown(tmp_path: Path) -> None:
+    """A layout that keeps the promise although all requests come at once."""
+    file = tmp_path / "few.yaml"
+    few = {**SMALL["inference"]["requests"], "count": 5}
+    file.write_text(json.dumps({**SMALL, "inference": {"requests": few}}))
+    result = searched(file, "ttft_p99=10", "--gpus", "1")
+    (best,) = result["best"]
+    assert (best["limit_found"], best["fewest_gpus"], result["fewest_gpus"]) == (False, None, None)
+    done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p99=10", "--gpus", "1"], catch_exceptions=False)
+    assert done.stdout.count("no limit found: too few requests") == 2  # the rate, and the fewest GPUs
+    assert f"{best['rate_per_s']:.3g}" not in done.stdout.partition("throughput against")[0]
+    page = serving_search_page(result)
+    assert page.count("no limit found: too few requests") == 2  # the headline, and the table
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ttft=0.2", "ttft_p99", "ttft_p80=1", "speed_p99=1", "ttft_p99=-1", "ttft_p99=x", "e2e_p99=1,latency_p99=2"],
+)
+def test_other_promises_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--slo"):
+        parse_slo(text)
+
+
+def test_the_mean_gap_is_all_time_between_tokens_over_all_gaps() -> None:
+    served = simulate_serving(parse_scenario({**SMALL, "parallelism": {}}), engine="static")
+    sequences = [s for r in served.replicas for s in r.sequences]
+    seconds = sum(s.finish_s - s.first_token_s for s in sequences)
+    gaps = sum(s.request.output_tokens - 1 for s in sequences)
+    found = served.result["inter_token_latency_s"]
+    assert found["mean"] == pytest.approx(seconds / gaps, rel=1e-9)
+    assert found["p50"] <= found["p90"] <= found["p99"]
+
+
+def test_one_sequence_alone_has_equal_gaps() -> None:
+    inference = {"batching": "static", "requests": {"prompt_len": 128, "output_len": 64, "count": 4}}
+    result = simulate_serving(parse_scenario({**SMALL, "inference": inference})).result
+    assert result["inter_token_latency_s"]["p50"] == pytest.approx(result["time_per_output_token_s"]["p50"], rel=1e-3)
