@@ -3,9 +3,9 @@ and the blocks that they take.
 
 A prefix is known by its name or hashes (`sim.serve.cache.kv_cache`, `sim.serve.cache.hashed_prefixes`), on the GPU, in
 the host's memory or in tiers below. With `shares_at_once` the cache knows every full block by its content from when it
-is put into an iteration, as vLLM's does (v1/core/kv_cache_manager.py: allocate_slots, free; block_pool.py: free_blocks). So
-sequences of one iteration find each other's beginning; and the blocks of a sequence that has ended, or was preempted,
-stay until room is needed, the least recently freed first: a preempted one finds what is left of its own.
+is put into an iteration, as vLLM's does (v1/core/kv_cache_manager.py: allocate_slots, free; block_pool.py:
+free_blocks). So sequences of one iteration find each other's beginning; and the blocks of a sequence that has ended, or
+was preempted, stay until room is needed, the least recently freed first: a preempted one finds what is left of its own.
 """
 
 from __future__ import annotations
