@@ -63,7 +63,7 @@ def _vocabulary_note(sections: Sections) -> Iterator[str]:
         multiple = 128 * tp
         why = "128·tp"
         if i is not None:
-            from sim.serve.engine_file import engine_of  # most scenarios are training steps
+            from sim.serve.engines.file import engine_of  # most scenarios are training steps
 
             multiple = engine_of(i.engine).padding_of_vocab(tp)
             why = f"{multiple}, by engine {i.engine}" + (f" with tp {tp}" if len(degrees) > 1 else "")
