@@ -53,7 +53,7 @@ from sim.results.evidence import nearest
 from sim.results.fault_costs import blame
 from sim.results.graph_pools import pooled_peak_bytes
 from sim.results.memory import MemoryCurve, over_steps
-from sim.results.operator_times import time_by_operator, time_by_part
+from sim.results.operator_times import host_wait_s, time_by_operator, time_by_part
 from sim.results.processes import ProcessesRun, processes_result, timeline_with_processes
 from sim.results.result import StepResult, make_result
 from sim.results.states import states
@@ -397,7 +397,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
         known = self.expanded or p.tp * p.cp * p.ep == 1
         if not known and len(timeline) <= EXPAND_UP_TO:
             timeline, known = simulate(self.scenario, self.profile, expand=True).timeline, True
-        return largest_losses(self.outcome, timeline, n, known)
+        return largest_losses(self.outcome, timeline, n, known, host_wait_s(time_by_part(self)))
 
     def _repr_html_(self) -> str:
         """HTML for a notebook."""

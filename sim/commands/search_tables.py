@@ -68,6 +68,9 @@ def print_result(result: dict[str, Any], saved: Path | None = None) -> None:
     console.print(f"{_counts_words(c)}; {took}", highlight=False)
     for refusal in result["refusals"][:REFUSALS_SHOWN]:
         console.print(f"refused: {refusal['reason']}", highlight=False, markup=False)
+    if any(row["tight"] for row in result["best"]):
+        said = "tight: less than 2 GiB is left for CUDA and NCCL; --memory-limit leaves such layouts out"
+        console.print(said, highlight=False)
     if result["best"]:
         _print_runnable(result["best"], saved, console)
 

@@ -8,14 +8,16 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+LEAST_S = 1e-12  # less is what rounding leaves of a sum that is zero
+
 
 def seconds(value: float) -> str:
     """Seconds with four digits and a fitting unit.
 
-    >>> seconds(0.01234), seconds(4.5e-5), seconds(2), seconds(7200)
-    ('12.34 ms', '45.00 µs', '2.000 s', '2.000 h')
+    >>> seconds(0.01234), seconds(4.5e-5), seconds(2), seconds(7200), seconds(1e-16)
+    ('12.34 ms', '45.00 µs', '2.000 s', '2.000 h', '0 s')
     """
-    if value == 0:
+    if abs(value) < LEAST_S:
         return "0 s"
     for limit, scale, unit in ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (600.0, 1.0, "s")):
         if abs(value) < limit:

@@ -29,6 +29,7 @@ CONTEXT_BYTES = 0.5 * 2**30
 CONNECTION_BYTES = 12.0 * 2**20
 CONNECTIONS = 3
 CHANNELS = 24
+TIGHT_BYTES = 2.0 * 2**30  # CUDA's context, NCCL's buffers and the driver take about so much or more
 NVIDIA = ("volta", "ampere", "ada", "hopper", "blackwell")
 
 
@@ -66,6 +67,12 @@ def most_allocator_bytes(scenario: Scenario, gpu: GpuSpec) -> float:
     """Return the most that torch's allocator can have in any layout: NCCL's buffers, which depend on it, are left
     out."""
     return _without_context_bytes(gpu) if _counted(scenario, gpu) else gpu.memory_bytes
+
+
+def is_tight(peak_bytes: float, limit: MemoryLimit, gpu: GpuSpec) -> bool:
+    """Tell whether a peak fits and leaves little for CUDA and NCCL, whose memory the limit does not count."""
+    left = limit.limit - peak_bytes
+    return limit.beside is None and 0 <= left < TIGHT_BYTES and gpu.architecture != "cpu"
 
 
 def _counted(scenario: Scenario, gpu: GpuSpec) -> bool:

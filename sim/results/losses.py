@@ -23,7 +23,7 @@ import numpy as np
 from msgspec import Struct
 
 from sim.core.timeline import COMPUTE_KINDS, Timeline, row_stream
-from sim.core.units import counted, ranks_text, seconds
+from sim.core.units import counted, percent, ranks_text, seconds
 from sim.inputs.parallelism import Parallelism
 from sim.results.records import tightest
 from sim.results.result import StepResult
@@ -49,6 +49,9 @@ _LABELS = {
     "teacher": "Teacher",
     "other": "Other waiting",
 }
+BELOW_PEAK = "Operators run below the device's peak: memory-bound kernels, small or odd matmuls."
+HOST = "the GPU waits for the host to launch kernels; larger micro-batches, fusion or CUDA graphs shorten this."
+HOST_WORTH_A_WORD = 0.02  # of the step
 UNKNOWN = "Which messages are exposed is told by the page of `sim.run --html`."
 
 
@@ -93,13 +96,17 @@ def lost_parts(result: StepResult, timeline: Timeline) -> list[LossShare]:
 
 
 def largest_losses(
-    result: StepResult, timeline: Timeline, n: int = 3, expanded: bool = True
+    result: StepResult, timeline: Timeline, n: int = 3, expanded: bool = True, host_s: float = 0.0
 ) -> list[tuple[LossShare, str]]:
     """The n largest parts that are not useful and worth a word, each with its cause.
 
-    Unless `expanded`, messages within layers have no spans, and which of them are exposed is not guessed.
+    Unless `expanded`, messages within layers have no spans, and which of them are exposed is not guessed. `host_s`: for
+    how long GPUs wait for the host (`sim.results.operator_times.host_wait_s`).
     """
     causes = _CAUSES if expanded else {**_CAUSES, "communication": UNKNOWN}
+    if host_s > HOST_WORTH_A_WORD * result.step_time_s:
+        share = percent(host_s / result.step_time_s)
+        causes = {**causes, "below_peak": f"{BELOW_PEAK} For {seconds(host_s)} ({share} of the step) {HOST}"}
     found = [(part, causes[part.key]) for part in lost_parts(result, timeline)[:n]]
     return [(part, cause if isinstance(cause, str) else cause(result, timeline)) for part, cause in found]
 
@@ -194,6 +201,6 @@ _CAUSES: dict[str, str | Callable[[StepResult, Timeline], str]] = {
     "communication": _communication,
     "recompute": _recompute,
     "optimizer": "The update of parameters and what stands around it, once a step.",
-    "below_peak": "Operators run below the device's peak: memory-bound kernels, small or odd matmuls.",
+    "below_peak": BELOW_PEAK,
     "other": "Ranks wait for the slowest after the pipeline has drained.",
 }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
+from sim.core.program import ModelPart
 from sim.programs import priced_items
 from sim.programs.priced_items import add_all
 from sim.results.metrics import text_of
@@ -73,6 +74,11 @@ def time_by_operator(sim: FinishedStep) -> tuple[RankOperators, ...]:
 def time_by_part(sim: FinishedStep) -> tuple[RankParts, ...]:
     """Return the time by part of the model of each class of ranks; classes with equal programs and times are one."""
     return tuple([RankParts(*found) for found in _by_class(sim, lambda program: program.by_part, PartTime)])
+
+
+def host_wait_s(rows: Sequence[RankParts]) -> float:
+    """Return for how long the ranks that wait longest for their host do so."""
+    return max((part.seconds for row in rows for part in row.parts if part.part == ModelPart.HOST), default=0.0)
 
 
 def _by_class(

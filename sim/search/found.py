@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sim.results.beside_allocator import allocator_bytes, most_allocator_bytes
+from sim.results.beside_allocator import is_tight, memory_limit, most_allocator_bytes
 from sim.search.best_first import BestFirst, pareto
 from sim.search.evaluation import Outcome
-from sim.search.space import SEARCHED, Layout, Space, scenario_of
+from sim.search.space import SEARCHED, Space, scenario_of
 from sim.search.why_none import why_none_legal
 
 
@@ -30,7 +30,7 @@ def make_result(found: BestFirst, objective: str, details: Sequence[dict[str, fl
         "trainer": space.trainer or None,
         # The whole scenario is included, so that a best layout runs without the search's options.
         "best": [
-            _row(space, o) | more | _with_scenario(space, o.layout, limit_bytes)
+            _row(space, o) | more | _with_scenario(space, o, limit_bytes)
             for o, more in zip(found.best, details, strict=True)
         ],
         "pareto": [_row(space, o) for o in pareto(found.fitting)],
@@ -64,8 +64,12 @@ def _row(space: Space, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _with_scenario(space: Space, layout: Layout, limit_bytes: float | None) -> dict[str, Any]:
-    """Return the whole scenario of the layout, and the memory that it was allowed."""
-    scenario = scenario_of(space, layout)
-    limit = allocator_bytes(scenario, scenario.cluster.gpu) if limit_bytes is None else limit_bytes
-    return {"memory_limit_bytes": limit, "scenario": scenario.model_dump(mode="json")}
+def _with_scenario(space: Space, outcome: Outcome, limit_bytes: float | None) -> dict[str, Any]:
+    """Return the whole scenario of the layout, the memory that it was allowed, and whether it leaves too little of it
+    for CUDA and NCCL."""
+    scenario = scenario_of(space, outcome.layout)
+    gpu = scenario.cluster.gpu
+    limit = memory_limit(scenario, gpu)
+    tight = limit_bytes is None and is_tight(outcome.peak_memory_bytes, limit, gpu)
+    allowed = limit.limit if limit_bytes is None else limit_bytes
+    return {"memory_limit_bytes": allowed, "tight": tight, "scenario": scenario.model_dump(mode="json")}

@@ -21,6 +21,7 @@ from sim.simulation import Simulation, simulate
 
 LEAST_GAIN = 0.002  # of the step: less is not worth a change
 QUICK_TASKS = 5_000  # a step of so many has proposals tried unasked; by tasks, since times differ from run to run
+GRAPHED = ("megatron",)  # frameworks with a flag that captures layers as CUDA graphs (--cuda-graph-impl)
 MEMORY = "memory"  # the part of a step that does not fit
 
 
@@ -139,6 +140,8 @@ def _communication(scenario: Scenario) -> Iterator[Changes]:
 def _below_peak(scenario: Scenario) -> Iterator[Changes]:
     p, t = scenario.parallelism, scenario.for_training
     yield ("training.framework=compiled",)
+    if t.framework in GRAPHED and t.cuda_graphs == "none":
+        yield ("training.cuda_graphs=layers",)
     if t.cross_entropy == "unfused":
         yield ("training.cross_entropy=fused",)
     yield from _larger(scenario)
@@ -177,7 +180,7 @@ def _to_fit(scenario: Scenario) -> Iterator[Changes]:
     if t.recompute.mode != "full":
         yield ("training.recompute=selective",)
         yield ("training.recompute=full",)
-        if p.dp * p.cp > 1:
+        if p.dp * p.cp > 1 and p.zero < 3:
             yield ("parallelism.zero=3", "training.recompute=full")
     if p.dp % 2 == 0:
         yield (f"parallelism.tp={2 * p.tp}", f"parallelism.dp={p.dp // 2}", "parallelism.sp=true")

@@ -11,13 +11,14 @@ class Metric(NamedTuple):
 
     key: str
     name: str
-    unit: Literal["s", "bytes", "/s"]
+    unit: Literal["s", "bytes", "/s", ""]
     more_is_better: bool = False
 
 
 STEP = Metric("step_time_s", "step", "s")
 RATE = Metric("tokens_per_s_per_gpu", "tok/s/GPU", "/s", True)
 MEMORY = Metric("peak_memory_bytes", "memory", "bytes")
+GPUS = Metric("gpus", "GPUs", "")
 FIRST = Metric("ttft_p99_s", "first token p99", "s")
 TRAINING = (STEP, MEMORY, RATE)
 SERVING = (
@@ -33,8 +34,9 @@ SERVING = (
 
 
 def metrics_of(result: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """The metrics of a sweep's rows (sim-sweep/1)."""
-    return SERVING if result["workload"] == "serving" else TRAINING
+    """The metrics of a sweep's rows (sim-sweep/1), behind the number of GPUs where rows differ in it."""
+    differ = len({row["gpus"] for row in result["rows"] if not row["refused"]}) > 1
+    return (*([GPUS] if differ else []), *(SERVING if result["workload"] == "serving" else TRAINING))
 
 
 def metric_of(result: Mapping[str, Any]) -> Metric:

@@ -43,6 +43,7 @@ class WhatIf(NamedTuple):
     figures: Mapping[str, float]  # by the keys of `sweep_metrics`; of a step also `healthy_s`, without `faults`
     fits_in_memory: bool = False
     refused: str = ""
+    gpus: int = 0
 
     def as_dict(self, keys: Sequence[str]) -> dict[str, Any]:
         """A row of format sim-sweep/1; of a refused one the numbers under `keys` are null."""
@@ -50,6 +51,7 @@ class WhatIf(NamedTuple):
         return {
             "values": dict(self.values),
             **given,
+            "gpus": None if self.refused else self.gpus,
             "fits_in_memory": None if self.refused else self.fits_in_memory,
             "refused": self.refused,
         }
@@ -142,7 +144,7 @@ def _simulated(packed: bytes, change: Change) -> WhatIf:
     tokens = t.global_batch_size * t.seq_len
     rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0
     figures = _figures(step_s, healthy_s, rate, simulation.peak_memory_bytes)
-    return WhatIf(dict(change), figures, simulation.fits_in_memory)
+    return WhatIf(dict(change), figures, simulation.fits_in_memory, gpus=scenario.ranks)
 
 
 def _figures(step_s: float, healthy_s: float, rate: float, peak_bytes: float) -> dict[str, float]:
@@ -154,7 +156,7 @@ def _rl_step(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
     result = simulate_rl(scenario, _given(packed)[2]).outcome
     step_s, rate = result.step_time_s, result.tokens_per_s_per_gpu
     figures = _figures(step_s, step_s, rate, result.peak_memory_bytes)
-    return WhatIf(dict(change), figures, result.fits_in_memory)
+    return WhatIf(dict(change), figures, result.fits_in_memory, gpus=scenario.ranks)
 
 
 def _served(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
@@ -162,4 +164,4 @@ def _served(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
     figures = {"output_tokens_per_s_per_gpu": result["output_tokens_per_s_per_gpu"], MEMORY.key: result[MEMORY.key]}
     for name, quantity in QUANTITIES.items():
         figures |= {f"{name}_{statistic}_s": result[quantity][statistic] for statistic in ("p50", "p99")}
-    return WhatIf(dict(change), figures, bool(result["fits_in_memory"]))
+    return WhatIf(dict(change), figures, bool(result["fits_in_memory"]), gpus=scenario.ranks)

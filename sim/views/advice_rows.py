@@ -10,7 +10,7 @@ from sim.core.units import n_bytes, percent, seconds
 if TYPE_CHECKING:
     from sim.studies.advice import Tried
 
-ADVICE_HEAD = ("--set", "Step", "Difference", "of the step", "Peak memory")
+ADVICE_HEAD = ("--set", "Step", "Change", "In %", "Peak")  # short: a line has room for a schedule's name
 
 
 def advice_rows(tried: Sequence[Tried]) -> list[tuple[str, ...]]:
@@ -29,4 +29,4 @@ def advice_rows(tried: Sequence[Tried]) -> list[tuple[str, ...]]:
 
 def _sign(t: Tried) -> str:
     """Return the sign of the change of the step's time: a gain makes it less."""
-    return "−" if t.gain_s >= 0 else "+"
+    return "" if t.gain_s == 0 else "−" if t.gain_s > 0 else "+"

@@ -11,6 +11,7 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import preset_name
 from sim.inputs.scenario import Scenario
 from sim.models.parameters import count_parameters
+from sim.results.beside_allocator import MemoryLimit, is_tight
 from sim.results.losses import bubble_name
 from sim.results.records import tightest
 from sim.results.result import StepResult
@@ -27,7 +28,6 @@ TO_CHECK = (  # where a measured step is far from the simulated one; docs/slower
     "steps; `stepsim convert` reads a trainer's configuration, `stepsim replay` a profiler's trace"
 )
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
-TIGHT_BYTES = 2 * 2**30  # of a GPU's memory: CUDA's context, NCCL's buffers and the driver take about so much or more
 LATENCIES = {
     "Request latency": "request_latency_s",
     "Time to first token": "time_to_first_token_s",
@@ -63,7 +63,7 @@ def _step(result: StepResult) -> list[Number]:
     return [
         Number("Step time", seconds(step_s), interval, compared=step_s),
         Number("Tokens/s per GPU", count(per_gpu), f"{count(result.tokens_per_s)} in all", compared=per_gpu),
-        Number("MFU", percent(use.mfu), f"HFU {percent(use.hfu)}, {flops}", compared=use.mfu),
+        Number("MFU", percent(use.mfu), f"{flops} per GPU; HFU {percent(use.hfu)}", compared=use.mfu),
         Number(bubble_name(result.scenario.parallelism), percent(mean.bubble_fraction), "of the step"),
         Number("Exposed communication", seconds(exposed_s), f"{percent(exposed_s / step_s)} of the step"),
         *_faults(result),
@@ -130,7 +130,7 @@ def _peak(result: StepResult | ServingResult) -> Number:
     note, mood = f"✓ fits, {share}", "good"
     if not fits:
         note, mood = f"✗ does not fit, {share}", "bad"
-    elif not counted and limit - peak < TIGHT_BYTES and result.scenario.cluster.gpu.architecture != "cpu":
+    elif is_tight(peak, MemoryLimit(limit, row.beside), result.scenario.cluster.gpu):
         left = f"{n_bytes(limit - peak)} left for CUDA and NCCL, which take 2 to 4 GiB"
         note, mood = f"tight, {share}: {left}", "bad"
     return Number("Peak memory", n_bytes(peak), note, mood, result.peak_memory_bytes)
@@ -173,7 +173,7 @@ def _money(price: float) -> str:
 def _cost_note(cost: TokenCost) -> str:
     hours = f"{cost.gpu_hours:,.0f}" if cost.gpu_hours >= 100 else f"{cost.gpu_hours:.3g}"
     kwh = cost.energy_kwh
-    energy = f"{kwh / 1e3:,.0f} MWh" if kwh >= 1e5 else f"{kwh:,.0f} kWh" if kwh >= 100 else f"{kwh:.3g} kWh"
+    energy = f"{kwh / 1e3:,.0f} MWh" if kwh >= 1e4 else f"{kwh:,.0f} kWh" if kwh >= 100 else f"{kwh:.3g} kWh"
     return f"{hours} GPU hours; GPUs take {energy} at their power limit"
 
 

@@ -147,7 +147,7 @@ def cells(row: JsonRow, short: bool = False) -> list[Cell]:
         share(row.get("mfu")),
         share(None if exposed_s is None else exposed_s / row["step_time_s"]),
         share(row.get("bubble_fraction")),
-        (f"{row['peak_memory_bytes']:.0f}", n_bytes(row["peak_memory_bytes"])),
+        (f"{row['peak_memory_bytes']:.0f}", n_bytes(row["peak_memory_bytes"]) + ", tight" * row.get("tight", False)),
         word(schedule_words(x)),
         word(str(x["micro_batch_size"])),
         word(x["recompute"]),

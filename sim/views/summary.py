@@ -62,6 +62,9 @@ def print_summary(
     for table in tables:
         terminal.print()
         terminal.print_table(table)
+    if weeks is None and result.scenario.faults is not None and result.scenario.faults.failures is not None:
+        terminal.print()
+        terminal.print("faults.failures slows no single step; --days 30 simulates 30 days of failures and checkpoints")
     terminal.print()
     print_provenance(result, terminal, _evidence(result))
 
@@ -161,7 +164,7 @@ def _goodput(found: Goodput) -> TextTable:
     columns = (
         Column(f"{found.days:g} days, {counted(found.gpus, 'GPU')}"),
         Column("mean", right=True),
-        Column(f"{count(found.runs)} simulated runs"),
+        Column(f"{count(found.runs)} simulated runs", wraps=True),
     )
     spread = f"{percent(useful.p5)} to {percent(useful.p95)} in 90 % of the runs"
     rows = [("effective training", percent(useful.mean), spread)]
@@ -182,9 +185,10 @@ def _goodput(found: Goodput) -> TextTable:
     rows.append(("checkpoint interval", seconds(found.checkpoint_interval_s), ""))
     rows.append(("  optimal interval (Young)", seconds(best.young_s), ""))
     rows.append(("  optimal interval (Daly)", seconds(best.daly_s), f"{percent(best.closed_form)} by closed form"))
+    rows.append(("effective training if", "", ""))
     for point in found.curve:
-        forms = f"effective {percent(point.useful.mean)}, by closed form {percent(point.closed_form)}"
-        rows.append(("  if it were", seconds(point.interval_s), forms))
+        forms = f"{percent(point.closed_form)} by closed form"
+        rows.append((f"  every {seconds(point.interval_s)}", percent(point.useful.mean), forms))
     rows.append(("simulated by", f"{found.engine['path']} engine", ""))
     return TextTable(columns, [TextRow(row) for row in rows])
 

@@ -18,6 +18,8 @@ JsonRow = Mapping[str, Any]
 
 _COLOURS = (*SERIES, "#1b2733")
 MOST_LINES = 12  # of other keys' choices, those with the slowest steps
+MOST_TICKS = 12  # values that each have a label on the axis
+LOG_FROM = 8  # the largest value over the smallest, from where on the axis is logarithmic
 _TIP = "<div><b>@words</b></div><div>@said</div>"
 _LOST = "<div>@lost lost to faults</div>"
 
@@ -114,8 +116,10 @@ def _figure(result: Result) -> Any:
     axis = f"{metric.name} in {'GiB' if metric.unit == 'bytes' else 'seconds'}" if metric.unit != "/s" else metric.name
     names = [as_written(v) for v in result["vary"][key]]
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in result["vary"][key])
-    categories: dict[str, Any] = {} if numbers else {"x_range": list(dict.fromkeys(names))}
-    plot = scatter_plot("sweep", key, axis, 460, **categories)
+    plot = scatter_plot("sweep", key, axis, 460, **_x_axis(result["vary"][key], names, numbers))
+    if numbers and len(set(names)) <= MOST_TICKS:
+        plot.xaxis.ticker = sorted(set(result["vary"][key]))
+        plot.xaxis.major_label_overrides = {v: f"{v:,}" for v in result["vary"][key]}
     dots: list[Any] = []
     for i, (name, rows) in enumerate(_lines(result, key)):
         source = ColumnDataSource(_columns(rows, key, numbers, result, scale))
@@ -126,6 +130,13 @@ def _figure(result: Result) -> Any:
         plot.line("x", "y", line_width=2, **shown)
         dots.append(plot.scatter("x", "y", size=8, fill_alpha="fits", **shown))
     return explained(plot, dots, _TIP + _LOST * about_faults(result))
+
+
+def _x_axis(values: Sequence[Any], names: Sequence[str], numbers: bool) -> dict[str, Any]:
+    """Return the kind of axis: categories, or numbers; sizes that grow by a factor stand equally far apart."""
+    if not numbers:
+        return {"x_range": list(dict.fromkeys(names))}
+    return {"x_axis_type": "log"} if min(values) > 0 and max(values) >= LOG_FROM * min(values) else {}
 
 
 def _lines(result: Result, key: str) -> list[tuple[str, list[JsonRow]]]:

@@ -10,6 +10,7 @@ from sim.core.timeline import Timeline
 from sim.core.units import counted, percent, ranks_text, seconds
 from sim.results.evidence import nearest
 from sim.results.losses import LossShare, largest_losses, mean_seconds, parts_of_step
+from sim.results.operator_times import host_wait_s
 from sim.results.result import StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
 from sim.views.curves import curve_columns, fullest
@@ -75,7 +76,7 @@ def timeline_page(
         plots["memory"] = memory_figure(chart, limit, curves[fullest(memory)], styles)
         data |= {"limit_bytes": limit, "memory": curves, "categories": [[c, s.label] for c, s in styles.items()]}
     if isinstance(result, StepResult):
-        parts = _step_parts(result, timeline, advice)
+        parts = _step_parts(result, timeline, advice, host_wait_s(model_parts))
     else:
         data["item"] = "iteration"
         if served is not None:
@@ -119,11 +120,13 @@ def _part_rows(x: RankParts) -> tuple[str, list[tuple[str, str, str]]]:
     return ranks_text(x.ranks), [(part_name(p), seconds(p.seconds), percent(p.share)) for p in x.parts]
 
 
-def _step_parts(result: StepResult, timeline: Timeline, advice: Sequence[Tried] | None) -> Mapping[str, Any]:
+def _step_parts(
+    result: StepResult, timeline: Timeline, advice: Sequence[Tried] | None, host_s: float
+) -> Mapping[str, Any]:
     """Parts of a training step, its largest losses, what would shorten it, and measured steps like it."""
     return {
         "parts": parts_of_step(result, timeline),
-        "largest": largest_losses(result, timeline),
+        "largest": largest_losses(result, timeline, host_s=host_s),
         "advice": None if advice is None else advice_rows(advice),
         "evidence": [evidence_line(row) for row in nearest(result.scenario)],
     }

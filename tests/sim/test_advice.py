@@ -52,6 +52,23 @@ def test_nothing_is_proposed_twice_that_is_done() -> None:
     assert not said & {"training.framework=compiled", "training.cross_entropy=fused", "parallelism.zero=1"}
 
 
+def test_what_the_scenario_has_is_not_said_beside_another_change() -> None:
+    _, found = advice(
+        "memory_zero_llama8b", "parallelism.zero=3", "training.global_batch_size=32", "training.micro_batch_size=4"
+    )
+    changes = {t.changes for t in found}
+    assert ("training.recompute=full",) in changes
+    assert ("parallelism.zero=3", "training.recompute=full") not in changes
+
+
+def test_graphs_are_tried_where_the_host_is_late() -> None:
+    short = ("model=llama3.2-3b", "training.seq_len=256")
+    _, found = advice("dp8", *short, "training.framework=megatron")
+    assert ("training.cuda_graphs=layers",) in {t.changes for t in found}
+    _, found = advice("dp8", *short)
+    assert ("training.cuda_graphs=layers",) not in {t.changes for t in found}
+
+
 def test_what_does_not_fit_is_made_to_fit() -> None:
     step_s, found = advice("memory_zero_llama8b")
     assert {t.part for t in found} == {"memory"}

@@ -125,6 +125,25 @@ def test_without_faults_nothing_is_said_of_them_and_memory_is_shown(capsys: pyte
     assert "lost to faults" in sweep_page(run_sweep(FILE, [SCALES, "faults.stragglers.0.rank=1"], Study()))
 
 
+def test_rows_on_different_numbers_of_gpus_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_sweep(FILE, ["parallelism.dp=1,2"], Study())
+    pp = found["rows"][0]["gpus"]
+    assert [row["gpus"] for row in found["rows"]] == [pp, 2 * pp]
+    print_result(found)
+    assert "GPUs" in capsys.readouterr().out
+    assert ">GPUs<" in sweep_page(found)
+    print_result(run_sweep(FILE, ["training.recompute=none,full"], Study()))
+    assert "GPUs" not in capsys.readouterr().out
+
+
+def test_sizes_that_grow_by_a_factor_stand_equally_far_apart() -> None:
+    page = sweep_page(run_sweep(FILE, ["training.seq_len=1024,4096,16384"], Study()))
+    scale = '"name":"LogScale"'
+    assert scale in page
+    assert "16,384" in page
+    assert scale not in sweep_page(run_sweep(FILE, ["training.seq_len=1024,2048"], Study()))
+
+
 def test_linked_keys_vary_together_and_are_compared_by_tokens_a_second() -> None:
     found = run_sweep(
         FILE, ["parallelism.dp,training.global_batch_size=1:16,2:64", "training.recompute=none,full"], Study()

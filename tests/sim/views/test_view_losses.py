@@ -9,6 +9,7 @@ import synthetic
 from msgspec.structs import replace
 
 from sim.core.timeline import Detail, RankClass, Span, from_spans
+from sim.core.units import seconds
 from sim.inputs.scenario import load_scenario
 from sim.results.losses import exposed_by_stream, largest_losses, parts_of_step
 from sim.results.result import StepResult
@@ -74,3 +75,14 @@ def test_without_stages_it_is_slower_ranks_that_others_wait_for() -> None:
     waiting = {part.label: text for part, text in found}["Waiting for ranks"]
     assert waiting.startswith("Rank 5 computes ")
     assert "tage" not in waiting
+
+
+def test_waiting_for_the_host_is_part_of_what_is_below_the_peak() -> None:
+    """Small experts of micro-batches of one: kernels are shorter than their launches."""
+    wide = ["model=qwen3-30b-a3b", "parallelism.dp=8", "training.seq_len=512", "training.framework=megatron"]
+    simulation = simulate(load_scenario("scenarios/dp8.yaml", [*wide, "parallelism.tp=1"]))
+    host_s = max(p["seconds"] for row in simulation.result["time_by_part"] for p in row["parts"] if p["part"] == "host")
+    said = {part.key: text for part, text in simulation.losses()}["below_peak"]
+    assert f"For {seconds(host_s)}" in said
+    graphed = simulate(load_scenario("scenarios/dp8.yaml", [*wide, "training.cuda_graphs=step"]))
+    assert "the host" not in {part.key: text for part, text in graphed.losses()}["below_peak"]
