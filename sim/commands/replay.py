@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from sim.commands.command import Command
 from sim.commands.files_named import FILE, OUTPUT
@@ -37,33 +38,59 @@ if TYPE_CHECKING:
     from sim.core.engines import Engine
 
 MAX_TRACES = 4096
-UNCHANGED = {"gpu_ratio": 1.0, "network_scale": 1.0}
 WANTED = "replay takes profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
+
+
+class WhatIf(Struct, frozen=True, dict=True):
+    """Hold the options that change a recording; each field is the option of its name."""
+
+    cluster: str | None = None
+    gpu: str | None = None
+    gpu_ratio: float = 1.0
+    network_scale: float = 1.0
+    scale_kernels: tuple[str, ...] = ()
+    straggler: tuple[str, ...] = ()
+    dp: int | None = None
+    dp_group: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return what the options change, by their names."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(_NOTHING, name)}
+
+
+_NOTHING = WhatIf()
+what_if_options = gathered(
+    WhatIf,
+    "what_if",
+    click.option(
+        "--cluster", metavar="PRESET", help="price communication on this cluster; captured programs: operators too"
+    ),
+    click.option("--gpu", metavar="NAME", help="replay on this GPU preset, or FROM=TO"),
+    click.option("--gpu-ratio", type=float, default=1.0, metavar="X", help="a GPU X times as fast"),
+    click.option("--network-scale", type=float, default=1.0, metavar="X", help="links X times as fast"),
+    click.option(
+        "--scale-kernels",
+        multiple=True,
+        metavar="REGEX=X",
+        help="multiply the seconds of matching kernels by X, repeatable",
+    ),
+    click.option(
+        "--straggler", multiple=True, metavar="RANK=X", help="multiply a rank's kernel seconds by X, repeatable"
+    ),
+    click.option(
+        "--dp",
+        type=click.IntRange(1, 1_000_000),
+        metavar="N",
+        help="number of data-parallel ranks, with the same work each",
+    ),
+    click.option("--dp-group", metavar="NAME", help="process group that --dp changes"),
+)
 
 
 @click.command("replay", cls=Command)
 @click.argument("traces", type=FILE, nargs=-1, required=True, metavar="TRACE...")
-@click.option(
-    "--cluster", metavar="PRESET", help="price communication on this cluster; captured programs: operators too"
-)
+@what_if_options
 @click.option("--calibration", metavar="NAME", help="captured programs: a profile in place of the GPU's own")
-@click.option("--gpu", metavar="NAME", help="replay on this GPU preset, or FROM=TO")
-@click.option("--gpu-ratio", type=float, default=1.0, metavar="X", help="a GPU X times as fast")
-@click.option("--network-scale", type=float, default=1.0, metavar="X", help="links X times as fast")
-@click.option(
-    "--scale-kernels",
-    multiple=True,
-    metavar="REGEX=X",
-    help="multiply the seconds of matching kernels by X, repeatable",
-)
-@click.option("--straggler", multiple=True, metavar="RANK=X", help="multiply a rank's kernel seconds by X, repeatable")
-@click.option(
-    "--dp",
-    type=click.IntRange(1, 1_000_000),
-    metavar="N",
-    help="number of data-parallel ranks, with the same work each",
-)
-@click.option("--dp-group", metavar="NAME", help="process group that --dp changes")
 @click.option("--groups", type=FILE, metavar="FILE", help="Chakra: ASTRA-sim's communicator groups")
 @click.option("--step", type=click.IntRange(0), metavar="N", help="profiler step; by default the one of median length")
 @engine_option
@@ -71,15 +98,8 @@ WANTED = "replay takes profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
 @click.option("--trace", type=OUTPUT, metavar="FILE", help="write a Chrome/Perfetto trace of the replay")
 def main(
     traces: tuple[Path, ...],
-    cluster: str | None,
+    what_if: WhatIf,
     calibration: str | None,
-    gpu: str | None,
-    gpu_ratio: float,
-    network_scale: float,
-    scale_kernels: tuple[str, ...],
-    straggler: tuple[str, ...],
-    dp: int | None,
-    dp_group: str | None,
     groups: Path | None,
     step: int | None,
     engine: Engine,
@@ -88,26 +108,17 @@ def main(
 ) -> None:
     """Replay recorded traces (PyTorch profiler, Nsight Systems, Chakra) or captured programs; options change device,
     network, ranks or kernels."""
-    captured = _captured(traces)
-    if captured:
-        recording = load_programs(traces, cluster, calibration)
+    if _captured(traces):
+        recording = load_programs(traces, what_if.cluster, calibration)
+        asked = replace(what_if, cluster=None)  # the programs are priced on it already
+        change = make_change(recording, asked)
+        if asked.dp is not None:  # transfers of other ranks are priced anew
+            change = replace(change, network=network_of(str(what_if.cluster), _ranks_after(recording, change.dp)))
     else:
         if calibration is not None:
             raise InputError("--calibration: is for captured programs; a trace has times of its own")
-        recording = load(traces, step, groups)
-    asked = {
-        "cluster": None if captured else cluster,
-        "gpu": gpu,
-        "gpu_ratio": gpu_ratio,
-        "network_scale": network_scale,
-        "scale_kernels": list(scale_kernels),
-        "straggler": list(straggler),
-        "dp": dp,
-        "dp_group": dp_group,
-    }
-    change = make_change(recording, asked)
-    if captured and dp is not None:  # transfers of other ranks are priced anew
-        change = replace(change, network=network_of(str(cluster), _ranks_after(recording, change.dp)))
+        recording, asked = load(traces, step, groups), what_if
+        change = make_change(recording, asked)
     recording.warnings += doubts(recording, change)
     unchanged, changed = replay(recording, None, engine), replay(recording, change, engine)
     if trace is not None:
@@ -213,26 +224,26 @@ def _refuse_no_trace(path: Path, content: bytes) -> None:
         refuse_other_kind(path, read_json(path), WANTED)
 
 
-def make_change(recording: Recording, asked: dict[str, Any]) -> Change:
+def make_change(recording: Recording, asked: WhatIf) -> Change:
     """The what-if that options ask for.
 
     Raises:
         InputError: for a value that is out of range or names nothing.
     """
-    for key in ("gpu_ratio", "network_scale"):
-        if not 1e-9 <= asked[key] <= 1e9:
-            raise InputError(f"--{key.replace('_', '-')}: found {asked[key]}; must be a factor from 1e-9 to 1e9")
-    dp = dp_change(recording, asked["dp"], asked["dp_group"]) if asked["dp"] is not None else None
-    kernels = kernel_scales(asked["scale_kernels"])
+    for option, factor in (("--gpu-ratio", asked.gpu_ratio), ("--network-scale", asked.network_scale)):
+        if not 1e-9 <= factor <= 1e9:
+            raise InputError(f"{option}: found {factor}; must be a factor from 1e-9 to 1e9")
+    dp = dp_change(recording, asked.dp, asked.dp_group) if asked.dp is not None else None
+    kernels = kernel_scales(asked.scale_kernels)
     check_names(recording, kernels)
     return Change(
         kernels=kernels,
-        gpu_ratio=asked["gpu_ratio"],
-        gpus=gpu_pair(asked["gpu"], recording.gpu_name) if asked["gpu"] else None,
-        network_scale=asked["network_scale"],
-        network=network_of(asked["cluster"], _ranks_after(recording, dp)) if asked["cluster"] else None,
+        gpu_ratio=asked.gpu_ratio,
+        gpus=gpu_pair(asked.gpu, recording.gpu_name) if asked.gpu else None,
+        network_scale=asked.network_scale,
+        network=network_of(asked.cluster, _ranks_after(recording, dp)) if asked.cluster else None,
         dp=dp,
-        stragglers=straggler_scales(asked["straggler"], recording.ranks),
+        stragglers=straggler_scales(asked.straggler, recording.ranks),
     )
 
 
@@ -241,7 +252,7 @@ def _ranks_after(recording: Recording, dp: tuple[frozenset[str], int, int] | Non
     return recording.world_size * (-(-dp[2] // dp[1]) if dp else 1)
 
 
-def make_result(unchanged: Replay, changed: Replay, asked: dict[str, Any]) -> dict[str, Any]:
+def make_result(unchanged: Replay, changed: Replay, asked: WhatIf) -> dict[str, Any]:
     """Return what `--json` writes (`sim-replay/1`). `error`: of the unchanged replay against the recorded step."""
     recording = unchanged.recording
     recorded_s = recording.step_ns * 1e-9
@@ -255,7 +266,7 @@ def make_result(unchanged: Replay, changed: Replay, asked: dict[str, Any]) -> di
         "recorded_step_s": recorded_s,
         "replayed_step_s": unchanged.step_time_s,
         "error": unchanged.step_time_s / recorded_s - 1 if recorded_s else 0.0,
-        "what_if": {k: v for k, v in asked.items() if v not in (None, []) and v != UNCHANGED.get(k)},
+        "what_if": asked.given(),
         "step_time_s": changed.step_time_s,
         "change": changed.step_time_s / unchanged.step_time_s - 1 if unchanged.step_time_s else 0.0,
         "per_rank": [
