@@ -8,21 +8,22 @@ Then rounds of timed steps and calibrations follow. Exit codes: 0 done, 1 a rank
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
+from msgspec import Struct
 
 from calibrate.launch import RankError, is_rank, join, run_ranks
 from calibrate.runnable import check_runnable
 from calibrate.words import hear_warnings, say, warn, warned
 from sim.commands.command import Command, run_command
 from sim.commands.files_named import OUTPUT, check_output
-from sim.commands.options import overrides_option, scenario_argument
+from sim.commands.options import gathered, overrides_option, scenario_argument
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.core.files import write_json
@@ -39,11 +40,10 @@ BUDGET_S = 35.0
 HANGS_AFTER_S = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The command line's arguments and options."""
+class Wanted(Struct, frozen=True, kw_only=True):
+    """Hold the command line; each field is the argument or option of its name, `overrides` is --set."""
 
-    scenario: str
+    scenario: Path
     out: Path
     steps: int
     profile: str | None
@@ -53,11 +53,16 @@ class Wanted:
     torch: bool
     overrides: tuple[str, ...]
 
+    @property
+    def where(self) -> str:
+        """Return the scenario's file as messages name it."""
+        return str(self.scenario)
+
     def arguments(self) -> list[str]:
         """Return the command line that starts a rank."""
         named = {"--profile": self.profile, "--huggingface": self.huggingface, "--program": self.program}
         return [
-            *(self.scenario, "--out", str(self.out), "--steps", str(self.steps), "--budget", repr(self.budget_s)),
+            *(self.where, "--out", str(self.out), "--steps", str(self.steps), "--budget", repr(self.budget_s)),
             *(word for option, value in named.items() if value is not None for word in (option, value)),
             *(("--torch",) if self.torch else ()),
             *(word for override in self.overrides for word in ("--set", override)),
@@ -65,46 +70,39 @@ class Wanted:
 
 
 @click.command("measure", cls=Command)
-@scenario_argument
-@click.option("--out", type=OUTPUT, required=True, metavar="MEASURED.json", help="measured run to write")
-@click.option("--steps", type=int, default=STEPS, help="number of steps to time on a quiet machine")
-@click.option("--profile", metavar="NAME", help="embed this profile instead of calibrating between the steps")
-@click.option(
-    "--budget",
-    "budget_s",
-    type=float,
-    default=BUDGET_S,
-    metavar="SECONDS",
-    help="time of the timed rounds; up to 3 times as long if the machine is busy",
+@gathered(
+    Wanted,
+    "wanted",
+    scenario_argument,
+    click.option("--out", type=OUTPUT, required=True, metavar="MEASURED.json", help="measured run to write"),
+    click.option("--steps", type=int, default=STEPS, help="number of steps to time on a quiet machine"),
+    click.option("--profile", metavar="NAME", help="embed this profile instead of calibrating between the steps"),
+    click.option(
+        "--budget",
+        "budget_s",
+        type=float,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help="time of the timed rounds; up to 3 times as long if the machine is busy",
+    ),
+    click.option(
+        "--huggingface",
+        metavar="PATH",
+        help="run this Transformers model (a local folder or config.json) in place of the bundled one",
+    ),
+    click.option("--program", metavar="WHAT", help="run the scenario's captured code; WHAT as in calibrate.capture"),
+    click.option("--torch", is_flag=True, help="also time torch's own implementation of the parallelism"),
+    overrides_option,
 )
-@click.option(
-    "--huggingface",
-    metavar="PATH",
-    help="run this Transformers model (a local folder or config.json) in place of the bundled one",
-)
-@click.option("--program", metavar="WHAT", help="run the scenario's captured code; WHAT as in calibrate.capture")
-@click.option("--torch", is_flag=True, help="also time torch's own implementation of the parallelism")
-@overrides_option
-def main(
-    scenario: Path,
-    out: Path,
-    steps: int,
-    profile: str | None,
-    budget_s: float,
-    huggingface: str | None,
-    program: str | None,
-    torch: bool,
-    overrides: tuple[str, ...],
-) -> int:
+def main(wanted: Wanted) -> int:
     """Run SCENARIO for real, with calibrations between its steps, and write a measured run."""
-    wanted = Wanted(str(scenario), out, steps, profile, budget_s, huggingface, program, torch, overrides)
     loaded = _checked(wanted)
+    ranks = loaded.parallelism.ranks
     try:
         if is_rank():
             return _rank_main(loaded, wanted)
-        say(f"{loaded.name}: {counted(loaded.parallelism.ranks, 'rank')}, stops after {counted(steps, 'quiet step')}")
-        command = [*python_module("calibrate.measure"), *wanted.arguments()]
-        run_ranks(command, loaded.parallelism.ranks, HANGS_AFTER_S)
+        say(f"{loaded.name}: {counted(ranks, 'rank')}, stops after {counted(wanted.steps, 'quiet step')}")
+        run_ranks([*python_module("calibrate.measure"), *wanted.arguments()], ranks, HANGS_AFTER_S)
         return 0
     except RankError as error:
         say(f"error: {error}")
@@ -119,7 +117,7 @@ def _checked(wanted: Wanted) -> Scenario:
 
         if wanted.program is not None or wanted.huggingface is not None:
             raise InputError("--torch: cannot be given with --program or --huggingface; it runs the bundled model")
-        check(scenario, wanted.scenario)
+        check(scenario, wanted.where)
     if wanted.program is not None:
         from calibrate.capture.options import Options
         from calibrate.capture.what import maker
@@ -127,12 +125,12 @@ def _checked(wanted: Wanted) -> Scenario:
 
         if wanted.huggingface is not None:
             raise InputError("--program: cannot be given with --huggingface; one of the two runs")
-        check_program(scenario, wanted.scenario)
+        check_program(scenario, wanted.where)
         maker(wanted.program, Options())
     elif wanted.huggingface is None:
-        check_runnable(scenario, wanted.scenario)
+        check_runnable(scenario, wanted.where)
     elif scenario.training is None:
-        raise InputError(f"{wanted.scenario}: inference: only training steps can be run for real")
+        raise InputError(f"{wanted.where}: inference: only training steps can be run for real")
     else:
         from calibrate.huggingface import check_model, config_file
 
@@ -157,7 +155,7 @@ def _rank_main(scenario: Scenario, wanted: Wanted) -> int:
     rank, ranks = join(device)
     try:
         if ranks != scenario.parallelism.ranks:
-            raise InputError(f"{wanted.scenario}: needs {counted(scenario.parallelism.ranks, 'rank')}; found {ranks}")
+            raise InputError(f"{wanted.where}: needs {counted(scenario.parallelism.ranks, 'rank')}; found {ranks}")
         measured = _how(wanted)(scenario, rank, device, wanted)
         found: list[Any] = [None] * ranks
         dist.all_gather_object(found, warned())
@@ -198,7 +196,7 @@ def _measure(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict
     from calibrate.run_record import assemble
     from calibrate.timed_rounds import Limits, calibrate, run_rounds
 
-    runner, proof = _proven(scenario, rank, device, wanted.scenario)
+    runner, proof = _proven(scenario, rank, device, wanted.where)
     over_steps = first_steps(runner)  # the optimizer's state appears
     batch = runner.batch(0)
     memory = {
@@ -218,8 +216,8 @@ def _measure(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict
     if rank != 0:
         return None
     facts = environment(device)
-    given = load_profile(wanted.profile) if wanted.profile else None
-    profile = given or _paired(scenario, logs, epilogues, runner, facts)
+    message_bytes = math.prod(runner.pipeline.shape) * runner.dtype.itemsize
+    profile = _profile(wanted, scenario, logs, epilogues, message_bytes, facts)
     lists = [[str(entry) for entry in entries] for entries in runner.schedule.ranks]
     proven = {
         "single_device_loss": proof.single_loss,
@@ -242,7 +240,7 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
     from calibrate.parallel.proof import prove, to_prove
     from calibrate.parallel.runner import Runner, make_place
 
-    place, student = make_place(scenario, rank, device), _student(scenario)
+    place, student = make_place(scenario, rank, device), scenario.model_copy(update={"distillation": None})
     wanted = to_prove(student, device)
     runner = Runner(wanted, place if wanted is student else make_place(wanted, rank, device), torch.float32, device)
     proof = prove(runner)
@@ -268,7 +266,7 @@ def _torch_beside(scenario: Scenario, runner: Any, wanted: Wanted) -> dict[str, 
     _, single = single_device(scenario, make_batch(scenario, 0, runner.device), runner.dtype, runner.device)
     difference = largest_difference(reference, single)
     if difference > 1e-5:
-        raise ProofError(f"{wanted.scenario}: torch's gradients are {difference:.2g} off one device's")
+        raise ProofError(f"{wanted.where}: torch's gradients are {difference:.2g} off one device's")
     bundled, theirs = zip(*time_both(reference, wanted.steps), strict=True)
     return {
         "torch": {
@@ -285,7 +283,6 @@ def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wan
 
     from calibrate.fused import peak_bytes
     from calibrate.huggingface import Imported
-    from calibrate.profile_from_steps import make_profile
     from calibrate.run_record import assemble
     from calibrate.timed_rounds import Limits, run_rounds
 
@@ -311,20 +308,7 @@ def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wan
     if rank != 0:
         return None
     facts = environment(device)
-    profile = (
-        load_profile(wanted.profile)
-        if wanted.profile
-        else make_profile(
-            f"paired with {scenario.name}",
-            datetime.now(UTC).strftime("%Y-%m-%d"),
-            logs,
-            epilogues,
-            4,
-            scenario.parallelism,
-            facts["hardware"],
-            facts["software"],
-        )
-    )
+    profile = _profile(wanted, scenario, logs, epilogues, 4, facts)
     proof = {
         "parameters": sum(p.numel() for p in runner.inner.parameters()),
         "simulated_parameters": sum(b.held_params for b in blocks[0]),
@@ -338,7 +322,7 @@ def _measure_program(scenario: Scenario, rank: int, device: str, wanted: Wanted)
     from calibrate.run_record import assemble
     from calibrate.timed_rounds import Limits, run_rounds
 
-    program = check_program(scenario, wanted.scenario)
+    program = check_program(scenario, wanted.where)
     assert wanted.program is not None
     runner = ProgramRunner(scenario, program, wanted.program, device)
     runner.step(runner.batch(0))  # the optimizer's state appears
@@ -361,11 +345,6 @@ def _from_all_ranks(log: Any, memory: Any, epilogue: Any) -> tuple[list[Any], li
     dist.all_gather_object(found, (log, memory, epilogue))
     logs, memories, epilogues = (list(column) for column in zip(*found, strict=True))
     return logs, memories, epilogues
-
-
-def _student(scenario: Scenario) -> Scenario:
-    """Return the scenario without its teacher."""
-    return scenario.model_copy(update={"distillation": None})
 
 
 def simulated_blocks(
@@ -397,22 +376,17 @@ def environment(device: str) -> dict[str, Facts]:
     return {"hardware": machine.hardware(device), "software": machine.software(device)}
 
 
-def _paired(scenario: Scenario, logs: list[Any], epilogues: list[Any], runner: Any, facts: Any) -> Profile:
-    import math
-
+def _profile(
+    wanted: Wanted, scenario: Scenario, logs: list[Any], epilogues: list[Any], message_bytes: int, facts: Any
+) -> Profile:
+    """Return the profile that --profile names, else one of what was timed between the steps."""
     from calibrate.profile_from_steps import make_profile
 
-    message = math.prod(runner.pipeline.shape) * runner.dtype.itemsize
-    return make_profile(
-        f"paired with {scenario.name}",
-        datetime.now(UTC).strftime("%Y-%m-%d"),
-        logs,
-        epilogues,
-        message,
-        scenario.parallelism,
-        facts["hardware"],
-        facts["software"],
-    )
+    if wanted.profile:
+        return load_profile(wanted.profile)
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    parts = logs, epilogues, message_bytes, scenario.parallelism, facts["hardware"], facts["software"]
+    return make_profile(f"paired with {scenario.name}", date, *parts)
 
 
 if __name__ == "__main__":
