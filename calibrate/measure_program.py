@@ -50,17 +50,17 @@ def options_of(program: CapturedProgram) -> Options:
     clips = any(o.phase == "clip" for o in program.operators)
     new_tokens = int(facts.get("new_tokens", 0))
     return Options(
-        program.seq_len - new_tokens,
-        program.micro_batch_size,
-        str(facts.get("weights", "fp32")),
-        program.autocast,
-        str(facts.get("attention_chosen", facts.get("attention")) or ""),
-        bool(facts.get("gradient_checkpointing")),
-        program.optimizer,
-        facts.get("lora_rank"),
-        1.0 if clips else None,
+        seq_len=program.seq_len - new_tokens,
+        micro_batch_size=program.micro_batch_size,
+        weights=str(facts.get("weights", "fp32")),
+        autocast=program.autocast,
+        attention=facts.get("attention_chosen", facts.get("attention")),
+        gradient_checkpointing=bool(facts.get("gradient_checkpointing")),
+        optimizer=program.optimizer,
+        lora_rank=facts.get("lora_rank"),
+        clip_grad_norm=1.0 if clips else None,
         forward=program.forward_alone,
-        new_tokens=new_tokens,
+        new_tokens=new_tokens or None,
     )
 
 

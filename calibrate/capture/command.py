@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calibrate.capture.options import Options
 from sim.commands.command import Command
 from sim.commands.files_named import FILE, OUTPUT
+from sim.commands.options import gathered
 from sim.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,19 +33,32 @@ if TYPE_CHECKING:
 @click.option("--world-size", type=click.IntRange(1, 1_000_000), metavar="N", help="ranks of --script")
 @click.option("--ranks", metavar="R,…", default="0", help="ranks to capture, separated by commas [0]")
 @click.option("--gpus-per-node", type=click.IntRange(1), default=8, metavar="N", help="ranks of --script on a node [8]")
-@click.option("--seq-len", type=click.IntRange(1), default=1024, metavar="N", help="tokens of a sequence [1024]")
-@click.option("--micro-batch-size", type=click.IntRange(1), default=1, metavar="N", help="sequences [1]")
-@click.option("--weights", type=click.Choice(["fp32", "bf16"]), default="fp32", help="dtype of parameters [fp32]")
-@click.option("--autocast", type=click.Choice(["bf16", "fp16"]), help="run under CUDA's torch.autocast")
-@click.option("--attention", type=click.Choice(["sdpa", "eager"]), help="implementation [Transformers' choice]")
-@click.option("--gradient-checkpointing", is_flag=True, help="recompute each layer in its backward")
-@click.option("--compile", "compiled", is_flag=True, help="capture the step as torch.compile runs it")
-@click.option("--optimizer", type=click.Choice(["adamw", "adamw_foreach", "sgd"]), default="adamw", help="[adamw]")
+@gathered(
+    Options,
+    "options",
+    click.option("--seq-len", type=click.IntRange(1), default=1024, metavar="N", help="tokens of a sequence [1024]"),
+    click.option("--micro-batch-size", type=click.IntRange(1), default=1, metavar="N", help="sequences [1]"),
+    click.option("--weights", type=click.Choice(["fp32", "bf16"]), default="fp32", help="dtype of parameters [fp32]"),
+    click.option("--autocast", type=click.Choice(["bf16", "fp16"]), help="run under CUDA's torch.autocast"),
+    click.option("--attention", type=click.Choice(["sdpa", "eager"]), help="implementation [Transformers' choice]"),
+    click.option("--gradient-checkpointing", is_flag=True, help="recompute each layer in its backward"),
+    click.option("--compile", "compiled", is_flag=True, help="capture the step as torch.compile runs it"),
+    click.option("--optimizer", type=click.Choice(["adamw", "adamw_foreach", "sgd"]), default="adamw", help="[adamw]"),
+    click.option("--forward", is_flag=True, help="capture a forward alone, as inference runs it"),
+    click.option(
+        "--generate",
+        "new_tokens",
+        type=click.IntRange(1),
+        default=None,
+        metavar="N",
+        help="capture model.generate of N tokens a sequence",
+    ),
+    click.option(
+        "--lora", "lora_rank", type=click.IntRange(1), metavar="RANK", help="train only adapters of this rank (peft)"
+    ),
+)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="whose kernels are captured [cuda]")
 @click.option("--routing", type=click.Choice(["balanced"]), help="give each expert equally many tokens")
-@click.option("--forward", is_flag=True, help="capture a forward alone, as inference runs it")
-@click.option("--generate", type=click.IntRange(1), metavar="N", help="capture model.generate of N tokens a sequence")
-@click.option("--lora", type=click.IntRange(1), metavar="RANK", help="train only adapters of this rank (peft)")
 def main(
     what: str | None,
     out: Path,
@@ -52,19 +67,9 @@ def main(
     world_size: int | None,
     ranks: str,
     gpus_per_node: int,
-    seq_len: int,
-    micro_batch_size: int,
-    weights: str,
-    autocast: str | None,
-    attention: str | None,
-    gradient_checkpointing: bool,
-    compiled: bool,
-    optimizer: str,
+    options: Options,
     device: str,
     routing: str | None,
-    lora: int | None,
-    forward: bool,
-    generate: int | None,
 ) -> int:
     """Capture the training step of WHAT: a Hugging Face config.json, its folder, or package.module:function.
 
@@ -74,21 +79,9 @@ def main(
     numbers in turn, so that code with experts is captured too that reads counts of tokens or selects rows by a mask.
     """
     _needs_torch()
-    from calibrate.capture.options import Options
-    from calibrate.capture.what import maker
-
     if sum(x is not None for x in (what, table, script)) != 1:
         raise InputError("WHAT: give a config.json, a folder or package.module:function, or --table, or --script")
-    if forward and generate:
-        raise InputError(
-            "--generate: cannot be given with --forward; it runs the prompt's forward and one for each token"
-        )
-    for name, given in (("--forward", forward), ("--generate", generate)):
-        if given and (what is None or ":" in what):
-            raise InputError(f"{name}: is for a Hugging Face config; a Step whose optimizer is None is a forward alone")
-        for other, also in (("--gradient-checkpointing", gradient_checkpointing), ("--compile", compiled)):
-            if given and also:
-                raise InputError(f"{name}: cannot be given with {other}; leave one of them out")
+    _check_forwards(what, options)
     if script is not None:
         from calibrate.capture.script import capture_ranks
 
@@ -97,25 +90,29 @@ def main(
     if table is not None:
         return _capture_table(table, out)
     assert what is not None
-    if compiled and gradient_checkpointing:
-        raise InputError("--compile: cannot be given with --gradient-checkpointing; leave one of them out")
-    if compiled and routing:
-        raise InputError("--compile: cannot be given with --routing; leave one of them out")
-    options = Options(
-        seq_len,
-        micro_batch_size,
-        weights,
-        autocast or "",
-        attention or "",
-        gradient_checkpointing,
-        optimizer,
-        lora,
-        forward=forward,
-        new_tokens=generate or 0,
-    )
+    for other, also in (("--gradient-checkpointing", options.gradient_checkpointing), ("--routing", routing)):
+        if options.compiled and also:
+            raise InputError(f"--compile: cannot be given with {other}; leave one of them out")
+    from calibrate.capture.what import maker
+
     made = maker(what, options)
-    _capture((lambda: replace(made(), compiled=True)) if compiled else made, what, out, device, routing is not None)
+    compiled = (lambda: replace(made(), compiled=True)) if options.compiled else made
+    _capture(compiled, what, out, device, routing is not None)
     return 0
+
+
+def _check_forwards(what: str | None, options: Options) -> None:
+    """Refuse options that a forward alone, or a generation, does not have."""
+    if options.forward and options.new_tokens:
+        raise InputError(
+            "--generate: cannot be given with --forward; it runs the prompt's forward and one for each token"
+        )
+    name = "--forward" if options.forward else "--generate" if options.new_tokens else ""
+    if name and (what is None or ":" in what):
+        raise InputError(f"{name}: is for a Hugging Face config; a Step whose optimizer is None is a forward alone")
+    for other, also in (("--gradient-checkpointing", options.gradient_checkpointing), ("--compile", options.compiled)):
+        if name and also:
+            raise InputError(f"{name}: cannot be given with {other}; leave one of them out")
 
 
 def _needs_torch() -> None:

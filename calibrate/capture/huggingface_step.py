@@ -38,71 +38,84 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
     _needs("transformers", "a Hugging Face config")
     if options.lora_rank is not None:
         _needs("peft", "--lora")
+    return partial(_step, config, options)
+
+
+def _step(config: Mapping[str, Any], options: Options) -> Step:
+    """Make the model and its batch, and what one step of them runs."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    from calibrate.capture.huggingface_inputs import batch_for
+
+    trains = not (options.forward or options.new_tokens)
+    found = _read_config(config)
+    _complete(found, trains)
+    model = _model(found, options, trains)
+    facts = {"model_type": config["model_type"], **_facts(found, options)}
+    batch = batch_for(model, options.micro_batch_size, options.seq_len, trains)
+    if options.weights == "bf16":
+        batch = tree_map_only(torch.Tensor, lambda x: x.bfloat16() if x.is_floating_point() else x, batch)
+    if options.lora_rank is not None:
+        model = with_adapters(model, options.lora_rank)
+    run = _generation(model, batch, options.new_tokens) if options.new_tokens else model
+
+    def loss() -> Any:
+        try:
+            value = run(**batch)
+            return _loss_of(value) if trains else value
+        except Exception as error:
+            if type(error).__name__ in WITHOUT_DATA:
+                raise
+            raise InputError(f"{failure(error, type(model).__name__)}; {_made_from_config(batch)}") from None
+
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return Step(
+        model,
+        loss,
+        make_optimizer(parameters, options.optimizer) if trains else None,
+        options.seq_len + (options.new_tokens or 0),
+        options.micro_batch_size,
+        options.autocast or "",
+        options.clip_grad_norm,
+        facts,
+        options.compiled,
+    )
+
+
+def _model(config: Any, options: Options, trains: bool) -> Any:
+    """Make the model of Transformers' config, without adapters."""
+    import torch
+
+    chosen = {"attn_implementation": options.attention} if options.attention else {}
+    dtype = torch.float32 if options.weights == "fp32" else torch.bfloat16
+    try:
+        model = _maker(config, trains)(config, dtype=dtype, **chosen)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"config.json: Transformers makes no model of it: {failure(error, 'it')}") from None
+    model.train(trains)
+    if options.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    return model
+
+
+def _facts(config: Any, options: Options) -> dict[str, Any]:
+    """Return what the file says of the capture; the config of a model names its implementation of attention."""
+    import torch
     import transformers
 
-    def make() -> Step:
-        import torch
-        from torch.utils._pytree import tree_map_only
-
-        from calibrate.capture.huggingface_inputs import batch_for
-
-        found = _read_config(config)
-        trains = not (options.forward or options.new_tokens)
-        _complete(found, trains)
-        chosen = {"attn_implementation": options.attention} if options.attention else {}
-        dtype = torch.float32 if options.weights == "fp32" else torch.bfloat16
-        try:
-            model = _maker(found, trains)(found, dtype=dtype, **chosen)
-        except InputError:
-            raise
-        except Exception as error:
-            raise InputError(f"config.json: Transformers makes no model of it: {failure(error, 'it')}") from None
-        model.train(trains)
-        if options.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
-        batch = batch_for(model, options.micro_batch_size, options.seq_len, trains)
-        if options.weights == "bf16":
-            batch = tree_map_only(torch.Tensor, lambda x: x.bfloat16() if x.is_floating_point() else x, batch)
-        if options.lora_rank is not None:
-            model = with_adapters(model, options.lora_rank)
-
-        run = model if not options.new_tokens else _generation(model, batch, options.new_tokens)
-
-        def loss() -> Any:
-            try:
-                value = run(**batch)
-                return _loss_of(value) if trains else value
-            except Exception as error:
-                if type(error).__name__ in WITHOUT_DATA:
-                    raise
-                raise InputError(f"{failure(error, type(model).__name__)}; {_made_from_config(batch)}") from None
-
-        facts = {
-            "model_type": config["model_type"],
-            "weights": options.weights,
-            "attention": found._attn_implementation,
-            "attention_chosen": options.attention,
-            "gradient_checkpointing": options.gradient_checkpointing,
-            "lora_rank": options.lora_rank,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
-        if options.new_tokens:
-            facts["new_tokens"] = options.new_tokens
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        return Step(
-            model,
-            loss,
-            make_optimizer(parameters, options.optimizer) if trains else None,
-            options.seq_len + options.new_tokens,
-            options.micro_batch_size,
-            options.autocast,
-            options.clip_grad_norm,
-            facts,
-            options.compiled,
-        )
-
-    return make
+    facts = {
+        "weights": options.weights,
+        "attention": config._attn_implementation,
+        "attention_chosen": options.attention or "",
+        "gradient_checkpointing": options.gradient_checkpointing,
+        "lora_rank": options.lora_rank,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    return facts | ({"new_tokens": options.new_tokens} if options.new_tokens else {})
 
 
 def _made_from_config(batch: Mapping[str, Any]) -> str:

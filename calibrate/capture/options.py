@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """How a Hugging Face model is trained, or run without training; a function of your own decides this itself.
 
-    `forward`: a forward alone. `new_tokens`: of `generate`, which is also without training; 0: it does not run.
+    `autocast`, `attention`: None for none, and for Transformers' own choice. `forward`: a forward alone. `new_tokens`:
+    of `generate`, which is also without training.
     """
 
     seq_len: int = 1024
     micro_batch_size: int = 1
     weights: str = "fp32"
-    autocast: str = ""
-    attention: str = ""
+    autocast: str | None = None
+    attention: str | None = None
     gradient_checkpointing: bool = False
     optimizer: str = "adamw"
     lora_rank: int | None = None
     clip_grad_norm: float | None = 1.0
     compiled: bool = False
     forward: bool = False
-    new_tokens: int = 0
+    new_tokens: int | None = None
