@@ -17,7 +17,7 @@ from sim.validation.fused_prices import fused_costs
 from sim.validation.moe_rows import moe_layer
 from sim.validation.prediction import NotSimulated, Prediction, Predictions, costs_of, spread
 from sim.validation.records import Measurement
-from sim.validation.sizes import dtype_of, pass_of
+from sim.validation.sizes import NAMES, dtype_of, pass_of
 
 Data = Mapping[str, Any]
 PHASES = {
@@ -57,21 +57,7 @@ _OTHER_NAMES = {
     "flash_decode": "attention_decode",
     "adam": "adamw",
 }
-_SIZE_NAMES = {
-    "num_heads": "heads",
-    "nheads": "heads",
-    "num_q_heads": "heads",
-    "num_kv_heads": "kv_heads",
-    "headdim": "head_dim",
-    "head_size": "head_dim",
-    "batch_size": "batch",
-    "bsz": "batch",
-    "seqlen": "seq_len",
-    "seqlen_q": "seq_len",
-    "q_len": "seq_len",
-    "seqlen_k": "kv_len",
-    "num_groups": "groups",
-}
+_SIZES = ("batch", "seq_len", "kv_len", "heads", "kv_heads", "head_dim", "groups")  # under any of their names
 _PASSES = {"forward": "attention_forward", "backward": "attention_backward", "full": "attention_forward_backward"}
 
 
@@ -79,7 +65,7 @@ def _usual_names(data: Data) -> dict[str, Any]:
     """The row with the format's names beside other usual ones; `attention` with a `pass` is that pass's operator."""
     op = str(data.get("op")).lower().replace("-", "_")
     op = _OTHER_NAMES.get(op, op)
-    named = {name: data[other] for other, name in _SIZE_NAMES.items() if other in data and name not in data}
+    named = {size: data[name] for size in _SIZES for name in NAMES[size] if name in data and size not in data}
     if op == "attention":
         op = _PASSES[pass_of(data)]
     return {**data, **named, "op": op}

@@ -42,6 +42,7 @@ from sim.validation.prediction import (
     spread,
 )
 from sim.validation.records import Measurement
+from sim.validation.sizes import NAMES
 from topology.network import Network
 from topology.spec import GpuSpec
 
@@ -102,20 +103,13 @@ def _sigma(template: CompiledProgram) -> float:
     return sum(u * s for (_, _, u), s in template.shares.items()) / whole if whole else 0.0
 
 
-_NAMES = {
-    "experts": ("experts", "num_experts"),
-    "top_k": ("experts_per_token", "top_k"),
-    "ffn": ("expert_ffn", "moe_ffn", "ffn"),
-    "hidden": ("hidden", "hidden_size"),
-    "seq_len": ("seq_len",),
-}
 _LAYOUT = ("dp", "tp", "cp", "ep", "pp", "expert_tp", "sp")
 
 
 def _scenario(row: Measurement, calibration: str) -> dict[str, Any]:
     """The row's own short words as a scenario of one layer."""
     given, layout, training = (_mapping(row.data, key) for key in ("model", "parallelism", "training"))
-    model = {name: _size(given, name) for name in _NAMES}
+    model = {name: _size(given, name) for name in ("experts", "top_k", "expert_ffn", "width", "seq_len")}
     layout = {"dp": _data_parallel(row.data.get("gpus"), layout), **layout}
     batch = training.get("micro_batch_size", 1)
     precision, _, recipe = str(training.get("precision", "bf16")).partition(" ")  # fp8 blockwise
@@ -123,16 +117,20 @@ def _scenario(row: Measurement, calibration: str) -> dict[str, Any]:
         "name": row.id,
         "model": {
             "layers": 1,
-            "hidden": model["hidden"],
-            "heads": max(1, model["hidden"] // 128),
-            "ffn": model["ffn"],
+            "hidden": model["width"],
+            "heads": max(1, model["width"] // 128),
+            "ffn": model["expert_ffn"],
             "vocab": 1024,
             "mlp": given.get("mlp", "gelu"),
             "norm": "rmsnorm",
             "bias": False,
-            "moe": {name: model[name] for name in ("experts", "top_k", "ffn")}
-            | {"router_fp32": True}
-            | _shared_experts(given, model["ffn"]),
+            "moe": {
+                "experts": model["experts"],
+                "top_k": model["top_k"],
+                "ffn": model["expert_ffn"],
+                "router_fp32": True,
+                "shared_experts": _shared_experts(given, model["expert_ffn"]),
+            },
         },
         "training": {
             "seq_len": model["seq_len"],
@@ -164,18 +162,18 @@ def _data_parallel(gpus: object, layout: Mapping[str, Any]) -> int:
 
 
 def _size(given: Mapping[str, Any], what: str) -> int:
-    value = next((given[name] for name in _NAMES[what] if name in given), None)
+    value = next((given[name] for name in NAMES[what] if name in given), None)
     if not isinstance(value, int) or value < 1:
-        names = " or ".join(_NAMES[what])
-        raise InputError(f"moe_layer: model.{names}: found {str(value)[:40]}; allowed: a whole number above 0")
+        allowed = f"a whole number above 0 under one of {', '.join(NAMES[what])}"
+        raise InputError(f"moe_layer: model: {what}: found {str(value)[:40]}; allowed: {allowed}")
     return value
 
 
-def _shared_experts(given: Mapping[str, Any], ffn: int) -> dict[str, int]:
+def _shared_experts(given: Mapping[str, Any], ffn: int) -> int:
     """Shared experts as so many of the routed experts' width."""
     width = given.get("shared_expert_ffn") or 0
     if not isinstance(width, int) or width < 0 or width % ffn:
         raise InputError(
             f"moe_layer: model.shared_expert_ffn: found {str(width)[:40]}; allowed: a multiple of expert_ffn ({ffn})"
         )
-    return {"shared_experts": width // ffn}
+    return width // ffn

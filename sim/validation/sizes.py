@@ -10,18 +10,21 @@ from sim.core.dtypes import dtype_bytes, normalise_dtype
 from sim.core.errors import InputError
 
 # The names under which tables give a size; the first that a row has counts.
-_NAMES: Mapping[str, tuple[str, ...]] = {
+NAMES: Mapping[str, tuple[str, ...]] = {
     "elements": ("elements", "numel"),
     "tokens": ("M", "BT", "tokens", "rows", "num_tokens"),
     "batch": ("B", "bsz", "batch", "batch_size"),
-    "length": ("T", "S", "seq_len", "seqlen"),
+    "seq_len": ("T", "S", "seq_len", "seqlen", "seqlen_q", "q_len"),
+    "kv_len": ("kv_len", "seqlen_k"),
     "width": ("H", "N", "D", "hidden", "hidden_size", "hidden_dim", "dim", "cols"),
     "vocab": ("V", "vocab", "vocab_size"),
     "ffn": ("ffn_local", "intermediate_size", "intermediate_dim", "ffn"),
-    "heads": ("heads", "num_heads", "num_q_heads"),
+    "heads": ("heads", "num_heads", "num_q_heads", "nheads"),
     "kv_heads": ("kv_heads", "num_kv_heads"),
-    "head_dim": ("head_dim", "head_size"),
-    "experts": ("E", "experts"),
+    "head_dim": ("head_dim", "head_size", "headdim"),
+    "groups": ("groups", "num_groups"),
+    "experts": ("E", "experts", "num_experts"),
+    "expert_ffn": ("expert_ffn", "moe_ffn", "ffn"),
     "top_k": ("K", "experts_per_token", "top_k"),
     "tp": ("TP", "tp"),
 }
@@ -69,9 +72,9 @@ class Sizes:
 
     def __call__(self, what: str, default: float | None = None) -> float:
         """The size, `default` where the row has none; InputError where there is no default either."""
-        name = next((name for name in _NAMES[what] if name in self._given), None)
+        name = next((name for name in NAMES[what] if name in self._given), None)
         if name is None and default is None:
-            allowed = f"a number under one of {', '.join(_NAMES[what])}"
+            allowed = f"a number under one of {', '.join(NAMES[what])}"
             raise InputError(f"{self._op}: {what}: not given; allowed: {allowed}")
         found = default if name is None else self._given[name]
         assert found is not None
@@ -80,12 +83,12 @@ class Sizes:
         return float(found)
 
     def has(self, what: str) -> bool:
-        return any(name in self._given for name in _NAMES[what])
+        return any(name in self._given for name in NAMES[what])
 
     @property
     def tokens(self) -> float:
         """Rows of the tensor: given as such, or sequences times their length."""
-        return self("tokens") if self.has("tokens") else self("batch", 1.0) * self("length")
+        return self("tokens") if self.has("tokens") else self("batch", 1.0) * self("seq_len")
 
     @property
     def plane(self) -> float:

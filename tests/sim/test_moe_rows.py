@@ -57,7 +57,7 @@ def test_shared_experts_and_gates_are_counted_where_a_row_has_them() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"hidden": None}, r"model.hidden or hidden_size: found None; allowed: a whole number above 0"),
+        ({"hidden": None}, r"model: width: found None; allowed: a whole number above 0 under one of H, N, D, hidden"),
         ({"shared_expert_ffn": 1000}, r"model.shared_expert_ffn: found 1000; allowed: a multiple of expert_ffn"),
     ],
 )
