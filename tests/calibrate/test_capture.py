@@ -21,6 +21,9 @@ from tests.modules import run_module
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 
+from calibrate.capture import Step  # noqa: E402
+from calibrate.capture.run_step import record  # noqa: E402
+
 SOURCE = """
 import torch
 from calibrate.capture import Step
@@ -280,8 +283,6 @@ def test_bundled_model_is_as_it_is_described(
 
 def test_what_a_model_makes_in_its_first_forward_alone_is_in_no_step() -> None:
     """A mask that is built once and kept costs nothing from the second step on."""
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
 
     class Masked(torch.nn.Module):
         def __init__(self) -> None:
@@ -304,9 +305,6 @@ def test_what_a_model_makes_in_its_first_forward_alone_is_in_no_step() -> None:
 
 
 def test_views_in_place_start_no_kernel() -> None:
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
-
     def step() -> Step:
         model, x = torch.nn.Linear(8, 8), torch.zeros(8, 8)
 
@@ -331,9 +329,6 @@ def test_a_deep_copy_has_its_weights_once() -> None:
     """As a reference model has, or an average of weights."""
     import copy
 
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
-
     def step() -> Step:
         model, x = torch.nn.Linear(64, 64, bias=False), torch.zeros(8, 64)
         reference = copy.deepcopy(torch.nn.ModuleList([model, model])).requires_grad_(False)
@@ -348,9 +343,6 @@ def test_a_deep_copy_has_its_weights_once() -> None:
 
 
 def test_a_roll_over_two_dimensions_is_two_and_a_distance_is_a_matmul() -> None:
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
-
     def step() -> Step:
         model, x = torch.nn.Linear(64, 64), torch.zeros(48, 64)
 
@@ -368,9 +360,6 @@ def test_a_roll_over_two_dimensions_is_two_and_a_distance_is_a_matmul() -> None:
 
 def test_a_check_of_all_elements_passes() -> None:
     """Its answer is unknown where it depends on weights, and known where it does not."""
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
-
     seen = []
 
     def step() -> Step:

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
+
+from calibrate.capture import Step, autocast  # noqa: E402
+from calibrate.capture.run_step import record  # noqa: E402
+
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 # Reached through other functions: `conv2d`, `scaled_dot_product_attention`, `grid_sample`. No model calls `vdot`.
 INSIDE = {"_convolution", "_scaled_dot_product_flash_attention", "grid_sampler", "vdot"}
@@ -24,8 +28,6 @@ INSIDE = {"_convolution", "_scaled_dot_product_flash_attention", "grid_sampler",
     ],
 )
 def test_every_operator_that_cuda_casts_is_listed(macro: str, ours: str) -> None:
-    from calibrate.capture import autocast
-
     body = re.search(rf"#define {macro}\(_\)(.*?)\n\n", HEADER.read_text(encoding="utf-8"), re.DOTALL)
     assert body is not None
     names = {name for name in re.findall(r"_\((\w+)", body[1]) if not name.startswith("_thnn_fused")}
@@ -34,9 +36,6 @@ def test_every_operator_that_cuda_casts_is_listed(macro: str, ours: str) -> None
 
 
 def test_an_image_is_enlarged_and_a_root_mean_square_taken_in_fp32() -> None:
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
-
     def step() -> Step:
         model = torch.nn.Sequential(
             torch.nn.Conv2d(3, 4, 1), torch.nn.Upsample(scale_factor=2, mode="bilinear"), torch.nn.RMSNorm(8)
@@ -52,8 +51,6 @@ def test_an_image_is_enlarged_and_a_root_mean_square_taken_in_fp32() -> None:
 
 def test_attention_of_several_heads_is_cast_and_fused_within_its_module() -> None:
     """`multi_head_attention_forward` is written in Python."""
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
 
     def step() -> Step:
         model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -68,9 +65,6 @@ def test_attention_of_several_heads_is_cast_and_fused_within_its_module() -> Non
 
 
 def test_a_root_mean_square_has_one_kernel_in_each_direction_on_a_gpu() -> None:
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
-
     def step() -> Step:
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.RMSNorm(8))
         x = torch.zeros(4, 8)

@@ -9,6 +9,9 @@ from sim.models.captured import compute_of
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 
+from calibrate.capture import Step  # noqa: E402
+from calibrate.capture.run_step import record  # noqa: E402
+
 ROWS, WIDTH = 32, 64
 
 
@@ -33,8 +36,6 @@ def captured(compiled: bool, classes: bool = False, tied: bool = False) -> tuple
 
     `tied`: both blocks have the same weights.
     """
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
 
     def make() -> Step:
         m, x = model(), torch.zeros(ROWS, WIDTH)

@@ -12,6 +12,15 @@ import pytest
 from sim.core.errors import InputError
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
+
+from calibrate.capture import Step  # noqa: E402
+from calibrate.capture.huggingface_inputs import batch_for  # noqa: E402
+from calibrate.capture.huggingface_step import huggingface_maker  # noqa: E402
+from calibrate.capture.options import Options  # noqa: E402
+from calibrate.capture.program_out import write_program  # noqa: E402
+from calibrate.capture.recorder import is_composite  # noqa: E402
+from calibrate.capture.run_step import record  # noqa: E402
+
 pytest.importorskip("transformers", reason="a Hugging Face config needs transformers")
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -81,11 +90,6 @@ BROS = {"model_type": "bros", **SMALL, "vocab_size": 64}
 
 def program_of(folder: Path, config: dict[str, Any], **more: Any) -> dict[str, Any]:
     """Capture a config in this process."""
-    from calibrate.capture.huggingface_step import huggingface_maker
-    from calibrate.capture.options import Options
-    from calibrate.capture.program_out import write_program
-    from calibrate.capture.run_step import record
-
     step, recorder = record(huggingface_maker(config, Options(16, 2, **more)))
     write_program(folder / "p.json.gz", step, recorder)
     data: dict[str, Any] = json.loads(gzip.decompress((folder / "p.json.gz").read_bytes()))
@@ -99,9 +103,6 @@ def test_each_parameter_that_the_loss_depends_on_has_a_gradient(tmp_path: Path, 
     """As many bytes of gradients as the model has when it runs for real."""
     if config in (BOXES, MASKS):
         pytest.importorskip("scipy", reason="the loss matches objects with scipy")
-    from calibrate.capture.huggingface_step import huggingface_maker
-    from calibrate.capture.options import Options
-
     real = huggingface_maker(config, Options(16, 2))()  # before the capture: Transformers keeps positions of images
     real.loss().backward()
     program = program_of(tmp_path, config)
@@ -129,9 +130,6 @@ def test_an_encoder_decoder_without_a_first_token_is_captured(tmp_path: Path) ->
 def test_a_mask_is_left_out_where_it_hides_nothing(hides: bool) -> None:
     """As in a real run: attention without a mask has a faster kernel."""
     from transformers import LlamaConfig, LlamaForCausalLM
-
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
 
     def step() -> Step:
         model = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in LLAMA.items() if k != "model_type"}))
@@ -225,10 +223,6 @@ SEGFORMER = {
 def test_the_class_that_a_config_names_is_trained_with_labels_of_its_task(
     config: dict[str, Any], named: str, made: str, labels: dict[str, list[int]]
 ) -> None:
-    from calibrate.capture.huggingface_inputs import batch_for
-    from calibrate.capture.huggingface_step import huggingface_maker
-    from calibrate.capture.options import Options
-
     step = huggingface_maker({**config, "architectures": [named]}, Options(16, 2))()
     assert type(step.model).__name__ == made
     batch = batch_for(step.model, 2, 16)
@@ -237,10 +231,6 @@ def test_the_class_that_a_config_names_is_trained_with_labels_of_its_task(
 
 
 def test_a_model_that_says_what_an_image_shows_gets_the_image_and_tokens() -> None:
-    from calibrate.capture.huggingface_inputs import batch_for
-    from calibrate.capture.huggingface_step import huggingface_maker
-    from calibrate.capture.options import Options
-
     parts = {"text_config": {**SMALL, "vocab_size": 64}, "vision_config": {**SMALL, "image_size": 32, "patch_size": 8}}
     step = huggingface_maker({"model_type": "blip", **parts}, Options(16, 2))()
     assert {name: list(x.shape) for name, x in batch_for(step.model, 2, 16).items()} == {
@@ -254,10 +244,6 @@ def test_a_model_that_says_what_an_image_shows_gets_the_image_and_tokens() -> No
 def test_boxes_are_matched_in_turn_with_predictions() -> None:
     """One object for each image; its box is compared with one prediction of the image, as in a real step."""
     pytest.importorskip("scipy", reason="the loss matches boxes with scipy")
-    from calibrate.capture.huggingface_step import huggingface_maker
-    from calibrate.capture.options import Options
-    from calibrate.capture.run_step import record
-
     rows = [row for row in record(huggingface_maker(BOXES, Options(16, 2)))[1].rows if row.phase == "forward"]
     assert [row.outputs[0][0][1] for row in rows if row.name == "aten.index"].count((2, 4)) == 1
 
@@ -269,9 +255,6 @@ def test_architectures_that_are_no_names_are_one_message(tmp_path: Path, value: 
 
 
 def test_a_forward_alone_is_that_of_the_class_that_a_config_names() -> None:
-    from calibrate.capture.huggingface_step import huggingface_maker
-    from calibrate.capture.options import Options
-
     step = huggingface_maker({**BERT, "architectures": ["BertModel"]}, Options(16, 2, forward=True))()
     assert type(step.model).__name__ == "BertModel"
 
@@ -310,8 +293,6 @@ def test_what_a_config_does_not_say_is_one_message(tmp_path: Path, config: dict[
 @pytest.mark.parametrize(("name", "divided"), [("silu_backward", False), ("mm", False), ("matmul", True)])
 def test_only_operators_without_a_kernel_are_divided(name: str, divided: bool) -> None:
     """torch has a formula for `silu_backward` too, but a kernel runs it."""
-    from calibrate.capture.recorder import is_composite
-
     assert is_composite(getattr(torch.ops.aten, name).default) is divided
 
 
@@ -319,9 +300,6 @@ def test_gradients_have_the_layouts_of_real_kernels() -> None:
     """Of norms and of a softmax whose results are read transposed; torch's fake kernels have other layouts."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
-
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
 
     def step() -> Step:
         x = torch.zeros(2, 8, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
@@ -354,9 +332,6 @@ def contiguous_or(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
 
 
 def test_a_parameter_that_the_loss_does_not_need_has_no_optimizer_states() -> None:
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
-
     def step() -> Step:
         model = torch.nn.ModuleList([torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 64, bias=False)])
         x = torch.zeros(4, 8)
@@ -368,8 +343,6 @@ def test_a_parameter_that_the_loss_does_not_need_has_no_optimizer_states() -> No
 
 def test_a_ctc_loss_of_known_lengths_has_the_alphas_of_a_real_one() -> None:
     """Their shape depends on the longest target, which no weight decides."""
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
 
     def step() -> Step:
         model = torch.nn.Linear(8, 5)

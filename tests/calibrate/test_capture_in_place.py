@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 
+from calibrate.capture import Step  # noqa: E402
+from calibrate.capture.run_step import record  # noqa: E402
 
 EITHER = [
     f"aten.{name}{end}"
@@ -59,8 +61,6 @@ def test_a_backward_runs_in_place_what_a_real_one_does(
 ) -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
     from calibrate.operator_times import OperatorTimes
 
     def step() -> Step:
@@ -88,9 +88,6 @@ def kernel_of(event: str) -> str:
 
 
 def test_a_sum_in_a_backward_of_ones_own_has_memory_of_its_own() -> None:
-    from calibrate.capture import Step
-    from calibrate.capture.run_step import record
-
     class Own(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:

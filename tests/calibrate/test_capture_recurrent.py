@@ -11,15 +11,17 @@ from sim.inputs.program_file import CapturedOperator, read_program
 from sim.models.captured import computes_of, known
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
+
+from calibrate.capture import Step  # noqa: E402
+from calibrate.capture.program_out import write_program  # noqa: E402
+from calibrate.capture.run_step import record  # noqa: E402
+
 STEPS, BATCH, WIDTH, HIDDEN = 6, 4, 8, 16
 KINDS = ["LSTM", "GRU", "RNN"]
 
 
 def captured(folder: Path, kind: str, device: str, autocast: str = "", **how: Any) -> list[CapturedOperator]:
     """Operators of forward and backward of a recurrent layer behind a linear one."""
-    from calibrate.capture import Step
-    from calibrate.capture.program_out import write_program
-    from calibrate.capture.run_step import record
 
     def step() -> Step:
         layer = getattr(torch.nn, kind)(WIDTH, HIDDEN, **how)
