@@ -42,6 +42,19 @@ FREE_LINKS = {
 }
 
 
+def scenario_with(
+    training: dict[str, Any] | None = None,
+    parallelism: dict[str, Any] | None = None,
+    model: Any = "llama3-8b",
+    cluster: Any = "dgx-h100",
+    **sections: Any,
+) -> Scenario:
+    """A scenario of these sections, of Llama 3 8B on H100s unless said otherwise."""
+    if training is not None:
+        sections["training"] = training
+    return parse_scenario({"model": model, "cluster": cluster, "parallelism": parallelism or {}, **sections})
+
+
 def case(
     parallelism: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
@@ -50,15 +63,9 @@ def case(
     calibration: str = "roofline",
 ) -> Scenario:
     """A GPT of eight small layers on H100s; every argument overrides."""
-    return parse_scenario(
-        {
-            "model": {**GPT, **model} if isinstance(model, dict) else model or GPT,
-            "training": {"seq_len": 512, "global_batch_size": 8, **(training or {})},
-            "parallelism": parallelism or {},
-            "cluster": cluster,
-            "calibration": calibration,
-        }
-    )
+    model = {**GPT, **model} if isinstance(model, dict) else model or GPT
+    training = {"seq_len": 512, "global_batch_size": 8, **(training or {})}
+    return scenario_with(training, parallelism, model, cluster, calibration=calibration)
 
 
 @cache

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.simulation import Simulation, simulate
+from tests.sim.cases import scenario_with
 
 
 def scenario(**parallelism: Any) -> Scenario:
     """A small pipeline on a host."""
-    return parse_scenario(
-        {
-            "name": "small",
-            "model": {"layers": 4, "hidden": 64, "heads": 4, "vocab": 256},
-            "training": {"seq_len": 64, "global_batch_size": 8, "precision": "fp32"},
-            "parallelism": {"pp": 2, "schedule": "1f1b"} | parallelism,
-            "cluster": "cpu-host",
-        }
+    return scenario_with(
+        {"seq_len": 64, "global_batch_size": 8, "precision": "fp32"},
+        {"pp": 2, "schedule": "1f1b"} | parallelism,
+        model={"layers": 4, "hidden": 64, "heads": 4, "vocab": 256},
+        cluster="cpu-host",
+        name="small",
     )
 
 

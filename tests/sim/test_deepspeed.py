@@ -22,6 +22,7 @@ from sim.programs.stages import stage_blocks
 from sim.ranks.plan import make_plan
 from sim.results.states import States, states
 from sim.simulation import simulate
+from tests.sim.cases import scenario_with
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "deepspeed_0.19.8.json").read_text(encoding="utf-8"))
 MODEL = {
@@ -43,13 +44,10 @@ Message = tuple[str, int]
 
 
 def scenario(zero: int, **parallelism: Any) -> Scenario:
-    return parse_scenario(
-        {
-            "model": MODEL,
-            "training": {"seq_len": RECORDED["tokens"], "global_batch_size": 8, "framework": "deepspeed"},
-            "parallelism": {"dp": RECORDED["ranks"], "zero": zero, **parallelism},
-            "cluster": "dgx-h100",
-        }
+    return scenario_with(
+        {"seq_len": RECORDED["tokens"], "global_batch_size": 8, "framework": "deepspeed"},
+        {"dp": RECORDED["ranks"], "zero": zero, **parallelism},
+        model=MODEL,
     )
 
 

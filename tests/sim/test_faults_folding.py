@@ -14,7 +14,7 @@ from sim.inputs.scenario import Scenario, parse_scenario
 from sim.ranks.equal_ranks import group_numbers, members
 from sim.ranks.plan import make_plan
 from sim.simulation import Simulation, simulate
-from tests.sim.cases import case
+from tests.sim.cases import case, scenario_with
 
 MOE = {"moe": {"experts": 8, "top_k": 2, "ffn": 256}, "mlp": "swiglu", "bias": False}
 SMALL = {"layers": 4, "hidden": 512, "heads": 12, "kv_heads": 12, "head_dim": 64, "ffn": 768, "vocab": 1536}
@@ -90,20 +90,18 @@ def faulty(draw: st.DrawFn) -> Scenario:
         ),
     }
     try:
-        return parse_scenario(
-            {
-                "model": {**SMALL, **(MOE if moe else {}), "tied_embeddings": draw(st.booleans())},
-                "training": {"seq_len": 24 * 24, "global_batch_size": sizes["dp"] * sizes["pp"] * 2},
-                "parallelism": parallelism,
-                "faults": faults,
-                "calibration": draw(st.sampled_from(["roofline", "h100-sxm"])),
-                "cluster": {
-                    "preset": "dgx-h100",
-                    "gpus_per_node": 4,
-                    "nvlink_domain": 4,
-                    "inter_node": {"nodes_per_leaf": 2, "oversubscription": draw(st.sampled_from([1.0, 2.0]))},
-                },
-            }
+        return scenario_with(
+            {"seq_len": 24 * 24, "global_batch_size": sizes["dp"] * sizes["pp"] * 2},
+            parallelism,
+            model={**SMALL, **(MOE if moe else {}), "tied_embeddings": draw(st.booleans())},
+            cluster={
+                "preset": "dgx-h100",
+                "gpus_per_node": 4,
+                "nvlink_domain": 4,
+                "inter_node": {"nodes_per_leaf": 2, "oversubscription": draw(st.sampled_from([1.0, 2.0]))},
+            },
+            faults=faults,
+            calibration=draw(st.sampled_from(["roofline", "h100-sxm"])),
         )
     except InputError:
         assume(False)
@@ -136,15 +134,13 @@ def test_ranks_of_one_group_with_other_links_are_told_apart(cp_method: str) -> N
     faults = {"links": [{"between": ["node1", "node1"], "bandwidth_scale": 0.3}]}
     parallelism = {"dp": 2, "cp": 3, "cp_method": cp_method, "bucket_bytes": 10**5}
     folded = assert_equal(
-        parse_scenario(
-            {
-                "model": SMALL,
-                "training": {"seq_len": 24 * 24, "global_batch_size": 4},
-                "parallelism": parallelism,
-                "faults": faults,
-                "calibration": "roofline",
-                "cluster": {"preset": "dgx-h100", "gpus_per_node": 4},
-            }
+        scenario_with(
+            {"seq_len": 24 * 24, "global_batch_size": 4},
+            parallelism,
+            model=SMALL,
+            cluster={"preset": "dgx-h100", "gpus_per_node": 4},
+            faults=faults,
+            calibration="roofline",
         )
     )
     assert [list(c.ranks) for c in folded.plan.classes] == [[0, 1, 2], [3], [4, 5]]

@@ -7,7 +7,6 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.core.program import Compute, Phase
-from sim.inputs.scenario import parse_scenario
 from sim.prices.attention_speed import attention_peak, flash_seconds
 from sim.prices.coefficients import AttentionSpeed, Coefficients
 from sim.prices.kernel_file import kernel_file
@@ -18,6 +17,7 @@ from sim.prices.profile import PointTable
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import Device, shape_bytes, shape_flops
 from sim.simulation import simulate
+from tests.sim.cases import scenario_with
 from topology.presets import GPUS
 
 HOME = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
@@ -319,13 +319,10 @@ def test_compiled_kernels_are_not_issued_more_slowly_than_eager_ones() -> None:
     op = gemm(64, 64, 64)
     eager, compiled, megatron = (
         simulate(
-            parse_scenario(
-                {
-                    "model": "gpt2-124m",
-                    "cluster": "dgx-h100",
-                    "parallelism": {"dp": 1},
-                    "training": {"seq_len": 256, "global_batch_size": 1, "precision": "bf16", "framework": style},
-                }
+            scenario_with(
+                {"seq_len": 256, "global_batch_size": 1, "precision": "bf16", "framework": style},
+                {"dp": 1},
+                model="gpt2-124m",
             )
         ).step_time_s
         for style in ("eager", "compiled", "megatron")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from sim.core.actions import Kind
 from sim.core.program import BLOCK_END, Comm, Compute, Program, Wait
-from sim.inputs.scenario import parse_scenario
 from sim.models.parameters import count_parameters
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
@@ -22,7 +21,7 @@ from sim.results.memory_changes import backward_peaks, on_device
 from sim.results.states import states
 from sim.schedules import FORMS
 from sim.simulation import prepare, simulate
-from tests.sim.cases import case
+from tests.sim.cases import case, scenario_with
 from tests.sim.measured_runs import scenario as small_pipeline
 
 
@@ -391,13 +390,10 @@ def test_states_appear_with_a_rank_s_own_optimizer() -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_peak_is_the_same_block_by_block(schedule: str, tied: bool) -> None:
     """Also where a block has no input half, or gradients come when the last block has ended."""
-    scenario = parse_scenario(
-        {
-            "model": {"preset": "llama3-8b", "layers": 8, "tied_embeddings": tied},
-            "cluster": "dgx-h100",
-            "training": {"seq_len": 512, "global_batch_size": 16, "grad_dtype": "bf16"},
-            "parallelism": {"pp": 4, "dp": 2, "schedule": schedule, "p2p_overlap": None},
-        }
+    scenario = scenario_with(
+        {"seq_len": 512, "global_batch_size": 16, "grad_dtype": "bf16"},
+        {"pp": 4, "dp": 2, "schedule": schedule, "p2p_overlap": None},
+        model={"preset": "llama3-8b", "layers": 8, "tied_embeddings": tied},
     )
     whole, fine = (simulate(scenario, expand=expand).most_memory for expand in (False, True))
     assert [x.peak for x in fine] == pytest.approx([x.peak for x in whole], rel=1e-9)

@@ -18,6 +18,7 @@ from sim.programs.stages import stage_blocks
 from sim.ranks.plan import make_plan
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from tests.sim.cases import scenario_with
 
 GEMMA2_9B = {
     "model_type": "gemma2",
@@ -214,14 +215,7 @@ def test_a_step_holds_the_parameters_that_are_counted(tmp_path: Path, name: str)
     small = {**config, "num_hidden_layers": 2, "vocab_size": 1024}
     small |= {"layer_types": config["layer_types"][:2]} if "layer_types" in config else {}
     training = {"seq_len": 1024, "global_batch_size": 1, "precision": "bf16", "grad_dtype": "bf16"}
-    scenario = parse_scenario(
-        {
-            "model": written(tmp_path, small),
-            "training": training,
-            "cluster": "dgx-h200",
-            "calibration": "roofline",
-        }
-    )
+    scenario = scenario_with(training, model=written(tmp_path, small), cluster="dgx-h200", calibration="roofline")
     result = simulate(scenario).result
     assert result["memory"][0]["parameters"] == 2 * count_parameters(scenario.model).total
     assert result["step_time_s"] > 0
@@ -318,13 +312,11 @@ def test_a_norm_over_all_heads_sums_over_tp(tmp_path: Path, framework: str, kern
     """Two fp32 sums of a token each way; a norm of one kernel needs another before it, which reads queries and keys."""
 
     def scenario(tp: int) -> Scenario:
-        return parse_scenario(
-            {
-                "model": written(tmp_path, OLMO2_7B),
-                "training": {"seq_len": 512, "global_batch_size": 1, "framework": framework},
-                "parallelism": {"tp": tp},
-                "cluster": "dgx-h200",
-            }
+        return scenario_with(
+            {"seq_len": 512, "global_batch_size": 1, "framework": framework},
+            {"tp": tp},
+            model=written(tmp_path, OLMO2_7B),
+            cluster="dgx-h200",
         )
 
     (forward, backward), (alone, _) = (programs(scenario(tp)) for tp in (2, 1))

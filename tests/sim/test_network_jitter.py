@@ -11,19 +11,17 @@ import pytest
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.ranks.faults import network_of, nic_scales
 from sim.simulation import simulate
+from tests.sim.cases import scenario_with
 from topology.network import Network, left_by_others
 from topology.presets import CLUSTERS
 
 
 def scenario(jitter: dict[str, Any] | None, dp: int = 4, **parallelism: Any) -> Scenario:
-    return parse_scenario(
-        {
-            "model": {"preset": "llama3-8b", "layers": 2},
-            "training": {"seq_len": 1024, "global_batch_size": 16},
-            "cluster": "dgx-h100",
-            "parallelism": {"tp": 8, "dp": dp, "zero": 1, **parallelism},
-            "faults": {"network_jitter": jitter},
-        }
+    return scenario_with(
+        {"seq_len": 1024, "global_batch_size": 16},
+        {"tp": 8, "dp": dp, "zero": 1, **parallelism},
+        model={"preset": "llama3-8b", "layers": 2},
+        faults={"network_jitter": jitter},
     )
 
 
@@ -92,11 +90,9 @@ def test_nics_that_are_stated_as_efa_s_transport_as_efa_s(spread: dict[str, floa
     """As published tables describe the cluster: number, bandwidth and latency of its NICs. What other jobs take of it
     is no property of its NICs."""
     nics = {"kind": "fat_tree", "nics_per_node": 32, "nic_bandwidth_bytes_per_s": 12.5e9, "latency_s": 75e-6}
-    stated = parse_scenario(
-        {
-            "model": "llama3.2-1b",
-            "training": {"seq_len": 1024, "global_batch_size": 32},
-            "cluster": {"preset": "dgx-h100", "inter_node": {**nics, "rendezvous": True, **spread}},
-        }
+    stated = scenario_with(
+        {"seq_len": 1024, "global_batch_size": 32},
+        model="llama3.2-1b",
+        cluster={"preset": "dgx-h100", "inter_node": {**nics, "rendezvous": True, **spread}},
     ).cluster.inter_node
     assert stated == CLUSTERS["p5-efa"].inter_node.model_copy(update={"spread": spread.get("spread", 0.0)})

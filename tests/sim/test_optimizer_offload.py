@@ -8,22 +8,21 @@ from typing import Any
 import pytest
 
 from sim.core.errors import InputError
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario
 from sim.models.parameters import count_parameters
 from sim.prices.rank_prices import HOST_EFFICIENCY
 from sim.simulation import simulate
+from tests.sim.cases import scenario_with
 
 SHIPPED = Path(__file__).parents[2] / "scenarios"
 
 
 def scenario(offload: object, dp: int = 8, zero: int = 2, cluster: Any = "dgx-h100", **training: Any) -> Scenario:
-    return parse_scenario(
-        {
-            "model": "llama3.2-1b",
-            "training": {"seq_len": 1024, "global_batch_size": dp, "optimizer_offload": offload, **training},
-            "parallelism": {"dp": dp, "zero": zero},
-            "cluster": cluster,
-        }
+    return scenario_with(
+        {"seq_len": 1024, "global_batch_size": dp, "optimizer_offload": offload, **training},
+        {"dp": dp, "zero": zero},
+        model="llama3.2-1b",
+        cluster=cluster,
     )
 
 

@@ -14,6 +14,7 @@ from sim.prices.rank_prices import Pricing
 from sim.programs.data_parallel import make_data_parallel, weave_backward, weave_forward
 from sim.programs.stages import PHASES
 from sim.ranks.plan import make_plan
+from tests.sim.cases import scenario_with
 from topology.network import Network
 
 
@@ -83,13 +84,8 @@ def test_gathered_parameters_are_copied_into_place() -> None:
     ],
 )
 def test_racks_give_equal_segments_to_jobs_of_a_power_of_two(ranks: int, given: dict[str, int], used: int) -> None:
-    scenario = parse_scenario(
-        {
-            "model": "llama3-8b",
-            "training": {"seq_len": 4096, "global_batch_size": ranks},
-            "parallelism": {"dp": ranks},
-            "cluster": {"preset": "gb200-nvl72", **given},
-        }
+    scenario = scenario_with(
+        {"seq_len": 4096, "global_batch_size": ranks}, {"dp": ranks}, cluster={"preset": "gb200-nvl72", **given}
     )
     assert scenario.cluster.nvlink_domain == used
     assert parse_scenario(scenario.model_dump()).cluster == scenario.cluster
@@ -97,13 +93,11 @@ def test_racks_give_equal_segments_to_jobs_of_a_power_of_two(ranks: int, given: 
 
 def test_experts_of_every_rack_exchange_over_nvlink() -> None:
     """Four groups of 64 on 256 GPUs: none lies across racks."""
-    scenario = parse_scenario(
-        {
-            "model": "deepseek-v3",
-            "training": {"seq_len": 4096, "global_batch_size": 64},
-            "parallelism": {"dp": 64, "ep": 64, "pp": 4, "zero": 1},
-            "cluster": "gb200-nvl72",
-        }
+    scenario = scenario_with(
+        {"seq_len": 4096, "global_batch_size": 64},
+        {"dp": 64, "ep": 64, "pp": 4, "zero": 1},
+        model="deepseek-v3",
+        cluster="gb200-nvl72",
     )
     costs = Costs(load_profile(scenario.calibration), scenario.cluster.gpu)
     pricing = Pricing(make_plan(scenario), costs, Network(scenario.cluster))

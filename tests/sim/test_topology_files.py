@@ -14,6 +14,7 @@ from sim.inputs.scenario import load_scenario, parse_scenario
 from sim.inputs.topology_input import read_topology, write_topology
 from sim.simulation import simulate
 from tests.processes import exit_code
+from tests.sim.cases import scenario_with
 from topology.graph import described
 from topology.presets import CLUSTERS
 
@@ -38,15 +39,7 @@ def scenario(cluster: Any, parallelism: dict[str, Any]) -> Any:
     model = {"preset": "llama3-8b", "layers": 8}
     if CLUSTERS.get(cluster if isinstance(cluster, str) else "", CLUSTERS["dgx-h100"]).gpu.name == "v100":
         training["precision"] = "fp16"
-    return parse_scenario(
-        {
-            "model": model,
-            "training": training,
-            "parallelism": parallelism,
-            "cluster": cluster,
-            "calibration": "h100-sxm",
-        }
-    )
+    return scenario_with(training, parallelism, model=model, cluster=cluster, calibration="h100-sxm")
 
 
 @pytest.mark.parametrize("name", CLUSTERS)

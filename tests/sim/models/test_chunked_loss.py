@@ -8,22 +8,16 @@ import pytest
 from model_programs import flops
 
 from sim.core.errors import InputError
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario
 from sim.models.chunked_loss import chunk_rows
 from sim.models.head import head_block
+from tests.sim.cases import scenario_with
 
 TOKENS, HIDDEN, VOCAB = 4096, 4096, 128256
 
 
 def scenario(loss: str, parallelism: dict[str, int] | None = None, **training: Any) -> Scenario:
-    return parse_scenario(
-        {
-            "model": "llama3-8b",
-            "cluster": "dgx-h100",
-            "parallelism": parallelism or {},
-            "training": {"seq_len": TOKENS, "global_batch_size": 8, "cross_entropy": loss, **training},
-        }
-    )
+    return scenario_with({"seq_len": TOKENS, "global_batch_size": 8, "cross_entropy": loss, **training}, parallelism)
 
 
 def test_flops_are_those_of_the_whole_layer() -> None:

@@ -16,6 +16,7 @@ from sim.models.framework_facts import Framework
 from sim.models.frameworks import FRAMEWORKS
 from sim.simulation import simulate
 from tests.record_tables import framework_table
+from tests.sim.cases import scenario_with
 
 
 def scenario(**training: Any) -> dict[str, Any]:
@@ -105,13 +106,10 @@ def test_a_framework_fills_in_what_its_recipes_set_and_what_is_said_stands() -> 
 
 def test_metas_trainer_adds_up_a_row_of_micro_batches_before_it_reduces() -> None:
     def in_a_row(framework: str, **layout: object) -> bool | None:
-        return parse_scenario(
-            {
-                "model": "llama3.2-1b",
-                "training": {"seq_len": 1024, "global_batch_size": 8, "framework": framework},
-                "parallelism": {"dp": 2, "zero": 2, **layout},
-                "cluster": "dgx-h100",
-            }
+        return scenario_with(
+            {"seq_len": 1024, "global_batch_size": 8, "framework": framework},
+            {"dp": 2, "zero": 2, **layout},
+            model="llama3.2-1b",
         ).parallelism.accumulate_in_a_row
 
     assert in_a_row("meta_llama3")

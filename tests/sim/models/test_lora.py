@@ -14,7 +14,7 @@ from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.models.head import head_block
 from sim.models.layer import layer_block
 from sim.models.parameters import count_parameters
-from tests.sim.cases import shipped_result
+from tests.sim.cases import scenario_with, shipped_result
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 HIDDEN, FFN, RANK = 256, 768, 8
@@ -35,13 +35,8 @@ BASE, ADAPTERS = sum(n * k for n, k in MATRICES), RANK * sum(n + k for n, k in M
 
 
 def scenario(lora: dict[str, Any] | None = None, **training: Any) -> Scenario:
-    return parse_scenario(
-        {
-            "model": SMALL,
-            "cluster": "dgx-h100",
-            "calibration": "roofline",
-            "training": {"seq_len": 128, "global_batch_size": 1, "lora": lora, **training},
-        }
+    return scenario_with(
+        {"seq_len": 128, "global_batch_size": 1, "lora": lora, **training}, model=SMALL, calibration="roofline"
     )
 
 

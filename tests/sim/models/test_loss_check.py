@@ -8,28 +8,27 @@ import pytest
 from msgspec.structs import replace
 
 from sim.core.program import BLOCK_END, Compute
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario
 from sim.models.frameworks import FRAMEWORKS
 from sim.models.head import head_block
 from sim.prices.operator_prices import Costs
 from sim.simulation import simulate
 from sim.validation.prediction import profile_named
+from tests.sim.cases import scenario_with
 
 
 def scenario(global_batch_size: int = 4, **training: Any) -> Scenario:
-    return parse_scenario(
+    return scenario_with(
         {
-            "model": {"preset": "llama3-8b", "layers": 2},
-            "cluster": "dgx-b200",
-            "calibration": "b200-sxm",
-            "training": {
-                "seq_len": 8192,
-                "global_batch_size": global_batch_size,
-                "framework": "megatron",
-                "cross_entropy": "fused",
-                **training,
-            },
-        }
+            "seq_len": 8192,
+            "global_batch_size": global_batch_size,
+            "framework": "megatron",
+            "cross_entropy": "fused",
+            **training,
+        },
+        model={"preset": "llama3-8b", "layers": 2},
+        cluster="dgx-b200",
+        calibration="b200-sxm",
     )
 
 

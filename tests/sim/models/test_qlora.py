@@ -8,10 +8,11 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.core.program import Compute
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario
 from sim.models.layer import layer_block
 from sim.models.lora import NF4_BYTES
 from sim.simulation import simulate
+from tests.sim.cases import scenario_with
 from tests.sim.models.test_lora import MATRICES, SMALL
 
 ELEMENTS = sum(n * k for n, k in MATRICES)
@@ -19,14 +20,11 @@ ELEMENTS = sum(n * k for n, k in MATRICES)
 
 def scenario(weights: str | None, parallelism: dict[str, Any] | None = None, **training: Any) -> Scenario:
     lora = {"rank": 8, "weights": weights}
-    return parse_scenario(
-        {
-            "model": SMALL,
-            "cluster": "dgx-h100",
-            "calibration": "roofline",
-            "parallelism": parallelism or {},
-            "training": {"seq_len": 128, "global_batch_size": 2, "lora": lora, **training},
-        }
+    return scenario_with(
+        {"seq_len": 128, "global_batch_size": 2, "lora": lora, **training},
+        parallelism,
+        model=SMALL,
+        calibration="roofline",
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, Program
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario
 from sim.models.dims import dims
 from sim.models.frameworks import FRAMEWORKS
 from sim.models.layer import layer_block
@@ -24,6 +24,7 @@ from sim.ranks.plan import make_plan
 from sim.validation.prediction import profile_named
 from sim.validation.stated import with_stated
 from tests.record_tables import recipe_table
+from tests.sim.cases import scenario_with
 
 M, K, N = 2048, 4096, 512
 
@@ -31,13 +32,8 @@ M, K, N = 2048, 4096, 512
 def scenario(
     cluster: str = "dgx-h100", layout: dict[str, Any] | None = None, model: Any = "llama3-8b", **training: Any
 ) -> Scenario:
-    return parse_scenario(
-        {
-            "model": model,
-            "cluster": cluster,
-            "parallelism": layout or {},
-            "training": {"seq_len": M, "global_batch_size": 8, "precision": "fp8", **training},
-        }
+    return scenario_with(
+        {"seq_len": M, "global_batch_size": 8, "precision": "fp8", **training}, layout, model=model, cluster=cluster
     )
 
 

@@ -11,6 +11,7 @@ from sim.core.errors import InputError
 from sim.core.program import Block, Compute
 from sim.inputs.scenario import parse_scenario
 from sim.models.layer import layer_block
+from tests.sim.cases import scenario_with
 
 TOKENS, H, FFN = 2 * 512, 1024, 2816
 PARALLEL = LLAMA | {"parallel_block": True}
@@ -95,11 +96,7 @@ def test_what_does_not_go_together_is_named(recompute: dict[str, Any], message: 
 def test_a_resolved_scenario_can_be_read_again() -> None:
     """With every default written out, the usual modules beside each mode too."""
     for mode in ("none", "full", "selective_op"):
-        written = parse_scenario(
-            {
-                "model": "llama3-8b",
-                "training": {"seq_len": 64, "global_batch_size": 1, "recompute": mode},
-                "cluster": "dgx-a100",
-            }
+        written = scenario_with(
+            {"seq_len": 64, "global_batch_size": 1, "recompute": mode}, cluster="dgx-a100"
         ).model_dump(mode="json")
         assert parse_scenario(written).for_training.recompute.mode == mode

@@ -8,7 +8,7 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.core.program import Compute
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario
 from sim.models.dims import dims
 from sim.models.frameworks import FRAMEWORKS, framework_at
 from sim.models.head import cross_entropy
@@ -20,17 +20,13 @@ from sim.prices.profiles import load_profile
 from sim.prices.rank_prices import Pricing
 from sim.ranks.plan import make_plan
 from sim.simulation import simulate
+from tests.sim.cases import scenario_with
 from topology.network import Network
 
 
 def scenario(cluster: str = "dgx-h100", parallelism: dict[str, Any] | None = None, **training: Any) -> Scenario:
-    return parse_scenario(
-        {
-            "model": "llama3-8b",
-            "cluster": cluster,
-            "parallelism": {"dp": 8, **(parallelism or {})},
-            "training": {"seq_len": 4096, "global_batch_size": 16, **training},
-        }
+    return scenario_with(
+        {"seq_len": 4096, "global_batch_size": 16, **training}, {"dp": 8, **(parallelism or {})}, cluster=cluster
     )
 
 
@@ -205,13 +201,8 @@ def test_multi_token_prediction_looks_tokens_up_on_the_last_stage() -> None:
     """The embedding matrix stands at both ends: 2 + 4 + 12 bytes a parameter of it, but for the module's own."""
 
     def last(mtp: int) -> float:
-        s = parse_scenario(
-            {
-                "model": {"preset": "llama3-8b", "mtp_layers": mtp},
-                "cluster": "dgx-h100",
-                "parallelism": {"pp": 2},
-                "training": {"seq_len": 512, "global_batch_size": 2},
-            }
+        s = scenario_with(
+            {"seq_len": 512, "global_batch_size": 2}, {"pp": 2}, model={"preset": "llama3-8b", "mtp_layers": mtp}
         )
         return float(result(s)["memory"][1]["parameters"])
 

@@ -8,7 +8,7 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.emit import emit
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario
 from sim.models.dims import Shard, dims
 from sim.models.flops import model_flops_per_token
 from sim.models.layer import layer_parts
@@ -17,19 +17,13 @@ from sim.models.window import Window
 from sim.prices.roofline import attended_pairs, shape_flops
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from tests.sim.cases import scenario_with
 
 MODEL = {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 2, "head_dim": 64, "vocab": 1000}
 
 
 def training(seq_len: int = 4096, parallelism: dict[str, Any] | None = None, **model: Any) -> Scenario:
-    return parse_scenario(
-        {
-            "model": {**MODEL, **model},
-            "training": {"seq_len": seq_len, "global_batch_size": 1},
-            "parallelism": parallelism or {},
-            "cluster": "dgx-h100",
-        }
-    )
+    return scenario_with({"seq_len": seq_len, "global_batch_size": 1}, parallelism, model={**MODEL, **model})
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -84,15 +78,7 @@ def test_narrower_windows_are_faster_and_count_fewer_flops() -> None:
 
 def serving(**model: Any) -> Any:
     requests = {"count": 8, "prompt_len": 4000, "output_len": 96}
-    return simulate_serving(
-        parse_scenario(
-            {
-                "model": {**MODEL, **model},
-                "inference": {"requests": requests},
-                "cluster": "dgx-h100",
-            }
-        )
-    )
+    return simulate_serving(scenario_with(model={**MODEL, **model}, inference={"requests": requests}))
 
 
 def test_the_cache_of_a_window_keeps_its_tokens() -> None:

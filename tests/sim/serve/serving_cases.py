@@ -16,6 +16,7 @@ from sim.serve.engines import ENGINES
 from sim.serve.requests import Request
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
+from tests.sim.cases import scenario_with
 
 SMALL = {
     "layers": 4,
@@ -47,14 +48,12 @@ def serving(
     calibration: str = "roofline",
 ) -> Scenario:
     """A small Llama on an H100 whose memory a test may shrink."""
-    return parse_scenario(
-        {
-            "model": model or SMALL,
-            "cluster": {"preset": "dgx-h100", "gpu": {"preset": "h100-sxm", **(gpu or {})}},
-            "calibration": calibration,
-            "parallelism": parallelism or {},
-            "inference": {"requests": {"prompt_len": 64, "output_len": 16, "count": 8}, **(inference or {})},
-        }
+    return scenario_with(
+        parallelism=parallelism,
+        model=model or SMALL,
+        cluster={"preset": "dgx-h100", "gpu": {"preset": "h100-sxm", **(gpu or {})}},
+        calibration=calibration,
+        inference={"requests": {"prompt_len": 64, "output_len": 16, "count": 8}, **(inference or {})},
     )
 
 

@@ -26,6 +26,7 @@ from sim.serve.prices.load import Load
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
 from sim.views.summary import SHARES
+from tests.sim.cases import scenario_with
 from tests.sim.serve.serving_cases import (
     ONE,
     WEIGHTS_AND_BUFFERS,
@@ -402,14 +403,7 @@ def test_one_more_sequence_never_costs_the_launches_of_all_kernels(engine: str) 
 def test_a_host_beside_pipeline_stages(engine: str, overlaps: bool) -> None:
     """vLLM since 0.16 (config/vllm.py) and not SGLang (srt/server_args.py, _handle_pipeline_parallelism)."""
     for pp in (1, 2):
-        s = parse_scenario(
-            {
-                "model": "llama3-8b",
-                "cluster": "dgx-h100",
-                "parallelism": {"pp": pp},
-                "inference": {"engine": engine, "requests": ONE},
-            }
-        )
+        s = scenario_with(parallelism={"pp": pp}, inference={"engine": engine, "requests": ONE})
         assert host_of(s, ENGINES[engine], (10,) * pp).overlaps == (overlaps or pp == 1)
 
 

@@ -16,19 +16,18 @@ from sim.models.moe.fullest import fullest_rank
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.weight_offload import layer_weight_bytes
 from sim.serve.simulation import simulate_serving
+from tests.sim.cases import scenario_with
 
 ZIPF = {"imbalance": {"zipf": 0.8}}
 
 
 def wide(ranks: int = 16, moe: dict[str, Any] | None = None, **inference: Any) -> Scenario:
     section = {"engine": "sglang-0.5", "requests": {"prompt_len": 500, "output_len": 20, "count": 512}}
-    return parse_scenario(
-        {
-            "model": {"preset": "deepseek-v3", "moe": moe or {}},
-            "cluster": {"preset": "dgx-h200", "nodes": ranks // 8},
-            "parallelism": {"dp": ranks, "ep": ranks},
-            "inference": section | inference,
-        }
+    return scenario_with(
+        parallelism={"dp": ranks, "ep": ranks},
+        model={"preset": "deepseek-v3", "moe": moe or {}},
+        cluster={"preset": "dgx-h200", "nodes": ranks // 8},
+        inference=section | inference,
     )
 
 

@@ -8,25 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
-from tests.sim.cases import FREE_LINKS, slow
+from tests.sim.cases import FREE_LINKS, scenario_with, slow
 
 MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "vocab": 1024, "mlp": "swiglu"}
 
 
 def serving(faults: dict[str, Any] | None, cluster: Any = "dgx-h100", **parallelism: int) -> Scenario:
     requests = {"prompt_len": 200, "output_len": 20, "count": 8}
-    return parse_scenario(
-        {
-            "model": MODEL,
-            "inference": {"requests": requests},
-            "parallelism": parallelism,
-            "cluster": cluster,
-            "calibration": "roofline",
-            "faults": faults,
-        }
+    return scenario_with(
+        parallelism=parallelism,
+        model=MODEL,
+        cluster=cluster,
+        inference={"requests": requests},
+        calibration="roofline",
+        faults=faults,
     )
 
 

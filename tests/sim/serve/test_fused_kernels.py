@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 import pytest
 
 from sim.core.program import Compute
-from sim.inputs.scenario import load_scenario, parse_scenario
+from sim.inputs.scenario import load_scenario
 from sim.models.layer import layer_block
 from sim.simulation import simulate
 from sim.views.roofline_svg import clock_hz, roofline_svg, sram_bytes_per_s
+from tests.sim.cases import scenario_with
 from topology.presets import GPUS
 
 ROOT = Path(__file__).parents[3]
@@ -21,12 +22,8 @@ ROOT = Path(__file__).parents[3]
 
 def attention_bytes(seq: int, attention: str) -> float:
     """Bytes that a layer's attention core moves forward, one sequence."""
-    scenario = parse_scenario(
-        {
-            "model": "llama2-7b",
-            "cluster": "dgx-a100",
-            "training": {"seq_len": seq, "global_batch_size": 1, "attention": attention},
-        }
+    scenario = scenario_with(
+        {"seq_len": seq, "global_batch_size": 1, "attention": attention}, model="llama2-7b", cluster="dgx-a100"
     )
     items = layer_block(scenario, 0).forward
     return sum(
@@ -59,14 +56,7 @@ def test_memories_on_the_chip(gpu: str, clock: float) -> None:
 @cache
 def step(**training: str) -> dict[str, Any]:
     return simulate(
-        parse_scenario(
-            {
-                "model": "llama3-8b",
-                "cluster": "dgx-a100",
-                "parallelism": {"dp": 8, "zero": 3},
-                "training": {"seq_len": 4096, "global_batch_size": 16, **training},
-            }
-        )
+        scenario_with({"seq_len": 4096, "global_batch_size": 16, **training}, {"dp": 8, "zero": 3}, cluster="dgx-a100")
     ).result
 
 

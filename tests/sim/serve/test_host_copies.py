@@ -6,19 +6,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from sim.inputs.scenario import parse_scenario
 from sim.prices.profile import CollectiveTable
 from sim.prices.profiles import load_profile
 from sim.simulation import simulate
+from tests.sim.cases import scenario_with
 
 
 def test_measured_copies() -> None:
-    scenario = parse_scenario(
-        {
-            "model": {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128},
-            "training": {"seq_len": 64, "global_batch_size": 1, "precision": "fp32", "activation_offload": True},
-            "cluster": "cpu-host",
-        }
+    scenario = scenario_with(
+        {"seq_len": 64, "global_batch_size": 1, "precision": "fp32", "activation_offload": True},
+        model={"layers": 2, "hidden": 64, "heads": 4, "vocab": 128},
+        cluster="cpu-host",
     )
     size, none = np.array([1e3, 1e6]), np.zeros(2)
     profile = load_profile("cpu")

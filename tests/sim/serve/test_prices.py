@@ -24,6 +24,7 @@ from sim.serve.prices.iteration_parts import Key, Work
 from sim.serve.prices.load import Load
 from sim.serve.simulation import simulate_serving
 from sim.validation.tables import read_table
+from tests.sim.cases import scenario_with
 from topology.presets import GPUS
 
 
@@ -253,15 +254,11 @@ def test_unfused_attention_over_a_latent() -> None:
 
 def test_unfused_attention_delays_the_first_token_alone_and_holds_scores() -> None:
     def served(attention: str) -> dict[str, Any]:
-        scenario = parse_scenario(
-            {
-                "model": "llama3-8b",
-                "cluster": "dgx-h100",
-                "inference": {
-                    "batching": "static",
-                    "attention": attention,
-                    "requests": {"prompt_len": 4096, "output_len": 8, "count": 4},
-                },
+        scenario = scenario_with(
+            inference={
+                "batching": "static",
+                "attention": attention,
+                "requests": {"prompt_len": 4096, "output_len": 8, "count": 4},
             }
         )
         return simulate_serving(scenario).result

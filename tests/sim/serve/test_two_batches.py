@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sim.core.errors import InputError
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario
 from sim.models.layers.experts import LOW_LATENCY_TOKENS
 from sim.prices.profiles import load_profile
 from sim.serve.engines.record import TwoBatches
@@ -16,6 +16,7 @@ from sim.serve.prices.iteration_parts import Work
 from sim.serve.prices.load import Load
 from sim.serve.prices.two_batches import is_split, layer_seconds
 from sim.serve.simulation import simulate_serving
+from tests.sim.cases import scenario_with
 
 IN_TURNS, APART = TwoBatches(), TwoBatches(attention_apart=True)
 DECODES = Load(64, 64, 64 * 2000, (), 64, 1, 64)
@@ -25,13 +26,11 @@ SMS = 132
 
 def wide(ranks: int = 16, engine: str = "sglang-0.5", overlap: bool = True, **inference: Any) -> Scenario:
     section = {"engine": engine, "two_batch_overlap": overlap, "requests": {"prompt_len": 500, "output_len": 4}}
-    return parse_scenario(
-        {
-            "model": "deepseek-v3",
-            "cluster": {"preset": "dgx-h200", "nodes": ranks // 8},
-            "parallelism": {"dp": ranks, "ep": ranks},
-            "inference": section | inference,
-        }
+    return scenario_with(
+        parallelism={"dp": ranks, "ep": ranks},
+        model="deepseek-v3",
+        cluster={"preset": "dgx-h200", "nodes": ranks // 8},
+        inference=section | inference,
     )
 
 
@@ -112,13 +111,11 @@ def test_what_cannot_be(changes: dict[str, Any], said: str) -> None:
 
 def test_there_must_be_messages() -> None:
     with pytest.raises(InputError, match=r"two_batch_overlap: found true; no tokens are sent to experts"):
-        parse_scenario(
-            {
-                "model": "deepseek-v3",
-                "cluster": "dgx-h200",
-                "parallelism": {"tp": 8},
-                "inference": {"requests": {"prompt_len": 5, "output_len": 4}, "two_batch_overlap": True},
-            }
+        scenario_with(
+            parallelism={"tp": 8},
+            model="deepseek-v3",
+            cluster="dgx-h200",
+            inference={"requests": {"prompt_len": 5, "output_len": 4}, "two_batch_overlap": True},
         )
 
 

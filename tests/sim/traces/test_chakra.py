@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.core.errors import InputError
-from sim.inputs.scenario import load_scenario, parse_scenario
+from sim.inputs.scenario import load_scenario
 from sim.simulation import simulate
 from sim.traces.chakra import (
     BOOL,
@@ -38,6 +38,7 @@ from sim.traces.chakra_in import load, read_groups
 from sim.traces.chakra_out import write_chakra
 from sim.traces.changes import Change, network_of
 from sim.traces.replay import replay
+from tests.sim.cases import scenario_with
 
 U64 = st.integers(0, 2**64 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -166,13 +167,10 @@ def test_unpacked_dependencies_and_unknown_fields_survive() -> None:
     ],
 )
 def test_a_simulated_step_keeps_its_times(parallelism: dict[str, Any], tmp_path: Path) -> None:
-    scenario = parse_scenario(
-        {
-            "model": {"layers": 8, "hidden": 512, "heads": 8, "vocab": 1000},
-            "cluster": "dgx-h100",
-            "parallelism": parallelism,
-            "training": {"seq_len": 512, "global_batch_size": 8},
-        }
+    scenario = scenario_with(
+        {"seq_len": 512, "global_batch_size": 8},
+        parallelism,
+        model={"layers": 8, "hidden": 512, "heads": 8, "vocab": 1000},
     )
     simulation = simulate(scenario, expand=True)
     *files, groups = write_chakra(simulation, tmp_path / "step")
@@ -198,13 +196,10 @@ def test_an_all_gathers_size_is_what_each_rank_puts_in(tmp_path: Path) -> None:
         file = encode_file([coll(2, kind=COLLECTIVES.index(name))])
         priced = replay(load(["a.0.et", "a.1.et"], [file, file]), Change(network=network))
         assert priced.step_time_s == pytest.approx(network.collective(name, range(2), whole).seconds)
-    scenario = parse_scenario(
-        {
-            "model": {"layers": 2, "hidden": 512, "heads": 8, "vocab": 1024},
-            "cluster": "dgx-h100",
-            "parallelism": {"dp": 4, "zero": 3},
-            "training": {"seq_len": 512, "global_batch_size": 4},
-        }
+    scenario = scenario_with(
+        {"seq_len": 512, "global_batch_size": 4},
+        {"dp": 4, "zero": 3},
+        model={"layers": 2, "hidden": 512, "heads": 8, "vocab": 1024},
     )
     *files, groups = write_chakra(simulate(scenario, expand=True), tmp_path / "step")
     parameters = 12 * 512**2 + 13 * 512  # of a layer, in 16 bits
@@ -215,13 +210,10 @@ def test_an_all_gathers_size_is_what_each_rank_puts_in(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_export_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario = parse_scenario(
-        {
-            "model": {"layers": 2, "hidden": 512, "heads": 8, "vocab": 1024},
-            "cluster": "dgx-h100",
-            "parallelism": {"dp": 4},
-            "training": {"seq_len": 512, "global_batch_size": 4},
-        }
+    scenario = scenario_with(
+        {"seq_len": 512, "global_batch_size": 4},
+        {"dp": 4},
+        model={"layers": 2, "hidden": 512, "heads": 8, "vocab": 1024},
     )
     simulation = simulate(scenario, expand=True)
 

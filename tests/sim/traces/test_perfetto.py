@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from sim.core.timeline import Timeline
-from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from sim.traces.replay import replay, timeline
 from sim.views.trace import trace_events
+from tests.sim.cases import scenario_with
 from tests.sim.traces import programs as p
 from tests.sim.traces.test_truth import recorded
 
@@ -33,13 +33,10 @@ Event = dict[str, Any]
 
 def simulated() -> tuple[Timeline, Any]:
     """A step with pipeline messages, collectives and memory."""
-    scenario = parse_scenario(
-        {
-            "model": {"layers": 4, "hidden": 256, "heads": 4, "vocab": 1000},
-            "cluster": "dgx-h100",
-            "parallelism": {"pp": 2, "tp": 2, "dp": 2},
-            "training": {"seq_len": 128, "global_batch_size": 8},
-        }
+    scenario = scenario_with(
+        {"seq_len": 128, "global_batch_size": 8},
+        {"pp": 2, "tp": 2, "dp": 2},
+        model={"layers": 4, "hidden": 256, "heads": 4, "vocab": 1000},
     )
     step = simulate(scenario, expand=True)
     return step.timeline, step.memory
