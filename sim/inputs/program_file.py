@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from sim.core.files import unreadable
 from sim.core.json_text import parse_json
 from sim.core.outputs import refuse_output
 from sim.inputs.file_kinds import other_format
+from sim.inputs.plain_data import listed, mapping, one_of, rows_of, text, whole
 
 FORMAT = "program/1"
 MAX_BYTES = 512 * 1024 * 1024  # of the JSON itself
@@ -134,11 +135,11 @@ def read_program(path: Path) -> CapturedProgram:
         raise other_format(path, data, FORMAT)
     least = 0 if "script" in data else 1  # nobody says how much a script's step holds
     seq_len, micro_batch_size = (whole(data.get(k), f"{path}: {k}", least) for k in ("seq_len", "micro_batch_size"))
-    tables, rows = _mapping(data, "tables", path), _mapping(data, "operators", path)
-    autocast, optimizer = (_text(data.get(k), f"{path}: {k}") for k in ("autocast", "optimizer"))
-    device, facts = _text(data.get("device", "cuda"), f"{path}: device"), _mapping(data, "facts", path)
+    tables, rows = mapping(data.get("tables"), f"{path}: tables"), mapping(data.get("operators"), f"{path}: operators")
+    autocast, optimizer = (text(data.get(k), f"{path}: {k}") for k in ("autocast", "optimizer"))
+    device, facts = text(data.get("device", "cuda"), f"{path}: device"), mapping(data.get("facts"), f"{path}: facts")
     operators = _operators(tables, rows, path)
-    storages = _storages(tables, _mapping(data, "storages", path), path)
+    storages = _storages(tables, mapping(data.get("storages"), f"{path}: storages"), path)
     for i, op in enumerate(operators):
         if (most := max((*op.reads, *op.writes), default=0)) >= len(storages):
             raise InputError(f"{path}: operators[{i}]: found storage {most}; allowed: 0 to {len(storages) - 1}")
@@ -161,24 +162,16 @@ def _storages(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) ->
 
 
 def _parameters(value: Any, modules: list[str], path: Path) -> tuple[Parameter, ...]:
-    if not isinstance(value, list):
-        raise InputError(f"{path}: parameters: found {type(value).__name__}; allowed: a list")
     found = []
-    for i, row in enumerate(value):
+    for i, row in enumerate(listed(value, f"{path}: parameters")):
         where = f"{path}: parameters[{i}]"
         if not isinstance(row, list) or len(row) != 4:
             raise InputError(f"{where}: found {str(row)[:60]}; allowed: [name, elements, dtype, trained]")
         name = _pick(modules, row[0], where)
-        dtype = _text(row[2], where)
+        dtype = text(row[2], where)
         trained = bool(whole(row[3], where, 0))
         found.append(Parameter(name, whole(row[1], where, 0), SHORT_DTYPES.get(dtype, dtype), trained))
     return tuple(found)
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise InputError(f"{where}: found {str(value)[:60]}; allowed: text")
-    return value
 
 
 def _json(path: Path) -> Any:
@@ -203,7 +196,9 @@ def _json(path: Path) -> Any:
 def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -> tuple[CapturedOperator, ...]:
     names, modules = (_words(tables, key, path) for key in ("names", "modules"))
     where = f"{path}: tables"
-    tensors = [_tensor(x, f"{where}.tensors[{i}]") for i, x in enumerate(listed(tables, "tensors", where))]
+    tensors = [
+        _tensor(x, f"{where}.tensors[{i}]") for i, x in enumerate(listed(tables.get("tensors"), f"{where}.tensors"))
+    ]
     phases = _words(tables, "phases", path)
     for phase in phases:
         one_of(phase, PHASES, f"{where}.phases")
@@ -235,56 +230,15 @@ def _tensor(value: Any, where: str) -> Tensor:
     return Tensor(value[0], shape, strides)
 
 
-def _mapping(data: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
-    value = data.get(key)
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: {key}: found {type(value).__name__}; allowed: a mapping")
-    return value
-
-
-def listed(data: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    """The list under a key; InputError for anything else."""
-    value = data.get(key)
-    if not isinstance(value, list):
-        raise InputError(f"{where}.{key}: found {type(value).__name__}; allowed: a list")
-    return value
-
-
 def _words(data: Mapping[str, Any], key: str, path: Path) -> list[str]:
-    values = listed(data, key, f"{path}: tables")
+    values = listed(data.get(key), f"{path}: tables.{key}")
     if not all(isinstance(x, str) for x in values):
         raise InputError(f"{path}: tables.{key}: allowed: a list of texts")
     return values
 
 
-def rows_of(data: Mapping[str, Any], keys: tuple[str, ...], where: str) -> Iterator[tuple[Any, ...]]:
-    """The rows of a table whose columns are lists of one length; InputError for anything else."""
-    for key in keys:
-        if not isinstance(data.get(key), list) or len(data[key]) != len(data[keys[0]]):
-            raise InputError(f"{where}.{key}: allowed: a list as long as {keys[0]}")
-    return zip(*(data[key] for key in keys), strict=True)
-
-
-def one_of(value: Any, known: Iterable[str], where: str) -> str:
-    """A text that is among these; InputError for anything else."""
-    if value not in list(known):
-        raise InputError(f"{where}: found {str(value)[:60]!r}; allowed: {', '.join(known)}")
-    return str(value)
-
-
-def whole(value: Any, where: str, least: int, most: int | None = None) -> int:
-    """A whole number of these limits; InputError for anything else."""
-    wrong = isinstance(value, bool) or not isinstance(value, int) or value < least
-    if wrong or (most is not None and value > most):
-        limits = f"from {least}" if most is None else f"from {least} to {most}"
-        raise InputError(f"{where}: found {str(value)[:60]}; allowed: a whole number {limits}")
-    return int(value)
-
-
 def _counts(values: Any, where: str) -> tuple[int, ...]:
-    if not isinstance(values, list):
-        raise InputError(f"{where}: found {type(values).__name__}; allowed: a list of numbers")
-    return tuple(whole(n, where, 0) for n in values)
+    return tuple(whole(n, where, 0) for n in listed(values, where))
 
 
 def _picked(values: list[T], numbers: Any, where: str) -> tuple[T, ...]:

@@ -18,7 +18,8 @@ from msgspec import Struct
 from sim.core.collectives import KINDS
 from sim.core.errors import InputError
 from sim.core.host_work import HOST_WORK
-from sim.inputs.program_file import FORMAT, CapturedProgram, listed, one_of, read_program, rows_of, whole
+from sim.inputs.plain_data import listed, mapping, one_of, rows_of, whole
+from sim.inputs.program_file import FORMAT, CapturedProgram, read_program
 
 HEAD = f'{{"format":"{FORMAT}"'.encode()
 MAX_RANK = 10_000_000
@@ -99,16 +100,15 @@ def read_rank_program(path: Path) -> RankProgram:
     if script is None:
         return RankProgram(program, 0, 1, True, (0,) * count, (), ())
     where = f"{path}: script"
-    if not isinstance(script, dict):
-        raise InputError(f"{where}: found {type(script).__name__}; allowed: a mapping")
+    script = mapping(script, where)
     world = whole(script.get("world_size"), f"{where}.world_size", 1, MAX_RANK)
     rank = whole(script.get("rank"), f"{where}.rank", 0, world - 1)
-    streams = tuple(whole(x, f"{where}.streams", 0, 1000) for x in listed(script, "streams", where))
+    streams = tuple(whole(x, f"{where}.streams", 0, 1000) for x in listed(script.get("streams"), f"{where}.streams"))
     if len(streams) != count:
         raise InputError(f"{where}.streams: found {len(streams)}; allowed: {count}, one for each operator")
     collectives = _collectives(script, world, where)
     device = one_of(script.get("device"), DEVICES, f"{where}.device")
-    named = listed(script, "host_work", where) if "host_work" in script else []
+    named = listed(script.get("host_work"), f"{where}.host_work") if "host_work" in script else []
     kinds = tuple(one_of(kind, HOST_WORK, f"{where}.host_work") for kind in named)
     entries = _entries(script, count, len(collectives), len(kinds), where)
     return RankProgram(program, rank, world, device == "cuda", streams, collectives, entries, kinds)
@@ -116,11 +116,11 @@ def read_rank_program(path: Path) -> RankProgram:
 
 def _collectives(script: Mapping[str, Any], world: int, where: str) -> tuple[Collective, ...]:
     groups = []
-    for i, group in enumerate(listed(script, "groups", where)):
+    for i, group in enumerate(listed(script.get("groups"), f"{where}.groups")):
         at = f"{where}.groups[{i}]"
         if not isinstance(group, dict) or not isinstance(group.get("name"), str):
             raise InputError(f"{at}: found {str(group)[:60]}; allowed: a mapping with name and ranks")
-        ranks = tuple(whole(r, f"{at}.ranks", 0, world - 1) for r in listed(group, "ranks", at))
+        ranks = tuple(whole(r, f"{at}.ranks", 0, world - 1) for r in listed(group.get("ranks"), f"{at}.ranks"))
         if not ranks:
             raise InputError(f"{at}.ranks: found none; allowed: one or more")
         groups.append((group["name"], ranks))
@@ -134,7 +134,7 @@ def _collectives(script: Mapping[str, Any], world: int, where: str) -> tuple[Col
 
 
 def _entries(script: Mapping[str, Any], operators: int, collectives: int, kinds: int, where: str) -> tuple[Entry, ...]:
-    names = [one_of(name, What, f"{where}.whats") for name in listed(script, "whats", where)]
+    names = [one_of(name, What, f"{where}.whats") for name in listed(script.get("whats"), f"{where}.whats")]
     found: list[Entry] = []
     events = 0
     for i, row in enumerate(_rows(script, "entries", ("before", "what", "stream", "value"), where)):
@@ -150,7 +150,4 @@ def _entries(script: Mapping[str, Any], operators: int, collectives: int, kinds:
 
 
 def _rows(data: Mapping[str, Any], key: str, names: tuple[str, ...], where: str) -> Iterator[tuple[Any, ...]]:
-    table = data.get(key)
-    if not isinstance(table, dict):
-        raise InputError(f"{where}.{key}: found {type(table).__name__}; allowed: a mapping of columns")
-    return rows_of(table, names, f"{where}.{key}")
+    return rows_of(mapping(data.get(key), f"{where}.{key}", "a mapping of columns"), names, f"{where}.{key}")

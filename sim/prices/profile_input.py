@@ -18,6 +18,7 @@ from sim.core.dtypes import DTYPES
 from sim.core.errors import InputError
 from sim.inputs.file_kinds import other_format
 from sim.inputs.input_source import nearest, show
+from sim.inputs.plain_data import listed, mapping, one_of, text, whole
 from sim.inputs.yaml_input import one_line
 from sim.prices.coefficients import Coefficient, Coefficients, coefficients_from, place_of
 from sim.prices.profile import FORMAT, HOST_COPIES, BlockPoint, CollectiveTable, Facts, PointTable, Profile
@@ -25,6 +26,7 @@ from sim.prices.roofline import ATTENTION, ATTENTION_DECODE, MATMULS, MEMORY_BOU
 
 # More phases than `Phase`: a block may be timed as a whole backward, a recomputation or a served forward.
 PHASES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "optimizer", "inference")
+MOST_COUNT = 10_000_000
 LEAST, MOST = 1e-30, 1e30  # range of numbers other than 0, so that results stay finite
 DIMENSIONS = {
     **dict.fromkeys(MATMULS, 4),
@@ -42,7 +44,7 @@ def profile_from(data: object, where: str = "profile") -> Profile:
         InputError: for anything that is wrong; the text has `where`, the key, the value found and the values allowed.
     """
     # The format is checked first, because errors about the keys of another format would mislead.
-    top = _mapping(data, where)
+    top = mapping(data, where)
     if top.get("format") != FORMAT:
         raise other_format(where, top, FORMAT)
     _keys(top, where, ("format", *Profile.__struct_fields__), required=("name",))
@@ -50,10 +52,10 @@ def profile_from(data: object, where: str = "profile") -> Profile:
     if top.get("kernels") and not top.get("reference"):
         raise InputError(f"{where}: reference: is missing; kernels are those of a GPU, which it names")
     return Profile(
-        name=_text(top["name"], f"{where}: name"),
-        source=_text(top.get("source", ""), f"{where}: source"),
-        date=_text(top.get("date", ""), f"{where}: date"),
-        reference=_text(top.get("reference", ""), f"{where}: reference"),
+        name=text(top["name"], f"{where}: name"),
+        source=text(top.get("source", ""), f"{where}: source"),
+        date=text(top.get("date", ""), f"{where}: date"),
+        reference=text(top.get("reference", ""), f"{where}: reference"),
         hardware=_facts(top.get("hardware", {}), f"{where}: hardware"),
         software=_facts(top.get("software", {}), f"{where}: software"),
         settings=_facts(top.get("settings", {}), f"{where}: settings"),
@@ -61,33 +63,31 @@ def profile_from(data: object, where: str = "profile") -> Profile:
         points=_each(top.get("points", []), f"{where}: points", _points),
         blocks=_each(top.get("blocks", []), f"{where}: blocks", _block),
         collectives=_each(top.get("collectives", []), f"{where}: collectives", _collective),
-        kernels=_text(top.get("kernels", ""), f"{where}: kernels"),
+        kernels=text(top.get("kernels", ""), f"{where}: kernels"),
     )
 
 
 def _coefficients(data: object, where: str) -> Coefficients:
-    given = _mapping(data, where)
+    given = mapping(data, where)
     places = {name: place_of(name, where) for name in given}  # unknown names first: their values may be anything
     read = {name: _coefficient(given[name], f"{where}.{name}", place.positive) for name, place in places.items()}
     return coefficients_from(read, where)
 
 
 def _coefficient(data: object, where: str, positive: bool) -> Coefficient:
-    item = _mapping(data, where)
+    item = mapping(data, where)
     _keys(item, where, ("value", "source"), required=("value",))
-    source = _text(item.get("source", ""), f"{where}.source")
+    source = text(item.get("source", ""), f"{where}.source")
     return Coefficient(_number(item["value"], f"{where}.value", positive), source)
 
 
 def _points(data: object, where: str) -> PointTable:
-    item = _mapping(data, where)
+    item = mapping(data, where)
     needed = ("op", "dtype", "shape", "seconds")
     _keys(item, where, (*needed, "spread", "samples"), needed)
-    op, dtype = _text(item["op"], f"{where}.op"), _text(item["dtype"], f"{where}.dtype")
-    if dtype not in DTYPES:
-        raise InputError(f"{where}.dtype: found {show(dtype)}; allowed: {', '.join(DTYPES)}")
+    op, dtype = text(item["op"], f"{where}.op"), one_of(item["dtype"], DTYPES, f"{where}.dtype")
     seconds = _column(item["seconds"], f"{where}.seconds", positive=True)
-    rows = _list(item["shape"], f"{where}.shape")
+    rows = listed(item["shape"], f"{where}.shape")
     if not rows or len(rows) != len(seconds):
         raise InputError(f"{where}.shape: found {len(rows)} rows; allowed: {max(1, len(seconds))}, as in seconds")
     # An unknown operator may have any width, if all rows have the same, so that new operators need no rule.
@@ -133,32 +133,29 @@ def _is_shape(row: object, width: int, flagged: bool) -> bool:
 
 
 def _block(data: object, where: str) -> BlockPoint:
-    item = _mapping(data, where)
+    item = mapping(data, where)
     _keys(item, where, ("key", "phase", "run", "seconds", "spread"), ("key", "phase", "seconds"))
-    phase = _text(item["phase"], f"{where}.phase")
-    if phase not in PHASES:
-        raise InputError(f"{where}.phase: found {phase!r}; allowed: {', '.join(PHASES)}")
     return BlockPoint(
-        _text(item["key"], f"{where}.key"),
-        phase,
-        _count(item.get("run", 0), f"{where}.run", 0),
+        text(item["key"], f"{where}.key"),
+        one_of(item["phase"], PHASES, f"{where}.phase"),
+        whole(item.get("run", 0), f"{where}.run", 0, MOST_COUNT),
         _number(item["seconds"], f"{where}.seconds", positive=True),
         _number(item.get("spread", 0.0), f"{where}.spread"),
     )
 
 
 def _collective(data: object, where: str) -> CollectiveTable:
-    item = _mapping(data, where)
+    item = mapping(data, where)
     needed = ("op", "ranks", "bytes", "seconds")
     _keys(item, where, (*needed, "spread", "ranks_per_core"), needed)
     size = _column(item["bytes"], f"{where}.bytes")
     # Look-ups bisect the sizes; in an unsorted column they would find a wrong price.
     if not len(size) or (size[1:] <= size[:-1]).any():
         raise InputError(f"{where}.bytes: allowed: at least one size, each larger than the one before")
-    op = _text(item["op"], f"{where}.op")
+    op = text(item["op"], f"{where}.op")
     return CollectiveTable(
         op,
-        _count(item["ranks"], f"{where}.ranks", 1 if op in HOST_COPIES else 2),
+        whole(item["ranks"], f"{where}.ranks", 1 if op in HOST_COPIES else 2, MOST_COUNT),
         size,
         _column(item["seconds"], f"{where}.seconds", count=len(size), positive=True),
         _column(item.get("spread", 0.0), f"{where}.spread", count=len(size)),
@@ -166,20 +163,8 @@ def _collective(data: object, where: str) -> CollectiveTable:
     )
 
 
-def _mapping(data: object, where: str) -> Mapping[str, object]:
-    if not isinstance(data, dict):
-        raise InputError(f"{where}: found {show(data)}; allowed: a mapping")
-    return data
-
-
-def _list(data: object, where: str) -> list[object]:
-    if not isinstance(data, list):
-        raise InputError(f"{where}: found {show(data)}; allowed: a list")
-    return data
-
-
 def _each(data: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
-    return tuple(read(item, f"{where}[{i}]") for i, item in enumerate(_list(data, where)))
+    return tuple(read(item, f"{where}[{i}]") for i, item in enumerate(listed(data, where)))
 
 
 def _keys(item: Mapping[str, object], where: str, known: tuple[str, ...], required: tuple[str, ...]) -> None:
@@ -190,20 +175,14 @@ def _keys(item: Mapping[str, object], where: str, known: tuple[str, ...], requir
             raise InputError(f"{where}: {key} is missing")
 
 
-def _text(data: object, where: str) -> str:
-    if not isinstance(data, str):
-        raise InputError(f"{where}: found {show(data)}; allowed: text")
-    return data
-
-
 def _facts(data: object, where: str) -> Facts:
-    item = _mapping(data, where)
+    item = mapping(data, where)
     for key, value in item.items():
         finite = not isinstance(value, float) or math.isfinite(value)
         if not finite or not isinstance(value, str | int | float):
             rule = "text, a finite number, true or false"
             raise InputError(f"{where}.{key}: found {show(value)}; allowed: {rule}")
-    return dict(item)  # type: ignore[arg-type]
+    return dict(item)
 
 
 def _number(data: object, where: str, positive: bool = False) -> float:
@@ -225,18 +204,12 @@ def _rule(positive: bool) -> str:
     return f"a number from {LEAST} to {MOST}{'' if positive else ', or 0'}"
 
 
-def _count(data: object, where: str, least: int) -> int:
-    if type(data) is not int or not least <= data <= 10_000_000:
-        raise InputError(f"{where}: found {show(data)}; allowed: a whole number from {least} to 10000000")
-    return data
-
-
 def _column(data: object, where: str, count: int | None = None, positive: bool = False) -> NDArray[np.float64]:
     """Read a column of finite numbers, none negative; one number means `count` equal ones."""
     # `spread` and `samples` are mostly one number for a whole table.
     if count is not None and not isinstance(data, list):
         return np.full(count, _number(data, where))
-    rows = _list(data, where)
+    rows = listed(data, where)
     for i, value in enumerate(rows):
         if not _is_number(value, positive):
             raise InputError(f"{where}[{i}]: found {show(value)}; allowed: {_rule(positive)}")

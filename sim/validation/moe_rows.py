@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.core.program import Program
+from sim.inputs.plain_data import mapping
 from sim.inputs.scenario import parse_scenario
 from sim.models.dims import Dims, Shard, dims
 from sim.models.layers import layer_specs
@@ -108,7 +109,9 @@ _LAYOUT = ("dp", "tp", "cp", "ep", "pp", "expert_tp", "sp")
 
 def _scenario(row: Measurement, calibration: str) -> dict[str, Any]:
     """The row's own short words as a scenario of one layer."""
-    given, layout, training = (_mapping(row.data, key) for key in ("model", "parallelism", "training"))
+    given, layout, training = (
+        mapping(row.data.get(key) or {}, f"moe_layer: {key}") for key in ("model", "parallelism", "training")
+    )
     model = {name: _size(given, name) for name in ("experts", "top_k", "expert_ffn", "width", "seq_len")}
     layout = {"dp": _data_parallel(row.data.get("gpus"), layout), **layout}
     batch = training.get("micro_batch_size", 1)
@@ -145,13 +148,6 @@ def _scenario(row: Measurement, calibration: str) -> dict[str, Any]:
         "cluster": cluster_of(row).model_dump(mode="json"),
         "calibration": calibration,
     }
-
-
-def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = data.get(key) or {}
-    if not isinstance(found, dict):
-        raise InputError(f"moe_layer: {key}: found {str(found)[:40]}; allowed: a mapping")
-    return found
 
 
 def _data_parallel(gpus: object, layout: Mapping[str, Any]) -> int:

@@ -16,6 +16,7 @@ from sim.core.errors import InputError
 from sim.inputs.file_kinds import other_format, read_data, refuse_other_kind
 from sim.inputs.input_source import Source, file_named, show
 from sim.inputs.overrides import merge
+from sim.inputs.plain_data import listed, mapping
 from sim.validation.launch_scripts import with_launch_script
 from sim.validation.records import Measurement, Table
 from sim.validation.running_requests import without_false_limits
@@ -38,9 +39,7 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     if data.get("kind") not in KINDS:
         said = f"found {str(data['kind'])[:60]!r}" if "kind" in data else "is required and missing"
         raise InputError(f"{path}: kind: {said}; allowed: {', '.join(KINDS)}")
-    rows = data.get("rows")
-    if not isinstance(rows, list):
-        raise InputError(f"{path}: rows: found {type(rows).__name__}; allowed: a list of rows")
+    rows = listed(data.get("rows"), f"{path}: rows")
     name = str(data.get("name") or Path(path).stem)
     shared = with_other_jobs(_scenario(data.get("scenario"), f"{path}: scenario"), data.get("assumptions"))
     source = {str(k): str(v) for k, v in _mapping(data.get("source"), f"{path}: source").items()}
@@ -103,8 +102,4 @@ def _scenario(data: object, where: str) -> dict[str, Any]:
 
 
 def _mapping(data: object, where: str, allowed: str = "a mapping") -> dict[str, Any]:
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise InputError(f"{where}: found {type(data).__name__}; allowed: {allowed}")
-    return data
+    return mapping({} if data is None else data, where, allowed)

@@ -57,7 +57,7 @@ def test_every_launch_of_a_plain_step_is_known() -> None:
     ("change", "said"),
     [
         (lambda d: d.update(format="program/9"), "format: found 'program/9'; must be 'program/1'"),
-        (lambda d: d.update(seq_len="x"), "seq_len: found x; allowed: a whole number from 1"),
+        (lambda d: d.update(seq_len="x"), "seq_len: found 'x'; allowed: a whole number from 1"),
         (lambda d: d["operators"].pop("phase"), "operators.phase: allowed: a list as long as name"),
         (lambda d: d["operators"]["name"].__setitem__(3, 9999), r"operators\[3\].name: found 9999; allowed: 0 to"),
         (lambda d: d["storages"]["bytes"].__setitem__(0, -1), r"storages\[0\].bytes: found -1"),
