@@ -42,15 +42,26 @@ ALONE = 4  # requests that show the latencies of a lone request
 POOL_FROM_UNITS = 6  # fewer are mostly done before other processes have started
 SLOWEST_PER_S = 1e-3  # so slow that requests never overlap
 MOST_STEPS = 24  # doublings or halvings from the first guess: a factor of 16 million
+# Requests arrive for at least so many of their mean latencies. By Little's law at most a fourth of them are then under
+# way at once. A shorter burst is over before its queue has grown, at any rate.
+LASTING = 4.0
+MOST_REQUESTS = 10_000  # of a simulation, unless the scenario has more
 
 
 class Point(Struct, frozen=True, dict=True):
-    """Hold the result of one unit at one rate of requests. `kept`: whether it keeps all promises."""
+    """Hold the result of one unit at one rate of requests. `kept`: whether it keeps all promises. `lasted`: whether the
+    requests arrive for long enough to tell."""
 
     rate_per_s: float
     kept: bool
+    lasted: bool
     share_within: float
     result: dict[str, Any]
+
+    @property
+    def carried(self) -> bool:
+        """Whether the unit is known to serve this rate within the promises."""
+        return self.kept and self.lasted
 
 
 class Unit(Struct, frozen=True):
@@ -86,12 +97,29 @@ class UnitSearch:
         """Simulate requests that arrive at this rate."""
         # Points are kept: the curve of all layouts consists of them.
         if rate_per_s not in self.points:
-            requests = requests_at(self.scenario, rate_per_s)
-            served = self._served(requests)
-            result = served.result
-            kept = all(p.kept(result) for p in self.slo)
-            self.points[rate_per_s] = Point(rate_per_s, kept, share_within(served, self.slo), result)
+            point = self._simulated(rate_per_s, None)
+            # A rate whose burst breaks a promise breaks it with more requests, too.
+            while point.kept and not point.lasted and (more := self._more_requests(point)):
+                point = self._simulated(rate_per_s, more)
+            self.points[rate_per_s] = point
         return self.points[rate_per_s]
+
+    def _simulated(self, rate_per_s: float, count: int | None) -> Point:
+        served = self._served(requests_at(self.scenario, rate_per_s, count))
+        result = served.result
+        kept = all(p.kept(result) for p in self.slo)
+        lasted = result["requests"] >= LASTING * rate_per_s * result["request_latency_s"]["mean"]
+        return Point(rate_per_s, kept, lasted, share_within(served, self.slo), result)
+
+    def _more_requests(self, point: Point) -> int | None:
+        """Return how many requests of a pattern last long enough at a point's rate; None if they are too many, or those
+        of a trace, of which there are no more."""
+        found = int(point.result["requests"])
+        if found >= MOST_REQUESTS or not isinstance(self.scenario.for_serving.requests, RequestPattern):
+            return None
+        # Latencies of a rate that is too high grow with the requests, and a few more break a promise.
+        needed: int = math.ceil(1.1 * LASTING * point.rate_per_s * point.result["request_latency_s"]["mean"])
+        return min(MOST_REQUESTS, 4 * found, needed)
 
     def _alone(self) -> bool:
         """Tell whether requests that never overlap keep all promises."""
@@ -105,43 +133,47 @@ class UnitSearch:
         return all(p.kept(result) for p in self.slo)
 
     def highest(self, start_per_s: float, above_per_s: float = 0.0) -> Point | None:
-        """Return the highest rate that keeps all promises, within 2 %; None if requests one at a time break one, or if
-        `above_per_s` does.
+        """Return the highest rate that is carried, within 2 %; None if requests one at a time break a promise, or if
+        `above_per_s` is not carried.
 
         Raises:
             InputError: if the unit does not fit in memory.
         """
         # A promise that a lone request breaks is broken at every rate.
-        if not self._alone() or (above_per_s and not self.at(above_per_s).kept):
+        if not self._alone() or (above_per_s and not self.at(above_per_s).carried):
             return None
         point = self.at(above_per_s or start_per_s)
-        # The rate is doubled or halved until one rate keeps the promises and the next does not.
-        step = 2.0 if point.kept else 0.5
+        # The rate is doubled or halved until one rate is carried and the next is not.
+        step = 2.0 if point.carried else 0.5
         for _ in range(MOST_STEPS):
             following = self.at(point.rate_per_s * step)
-            if following.kept != point.kept:
+            if following.carried != point.carried:
                 break
             point = following
         else:
-            return point if point.kept else None  # kept even if all arrive at once: `limit_found` tells
+            return point if point.carried else None
         # Latency grows with the rate, except for noise, so bisection finds the limit.
-        low, high = (point, following) if point.kept else (following, point)
+        low, high = (point, following) if point.carried else (following, point)
         while high.rate_per_s > CLOSE * low.rate_per_s:
             # The geometric mean: rates span orders of magnitude, and CLOSE is a ratio.
             middle = self.at(math.sqrt(low.rate_per_s * high.rate_per_s))
-            low, high = (middle, high) if middle.kept else (low, middle)
+            low, high = (middle, high) if middle.carried else (low, middle)
         return low
 
     def limit_found(self, highest: Point | None) -> bool:
-        """Tell whether a rate above the highest breaks a promise; if none does, requests are too few for the limit."""
-        return highest is None or any(not p.kept for p in self.points.values() if p.rate_per_s > highest.rate_per_s)
+        """Tell whether the next rate above the highest breaks a promise; if not, requests are too few for the limit."""
+        if highest is None:
+            return True
+        above = [p for p in self.points.values() if p.rate_per_s > highest.rate_per_s]
+        return bool(above) and not min(above, key=lambda p: p.rate_per_s).kept
 
 
-def requests_at(scenario: Scenario, rate_per_s: float) -> tuple[Request, ...]:
-    """Return the scenario's requests at another rate: a pattern's Poisson process, or a stretched trace."""
+def requests_at(scenario: Scenario, rate_per_s: float, count: int | None = None) -> tuple[Request, ...]:
+    """Return the scenario's requests at another rate: a pattern's Poisson process, of its own `count` or of this one;
+    or a stretched trace."""
     given = scenario.for_serving.requests
     if isinstance(given, RequestPattern):
-        return make_requests(given.model_copy(update={"rate_per_s": rate_per_s}))
+        return make_requests(given.model_copy(update={"rate_per_s": rate_per_s, "count": count or given.count}))
     found = make_requests(given)
     first, last = found[0].arrival_s, found[-1].arrival_s
     # All gaps between a trace's arrivals change by one factor, so bursts remain.
@@ -166,13 +198,12 @@ def units_of(base: Scenario, gpus: int) -> Iterator[Unit]:
             yield from _pools(size, base.for_serving.disaggregated)
             continue
         for tp in divisors(size):
-            if base.parallelism.ep > 1:  # experts on all GPUs of the unit, attention on replicas of tp
+            if base.model.moe is not None and size > 1:  # experts on all GPUs of the unit, attention on replicas of tp
                 degrees = {"tp": tp, "dp": size // tp, "ep": size}
                 yield Unit(size, degrees, {"parallelism": {**degrees, "pp": 1, "expert_tp": 1}})
-                continue
             degrees = {"tp": tp, "pp": size // tp}
             # Without expert parallelism the ranks of a replica split every expert, as vLLM does by default.
-            split = {} if base.model.moe is None else {"expert_tp": tp}
+            split = {} if base.model.moe is None else {"expert_tp": tp, "ep": 1}
             yield Unit(size, degrees, {"parallelism": {**degrees, "dp": 1, **split}})
 
 
@@ -265,8 +296,8 @@ def search_serving(asked: ServingSearch, pool: Callable[[bool], AbstractContextM
             raise InputError(f"{asked.source.label}: {why}")
     pools = base.for_serving.disaggregated
     gpus = asked.gpus or (base.parallelism.ranks if pools is None else pools.ranks)
-    # Pipelines first: their iterations are simulated one by one, so they take longest.
-    units = sorted(units_of(base, gpus), key=lambda unit: -unit.degrees.get("pp", 1))
+    # Pipelines and many replicas first: their iterations are simulated one by one, so they take longest.
+    units = sorted(units_of(base, gpus), key=lambda unit: -max(unit.degrees.get("pp", 1), unit.degrees.get("dp", 1)))
     with pool(len(units) >= POOL_FROM_UNITS) as workers:
         tasks = results(workers, _searched, [(asked, gpus, unit) for unit in units])
         found = list(tracked(tasks, "layouts", len(units)))
@@ -355,6 +386,7 @@ def _figures(units: int, gpus: int, price: float | None, watts: float, point: Po
     tokens_per_s = units * result["output_tokens_per_s"]
     out = {
         "rate_per_s": units * point.rate_per_s,
+        "requests": result["requests"],
         "within_slo": point.kept,
         "share_within_slo": point.share_within,
         "goodput_per_s": point.share_within * units * point.rate_per_s,

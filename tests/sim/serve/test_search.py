@@ -51,6 +51,30 @@ def test_the_highest_rate_keeps_every_promise_and_a_higher_one_does_not(file: Pa
     assert beyond["time_to_first_token_s"]["p99"] > 0.02 or beyond["request_latency_s"]["p90"] > 0.06
 
 
+def test_a_rate_that_is_carried_is_served_while_requests_arrive(tmp_path: Path) -> None:
+    """Sixty requests are over before a queue has grown: each layout keeps this promise of theirs at any rate. Arrivals
+    that last four mean latencies are served at four fifths of their rate or more, counted to the last token."""
+    file, slo = tmp_path / "loose.yaml", "latency_p99=0.5"
+    file.write_text(json.dumps(SMALL))
+    for row in searched(file, slo)["best"]:
+        served_per_s = row["output_tokens_per_s"] / 16
+        assert row["limit_found"]
+        assert served_per_s > 0.75 * row["rate_per_s"]
+        assert row["requests"] >= 4 * row["rate_per_s"] / row["parallelism"]["dp"] * row["request_latency_s"]["mean"]
+
+
+def test_the_end_of_a_short_trace_is_no_limit(tmp_path: Path) -> None:
+    """A trace has no more requests: faster than they can be told apart from a burst, no rate is said to be carried."""
+    trace = tmp_path / "trace.csv"
+    rows = [f"{0.1 * i},512,16" for i in range(60)]
+    trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
+    file = tmp_path / "traced.yaml"
+    file.write_text(json.dumps({**SMALL, "inference": {"requests": {"trace": str(trace)}}}))
+    (best,) = searched(file, "latency_p99=5", "--gpus", "1")["best"]
+    assert not best["limit_found"]
+    assert best["rate_per_s"] * best["request_latency_s"]["mean"] <= 60 / 4
+
+
 def test_looser_promises_carry_more_and_replicas_add_up(file: Path) -> None:
     tight, loose = (searched(file, f"ttft_p99={s}") for s in (0.015, 0.03))
     rates = [{tuple(r["parallelism"].values()): r["rate_per_s"] for r in x["best"]} for x in (tight, loose)]
@@ -82,7 +106,7 @@ def test_pools_are_searched_and_the_best_pair_keeps_its_promises(tmp_path: Path)
         name: {"replicas": best["unit"][f"{name}_replicas"], "tp": best["unit"][f"{name}_tp"]}
         for name in ("prefill", "decode")
     }
-    requests = {**SMALL["inference"]["requests"], "rate_per_s": best["rate_per_s"]}
+    requests = {**SMALL["inference"]["requests"], "rate_per_s": best["rate_per_s"], "count": best["requests"]}
     again = simulate_serving(parse_scenario({**data, "inference": {"requests": requests, "disaggregated": pools}}))
     assert again.result["time_to_first_token_s"]["p99"] == best["time_to_first_token_s"]["p99"] <= 0.05
     assert best["output_tokens_per_s_per_gpu"] == pytest.approx(again.result["output_tokens_per_s"] / 3)
@@ -100,14 +124,19 @@ def test_a_pair_of_pools_is_never_called_one_gpu(tmp_path: Path) -> None:
         assert "one GPU" not in text
 
 
-def test_replicas_that_share_experts_are_searched(tmp_path: Path) -> None:
-    """Of two GPUs: one with all experts, and both with half of them, whose attention is split or not."""
+@pytest.mark.parametrize("parallelism", [{"dp": 2, "ep": 2}, {"tp": 2}])
+def test_replicas_that_share_experts_are_searched(tmp_path: Path, parallelism: dict[str, int]) -> None:
+    """Of two GPUs: one with all experts; both with half of them, whose attention is split or not; both with half of
+    every expert; and both with half of the layers. Whatever the scenario's own layout is."""
     file = tmp_path / "experts.yaml"
     moe = {"experts": 8, "top_k": 2, "ffn": 512}
     model = {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "vocab": 1024, "ffn": 1024, "moe": moe}
-    file.write_text(json.dumps({**SMALL, "model": model, "parallelism": {"dp": 2, "ep": 2}}))
+    file.write_text(json.dumps({**SMALL, "model": model, "parallelism": parallelism}))
     result = searched(file, "ttft_p99=0.05")
-    assert sorted([tuple(row["unit"].values()) for row in result["best"]]) == [(1, 1, 1), (1, 2, 2), (2, 1, 2)]
+    layouts = [{key: n for key, n in row["unit"].items() if n > 1} for row in result["best"]]
+    for expected in ({}, {"dp": 2, "ep": 2}, {"tp": 2, "ep": 2}, {"tp": 2}, {"pp": 2}):
+        layouts.remove(expected)
+    assert not layouts
     assert {row["parallelism"]["dp"] for row in result["best"]} == {1, 2}
     assert all(row["own_rate"]["within_slo"] for row in result["best"])
 
