@@ -44,8 +44,8 @@ def main(
     overrides: tuple[str, ...],
     out: Path | None,
 ) -> None:
-    """Turn another program's configuration into a scenario: a Megatron-LM launch script, a torchtitan config (TOML or
-    Python), a DeepSpeed JSON, Transformers' TrainingArguments (JSON or YAML), or command lines of vLLM, SGLang or
+    """Turn another program's configuration into a scenario: a Megatron-LM launch script, a Megatron-Bridge or NeMo
+    YAML, a torchtitan config (TOML or Python), a DeepSpeed JSON, Transformers' TrainingArguments (JSON or YAML), or command lines of vLLM, SGLang or
     TensorRT-LLM with those of their benchmarks. FILE is not executed. Settings without a key become comments.
     """
     import yaml
@@ -93,6 +93,10 @@ def _converted(file: Path, machine: Machine, trainer: str | None, seq_len: int |
     if not isinstance(data, dict):
         raise InputError(f"{file}: holds no mapping; a DeepSpeed JSON or TrainingArguments does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
+    from sim.convert.bridge import convert_bridge, is_bridge
+
+    if is_bridge(data):
+        return convert_bridge(file, data, machine)
     return convert_deepspeed(file, data, machine, seq_len)
 
 

@@ -1,17 +1,41 @@
-"""Flags of a launch script, read as text and never run: assignments of plain values (`TP=8`), `$TP` and `${TP:-8}` are
-put in, arrays and continued lines are joined."""
+"""Flags of a launch script, read as text and never run.
+
+Assignments of plain values (`TP=8`, `ARGS+=" --bf16"`), `$TP`, `${TP:-8}` and `$((TP * 2))` are put in, arrays and
+continued lines are joined, and so is a command in quotes (`bash -c "…"`). Slurm's directives say nodes and GPUs.
+"""
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 import shlex
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from sim.core.errors import InputError
 
-ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s()]*)[ \t]*(?:#.*)?$")
+ASSIGNMENT = re.compile(
+    r"(?m)(?:^|;)[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s();]*)[ \t]*(?=;|#|$)"
+)
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+# `$((NODES * 8))`, kept as `$[NODES*8]`: brackets of arrays are dropped before variables are put in.
+ARITHMETIC, KEPT = re.compile(r"\$\(\(([^()]*)\)\)"), re.compile(r"\$\[([^\[\]]*)\]")
+NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
+SUM = re.compile(r"[0-9+*/%-]{1,100}")
+OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+OPERATIONS |= {ast.Mod: operator.mod}
+DIRECTIVES = re.compile(r"(?m)^#SBATCH[ \t]+(.*)$")
+SLURM = ("nodes", "ntasks-per-node", "gpus-per-node")
+SLURM_VARIABLES = {  # sbatch's manual, "output environment variables"
+    "SLURM_NNODES": "nodes",
+    "SLURM_JOB_NUM_NODES": "nodes",
+    "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_GPUS_PER_NODE": "gpus-per-node",
+    "SLURM_GPUS_ON_NODE": "gpus-per-node",
+}
+QUOTED_COMMAND = re.compile(r"(?s)^(?!\w+\+?=).*\s--[A-Za-z]")  # not what a variable is given
 QUOTED = r"('[^']*'|\"[^\"]*\")"
 MAX_CHARACTERS = 8 * 2**20
 
@@ -21,44 +45,91 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
 
     `ends`: the end of a line is the word `;`.
     """
+    of_slurm = slurm_flags(text)
+    preset = {variable: of_slurm[name] for variable, name in SLURM_VARIABLES.items() if name in of_slurm}
     text = text.replace("\\\n", " ")
     text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text)
+    text = ARITHMETIC.sub(lambda found: f"$[{''.join(found[1].split())}]", text)
     text = re.sub(rf"{QUOTED}|[()]", lambda found: found[1] or " ", text).replace("[@]", "")
     for _ in range(4):  # a variable may be made of others
-        text = _with_variables(text)
+        text = _with_variables(text, preset)
         if len(text) > MAX_CHARACTERS:
             raise InputError(f"{file}: variables make it longer than {MAX_CHARACTERS:,} characters")
     text = re.sub(rf"{QUOTED}|\n", lambda found: found[1] or " ; ", text) if ends else text
+    inner = (_split(word) if QUOTED_COMMAND.search(word) else [word] for word in _split(text))
+    return [word for words in inner for word in words]
+
+
+def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:
         return text.split()
 
 
-def flags_of(words: list[str], short: bool = False) -> dict[str, Any]:
-    """Values by flag, without dashes and with `-` for `_`; True for a flag without one. `short`: one dash is enough."""
+def slurm_flags(text: str) -> dict[str, str]:
+    """Nodes, tasks and GPUs of a node by the script's `#SBATCH` lines."""
+    words = re.sub(r"(^|\s)-N[ =]?(?=\d)", r"\1--nodes=", " ".join(DIRECTIVES.findall(text)))
+    words = re.sub(r"--(?:gres|gpus-per-node)[ =](?:gpu:)?(?:[A-Za-z]\w*:)?(?=\d)", "--gpus-per-node=", words)
+    given = flags_of(words.split())
+    return {name: given[name] for name in SLURM if str(given.get(name)).isdigit()}
+
+
+def flags_of(words: list[str], short: bool = False, listed: Collection[str] = ()) -> dict[str, Any]:
+    """Values by flag, without dashes and with `-` for `_`; True for a flag without one. `short`: one dash is enough.
+    `listed`: flags with several values, which are joined by spaces; `;` ends them."""
     start = re.compile("--?[A-Za-z]" if short else "--")
     flags: dict[str, Any] = {}
     name = ""
     for word in words:
-        if start.match(word):
+        if word == ";":
+            name = "" if name in listed else name
+        elif start.match(word):
             name, separator, value = word.lstrip("-").partition("=")
             name = name.replace("_", "-")
             flags[name] = value if separator else True
         elif name and flags[name] is True:
             flags[name] = word
-            name = ""
+            name = name if name in listed else ""
+        elif name in listed:
+            flags[name] += f" {word}"
         else:
             name = ""
     return flags
 
 
-def _with_variables(text: str) -> str:
-    """The text with values for variables that it assigns, and defaults (`${TP:-8}`) for others that have one."""
-    variables: dict[str, str] = {name: value.strip("\"'") for name, value in ASSIGNMENT.findall(text)}
+def _with_variables(text: str, preset: Mapping[str, str]) -> str:
+    """The text with values for variables that it assigns, or of `preset`, and defaults (`${TP:-8}`) for others that
+    have one."""
+    variables = dict(preset)
+    for name, more, quoted in ASSIGNMENT.findall(text):
+        variables[name] = variables.get(name, "") * bool(more) + quoted.strip("\"'")
 
     def value(found: re.Match[str]) -> str:
         name, default = found[1] or found[3], found[2]
         return variables.get(name, found[0] if default is None else default)
 
-    return VARIABLE.sub(value, text)
+    def number(found: re.Match[str]) -> str:
+        terms = NAME.sub(lambda name: variables.get(name[1], name[0]), found[1])
+        result = _computed(terms) if SUM.fullmatch(terms) else None
+        return found[0] if result is None else str(result)
+
+    return KEPT.sub(number, VARIABLE.sub(value, text))
+
+
+def _computed(terms: str) -> int | None:
+    """Whole numbers added, multiplied and divided as a shell does; None where that is no number."""
+    try:
+        return _value(ast.parse(terms.replace("//", "?").replace("/", "//"), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _value(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.BinOp(left, operation, right) if type(operation) in OPERATIONS:
+            result: int = OPERATIONS[type(operation)](_value(left), _value(right))
+            return result
+    raise ValueError

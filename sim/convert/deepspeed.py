@@ -17,8 +17,9 @@ from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.inputs.cluster_input import resolve_cluster
-from sim.inputs.hub import as_model
+from sim.inputs.hub import as_model, config_of, is_id, what_to_write
 from sim.inputs.input_source import Source, show
+from sim.inputs.model_input import model_presets
 from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
 from sim.models.frameworks import DEEPSPEED_ZERO
 
@@ -61,6 +62,10 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     named = s.take("model_name_or_path")  # TRL's and LLaMA-Factory's
     if machine.model is None and isinstance(named, str):
         machine = replace(machine, model=as_model(named))
+        if is_id(named) and config_of(named) is None:
+            raise InputError(
+                f"{file}: model: found '{named}'; {what_to_write(named, model_presets())}; or give --model"
+            )
     lengths = [s.whole(name) for name in LENGTHS]
     length = seq_len or next((x for x in lengths if x), None)
     for what, option, found in (("model", "--model NAME", machine.model), ("sequence length", "--seq-len N", length)):

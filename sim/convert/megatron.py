@@ -11,17 +11,20 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from sim.convert.command_line import flags_of, words_of
+from sim.convert.command_line import SLURM, flags_of, slurm_flags, words_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
+from sim.inputs.hub import config_of
 from sim.inputs.input_source import show
 from sim.inputs.model_config import MAX_LAYERS
+from sim.inputs.model_input import load_model
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
+LISTED = ("recompute-modules",)  # flags with several values
 DISPATCHER = "allgather"  # where no flag names one
 # By framework; all are off by default.
 SIMULATED_OF_EXPERTS = {"eager": ("moe-grouped-gemm",), "megatron": ("moe-grouped-gemm", "moe-permute-fusion")}
@@ -33,24 +36,48 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
-    s = Settings(file, flags_of(words_of(file, text)), "--")
-    p = _layout(s, machine)
+    s = Settings(file, {**slurm_flags(text), **flags_of(words_of(file, text, ends=True), listed=LISTED)}, "--")
+    return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
+
+
+def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
+    """The sections model, training and parallelism; `gpus`: how many the file says.
+
+    Raises:
+        InputError: for a flag without its value, or sizes that are missing.
+    """
+    p = _layout(s, machine, gpus)
     training = _training(s, p["dp"])
     with suppress(InputError) if machine.model else nullcontext():
-        described = _model(s)
-    model = machine.model or described
+        model = _model(s)
     if s.take("num-experts") is not None:
         _note_experts(s, p, training["framework"])
     s.choice("transformer-impl", {"transformer_engine": True}, "transformer_engine")
-    return s.converted("megatron", machine, {"model": model, "training": training, "parallelism": p})
+    return {"model": machine.model or model, "training": training, "parallelism": p}
+
+
+def _stated_gpus(s: Settings, machine: Machine) -> int | None:
+    """GPUs by torchrun's arguments, else by Slurm's; nobody asks where --gpus is given."""
+    nodes, each = s.take("nnodes"), s.take("nproc-per-node")
+    slurm_nodes, tasks, per_node = (s.take(name) for name in SLURM)
+    if machine.gpus is not None:
+        return None
+    if each is None:  # one process for each task that srun starts
+        each = tasks if tasks not in (None, "1") else per_node
+    if not str(each).isdigit():
+        return None
+    return int(str(each)) * (s.integer("nodes" if nodes is None else "nnodes", 1) if nodes or slurm_nodes else 1)
 
 
 def _model(s: Settings) -> dict[str, Any]:
     heads = s.integer("num-attention-heads")
     swiglu = s.flag("swiglu")
     vocab, tokenizer = s.whole("vocab-size"), s.take("tokenizer-type")
+    if vocab is None and (preset := config_of(str(s.take("tokenizer-model")))):
+        vocab = load_model(str(preset)).vocab
+        s.notes.append(f"model.vocab: that of the model whose tokenizer --tokenizer-model names, {vocab:,}")
     if vocab is None:
-        s.missing["model.vocab"] = "--vocab-size, which the tokenizer would say"
+        s.missing["model.vocab"] = f"{s.prefix}vocab-size, which the tokenizer would say"
     positions = s.take("position-embedding-type", "learned_absolute")
     if s.take("use-rotary-position-embeddings"):
         positions = "rope"
@@ -229,11 +256,9 @@ def _recompute(s: Settings) -> Any:
     return granularity
 
 
-def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
+def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
     tp, pp, cp = (s.size(f"{what}-parallel-size", 1) for what in ("tensor-model", "pipeline-model", "context"))
-    nodes, each = s.take("nnodes", 1), s.take("nproc-per-node")
-    stated = s.integer("nnodes", 1) * s.integer("nproc-per-node") if str(each).isdigit() and nodes else None
-    dp = s.ranks(stated, machine, tp * pp * cp, "tp · pp · cp")
+    dp = s.ranks(gpus, machine, tp * pp * cp, "tp · pp · cp")
     overlap = s.flag("overlap-grad-reduce")
     experts = s.take("num-experts") is not None
     p: dict[str, Any] = {

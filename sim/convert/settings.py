@@ -75,7 +75,8 @@ class Settings(Struct, dict=True):
             if isinstance(value, bool) or number != int(number):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
-            problem = f"found {show(value)}; must be a whole number"
+            unset = ", in which a variable has no value; write its value into the file" if "$" in str(value) else ""
+            problem = f"found {show(value)}{unset}; must be a whole number"
             raise InputError(f"{self.file}: {self._written(name)}: {problem}") from None
         return int(number)
 

@@ -1,0 +1,172 @@
+"""Megatron-Bridge's and NeMo's YAML as a scenario, by Megatron-LM's arguments, whose names most of their keys have.
+
+Megatron-Bridge: the sections of `ConfigContainer` (src/megatron/bridge/training/config.py), whole as a run saves them
+or only what overrides a recipe. NeMo before 2.0: the same under `model` and `trainer`
+(examples/nlp/language_modeling/conf/megatron_gpt_config.yaml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from sim.convert.megatron import described
+from sim.convert.settings import Converted, Machine, Settings
+from sim.core.errors import InputError
+from sim.inputs.hub import as_model, config_of
+from sim.inputs.model_input import load_model
+
+# Sections in the order in which they overrule each other: mixed_precision sets what others hold, too (its `setup`).
+SECTIONS = ("optimizer", "model", "dataset", "train", "tokenizer", "dist", "ddp", "comm_overlap", "mixed_precision")
+MARKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers")  # one in each `model`
+RENAMED = {
+    "num_moe_experts": "num-experts",
+    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+    "microbatch_group_size_per_vp_stage": "microbatch-group-size-per-virtual-pipeline-stage",
+    "sequence_length": "seq-length",
+    "gated_linear_unit": "swiglu",
+    "bucket_size": "ddp-bucket-size",
+    "fp8": "fp8-format",
+    "fp4": "fp4-format",
+    # NeMo before 2.0
+    "encoder_seq_length": "seq-length",
+    "activations_checkpoint_granularity": "recompute-granularity",
+    "activations_checkpoint_method": "recompute-method",
+    "activations_checkpoint_num_layers": "recompute-num-layers",
+    "ub_tp_comm_overlap": "tp-comm-overlap",
+}
+INVERTED = {
+    "add_bias_linear": "disable-bias-linear",
+    "bias": "disable-bias-linear",
+    "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
+    "grad_reduce_in_fp32": "grad-reduce-in-bf16",
+}
+# `mixed_precision` by a recipe's name (src/megatron/bridge/training/mixed_precision.py).
+FP8 = {"delayed_scaling": "delayed", "current_scaling": "tensorwise", "subchannel_scaling": "blockwise"}
+MIXED: dict[str, dict[str, Any]] = {
+    "bf16_mixed": {"bf16": True},
+    "fp16_mixed": {"fp16": True},
+    **{f"bf16_with_fp8_{name}_mixed": {"bf16": True, "fp8": "hybrid", "fp8_recipe": r} for name, r in FP8.items()},
+    "bf16_with_mxfp8_mixed": {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1"},
+}
+NEMO_PRECISION = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}  # `trainer.precision`
+# What changes a step and is not read. All else that is not read names files, logs, schedules and defaults.
+NOTED = (
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "cpu_offloading",
+    "cuda_graph_impl",
+    "delay_wgrad_compute",
+    "first_last_layers_bf16",
+    "fine_grained_activation_offloading",
+    "fp8_param_gather",
+    "moe_shared_expert_overlap",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "rampup_batch_size",
+    "use_precision_aware_optimizer",
+    "window_size",
+)
+OFF = (None, False, "", "none")
+
+
+def is_bridge(data: Mapping[str, Any]) -> bool:
+    """Tell whether a mapping is a config of Megatron-Bridge or NeMo."""
+    model = data.get("model")
+    return isinstance(model, dict) and any(mark in model for mark in MARKS)
+
+
+def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Converted:
+    """The scenario that the sections describe.
+
+    Raises:
+        InputError: where the model or the number of GPUs is missing, and as `sim.convert.megatron` does.
+    """
+    merged, written = _merged(data)
+    machine = _machine(data, machine)
+    flags, names = _flags(merged, written)
+    if machine.model is not None:  # what decides about layers and experts
+        model = load_model(machine.model)
+        flags.setdefault("num-layers", model.layers)
+        if model.moe is not None:
+            flags.setdefault("num-experts", model.moe.experts)
+    elif "num-layers" not in flags:
+        raise InputError(f"{file}: leaves the model to its recipe: give --model NAME (`stepsim models` lists them)")
+    s = Settings(file, flags, written=names)
+    found = described(s, machine, _gpus(data))
+    noted = [written[key] for key in NOTED if merged.get(key) not in OFF]
+    if not str(data.get("_target_", "")).endswith("ConfigContainer"):
+        s.notes.append("keys that the YAML leaves to its recipe have Megatron-LM's defaults")
+    return s.converted("megatron", machine, found, left=noted)
+
+
+def _merged(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The keys of all sections, and the path of each; what is null decides nothing."""
+    merged: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    model = data["model"]
+    nested = {"optimizer": model.get("optim")} if isinstance(model.get("optim"), dict) else {}  # NeMo's
+    for section in SECTIONS:
+        values = {**nested, **data}.get(section)
+        if isinstance(values, str) and section == "mixed_precision":
+            values = MIXED.get(values.replace("-", "_"), {})
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if value is not None and not isinstance(value, dict):
+                merged[key], written[key] = value, f"{section}.{key}"
+    return merged | _of_nemo(data, merged), written
+
+
+def _of_nemo(data: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Any]:
+    """What NeMo before 2.0 says by other values than Megatron-LM's flags."""
+    found: dict[str, Any] = {}
+    trainer = data.get("trainer")
+    if isinstance(trainer, dict) and (precision := NEMO_PRECISION.get(str(trainer.get("precision")))):
+        found[precision] = True
+    if "swiglu" in str(merged.get("activation", "")):
+        found["gated_linear_unit"] = True
+    if merged.get("name") == "mcore_distributed_optim":
+        found |= {
+            "use_distributed_optimizer": True,
+            "overlap_grad_reduce": bool(merged.get("overlap_grad_sync")),
+            "overlap_param_gather": bool(merged.get("overlap_param_sync")),
+        }
+    if merged.get("fp8") is True:
+        found |= {"fp8": "e4m3" if merged.get("fp8_e4m3") else "hybrid"}
+    return found
+
+
+def _flags(merged: Mapping[str, Any], written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Megatron-LM's flags, and how the file names each."""
+    flags: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for key, value in merged.items():
+        name = RENAMED.get(key) or INVERTED.get(key) or key.replace("_", "-")
+        flag = not value if key in INVERTED else value
+        if isinstance(flag, list):
+            flag = ",".join(map(str, flag)) if key == "recompute_modules" else str(flag)
+        if name.startswith("fp") and name.endswith("-format") and not flag:
+            continue
+        flags[name], names[name] = flag, written.get(key, key)
+    if "num-query-groups" in flags:
+        flags["group-query-attention"] = True
+    return flags, names
+
+
+def _machine(data: Mapping[str, Any], machine: Machine) -> Machine:
+    """The machine, with the model that the file names by its Hub id if that is known here."""
+    named = data["model"].get("hf_model_id")
+    if machine.model is None and isinstance(named, str) and config_of(named) is not None:
+        return replace(machine, model=as_model(named))
+    return machine
+
+
+def _gpus(data: Mapping[str, Any]) -> int | None:
+    """NeMo's nodes times its devices."""
+    trainer = data.get("trainer")
+    sizes = [trainer.get(key) for key in ("num_nodes", "devices")] if isinstance(trainer, dict) else []
+    whole = [size for size in sizes if type(size) is int]
+    return whole[0] * whole[1] if len(whole) == len(sizes) == 2 else None

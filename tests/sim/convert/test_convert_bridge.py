@@ -1,0 +1,153 @@
+"""Megatron-Bridge's and NeMo's YAML as scenarios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.inputs.model_input import load_model
+from tests.sim.convert.converting import converted, refused
+
+OVERRIDES = """
+model:
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: null
+  seq_length: 4096
+  sequence_parallel: true
+  expert_model_parallel_size: 4
+  expert_tensor_parallel_size: 1
+train:
+  global_batch_size: 256
+  micro_batch_size: 2
+optimizer:
+  lr: 0.0003
+ddp:
+  use_distributed_optimizer: true
+  overlap_grad_reduce: true
+  grad_reduce_in_fp32: true
+mixed_precision: bf16_mixed
+"""
+WHOLE = """
+_target_: megatron.bridge.training.config.ConfigContainer
+ddp: {use_distributed_optimizer: true, overlap_grad_reduce: false, overlap_param_gather: true, bucket_size: null}
+mixed_precision:
+  {_target_: x.MixedPrecisionConfig, bf16: true, fp8: hybrid, fp8_recipe: blockwise, grad_reduce_in_fp32: false}
+optimizer: {optimizer: adam, clip_grad: 1.0, bf16: true, fp8_recipe: tensorwise}
+train: {micro_batch_size: 1, global_batch_size: 64}
+model:
+  activation_func: {_call_: false, _target_: torch.nn.functional.silu}
+  add_bias_linear: false
+  share_embeddings_and_output_weights: false
+  gated_linear_unit: true
+  attention_dropout: 0.0
+  hidden_dropout: 0.0
+  num_layers: 4
+  hidden_size: 1024
+  ffn_hidden_size: 4096
+  num_attention_heads: 16
+  num_query_groups: 4
+  kv_channels: 128
+  normalization: RMSNorm
+  position_embedding_type: rope
+  vocab_size: 32000
+  seq_length: 4096
+  num_moe_experts: 8
+  moe_router_topk: 2
+  moe_ffn_hidden_size: 512
+  moe_layer_freq: [0, 1, 1, 1]
+  moe_token_dispatcher_type: alltoall
+  moe_grouped_gemm: true
+  moe_permute_fusion: true
+  expert_model_parallel_size: 8
+  expert_tensor_parallel_size: 1
+  tensor_model_parallel_size: 1
+  pipeline_model_parallel_size: 1
+  fp8: null
+  fp8_recipe: delayed
+  recompute_granularity: selective
+  recompute_modules: [moe_act, layernorm]
+  cuda_graph_impl: none
+  delay_wgrad_compute: true
+  multi_latent_attention: false
+"""
+NEMO = """
+trainer: {num_nodes: 4, devices: 8, precision: bf16}
+model:
+  micro_batch_size: 1
+  global_batch_size: 128
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 4
+  virtual_pipeline_model_parallel_size: 2
+  encoder_seq_length: 8192
+  max_position_embeddings: 8192
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 14336
+  num_attention_heads: 32
+  num_query_groups: 8
+  normalization: rmsnorm
+  activation: fast-swiglu
+  bias: false
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  activations_checkpoint_granularity: full
+  optim: {name: mcore_distributed_optim, overlap_grad_sync: true, overlap_param_sync: true}
+"""
+
+
+def of(data: dict[str, Any], section: str, *keys: str) -> list[Any]:
+    return [data[section].get(key) for key in keys]
+
+
+def test_what_overrides_a_recipe_needs_the_model(tmp_path: Path) -> None:
+    machine = ("--cluster", "dgx-h100", "--gpus", "64")
+    assert "leaves the model to its recipe: give --model" in refused(tmp_path, "o.yaml", OVERRIDES, *machine)
+    data, said = converted(tmp_path, "o.yaml", OVERRIDES, *machine, "--model", "qwen3-30b-a3b")
+    assert data["model"] == "qwen3-30b-a3b"
+    assert of(data, "parallelism", "dp", "tp", "pp", "ep", "expert_tp", "sp", "zero") == [8, 4, 2, 4, 1, True, 1]
+    assert of(data, "parallelism", "dp_sync", "schedule") == ["bucketed", None]
+    assert of(data, "training", "global_batch_size", "micro_batch_size", "seq_len") == [256, 2, 4096]
+    assert of(data, "training", "precision", "grad_dtype") == ["bf16", "fp32"]
+    assert "leaves to its recipe" in said
+
+
+def test_a_whole_config_as_a_run_saves_it(tmp_path: Path) -> None:
+    data, said = converted(tmp_path, "run_config.yaml", WHOLE, "--cluster", "dgx-h100", "--gpus", "16")
+    model = data["model"]
+    assert [model[key] for key in ("layers", "kv_heads", "head_dim", "mlp", "norm", "bias", "tied_embeddings")] == [
+        *(4, 4, 128, "swiglu", "rmsnorm", False, False)
+    ]
+    assert (model["moe"]["experts"], model["moe"]["ffn"], model["moe"]["dense_layers"]) == (8, 512, 1)
+    # mixed_precision overrules the sections that hold the same keys
+    assert of(data, "training", "precision", "fp8_recipe", "grad_dtype") == ["fp8", "blockwise", "bf16"]
+    assert data["training"]["recompute"] == {"mode": "selective", "modules": ["moe_act", "layernorm"]}
+    assert of(data, "parallelism", "dp", "ep", "dp_sync", "param_gather_overlap") == [16, 8, "after_backward", True]
+    assert "not expressed here: model.delay_wgrad_compute\n" in said
+
+
+def test_nemo_says_its_gpus_and_not_its_vocabulary(tmp_path: Path) -> None:
+    assert "add --set model.vocab=N" in refused(tmp_path, "n.yaml", NEMO, "--cluster", "dgx-h100")
+    data, _ = converted(tmp_path, "n.yaml", NEMO, "--cluster", "dgx-h100", "--set", "model.vocab=128256")
+    data["model"].pop("dropout")
+    described = load_model("llama3-8b")
+    assert all(getattr(described, key) == value for key, value in data["model"].items() if key != "max_positions")
+    assert of(data, "parallelism", "dp", "schedule", "virtual_stages", "zero") == [4, "interleaved_1f1b", 2, 1]
+    assert of(data, "training", "precision", "recompute") == ["bf16", "full"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("micro_batch_size: 2", "micro_batch_size: ${MBS}"), "train.micro_batch_size: found '${MBS}', in which a"),
+        (("seq_length: 4096", "seq_length: [1]"), "model.seq_length"),
+        (("expert_model_parallel_size: 4", "expert_model_parallel_size: 3"), "parallelism.ep"),
+    ],
+)
+def test_wrong_values_are_named_as_the_file_has_them(tmp_path: Path, change: tuple[str, str], problem: str) -> None:
+    options = ("--cluster", "dgx-h100", "--gpus", "64", "--model", "qwen3-30b-a3b")
+    said = refused(tmp_path, "o.yaml", OVERRIDES.replace(*change), *options)
+    assert problem in said
+    assert "Traceback" not in said

@@ -1,0 +1,58 @@
+"""Launch scripts of Megatron-LM as people write them: Slurm's directives, sums, appended values, commands in quotes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.inputs.model_input import load_model
+from tests.sim.convert.converting import converted, refused
+from tests.sim.convert.test_convert import MEGATRON
+
+SLURM = """
+#!/bin/bash
+#SBATCH -N 32
+#SBATCH --gres=gpu:h100:8
+#SBATCH --ntasks-per-node=1
+TP=2; PP=$((TP * 2))   # two assignments in a line
+GBS=$((SLURM_NNODES * 8 * 4))
+ARGS=(--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length $((4 * 1024)) --vocab-size 32000)
+ARGS+=(--bf16 --micro-batch-size 1 --recompute-granularity selective --recompute-modules core_attn mlp)
+OTHER="--num-layers 2 --hidden-size 64"
+MORE="--global-batch-size $GBS"
+MORE+=" --max-position-embeddings 4096"
+"""
+LAST = "$MORE --pipeline-model-parallel-size $PP"
+QUOTED = f'{SLURM}srun bash -c "torchrun --nproc_per_node 8 --nnodes $SLURM_NNODES p.py ${{ARGS[*]}} {LAST}"\n'
+PLAIN = SLURM.replace("per-node=1", "per-node=8") + f"srun python p.py ${{ARGS[@]}} {LAST}\n"
+
+
+@pytest.mark.parametrize("text", [QUOTED, PLAIN], ids=["a command in quotes", "a task for each GPU"])
+def test_a_slurm_script_with_sums_and_appended_values(tmp_path: Path, text: str) -> None:
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert (data["model"]["layers"], data["training"]["seq_len"]) == (32, 4096)
+    assert data["training"]["global_batch_size"] == 32 * 8 * 4
+    assert data["training"]["recompute"] == {"mode": "selective", "modules": ["core_attn", "mlp"]}
+    assert (data["parallelism"]["pp"], data["parallelism"]["dp"]) == (4, 64)
+    assert "not expressed" not in said
+
+
+@pytest.mark.parametrize("value", ["$GBS", "$((A * 2))", "$((8 / 0))", "$((2 ** 999))"])
+def test_a_variable_without_a_value_is_named(tmp_path: Path, value: str) -> None:
+    text = MEGATRON.replace("--global-batch-size 128", f"--global-batch-size {value}")
+    assert "in which a variable has no value" in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+
+
+def test_nodes_that_nobody_needs_are_not_asked_for(tmp_path: Path) -> None:
+    text = MEGATRON.replace("${SLURM_NNODES:-4}", "$UNKNOWN")
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--gpus", "16")
+    assert data["parallelism"]["dp"] == 2
+    assert "variable has no value" in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+
+
+def test_a_tokenizer_of_a_shipped_model_says_the_vocabulary(tmp_path: Path) -> None:
+    text = MEGATRON.replace("--vocab-size 128256", "--tokenizer-model Qwen/Qwen3-235B-A22B")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["model"]["vocab"] == load_model("qwen3-235b-a22b").vocab
+    assert "--tokenizer-model names" in said
