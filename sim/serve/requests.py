@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.core.json_text import parse_json
+from sim.core.units import counted
 from sim.inputs.input_source import show
 from sim.inputs.workloads import HASHED_SUFFIX, MAX_REQUESTS, MAX_TOKENS, RequestPattern, RequestTrace
 from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
@@ -179,6 +180,9 @@ def _hashed(row: object, where: str) -> Request:
         raise InputError(f"{where}: hash_ids: found {show(hashes)}; must be a list of whole numbers or short texts")
     if len(set(hashes)) < len(hashes):
         raise InputError(f"{where}: hash_ids: holds one twice; a hash stands for its block and all before it")
+    if len(hashes) > (most := prompt // HASHED_TOKENS + 1):
+        found = f"found {len(hashes):,} for a prompt of {counted(prompt, 'token')}"
+        raise InputError(f"{where}: hash_ids: {found}; each stands for {HASHED_TOKENS} tokens, so at most {most:,}")
     known = tuple(hashes[: prompt // HASHED_TOKENS])
     return Request(at_ms / 1000, prompt, output, "", len(known) * HASHED_TOKENS, known)
 

@@ -372,7 +372,7 @@ def _beyond_positions(sim: ServingSimulation) -> list[str]:
     if not longest or not long:
         return []
     return [
-        f"inference.requests: {len(long):,} of {counted(len(lengths), 'request')} need more positions than the "
-        f"{longest:,} that the model was made for (model.trained_positions): prompt and answer have up to "
-        f"{max(long):,} tokens; engines refuse such requests by default; simulated as if they were served"
+        f"inference.requests: {len(long):,} of {len(lengths):,} have more tokens (prompt and answer, up to "
+        f"{max(long):,}) than the {longest:,} positions that the model was made for (model.trained_positions); engines "
+        "refuse such requests by default; simulated as if they were served"
     ]

@@ -136,6 +136,10 @@ def test_mooncakes_format(tmp_path: Path) -> None:
         (line(hash_ids="x"), "hash_ids: found 'x'"),
         (line(hash_ids=[[1]]), "hash_ids: found"),
         (line(hash_ids=[1, 1]), "holds one twice"),
+        (
+            line(input_length=1000, hash_ids=[*range(63)]),  # blocks of 16 tokens
+            "hash_ids: found 63 for a prompt of 1,000 tokens; each stands for 512 tokens, so at most 2",
+        ),
         ("", "holds no requests"),
     ],
 )
