@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from calibrate.capture.recurrent import RECURRENT, recurrent
+from calibrate.capture.attention import HALF, attention
+from calibrate.capture.recurrent import CELLS, RECURRENT, recurrent
 from calibrate.capture.rms_norm import rms_norm
 
 
@@ -48,8 +49,6 @@ WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot grid_sample index_put 
 LISTED = LOWER | FP32 | OPTIONAL_FP32 | WIDEST
 ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-HALF = (torch.bfloat16, torch.float16)
-FLASH_HEAD_DIM = 256  # the largest head size of FlashAttention-2
 
 
 class CudaOperators(TorchFunctionMode):
@@ -86,10 +85,12 @@ class CudaOperators(TorchFunctionMode):
             func, args, kwargs = self._cast(name, func, args, kwargs)
         if name == "scaled_dot_product_attention":
             return attention(*args, **kwargs)
-        if name == "dropout" and func is F.dropout:
+        if name == "dropout" and func in (F.dropout, torch.dropout):
             return dropout(*args, **kwargs)
         if name in RECURRENT:
             return recurrent(args)
+        if name in CELLS:
+            return CELLS[name](*args)
         if name == "rms_norm" and not self.compiled:
             return rms_norm(func, *args, **kwargs)
         if name in ("grouped_mm", "_grouped_mm"):
@@ -161,47 +162,6 @@ def _float_dtypes(tree: Any) -> set[torch.dtype]:
     return found
 
 
-def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """Run fused attention as torch does on a GPU: flash in 16 bits without a mask, else memory-efficient.
-
-    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash takes no mask, 16-bit tensors and head sizes up to 256.
-    All others use the memory-efficient kernel, which has no grouped queries. A kernel that the code forbids
-    (`sdpa_kernel`) is left out; the last one is plain matmuls and a softmax.
-    """
-    aten, allowed = torch.ops.aten, torch.backends.cuda
-    flash = attn_mask is None and query.dtype in HALF and query.size(-1) <= FLASH_HEAD_DIM
-    if flash and allowed.flash_sdp_enabled():
-        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
-        return cast(torch.Tensor, out[0])
-    if not allowed.mem_efficient_sdp_enabled():
-        how = {"scale": scale, "enable_gqa": enable_gqa}
-        out = aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, None, **how)
-        return cast(torch.Tensor, out[0])
-    if enable_gqa and key.size(-3) != query.size(-3):
-        repeats = query.size(-3) // key.size(-3)
-        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
-    bias = attn_mask
-    if bias is not None:
-        if bias.dtype == torch.bool:
-            bias = torch.where(bias, 0.0, float("-inf")).to(query.dtype)
-        bias = bias.expand(query.size(0), query.size(1), query.size(2), key.size(2))
-    wants_grad = any(x.requires_grad for x in (query, key, value))
-    out = aten._scaled_dot_product_efficient_attention(
-        query, key, value, bias, wants_grad, dropout_p, is_causal, scale=scale
-    )
-    return cast(torch.Tensor, out[0])
-
-
 @torch.library.custom_op("calibrate::grouped_mm", mutates_args=())
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Stand in for torch's matmul of each group of rows, which tells its result's shape in bf16 only."""
@@ -235,9 +195,14 @@ def grouped(func: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, *, offs:
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Run dropout in one kernel with a one-byte mask, which only CUDA has."""
+    """Run dropout in one kernel with a one-byte mask, which only CUDA has.
+
+    In place it draws, divides and multiplies (ATen/native/Dropout.cpp: `dropout_`), and at 1 it multiplies by zeros.
+    """
     if not training or p == 0.0:
         return input
+    if inplace or p == 1.0:
+        return torch.dropout_(input, p, True) if inplace else torch.dropout(input, p, True)
     return torch.native_dropout(input, p, True)[0]
 
 

@@ -13,8 +13,10 @@ from unittest.mock import patch
 import torch
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import detect_fake_mode
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -27,10 +29,13 @@ def _partition(joint: GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[G
     """Run Inductor's passes over the joint graph, then its partition (torch/_inductor/compile_fx.py, `partition_fn`).
 
     The passes also change memory: one computes the loss's gradient by a comparison, where its decomposition scatters
-    into zeros [tokens, vocabulary].
+    into zeros [tokens, vocabulary]. Another replaces dropout's random numbers by those of a seed, which it makes under
+    the fake mode that Inductor's compiler sets.
     """
+    with V.set_fake_mode(detect_fake_mode(inputs)):
+        joint = joint_graph_passes(joint)
     parts: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(
-        joint_graph_passes(joint), inputs, compiler="inductor", **how
+        joint, inputs, compiler="inductor", **how
     )
     return parts
 
@@ -122,7 +127,7 @@ def _record(recorder: Recorder, kernel: Kernel, read: list[Any], written: list[A
     inputs, outputs = (
         _once(recorder, [x for x in tree_leaves(t) if isinstance(x, torch.Tensor)]) for t in (read, written)
     )
-    recorder.rows.append(RecordedOperator(name, *recorder._place(), inputs, outputs, 1, 0))
+    recorder.rows.append(RecordedOperator(name, *recorder._place(), inputs, outputs, 1))
 
 
 def _once(recorder: Recorder, tensors: list[torch.Tensor]) -> list[tuple[Any, int]]:

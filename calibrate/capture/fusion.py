@@ -27,11 +27,13 @@ MOST = 64  # Inductor's max_fusion_size
 REDUCTIONS = _names("sum mean amax amin max min var var_mean any all prod argmax argmin")
 MOVES = _names(
     "clone cat stack where full full_like scalar_tensor arange iota embedding gather index constant_pad_nd "
-    "slice_scatter select_scatter convert_element_type _to_copy zeros_like ones_like copy native_dropout"
+    "slice_scatter select_scatter convert_element_type _to_copy zeros_like ones_like copy native_dropout "
+    "inductor_random"
 )
 VIEWS = _names(
     "view permute t transpose expand slice select unsqueeze squeeze alias detach _unsafe_view reshape as_strided split "
-    "split_with_sizes unbind diagonal getitem view_as_real view_as_complex lift_fresh broadcast_in_dim"
+    "split_with_sizes unbind diagonal getitem view_as_real view_as_complex lift_fresh broadcast_in_dim "
+    "inductor_lookup_seed"  # a kernel reads its seed itself
 )
 
 

@@ -41,7 +41,8 @@ def program_data(step: Step, recorder: Recorder) -> dict[str, Any]:
         "outputs": [[tensors(t) for t, _ in r.outputs] for r in rows],
         "output_storages": [[s for _, s in r.outputs] for r in rows],
         "launches": [r.launches for r in rows],
-        "causal": [r.flags for r in rows],
+        "causal": [int(r.causal) for r in rows],
+        "tf32": [int(r.tf32) for r in rows],
     }
     lives = recorder.lives
     storages = {

@@ -11,12 +11,16 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from calibrate.capture.answers import READ_AS, Answers
 from calibrate.capture.autocast import CudaOperators
+from calibrate.capture.float32_products import rounds_to_tf32
 from calibrate.capture.in_place import InPlace
+from calibrate.capture.known_values import PLAIN
 
 SHORT = {
     "float32": "fp32",
@@ -37,6 +41,7 @@ CAUSAL = "is_causal"
 # is CompositeExplicitAutograd).
 CALLS_OTHERS = ("aten::_euclidean_dist", "aten::rot90", "aten::celu", "aten::celu_")
 ROLL = torch.ops.aten.roll.default
+SCALAR = torch.ops.aten._local_scalar_dense.default
 # Gradients to which torch's fake kernels give another layout: the argument whose layout real kernels give them; None:
 # they are contiguous (aten/src/ATen/native: layer_norm.cpp, SoftMax.cpp, Normalization.cpp, Activation.cpp).
 LAYOUTS = {
@@ -51,7 +56,10 @@ LAYOUTS = {
 
 @dataclass(slots=True)
 class RecordedOperator:
-    """One operator. `launches` is 0 for a view or an allocation, which takes only host time."""
+    """One operator. `launches` is 0 for a view or an allocation, which takes only host time.
+
+    `causal`: of attention. `tf32`: a GPU rounds its fp32 numbers to tf32.
+    """
 
     name: str
     phase: str
@@ -59,7 +67,8 @@ class RecordedOperator:
     inputs: list[tuple[Any, int]]  # tensor, storage
     outputs: list[tuple[Any, int]]
     launches: int
-    flags: int
+    causal: bool = False
+    tf32: bool = False
 
 
 @dataclass(slots=True)
@@ -130,6 +139,7 @@ class Recorder(TorchDispatchMode):
         self.refs: dict[int, weakref.ref[Any]] = {}
         self.last_module = ""
         self.in_place = InPlace()
+        self.answers = Answers()
 
     def storage(self, tensor: torch.Tensor, kind: str = "temporary") -> int:
         """Return the number of a tensor's storage, a new one for a new storage."""
@@ -146,7 +156,8 @@ class Recorder(TorchDispatchMode):
 
     def mark(self, tensor: torch.Tensor, kind: str) -> None:
         """Set the kind of a tensor's storage."""
-        self.lives[self.storage(tensor)].kind = kind
+        for part in parts_of(tensor):
+            self.lives[self.storage(part)].kind = kind
 
     def _died(self, key: int, number: int, _: object) -> None:
         self.lives[number].died = len(self.rows)
@@ -158,6 +169,8 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.phase and not all(t in PLAIN for t in types):
+            return NotImplemented  # a subclass, which calls again with the tensors that it holds
         if self.phase == "backward":
             func = self.in_place.form(func, args)
         if is_composite(func):
@@ -174,8 +187,9 @@ class Recorder(TorchDispatchMode):
                 return out
         before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         inputs = [(describe(x), self.storage(x)) for x in before] if self.phase else []
-        out = _laid_out(func, args, func(*args, **kwargs))
+        out = self._read(args[0]) if func is SCALAR else _laid_out(func, args, func(*args, **kwargs))
         self.in_place.ran(func, out)
+        self.answers.see(func, args, out)
         if not self.phase:
             return out
         name = f"{func.namespace}.{func._schema.name.split('::')[1]}"
@@ -189,10 +203,21 @@ class Recorder(TorchDispatchMode):
                 inputs,
                 outputs,
                 self._launches(func, name, inputs, outputs),
-                _flags(func, args, kwargs),
+                _is_causal(func, args, kwargs),
+                self.device != "cpu" and rounds_to_tf32(name, inputs),
             )
         )
         return out
+
+    def _read(self, x: torch.Tensor) -> Any:
+        """Return the number that the code reads from a tensor: an unknown float is `READ_AS`."""
+        try:
+            return SCALAR(x)
+        except DataDependentOutputException:
+            answer = self.answers.of(x)
+            if answer is None and not x.is_floating_point():
+                raise
+            return READ_AS if answer is None else answer
 
     def _place(self) -> tuple[str, str]:
         if self.phase == "forward":
@@ -214,6 +239,17 @@ class Recorder(TorchDispatchMode):
             return 1
         read = {number for _, number in inputs}
         return int(not outputs or any(number not in read for _, number in outputs))
+
+
+def parts_of(tree: Any) -> list[torch.Tensor]:
+    """Return the plain tensors of a structure; a subclass (quantized states or weights) consists of several."""
+    found: list[torch.Tensor] = []
+    for x in tree_leaves(tree):
+        if isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x):
+            found += parts_of([getattr(x, name) for name in x.__tensor_flatten__()[0]])
+        elif isinstance(x, torch.Tensor):
+            found.append(x)
+    return found
 
 
 def _laid_out(func: Any, args: tuple[Any, ...], out: Any) -> Any:
@@ -243,12 +279,11 @@ def describe(x: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     return SHORT.get(dtype, dtype), tuple(int(n) for n in x.shape), strides
 
 
-def _flags(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the flags of an operator; 1: causal attention."""
+def _is_causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     for i, argument in enumerate(func._schema.arguments):
         if argument.name == CAUSAL:
-            return int(bool(kwargs.get(CAUSAL, args[i] if i < len(args) else False)))
-    return 0
+            return bool(kwargs.get(CAUSAL, args[i] if i < len(args) else False))
+    return False
 
 
 @contextmanager

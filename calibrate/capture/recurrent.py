@@ -1,7 +1,8 @@
 """LSTM, GRU and RNN as a GPU runs them: all layers and steps in one operator of cuDNN.
 
 On a CPU they are other operators: one for each layer of an LSTM, and many for each step of a GRU or RNN. torch's fake
-kernel of `aten._cudnn_rnn` has no backward, so operators of this module stand in for it.
+kernel of `aten._cudnn_rnn` has no backward, so operators of this module stand in for it. A cell of an LSTM or GRU that
+the code calls step by step is two matmuls and one kernel (ATen/native/RNN.cpp: `LSTMCell`, `GRUCell`).
 """
 
 from __future__ import annotations
@@ -75,3 +76,32 @@ def recurrent(args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     c = cell[0] if cell else None
     y, last_h, last_c, _ = torch.ops.calibrate.rnn(x, h, c, list(weights), 2 if bidirectional else 1)
     return (y, last_h, last_c) if cell else (y, last_h)
+
+
+def lstm_cell(
+    x: torch.Tensor,
+    states: Any,
+    of_x: torch.Tensor,
+    of_h: torch.Tensor,
+    bias_x: torch.Tensor | None = None,
+    bias_h: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run `torch.lstm_cell`."""
+    h, c = states
+    new_h, new_c, _ = torch.ops.aten._thnn_fused_lstm_cell(x @ of_x.t(), h @ of_h.t(), c, bias_x, bias_h)
+    return new_h, new_c
+
+
+def gru_cell(
+    x: torch.Tensor,
+    h: torch.Tensor,
+    of_x: torch.Tensor,
+    of_h: torch.Tensor,
+    bias_x: torch.Tensor | None = None,
+    bias_h: torch.Tensor | None = None,
+) -> Any:
+    """Run `torch.gru_cell`."""
+    return torch.ops.aten._thnn_fused_gru_cell(x @ of_x.t(), h @ of_h.t(), h, bias_x, bias_h)[0]
+
+
+CELLS = {"lstm_cell": lstm_cell, "gru_cell": gru_cell}

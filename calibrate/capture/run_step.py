@@ -16,8 +16,10 @@ from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
 from calibrate.capture.known_values import ROUTED, KnownValues
 from calibrate.capture.masks_read import masks_kept, masks_read
 from calibrate.capture.matchings import matched_in_turn
-from calibrate.capture.recorder import Recorder, watched
+from calibrate.capture.optimizers import capturable_here
+from calibrate.capture.recorder import Recorder, parts_of, watched
 from calibrate.capture.step import Step
+from calibrate.capture.without_compiler import without_compiler
 from sim.core.errors import InputError
 
 
@@ -29,7 +31,14 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
     default). `device`: cuda or cpu, whose kernels are captured. `balanced`: routers choose experts in turn.
     """
     on_gpu = device == "cuda"
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), casts_in_place(), fake_weights():
+    with (
+        without_compiler(),
+        capturable_here(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.device("cpu"),
+        casts_in_place(),
+        fake_weights(),
+    ):
         known = KnownValues(balanced)
         with known:
             step = make()
@@ -40,7 +49,8 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
             )
         operators = CudaOperators(DTYPES[step.autocast] if step.autocast else None, on_gpu)
         recorder = Recorder(step.model, operators, device)
-        _give_states(step, on_gpu)
+        with known:
+            _give_states(step, on_gpu)
         switched = user_autocast(operators) if on_gpu else nullcontext()
         shapes = nullcontext() if step.compiled else known  # a graph that is traced has no real tensors
         masks = masks_kept() if step.compiled else masks_read(known)
@@ -181,9 +191,8 @@ def _without_needless_states(recorder: Recorder, optimizer: torch.optim.Optimize
     """Count no optimizer states of parameters that the loss does not depend on; a real optimizer makes none."""
     for p, state in optimizer.state.items():
         if p.grad is None:
-            for x in state.values():
-                if isinstance(x, torch.Tensor):
-                    recorder.lives[recorder.storage(x)].bytes = 0
+            for x in parts_of(state):
+                recorder.lives[recorder.storage(x)].bytes = 0
 
 
 def _mark_lasting(recorder: Recorder, step: Step) -> None:
@@ -194,6 +203,6 @@ def _mark_lasting(recorder: Recorder, step: Step) -> None:
         recorder.mark(b, "buffer")
         recorder.lives[recorder.storage(b)].module = name
     for state in step.optimizer.state.values() if step.optimizer is not None else ():
-        for x in state.values():
-            if isinstance(x, torch.Tensor) and x.dim() > 0:
+        for x in parts_of(state):
+            if x.dim() > 0:
                 recorder.mark(x, "optimizer state")

@@ -22,14 +22,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.alike_ranks import know_results
-from calibrate.capture.answers import READ_AS, Answers
+from calibrate.capture.answers import READ_AS
 from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.collectives import NAMESPACES, collective_of, is_asynchronous
 from calibrate.capture.device_queue import Queue
 from calibrate.capture.host_work import operator_kind
 from calibrate.capture.known_values import PLAIN, REAL_BYTES, KnownValues
 from calibrate.capture.masks_read import masks_read
-from calibrate.capture.recorder import RecordedOperator, Recorder, describe, module_hooks
+from calibrate.capture.recorder import SCALAR, RecordedOperator, Recorder, describe, module_hooks
 
 WHOLE = ("aten::arange", "aten::randperm", "aten::randint")  # their default dtype is an integer
 FSDP_KERNELS = {
@@ -37,7 +37,6 @@ FSDP_KERNELS = {
     "chunk_cat": "aten._chunk_cat",
     "chunk_cat_mixed_dtype": "aten._chunk_cat",
 }
-SCALAR = torch.ops.aten._local_scalar_dense.default
 
 
 class ScriptRecorder(Recorder):
@@ -51,7 +50,6 @@ class ScriptRecorder(Recorder):
         self.roots: list[torch.nn.Module] = []
         self.works: dict[int, tuple[Any, int]] = {}  # by id of a collective's work: the work and its number
         self.results: dict[int, tuple[Any, list[weakref.ref[torch.Tensor]]]] = {}  # by the same id: and its tensors
-        self.answers = Answers()
         self.started: dict[int, int] = {}  # address of a living storage: the functional collective that fills it
 
     def begin(self) -> None:
@@ -101,7 +99,6 @@ class ScriptRecorder(Recorder):
 
     def _operator(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        self.answers.see(func, args, out)
         self._count()
         return out
 
@@ -110,8 +107,8 @@ class ScriptRecorder(Recorder):
         self.row_streams += [self.queue.current] * missing
         self.queue.rows = len(self.rows)
 
-    def _read(self, tensor: torch.Tensor) -> Any:
-        values = self.values_of(tensor)
+    def _read(self, x: torch.Tensor) -> Any:
+        values = self.values_of(x)
         with unset_fake_temporarily():
             return values.item()
 
@@ -194,7 +191,7 @@ class ScriptRecorder(Recorder):
             [(describe(x), self.storage(x)) for x in tree_leaves(t) if isinstance(x, torch.Tensor)]
             for t in (read, written)
         )
-        self.rows.append(RecordedOperator(name, *self._place(), inputs, outputs, 1, 0))
+        self.rows.append(RecordedOperator(name, *self._place(), inputs, outputs, 1))
         self._count()
 
     def resized(self, storage: Any) -> None:

@@ -23,8 +23,10 @@ from calibrate.capture.device_queue import Queue, StreamModule
 from calibrate.capture.fake_world import fake_world, set_environment
 from calibrate.capture.host_work import host_work_noted
 from calibrate.capture.object_messages import ObjectMessages
+from calibrate.capture.optimizers import capturable_here
 from calibrate.capture.run_step import fake_weights
 from calibrate.capture.script_recorder import ScriptRecorder, modules_followed
+from calibrate.capture.without_compiler import without_compiler
 from sim.core.errors import InputError
 
 STEPS = 2
@@ -186,9 +188,6 @@ def _device(recorder: ScriptRecorder) -> Iterator[None]:
         with _disable_current_modes():  # nothing that runs here is the script's
             return recorder.values_of(self).numpy(force=True)
 
-    def same(model: Any = None, **_: object) -> Any:
-        return model if model is not None else lambda f: f
-
     with ExitStack() as stack:
         stack.enter_context(catch_warnings())
         filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # FSDP compares storages by it
@@ -197,8 +196,8 @@ def _device(recorder: ScriptRecorder) -> Iterator[None]:
         stack.enter_context(patch.object(FakeTensor, "numpy", array))
         stack.enter_context(patch.object(torch, "save", lambda *_, **__: None))  # fake tensors have nothing to save
         stack.enter_context(fake_weights())
-        stack.enter_context(patch.object(torch, "compile", same))
-        stack.enter_context(patch.object(torch.nn.Module, "compile", lambda *_, **__: None))
+        stack.enter_context(without_compiler())
+        stack.enter_context(capturable_here())
         for name, value in StreamModule(recorder.queue).attributes.items():
             if hasattr(torch.cpu, name):
                 stack.enter_context(patch.object(torch.cpu, name, value))

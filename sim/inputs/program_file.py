@@ -31,7 +31,18 @@ BYTES = {
     **dict.fromkeys(("bf16", "fp16", "int16"), 2),
     **dict.fromkeys(("fp8", "int8", "uint8", "bool"), 1),
 }
-ROW_KEYS = ("name", "phase", "module", "inputs", "input_storages", "outputs", "output_storages", "launches", "causal")
+ROW_KEYS = (
+    "name",
+    "phase",
+    "module",
+    "inputs",
+    "input_storages",
+    "outputs",
+    "output_storages",
+    "launches",
+    "causal",
+    "tf32",
+)
 SHORT_DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 T = TypeVar("T")
 STORAGE_KEYS = ("bytes", "kind", "born", "died", "module")
@@ -59,7 +70,10 @@ class Tensor(NamedTuple):
 
 
 class CapturedOperator(NamedTuple):
-    """One ATen operator. `launches` 0: a view or an allocation. `reads`, `writes`: numbers of its tensors' storages."""
+    """One ATen operator. `launches` 0: a view or an allocation. `reads`, `writes`: numbers of its tensors' storages.
+
+    `tf32`: its fp32 numbers are rounded to tf32 on a GPU that has it.
+    """
 
     name: str
     phase: str
@@ -70,6 +84,7 @@ class CapturedOperator(NamedTuple):
     causal: bool
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
+    tf32: bool = False
 
 
 class Storage(NamedTuple):
@@ -203,6 +218,8 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
     for phase in phases:
         one_of(phase, PHASES, f"{where}.phases")
     found = []
+    # A program of before the column was added has none.
+    rows = {**rows, "tf32": rows.get("tf32", [0] * len(listed(rows, "name", f"{path}: operators")))}
     for i, values in enumerate(rows_of(rows, ROW_KEYS, f"{path}: operators")):
         row, where = dict(zip(ROW_KEYS, values, strict=True)), f"{path}: operators[{i}]"
         found.append(
@@ -216,6 +233,7 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
                 bool(whole(row["causal"], f"{where}.causal", 0)),
                 _counts(row["input_storages"], f"{where}.input_storages"),
                 _counts(row["output_storages"], f"{where}.output_storages"),
+                bool(whole(row["tf32"], f"{where}.tf32", 0)),
             )
         )
     return tuple(found)

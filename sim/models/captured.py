@@ -12,16 +12,23 @@ from sim.core.program import Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CapturedOperator, Tensor
 from sim.models.captured_kernels import FOREACH, KERNELS, kernels_of, moved_bytes
 from sim.models.captured_layout import casts_of, is_pointwise, is_transposing, kernel_of, single_elements
-from sim.models.captured_recurrent import RECURRENT, recurrent_computes
+from sim.models.captured_recurrent import RECURRENT, multiplied, recurrent_computes
 from sim.models.head import ALIGNED
 from sim.prices.roofline import shape_flops
 
 # Place of the left matrix.
-MATMUL_INPUTS = {"aten.mm": 0, "aten.bmm": 0, "aten.addmm": 1, "aten.baddbmm": 1, "aten._scaled_mm": 0}
+MATMUL_INPUTS = {
+    **dict.fromkeys(("aten.mm", "aten.bmm", "aten._scaled_mm", "aten._scaled_mm_v2", "aten._int_mm"), 0),
+    **dict.fromkeys(("aten.addmm", "aten.baddbmm"), 1),
+}
 CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
-GROUPED = ("aten._grouped_mm", "calibrate.grouped_mm")
+TORCH_GROUPED = ("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2")
+GROUPED = (*TORCH_GROUPED, "calibrate.grouped_mm")
 ATTENTION = "aten._scaled_dot_product_"
-FLASH = "flash2"
+VARLEN = "torch_attn._varlen_attn"
+# Speeds of a profile: what torch picks (cuDNN's kernel on Hopper, FlashAttention-2 on Ampere); the FlashAttention-2
+# that torch bundles; the memory-efficient kernel, of which only a machine's own profile has points.
+KERNEL_OF = {"cudnn": "compiled", "flash": "torch_2024", "varlen": "torch_2024", "efficient": "efficient"}
 # FLOPs of a solver: so many n³ of an n × n matrix, and n² k of k right-hand sides (LAPACK Working Note 41, appendix C;
 # eigenvectors and singular vectors: Golub and Van Loan, Matrix Computations, 8.3.3 and 8.6.4).
 SOLVERS = {
@@ -38,6 +45,7 @@ SOLVERS = {
     "aten._linalg_det": (2 / 3, 0.0),
     "aten._linalg_slogdet": (2 / 3, 0.0),
 }
+COMPLEX_PRODUCTS = 4  # real products of a complex one
 FLOATS = ("fp32", "bf16", "fp16", "fp8")
 COPIES = ("aten.clone", "aten.copy_")
 
@@ -72,6 +80,8 @@ def compute_of(op: CapturedOperator) -> Compute:
         return _convolution(op)
     if op.name.startswith(ATTENTION) and len(op.inputs) >= 3:
         return _attention(op)
+    if op.name.startswith(VARLEN) and len(op.inputs) >= 4:
+        return _attention(_as_equally_long(op))
     if op.name in SOLVERS and op.inputs and len(op.inputs[0].shape) >= 2:
         return _solver(op)
     return _by_bytes(op)
@@ -82,6 +92,7 @@ def _matmul(op: CapturedOperator) -> Compute:
     left, right, out = op.inputs[first], op.inputs[first + 1], op.outputs[0]
     batch = left.shape[0] if len(left.shape) == 3 else 1
     m, k, n = *left.shape[-2:], right.shape[-1]
+    k *= COMPLEX_PRODUCTS if left.dtype.startswith("complex") else 1
     role, phase = Role.OUTPUT, _phase(op)
     if op.phase == "backward":
         weights = batch == 1 and len(left.shape) == 2 and _transposed(left)  # dW = dYᵀ X, or Xᵀ dY
@@ -90,7 +101,7 @@ def _matmul(op: CapturedOperator) -> Compute:
     aligned = BYTES.get(out.dtype, 4) > 2 or all(x % ALIGNED == 0 for x in (m, n, k))
     shape = (batch, m, n, k)
     flops = 2.0 * batch * m * n * k
-    return Compute(op.name, "gemm", shape, left.dtype, flops, moved, phase, role=role, aligned=aligned)
+    return Compute(op.name, "gemm", shape, multiplied(op, left), flops, moved, phase, role=role, aligned=aligned)
 
 
 def _convolution(op: CapturedOperator) -> Compute:
@@ -113,7 +124,8 @@ def _convolution(op: CapturedOperator) -> Compute:
     moved = float(sum(t.bytes for t in (*op.inputs, *op.outputs)))
     role = Role.INPUT_GRADIENT if backward else Role.OUTPUT
     kernel = "convolution_backward" if backward else "convolution"
-    return Compute(op.name, "gemm", shape, y.dtype, flops, moved, _phase(op), products, role=role, kernel=kernel)
+    dtype = multiplied(op, y)
+    return Compute(op.name, "gemm", shape, dtype, flops, moved, _phase(op), products, role=role, kernel=kernel)
 
 
 def _places(x: Tensor) -> int:
@@ -127,8 +139,9 @@ def _transposed(x: Tensor) -> bool:
 
 def _grouped(op: CapturedOperator) -> Compute:
     """Groups share the rows evenly: nobody knows them before the data does."""
-    left, right, ends = op.inputs[:3]
-    groups = max(1, ends.shape[0] if ends.shape else 1)
+    left, right = op.inputs[:2]
+    ends = next((x for x in op.inputs[2:] if x.dtype == "int32"), None)  # scales lie before them
+    groups = ends.shape[0] if ends is not None and ends.shape else max(left.shape[0], right.shape[0])
     weights = len(right.shape) == 2
     rows = -(-(left.shape[1] if weights else left.shape[0]) // groups)
     m, n, k = (left.shape[0], right.shape[1], rows) if weights else (rows, right.shape[-1], left.shape[1])
@@ -136,7 +149,7 @@ def _grouped(op: CapturedOperator) -> Compute:
     if op.phase == "backward":
         role, phase = (Role.WEIGHT_GRADIENT, Phase.WEIGHT_GRAD) if weights else (Role.INPUT_GRADIENT, Phase.INPUT_GRAD)
     moved = float(left.bytes + right.bytes + sum(x.bytes for x in op.outputs))
-    kernels = 1 if op.name == GROUPED[0] else groups  # torch's own kernel has bf16 alone
+    kernels = 1 if op.name in TORCH_GROUPED else groups  # torch's own kernel has bf16 alone
     flops = 2.0 * groups * m * n * k
     return Compute(op.name, "grouped_gemm", (groups, m, n, k), left.dtype, flops, moved, phase, kernels, role=role)
 
@@ -152,8 +165,23 @@ def _attention(op: CapturedOperator) -> Compute:
     # a causal mask halves the work, as the simulator's own attention has it: half the diagonal is left out
     flops = shape_flops(kind, (*shape[:-1], 0)) * (0.5 if op.causal else 1.0)
     on_gpu = "for_cpu" not in op.name
-    kernel = FLASH if "flash" in op.name and on_gpu else ""  # the memory-efficient one is nowhere measured by itself
+    kernel = next((k for part, k in KERNEL_OF.items() if part in op.name), "") if on_gpu else ""
     return Compute(op.name, kind, shape, q.dtype, flops, moved, _phase(op), kernel=kernel)
+
+
+def _as_equally_long(op: CapturedOperator) -> CapturedOperator:
+    """Attention of joined sequences, [tokens, heads, head size], as if all were equally long.
+
+    The first int32 tensors have one place more than there are sequences: where each begins.
+    """
+    starts = next((x for x in op.inputs if x.dtype == "int32"), None)
+    count = max(1, starts.shape[0] - 1) if starts is not None else 1
+
+    def apart(x: Tensor) -> Tensor:
+        tokens, heads, size = x.shape
+        return Tensor(x.dtype, (count, heads, max(1, round(tokens / count)), size), ())
+
+    return op._replace(inputs=tuple(apart(x) if len(x.shape) == 3 else x for x in op.inputs))
 
 
 def _solver(op: CapturedOperator) -> Compute:
@@ -191,7 +219,7 @@ def _by_bytes(op: CapturedOperator) -> Compute:
 
 def known(name: str) -> bool:
     """True where an operator is priced as itself, not by its bytes alone."""
-    if name in KERNELS or name in SOLVERS or is_pointwise(name) or name.startswith((ATTENTION, FOREACH)):
+    if name in KERNELS or name in SOLVERS or is_pointwise(name) or name.startswith((ATTENTION, VARLEN, FOREACH)):
         return True
     return name in (*MATMUL_INPUTS, *GROUPED, *CONVOLUTIONS, *RECURRENT)
 

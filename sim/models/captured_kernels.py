@@ -215,8 +215,8 @@ KERNELS: dict[str, Kernels] = {
     **_of(
         Kernels(),
         "sum mean amax amin max min var var_mean std std_mean prod any all argmin cumsum cumprod cummax cummin "
-        "logcumsumexp cumsum_ linalg_vector_norm native_dropout native_dropout_backward zeros ones full zeros_like "
-        "ones_like full_like new_zeros new_ones scalar_tensor arange linspace eye randperm histc bincount tril triu "
+        "logcumsumexp cumsum_ linalg_vector_norm native_dropout native_dropout_backward zeros ones full "
+        "scalar_tensor arange linspace eye randperm histc bincount tril triu "
         "tril_ triu_ repeat roll flip lift_fresh squeeze_ unsqueeze_ as_strided_ avg_pool1d avg_pool2d avg_pool3d "
         "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d max_pool2d_with_indices "
         "max_pool3d_with_indices upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
@@ -228,9 +228,15 @@ KERNELS: dict[str, Kernels] = {
         "replication_pad3d col2im searchsorted bucketize dot vdot mv addmv glu glu_backward _weight_norm_interface "
         "_weight_norm_interface_backward _cdist_forward pixel_shuffle pixel_unshuffle channel_shuffle complex polar "
         "mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
-        "_amp_update_scale_ _is_all_true",
+        "_amp_update_scale_ _is_all_true norm tril_indices triu_indices",
     ),
-    **_of(_WRITES, "new_full rand randn randint rand_like randn_like randint_like"),
+    # what has the shape of an input does not read it
+    **_of(
+        _WRITES,
+        "new_full new_zeros new_ones zeros_like ones_like full_like rand randn randint rand_like randn_like "
+        "randint_like",
+    ),
+    "prims.inductor_seeds": _WRITES,
     **_of(_WRITES, "fill_ zero_ bernoulli_ normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_"),
     # UpSample*.cu, GridSampler.cpp, *Padding.cu, *Pool*.cu, MaxUnpooling.cu, UnfoldBackwardKernel.cu
     **_of(
@@ -266,6 +272,10 @@ KERNELS: dict[str, Kernels] = {
     "aten.native_group_norm_backward": Kernels("norm", 2, _times(2, 1), small=3),
     "aten.native_batch_norm": Kernels("norm", kernel="batch"),
     "aten.native_batch_norm_backward": Kernels("norm", kernel="batch_backward"),
+    # RNN.cu: gates and state in one kernel; in the backward sums over a bias's rows besides
+    **_of(Kernels(), "_thnn_fused_lstm_cell _thnn_fused_gru_cell"),
+    "aten._thnn_fused_lstm_cell_backward_impl": Kernels(small=1),
+    "aten._thnn_fused_gru_cell_backward": Kernels(small=2),
     "inductor.reduction": Kernels("norm"),
     "inductor.pointwise": Kernels(),
     **_of(Kernels("softmax", kernel=TORCH_SOFTMAX), "_softmax _log_softmax"),

@@ -20,7 +20,8 @@ _POINTWISE = (
     "erfinv lgamma digamma polygamma logit xlogy logaddexp logaddexp2 where eq ne lt le gt ge isnan isinf nan_to_num "
     "sign sgn floor ceil round trunc frac square abs rsub clamp clamp_min clamp_max maximum minimum fmax fmin fmod "
     "remainder floor_divide copysign hypot heaviside ldexp deg2rad rad2deg lerp addcmul addcdiv masked_fill "
-    "bitwise_and bitwise_or bitwise_xor bitwise_not logical_and logical_or logical_xor logical_not clone copy _to_copy"
+    "bitwise_and bitwise_or bitwise_xor bitwise_not logical_and logical_or logical_xor logical_not clone copy _to_copy "
+    "__lshift__ __rshift__"
 )
 POINTWISE = frozenset(f"aten.{name}" for name in _POINTWISE.split())
 INTO_PART = ("aten.slice_backward", "aten.select_backward")  # zeros, and a copy into a part of them

@@ -99,7 +99,7 @@ class _Computes:
 
     def of(self, op: CapturedOperator, part: ModelPart) -> tuple[Compute, ...]:
         """`part`: of its piece; of a block's operators some tell by their kind what they are."""
-        key = (op.name, op.phase, op.inputs, op.outputs, op.causal, part)
+        key = (op.name, op.phase, op.inputs, op.outputs, op.causal, op.tf32, part)
         found = self._known.get(key)
         if found is None:
             named = PART_OF_KIND if part is ModelPart.LAYER else {}

@@ -53,6 +53,13 @@ def recurrent_computes(op: CapturedOperator) -> tuple[Compute, ...]:
     return tuple(made)
 
 
+def multiplied(op: CapturedOperator, x: Tensor) -> str:
+    """Return the dtype of a product's inputs, one of which is `x`; complex ones are pairs of floats."""
+    if x.dtype.startswith("complex"):
+        return {"complex64": "fp32", "complex128": "fp64"}.get(x.dtype, x.dtype)
+    return "tf32" if op.tf32 and x.dtype == "fp32" else x.dtype
+
+
 def _layers(op: CapturedOperator) -> _Layers:
     """Read sizes off an operator's tensors; sequences of unlike lengths count as equally long ones."""
     x = op.inputs[0]
@@ -77,7 +84,7 @@ def _matmul(op: CapturedOperator, rows: int, weight: Tensor, phase: Phase, role:
     }[role]
     _, m, n, k = shape
     moved = float((m * k + k * n + m * n) * BYTES.get(weight.dtype, 4))
-    return Compute(op.name, "gemm", shape, weight.dtype, 2.0 * m * n * k, moved, phase, kernels, role=role)
+    return Compute(op.name, "gemm", shape, multiplied(op, weight), 2.0 * m * n * k, moved, phase, kernels, role=role)
 
 
 def _cell(op: CapturedOperator, found: _Layers, phase: Phase) -> Compute:

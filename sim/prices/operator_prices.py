@@ -68,6 +68,8 @@ class Costs:
         self._borrowed = _borrowed_uncertainty(gpu, home)
         self._points = TablePrices(profile, self._device, reference, self.coefficients, self.launch_overhead_s)
         self._sm_clocks_per_s = sm_clocks_per_s(gpu)
+        # torch rounds to tf32 on NVIDIA's chips alone.
+        self._has_tf32 = "tf32" in gpu.peak_flops_per_s and gpu.architecture != "other"
         self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
         # Another chip's collectives say nothing about this one's links. Tables of more ranks than cores are used only
         # through `shared_cores`, which sets `ranks_per_core` to 1.
@@ -139,6 +141,8 @@ class Costs:
         return None if table is None else collective_cost(table, bytes_)
 
     def _price(self, op: Compute, pace: float) -> Cost:
+        if op.dtype == "tf32" and not self._has_tf32:
+            return self._price(replace(op, dtype="fp32"), pace)
         if op.share < 1.0:
             # A kernel takes its whole time where it runs, so the mean is taken over times and not over bytes.
             once = replace(op, flops=op.flops / op.share, bytes=op.bytes / op.share, share=1.0)

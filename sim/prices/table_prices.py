@@ -30,6 +30,8 @@ from sim.prices.profile import PointTable, Profile
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 
 SHOWN_FROM = 2.0  # times of a table's fastest point, from which on a kernel takes longer than its call
+TF32_UNCERTAINTY = 0.15  # of taking bf16's efficiency for tf32's, as of a grouped product by single ones
+BUNDLED_FLASH = "torch_2024"
 _ATTENTION_KERNEL = "attention_forward:"
 
 
@@ -54,8 +56,8 @@ class TablePrices:
         # Tables are indexed on first use: a profile has dozens, and a run needs a few.
         self._raw: dict[tuple[str, str], list[PointTable]] = {}
         for table in profile.points:
-            op = f"{table.op}2" if table.op.endswith(":flash") else table.op  # torch's name of FlashAttention-2
-            self._raw.setdefault((op, table.dtype), []).append(table)
+            for op in _named(table.op):
+                self._raw.setdefault((op, table.dtype), []).append(table)
         self._kernels, self._home = profile.kernels, profile.reference
         # Only names: the header lists the tables without reading points.
         self._stored = kernel_file(profile.kernels).tables if profile.kernels else frozenset()
@@ -109,14 +111,15 @@ class TablePrices:
         here = self._device.shape_seconds(kind, shape, dtype) + table.floor_s
         # Tables exclude the input's quantization. Training has an operator for it; for served layers it is added here.
         before_s = table.quantizing_s(shape) if op.served and any(table.input_s) else 0.0
-        exact = table.exact(shape) if via.exact else None
+        other = dtype == "tf32" != table.dtype
+        exact = table.exact(shape) if via.exact and not other else None
         if exact is not None:
             there = self._reference.shape_seconds(kind, shape, dtype) + table.floor_s
             cost = measured(exact[0] * (here / there) + before_s, exact[1])
             # Equal rooflines: the measured machine itself. `Costs` adds the uncertainty of the ratio.
             return cost if here == there else cost._replace(source="interpolated")
         like: tuple[float, ...] = shape
-        doubt = via.uncertainty
+        doubt = max(via.uncertainty, TF32_UNCERTAINTY) if other else via.uncertainty
         if kind in MATMULS and table.single and shape[0] > 1:
             like, doubt = (1, shape[0] * shape[1], *shape[2:]), max(doubt, 0.15)  # as many tiles, one product
         if kind in ATTENTION and not op.served:
@@ -150,6 +153,11 @@ class TablePrices:
                 self._tables[key] = _stored_table(self._kernels, op, name, kind, self._home)
                 return self._tables[key]
         return None
+
+
+def _named(op: str) -> tuple[str, ...]:
+    """Return the names of a table's operator: torch's flash is the FlashAttention-2 that it bundles."""
+    return (f"{op}2", f"{op.removesuffix('flash')}{BUNDLED_FLASH}") if op.endswith(":flash") else (op,)
 
 
 # Cached for the process, because every `Costs` of a sweep uses the same tables.
@@ -205,6 +213,9 @@ def _as_more_heads(shape: tuple[int, ...], most: float) -> tuple[float, ...]:
 
 
 def _like_dtypes(op: str, dtype: str, kind: str, known: dict[tuple[str, str], list[PointTable]]) -> list[str]:
-    """Return dtypes with suitable points: bf16 and fp16 are equal, mxfp8 is as fp8; memory-bound kinds take any."""
-    names = [dtype, {"bf16": "fp16", "fp16": "bf16", "mxfp8": "fp8"}.get(dtype, dtype)]
+    """Return dtypes with suitable points: bf16 and fp16 are equal, mxfp8 is as fp8; memory-bound kinds take any.
+
+    Of bf16's points tf32 takes the efficiency: both run the tensor cores' kernels.
+    """
+    names = [dtype, {"bf16": "fp16", "fp16": "bf16", "mxfp8": "fp8", "tf32": "bf16"}.get(dtype, dtype)]
     return names + [d for o, d in known if o == op] if kind in MEMORY_BOUND else names

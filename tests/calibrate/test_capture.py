@@ -143,7 +143,7 @@ def test_hugging_face_config(tmp_path: Path) -> None:
         done = run(tmp_path, str(tmp_path), "--out", "p.json.gz", *words)
         assert done.returncode == 0, done.stderr
         program = json.loads(gzip.decompress((tmp_path / "p.json.gz").read_bytes()))
-        attention = rows(program, "aten._scaled_dot_product_flash_attention")
+        attention = rows(program, "aten._scaled_dot_product_cudnn_attention")
         phases = [r["phase"] for r in attention]
         assert phases == ["forward"] * 2 + (["recomputed"] * 2 if extra else [])
         assert attention[0]["inputs"][1][1] == [1, 2, 64, 16]  # as many KV heads as the model has

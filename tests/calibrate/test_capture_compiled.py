@@ -58,7 +58,7 @@ def captured(compiled: bool, classes: bool = False, tied: bool = False) -> tuple
             tuple(Tensor(*t) for t, _ in r.inputs),
             tuple(Tensor(*t) for t, _ in r.outputs),
             r.launches,
-            bool(r.flags),
+            bool(r.causal),
         )
         for r in recorder.rows
         if r.launches
