@@ -219,7 +219,8 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
         one_of(phase, PHASES, f"{where}.phases")
     found = []
     # A program of before the column was added has none.
-    rows = {**rows, "tf32": rows.get("tf32", [0] * len(listed(rows, "name", f"{path}: operators")))}
+    names_listed = listed(rows.get("name"), f"{path}: operators.name")
+    rows = {"tf32": [0] * len(names_listed), **rows}
     for i, values in enumerate(rows_of(rows, ROW_KEYS, f"{path}: operators")):
         row, where = dict(zip(ROW_KEYS, values, strict=True)), f"{path}: operators[{i}]"
         found.append(
