@@ -18,10 +18,12 @@ the input that the frozen layer gathered, in 16 bits, and keeps it whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from sim.core.program import Item, NeededBy, Program, Saved, TensorRole
+from sim.core.program import NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims, ceil_div
 from sim.models.operators import (
     F,
@@ -67,52 +69,64 @@ def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
         fused = d.fused_attention and spec.target == "attention_out"
         output = Saved("attention", "output", spec.rows * spec.k * d.act_bytes)
         return replace(part, saved=(*part.saved, output)) if fused else part
+    adapters = [_adapter(d, spec, i) for i in range(len(spec.outs))]
     r, rows, k, e = d.lora.rank, spec.rows, spec.k, d.act_bytes
-    split = d.tp > 1 and spec.mode != "plain"
-    column, row = split and spec.mode == "column", split and spec.mode == "row"
-    rank_of_a = ceil_div(r, d.tp) if column else r
-    forward: list[Item] = []
-    backward: list[Item] = []
-    alone: list[Item] = []
-    for i, n in enumerate(spec.outs):
-        name, width = f"{spec.out_name(i)}_lora", ceil_div(n, d.tp) if row else n
-        out = ceil_div(rows, d.tp) * n if row and d.sp else rows * n
-        kernels = 1 if d.framework.fuses_adapter_sum else 2  # scaling, sum
-        inner, forth, back = _messages(d, name, spec.mode if split else "plain", rows * r * e, rows * n * e)
-        forward += [
-            gemm(f"{name}_a", F, rows, rank_of_a, k, d.act),
-            *inner,
-            gemm(f"{name}_b", F, rows, width, r, d.act),
-            *forth,
-            memory_op(f"{name}_sum", F, "elementwise", out, (2 * kernels + 1) * e * out, d.act, kernels),
-        ]
-        own: list[Item] = [
-            memory_op(f"{name}_scale_lora_dgrad", I, "elementwise", out, 2 * e * out, d.act),
-            gemm(f"{name}_b_lora_dgrad", I, rows, r, width, d.act),
-            *back,
-            *weight_gradient(d, f"{name}_b_wgrad", rows, r, width, d.act),
-            *weight_gradient(d, f"{name}_a_wgrad", rows, k, rank_of_a, d.act),
-        ]
-        alone += own
-        backward += [
-            *own,
-            gemm(f"{name}_a_dgrad", I, rows, k, rank_of_a, d.act),
-            accumulate(d, f"{name}_dgrad_sum", rows * k),
-        ]
     wide = len(spec.outs) * rows * r * e
     inputs = tuple(s._replace(bytes=k * rows * e) for s in base.saved if s.late)
     saved = (*part.saved, *inputs, Saved(spec.part, f"{spec.name} A x", wide, NeededBy.WEIGHT_GRAD))
     again = Saved(spec.part, f"{spec.name} input", k * rows * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     return replace(
         part,
-        forward=(*part.forward, *forward),
-        backward=(*backward, *part.backward),
+        forward=(*part.forward, *chain.from_iterable(x.forward for x in adapters)),
+        backward=(*chain.from_iterable((*x.backward, *x.of_input) for x in adapters), *part.backward),
         saved=saved,
-        params=sum(rank_of_a * k + r * ceil_div(n, d.tp if row else 1) for n in spec.outs),
+        params=sum(x.params for x in adapters),
         forward_bytes=part.forward_bytes + rows * max(spec.outs) * e,
         backward_bytes=part.backward_bytes + wide + weight_gradient_bytes(d, r * max(k, *spec.outs)),
-        adapters_alone=tuple(alone),
+        adapters_alone=tuple(chain.from_iterable(x.backward for x in adapters)),
         unsaved_input=() if inputs else (again,),
+    )
+
+
+class _Adapter(NamedTuple):
+    """Hold what runs for one adapter on a rank. `of_input`: what its backward adds for the layer's input."""
+
+    params: int
+    forward: Program
+    backward: Program
+    of_input: Program
+
+
+def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
+    """The adapter of one of a layer's matrices."""
+    assert d.lora is not None
+    r, rows, k, n, e = d.lora.rank, spec.rows, spec.k, spec.outs[number], d.act_bytes
+    mode = spec.mode if d.tp > 1 else "plain"
+    rank_of_a = ceil_div(r, d.tp) if mode == "column" else r
+    width = ceil_div(n, d.tp) if mode == "row" else n
+    out = ceil_div(rows, d.tp) * n if mode == "row" and d.sp else rows * n
+    name, kernels = f"{spec.out_name(number)}_lora", 1 if d.framework.fuses_adapter_sum else 2  # scaling, sum
+    inner, forth, back = _messages(d, name, mode, rows * r * e, rows * n * e)
+    return _Adapter(
+        rank_of_a * k + r * width,
+        (
+            gemm(f"{name}_a", F, rows, rank_of_a, k, d.act),
+            *inner,
+            gemm(f"{name}_b", F, rows, width, r, d.act),
+            *forth,
+            memory_op(f"{name}_sum", F, "elementwise", out, (2 * kernels + 1) * e * out, d.act, kernels),
+        ),
+        (
+            memory_op(f"{name}_scale_lora_dgrad", I, "elementwise", out, 2 * e * out, d.act),
+            gemm(f"{name}_b_lora_dgrad", I, rows, r, width, d.act),
+            *back,
+            *weight_gradient(d, f"{name}_b_wgrad", rows, r, width, d.act),
+            *weight_gradient(d, f"{name}_a_wgrad", rows, k, rank_of_a, d.act),
+        ),
+        (
+            gemm(f"{name}_a_dgrad", I, rows, k, rank_of_a, d.act),
+            accumulate(d, f"{name}_dgrad_sum", rows * k),
+        ),
     )
 
 
