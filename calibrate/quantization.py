@@ -225,13 +225,20 @@ def make_small(seed: int = 0, config: ModelConfig = SMALL) -> list[nn.Module]:
     return make_blocks(config, training, range(config.layers + 2), Build(seed=seed))
 
 
-def train(blocks: list[nn.Module], steps: int = 300, rate: float = 4e-3) -> list[nn.Module]:
-    """Train with AdamW on new text in every step; return the same blocks."""
+def draw(step: int) -> Tensor:
+    """Draw a step's text of the made-up language."""
+    return text(BATCH, 1000 + step)
+
+
+def train(
+    blocks: list[nn.Module], steps: int = 300, rate: float = 4e-3, batch: Callable[[int], Tensor] = draw
+) -> list[nn.Module]:
+    """Train with AdamW on a new batch in every step, at a rate that rises and falls once; return the same blocks."""
     optimizer = torch.optim.AdamW([p for b in blocks for p in b.parameters()], lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps)
     for step in range(steps):
         optimizer.zero_grad()
-        loss(blocks, text(BATCH, 1000 + step)).backward()
+        loss(blocks, batch(step)).backward()
         optimizer.step()
         schedule.step()
     return blocks

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from calibrate.linear import Linear
 from calibrate.model import Build, make_blocks, parameter_count
-from calibrate.quantization import METHODS, OUTLIER_THRESHOLD, Product, loss, quantized
+from calibrate.quantization import METHODS, OUTLIER_THRESHOLD, Product, loss, quantized, train
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.training_config import Training
 
@@ -96,18 +96,11 @@ def config(name: str) -> ModelConfig:
 
 
 def trained(name: str, text: Tensor, steps: int = STEPS) -> list[nn.Module]:
-    """Train a model of this size with AdamW, with a learning rate that rises and falls once."""
+    """Train a model of this size."""
     training = Training(seq_len=SEQ, global_batch_size=BATCH, precision="fp32")
     blocks = make_blocks(config(name), training, range(SHAPES[name][0] + 2), Build())
     rate = RATE * math.sqrt(32 / SHAPES[name][1])
-    optimizer = torch.optim.AdamW([p for b in blocks for p in b.parameters()], lr=rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss(blocks, batch(text, step)).backward()
-        optimizer.step()
-        schedule.step()
-    return blocks
+    return train(blocks, steps, rate, lambda step: batch(text, step))
 
 
 @contextmanager

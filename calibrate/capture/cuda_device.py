@@ -90,7 +90,7 @@ def cuda_device(device: CudaDevice, queue: Queue, local_rank: int, count: int) -
             for module in (torch.cuda, torch.accelerator):
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, value))
-        for patched in _patches(device, queue):
+        for patched in (*_of_modules(device), *_of_loaders(queue), *_of_distribution(device), *_of_scalers(queue)):
             stack.enter_context(patched)
         stack.enter_context(_autocast_of_either(device))
         stack.enter_context(device)
@@ -125,17 +125,9 @@ def _device_functions(queue: Queue, local_rank: int, count: int) -> dict[str, An
     }
 
 
-def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
-    """Return patches for torch's methods that would need a real GPU."""
-    distributed = torch.nn.parallel.distributed.DistributedDataParallel
-    swap = torch.utils.swap_tensors
-    start, mesh, move = distributed.__init__, device_mesh.DeviceMesh.__init__, torch.nn.Module.to
-    sharded, load = torch.distributed.fsdp._init_utils, DataLoader.__init__
-    batches = dataloader._SingleProcessDataLoaderIter
-    begin, fetch = batches.__init__, batches._next_data
-
-    def on_its_device(self: Any, module: Any, *_: object, **more: Any) -> None:
-        start(self, module, **{k: v for k, v in more.items() if k not in ("device_ids", "output_device")})
+def _of_modules(device: CudaDevice) -> list[Any]:
+    """Return patches that keep a module's parameters on the CPU."""
+    swap, move = torch.utils.swap_tensors, torch.nn.Module.to
 
     def to(self: Any, *words: Any, **more: Any) -> Any:
         # A function of torch, so `device` replaces cuda.
@@ -150,15 +142,23 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
         device.use()
         return self
 
-    def stepped(_: object, optimizer: Any, state: object, *words: Any, **more: Any) -> Any:
-        queue.host_wait()  # a real scaler reads here whether a gradient overflowed
-        return optimizer.step(*words, **more)
-
     def swapped(tensor: torch.Tensor, other: torch.Tensor) -> None:
         try:
             swap(tensor, other)
         except RuntimeError:  # the fake mode holds a reference to the tensor
             tensor.data = other.data
+
+    return [
+        patch.object(torch.utils, "swap_tensors", swapped),
+        patch.multiple(torch.nn.Module, to=to, cuda=to_cuda),
+        patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")),
+    ]
+
+
+def _of_loaders(queue: Queue) -> list[Any]:
+    """Return patches with which a DataLoader's workers are this process, and their operators are not recorded."""
+    load, batches = DataLoader.__init__, dataloader._SingleProcessDataLoaderIter
+    begin, fetch = batches.__init__, batches._next_data
 
     def without_workers(self: Any, *words: Any, **more: Any) -> None:
         load(self, *words, **more)
@@ -177,20 +177,39 @@ def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
         finally:
             queue.recording = recording
 
+    return [
+        patch.object(DataLoader, "__init__", without_workers),
+        patch.multiple(batches, __init__=began, _next_data=apart),
+    ]
+
+
+def _of_distribution(device: CudaDevice) -> list[Any]:
+    """Return patches for DDP, FSDP1 and meshes of devices."""
+    distributed = torch.nn.parallel.distributed.DistributedDataParallel
+    start, mesh = distributed.__init__, device_mesh.DeviceMesh.__init__
+
+    def on_its_device(self: Any, module: Any, *_: object, **more: Any) -> None:
+        start(self, module, **{k: v for k, v in more.items() if k not in ("device_ids", "output_device")})
+
     def of_cpus(self: Any, device_type: str, *words: Any, **more: Any) -> None:
         mesh(self, device.on_cpu(device_type), *words, **more)
 
     return [
-        patch.object(torch.utils, "swap_tensors", swapped),
-        patch.multiple(torch.nn.Module, to=to, cuda=to_cuda),
         patch.object(distributed, "__init__", on_its_device),
-        patch.object(DataLoader, "__init__", without_workers),
-        patch.multiple(batches, __init__=began, _next_data=apart),
         patch.object(device_mesh.DeviceMesh, "__init__", of_cpus),
-        patch.object(torch.amp.GradScaler, "_maybe_opt_step", stepped),
-        patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")),
-        patch.object(sharded, "_get_compute_device", lambda *_: CPU),  # FSDP1 wants its parameters there
+        # FSDP1 wants its parameters there.
+        patch.object(torch.distributed.fsdp._init_utils, "_get_compute_device", lambda *_: CPU),
     ]
+
+
+def _of_scalers(queue: Queue) -> list[Any]:
+    """Return a patch for loss scaling, where the host waits for the device."""
+
+    def stepped(_: object, optimizer: Any, state: object, *words: Any, **more: Any) -> Any:
+        queue.host_wait()  # a real scaler reads here whether a gradient overflowed
+        return optimizer.step(*words, **more)
+
+    return [patch.object(torch.amp.GradScaler, "_maybe_opt_step", stepped)]
 
 
 def _answering(value: Any) -> Callable[..., Any]:
