@@ -34,12 +34,18 @@ def print_serving(
 
 def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
     """Return what there is to say about the workload and its cache, as (name, value)."""
-    kv = result.kv_cache
     served = (
         f"{counted(result.requests, 'request')}, {counted(result.output_tokens, 'token')} in "
         f"{seconds(result.duration_s)} ({result.requests_per_s:.3g} requests/s), "
         f"{counted(result.iterations, 'iteration')}"
     )
+    used = [*_cache_used(result), *_found_again(result), *_beside_the_cache(result)]
+    return [("served", served), *used, *_between_replicas(result), *_drafted(result)]
+
+
+def _cache_used(result: ServingResult) -> list[tuple[str, str]]:
+    """Return the cache's size, how full it was, and what did not fit."""
+    kv = result.kv_cache
     cache = (
         f"{kv.layout}, {counted(kv.blocks, 'block')} of {counted(kv.block_tokens, 'token')}, "
         f"{n_bytes(kv.bytes_per_token)} a token and GPU"
@@ -51,38 +57,45 @@ def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
     kept = max(row.kv_cache or 0.0 for row in result.memory)  # prefixes that no sequence reads count, too
     if result.pools is None and kept > kv.blocks_used * kv.block_tokens * kv.bytes_per_token * KEPT_SHOWN:
         used += f"; {n_bytes(kept)} with prefixes kept for later requests"
-    lines = [("served", served), ("cache", cache), ("in use", used)]
+    lines = [("cache", cache), ("in use", used)]
     if kv.preemptions:
         swapped = f", {n_bytes(kv.swapped_bytes)} a GPU to the host and back" if kv.swapped_bytes else ""
         lost = f"{counted(kv.preemptions, 'time')}, {counted(kv.recomputed_tokens, 'token')} lost{swapped}"
         lines.append(("preempted", lost))
-    found = kv if result.pools is None else result.pools[0].kv_cache  # by the pool that computes prompts
+    return lines
+
+
+def _found_again(result: ServingResult) -> list[tuple[str, str]]:
+    """Return what prompts found in the cache and its tiers."""
+    found = result.kv_cache if result.pools is None else result.pools[0].kv_cache  # by the pool that computes prompts
+    lines = []
     if found.prefix_hit_tokens:
         host = found.loaded_bytes and not found.tiers  # each tier has a line of its own
         loaded = f"; {n_bytes(found.loaded_bytes)} from the host" if host else ""
         lines.append(("prefix cache", f"{percent(found.prefix_hit_rate)} of prompt tokens found{loaded}"))
     for t in found.tiers or ():
-        words = (
-            f"{counted(t.hit_tokens, 'token')} came back in {seconds(t.load_s)}; {n_bytes(t.stored_bytes)} went down"
-        )
-        lines.append(
-            (f"tier {t.name}", f"{words} in {seconds(t.store_s)}, room for {counted(t.capacity_tokens, 'token')}")
-        )
+        back = f"{counted(t.hit_tokens, 'token')} came back in {seconds(t.load_s)}"
+        down = f"{n_bytes(t.stored_bytes)} went down in {seconds(t.store_s)}"
+        lines.append((f"tier {t.name}", f"{back}; {down}, room for {counted(t.capacity_tokens, 'token')}"))
+    return lines
+
+
+def _beside_the_cache(result: ServingResult) -> list[tuple[str, str]]:
+    """Return what became of adapters, of weights in host memory and of replicas that start and stop."""
+    lines = []
     if (lora := result.lora) is not None:
         held = f"{count(lora.adapters)} used, {count(lora.places)} on a GPU at once, {n_bytes(lora.adapter_bytes)} each"
         loads = f"{counted(lora.loads, 'load')} in {seconds(lora.load_s)}"
         lines.append(("adapters", f"{held}; {lora.distinct_mean:.3g} in an iteration; {loads}"))
     if (away := result.weight_offload) is not None:
-        lines.append(
-            ("weights", f"{n_bytes(away.host_bytes)} in host memory, copied in {seconds(away.copy_s)} an iteration")
-        )
-    scaling = result.autoscaling
-    if scaling is not None:
+        copied = f"copied in {seconds(away.copy_s)} an iteration"
+        lines.append(("weights", f"{n_bytes(away.host_bytes)} in host memory, {copied}"))
+    if (scaling := result.autoscaling) is not None:
         mean = f"{scaling.replicas_mean:.3g} replicas in the mean, {scaling.replicas_max} at most"
         changed = f"{counted(scaling.starts, 'start')}, {counted(scaling.stops, 'stop')}"
         hours = f"{scaling.gpu_hours:.3g} GPU hours ({scaling.gpu_hours_always_on:.3g} with all on)"
         lines.append(("autoscaling", f"{mean}; {changed}; {hours}"))
-    return [*lines, *_between_replicas(result), *_drafted(result)]
+    return lines
 
 
 def _between_replicas(result: ServingResult) -> list[tuple[str, str]]:
