@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner, Result
 
 ROOT = Path(__file__).parents[1]
 MARK = "STEPSIM_TEST_MARK"
@@ -28,6 +29,13 @@ def exit_code(command: click.Command, *arguments: str) -> int:
         command(arguments)
     assert isinstance(end.value.code, int)
     return end.value.code
+
+
+def invoked(command: click.Command, *arguments: str, code: int = 0) -> Result:
+    """What a command wrote that ran in this process and ended with this exit code."""
+    done = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done
 
 
 @dataclass

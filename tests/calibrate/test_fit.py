@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from msgspec import structs
 
 from calibrate.fit import (
@@ -31,6 +30,7 @@ from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.simulation import simulate
 from sim.validation.tables import read_table
+from tests.processes import invoked
 
 BASE = Profile(
     "base",
@@ -193,8 +193,7 @@ def test_five_steps_of_a_slower_machine_are_fitted_and_each_is_predicted_by_the_
     for row, case in zip(rows["rows"], rows_to_fit(read_table(path), base).cases, strict=True):
         row["measured"] = {"step_time_s": simulate(case.scenario, slower).step_time_s}
     path.write_text(json.dumps(rows))
-    ran = CliRunner().invoke(main, [str(path), "--profile", "h100-sxm", "--out", str(tmp_path / "mine.json")])
-    assert ran.exit_code == 0, ran.output
+    ran = invoked(main, str(path), "--profile", "h100-sxm", "--out", str(tmp_path / "mine.json"))
     off = {line.split("  ")[0].strip(): float(line.split("mean")[1].split("%")[0]) for line in error_lines(ran.output)}
     assert set(off) == {"before", "fitted rows", "rows not fitted"}
     assert off["rows not fitted"] < off["before"] / 3
@@ -208,8 +207,7 @@ def error_lines(output: str) -> list[str]:
 def test_one_step_alone_is_no_fit(tmp_path: Path) -> None:
     path = tmp_path / "own.json"
     path.write_text(json.dumps(own_steps(("one", {"global_batch_size": 8}))))
-    ran = CliRunner().invoke(main, [str(path), "--profile", "h100-sxm", "--out", str(tmp_path / "mine.json")])
-    assert ran.exit_code == 2
+    ran = invoked(main, str(path), "--profile", "h100-sxm", "--out", str(tmp_path / "mine.json"), code=2)
     assert "own.json: found 1 step to fit; allowed: 2 or more (`stepsim run --measured`" in ran.output
 
 

@@ -9,16 +9,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from click.testing import CliRunner
 
 from calibrate.run import main
 from sim.core.host_work import HOST_WORK, coefficient_of
+from tests.processes import invoked
 
 
 def test_every_kind_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "here.json"
-    done = CliRunner().invoke(main, ["--device", "cpu", "--quick", "--only", "python", "--out", str(out)])
-    assert done.exit_code == 0, done.output
+    invoked(main, "--device", "cpu", "--quick", "--only", "python", "--out", str(out))
     stated = json.loads(out.read_text())["coefficients"]
     assert set(stated) == {coefficient_of(kind) for kind in HOST_WORK}
     assert all(0 <= c["value"] < 0.1 for c in stated.values())

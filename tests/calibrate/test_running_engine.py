@@ -28,6 +28,7 @@ from sim.serve.engines import ENGINES
 from sim.serve.engines.file import engine_of, served_now
 from sim.serve.engines.record import HostTimes
 from sim.serve.simulation import simulate_serving
+from tests.processes import invoked
 
 SERVED: dict[str, Any] = {
     "model": "llama3-8b",
@@ -391,7 +392,6 @@ def refused(tmp_path: Path, *options: str) -> str:
     """The one message of a command that ends with exit code 2."""
     file = tmp_path / "served.yaml"
     file.write_text(json.dumps(SERVED))
-    done = CliRunner().invoke(main, [str(file), *options], catch_exceptions=False)
-    assert done.exit_code == 2
+    done = invoked(main, str(file), *options, code=2)
     assert done.stderr.count("\n") == 1
     return done.stderr

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
@@ -19,6 +18,7 @@ from calibrate.serving.forward import make_model  # noqa: E402
 from calibrate.serving.front import parts_profile, serve_http  # noqa: E402
 from calibrate.serving.running import main  # noqa: E402
 from sim.inputs.scenario import load_scenario  # noqa: E402
+from tests.processes import invoked  # noqa: E402
 
 FILE = Path(__file__).parents[2] / "scenarios" / "serve_cpu.yaml"
 SMALL = ["model.layers=2", "model.hidden=64", "model.heads=4", "model.kv_heads=2", "model.ffn=128"]
@@ -82,13 +82,11 @@ def test_a_running_engine_is_measured_and_its_file_simulated(port: int, tmp_path
     parts.write_text(json.dumps(parts_profile(load_scenario(FILE, SMALL)).to_json()))
     options = [x for setting in (*SMALL, f"calibration={parts}") for x in ("--set", setting)]
     options += ["--url", f"127.0.0.1:{port}/v1", "--prompt-len", "16,100", "--output-len", "8", "--rounds", "1"]
-    done = CliRunner().invoke(main, [str(FILE), *options, "--concurrency", "1,4", "--out", str(out)])
-    assert done.exit_code == 0, done.output
+    done = invoked(main, str(FILE), *options, "--concurrency", "1,4", "--out", str(out))
     written = json.loads(out.read_text())
     assert written["engine"] == "bundled"
     assert [row["count"] for row in written["measured"]] == [1, 4, 4, 1, 12, 16, 16, 12]
     assert all(row["time_to_first_token_s"] < row["request_latency_s"] for row in written["measured"])
     judged = [*options, "--concurrency", "2", "--judge", "--set", f"inference.engine={out}"]
-    done = CliRunner().invoke(main, [str(FILE), *judged])
-    assert done.exit_code == 0, done.output
+    done = invoked(main, str(FILE), *judged)
     assert "errors: mean " in done.output

@@ -12,14 +12,13 @@ from click.testing import CliRunner
 from sim.commands.diff import main, result_of
 from sim.core.errors import InputError
 from sim.studies.difference import difference
-from tests.processes import ROOT
+from tests.processes import ROOT, invoked
 
 TP8, TP8_SP = (str(ROOT / "scenarios" / f"{name}.yaml") for name in ("tp8", "tp8_sp"))
 
 
 def as_json(*words: str) -> dict[str, Any]:
-    done = CliRunner().invoke(main, [*words, "--json", "-"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    done = invoked(main, *words, "--json", "-")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -69,8 +68,7 @@ def test_stored_results_and_serving(tmp_path: Path) -> None:
 
 
 def test_a_training_step_and_serving_have_nothing_to_compare() -> None:
-    done = CliRunner().invoke(main, [TP8, "serve_batch1"])
-    assert done.exit_code == 2
+    done = invoked(main, TP8, "serve_batch1", code=2)
     assert "A, B: found a training step and a serving workload; diff compares two of one kind" in done.output
 
 
@@ -99,8 +97,7 @@ def test_other_files(tmp_path: Path, text: str, said: str) -> None:
 
 def test_the_page_and_the_terminal_show_what_changes_most(tmp_path: Path) -> None:
     page = tmp_path / "d.html"
-    done = CliRunner().invoke(main, [TP8, TP8_SP, "--html", str(page)], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    done = invoked(main, TP8, TP8_SP, "--html", str(page))
     operators = as_json(TP8, TP8_SP)["operators_s"]
     most = max(operators, key=lambda name: abs(operators[name]["b"] - operators[name]["a"]))
     text = page.read_text()

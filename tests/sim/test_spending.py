@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from sim.commands.run import main
 from sim.serve.simulation import simulate_serving
@@ -14,6 +13,7 @@ from sim.simulation import simulate
 from sim.studies.anchor import anchor
 from sim.studies.spending import spending
 from sim.views.headline import TO_CHECK
+from tests.processes import invoked
 from tests.sim.cases import case
 
 
@@ -41,8 +41,7 @@ def test_a_million_output_tokens_cost_what_serving_them_takes() -> None:
 
 def test_a_step_of_reinforcement_learning_costs_all_its_gpus(tmp_path: Path) -> None:
     out = tmp_path / "r.json"
-    ran = CliRunner().invoke(main, ["scenarios/rl_grpo_llama8b.yaml", "--price", "2", "--json", str(out)])
-    assert ran.exit_code == 0, ran.output
+    ran = invoked(main, "scenarios/rl_grpo_llama8b.yaml", "--price", "2", "--json", str(out))
     found = json.loads(out.read_text())
     step, answers = found["spending"]["rl_step"], found["spending"]["million_answers"]
     assert step["price"] == pytest.approx(2 * 16 * found["step_time_s"] / 3600)
@@ -54,8 +53,7 @@ def test_a_step_of_reinforcement_learning_costs_all_its_gpus(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("measured", "outside"), [("1.06s", False), ("3.9s", True)])
 def test_a_step_outside_the_interval_names_what_to_check(measured: str, outside: bool) -> None:
-    ran = CliRunner().invoke(main, ["scenarios/zero3_llama8b_dp64.yaml", "--measured", measured, "--no-advise"])
-    assert ran.exit_code == 0, ran.output
+    ran = invoked(main, "scenarios/zero3_llama8b_dp64.yaml", "--measured", measured, "--no-advise")
     words = "".join(ran.output.split())  # without spaces, since a word that is longer than a line is cut
     assert (TO_CHECK.replace(" ", "") in words) is outside
 
@@ -84,8 +82,7 @@ def test_the_command_measures_against_the_scenario_without_set(tmp_path: Path) -
         "--price",
         "2",
     ]
-    ran = CliRunner().invoke(main, command)
-    assert ran.exit_code == 0, ran.output
+    ran = invoked(main, *command)
     found = json.loads(out.read_text())
     from sim.inputs.scenario import load_scenario
 
@@ -99,14 +96,12 @@ def test_the_command_measures_against_the_scenario_without_set(tmp_path: Path) -
 
 @pytest.mark.parametrize("said", ["0s", "4.1 weeks", "nan", "-1", "fast"])
 def test_a_measured_step_is_a_time(said: str) -> None:
-    ran = CliRunner().invoke(main, ["scenarios/dp8.yaml", "--measured", said])
-    assert ran.exit_code == 2
+    ran = invoked(main, "scenarios/dp8.yaml", "--measured", said, code=2)
     assert "must be a time above 0, such as 4.1, 4.1s or 350ms" in ran.output
 
 
 def test_serving_has_no_measured_step() -> None:
-    ran = CliRunner().invoke(main, ["scenarios/serve_static_a100.yaml", "--measured", "2"])
-    assert ran.exit_code == 2
+    invoked(main, "scenarios/serve_static_a100.yaml", "--measured", "2", code=2)
 
 
 def test_tokens_of_a_training_have_units() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from sim.commands.validate import validate_tables
 from sim.core.errors import InputError
@@ -17,7 +16,7 @@ from sim.validation.report import Validation
 from sim.validation.running_requests import contradiction, running_requests
 from sim.validation.statistics import Error, by_group, summary
 from sim.validation.tables import read_table
-from tests.processes import exit_code
+from tests.processes import exit_code, invoked
 
 PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
 TABLES = sorted(PUBLISHED.glob("*.json"))
@@ -178,8 +177,7 @@ def test_command_writes_all_forms(tmp_path: Path) -> None:
     notes = tmp_path / "notes.md"
     notes.write_text(f"mine\n\n{validate.MARK}\nold")
     args = [str(table), "--json", str(out), "--html", str(tmp_path / "p.html"), "--markdown", str(notes)]
-    result = CliRunner().invoke(validate.main, args)
-    assert result.exit_code == 0, result.output
+    invoked(validate.main, *args)
     data = json.loads(out.read_text())
     assert data["format"] == "sim-validate/1"
     assert data["tables"][0]["errors"][0]["measured"] == 2e-4
@@ -229,8 +227,7 @@ def test_an_assumption_can_be_changed_in_every_row() -> None:
 
     def predicted(*more: str) -> list[float]:
         table = str(PUBLISHED / "korthikanti2022.json")
-        result = CliRunner().invoke(validate.main, [table, "--limit", "2", "--json", "-", *more])
-        assert result.exit_code == 0, result.output
+        result = invoked(validate.main, table, "--limit", "2", "--json", "-", *more)
         return [e["predicted"] for e in json.loads(result.output)["tables"][0]["errors"]]
 
     full, selective = predicted()

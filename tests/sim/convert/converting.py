@@ -6,22 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from click.testing import CliRunner
 
 from sim.commands.convert import main
+from tests.processes import invoked
 
 
 def converted(tmp_path: Path, name: str, text: str, *options: str) -> tuple[dict[str, Any], str]:
     file = tmp_path / name
     file.write_text(text)
-    ran = CliRunner().invoke(main, [str(file), *options])
-    assert ran.exit_code == 0, ran.output
+    ran = invoked(main, str(file), *options)
     return yaml.safe_load(ran.output), ran.output
 
 
 def refused(tmp_path: Path, name: str, text: str, *options: str) -> str:
     file = tmp_path / name
     file.write_text(text)
-    ran = CliRunner().invoke(main, [str(file), *options])
-    assert ran.exit_code == 2
+    ran = invoked(main, str(file), *options, code=2)
     return ran.output

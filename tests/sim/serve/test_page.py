@@ -21,6 +21,7 @@ from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_plots import LATENCIES, ServingPlots, serving_plots
 from sim.views.serving_summary import cache_lines
+from tests.processes import invoked
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 
@@ -98,8 +99,7 @@ def test_the_command_marks_limits_on_the_page_and_in_json(tmp_path: Path) -> Non
     page, file = tmp_path / "x.html", tmp_path / "x.json"
     scenario = [str(SCENARIOS / "serve_llama8b.yaml"), "--set", "inference.requests.count=40"]
     slo = ["--slo", "ttft_p99=0.0001,latency_p50=60"]
-    done = CliRunner().invoke(main, [*scenario, *slo, "--html", str(page), "--json", str(file)])
-    assert done.exit_code == 0, done.output
+    invoked(main, *scenario, *slo, "--html", str(page), "--json", str(file))
     html = page.read_text("utf-8")
     assert "p99 ≤ 100.0 µs ✗ broken" in html
     assert "0.0 % of requests keep every limit" in html

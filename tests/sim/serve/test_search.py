@@ -15,6 +15,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.search.slo import parse_slo
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_search_page import serving_search_page
+from tests.processes import invoked
 from tests.sim.serve.serving_cases import searched
 
 SMALL: dict[str, Any] = {
@@ -154,8 +155,7 @@ def test_replicas_that_share_experts_are_searched(tmp_path: Path, parallelism: d
 def test_what_is_not_laid_out_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     file = tmp_path / "refused.yaml"
     file.write_text(json.dumps({**SMALL, **changes}))
-    done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p99=0.1"], catch_exceptions=False)
-    assert done.exit_code == 2
+    done = invoked(main, str(file), "--slo", "ttft_p99=0.1", code=2)
     assert message in done.output
 
 
@@ -170,8 +170,7 @@ def test_latencies_may_be_given_one_by_one(file: Path) -> None:
 
 def test_options_that_serving_does_not_have_are_refused(file: Path) -> None:
     options = ("--objective", "step_time")
-    done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p99=0.1", *options], catch_exceptions=False)
-    assert done.exit_code == 2
+    done = invoked(main, str(file), "--slo", "ttft_p99=0.1", *options, code=2)
     assert f"{options[0]}: is for searches of training steps; --slo searches serving" in done.output
 
 

@@ -15,6 +15,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.search.serving import CLOSE
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_search_page import serving_search_page
+from tests.processes import invoked
 from tests.sim.serve.serving_cases import searched
 
 LONG: dict[str, Any] = {
@@ -100,8 +101,7 @@ def test_a_choice_that_no_scenario_has_is_one_refusal_of_the_others_search(file:
 
 def test_where_nothing_is_simulated_no_latency_is_blamed(file: Path) -> None:
     options = ["--gpus", "1", "--vary", "inference.max_batch_tokens=abc,0"]
-    done = CliRunner().invoke(main, [str(file), "--slo", BOTH, *options], catch_exceptions=False)
-    assert done.exit_code == 1
+    done = invoked(main, str(file), "--slo", BOTH, *options, code=1)
     assert "no layout can be simulated" in done.stdout
     assert "within these latencies" not in done.stdout
 
@@ -127,7 +127,6 @@ def test_where_nothing_is_simulated_no_latency_is_blamed(file: Path) -> None:
     ],
 )
 def test_wrong_options_are_one_message(file: Path, options: tuple[str, ...], said: str) -> None:
-    done = CliRunner().invoke(main, [str(file), *options], catch_exceptions=False)
-    assert done.exit_code == 2
+    done = invoked(main, str(file), *options, code=2)
     assert said in done.stderr
     assert done.stderr.count("\n") == 1

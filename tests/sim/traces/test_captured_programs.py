@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from msgspec.structs import replace
 
 from sim.commands.replay import load_programs, main
@@ -23,6 +22,7 @@ from sim.prices.profiles import load_profile
 from sim.traces.program_in import program_recording
 from sim.traces.program_prices import ProgramPrices
 from sim.traces.replay import replay
+from tests.processes import invoked
 from topology.network import Network
 from topology.presets import CLUSTERS
 
@@ -247,8 +247,7 @@ def test_what_ifs_change_the_priced_step(tmp_path: Path) -> None:
     path = file_of(tmp_path / "p.rank0.json.gz", 2, script_of(2, [ALL_REDUCE], entries))
 
     def result(*words: str) -> dict[str, Any]:
-        done = CliRunner().invoke(main, [str(path), "--cluster", "dgx-h100", "--json", "-", *words])
-        assert done.exit_code == 0, done.output
+        done = invoked(main, str(path), "--cluster", "dgx-h100", "--json", "-", *words)
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 

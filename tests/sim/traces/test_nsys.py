@@ -18,6 +18,7 @@ from sim.inputs.scenario import load_scenario
 from sim.traces.changes import Change, doubts, kernel_scales, network_of
 from sim.traces.recording import Recording
 from sim.traces.replay import rank_times, replay
+from tests.processes import invoked
 from tests.sim.traces import nsys_files as n
 from tests.sim.traces import programs as p
 
@@ -151,8 +152,7 @@ def test_sizes_that_no_file_has_are_said(paths: list[Path]) -> None:
 
 def test_commands(paths: list[Path]) -> None:
     names = [str(path) for path in paths]
-    done = CliRunner().invoke(replay_command, [*names, "--json", "-", "--gpu", "b200-sxm"])
-    assert done.exit_code == 0, done.output
+    done = invoked(replay_command, *names, "--json", "-", "--gpu", "b200-sxm")
     result = json.loads(done.output)
     assert (result["profiler_step"], abs(result["error"]) < 1e-6) == (3, True)
     assert CliRunner().invoke(diagnose, names).exit_code == 0
