@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from sim.commands.command import Command
 from sim.commands.files_named import FILE, OUTPUT
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
 
 TRAINERS = ("megatron", "torchtitan", "deepspeed", "serving")
 MEGATRON = ("--num-layers", "--seq-length", "--micro-batch-size", "--tensor-model-parallel-size")  # one in each script
+DATA = (".json", ".yaml", ".yml")
+CLUSTER_HELP = (
+    "the cluster it runs on (`stepsim clusters` lists them), or one such as '{gpu: rtx4090, gpus_per_node: 4}'"
+)
 MAX_BYTES = 4 * 2**20
 
 
 @click.command("convert", cls=Command)
 @click.argument("file", type=FILE, metavar="FILE")
-@click.option("--cluster", required=True, metavar="NAME", help="the cluster it runs on (`stepsim clusters` lists them)")
+@click.option("--cluster", required=True, metavar="NAME|{…}", help=CLUSTER_HELP)
 @click.option(
     "--gpus", type=click.IntRange(1, 10_000_000), metavar="N", help="number of GPUs, if the file does not have it"
 )
@@ -55,8 +60,10 @@ def main(
     from sim.inputs.input_source import Source
     from sim.inputs.overrides import with_overrides
     from sim.inputs.scenario import parse_scenario
+    from sim.inputs.yaml_input import parse_yaml
 
-    found = _converted(file, Machine(cluster, gpus, model), trainer, seq_len, config)
+    where = parse_yaml(cluster, "--cluster")[0] if cluster.lstrip().startswith("{") else cluster
+    found = _converted(file, Machine(where, gpus, model), trainer, seq_len, config)
     scenario = with_overrides(Source(str(file), found.scenario), overrides).data
     for key, setting in found.missing.items():
         section, _, name = key.partition(".")
@@ -87,6 +94,12 @@ def _converted(file: Path, machine: Machine, trainer: str | None, seq_len: int |
 
         return convert_megatron(file, text, machine)
     from sim.convert.deepspeed import convert_deepspeed
+    from sim.convert.launched import is_launched, launched_arguments
+
+    if file.suffix not in DATA and is_launched(text):
+        arguments, processes = launched_arguments(file, text)
+        machine = machine if machine.gpus else replace(machine, gpus=processes)
+        return convert_deepspeed(file, arguments, machine, seq_len)
     from sim.inputs.file_kinds import refuse_other_kind
     from sim.inputs.yaml_input import parse_yaml
 
@@ -103,17 +116,19 @@ def _converted(file: Path, machine: Machine, trainer: str | None, seq_len: int |
 
 def _kind(file: Path, text: str) -> str:
     """Whose configuration it is."""
+    from sim.convert.launched import is_launched
     from sim.convert.serving import is_serving
 
     if file.suffix in (".toml", ".py"):
         return "torchtitan"
-    if file.suffix in (".json", ".yaml", ".yml"):
+    if file.suffix in DATA or is_launched(text):
         return "deepspeed"
     if is_serving(text):
         return "serving"
     if any(flag in text for flag in MEGATRON):
         return "megatron"
     raise InputError(
-        f"{file}: whose configuration it is cannot be told: it has neither {', '.join(MEGATRON)} (Megatron-LM) nor the "
-        f"command of a server or benchmark that is known; --from {'|'.join(TRAINERS)} says it"
+        f"{file}: whose configuration it is cannot be told: it has neither {', '.join(MEGATRON)} (Megatron-LM), nor "
+        "--per_device_train_batch_size (Transformers), nor the command of a server or benchmark that is known; "
+        f"--from {'|'.join(TRAINERS)} says it"
     )

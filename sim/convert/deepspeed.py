@@ -25,7 +25,10 @@ from sim.models.frameworks import DEEPSPEED_ZERO
 
 AUTO = "auto"  # DeepSpeed's word for what Transformers fills in
 OFF = ("no", "", False, None)
-LENGTHS = ("max_length", "max_seq_length", "cutoff_len")  # of TRL's configs and of LLaMA-Factory's
+# Of TRL's configs, LLaMA-Factory's, FastChat's and of Transformers' run_clm.py.
+LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size")
+PACKING = ("packing", "sample_packing")  # of TRL and LLaMA-Factory, of Axolotl
+WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packing_strategy")
 MICRO_BATCH = 8  # TrainingArguments' default
 # Sections and keys that DeepSpeed's JSON alone has.
 OWN = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
@@ -79,6 +82,8 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
             f"{AUTO}: {', '.join(left_open)}: here Transformers' defaults; convert the TrainingArguments whose "
             f"`deepspeed` names this file, which have the values"
         )
+    if any(lengths):
+        _note_lengths(s)
     training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes)}
     sections = {"model": machine.model, "training": training, "parallelism": {"dp": dp, **layout}}
     return s.converted("deepspeed", machine, sections)
@@ -105,6 +110,15 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool) -> dict[str, An
         training["cross_entropy"] = "chunked"
         s.notes.append("use_liger_kernel: its loss is simulated, its other kernels are those of separate operators")
     return training
+
+
+def _note_lengths(s: Settings) -> None:
+    """Say what is taken for the lengths of a data set's texts."""
+    s.taken.update(WITHIN_PACKING)
+    if {name for name in PACKING if s.flag(name)}:  # all are asked for, so that none is reported
+        s.notes.append("packing: a sequence is simulated as one text; training.packing describes several shorter ones")
+    else:
+        s.notes.append("every sequence is simulated at full length; without packing, shorter texts take less time")
 
 
 def _batch(s: Settings, dp: int) -> dict[str, int]:

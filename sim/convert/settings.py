@@ -22,7 +22,7 @@ class Machine(Struct, frozen=True):
     """Hold the settings that a trainer's file leaves to its launcher. `gpus`: None where the file's own launch command
     says it."""
 
-    cluster: str
+    cluster: str | dict[str, Any]
     gpus: int | None
     model: str | None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from sim.inputs.input_source import nearest
-from topology.presets import CLUSTERS
+from topology.presets import CLUSTERS, GPUS
 
 # Chips, and the beginnings of AWS's and Google Cloud's types of machines with them. Other clouds' types name the chip.
 _TYPES = {
@@ -31,7 +31,11 @@ def no_such_cluster(name: str) -> str:
     a3-ultragpu-8g dgx-h200
     ND H100 v5 dgx-h100
     ND96isr_H100_v5 dgx-h100
+    >>> no_such_cluster("rtx4090")
+    'is a GPU, not a cluster; write {gpu: rtx4090, gpus_per_node: 4} with the GPUs of a node'
     """
+    if name in GPUS:
+        return f"is a GPU, not a cluster; write {{gpu: {name}, gpus_per_node: 4}} with the GPUs of a node"
     words = re.split("[^a-z0-9]+", name.lower().strip())
     beginnings = words[0], "-".join(words[:2])
     for said in (set(words), {chip for begin in beginnings for chip, types in _TYPES.items() if begin in types}):

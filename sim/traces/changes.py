@@ -175,8 +175,10 @@ def gpu_pair(text: str, recorded: str) -> tuple[GpuSpec, GpuSpec]:
     before = before if equals else _known_gpu(recorded)
     for name in (after, before):
         if name not in GPUS:
-            device = f"the traces' device '{recorded}' is no preset" if recorded else "the traces name no GPU"
-            say = f"{device}; say --gpu FROM={after} with the recorded one, such as --gpu h100-sxm={after}"
+            none = "the traces name no GPU (the profiler records one with ProfilerActivity.CUDA)"
+            device = f"the traces' device '{recorded}' is no preset" if recorded else none
+            other = "a100-sxm" if after == "h100-sxm" else "h100-sxm"
+            say = f"{device}; say --gpu FROM={after} with the recorded one, such as --gpu {other}={after}"
             no_such = f"unknown GPU '{name[:60]}'{nearest(name, GPUS)} (`stepsim clusters` lists them)"
             found = no_such if name else say
             raise InputError(f"--gpu: {found}")

@@ -88,7 +88,8 @@ def read_kineto(path: str | Path, position: int = 0, data: bytes | None = None) 
             _sort_in(trace, event)
     if not trace.threads and not trace.device:
         raise InputError(
-            f"{path}: traceEvents: holds no operators and no kernels; was the profiler recording when it was exported?"
+            f"{path}: traceEvents: holds no operators and no kernels of a profiler; was it recording when the trace "
+            "was exported? A trace that stepsim wrote is for viewers"
         )
     for listed in (*trace.threads.values(), trace.device, trace.syncs, trace.gloo):
         listed.sort(key=lambda e: (e.start_ns, -e.end_ns))

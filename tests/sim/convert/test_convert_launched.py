@@ -1,0 +1,85 @@
+"""Transformers' arguments on the command lines of torchrun, deepspeed and accelerate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.convert.converting import converted, refused
+
+ARGUMENTS = (
+    "sft.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 2 --learning_rate 2e-5 "
+    "--gradient_accumulation_steps $((ACC / 2)) --max_length 4096 --bf16 True --gradient_checkpointing"
+)
+FSDP = """
+distributed_type: FSDP
+fsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_version: 1}
+mixed_precision: bf16
+num_processes: 16
+"""
+ZERO = """
+distributed_type: DEEPSPEED
+deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu, offload_param_device: none, gradient_clipping: 1.0}
+mixed_precision: bf16
+num_processes: 8
+"""
+
+
+def script(launcher: str) -> str:
+    return f"#!/bin/bash\nexport ACC=8\n{launcher} \\\n  {ARGUMENTS}\n"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "config", "gpus", "layout"),
+    [
+        ("torchrun --nproc_per_node 4 --nnodes 2", "", 8, {"zero": 0}),
+        ("deepspeed --num_gpus=8", "", 8, {"zero": 0}),
+        ("accelerate launch --config_file c.yaml", FSDP, 16, {"zero": 3, "reshard_after_forward": False}),
+        ("accelerate launch --config_file c.yaml --num_processes 4", FSDP, 4, {"zero": 3}),
+        ("accelerate launch --config_file c.yaml", ZERO, 8, {"zero": 3}),
+    ],
+)
+def test_launchers_say_processes_and_sharding(
+    tmp_path: Path, launcher: str, config: str, gpus: int, layout: dict[str, Any]
+) -> None:
+    (tmp_path / "c.yaml").write_text(config)
+    data, said = converted(tmp_path, "train.sh", script(launcher), "--cluster", "dgx-h100")
+    assert data["model"] == "hf://meta-llama/Llama-3.1-8B"
+    assert data["training"]["global_batch_size"] == 2 * 4 * gpus
+    assert (data["training"]["recompute"], data["training"]["precision"]) == ("full", "bf16")
+    assert data["parallelism"].items() >= ({"dp": gpus} | layout).items()
+    assert data["training"].get("optimizer_offload") == ("cpu" if config == ZERO else None)
+    assert "at full length" in said
+    assert "not expressed" not in said
+
+
+def test_a_deepspeed_file_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "z.json").write_text(
+        '{"zero_optimization": {"stage": 2, "overlap_comm": true}, "bf16": {"enabled": "auto"}}'
+    )
+    text = script("deepspeed --num_gpus=8").rstrip() + " --deepspeed z.json --packing true\n"
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert (data["parallelism"]["zero"], data["training"]["framework"]) == (2, "deepspeed")
+    assert "training.packing describes" in said
+
+
+@pytest.mark.parametrize(
+    ("launcher", "problem"),
+    [
+        ("accelerate launch --config_file none.yaml", "no such file, here or beside train.sh"),
+        ("python", "give --gpus N"),
+        ("torchrun --nproc_per_node $GPUS", "give --gpus N"),
+    ],
+)
+def test_what_is_missing_is_one_message(tmp_path: Path, launcher: str, problem: str) -> None:
+    assert problem in refused(tmp_path, "train.sh", script(launcher), "--cluster", "dgx-h100")
+
+
+def test_a_cluster_of_one_s_own(tmp_path: Path) -> None:
+    text = script("torchrun --nproc_per_node 4")
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "{gpu: rtx4090, gpus_per_node: 4}")
+    assert data["cluster"] == {"gpu": "rtx4090", "gpus_per_node": 4}
+    said = refused(tmp_path, "train.sh", text, "--cluster", "rtx4090")
+    assert "is a GPU, not a cluster; write {gpu: rtx4090" in said
