@@ -15,22 +15,12 @@ from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
 from sim.models.layer import layer_block
+from tests.sim.cases import llama_like
 
 pytestmark = pytest.mark.real
 
 GPT = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1000, "positions": "learned"}
-LLAMA = {
-    "layers": 2,
-    "hidden": 256,
-    "heads": 8,
-    "kv_heads": 2,
-    "ffn": 704,
-    "vocab": 1000,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
-}
+LLAMA = llama_like(layers=2, hidden=256, heads=8, kv_heads=2, ffn=704, vocab=1000)
 MLA = {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
 LATENT = LLAMA | {"kv_heads": 8, "mla": MLA}
 WHOLE_QUERIES = LATENT | {"mla": MLA | {"q_lora_rank": None, "v_head_dim": 96}}

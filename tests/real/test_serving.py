@@ -20,21 +20,11 @@ from calibrate.serving.engine import Prompt, Settings, serve  # noqa: E402
 from calibrate.serving.forward import Model, SequenceChunk, forward, make_model  # noqa: E402
 from calibrate.serving.weight_only import quantize, weight_bytes  # noqa: E402
 from sim.inputs.model_config import ModelConfig  # noqa: E402
+from tests.sim.cases import llama_like  # noqa: E402
 
 torch.set_num_threads(1)  # operators this small only wait for one another's threads
 
-LLAMA: dict[str, Any] = {
-    "layers": 3,
-    "hidden": 64,
-    "heads": 4,
-    "kv_heads": 2,
-    "ffn": 128,
-    "vocab": 102,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
-}
+LLAMA: dict[str, Any] = llama_like(layers=3, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=102)
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "experts": LLAMA | {"moe": {"experts": 4, "top_k": 2, "ffn": 64, "shared_experts": 1, "dense_layers": 1}},

@@ -42,6 +42,12 @@ FREE_LINKS = {
 }
 
 
+def llama_like(layers: int, hidden: int, heads: int, vocab: int, **more: Any) -> dict[str, Any]:
+    """A model of these sizes made as Llama is; `more` of its keys are added."""
+    style = {"mlp": "swiglu", "norm": "rmsnorm", "bias": False, "positions": "rope"}
+    return {"layers": layers, "hidden": hidden, "heads": heads, "vocab": vocab, **style, **more}
+
+
 def scenario_with(
     training: dict[str, Any] | None = None,
     parallelism: dict[str, Any] | None = None,

@@ -22,22 +22,10 @@ from sim.programs.stages import stage_blocks
 from sim.ranks.plan import make_plan
 from sim.results.states import States, states
 from sim.simulation import simulate
-from tests.sim.cases import scenario_with
+from tests.sim.cases import llama_like, scenario_with
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "deepspeed_0.19.8.json").read_text(encoding="utf-8"))
-MODEL = {
-    "layers": 4,
-    "hidden": 64,
-    "heads": 4,
-    "kv_heads": 2,
-    "ffn": 160,
-    "vocab": 512,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
-    "tied_embeddings": False,
-}
+MODEL = llama_like(layers=4, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=512, tied_embeddings=False)
 LAYER = 43_136  # elements
 LARGE = 1_000  # elements; smaller tensors, the norms, travel one by one or stay on every rank
 Message = tuple[str, int]

@@ -8,6 +8,7 @@ import pytest
 
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
+from tests.sim.cases import llama_like
 
 SMALL: dict[str, Any] = {
     "model": {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1000},
@@ -29,20 +30,9 @@ MEGATRON = {
     "ffn": 24576,
     "vocab": 51200,
 }
-LLAMA_405B = {
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
-    "tied_embeddings": False,
-    "layers": 126,
-    "hidden": 16384,
-    "heads": 128,
-    "kv_heads": 8,
-    "head_dim": 128,
-    "ffn": 53248,
-    "vocab": 128256,
-}
+LLAMA_405B = llama_like(
+    tied_embeddings=False, layers=126, hidden=16384, heads=128, kv_heads=8, head_dim=128, ffn=53248, vocab=128256
+)
 MEGATRON_TABLE = {
     "cluster": {"preset": "dgx-a100", "inter_node": {"nics_per_node": 4, "nic_bandwidth_bytes_per_s": 25e9}},
     "calibration": "a100-sxm",

@@ -8,20 +8,10 @@ from typing import Any
 
 from sim.core.program import Comm, Compute, Item, Phase, Saved
 from sim.inputs.scenario import Scenario, parse_scenario
+from tests.sim.cases import llama_like
 
 GPT = {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 51200}
-LLAMA = {
-    "layers": 4,
-    "hidden": 1024,
-    "heads": 16,
-    "kv_heads": 4,
-    "ffn": 2816,
-    "vocab": 32000,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
-}
+LLAMA = llama_like(layers=4, hidden=1024, heads=16, kv_heads=4, ffn=2816, vocab=32000)
 MOE = LLAMA | {"moe": {"experts": 16, "top_k": 2, "ffn": 512}}
 TOKENS = 1024  # of a micro-batch
 

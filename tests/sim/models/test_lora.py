@@ -14,22 +14,11 @@ from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.models.head import head_block
 from sim.models.layer import layer_block
 from sim.models.parameters import count_parameters
-from tests.sim.cases import scenario_with, shipped_result
+from tests.sim.cases import llama_like, scenario_with, shipped_result
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 HIDDEN, FFN, RANK = 256, 768, 8
-SMALL = {
-    "layers": 3,
-    "hidden": HIDDEN,
-    "heads": 8,
-    "kv_heads": 4,
-    "ffn": FFN,
-    "vocab": 512,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
-}
+SMALL = llama_like(layers=3, hidden=HIDDEN, heads=8, kv_heads=4, ffn=FFN, vocab=512)
 MATRICES = [(256, 256), (128, 256), (128, 256), (256, 256), (768, 256), (768, 256), (256, 768)]
 BASE, ADAPTERS = sum(n * k for n, k in MATRICES), RANK * sum(n + k for n, k in MATRICES)
 

@@ -10,20 +10,11 @@ from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.head import head_block
 from sim.models.layer import layer_block
 from sim.simulation import simulate
+from tests.sim.cases import llama_like
 
-LLAMA_1B: dict[str, Any] = {
-    "layers": 16,
-    "hidden": 2048,
-    "heads": 32,
-    "kv_heads": 32,
-    "ffn": 8192,
-    "vocab": 131072,
-    "tied_embeddings": True,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
-}
+LLAMA_1B: dict[str, Any] = llama_like(
+    layers=16, hidden=2048, heads=32, kv_heads=32, ffn=8192, vocab=131072, tied_embeddings=True
+)
 TOKENS = 4096
 
 

@@ -21,6 +21,7 @@ from sim.models.source import source_of
 from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from tests.sim.cases import llama_like
 from tests.sim.test_model_config import DEEPSEEK_V3
 from tests.sim.test_model_families import written
 
@@ -30,18 +31,14 @@ V32 = DEEPSEEK_V3 | {
     "index_head_dim": 128,
     "index_topk": 2048,
 }
-SMALL = {
-    "layers": 2,
-    "hidden": 256,
-    "heads": 8,
-    "vocab": 1024,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
-    "mla": {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
-    "indexer": {"heads": 4, "head_dim": 32, "top_k": 128},
-}
+SMALL = llama_like(
+    layers=2,
+    hidden=256,
+    heads=8,
+    vocab=1024,
+    mla={"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
+    indexer={"heads": 4, "head_dim": 32, "top_k": 128},
+)
 
 
 def training(

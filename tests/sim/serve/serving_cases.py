@@ -16,20 +16,9 @@ from sim.serve.engines import ENGINES
 from sim.serve.requests import Request
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
-from tests.sim.cases import scenario_with
+from tests.sim.cases import llama_like, scenario_with
 
-SMALL = {
-    "layers": 4,
-    "hidden": 256,
-    "heads": 8,
-    "kv_heads": 2,
-    "ffn": 1024,
-    "vocab": 1024,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
-}
+SMALL = llama_like(layers=4, hidden=256, heads=8, kv_heads=2, ffn=1024, vocab=1024)
 WEIGHTS_AND_BUFFERS = 1.5e7  # of SMALL, roughly: what a test leaves beside its cache
 ONE = {"prompt_len": 128, "output_len": 33, "count": 4}
 
