@@ -100,23 +100,35 @@ def main(
             raise InputError(f"{served.name}: does not fit in memory with a prompt of {load.prompt_len} tokens")
     endpoint = endpoint_at(url, api_key).named(model)
     rows, whole = measure(endpoint, wanted, served.model.vocab, rounds, lambda text: print(text, flush=True))
-    code = 0 if whole else 130
     if not whole:
         print(f"interrupted: {len(rows)} of {len(wanted)} loads were measured", file=sys.stderr)
     if judge or len(rows) < len(wanted):
-        if rows:
-            print(f"\nsimulated with engine {served.for_serving.engine}:")
-            _print_rows(served, profile, rows, ())
-            print(f"errors: {spread_words(errors(served, profile, rows))}")
+        _judge(served, profile, rows)
         if not judge:
             print("nothing is fitted or written: a fit needs all loads", file=sys.stderr)
-        return code
+    else:
+        _fit_and_write(served, profile, rows, f"{endpoint.url}, model {endpoint.model}", out)
+    return 0 if whole else 130
+
+
+def _judge(scenario: Scenario, profile: Profile, rows: Sequence[Measured]) -> None:
+    """Show the loads that were measured beside the scenario's own engine."""
+    if rows:
+        print(f"\nsimulated with engine {scenario.for_serving.engine}:")
+        _print_rows(scenario, profile, rows, ())
+        print(f"errors: {spread_words(errors(scenario, profile, rows))}")
+
+
+def _fit_and_write(
+    scenario: Scenario, profile: Profile, rows: Sequence[Measured], server: str, out: Path | None
+) -> None:
+    """Fit the host seconds to every second load, show the errors on all, and write the engine."""
     fitted, others = every_second(rows)
-    record = fit(served, profile, fitted)
+    record = fit(scenario, profile, fitted)
     with tried(record):
-        found, left = (errors(served, profile, part) for part in (fitted, others))
-        _print_rows(served, profile, rows, fitted)
-        written = _file(served, record, deviation(left), f"{endpoint.url}, model {endpoint.model}", rows)
+        found, left = (errors(scenario, profile, part) for part in (fitted, others))
+        _print_rows(scenario, profile, rows, fitted)
+        written = _file(scenario, record, deviation(left), server, rows)
     print(", ".join(f"{key} {written['host'][key]:.3g}" for key in FREE))
     print(f"fitted loads: {spread_words(found)}\nothers:       {spread_words(left)}")
     if why := nothing_left(record, found):
@@ -124,7 +136,6 @@ def main(
     if out is not None:
         write_json(out, written, indent=1)
         print(f"use it with --set inference.engine={out}")
-    return code
 
 
 def errors(scenario: Scenario, profile: Profile, rows: Sequence[Measured]) -> Values:

@@ -100,9 +100,6 @@ def main(
     """Search all layouts of SCENARIO's GPUs over tp, sp, cp, pp, dp, ep, zero, schedule, virtual stages,
     micro-batch size and recomputation; with --slo, of a serving SCENARIO over replicas or pools, and with --vary
     over options of its engine."""
-    from sim.commands.search_tables import print_clusters, print_result
-    from sim.views.search_page import search_page
-
     names, prices = parse_clusters(cluster) if cluster else [], Prices(price)
     for option, given in (("--for", trainer), ("--cluster", cluster)):
         if given == "":
@@ -110,10 +107,15 @@ def main(
     if len(names) == 1:
         study = replace(study, overrides=(*study.overrides, f"cluster={names[0]}"))
     if slo is not None:
-        of_steps: dict[str, object] = {"--for": trainer, "--save": save, "--cluster A,B": names[1:]}
-        of_steps |= {"--whole-front": whole_front, "--only": narrowing.only, "--memory-limit": narrowing.memory_limit}
-        of_steps |= {"--objective": objective}
-        for option, value in of_steps.items():
+        for option, value in (
+            ("--for", trainer),
+            ("--save", save),
+            ("--cluster A,B", names[1:]),
+            ("--whole-front", whole_front),
+            ("--only", narrowing.only),
+            ("--memory-limit", narrowing.memory_limit),
+            ("--objective", objective),
+        ):
             if value:
                 raise InputError(f"{option}: is for searches of training steps; --slo searches serving")
         return _serving(scenario, study, gpus, slo, vary, prices, top)
@@ -122,15 +124,23 @@ def main(
             "--vary: is for searches of serving (--slo); of a training step `stepsim sweep` varies any key"
         )
     asked = Asked(gpus, narrowing, top, whole_front, objective or OBJECTIVES[0], trainer or "", prices)
-    if len(names) > 1:
+    return _training(scenario, study, asked, names, save)
+
+
+def _training(path: Path, study: Study, asked: Asked, clusters: Sequence[str], save: Path | None) -> int:
+    """Layouts of a training step, on each of several clusters; exit code 1 where none fits."""
+    from sim.commands.search_tables import print_clusters, print_result
+    from sim.views.search_page import search_page
+
+    if len(clusters) > 1:
         if save is not None:
             raise InputError("--save: can be given for one cluster only")
         from sim.views.clusters_page import clusters_page
 
-        result = search_clusters(scenario, study, names, asked)
+        result = search_clusters(path, study, clusters, asked)
         study.show(result, clusters_page, print_clusters)
         return 0 if any(one["best"] for one in result["clusters"]) else 1
-    result = search_one(scenario, study, asked)
+    result = search_one(path, study, asked)
     if save is not None:
         _save(save, result)
     study.show(result, search_page, partial(print_result, saved=save))
