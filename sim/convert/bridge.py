@@ -59,7 +59,6 @@ NOTED = (
     "account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split",
     "cpu_offloading",
-    "cuda_graph_impl",
     "delay_wgrad_compute",
     "first_last_layers_bf16",
     "fine_grained_activation_offloading",
@@ -147,7 +146,7 @@ def _flags(merged: Mapping[str, Any], written: Mapping[str, str]) -> tuple[dict[
         name = RENAMED.get(key) or INVERTED.get(key) or key.replace("_", "-")
         flag = not value if key in INVERTED else value
         if isinstance(flag, list):
-            flag = ",".join(map(str, flag)) if key == "recompute_modules" else str(flag)
+            flag = str(flag) if key == "moe_layer_freq" else " ".join(map(str, flag))
         if name.startswith("fp") and name.endswith("-format") and not flag:
             continue
         flags[name], names[name] = flag, written.get(key, key)

@@ -24,7 +24,14 @@ from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSION
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
-LISTED = ("recompute-modules",)  # flags with several values
+LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules")  # flags with several values
+# By --cuda-graph-impl (core/transformer/transformer_config.py).
+GRAPHS: dict[str, str | None] = {
+    "none": None,
+    "local": "layers",
+    "transformer_engine": "layers",
+    "full_iteration": "step",
+}
 DISPATCHER = "allgather"  # where no flag names one
 # By framework; all are off by default.
 SIMULATED_OF_EXPERTS = {"eager": ("moe-grouped-gemm",), "megatron": ("moe-grouped-gemm", "moe-permute-fusion")}
@@ -241,8 +248,22 @@ def _training(s: Settings, dp: int) -> dict[str, Any]:
             "cross_entropy": "fused" if s.flag("cross-entropy-loss-fusion") else "unfused",
             "framework": "megatron" if fused else "eager",
             "recompute": _recompute(s),
+            "cuda_graphs": _graphs(s),
         }
     )
+
+
+def _graphs(s: Settings) -> str | None:
+    """What runs as CUDA graphs: layers, of which a scope may name parts, or the whole iteration."""
+    graphs = s.choice("cuda-graph-impl", GRAPHS, "none")
+    if graphs is None:
+        return None
+    scope = " ".join(str(s.take(name, "")) for name in ("cuda-graph-scope", "cuda-graph-modules")).strip()
+    if "full_iteration" in scope:
+        return "step"
+    if graphs == "layers" and scope not in ("", "full"):
+        s.notes.append(f"CUDA graphs of {scope}: simulated as graphs of whole layers")
+    return graphs
 
 
 def _recompute(s: Settings) -> Any:

@@ -158,8 +158,17 @@ def _larger(scenario: Scenario) -> Iterator[Changes]:
 
 
 def _recompute(scenario: Scenario) -> Iterator[Changes]:
+    t, layers = scenario.for_training, scenario.model.layers
+    selective = ("training.recompute=selective",)
     yield ("training.recompute=none",)
-    yield ("training.recompute=selective",)
+    if t.attention == "unfused":  # whose scores are most of the activations; fused attention keeps none
+        yield selective
+    # Of some layers, where not all of their activations fit. A pipeline counts the layers of a stage.
+    if t.recompute.mode == "full" and t.recompute.layers is None and t.recompute.every is None:
+        for parts in (1, 2, 3):
+            if scenario.parallelism.pp == 1 and (some := layers * parts // 4) > 0:
+                yield ("training.recompute.mode=full", f"training.recompute.layers={some}")
+    yield selective
 
 
 def _optimizer(scenario: Scenario) -> Iterator[Changes]:

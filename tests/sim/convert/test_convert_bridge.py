@@ -69,7 +69,8 @@ model:
   fp8_recipe: delayed
   recompute_granularity: selective
   recompute_modules: [moe_act, layernorm]
-  cuda_graph_impl: none
+  cuda_graph_impl: transformer_engine
+  cuda_graph_scope: [attn, moe_router]
   delay_wgrad_compute: true
   multi_latent_attention: false
 """
@@ -125,6 +126,8 @@ def test_a_whole_config_as_a_run_saves_it(tmp_path: Path) -> None:
     assert of(data, "training", "precision", "fp8_recipe", "grad_dtype") == ["fp8", "blockwise", "bf16"]
     assert data["training"]["recompute"] == {"mode": "selective", "modules": ["moe_act", "layernorm"]}
     assert of(data, "parallelism", "dp", "ep", "dp_sync", "param_gather_overlap") == [16, 8, "after_backward", True]
+    assert data["training"]["cuda_graphs"] == "layers"
+    assert "CUDA graphs of attn moe_router: simulated as graphs of whole layers" in said
     assert "not expressed here: model.delay_wgrad_compute\n" in said
 
 

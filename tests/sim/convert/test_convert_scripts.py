@@ -56,3 +56,24 @@ def test_a_tokenizer_of_a_shipped_model_says_the_vocabulary(tmp_path: Path) -> N
     data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert data["model"]["vocab"] == load_model("qwen3-235b-a22b").vocab
     assert "--tokenizer-model names" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "graphs", "note"),
+    [
+        ("--cuda-graph-impl local", "layers", "whole layers"),
+        ("--cuda-graph-impl local --cuda-graph-scope full", "layers", ""),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router", "layers", "of attn moe_router"),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "step", ""),
+        ("--cuda-graph-impl full_iteration", "step", ""),
+        ("--cuda-graph-impl none --cuda-graph-scope full", None, "not expressed here: --cuda-graph-scope"),
+    ],
+)
+def test_cuda_graphs(tmp_path: Path, flags: str, graphs: str | None, note: str) -> None:
+    text = MEGATRON.replace("    --cuda-graph-scope full\n", "") + f"    {flags}\n"
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["training"].get("cuda_graphs") == graphs
+    if note == "whole layers":
+        assert "CUDA graphs of" not in said
+    else:
+        assert note in said
