@@ -146,7 +146,7 @@ def _flags(merged: Mapping[str, Any], written: Mapping[str, str]) -> tuple[dict[
         name = RENAMED.get(key) or INVERTED.get(key) or key.replace("_", "-")
         flag = not value if key in INVERTED else value
         if isinstance(flag, list):
-            flag = str(flag) if key == "moe_layer_freq" else " ".join(map(str, flag))
+            flag = " ".join(flag) if all(isinstance(word, str) for word in flag) else str(flag)
         if name.startswith("fp") and name.endswith("-format") and not flag:
             continue
         flags[name], names[name] = flag, written.get(key, key)
