@@ -151,6 +151,8 @@ def _of_modules(device: CudaDevice) -> list[Any]:
     return [
         patch.object(torch.utils, "swap_tensors", swapped),
         patch.multiple(torch.nn.Module, to=to, cuda=to_cuda),
+        # It tells torch's allocator alone which stream reads a tensor.
+        patch.object(torch.Tensor, "record_stream", lambda *_: None),
         patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")),
     ]
 

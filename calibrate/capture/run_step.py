@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
+from calibrate.capture.flex_attention import flex_attention_fused
 from calibrate.capture.known_values import ROUTED, KnownValues
 from calibrate.capture.masks_read import masks_kept, masks_read
 from calibrate.capture.matchings import matched_in_turn
@@ -40,7 +41,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         fake_weights(),
     ):
         known = KnownValues(balanced)
-        with known:
+        with known, flex_attention_fused(known):
             step = make()
         step.facts.update(ROUTED if balanced else {})
         if step.compiled and step.optimizer is None:
@@ -54,7 +55,16 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         switched = user_autocast(operators) if on_gpu else nullcontext()
         shapes = nullcontext() if step.compiled else known  # a graph that is traced has no real tensors
         masks = masks_kept() if step.compiled else masks_read(known)
-        with switched, shapes, masks, matched_in_turn(), recorder, operators, watched(recorder):
+        with (
+            switched,
+            shapes,
+            masks,
+            matched_in_turn(),
+            flex_attention_fused(known),
+            recorder,
+            operators,
+            watched(recorder),
+        ):
             run = _first_run(step, recorder, device)
             _mark_lasting(recorder, step)
             recorder.phase = "forward"

@@ -21,6 +21,7 @@ from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.cuda_device import CudaDevice, cuda_device
 from calibrate.capture.device_queue import Queue, StreamModule
 from calibrate.capture.fake_world import fake_world, set_environment
+from calibrate.capture.flex_attention import flex_attention_fused
 from calibrate.capture.host_work import host_work_noted
 from calibrate.capture.object_messages import ObjectMessages
 from calibrate.capture.optimizers import capturable_here
@@ -198,6 +199,7 @@ def _device(recorder: ScriptRecorder) -> Iterator[None]:
         stack.enter_context(fake_weights())
         stack.enter_context(without_compiler())
         stack.enter_context(capturable_here())
+        stack.enter_context(flex_attention_fused(recorder.known))
         for name, value in StreamModule(recorder.queue).attributes.items():
             if hasattr(torch.cpu, name):
                 stack.enter_context(patch.object(torch.cpu, name, value))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from msgspec.structs import replace
+
 from sim.core.program import Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CapturedOperator, Tensor
 from sim.models.captured_kernels import FOREACH, KERNELS, kernels_of, moved_bytes
@@ -26,9 +28,16 @@ TORCH_GROUPED = ("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_gr
 GROUPED = (*TORCH_GROUPED, "calibrate.grouped_mm")
 ATTENTION = "aten._scaled_dot_product_"
 VARLEN = "torch_attn._varlen_attn"
+FLEX = ("calibrate.flex_attention", "calibrate.flex_attention_backward")
 # Speeds of a profile: what torch picks (cuDNN's kernel on Hopper, FlashAttention-2 on Ampere); the FlashAttention-2
-# that torch bundles; the memory-efficient kernel, of which only a machine's own profile has points.
-KERNEL_OF = {"cudnn": "compiled", "flash": "torch_2024", "varlen": "torch_2024", "efficient": "efficient"}
+# that torch bundles; Triton's; the memory-efficient kernel, of which only a machine's own profile has points.
+KERNEL_OF = {
+    "cudnn": "compiled",
+    "flash": "torch_2024",
+    "varlen": "torch_2024",
+    "efficient": "efficient",
+    "flex": "triton",
+}
 # FLOPs of a solver: so many n³ of an n × n matrix, and n² k of k right-hand sides (LAPACK Working Note 41, appendix C;
 # eigenvectors and singular vectors: Golub and Van Loan, Matrix Computations, 8.3.3 and 8.6.4).
 SOLVERS = {
@@ -80,6 +89,8 @@ def compute_of(op: CapturedOperator) -> Compute:
         return _convolution(op)
     if op.name.startswith(ATTENTION) and len(op.inputs) >= 3:
         return _attention(op)
+    if op.name in FLEX:
+        return _flex_attention(op)
     if op.name.startswith(VARLEN) and len(op.inputs) >= 4:
         return _attention(_as_equally_long(op))
     if op.name in SOLVERS and op.inputs and len(op.inputs[0].shape) >= 2:
@@ -169,6 +180,14 @@ def _attention(op: CapturedOperator) -> Compute:
     return Compute(op.name, kind, shape, q.dtype, flops, moved, _phase(op), kernel=kernel)
 
 
+def _flex_attention(op: CapturedOperator) -> Compute:
+    """FlexAttention: FLOPs of the keys that the block mask lets queries see, bytes of all keys."""
+    first = len(op.inputs) - 5 - 2 if "backward" in op.name else 0
+    before, (q, k, v, *seen), after = op.inputs[:first], op.inputs[first : first + 5], op.inputs[first + 5 :]
+    found = _attention(op._replace(inputs=(*before, q, *seen, *after)))
+    return replace(found, bytes=found.bytes + k.bytes + v.bytes - sum(x.bytes for x in seen))
+
+
 def _as_equally_long(op: CapturedOperator) -> CapturedOperator:
     """Attention of joined sequences, [tokens, heads, head size], as if all were equally long.
 
@@ -221,7 +240,7 @@ def known(name: str) -> bool:
     """True where an operator is priced as itself, not by its bytes alone."""
     if name in KERNELS or name in SOLVERS or is_pointwise(name) or name.startswith((ATTENTION, VARLEN, FOREACH)):
         return True
-    return name in (*MATMUL_INPUTS, *GROUPED, *CONVOLUTIONS, *RECURRENT)
+    return name in (*MATMUL_INPUTS, *GROUPED, *CONVOLUTIONS, *RECURRENT, *FLEX)
 
 
 def _phase(op: CapturedOperator) -> Phase:

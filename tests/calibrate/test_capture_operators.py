@@ -260,3 +260,27 @@ def test_a_compiled_dropout_is_part_of_a_kernel(tmp_path: Path) -> None:
     assert not launched(program, "lookup_seed")
     assert len(launched(program, "inductor_seeds")) == 1
     assert all(known(o.name) for o in program.operators if o.launches)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_flex_attention_is_a_kernel_that_skips_blocks(tmp_path: Path, causal: bool) -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+
+    def make() -> Any:
+        model = torch.nn.Linear(64, 3 * 64).bfloat16()
+        x = torch.randn(2, 512, 64, dtype=torch.bfloat16)
+        seen = (lambda b, h, q, k: q >= k) if causal else (lambda b, h, q, k: q >= 0)
+        mask = flex.create_block_mask(seen, None, None, 512, 512, device="cpu")  # blocks of 128 by 128
+
+        def loss() -> Any:
+            q, k, v = model(x).view(2, 512, 3, 2, 32).permute(2, 0, 3, 1, 4)
+            return flex.flex_attention(q, k, v, block_mask=mask).square().mean()
+
+        return model, loss
+
+    forward, backward = (compute_of(o) for o in launched(captured(tmp_path, make), "flex_attention"))
+    part = (4 + 3 + 2 + 1) / 16 if causal else 1.0
+    products = 2 * 2 * 2 * 512 * 512 * 32 * part  # of each matmul: batch, heads, queries, keys, head size
+    assert (forward.flops, backward.flops) == (2 * products, 5 * products)
+    assert forward.bytes == 4 * 2 * 2 * 512 * 32 * 2 + 2 * 2 * 512 * 4  # q, k, v, the result, logarithms of sums
+    assert known("calibrate.flex_attention_backward")

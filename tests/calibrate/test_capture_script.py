@@ -101,6 +101,7 @@ loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data), pin_me
 optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cuda")
 for (ids,) in [*loader, *loader]:
     ids = ids.to(device, non_blocking=True)
+    ids.record_stream(torch.cuda.current_stream())
     with torch.autocast("cuda", dtype=torch.bfloat16):
         loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
     optimizer.zero_grad()
