@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.core.units import as_written, count, is_rate, n_bytes, percent, seconds
+from sim.core.units import as_written, count, is_rate, n_bytes, percent, rate, seconds
 from sim.views.palette import style_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ CARDS = {
     "time_to_first_token_s.p50": "Time to first token, median",
     "output_tokens_per_s": "Output tokens/s",
 }
+SOURCE = ".source"  # of a cluster's or GPU's figures: text that changes nothing
 FRACTIONS = ("mfu", "hfu", "bubble_fraction", "comm_share")
 
 
@@ -50,7 +51,11 @@ class Rows(NamedTuple):
 
 def tables(found: Mapping[str, Any]) -> list[Rows]:
     """All tables of `sim.studies.difference.difference` that have rows; operators that change most come first."""
-    keys = [tuple(Cell(text, text) for text in (key, _text(v["a"]), _text(v["b"]))) for key, v in found["keys"].items()]
+    keys = [
+        tuple(Cell(text, text) for text in (key, key_words(key, v["a"]), key_words(key, v["b"])))
+        for key, v in found["keys"].items()
+        if not key.endswith(SOURCE)
+    ]
     out = [Rows("Keys", ("key", "A", "B"), keys)]
     times = [_row(name, v, _shown(name, v["a"]), _shown(name, v["b"])) for name, v in found["times"].items()]
     out.append(Rows("Result", ("", "A", "B", "change"), times))
@@ -128,8 +133,25 @@ def _rich(table: Rows) -> Table:
     return out
 
 
-def _text(value: Any) -> str:
-    return "-" if value is None else as_written(value)
+def key_words(key: str, value: Any) -> str:
+    """A key's value; with its unit where the key's name has one.
+
+    >>> key_words("cluster.gpu.memory_bytes", 85899345920.0), key_words("cluster.gpu.peak_flops_per_s.bf16", 9.894e14)
+    ('80.00 GiB', '989.4 TFLOP/s')
+    >>> key_words("training.framework", "eager"), key_words("parallelism.tp", 8), key_words("model.vocab", None)
+    ('eager', '8', '-')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return as_written(value)
+    if "flops_per_s" in key:
+        return rate(value, "FLOP/s")
+    if key.endswith("bytes_per_s"):
+        return rate(value, "B/s")
+    if key.endswith("_bytes"):
+        return n_bytes(value)
+    return seconds(value) if key.endswith("_s") and not is_rate(key) else f"{value:.12g}"
 
 
 def _shown(name: str, value: float) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim.core.dtypes import dtype_bytes
 from sim.core.units import billions, count, counted, n_bytes, percent, rate, seconds
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import preset_name
@@ -59,11 +60,11 @@ def _step(result: StepResult) -> list[Number]:
     interval = _interval(result.step_time_interval_s, seconds)
     if result.one_step_s is not None:
         interval += f"; from its first forward to its last rank's end a step lasts {seconds(result.one_step_s)}"
-    flops, per_gpu = rate(use.model_flops_per_s_per_gpu, "FLOP/s"), result.tokens_per_s_per_gpu
+    flops, per_gpu = _flops_words(result), result.tokens_per_s_per_gpu
     return [
         Number("Step time", seconds(step_s), interval, compared=step_s),
         Number("Tokens/s per GPU", count(per_gpu), f"{count(result.tokens_per_s)} in all", compared=per_gpu),
-        Number("MFU", percent(use.mfu), f"{flops} per GPU; HFU {percent(use.hfu)}", compared=use.mfu),
+        Number("MFU", percent(use.mfu), f"{flops}; HFU {percent(use.hfu)}", compared=use.mfu),
         Number(bubble_name(result.scenario.parallelism), percent(mean.bubble_fraction), "of the step"),
         Number("Exposed communication", seconds(exposed_s), f"{percent(exposed_s / step_s)} of the step"),
         *_faults(result),
@@ -71,6 +72,15 @@ def _step(result: StepResult) -> list[Number]:
         *_processes(result),
         *_training_run(result),
     ]
+
+
+def _flops_words(result: StepResult) -> str:
+    """FLOP/s of a GPU; with the peak that MFU divides them by where that is not the usual one, of 16 bits."""
+    use, precision = result.utilization, result.scenario.for_training.precision
+    words = f"{rate(use.model_flops_per_s_per_gpu, 'FLOP/s')} per GPU"
+    if not use.mfu or dtype_bytes(precision) >= 2:
+        return words
+    return f"{words}, of {rate(use.model_flops_per_s_per_gpu / use.mfu, 'FLOP/s')} in {precision}"
 
 
 def _training_run(result: StepResult) -> list[Number]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,12 @@ def test_the_page_and_the_terminal_show_what_changes_most(tmp_path: Path) -> Non
     assert rows.index(most) < min(rows.index(name) for name in operators if name != most)
     assert f"and {len(operators) - 15} smaller changes" in done.output
     assert "https://" not in text.replace("https://bokeh.org", "")[:2000]
+
+
+def test_figures_of_clusters_have_units_and_their_sources_are_left_out() -> None:
+    """The JSON keeps the numbers and the sources."""
+    said = invoked(main, TP8, "--set", "cluster=dgx-a100").stdout
+    assert re.search(r"cluster\.gpu\.memory_bandwidth_bytes_per_s +8\.000 TB/s +2\.039 TB/s", said)
+    assert "000000" not in said
+    assert ".source" not in said
+    assert "cluster.gpu.source" in as_json(TP8, "--set", "cluster=dgx-a100")["keys"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 
 import pytest
@@ -15,6 +16,7 @@ from sim.inputs.scenario import load_scenario
 from sim.results.result import StepResult
 from sim.serve.results.records import Percentiles, ServingResult
 from sim.serve.simulation import simulate_serving
+from sim.simulation import simulate
 from sim.views.summary import print_summary
 from sim.views.terminal import Column, Span, Terminal, TextRow, TextTable, standard_output
 
@@ -157,3 +159,17 @@ def test_lines_break_where_textwrap_breaks_them(words: list[str], width: int) ->
     Terminal(width, file=out).print(" ".join(words))
     lines = textwrap.wrap(" ".join(words), width, break_on_hyphens=False) or [""]
     assert out.getvalue().splitlines() == [line.rstrip() for line in lines]
+
+
+def test_the_peak_behind_mfu_is_named_where_it_is_not_that_of_16_bits() -> None:
+    """MFU of fp8 divides by twice the peak of bf16, so that a faster step has a lower one."""
+    bf16, fp8 = (simulate(load_scenario("scenarios/dp8.yaml", [f"training.precision={p}"])) for p in ("bf16", "fp8"))
+    assert re.search(r"MFU .* TFLOP/s per GPU; HFU", printed(bf16.outcome))
+    assert re.search(r"MFU .* TFLOP/s per GPU, of 1\.979 PFLOP/s in fp8; HFU", printed(fp8.outcome))
+    assert fp8.step_time_s < bf16.step_time_s
+
+
+def test_failures_that_nobody_simulates_are_said_to_change_nothing() -> None:
+    failing = simulate(load_scenario("scenarios/dp8.yaml", ["faults.failures.mtbf_s_per_gpu=1e8"]))
+    assert "slows no single step; --days 30" in printed(failing.outcome)
+    assert "--days" not in printed(simulate(load_scenario("scenarios/dp8.yaml")).outcome)
