@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from calibrate import distill as d  # noqa: E402
-from calibrate import timed_rounds  # noqa: E402
 from calibrate.block_cuts import block_cuts  # noqa: E402
 from calibrate.distillation_step import Lesson, Pupil  # noqa: E402
 from calibrate.measure import simulated_blocks  # noqa: E402
 from calibrate.parallel.runner import make_place  # noqa: E402
-from calibrate.profile_from_steps import make_profile  # noqa: E402
 from calibrate.quantization import make_small, perplexity, text, train  # noqa: E402
+from calibrate.timed_rounds import calibrate  # noqa: E402
 from sim.inputs.scenario import load_scenario  # noqa: E402
-from sim.simulation import simulate  # noqa: E402
+from tests.real.cpu_time import agree_within_a_quarter, measured_and_simulated  # noqa: E402
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios" / "cpu"
 
@@ -55,40 +51,22 @@ def test_written_sequences_teach(teacher: list[torch.nn.Module]) -> None:
     assert found.after < found.before
 
 
-def measured_and_simulated(mode: str) -> tuple[float, float, list[float]]:
-    """Seconds of a step in CPU time, which neighbours on the machine stretch least: measured, and simulated with parts
-    timed between the steps; and the losses."""
+def taught(mode: str) -> tuple[float, float]:
+    """Seconds of a step, measured and simulated, in which the student's loss falls."""
     scenario = load_scenario(SCENARIOS / f"distill_{mode}.yaml")
     pupil = Pupil(scenario, make_place(scenario, 0), torch.float32, lessons=5)
     blocks, epilogue = simulated_blocks(scenario, pupil.numbers, pupil.schedule.part_of_stage, 0)
     keys = {s: [b.key for b in own] for s, own in blocks.items()}
     lesson = Lesson(pupil, keys, {b.key: block_cuts(b) for own in blocks.values() for b in own})
-    log, seconds = timed_rounds.Log(0), []
-    for number in range(10):
-        start = time.process_time()
-        pupil.step(pupil.batch(number))
-        seconds.append(time.process_time() - start)
-        log.steps.append(timed_rounds.Step(0, seconds[-1], [], pupil.loss(), 1.0))
-        if number % 2:  # foreign_cores: so that CPU times count
-            log.calibrations.append(replace(timed_rounds.calibrate(pupil, lesson), foreign_cores=1.0))
-    message, facts = 4, {"device": "cpu", "cores": 1}
-    profile = make_profile(mode, "2026-01-01", [log], [epilogue], message, scenario.parallelism, facts, facts)
-    simulated = simulate(scenario, profile).result["step_time_s"]
-    return statistics.median(seconds[2:]), simulated, [s.loss for s in log.steps]
+    measured, simulated, losses = measured_and_simulated(scenario, pupil, epilogue, lambda: calibrate(pupil, lesson))
+    assert sum(losses[-3:]) < 0.95 * sum(losses[:3])
+    return measured, simulated
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("mode", ["logits", "sequence"])
 def test_a_real_step_takes_what_is_simulated(mode: str, one_rank: None) -> None:
-    """Within 25 %, in the best of five tries; the student's loss falls."""
-    errors = []
-    while len(errors) < 5:
-        measured, simulated, losses = measured_and_simulated(mode)
-        assert sum(losses[-3:]) < 0.95 * sum(losses[:3])
-        errors.append(simulated / measured - 1)
-        if abs(errors[-1]) < 0.25:
-            return
-    pytest.fail(f"simulated / measured - 1 = {errors}")
+    agree_within_a_quarter(lambda: taught(mode))
 
 
 def test_the_teacher_writes_its_likeliest_words(teacher: list[torch.nn.Module]) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
-import time
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,14 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate import timed_rounds  # noqa: E402
 from calibrate.huggingface import Imported, check_model, find_layers  # noqa: E402
 from calibrate.measure import simulated_blocks  # noqa: E402
-from calibrate.profile_from_steps import make_profile  # noqa: E402
 from sim.core.errors import InputError  # noqa: E402
 from sim.inputs.scenario import load_scenario  # noqa: E402
-from sim.simulation import simulate  # noqa: E402
 from tests.processes import HANGS_AFTER_S  # noqa: E402
+from tests.real.cpu_time import agree_within_a_quarter, measured_and_simulated  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scenarios" / "huggingface"
@@ -91,28 +86,13 @@ def seconds(name: str) -> tuple[float, float]:
     saved = runner.saved_bytes(runner.own(runner.batch(0))[0])
     rel = 0.01 if name == "sft_lora" else 0.12  # a trained norm keeps its normalized input too
     assert saved == pytest.approx(sum(s.bytes for b in blocks[0] for s in b.saved), rel=rel)
-    log, times = timed_rounds.Log(0), []
-    for number in range(10):
-        start = time.process_time()
-        runner.step(runner.batch(number))
-        times.append(time.process_time() - start)
-        log.steps.append(timed_rounds.Step(0, times[-1], [], runner.loss(), 1.0))
-        if number % 2:  # foreign_cores: so that CPU times count
-            log.calibrations.append(replace(runner.calibrate([b.key for b in blocks[0]]), foreign_cores=1.0))
-    facts = {"device": "cpu", "cores": 1}
-    profile = make_profile(name, "2026-01-01", [log], [epilogue], 4, scenario.parallelism, facts, facts)
-    return statistics.median(times[2:]), simulate(scenario, profile).result["step_time_s"]
+    keys = [b.key for b in blocks[0]]
+    measured, simulated, _ = measured_and_simulated(scenario, runner, epilogue, lambda: runner.calibrate(keys))
+    return measured, simulated
 
 
 @needs
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["sft_full", "sft_lora"])
 def test_a_step_takes_what_is_simulated(name: str, one_rank: None) -> None:
-    """Within 25 % in the best of five tries."""
-    errors = []
-    while len(errors) < 5:
-        measured, simulated = seconds(name)
-        errors.append(simulated / measured - 1)
-        if abs(errors[-1]) < 0.25:
-            return
-    pytest.fail(f"simulated / measured - 1 = {errors}")
+    agree_within_a_quarter(lambda: seconds(name))
