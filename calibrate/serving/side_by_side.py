@@ -311,10 +311,11 @@ def _result(served: Served) -> dict[str, Any]:
     "--cpu-seconds", is_flag=True, help="count this process's CPU time instead of wall time, for busy machines"
 )
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, help="number of rounds")
-def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int) -> None:
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="override a key of the scenario")
+def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int, overrides: tuple[str, ...]) -> None:
     """Serve SCENARIO for real and print measured and simulated figures side by side."""
     clock = time.process_time if cpu_seconds else time.perf_counter
-    loaded = load_scenario(scenario)
+    loaded = load_scenario(scenario, overrides)
     check_output("--out", out)
     tp, rank = loaded.parallelism.tp, 0
     if cpu_seconds and loaded.cluster.gpu.architecture != "cpu":
@@ -324,7 +325,8 @@ def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int) -> No
     if tp > 1 and not is_rank():
         runnable(loaded)
         usable_device(loaded)
-        options = ["--rounds", str(rounds), *(["--out", str(out)] if out else [])]
+        changes = [text for change in overrides for text in ("--set", change)]
+        options = ["--rounds", str(rounds), *(["--out", str(out)] if out else []), *changes]
         run_ranks([*python_module("calibrate.serving.measure"), str(scenario), *options], tp)
         return
     if tp > 1:

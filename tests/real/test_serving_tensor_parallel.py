@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,3 +44,15 @@ def test_two_ranks_serve_eight_bit_weights(found: dict[str, Any]) -> None:
     assert first == second
     assert ends == other_ends
     assert held < found["llama"][0][2] / 4
+
+
+def test_both_ranks_of_the_command_serve_the_changed_scenario(tmp_path: Path) -> None:
+    out, file = tmp_path / "out.json", Path(__file__).parents[2] / "scenarios" / "serve_cpu.yaml"
+    keys = {"parallelism.tp": 2, "inference.requests": "{prompt_len: 8, output_len: 4, count: 2}", "model.layers": 1}
+    keys |= {"inference.max_running_requests": 2, "inference.max_batch_tokens": 16}
+    changes = [text for key, value in keys.items() for text in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "calibrate.serving.measure", str(file), "--rounds", "1", "--out", str(out)]
+    done = subprocess.run([*command, *changes], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["measured"]["iterations"] == found["simulated"]["iterations"] == 4
