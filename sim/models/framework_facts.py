@@ -285,6 +285,9 @@ class Framework(Struct, frozen=True):
     start_grad_sync]"""
     zeroes_gradients: bool = False
     """the gradient buffer is zeroed; otherwise gradients are freed [core/distributed: zero_grad_buffer]"""
+    copies_updated: bool = False
+    """updated fp32 copies are read once more to write the 16-bit parameters, which the update's own kernel does not
+    write [core/optimizer: _copy_main_params_to_model_params]"""
 
     communicators: tuple[tuple[str, ...], ...] = ()
     """dimensions of the mesh that have an NCCL communicator; empty: not counted [sim.results.beside_allocator]"""

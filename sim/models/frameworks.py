@@ -88,6 +88,7 @@ _MEGATRON = Framework(
     checks_gradients=True,
     averages_gradients=True,
     zeroes_gradients=True,
+    copies_updated=True,
     plain_host=False,
     emitted_for=("megatron",),
     former=(
@@ -194,6 +195,7 @@ _RECORDS = (
         name="deepspeed",  # Transformers' modules under DeepSpeed's engine
         kin="transformers",
         zero=DEEPSPEED_ZERO,
+        copies_updated=True,  # runtime/zero/stage_1_and_2.py: step
         sums_in_fp32=False,  # runtime/engine.py: get_data_types, `grad_accum_dtype` unset
     ),
     Framework(
@@ -242,6 +244,7 @@ _RECORDS = (
         zero=ZeroEngine(all_reduced_at=(1,), at_once_at=(1,)),
         gathers_tensor_by_tensor=True,
         zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad
+        copies_updated=True,  # the same file: step
     ),
 )
 FRAMEWORKS: dict[str, Framework] = {record.name: record for record in _RECORDS}

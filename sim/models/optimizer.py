@@ -28,9 +28,9 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) ->
     the matrices that are `dealt` to it (see `sim.models.muon`), beside AdamW over the rest.
 
     AdamW reads the gradient, reads and writes the parameter that it updates and two moments (24 bytes in fp32), and
-    writes the low-precision parameter where the updated one is an fp32 master copy; where it is not one kernel, see
-    `ADAMW_OPERATOR_ACCESSES`. SGD without momentum reads the
-    gradient, and reads and writes the parameter.
+    writes the low-precision parameter where the updated one is an fp32 master copy, which some frameworks read once
+    more for that (`Framework.copies_updated`); where it is not one kernel, see `ADAMW_OPERATOR_ACCESSES`. SGD without
+    momentum reads the gradient, and reads and writes the parameter.
 
     >>> from types import SimpleNamespace as N
     >>> t = N(param_dtype="bf16", grad_dtype="fp32", optimizer="adamw", optimizer_dtype="fp32", master_weights=None,
@@ -42,7 +42,7 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) ->
         return ()
     held = kept_bytes(t)
     updated = held.master or dtype_bytes(t.param_dtype)
-    written = dtype_bytes(t.param_dtype) if held.master else 0.0
+    written = dtype_bytes(t.param_dtype) + held.master * framework_of(t).copies_updated if held.master else 0.0
     if t.optimizer == "muon":
         rest = _one_pass("adamw", dealt.rest, t, held, updated, written)
         step = (*rest, *muon_items(dealt.matrices, dtype_bytes(t.grad_dtype), updated, moment_bytes(t), written))

@@ -52,6 +52,9 @@ def test_the_buffer_is_whole_where_states_are_sharded() -> None:
         ({"param_dtype": "fp32", "optimizer_dtype": "bf16"}, 4 + 2 * (4 + 4)),
         ({"optimizer": "sgd"}, 4 + 2 * 4 + 2),
         ({"optimizer": "sgd", "master_weights": False}, 4 + 2 * 2),
+        ({"framework": "megatron"}, 4 + 2 * (4 + 8) + (4 + 2)),
+        ({"framework": "deepspeed", "grad_dtype": "bf16"}, 2 + 2 * (4 + 8) + (4 + 2)),
+        ({"framework": "megatron", "param_dtype": "fp32"}, 4 + 2 * (4 + 8)),
     ],
 )
 def test_the_optimizer_reads_and_writes_each_state_once(keys: dict[str, object], bytes_each: int) -> None:
