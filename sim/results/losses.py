@@ -172,6 +172,10 @@ def _uneven(result: StepResult) -> str:
     compute = "compute" if who.startswith("ranks") else "computes"
     if result.scenario.parallelism.pp == 1:
         return f"{who.capitalize()} {compute} {seconds(more_s)} longer than the mean; the others wait at collectives."
+    same_stage = [row.compute_s for row in result.ranks if row.pipeline_rank == slowest.pipeline_rank]
+    if min(same_stage) < slowest.compute_s - 0.5 * more_s:  # not the stage is slow, but a rank of it
+        waiting = "the ranks of its stage and the other stages wait for that"
+        return f"{who.capitalize()} {compute} {seconds(more_s)} longer than the mean; {waiting}."
     return f"Stages are uneven: {who} {compute} {seconds(more_s)} longer than the mean, and the others wait for that."
 
 

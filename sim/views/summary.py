@@ -105,10 +105,22 @@ def _ranks(result: StepResult, terminal_width: int) -> TextTable:
         lengths = row.compute_s, row.exposed_comm_s, row.bubble_s
         numbers = (*lengths, row.waiting_s)[: len(names)]
         table.append(TextRow((ranks_text(row.ranks), *(seconds(s) for s in numbers), _bar(lengths, step, width))))
-    if (left := len(table) - RANKS_SHOWN) > 0:
-        half = RANKS_SHOWN // 2
-        table[half:-half] = [TextRow((f"… {left} more", *("" for _ in names), ""))]
-    return TextTable(columns, table)
+    slowest = max(range(len(table)), key=lambda i: result.ranks[i].compute_s, default=0)
+    return TextTable(columns, _shortened(table, slowest))
+
+
+def _shortened(table: Sequence[TextRow], kept: int) -> list[TextRow]:
+    """Of many rows the first and last ones, and the one with this number: a straggler's is what a reader looks for."""
+    half, most = RANKS_SHOWN // 2, len(table)
+    if most <= RANKS_SHOWN:
+        return list(table)
+    out, last = list[TextRow](), -1
+    for i in sorted({*range(half), kept, *range(most - half, most)}):
+        if left := i - last - 1:
+            out.append(TextRow((f"… {left} more", *("" for _ in table[i].cells[1:]))))
+        out.append(table[i])
+        last = i
+    return out
 
 
 def _bar(lengths: tuple[float, float, float], step: float, width: int) -> Cell:

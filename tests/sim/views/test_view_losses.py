@@ -86,3 +86,12 @@ def test_waiting_for_the_host_is_part_of_what_is_below_the_peak() -> None:
     assert f"For {seconds(host_s)}" in said
     graphed = simulate(load_scenario("scenarios/dp8.yaml", [*wide, "training.cuda_graphs=step"]))
     assert "the host" not in {part.key: text for part, text in graphed.losses()}["below_peak"]
+
+
+def test_one_slow_rank_of_a_pipeline_is_not_an_uneven_stage() -> None:
+    slow = ["faults.stragglers.0.rank=5", "faults.stragglers.0.compute_scale=3"]
+    layout = ["parallelism.pp=4", "parallelism.dp=1", "parallelism.tp=2", "training.global_batch_size=8"]
+    found = simulate(load_scenario("scenarios/dp8.yaml", [*layout, *slow])).losses()
+    cause = {part.key: text for part, text in found}["bubble"]
+    assert cause.startswith("Rank 5 computes ")
+    assert "uneven" not in cause

@@ -173,3 +173,16 @@ def test_failures_that_nobody_simulates_are_said_to_change_nothing() -> None:
     failing = simulate(load_scenario("scenarios/dp8.yaml", ["faults.failures.mtbf_s_per_gpu=1e8"]))
     assert "slows no single step; --days 30" in printed(failing.outcome)
     assert "--days" not in printed(simulate(load_scenario("scenarios/dp8.yaml")).outcome)
+
+
+def test_the_slowest_rank_is_among_those_shown_of_many() -> None:
+    """Twelve classes of ranks are shown of a step with more; rank 101's has neither a low nor a high number."""
+    layout = ["parallelism.pp=4", "parallelism.dp=8", "parallelism.tp=8", "parallelism.zero=1"]
+    slow = ["faults.stragglers.0.rank=101", "faults.stragglers.0.compute_scale=3"]
+    found = simulate(load_scenario("scenarios/dp8.yaml", [*layout, *slow, "training.global_batch_size=32"])).outcome
+    lines = printed(found).splitlines()
+    cut = [i for i, line in enumerate(lines) if re.match(r"… \d+ more", line)]
+    assert len(cut) == 2
+    assert lines[cut[0] + 1].startswith("rank 101 ")
+    shown = cut[1] - cut[0] - 1 + 12
+    assert shown + sum(int(lines[i].split()[1]) for i in cut) == len(found.ranks)
