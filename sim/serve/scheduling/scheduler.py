@@ -236,7 +236,7 @@ class Scheduler(FoundPrefixes):
 
     def _pads_too_much(self, prompts: list[Piece], tokens: int) -> bool:
         """Whether prompts may not be padded to the longest of them with one more of so many tokens."""
-        if self.paddings is None or not prompts:
+        if self.paddings is None or not prompts or self.mixes:
             return False
         sizes = [tokens, *[p.tokens for p in prompts]]
         padded = len(sizes) * max(sizes)

@@ -81,6 +81,13 @@ def test_a_prompt_delays_tokens_where_prompts_go_first() -> None:
     assert done[1][2] > done[0][2]  # they wait for all chunks
 
 
+def test_prompts_beside_tokens_are_not_padded_to_them() -> None:
+    """An engine that pads prompts computes them alone; told to compute them beside tokens, it pads none."""
+    requests = (Request(0.0, 16, 60), Request(1e-3, 1025, 17))
+    first, *_ = every_way(serving({"engine": "vllm-0.2.7", "chunked_prefill": True}), requests)
+    assert first.sequences[1].first_token_s < first.sequences[0].finish_s
+
+
 @pytest.mark.parametrize(("prompt", "output", "beyond"), [(8000, 192, 0), (8000, 193, 3), (9000, 1, 3)])
 def test_requests_longer_than_the_model_are_told(prompt: int, output: int, beyond: int) -> None:
     """Llama 3 8B was made for 8,192 positions; prompt and answer have to fit in them."""
