@@ -18,6 +18,8 @@ WITHOUT_DATA = {  # torch's errors for what fake tensors cannot answer
 SAID = {  # what torch says, and what it means for a capture
     "Cannot access storage of SparseTensorImpl": "sparse tensors cannot be captured; leave out sparse=True, or make "
     "them dense (to_dense)",
+    "self.shape_env must not be None": "nested tensors have sizes that depend on data, which a capture does not have; "
+    "give padded tensors, or joined ones (varlen_attn)",
     "its data is not allocated yet": "torch's own code reads a tensor's values, which a capture does not have",
 }
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from calibrate.capture.answers import READ_AS, Answers
 from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.float32_products import rounds_to_tf32
+from calibrate.capture.fourier import is_of_several_steps, step_by_step
 from calibrate.capture.in_place import InPlace
 from calibrate.capture.known_values import PLAIN
 
@@ -185,6 +186,9 @@ class Recorder(TorchDispatchMode):
                 for shift, dim in zip(args[1], args[2], strict=True):
                     out = func(out, [shift], [dim])
                 return out
+        if self.device != "cpu" and is_of_several_steps(func, args):
+            with self:
+                return step_by_step(func, *args)
         before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         inputs = [(describe(x), self.storage(x)) for x in before] if self.phase else []
         out = self._read(args[0]) if func is SCALAR else _laid_out(func, args, func(*args, **kwargs))

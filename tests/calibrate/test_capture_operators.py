@@ -284,3 +284,42 @@ def test_flex_attention_is_a_kernel_that_skips_blocks(tmp_path: Path, causal: bo
     assert (forward.flops, backward.flops) == (2 * products, 5 * products)
     assert forward.bytes == 4 * 2 * 2 * 512 * 32 * 2 + 2 * 2 * 512 * 4  # q, k, v, the result, logarithms of sums
     assert known("calibrate.flex_attention_backward")
+
+
+def test_a_fourier_transform_sweeps_once_for_each_dimension(tmp_path: Path) -> None:
+    def make() -> Any:
+        model = torch.nn.Linear(8, 8)
+        x = torch.randn(4, 8, 8)
+
+        def loss() -> Any:
+            y = torch.fft.rfft2(model(x), norm="ortho")
+            return torch.fft.irfft2(y).square().mean()
+
+        return model, loss
+
+    program = captured(tmp_path, make)
+    forward = [
+        o.name.removeprefix("aten.") for o in launched(program, "", "forward") if "fft" in o.name or "mul_" in o.name
+    ]
+    assert forward == ["_fft_r2c", "_fft_c2c", "mul_", "_fft_c2c", "_fft_c2r", "mul_"]  # the inverse is always scaled
+    sizes = [o.outputs[0].shape for o in launched(program, "fft", "forward")]
+    assert sizes == [(4, 8, 5), (4, 8, 5), (4, 8, 5), (4, 8, 8)]
+
+
+def test_nested_tensors_are_refused_in_words() -> None:
+    from calibrate.capture import Step
+    from calibrate.capture.failure import failure
+    from calibrate.capture.run_step import record
+
+    def step() -> Step:
+        model = torch.nn.Linear(4, 4)
+
+        def loss() -> Any:
+            parts = [torch.randn(2, 4), torch.randn(3, 4)]
+            return model(torch.nested.nested_tensor(parts, layout=torch.jagged)).values().mean()
+
+        return Step(model, loss, torch.optim.SGD(model.parameters()), 1, 1)
+
+    with pytest.raises(AssertionError) as error:
+        record(step)
+    assert "nested tensors have sizes that depend on data" in str(failure(error.value, "mine:step"))
