@@ -53,6 +53,21 @@ MIXED: dict[str, dict[str, Any]] = {
     "bf16_with_mxfp8_mixed": {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8"},
     "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1"},
 }
+# What pretraining recipes set (`ddp` and `mixed_precision` in src/megatron/bridge/recipes), and providers of models
+# with experts (models/qwen/qwen_provider.py): the rest of a YAML that only overrides one.
+RECIPES = {
+    "use_distributed_optimizer": True,
+    "overlap_grad_reduce": True,
+    "overlap_param_gather": True,
+    "bf16": True,
+    "moe_grouped_gemm": True,
+    "moe_permute_fusion": True,
+    "moe_token_dispatcher_type": "alltoall",
+}
+OF_RECIPE = (
+    "what the YAML leaves to its recipe: bf16, the distributed optimizer, its messages overlapped, as pretraining "
+    "recipes have them; else Megatron-LM's defaults, also of sequence parallelism and expert_tensor_parallel_size"
+)
 NEMO_PRECISION = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}  # `trainer.precision`
 # What changes a step and is not read. All else that is not read names files, logs, schedules and defaults.
 NOTED = (
@@ -87,6 +102,9 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     """
     merged, written = _merged(data)
     machine = _machine(data, machine)
+    overrides = "trainer" not in data and not str(data.get("_target_", "")).endswith("ConfigContainer")
+    if overrides:
+        merged = RECIPES | ({"bf16": False} if merged.get("fp16") else {}) | merged
     flags, names = _flags(merged, written)
     if machine.model is not None:  # what decides about layers and experts
         model = load_model(machine.model)
@@ -98,8 +116,8 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     s = Settings(file, flags, written=names)
     found = described(s, machine, _gpus(data))
     noted = [written[key] for key in NOTED if merged.get(key) not in OFF]
-    if not str(data.get("_target_", "")).endswith("ConfigContainer"):
-        s.notes.append("keys that the YAML leaves to its recipe have Megatron-LM's defaults")
+    if overrides:
+        s.notes.append(OF_RECIPE)
     return s.converted("megatron", machine, found, left=noted)
 
 

@@ -25,10 +25,8 @@ train:
 optimizer:
   lr: 0.0003
 ddp:
-  use_distributed_optimizer: true
-  overlap_grad_reduce: true
+  overlap_param_gather: false
   grad_reduce_in_fp32: true
-mixed_precision: bf16_mixed
 """
 WHOLE = """
 _target_: megatron.bridge.training.config.ConfigContainer
@@ -112,7 +110,13 @@ def test_what_overrides_a_recipe_needs_the_model(tmp_path: Path) -> None:
     assert of(data, "parallelism", "dp_sync", "schedule") == ["bucketed", None]
     assert of(data, "training", "global_batch_size", "micro_batch_size", "seq_len") == [256, 2, 4096]
     assert of(data, "training", "precision", "grad_dtype") == ["bf16", "fp32"]
-    assert "leaves to its recipe" in said
+    assert data["parallelism"]["param_gather_overlap"] is False
+    assert "leaves to its recipe: bf16, the distributed optimizer" in said
+    assert "simulated as with --moe" not in said
+    data, said = converted(
+        tmp_path, "o.yaml", f"{OVERRIDES}mixed_precision: fp16_mixed\n", *machine, "--model", "llama3-8b"
+    )
+    assert data["training"]["precision"] == "fp16"
 
 
 def test_a_whole_config_as_a_run_saves_it(tmp_path: Path) -> None:
