@@ -15,10 +15,6 @@ With a `watermark` (vLLM before V1) a request enters with the blocks of its whol
 blocks stays free, and a sequence goes on only while a block is free, whether it needs one or not. In iterations with
 prompts and tokens others enter behind those who are preempted in the same iteration.
 
-Swapping (Kwon et al. 2023, section 4.5): all blocks of a sequence leave together. The iteration that takes them over
-starts when the copy is done; on the way back others compute meanwhile. Both directions of the bus work at once, each
-serves one copy after another.
-
 Without `splits` (vLLM before 0.8, TensorRT-LLM without chunked context) a prompt is computed in one iteration, or
 waits. What a preempted sequence recomputes may exceed the budget; it has an iteration of its own.
 
@@ -36,41 +32,16 @@ python/sglang/srt/managers/scheduler.py (`get_next_batch_to_run`) and schedule_p
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable
 from itertools import islice
-from typing import Protocol
 
-from msgspec import field
-
-from sim.serve.cache.found_prefixes import FoundPrefixes
-from sim.serve.cache.host_copies import Copied, Copy, copied, copy_s
-from sim.serve.scheduling.adapters import AdapterSlots
-from sim.serve.scheduling.reserved_output import ReservedOutput
+from sim.serve.scheduling.running import RunningSequences
 from sim.serve.scheduling.sequences import Batch, Piece, Sequence
 
 
-class Accepts(Protocol):
-    """Says how many drafted tokens are kept."""
+class Scheduler(RunningSequences):
+    """Puts the iterations of one replica together."""
 
-    def accepted(self, request: int, position: int, drafted: int) -> int:
-        """Of `drafted` tokens at a position of a request, those before the first rejected one."""
-
-
-class Scheduler(FoundPrefixes):
-    """State of one replica: the queue, the running sequences (oldest first) and their cache."""
-
-    waiting: deque[Sequence] = field(default_factory=deque)
-    running: list[Sequence] = field(default_factory=list)
-    started: int = 0
     drafted: int = 0  # tokens that a draft adds to each sequence in an iteration
-    acceptance: Accepts | None = None
-    hands_over: bool = False  # sequences leave with their first token, for a replica that adds the others
-    fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
-    handed_over: list[Sequence] = field(default_factory=list)  # by another replica, and without a token of this one
-    adapters: AdapterSlots | None = None
-    output: ReservedOutput = field(default_factory=ReservedOutput)  # for which a request that enters leaves room
     mixes: bool = True  # prompts and tokens of running sequences in one iteration
     splits: bool = True  # a prompt that exceeds what is left of the budget is computed in chunks
     whole_prompts_fit: bool = False  # a request enters once the cache has room for all chunks of its prompt
@@ -78,11 +49,6 @@ class Scheduler(FoundPrefixes):
     token_more: bool = False  # who is done computes one token more in the iteration for which it has not left
     sees_arrivals: bool = False  # `one_behind` is true of ends alone
     ended: int = 0  # who has left but still counts among those that run
-    known: int = 0  # of those who wait, the first ones, who had come when the last iteration was put together
-    leaving: list[Sequence] = field(default_factory=list)  # who is done, but not for the next iteration
-    blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
-    copies: list[Copy] = field(default_factory=list)
-    before_end: tuple[int, int, float] = (0, 0, 0.0)  # held, unused, waste when an iteration ended, before any left
 
     def schedule(self, now_s: float) -> Batch:
         """The next iteration; empty if nobody can compute now."""
@@ -143,10 +109,6 @@ class Scheduler(FoundPrefixes):
 
     def make_room(self, now_s: float) -> None:
         """Before that: put out sequences for which there is no room, where they are not put out one by one."""
-
-    def added_tokens(self, steps: int) -> None:
-        """So many iterations have added tokens."""
-        self.output.steps += steps
 
     def with_prompts(self, prompts: list[Piece], tokens: list[Piece], now_s: float) -> Batch:
         """An iteration of prompts, which may be padded, and of `tokens` beside them."""
@@ -290,53 +252,6 @@ class Scheduler(FoundPrefixes):
         promised = self.output.share * (self.reserved - self.cache.private)
         return self._last_blocks(sequence) - shared_blocks <= self.cache.available - promised
 
-    def _last_blocks(self, sequence: Sequence) -> int:
-        """Blocks of a sequence with all its tokens."""
-        request = sequence.request
-        return self.cache.blocks_of(request.prompt_tokens + (1 if self.hands_over else request.output_tokens))
-
-    def _start(self, sequence: Sequence, hit: int, loaded: int, own: int, blocks: int, now_s: float) -> None:
-        if not sequence.preemptions and not sequence.remote:
-            self.counts.prompt_tokens += sequence.request.prompt_tokens
-        found = hit + loaded + own - sequence.lost - sequence.remote
-        self.counts.hit_tokens += max(0, found)
-        self.counts.recomputed_tokens += max(0, -found)
-        if sequence.admitted_s < 0:
-            sequence.admitted_s = now_s
-        sequence.lost = 0
-        sequence.private, sequence.shared, sequence.computed = blocks, hit, hit + loaded + own
-        sequence.reserved = self._last_blocks(sequence) - hit // self.cache.block_tokens
-        self.reserved += sequence.reserved
-        self.cache.tokens += loaded + own
-        if self.share_on_gpu and sequence.request.prefix and sequence.reads is None:
-            self._read_prefix(sequence, 0)
-        self.started += 1
-        sequence.order, sequence.running = self.started, True
-        self.running.append(sequence)
-        if sequence.remote:
-            assert self.fetch is not None
-            sequence.remote, sequence.ready_s = 0, math.inf
-            self.handed_over.append(sequence)
-            self.fetch(sequence)
-        elif loaded:
-            if self.tiers is not None and not sequence.swapped:
-                keys = self.cache.keys(sequence.request.prefix, hit, hit + loaded)
-                sequence.ready_s = self.tiers.load(keys, now_s)
-            else:
-                kind: Copied = "preempted sequence" if sequence.swapped else "prefix"
-                sequence.ready_s = self._copy(kind, True, loaded, now_s)
-            self.counts.loaded_tokens += loaded - sequence.swapped
-            self.swap_tokens += sequence.swapped
-            sequence.swapped = 0
-        if self.adapters is not None:
-            sequence.ready_s = max(sequence.ready_s, self.adapters.use(sequence.request.adapter, now_s))
-
-    def _copy(self, what: Copied, up: bool, tokens: int, at_s: float) -> float:
-        """When a copy from or to the host's memory is done that could begin at `at_s`."""
-        start_s, end_s = copied((self.bus,), up, at_s, copy_s((self.bus,), tokens))
-        self.copies.append(Copy(start_s, end_s, what, "host", up, tokens))
-        return end_s
-
     def piece(self, sequence: Sequence, tokens: int) -> Piece:
         """`tokens` of a sequence, whose blocks it has, in the iteration that is put together."""
         if not sequence.running:  # it is done, which the host does not know yet
@@ -350,130 +265,3 @@ class Scheduler(FoundPrefixes):
         if drafted < 0:  # a part of a prompt
             return Piece(sequence, tokens, False)
         return Piece(sequence, tokens, True, drafted)
-
-    def _victim(self, sequence: Sequence) -> Sequence | None:
-        """Who makes room for `sequence`: the youngest after it, itself if there is none, nobody while all after it are
-        under way. So the oldest always goes on, and every request ends."""
-        younger = self.running[self.running.index(sequence) + 1 :]
-        return next((s for s in reversed(younger) if not s.in_flight), None if younger else sequence)
-
-    def _put_out(self, victim: Sequence, now_s: float) -> None:
-        """Take a sequence's blocks; one that is done had not left yet."""
-        if victim in self.leaving:
-            self.leaving.remove(victim)
-            self.free(victim)
-            self.running.remove(victim)
-        else:
-            self._preempt(victim, now_s)
-
-    def _preempt(self, victim: Sequence, now_s: float) -> None:
-        self.counts.preemptions += 1
-        victim.preemptions += 1
-        victim.lost = victim.computed
-        if 0 < victim.computed <= self.swap_tokens and victim.ready_s < math.inf:
-            at_s = max(now_s, victim.ready_s)
-            self.blocks_free_s = self._copy("preempted sequence", False, victim.computed, at_s)
-            self.counts.swapped_tokens += victim.computed
-            self.swap_tokens -= victim.computed
-            victim.swapped = victim.computed
-        self.free(victim)
-        if victim in self.handed_over:  # its next token comes out of a prompt that is computed anew
-            self.handed_over.remove(victim)
-        victim.computed = 0
-        victim.ready_s = 0.0
-        victim.running = False
-        self.running.remove(victim)
-        self.waiting.appendleft(victim)
-        self.known += 1
-
-    def push_down(self, now_s: float) -> None:
-        """Evicted prefixes go down to the tiers below."""
-        if self.tiers is not None and self.cache.gone:
-            self.blocks_free_s = max(self.blocks_free_s, self.tiers.evicted(self.cache.gone[::-1], now_s))
-            self.cache.gone.clear()
-
-    def free(self, sequence: Sequence) -> None:
-        """Give a sequence's blocks back."""
-        self.cache.tokens -= sequence.computed - sequence.shared
-        self.cache.give_back(sequence.private - self._leave_own(sequence))
-        if self.adapters is not None:
-            self.adapters.leave(sequence.request.adapter)
-        self._release_prefix(sequence)
-        self.reserved -= sequence.reserved
-        sequence.private = sequence.shared = sequence.reserved = 0
-
-    def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
-        """The iteration has ended: its tokens are in the cache, sampled ones join their sequences; who is done."""
-        self.note_end()
-        done = []
-        for sequence, tokens, samples, drafted in batch.pieces:
-            if sequence.finish_s >= 0:
-                continue
-            sequence.in_flight = False
-            wrong = drafted - self._right(sequence, drafted) if drafted else 0
-            sequence.computed += tokens - wrong
-            self.cache.tokens -= wrong
-            if sequence.generated == 0 and (self.share_on_gpu or self.host is not None):
-                self._keep_prefix(sequence, end_s)
-            if samples and self._sampled(sequence, 1 + drafted - wrong, end_s):
-                done.append(sequence)
-        if not batch.prompts:
-            self.added_tokens(1)
-        if done:
-            self.dismiss()
-        return done
-
-    def dismiss(self) -> None:
-        """Sequences that are done leave; an idle server reserves output as at first."""
-        self.running = [s for s in self.running if s.running or s in self.leaving]
-        if not self.running and not self.waiting:
-            self.output.restart()
-
-    def note_end(self) -> None:
-        """Keep what the cache holds when an iteration ends, before anybody leaves."""
-        self.before_end = self.cache.occupancy()
-
-    def _right(self, sequence: Sequence, drafted: int) -> int:
-        """Drafted tokens that are kept: those accepted, as far as the request asks for any."""
-        assert self.acceptance is not None
-        accepted = self.acceptance.accepted(sequence.index, sequence.generated, drafted)
-        self.counts.drafted_tokens += drafted
-        self.counts.accepted_tokens += accepted
-        self.counts.verifications += 1
-        return min(accepted, sequence.request.output_tokens - sequence.generated - 1)
-
-    def _sampled(self, sequence: Sequence, tokens: int, end_s: float) -> bool:
-        if sequence.first_token_s < 0:
-            sequence.first_token_s = end_s
-        sequence.generated += tokens
-        if sequence.generated < sequence.request.output_tokens:
-            sequence.running = not self.hands_over
-            return self.hands_over
-        self.end(sequence, end_s)
-        return True
-
-    def end(self, sequence: Sequence, end_s: float) -> None:
-        """A sequence has all its tokens."""
-        sequence.finish_s = end_s
-        sequence.running = False
-        if self.one_behind:
-            self.leaving.append(sequence)
-        else:
-            self.free(sequence)
-
-    @property
-    def to_catch_up(self) -> bool:
-        """Whether something has ended that the host does not know yet."""
-        return bool(self.leaving)
-
-    def catch_up(self) -> bool:
-        """The iteration that was put together begins: who was done leaves, and who waits is known. Whether that
-        changes anything."""
-        changed = bool(self.leaving) or self.known < len(self.waiting)
-        for sequence in self.leaving:
-            self.free(sequence)
-        if self.leaving:
-            self.leaving.clear()
-            self.dismiss()
-        self.known = len(self.waiting)
-        return changed
