@@ -140,7 +140,9 @@ def _communication(scenario: Scenario) -> Iterator[Changes]:
 def _below_peak(scenario: Scenario) -> Iterator[Changes]:
     p, t = scenario.parallelism, scenario.for_training
     yield ("training.framework=compiled",)
-    if t.framework in GRAPHED and t.cuda_graphs == "none":
+    moe = scenario.model.moe
+    fixed_shapes = moe is None or moe.pad_to_capacity  # else no graph holds a whole layer
+    if t.framework in GRAPHED and t.cuda_graphs == "none" and fixed_shapes:
         yield ("training.cuda_graphs=layers",)
     if t.cross_entropy == "unfused":
         yield ("training.cross_entropy=fused",)

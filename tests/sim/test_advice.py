@@ -69,6 +69,14 @@ def test_graphs_are_tried_where_the_host_is_late() -> None:
     assert ("training.cuda_graphs=layers",) not in {t.changes for t in found}
 
 
+@pytest.mark.parametrize("padded", ["true", "false"])
+def test_graphs_are_tried_for_experts_only_if_each_takes_a_fixed_number_of_tokens(padded: str) -> None:
+    experts = f"model.moe={{experts: 8, top_k: 2, ffn: 512, capacity_factor: 1, pad_to_capacity: {padded}}}"
+    short = ("model=llama3.2-1b", experts, "training.seq_len=256", "training.framework=megatron")
+    _, found = advice("dp8", *short)
+    assert (("training.cuda_graphs=layers",) in {t.changes for t in found}) == (padded == "true")
+
+
 def test_only_some_layers_are_recomputed_where_not_all_activations_fit() -> None:
     full = ("training.recompute=full", "training.framework=compiled", "training.cross_entropy=fused")
     small = "cluster={preset: dgx-h100, gpu: {preset: h100-sxm, memory_bytes: 28GiB}}"
