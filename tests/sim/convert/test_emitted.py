@@ -1,0 +1,172 @@
+"""What `--emit` writes for other trainers is read back by `stepsim convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.core.errors import InputError
+from sim.emit import TRAINERS, emit
+from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
+from sim.inputs.shipped import shipped_scenarios
+from sim.models.balance import with_balanced_stages
+from sim.simulation import simulate
+from tests.sim.convert.converting import converted
+from topology.presets import CLUSTERS
+
+
+def emitted() -> list[tuple[str, str, str]]:
+    found = []
+    for name, path in shipped_scenarios().items():
+        for trainer in TRAINERS:
+            try:
+                scenario = scenario_for(path, trainer)
+                if scenario.cluster.name in CLUSTERS:  # one of its own has no name to convert to
+                    found.append((name, trainer, emit(scenario, trainer)))
+            except InputError:
+                continue
+    return found
+
+
+def scenario_for(path: Path, trainer: str) -> Scenario:
+    """The scenario; for torchtitan with parameters in fp32, which it keeps."""
+    return load_scenario(path, ["training.param_dtype=fp32"] if trainer.startswith("torchtitan") else [])
+
+
+WRITTEN = emitted()
+
+
+def test_several_scenarios_are_written_for_every_trainer() -> None:
+    assert {trainer for _, trainer, _ in WRITTEN} == set(TRAINERS)
+
+
+@pytest.mark.parametrize(("name", "trainer", "text"), WRITTEN, ids=[f"{n} {t}" for n, t, _ in WRITTEN])
+def test_what_emit_writes_is_read_back(tmp_path: Path, name: str, trainer: str, text: str) -> None:
+    """The scenario's own sections come back, but for faults and for what only its own schedule decides."""
+    before = with_balanced_stages(scenario_for(shipped_scenarios()[name], trainer))
+    suffix = {"megatron": "sh", "torchtitan": "toml", "torchtitan-python": "py"}[trainer]
+    ranks = str(before.parallelism.ranks)
+    data, _ = converted(tmp_path, f"x.{suffix}", text, "--cluster", before.cluster.name, "--gpus", ranks)
+    after = parse_scenario(data)
+    assert sizes(after) == sizes(before)
+    assert trained(after) == trained(before)
+    differing = {
+        key
+        for key, value in before.parallelism.model_dump().items()
+        if getattr(after.parallelism, key) != value and decides(before, key)
+    }
+    assert not differing
+
+
+@pytest.mark.parametrize(
+    ("moe", "layout", "expected"),
+    [
+        ({"max_nodes_per_token": 2}, {"ep": 32}, {"max_nodes_per_token": 2}),
+        ({"groups": 8, "top_groups": 4}, {"ep": 32}, {"groups": 8, "top_groups": 4}),
+        ({"router_fp32": True}, {"ep": 32}, {"router_fp32": True}),
+        # No token is sent to another rank's experts, so no dispatcher is named.
+        ({"max_nodes_per_token": 1}, {"ep": 1}, {"groups": 1, "top_groups": 1}),
+        ({"max_nodes_per_token": 1}, {"dp": 16, "tp": 2, "sp": True, "expert_tp": 2}, {"groups": 1, "top_groups": 1}),
+    ],
+)
+def test_how_tokens_choose_and_find_their_experts_is_read_back(
+    tmp_path: Path, moe: dict[str, Any], layout: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    experts = {"experts": 64, "top_k": 4, "ffn": 512, **moe}
+    model = {"layers": 4, "hidden": 1024, "heads": 8, "vocab": 32000, "moe": experts}
+    training = {"seq_len": 1024, "global_batch_size": 32, "framework": "megatron"}
+    before = {"model": model, "training": training, "parallelism": {"dp": 32, **layout}, "cluster": "dgx-h100"}
+    text = emit(parse_scenario(before), "megatron")
+    after, _ = converted(tmp_path, "x.sh", text, "--cluster", "dgx-h100", "--gpus", "32")
+    keys = ("groups", "top_groups", "max_nodes_per_token", "router_fp32")
+    assert {key: after["model"]["moe"][key] for key in keys if key in after["model"]["moe"]} == expected
+
+
+def sizes(scenario: Scenario) -> dict[str, Any]:
+    return scenario.model.model_dump(exclude={"max_positions", "trained_positions", "moe"})
+
+
+def trained(scenario: Scenario) -> dict[str, Any]:
+    """What flags express: a kernel's version they do not."""
+    return scenario.for_training.model_dump(exclude={"tokens", "batch_schedule", "attention_kernel"})
+
+
+def decides(scenario: Scenario, key: str) -> bool:
+    """Whether a key of the layout decides anything where it is and what the others are."""
+    p = scenario.parallelism
+    needed = {
+        "tp_overlap": p.tp > 1 and p.tp_overlap != "none",
+        "expert_tp": scenario.model.moe is not None,
+        "sp": p.tp > 1,
+        "cp_method": p.cp > 1,
+        "cp_split": p.cp > 1,
+        "dp_sync": p.dp * p.cp > 1,
+        "bucket_bytes": False,
+        "zero": p.dp * p.cp > 1,
+        "shard_size": p.zero > 0,
+        "param_gather_overlap": p.zero in (1, 2) and p.dp * p.cp > 1,
+        "schedule": p.pp > 1,
+        "p2p_overlap": p.pp > 1,
+        "accumulate_unsharded": scenario.micro_batches > 1,
+        "reshard_after_forward": p.zero == 3,
+    }
+    return needed.get(key, True)
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "torchtitan-python"])
+@pytest.mark.parametrize("loss", ["fused", "unfused"])
+def test_whether_the_loss_is_compiled_is_written_and_read_back(tmp_path: Path, trainer: str, loss: str) -> None:
+    before = {
+        "model": "llama3-8b",
+        "training": {
+            "seq_len": 8192,
+            "global_batch_size": 8,
+            "framework": "compiled",
+            "param_dtype": "fp32",
+            "cross_entropy": loss,
+        },
+        "parallelism": {"dp": 8, "zero": 3},
+        "cluster": "dgx-h100",
+    }
+    text = emit(parse_scenario(before), trainer)
+    file = "x.toml" if trainer == "torchtitan" else "x.py"
+    after, _ = converted(tmp_path, file, text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert parse_scenario(after).for_training.cross_entropy == loss
+
+
+def test_experts_with_more_replicas_than_layers_are_sharded_by_the_flags_too(tmp_path: Path) -> None:
+    """At dp 1, experts that are not cut as layers are have two replicas, and ZeRO-1 halves their states."""
+    before = {
+        "model": {"preset": "qwen3-30b-a3b", "layers": 4},
+        "training": {"seq_len": 4096, "global_batch_size": 8, "framework": "megatron"},
+        "parallelism": {"tp": 2, "sp": True, "ep": 1, "expert_tp": 1, "zero": 1},
+        "cluster": "dgx-h100",
+    }
+    text = emit(parse_scenario(before), "megatron")
+    after, _ = converted(tmp_path, "x.sh", text, "--cluster", "dgx-h100", "--gpus", "2")
+    assert after["parallelism"]["zero"] == 1
+    one, other = (simulate(parse_scenario(x)).outcome.peak_memory_bytes for x in (before, after))
+    assert one == other
+
+
+@pytest.mark.parametrize("grad_dtype", ["fp16", "fp32"])
+def test_gradients_of_fp16_and_the_fusion_of_experts_rows_are_written(tmp_path: Path, grad_dtype: str) -> None:
+    training = {"seq_len": 4096, "global_batch_size": 8, "framework": "megatron", "precision": "fp16"}
+    before = {"model": "llama3-8b", "training": {**training, "grad_dtype": grad_dtype}, "cluster": "dgx-h100"}
+    text = emit(parse_scenario(before), "megatron")
+    after, _ = converted(tmp_path, "x.sh", text, "--cluster", "dgx-h100", "--gpus", "1")
+    assert after["training"]["grad_dtype"] == grad_dtype
+    experts = {**before, "model": "qwen3-30b-a3b", "training": {**training, "precision": "bf16"}}
+    text = emit(parse_scenario(experts), "megatron")
+    assert "simulated as with" not in converted(tmp_path, "x.sh", text, "--cluster", "dgx-h100", "--gpus", "1")[1]
+
+
+def test_graphs_that_no_flag_asks_for_are_refused() -> None:
+    training = {"seq_len": 4096, "global_batch_size": 8, "framework": "megatron", "cuda_graphs": "layers"}
+    scenario = parse_scenario({"model": "llama3-8b", "training": training, "cluster": "dgx-h100"})
+    with pytest.raises(
+        InputError, match=r"training\.cuda_graphs: found layers; Megatron-LM launches kernels one by one"
+    ):
+        emit(scenario, "megatron")

@@ -1,0 +1,151 @@
+"""Megatron-LM's launch scripts as scenarios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.convert.converting import converted, refused
+from tests.sim.convert.launch_files import MEGATRON
+
+
+def test_a_megatron_script_with_variables_and_arrays(tmp_path: Path) -> None:
+    data, text = converted(tmp_path, "train.sh", MEGATRON, "--cluster", "dgx-h100")
+    p, t = data["parallelism"], data["training"]
+    assert (p["tp"], p["pp"], p["dp"], p["sp"], p["zero"], p["dp_sync"]) == (4, 2, 4, True, 1, "bucketed")
+    assert (t["micro_batch_size"], t["global_batch_size"], t["recompute"]) == (1, 128, "selective")
+    assert data["model"]["vocab"] == 128256
+    assert "# not expressed here: --cuda-graph-scope" in text
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "expected"),
+    [("alltoall", {"groups": 8, "top_groups": 4}), ("flex", {"max_nodes_per_token": 4})],
+)
+def test_a_choice_limited_to_groups(tmp_path: Path, dispatcher: str, expected: dict[str, int]) -> None:
+    """NCCL's all-to-all sends every copy by itself, DeepEP and HybridEP a token once to a node."""
+    experts = f"""    --num-experts 64 --moe-router-topk 8 --moe-router-num-groups 8 --moe-router-group-topk 4 \\
+    --moe-token-dispatcher-type {dispatcher} --sequence-parallel"""
+    text = MEGATRON.replace("    --sequence-parallel", experts)
+    moe = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]["moe"]
+    assert {k: moe[k] for k in ("groups", "top_groups", "max_nodes_per_token") if k in moe} == expected
+
+
+def test_a_capacity_that_experts_are_padded_to(tmp_path: Path) -> None:
+    experts = """    --num-experts 64 --moe-router-topk 8 --moe-expert-capacity-factor 1 \\
+    --moe-pad-expert-input-to-capacity --moe-token-dispatcher-type alltoall --sequence-parallel"""
+    text = MEGATRON.replace("    --sequence-parallel", experts)
+    moe = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]["moe"]
+    assert (moe["capacity_factor"], moe["pad_to_capacity"]) == (1.0, True)
+
+
+EXPERTS = "--num-experts 64 --expert-model-parallel-size 4"
+
+
+@pytest.mark.parametrize(
+    ("flags", "section", "expected"),
+    [
+        ("--bf16", "training", {"grad_dtype": "fp32"}),
+        ("--bf16 --main-grads-dtype bf16", "training", {"grad_dtype": "bf16"}),
+        ("--fp16", "training", {"grad_dtype": "fp16"}),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", "training", {"grad_dtype": "fp32"}),
+        ("--optimizer dist_muon", "training", {"optimizer": "muon"}),
+        ("", "training", {"global_batch_size": 4, "micro_batch_size": 1}),
+        ("--overlap-grad-reduce", "parallelism", {"bucket_bytes": 4 * 40_000_000}),
+        ("--overlap-grad-reduce --ddp-bucket-size 10", "parallelism", {"bucket_bytes": 40}),
+        ("--use-megatron-fsdp", "parallelism", {"zero": 0}),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "parallelism", {"zero": 3}),
+        (
+            "--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward",
+            "parallelism",
+            {"zero": 3, "reshard_after_forward": False},
+        ),
+    ],
+)
+def test_what_megatron_s_flags_and_those_left_out_say(
+    tmp_path: Path, flags: str, section: str, expected: dict[str, Any]
+) -> None:
+    """Defaults of arguments.py, of `validate_args`, and of DistributedDataParallel's buckets."""
+    text = MEGATRON.replace("--sequence-parallel", f"--sequence-parallel {flags}")
+    for line in ("--bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--global-batch-size 128"):
+        text = text.replace(f"    {line}\n", "")
+    found = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0][section]
+    assert {key: found[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ("--transformer-impl local", "not expressed here: --cuda-graph-scope, --transformer-impl\n"),
+        ("--no-bias-swiglu-fusion", "--no-bias-swiglu-fusion\n"),
+        ("--cp-comm-type a2a+p2p", "--cp-comm-type, --cuda-graph-scope\n"),
+        ("--no-gradient-accumulation-fusion", "--no-gradient-accumulation-fusion\n"),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4",
+            "--recompute-num-layers\n",
+        ),
+        (EXPERTS, "--moe-token-dispatcher-type allgather, the default: an all-to-all is simulated"),
+        (f"{EXPERTS} --moe-token-dispatcher-type allgather", "--cuda-graph-scope, --moe-token-dispatcher-type\n"),
+        (EXPERTS, "simulated as with --moe-grouped-gemm and --moe-permute-fusion\n"),
+        (f"{EXPERTS} --moe-grouped-gemm", "simulated as with --moe-permute-fusion\n"),
+    ],
+)
+def test_what_of_megatron_s_flags_is_not_simulated_is_said(tmp_path: Path, flags: str, note: str) -> None:
+    text = MEGATRON.replace("--sequence-parallel", f"--sequence-parallel {flags}")
+    if "--recompute" in flags:
+        text = text.replace("    --recompute-activations\n", "")
+    assert note in converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[1]
+
+
+def test_a_model_that_is_named_takes_the_place_of_a_script_s_flags(tmp_path: Path) -> None:
+    text = MEGATRON.replace("    --vocab-size 128256\n", "    --no-masked-softmax-fusion\n")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--model", "llama3-8b")
+    assert data["model"] == "llama3-8b"
+    assert "# not expressed here: --cuda-graph-scope\n" in said
+
+
+@pytest.mark.parametrize(
+    ("frequency", "dense", "pattern"),
+    [
+        ("1", None, None),
+        ("'([0]*3+[1]*29)'", 3, None),
+        ("2", None, ["experts", "dense"] * 16),
+        ('"([0]*1+[1]*3)*8"', None, ["dense", "experts", "experts", "experts"] * 8),
+        ("$FREQUENCY", 2, None),
+    ],
+)
+def test_which_layers_have_experts(
+    tmp_path: Path, frequency: str, dense: int | None, pattern: list[str] | None
+) -> None:
+    """gpt_layer_specs.py: every so-many-th layer, counted from the first, or a list."""
+    flags = f"--sequence-parallel --num-experts 8 --moe-layer-freq {frequency}"
+    text = 'FREQUENCY="([0]*2+[1]*30)"' + MEGATRON.replace("--sequence-parallel", flags)
+    model = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]
+    assert model["moe"].get("dense_layers") == dense
+    assert model.get("mlp_pattern") == pattern
+
+
+@pytest.mark.parametrize("frequency", ["0", "'[1]*33'", "'[2]*32'", "'[1]*10**9'", "'open(1)'", "'['"])
+def test_layers_with_experts_that_are_no_list_are_refused(tmp_path: Path, frequency: str) -> None:
+    text = MEGATRON.replace("--sequence-parallel", f"--sequence-parallel --num-experts 8 --moe-layer-freq {frequency}")
+    said = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "--moe-layer-freq: found" in said
+    assert "a list of 0 and 1 for 32 layers" in said
+
+
+def test_a_layout_of_stages_is_unrolled_as_megatron_does(tmp_path: Path) -> None:
+    text = MEGATRON.replace(
+        "--sequence-parallel", '--sequence-parallel --pipeline-model-parallel-layout "Ettt*2|(tt|)*6,(t|)*16L"'
+    )
+    parallelism = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["parallelism"]
+    assert parallelism["layers_per_stage"] == [4, *[2] * 6, *[1] * 16, 0]
+    assert parallelism["virtual_stages"] == 12
+
+
+def test_the_vocabulary_that_a_tokenizer_says_can_be_set(tmp_path: Path) -> None:
+    text = MEGATRON.replace("--vocab-size 128256", "--vocab-file vocab.json --merge-file merges.txt")
+    assert "add --set model.vocab=N" in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--set", "model.vocab=50257")
+    assert data["model"]["vocab"] == 50257

@@ -1,0 +1,42 @@
+"""Configurations that cannot be read as scenarios are refused in one message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sim.convert.converting import refused
+from tests.sim.convert.launch_files import MEGATRON, MEMORY_BUDGET, NO_WORDS, SPLIT_AT_1, TITAN
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "[model\n", "not TOML"),
+        ("a.py", "def f(:\n", "not Python"),
+        ("a.py", "x = 1\n", "holds no torchtitan config"),
+        ("a.sh", "echo hello\n", "whose configuration it is cannot be told"),
+        ("a.sh", "torchrun pretrain_gpt.py --num-layers four", "--gpus N"),
+        ("a.sh", "--nproc-per-node 8 --nnodes 1 --num-layers four --seq-length 8", "is required and missing"),
+        ("a.sh", "--nproc-per-node 9 --nnodes 1 --tensor-model-parallel-size 2", "must be a multiple of 2"),
+        ("a.sh", f"{MEGATRON} --clip-grad x", "clip-grad: found 'x'; must be a number"),
+        ("a.sh", f"{MEGATRON} --kv-channels x", "kv-channels: found 'x'; must be a whole number"),
+        ("a.sh", f"{MEGATRON} --context-parallel-size 0", "--context-parallel-size: found 0; must be at least 1"),
+        ("a.toml", TITAN.replace("replicate_degree = 2", "replicate_degree = 0"), "found 0; must be at least 1"),
+        ("a.toml", NO_WORDS, "converters: found a list of 1; must be a list of texts"),
+        ("a.toml", SPLIT_AT_1, "pipeline_parallel_split_points: found 1; must be a list of texts"),
+        ("a.toml", MEMORY_BUDGET, "found 'memory_budget'; can be simulated: none, selective, full"),
+        ("a.json", "[1]", "holds no mapping"),
+        ("a.toml", '[parallelism]\ndata_parallel_shard_degree = 1\n[model]\nname = "flux"', "found flux None"),
+    ],
+)
+def test_what_cannot_be_read_is_one_message(tmp_path: Path, name: str, text: str, message: str) -> None:
+    output = refused(tmp_path, name, text, "--cluster", "dgx-h100")
+    assert message in output
+    assert "Traceback" not in output
+
+
+def test_variables_that_grow_without_end_are_refused(tmp_path: Path) -> None:
+    bomb = "\n".join(f"A{i}={'$A' + str(i + 1):s}{('$A' + str(i + 1)) * 60}" for i in range(6)) + "\nA6=" + "x" * 1000
+    assert "characters" in refused(tmp_path, "a.sh", bomb + "\n--num-layers $A0 $A0 $A0", "--cluster", "dgx-h100")

@@ -1,0 +1,123 @@
+"""torchtitan's configurations as scenarios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.emit import emit
+from sim.inputs.scenario import parse_scenario
+from tests.sim.convert.converting import converted, refused
+from tests.sim.convert.launch_files import TITAN, TITAN_0_3, TITAN_PYTHON
+
+
+def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> None:
+    data, _ = converted(tmp_path, "llama.toml", TITAN, "--cluster", "dgx-h100", "--gpus", "32")
+    p, t = data["parallelism"], data["training"]
+    assert (p["dp"], p["tp"], p["zero"], p["shard_size"]) == (16, 2, 3, 8)
+    assert (t["precision"], t["framework"], t["recompute"]) == ("fp8", "compiled", "selective_op")
+    assert t["global_batch_size"] == 2 * 16
+    assert data["model"] == "llama3.1-8b"
+
+
+FIRST_STAGES = [[f"layers.{n}" for n in range(*ends)] for ends in ((0, 10), (10, 20), (20, 32))]
+
+
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        ("", [8, 9, 8, 7]),
+        ("pipeline_parallel_last_stage_less_layers = 3", [8, 9, 9, 6]),
+        ('pipeline_parallel_split_points = ["layers.10", "layers.20", "norm"]', [10, 10, 12, 0]),
+        (f"module_fqns_per_model_part = {[*FIRST_STAGES, ['norm', 'output']]}", [10, 10, 12, 0]),
+        ('pipeline_parallel_schedule = "Interleaved1F1B"', [4, 5, 4, 4, 4, 4, 4, 3]),
+        ('pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 3', [2, *[3] * 9, 2, 1]),
+    ],
+)
+def test_torchtitan_counts_embedding_and_output_as_layers_of_a_pipeline(
+    tmp_path: Path, keys: str, layers: list[int]
+) -> None:
+    """distributed/pipeline_parallel.py: _generate_llm_fqn_per_model_part."""
+    text = TITAN.replace("[parallelism]\n", f"[parallelism]\npipeline_parallel_degree = 4\n{keys}\n")
+    text = text.replace("local_batch_size = 2", "local_batch_size = 4")
+    data, _ = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    assert data["parallelism"]["layers_per_stage"] == layers
+    assert data["parallelism"]["virtual_stages"] == len(layers) // 4
+
+
+def test_torchtitan_s_settings_without_effect_are_not_listed(tmp_path: Path) -> None:
+    keys = 'gc_freq = 50\n[optimizer]\nname = "AdamW"\nlr = 3e-4\nimplementation = "foreach"\n[parallelism]'
+    text = TITAN.replace("[parallelism]", keys)
+    said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")[1]
+    assert "# not expressed here: optimizer.implementation\n" in said
+
+
+@pytest.mark.parametrize("dtype", [None, "bf16", "fp8"])
+def test_whether_fsdp_gathers_8_bits_survives_torchtitan_s_file(tmp_path: Path, dtype: str | None) -> None:
+    """Off where nothing is said (torchtitan's default); what is simulated in 8 bits says so."""
+    said = "" if dtype == "bf16" else "[float8]\nenable_fsdp_float8_all_gather = true\n"
+    data, _ = converted(
+        tmp_path,
+        "llama.toml",
+        TITAN.replace("replicate_degree = 2", "replicate_degree = 1") + said,
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "16",
+    )
+    assert data["parallelism"].get("param_gather_dtype") == ("bf16" if dtype == "bf16" else None)
+    data["parallelism"]["param_gather_dtype"] = dtype
+    text = emit(parse_scenario(data), "torchtitan")
+    assert ("enable_fsdp_float8_all_gather = true" in text) == (dtype != "bf16")
+    again, _ = converted(tmp_path, "again.toml", text, "--cluster", "dgx-h100", "--gpus", "16")
+    assert again["parallelism"].get("param_gather_dtype") == ("bf16" if dtype == "bf16" else None)
+
+
+def test_a_torchtitan_python_config_is_read_and_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "llama3"
+    folder.mkdir()
+    options = ("--cluster", "dgx-h100", "--config", "llama3_8b")
+    data, _ = converted(folder, "config_registry.py", TITAN_PYTHON, *options)
+    assert (data["model"], data["training"]["recompute"], data["name"]) == ("llama3.1-8b", "full", "llama3_8b")
+    assert (data["parallelism"]["tp"], data["parallelism"]["dp"], data["parallelism"]["zero"]) == (8, 2, 3)
+    assert "debug, llama3_8b" in refused(folder, "config_registry.py", TITAN_PYTHON, "--cluster", "dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode"), [("FullAC.Config()", "full"), ("SelectiveAC.Config()", "selective_op"), ("None", "none")]
+)
+def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str, mode: str) -> None:
+    text = TITAN_0_3.replace("POLICY_ASYNC", str(mode == "none")).replace("POLICY", policy)
+    text = text.replace("enable_sequence_parallel=False", f"enable_sequence_parallel={mode == 'none'}")
+    data, _ = converted(tmp_path, "config.py", text, "--cluster", "dgx-b200")
+    assert (data["training"]["recompute"], data["training"]["precision"]) == (mode, "mxfp8")
+    assert data["parallelism"]["sp"] is (mode == "none")
+    assert data["parallelism"].get("tp_overlap") == ("full" if mode == "none" else None)
+    assert data["training"]["cuda_graphs"] == "step"  # unless training.disable_cuda_graphs says otherwise
+    launched = text.replace("seq_len=4096", "seq_len=4096, disable_cuda_graphs=True")
+    data, _ = converted(tmp_path, "config.py", launched, "--cluster", "dgx-b200")
+    assert "cuda_graphs" not in data["training"]
+    assert "found MemoryBudgetAC; can be simulated: SelectiveAC, FullAC" in refused(
+        tmp_path, "config.py", text.replace(policy, "MemoryBudgetAC.Config()"), "--cluster", "dgx-b200"
+    )
+
+
+@pytest.mark.parametrize(
+    ("converters", "sections", "precision"),
+    [
+        ("[]", "[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\n", "bf16"),
+        ('""', "[quantize.linear.float8]\nenable_fsdp_float8_all_gather = false\n", "bf16"),
+        ('"float8"', "[float8]\nenable_fsdp_float8_all_gather = true\n", "fp8"),
+        ('["quantize.linear.float8"]', "[quantize.linear.float8]\nrecipe_name = 'rowwise'\n", "fp8"),
+    ],
+)
+def test_model_converters_decide_about_torchtitan_s_precision(
+    tmp_path: Path, converters: str, sections: str, precision: str
+) -> None:
+    """A section of a converter that is not on does nothing; a converter may be a text, as in torchtitan's own files."""
+    text = TITAN.replace('["float8"]', converters) + sections
+    text += "filter_fqns = ['output']\n"
+    data, said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "16")
+    assert data["training"]["precision"] == precision
+    assert ("# not expressed here: float8.filter_fqns\n" in said) == (precision == "fp8") == ("# not" in said)
