@@ -28,7 +28,7 @@ def installed(module: str) -> bool:
 
 def written(trainer: str) -> list[tuple[str, str]]:
     """Shipped scenarios that can be written for the trainer, and the text."""
-    from tests.sim.convert.test_convert import WRITTEN
+    from tests.sim.convert.test_emitted import WRITTEN
 
     return [(name, text) for name, of, text in WRITTEN if of == trainer]
 

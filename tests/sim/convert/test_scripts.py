@@ -8,7 +8,7 @@ import pytest
 
 from sim.inputs.model_input import load_model
 from tests.sim.convert.converting import converted, refused
-from tests.sim.convert.test_convert import MEGATRON
+from tests.sim.convert.launch_files import MEGATRON
 
 SLURM = """
 #!/bin/bash
