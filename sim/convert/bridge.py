@@ -1,4 +1,5 @@
-"""Megatron-Bridge's and NeMo's YAML as a scenario, by Megatron-LM's arguments, whose names most of their keys have.
+"""Megatron-Bridge's and NeMo's YAML as a scenario. Most of its keys have names of Megatron-LM's arguments, and are read
+as these.
 
 Megatron-Bridge: the sections of `ConfigContainer` (src/megatron/bridge/training/config.py), whole as a run saves them
 or only what overrides a recipe. NeMo before 2.0: the same under `model` and `trainer`
@@ -69,7 +70,8 @@ OF_RECIPE = (
     "recipes have them; else Megatron-LM's defaults, also of sequence parallelism and expert_tensor_parallel_size"
 )
 NEMO_PRECISION = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}  # `trainer.precision`
-# What changes a step and is not read. All else that is not read names files, logs, schedules and defaults.
+# Keys that change a step and are not simulated: a note names those that a file sets. All other keys that are not read
+# name files, logs, schedules and defaults.
 NOTED = (
     "account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split",

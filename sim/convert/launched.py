@@ -14,7 +14,7 @@ from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
 
-MARK = "per_device_train_batch_size"  # whose default nobody keeps
+MARK = "per_device_train_batch_size"  # which nearly every command sets
 SWITCHES = {"true": True, "false": False}
 # Arguments of launchers, none of which the training script sees.
 LAUNCHERS = (

@@ -218,7 +218,7 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
     for phase in phases:
         one_of(phase, PHASES, f"{where}.phases")
     found = []
-    # A program of before the column was added has none.
+    # Programs that were captured before this column existed lack it.
     names_listed = listed(rows.get("name"), f"{path}: operators.name")
     rows = {"tf32": [0] * len(names_listed), **rows}
     for i, values in enumerate(rows_of(rows, ROW_KEYS, f"{path}: operators")):
