@@ -131,11 +131,10 @@ class Scenario(Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def ranks(self) -> int:
-        """GPUs of the workload: those of `parallelism`, or of both pools of a disaggregated one."""
+        """GPUs of the workload: those of `parallelism`, or all of a served one."""
         if self.rl is not None and not self.rl.colocated:
             return self.parallelism.ranks + self.rl.generation.ranks
-        pools = None if self.inference is None else self.inference.disaggregated
-        return self.parallelism.ranks if pools is None else pools.ranks
+        return self.parallelism.ranks if self.inference is None else self.inference.ranks(self.parallelism)
 
     @property
     def micro_batches(self) -> int:
@@ -220,8 +219,7 @@ def resolve(source: Source, name: str) -> Scenario:
     parallelism = _parallelism(data.get("parallelism", {}), source, model, training or inference)
     if inference is not None:
         parallelism = with_engine_split(parallelism, inference, model)
-    pools = None if inference is None else inference.disaggregated
-    ranks = parallelism.ranks if pools is None else pools.ranks
+    ranks = parallelism.ranks if inference is None else inference.ranks(parallelism)
     rl = read_rl(data, model, training, parallelism, source)
     if rl is not None and not rl.colocated:
         ranks += rl.generation.ranks

@@ -41,7 +41,8 @@ class Tiers(UserInput):
 
 
 class Autoscaling(UserInput):
-    """Replicas that start and stop, at most `parallelism.dp` of them; names and most defaults are Ray Serve's."""
+    """Replicas that start and stop, at most `parallelism.dp` or a pool's `replicas` of them; names and most defaults
+    are Ray Serve's."""
 
     min_replicas: int = Field(default=1, ge=1, le=10_000_000)
     metric: Literal["ongoing", "waiting"] = Field(
@@ -60,6 +61,14 @@ class Eplb(UserInput):
     redundant_experts: int = Field(
         default=0, ge=0, le=1_000_000, description="copies on all ranks together, beyond one of each expert"
     )
+
+
+class ExpertGpus(UserInput):
+    """Routed experts on GPUs of their own; those of `parallelism` compute everything else. An iteration is cut into
+    `micro_batches`, of which some compute attention and others experts, while messages travel."""
+
+    expert_gpus: int = Field(ge=2, le=1_000_000, description="each has an equal part of every layer's experts")
+    micro_batches: int = Field(default=3, ge=1, le=1000)
 
 
 class ServedLora(UserInput):

@@ -15,7 +15,7 @@ from sim.serve.engines.file import engine_of
 
 def serving_problems(sections: Sections, inference: Inference) -> Problems:
     """Return what is wrong with a serving workload."""
-    for rule in (_inference, _pools, _two_batches, _eplb, _speculative, _autoscaling, _lora):
+    for rule in (_inference, _pools, _two_batches, _eplb, _speculative, _autoscaling, _lora, _afd):
         yield from rule(sections, inference)
     if sections.parallelism.cp > 1 and inference.attention == "unfused":
         yield ("inference", "attention"), "found 'unfused'; prompts split over cp ranks need fused attention"
@@ -113,40 +113,43 @@ def _speculative(sections: Sections, inference: Inference) -> Problems:
     speculative, path = inference.speculative, ("inference", "speculative")
     if speculative is None:
         return
-    draft, p = speculative.draft, sections.parallelism
+    draft, p, pools = speculative.draft, sections.parallelism, inference.disaggregated
+    splits = [("parallelism.tp", p.tp)]
+    if pools is not None:
+        splits = [(f"disaggregated.{name}.tp", size.tp) for name, size in pools]
     if draft is None:
         if not sections.model.mtp_layers:
             yield (*path, "draft"), "found null; the model has no prediction layer (model.mtp_layers); name a model"
     elif draft.vocab != sections.model.vocab:
         why = f"has a vocabulary of {draft.vocab}; the model that checks its tokens has {sections.model.vocab}"
         yield (*path, "draft"), why
-    elif draft.heads % p.tp:
-        yield (*path, "draft"), f"has {counted(draft.heads, 'head')}, which parallelism.tp ({p.tp}) must divide"
+    elif wrong := [f"{key} ({tp})" for key, tp in splits if draft.heads % tp]:
+        yield (*path, "draft"), f"has {counted(draft.heads, 'head')}, which {wrong[0]} must divide"
     if p.cp > 1:
         yield ("parallelism", "cp"), f"found {p.cp}; drafted tokens are not split over cp ranks; allowed: 1"
-    if p.pp > 1:
-        why = "a draft and its model are not split into pipeline stages; allowed: 1"
+    if p.pp > 1 and not engine_of(inference.engine).stages_drafting:
+        able = ", ".join([name for name, engine in ENGINES.items() if engine.stages_drafting])
+        why = f"engine {inference.engine} does not draft beside pipeline stages; allowed: 1 (or engine {able})"
         yield ("parallelism", "pp"), f"found {p.pp}; {why}"
-    if inference.disaggregated is not None:
-        yield path, "is not simulated with inference.disaggregated; leave one of them out"
     if inference.attention == "unfused":
         yield ("inference", "attention"), "found 'unfused'; drafted tokens need fused attention"
 
 
 def _autoscaling(sections: Sections, inference: Inference) -> Problems:
-    """Replicas start and stop one by one."""
+    """Replicas start and stop one by one, in each pool by itself."""
     rule, path, p = inference.autoscaling, ("inference", "autoscaling"), sections.parallelism
     if rule is None:
         return
-    if rule.min_replicas > p.dp:
-        why = f"parallelism.dp ({p.dp}) is the most replicas"
-        yield (*path, "min_replicas"), f"found {rule.min_replicas}; {why}"
-    if inference.disaggregated is not None:
-        yield path, "is not simulated with inference.disaggregated; leave one of them out"
+    most, pools = [("parallelism.dp", p.dp)], inference.disaggregated
+    if pools is not None:
+        most = [(f"disaggregated.{name}.replicas", size.replicas) for name, size in pools]
+    for key, n in most:
+        if rule.min_replicas > n:
+            yield (*path, "min_replicas"), f"found {rule.min_replicas}; {key} ({n}) is the most replicas"
     if inference.batching == "static":
         yield path, "found a rule; all requests of a static batch start and end together; needs batching continuous"
-    if p.ep * p.expert_tp > p.tp:
-        yield path, "found replicas that share experts (parallelism.ep); such a replica cannot stop by itself"
+    if p.ep * p.expert_tp > p.tp or (pools is not None and any(size.ep > size.tp for _, size in pools)):
+        yield path, "found replicas that share experts (ep above tp); such a replica cannot stop by itself"
 
 
 def _lora(sections: Sections, inference: Inference) -> Problems:
@@ -158,9 +161,36 @@ def _lora(sections: Sections, inference: Inference) -> Problems:
     have += ["mlp_up", "mlp_down"] if sections.model.has_dense_layers else []
     if wrong := [t for t in lora.targets if t not in have]:
         yield (*path, "targets"), f"found '{wrong[0]}'; adapters of this model are on {', '.join(have)}"
-    for key in ("disaggregated", "speculative"):
-        if getattr(inference, key) is not None:
-            yield path, f"is not simulated with inference.{key}; leave one of them out"
+    if inference.speculative is not None and not engine_of(inference.engine).adapters_drafting:
+        able = ", ".join([name for name, engine in ENGINES.items() if engine.adapters_drafting])
+        why = f"engine {inference.engine} has no adapters beside inference.speculative; allowed with engine {able}"
+        yield path, f"{why}; or leave one of them out"
     if inference.batching == "static" and lora.places < lora.adapters:
         why = "a static batch starts all requests at once and so needs all adapters on the GPU; allowed: null"
         yield (*path, "max_loras"), f"found {lora.max_loras}; {why}"
+
+
+def _afd(sections: Sections, inference: Inference) -> Problems:
+    """Experts on GPUs of their own suit the model, find these GPUs, and stand beside keys that they know."""
+    afd, path, p = inference.afd, ("inference", "afd"), sections.parallelism
+    if afd is None:
+        return
+    if sections.model.moe is None:
+        yield path, "the model has no experts (model.moe); leave it out"
+        return
+    for key in ("cp", "pp", "ep"):
+        if (value := getattr(p, key)) != 1:
+            why = "parallelism is of the GPUs that compute attention: tp and dp; leave it out"
+            yield ("parallelism", key), f"found {value}; {why}"
+    n = afd.expert_gpus
+    if sections.model.moe.experts % n:
+        yield (*path, "expert_gpus"), f"found {n}, which must divide model.moe.experts ({sections.model.moe.experts})"
+    gpus = sections.cluster.nodes * sections.cluster.gpus_per_node
+    if p.ranks + n > gpus:
+        found = f"found {counted(n, 'GPU')} beside {p.ranks:,} that compute attention"
+        yield (*path, "expert_gpus"), f"{found}; the cluster has {gpus:,} (or leave nodes out)"
+    for key in ("disaggregated", "speculative", "lora", "weight_offload", "eplb", "autoscaling", "two_batch_overlap"):
+        if getattr(inference, key):
+            yield ("inference", key), "is not simulated with inference.afd; leave one of them out"
+    if sections.faults is not None:
+        yield ("faults",), "is not simulated with inference.afd; leave one of them out"

@@ -11,7 +11,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from sim.core.dtypes import Precision, Quantization, TransportDtype
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.serving_keys import Autoscaling, Eplb, ServedLora, Tiers, WeightOffload
+from sim.inputs.parallelism import Parallelism
+from sim.inputs.serving_keys import Autoscaling, Eplb, ExpertGpus, ServedLora, Tiers, WeightOffload
 from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
 from sim.serve.engines import ENGINE_FILES, ENGINES
 from sim.serve.engines.record import DecodeAttention, Defaults, Drafts
@@ -169,13 +170,22 @@ class Inference(UserInput):
     router: Literal["round_robin", "least_loaded", "prefix_aware"] = Field(
         default="round_robin", description="which of the dp replicas, or of a pool's, a request goes to"
     )
-    autoscaling: Autoscaling | None = Field(default=None, description="how many of the dp replicas are on, by a rule")
+    autoscaling: Autoscaling | None = Field(
+        default=None, description="how many of the dp replicas, or of each pool's, are on"
+    )
     lora: ServedLora | None = Field(default=None, description="adapters of which each request uses one")
     weight_offload: WeightOffload | None = Field(default=None, description="weights in host memory, copied as needed")
     speculative: Speculative | None = Field(default=None, description="a draft, whose tokens are checked")
+    afd: ExpertGpus | None = Field(default=None, description="attention and experts on GPUs of their own")
     disaggregated: Disaggregated | None = Field(
         default=None, description="pools of replicas for prompts and for the tokens after them, in place of parallelism"
     )
+
+    def ranks(self, parallelism: Parallelism) -> int:
+        """GPUs of all replicas, of both pools, and of experts that have their own."""
+        if self.disaggregated is not None:
+            return self.disaggregated.ranks
+        return parallelism.ranks + (0 if self.afd is None else self.afd.expert_gpus)
 
     @property
     def drafts(self) -> Drafts:

@@ -290,6 +290,7 @@ def search_serving(asked: ServingSearch, pool: Callable[[bool], AbstractContextM
             serving.requests.max_concurrency is not None,
             "inference.requests.max_concurrency: --slo searches the rate of requests; leave it out",
         ),
+        (serving.afd is not None, "inference.afd: --slo searches GPUs that compute attention and experts"),
         (cp > 1, f"parallelism.cp: found {cp}; --slo searches tp, pp, dp, ep and pools"),
     ):
         if refused:

@@ -73,9 +73,16 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
     total += table * (stage.embedding + (stage.head and not tied_here))
     if stage.embedding and m.positions == "learned":
         total += m.max_positions * m.hidden * d.act_bytes
-    if stage.head:
-        total += norm_elements(m) * d.act_bytes
-    return total
+    if stage.head and m.head_bias:
+        total += d.vocab * d.act_bytes
+    norms = stage.head + (stage.embedding and m.embedding_norm)
+    return total + norms * norm_elements(m) * d.act_bytes
+
+
+def routed_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers) -> float:
+    """Weights of a stage's routed experts on one rank."""
+    own = [spec.served_elements(d).experts for spec in specs]
+    return sum([n * each for n, each in zip(stage.layers, own, strict=True)]) * d.expert_weight_bytes
 
 
 def adapter_bytes(costs: IterationCosts, stage: StageLayers) -> float:
@@ -168,7 +175,9 @@ def cache_capacity(
     Every stage must hold its layers' part of every block, so the stage with least room decides. Where not even the
     longest request fits (for static batching: the whole batch), just enough blocks for it are simulated. A block's
     bytes are those of a sequence of the requests' mean length, where layers with windows keep less than others. A
-    draft has its weights and its part of every block on the same ranks.
+    draft has its weights and its part of every block on the last stage's ranks; the model's own layer also a copy of
+    the embedding there, where that is not the first stage (vLLM, v1/spec_decode/llm_base_proposer.py,
+    _maybe_share_embeddings).
     """
     i, d = scenario.for_serving, costs.dims
     drafted = 0 if i.speculative is None else i.speculative.tokens
@@ -185,6 +194,8 @@ def cache_capacity(
     own_tokens, passing = ceil_div(tokens, d.cp), keys_on_their_way(d, costs.attentions, prompt)
     buffers = tuple(buffer_bytes(d, costs.specs, s, own_tokens, samples, prompt) + passing for s in costs.stages)
     weights = tuple(weight_bytes(d, costs.specs, s) + _places_bytes(costs, s) for s in costs.stages)
+    if costs.apart is not None:  # other GPUs have them
+        weights = tuple([w - routed_bytes(d, costs.specs, s) for w, s in zip(weights, costs.stages, strict=True)])
     if costs.offloaded:
         weights = tuple([w - own.host_bytes for w, own in zip(weights, costs.offloaded, strict=True)])
         buffers = tuple([b + own.room_bytes for b, own in zip(buffers, costs.offloaded, strict=True)])
@@ -193,12 +204,13 @@ def cache_capacity(
     held = [_Held(*of_stage) for of_stage in zip(weights, buffers, per_token, strict=True)]
     if (draft := costs.draft) is not None:
         (own,) = draft.stages
-        if i.speculative is not None and i.speculative.draft is None:  # the tables are the model's
-            own = replace(own, embedding=False, head=False)
+        if i.speculative is not None and i.speculative.draft is None:  # the tables are the last stage's
+            own = replace(own, embedding=len(costs.stages) > 1, head=False)
         drafting = weight_bytes(draft.dims, draft.specs, own)
         drafted_token = cached_bytes(draft.dims, draft.attentions, own.attentions, mean)
-        held = [held[0]._replace(drafts=(drafting, drafted_token))]
-        weights, per_token = (weights[0] + drafting,), (per_token[0] + drafted_token,)
+        held[-1] = held[-1]._replace(drafts=(drafting, drafted_token))
+        weights = (*weights[:-1], weights[-1] + drafting)
+        per_token = (*per_token[:-1], per_token[-1] + drafted_token)
     fit = min(_blocks_fit(scenario, held_bytes, static, of_stage) for of_stage in held if of_stage.token)
     each = -(-max(longest - 1, reserve) // block)
     spare = int(engine_of(i.engine).watermark is not None)  # without a free block no sequence goes on

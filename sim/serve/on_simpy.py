@@ -39,13 +39,16 @@ class Clock(simpy.Environment):
 
 
 class ReplicaProcess:
-    """A replica on SimPy's clock. `on_left`: are told who left, with all tokens or for another replica."""
+    """A replica on SimPy's clock. `on_left`: are told who left, with all tokens or for another replica; `held`:
+    computed prompts that are still to be copied to other replicas; `on_copied_away`: are told when one has been."""
 
     def __init__(self, clock: Clock, replica: Replica, costs: IterationCosts, group: bool, alone: bool = True) -> None:
         self.clock, self.replica, self.costs = clock, replica, costs
         self.worker = Worker(replica, costs, group)
         self.stages = [simpy.Resource(clock) for _ in costs.stages]
         self.on_left: list[Callable[[Sequence], None]] = []
+        self.held = 0
+        self.on_copied_away: list[Callable[[], None]] = []
         self.in_flight = 0
         self.news = clock.event()  # a request, a copy or a result has come
         if alone:
@@ -60,6 +63,14 @@ class ReplicaProcess:
         """Something has changed: whoever waits for that looks again."""
         news, self.news = self.news, self.clock.event()
         news.succeed()
+
+    def copied_away(self, held: Sequence) -> None:
+        """A computed prompt has come to another replica: its blocks here are free."""
+        self.held -= 1
+        self.replica.scheduler.free(held)
+        for tell in self.on_copied_away:
+            tell()
+        self.tell()
 
     def end(self, work: Work) -> None:
         """An iteration has ended."""

@@ -98,20 +98,22 @@ def _serve(
             QuickPass(replica, own, group, inference.requests.max_concurrency).run()
         return (), ()
     from sim.serve.on_simpy import Clock, replica_processes, serve_on_simpy
-    from sim.serve.replicas.autoscaler import Autoscaler
+    from sim.serve.replicas.autoscaler import Autoscaler, Unserved
     from sim.serve.replicas.handover import Handover
 
     clock = Clock()
     routers = [ROUTERS[inference.router]([r.scheduler for r in pool.replicas]) for pool in pools]
     processes = [replica_processes(clock, pool, group) for pool in pools]
     handover = Handover(clock, pools, processes, routers[1]) if len(pools) > 1 else None
-    rule, scaler = inference.autoscaling, None
-    if rule is not None:
-        scaler = Autoscaler(clock, rule, processes[0], routers[0], sequences)
+    scalers: list[Autoscaler] = []
+    if (rule := inference.autoscaling) is not None:
+        unserved, begin_s = Unserved(len(sequences), processes), sequences[0].request.arrival_s
+        each = enumerate(zip(processes, routers, strict=True))
+        scalers = [Autoscaler(clock, rule, own, router, begin_s, unserved, n) for n, (own, router) in each]
     for replica in pools[0].replicas:
         replica.sequences.clear()  # the router deals them out
     serve_on_simpy(clock, processes, sequences, routers[0].choose, inference.requests.max_concurrency)
-    return tuple(handover.transfers) if handover else (), scaler.finished() if scaler else ()
+    return tuple(handover.transfers) if handover else (), tuple([span for s in scalers for span in s.finished()])
 
 
 def coupling(scenario: Scenario) -> str:
@@ -125,7 +127,7 @@ def coupling(scenario: Scenario) -> str:
     if inference.autoscaling is not None:
         found = "inference.autoscaling"
     if experts_span(scenario) > 1:
-        found = "replicas that share experts (parallelism.ep)"
+        found = "replicas that share experts (parallelism.ep, inference.afd)"
     return found
 
 

@@ -209,6 +209,8 @@ def layout_line(scenario: Scenario) -> str:
     if pools is not None:  # what computes prompts, and what adds tokens
         named = (("prefill", pools.prefill), ("decode", pools.decode))
         shape = [f"{name} {p.replicas} × tp {p.tp}" + f", ep {p.ep}" * (p.ep > 1) for name, p in named]
+    if inference is not None and inference.afd is not None:
+        shape.append(f"experts on {inference.afd.expert_gpus} other GPUs")
     words = [model_words(scenario.model), *shape]
     if layout.pp > 1 and inference is None:
         words.append(layout.schedule)

@@ -99,18 +99,19 @@ def _over_time(history: OverTime) -> tuple[Plot, ...]:
         words = [f"{counted(v, 'request')} a second {what}" for v in values.tolist()]
         _steps(rates, history.rate_edges_s, values, colour, words)
     several = len(history.running) > 1
-    pools, on = dict(zip(_POOLS, history.running, strict=False)), history.replicas
-    scaled = () if on is None else (_levels("replicas", time_axis, history, {_BLUE: on}),)
+    pools, on = (dict(zip(_POOLS, levels, strict=False)) for levels in (history.running, history.replicas))
+    legend = tuple([(colour, level.name) for colour, level in pools.items()]) if several else ()
+    scaled = (_levels("replicas", time_axis, history, on),) if on else ()
     return (
         Plot("rate", "Requests a second", ((_BLUE, "arriving"), (_ORANGE, "finishing")), rates),
         Plot("queue", "Requests that wait", (), _levels("queue", time_axis, history, {_BLUE: history.waiting})),
         Plot(
             "batch",
             "Sequences that run",
-            tuple([(colour, level.name) for colour, level in pools.items()]) if several else (),
+            legend,
             _levels("batch", time_axis, history, pools),
         ),
-        *(Plot("replicas", "Replicas that are on", (), figure) for figure in scaled),
+        *(Plot("replicas", "Replicas that are on", legend, figure) for figure in scaled),
     )
 
 

@@ -13,7 +13,7 @@ from sim.views.terminal import Terminal
 
 if TYPE_CHECKING:
     from sim.search.slo import Promise
-    from sim.serve.results.records import ServingResult
+    from sim.serve.results.records import ScalingUse, ServingResult
 
 
 KEPT_SHOWN = 1.01  # bytes of the cache over those of running sequences
@@ -90,12 +90,17 @@ def _beside_the_cache(result: ServingResult) -> list[tuple[str, str]]:
     if (away := result.weight_offload) is not None:
         copied = f"copied in {seconds(away.copy_s)} an iteration"
         lines.append(("weights", f"{n_bytes(away.host_bytes)} in host memory, {copied}"))
-    if (scaling := result.autoscaling) is not None:
-        mean = f"{scaling.replicas_mean:.3g} replicas in the mean, {scaling.replicas_max} at most"
-        changed = f"{counted(scaling.starts, 'start')}, {counted(scaling.stops, 'stop')}"
-        hours = f"{scaling.gpu_hours:.3g} GPU hours ({scaling.gpu_hours_always_on:.3g} with all on)"
-        lines.append(("autoscaling", f"{mean}; {changed}; {hours}"))
-    return lines
+    scaled = [("autoscaling", result.autoscaling)]
+    if result.pools is not None:
+        scaled = [(f"{pool.name} on", pool.autoscaling) for pool in result.pools]
+    return lines + [(name, _scaled(use)) for name, use in scaled if use is not None]
+
+
+def _scaled(use: ScalingUse) -> str:
+    """Return how many replicas were on."""
+    mean = f"{use.replicas_mean:.3g} replicas in the mean, {use.replicas_max} at most"
+    changed = f"{counted(use.starts, 'start')}, {counted(use.stops, 'stop')}"
+    return f"{mean}; {changed}; {use.gpu_hours:.3g} GPU hours ({use.gpu_hours_always_on:.3g} with all on)"
 
 
 def _between_replicas(result: ServingResult) -> list[tuple[str, str]]:

@@ -40,7 +40,12 @@ WORKLOADS: dict[str, list[str]] = {
     "serve_prefix_cpu": [],
     "serve_speculative_llama70b": FEW,
 }
-SIMPY_ALONE = {"serve_disaggregated_llama70b": FEW, "serve_autoscaling": [], "serve_router_prefix": []}
+SIMPY_ALONE = {
+    "serve_disaggregated_llama70b": FEW,
+    "serve_autoscaling": [],
+    "serve_router_prefix": [],
+    "serve_afd": FEW,
+}
 
 
 def ran(scenario: Scenario, engine: Engine) -> tuple[str, list[float]]:

@@ -56,6 +56,8 @@ pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim qk-
 recompute-granularity recompute-method recompute-num-layers seq-length sequence-parallel squared-relu swiglu
 tensor-model-parallel-size tokenizer-type tp-comm-overlap train-iters untie-embeddings-and-output-weights
 use-distributed-optimizer use-megatron-fsdp use-tp-pp-dp-mapping v-head-dim vocab-size nnodes nproc-per-node
+activation-func-clamp-value glu-linear-offset no-rope-freq quick-geglu rotary-percent softmax-type
+window-attn-skip-freq window-size
 """
 MEGATRON = set(re.findall(r"\S+", MEGATRON_TEXT))
 # Of the dataclasses in torchtitan/config/job_config.py of torchtitan 0.2.2.

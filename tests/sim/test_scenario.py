@@ -350,6 +350,7 @@ def test_inference_defaults() -> None:
         "speculative": None,
         "autoscaling": None,
         "eplb": None,
+        "afd": None,
         "lora": None,
         "weight_offload": None,
         "engine": "bundled",

@@ -111,6 +111,12 @@ class Engine:
         (True, True),
         "where it overlaps, also with tokens drafted by the model's own layer, and by a model of their own",
     )
+    stages_drafting: bool = fact(True, "drafts beside pipeline stages; the draft is on the last stage's GPUs")
+    adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
+    hands_drafts_over: bool = fact(
+        True,
+        "a replica that takes a computed prompt over checks drafted tokens at once; else it adds its first token alone",
+    )
     graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
         by_eights, "batches with a CUDA graph, of graphs_to and max_running_requests"
     )

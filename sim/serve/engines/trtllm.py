@@ -25,6 +25,8 @@ _TRTLLM_08 = Engine(
     "(tensorrt_llm/bench/dataclasses/configuration.py: ExecutorSettingsConfig.chunking true; its MAX_UTILIZATION is "
     "replaced by NO_EVICT in bench/benchmark/throughput.py); not modelled: dynamic_max_batch_size",
     host=TRTLLM,
+    stages_drafting=False,  # of this engine nothing was read about drafts beside stages or adapters
+    adapters_drafting=False,
     reserved_output=1.0,
     whole_prompts=True,
     prompts_beside=True,
@@ -44,6 +46,8 @@ RECORDS = (
         "(XQA blog); the capacity scheduler's default policy is GUARANTEED_NO_EVICT, and chunked context is off "
         "(useful-runtime-flags.md)",
         host={"hopper": TRTLLM_06},
+        stages_drafting=False,
+        adapters_drafting=False,
         decode_attention="per_head",
         group_reads=0.768,
         reserved_output=1.0,

@@ -32,6 +32,9 @@ _FIRST_VLLM = Engine(
     "(core/scheduler.py), entry: core/block_manager.py",
     host=VLLM_02,
     decode_attention="per_head",
+    stages_drafting=False,  # nothing was read of releases before V1 about drafts beside stages, adapters or pools
+    adapters_drafting=False,
+    hands_drafts_over=False,
     whole_prompts=True,
     sized_tokens=2560,
     watermark=_WATERMARK,
@@ -51,6 +54,9 @@ _VLLM_05 = Engine(
     " chunks (747 to 773); max_num_batched_tokens: the model's length (config.py, 804 to 818);"
     " padding: token 0 (worker/model_runner.py)",
     host=hosts(V5),
+    stages_drafting=False,  # as vllm-0.2
+    adapters_drafting=False,
+    hands_drafts_over=False,
     padded_experts=("alike", "alike"),
     whole_prompts=True,
     whole_prompt_tokens=2048,
@@ -88,6 +94,8 @@ _VLLM_09 = Engine(
     " piecewise graphs: config.py; padding: tokens of earlier iterations, which choose"
     " experts until VLLM_MOE_SKIP_PADDING (pull request 46428, June 2026)",
     host=hosts(V1),
+    adapters_drafting=False,  # 0.10.2, v1/worker/gpu_input_batch.py, make_lora_inputs: one adapter a sampled request
+    hands_drafts_over=False,  # v1/core/sched/scheduler.py: what came from elsewhere lacks its last token, so no drafts
     graph_sizes=by_eights_to,
     prompt_graphs=True,
     whole_prompts=True,
@@ -114,6 +122,7 @@ _VLLM_14 = replace(
     overlaps=True,
     overlaps_stages=False,
     overlaps_drafting=(True, False),
+    adapters_drafting=True,  # 0.14.1, v1/worker/gpu_input_batch.py, make_lora_inputs: an adapter for each sampled token
     graph_sizes=vllm_sizes,
     own_all_reduces=CUSTOM_LESS,
     two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold

@@ -10,12 +10,11 @@ octave, of the chunk and of what is cached before it (`_chunk`).
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sim.core.program import Compute, Program
+from sim.core.program import Program
 from sim.inputs.scenario import Scenario
 from sim.inputs.serving_keys import ServedLora
 from sim.models.dims import ceil_div
@@ -27,10 +26,9 @@ from sim.models.served_context import split_decode, split_prefill
 from sim.models.served_queries import of_queries
 from sim.prices.coefficients import PriceOptions
 from sim.prices.cost import REPEAT_UNCERTAINTY
-from sim.prices.kernel_file import kernel_file
 from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
-from sim.prices.roofline import MOE_LAYER, Device
+from sim.prices.roofline import Device
 from sim.prices.serving_parts import MeasuredParts, measured_parts
 from sim.prices.shared_cores import costs_of
 from sim.prices.weight_only import weight_only
@@ -39,11 +37,13 @@ from sim.serve.engines.file import engine_of
 from sim.serve.engines.record import TwoBatches
 from sim.serve.prices.all_reduce_prices import all_reduces
 from sim.serve.prices.dims import serving_dims
+from sim.serve.prices.experts_apart import ExpertsApart, in_micro_batches
 from sim.serve.prices.host import Host, host_of
 from sim.serve.prices.iteration_parts import Key, StageLayers, Work
 from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, sizes_around
 from sim.serve.prices.load import Load
 from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram
+from sim.serve.prices.stages import attentions_of, experts_measured, launched_kernels, stages_of
 from sim.serve.prices.two_batches import in_two_batches, is_split
 from sim.serve.prices.weight_offload import Streamed, streamed_weights
 from sim.serve.scheduling.speculation import draft_of, drafting
@@ -52,7 +52,7 @@ from topology.network import Network
 
 class IterationCosts(Struct):
     """Prices of iterations under one scenario and profile; see `stage_seconds`. `draft`: of a draft's own iterations on
-    the only stage; `of_stages`: of each stage alone, where some have slow ranks or links."""
+    the last stage; `of_stages`: of each stage alone, where some have slow ranks or links."""
 
     plan: Plan
     prices: OperatorPrices
@@ -67,6 +67,7 @@ class IterationCosts(Struct):
     offloaded: tuple[Streamed, ...] = ()  # weights in host memory, by stage
     two_batches: TwoBatches | None = None  # how two halves of a batch overlap
     draft: IterationCosts | None = None
+    apart: ExpertsApart | None = None  # experts on GPUs of their own
     of_stages: tuple[IterationCosts, ...] = ()
     priced_programs: dict[Key, PricedProgram] = field(default_factory=dict)
     without_attention: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)  # by tokens and samples
@@ -89,18 +90,18 @@ class IterationCosts(Struct):
         if self.of_stages:
             return tuple([own.stage_seconds(load)[i] for i, own in enumerate(self.of_stages)])
         load = self.own_share(load)
-        draft_s, device_s, copied_s = self.draft_seconds(load), self.device_seconds(load), self.copied_s
-        each = enumerate(zip(device_s, copied_s, strict=True))
-        return tuple([self.host.seconds_each(i, [s], load, draft_s, copy)[0] for i, (s, copy) in each])
+        each = enumerate(zip(self.device_seconds(load), self.draft_seconds(load), self.copied_s, strict=True))
+        return tuple([self.host.seconds_each(i, [s], load, draft_s, copy)[0] for i, (s, draft_s, copy) in each])
 
     @property
     def copied_s(self) -> tuple[float, ...]:
         """Seconds for which every stage copies weights in each iteration, beside all that its GPU computes."""
         return tuple([own.beside_s for own in self.offloaded]) or (0.0,) * len(self.stages)
 
-    def draft_seconds(self, load: Load) -> float:
-        """Seconds for which the only stage's GPU drafts tokens beside an iteration."""
-        return 0.0 if self.draft is None else sum([self.draft.stage_seconds(own)[0] for own in self.drafted(load)])
+    def draft_seconds(self, load: Load) -> tuple[float, ...]:
+        """Seconds for which every stage's GPU drafts tokens beside an iteration: the last one's, where anything is."""
+        last_s = 0.0 if self.draft is None else sum([self.draft.stage_seconds(own)[0] for own in self.drafted(load)])
+        return (0.0,) * (len(self.stages) - 1) + (last_s,)
 
     def drafted(self, load: Load) -> list[Load]:
         """What the draft computes beside an iteration (`sim.serve.scheduling.speculation.drafting`)."""
@@ -110,6 +111,8 @@ class IterationCosts(Struct):
     def device_seconds(self, load: Load) -> tuple[float, ...]:
         """What a rank's own share of an iteration takes on every stage's GPU, without its host, its draft and the
         copies beside it."""
+        if self.apart is not None:
+            return in_micro_batches(self, self.apart, load)
         if self.two_batches is not None and is_split(self.two_batches, load):
             return in_two_batches(self, self.two_batches, load)
         return self.one_batch(load)
@@ -186,6 +189,9 @@ class IterationCosts(Struct):
     def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
         """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all;
         nothing is drafted in a run."""
+        if self.apart is not None:
+            seen = range(first_kv, first_kv + decodes * steps, decodes)
+            return [self.stage_seconds(Load(decodes, decodes, kv, (), decodes))[0] for kv in seen]
         own = ceil_div(decodes, self.dims.cp)
         base = self._rest(own, own)[0]
         seconds: list[float] = []
@@ -361,14 +367,14 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     parts = measured_parts(profile, scenario.model, tp) if scenario.parallelism.ranks == tp else None
     parts = parts if scenario.for_serving.attention == "fused" else None  # the measured engine's is fused
     dims, device = serving_dims(scenario), Device(gpu.name, peaks, bandwidth)
-    dims = replace(dims, one_kernel=_experts_measured(profile, dims))
+    dims = replace(dims, one_kernel=experts_measured(profile, dims))
     formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
     engine_s = 0.0 if parts is None else parts.engine
     specs = specs or layer_specs(scenario.model)
-    kinds, attentions = tuple(dict.fromkeys(specs)), _attentions(specs)
-    stages, engine = _stages(plan, specs, kinds, attentions), engine_of(scenario.for_serving.engine)
+    kinds, attentions = tuple(dict.fromkeys(specs)), attentions_of(specs)
+    stages, engine = stages_of(plan, specs, kinds, attentions), engine_of(scenario.for_serving.engine)
     lora = scenario.for_serving.lora
-    launched = tuple([_kernels(dims, kinds, attentions, s, lora) for s in stages])
+    launched = tuple([launched_kernels(dims, kinds, attentions, s, lora) for s in stages])
     host = host_of(scenario, engine, launched)
     pricing, streamed = Pricing(plan, costs, Network(scenario.cluster)), bandwidth * c.streaming_efficiency
     reduces = all_reduces(pricing, engine.own_all_reduces)
@@ -378,54 +384,19 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     two = engine.two_batches if scenario.for_serving.two_batch_overlap else None
     draft = draft_of(scenario)
     drafting_costs = None if draft is None else iteration_costs(draft[0], profile, draft[1])
+    apart = _apart(scenario, profile)
     return IterationCosts(
-        plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora, away, two, drafting_costs
+        plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora, away, two, drafting_costs, apart
     )
 
 
-def _attentions(specs: tuple[LayerSpec, ...]) -> tuple[Attention, ...]:
-    """The distinct ones of the layers that have any."""
-    return tuple(dict.fromkeys([spec.attention for spec in specs if spec.attention is not None]))
-
-
-def _kernels(
-    d: ServingDims,
-    specs: tuple[LayerSpec, ...],
-    attentions: tuple[Attention, ...],
-    stage: StageLayers,
-    lora: ServedLora | None,
-) -> int:
-    """Launches of an iteration of single tokens on a stage, collectives among them."""
-    parts = [
-        *((spec.serve_tokens(d, 1), n) for spec, n in zip(specs, stage.layers, strict=True)),
-        *((attention.decode(d, 1, 1), n) for attention, n in zip(attentions, stage.attentions, strict=True)),
-        (embedding_tokens(d, 1), stage.embedding),
-        (head_samples(d, 1), stage.head),
-    ]
-    if lora is not None:
-        added = [adapter_products(d, spec, lora.targets, lora.rank, 1, 1) for spec in specs]
-        parts += list(zip(added, stage.layers, strict=True))
-    return sum(n * sum(item.kernels if isinstance(item, Compute) else 1 for item in part) for part, n in parts)
-
-
-def _experts_measured(profile: Profile, dims: ServingDims) -> bool:
-    """Whether the profile has whole layers of experts in their format."""
-    if dims.expert_weight_bytes != dims.weight_bytes:
-        return False
-    alike = {"fp16": "bf16", "mxfp8": "fp8"}.get(dims.experts_dtype, dims.experts_dtype)
-    return bool(profile.kernels) and (MOE_LAYER, alike) in kernel_file(profile.kernels).tables
-
-
-def _stages(
-    plan: Plan, specs: tuple[LayerSpec, ...], kinds: tuple[LayerSpec, ...], attentions: tuple[Attention, ...]
-) -> tuple[StageLayers, ...]:
-    """Parts dealt to pipeline ranks in turn; serving runs a rank's parts one after another."""
-    pp, out = plan.scenario.parallelism.pp, []
-    for i in range(pp):
-        parts = plan.parts[i::pp]
-        layers = Counter([specs[n] for part in parts for n in part.layers])
-        attending = Counter(specs[n].attention for part in parts for n in part.layers)
-        first, last = any(p.embedding for p in parts), any(p.head for p in parts)
-        counts = tuple([layers[kind] for kind in kinds]), tuple([attending[a] for a in attentions])
-        out.append(StageLayers(i * plan.mesh.strides["pp"], *counts, first, last))
-    return tuple(out)
+def _apart(scenario: Scenario, profile: Profile) -> ExpertsApart | None:
+    """Experts on GPUs of their own: as if each of these had its part of all tokens."""
+    inference, p = scenario.for_serving, scenario.parallelism
+    if (afd := inference.afd) is None:
+        return None
+    n = afd.expert_gpus
+    own = p.model_copy(update={"tp": 1, "dp": n, "ep": n, "expert_tp": 1, "shard_size": n})
+    alone = inference.model_copy(update={"afd": None})
+    costs = iteration_costs(scenario.model_copy(update={"parallelism": own, "inference": alone}), profile)
+    return ExpertsApart(costs, n, p.dp, afd.micro_batches)

@@ -20,14 +20,15 @@ from topology.network import Network
 
 def replica_costs(healthy: IterationCosts, scenario: Scenario, replica: int) -> IterationCosts:
     """Prices of one data-parallel replica; `healthy` itself where nothing disturbs it."""
-    own = _of_stages(healthy, scenario, replica)
+    own = _of_stages(healthy, scenario, replica * healthy.plan.mesh.strides["dp"])
     return own[0] if len(own) == 1 else replace(healthy, of_stages=own)
 
 
-def _of_stages(healthy: IterationCosts, scenario: Scenario, replica: int) -> tuple[IterationCosts, ...]:
-    """Prices of each stage of a disturbed replica; of one that nothing disturbs `healthy` alone."""
+def _of_stages(healthy: IterationCosts, scenario: Scenario, first: int) -> tuple[IterationCosts, ...]:
+    """Prices of each stage of a disturbed replica whose ranks begin with `first`; of one that nothing disturbs
+    `healthy` alone. A draft is on the last stage's ranks."""
     scales, links, nics = compute_scales(scenario), link_scales(scenario), nic_scales(scenario)
-    plan, first = healthy.plan, replica * healthy.plan.mesh.strides["dp"]
+    plan = healthy.plan
     layers = tuple(replace(s, rank=s.rank + first) for s in healthy.stages)
     members = [plan.mesh.along(["tp", "cp"], s.rank) for s in layers]
     if not links and not nics and not any(r in scales for ranks in members for r in ranks):
@@ -37,7 +38,7 @@ def _of_stages(healthy: IterationCosts, scenario: Scenario, replica: int) -> tup
         pricing = Pricing(plan, healthy.prices.pricing.costs, Network(scenario.cluster, links, nics))
         reduces = healthy.prices.own
         changed = {"pricing": pricing, "own": None if reduces is None else replace(reduces, pricing=pricing)}
-    draft = None if healthy.draft is None else _of_stages(healthy.draft, scenario, replica)[0]
+    draft = None if healthy.draft is None else _of_stages(healthy.draft, scenario, layers[-1].rank)[0]
     out = []
     for s, ranks in zip(layers, members, strict=True):
         slowdown = max(scales.get(r, 1.0) for r in ranks)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.programs.priced_items import Shares, add_all
 from sim.serve.prices.costs import IterationCosts, prefill_parts
+from sim.serve.prices.experts_apart import ExpertsApart
 from sim.serve.prices.host import MEETING
 from sim.serve.prices.iteration_parts import Key, Work
 from sim.serve.prices.kept_sizes import CHUNKS, LENGTHS, below, sizes_around
@@ -43,6 +44,8 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
     between two kept ones."""
     seconds, comm_s, shares = 0.0, 0.0, Shares()
     own = [(costs.own_share(load), times) for load, times in computed]
+    if costs.apart is not None:
+        return _with_experts_apart(costs, costs.apart, own)
     for key, times in _used(costs, own).items():
         priced = costs.priced(key)
         seconds += priced.seconds * times
@@ -58,6 +61,30 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
         seconds, comm_s = seconds + drafted.seconds, comm_s + drafted.comm_s
         add_all(shares, drafted.shares)
     return PricedProgram(seconds, comm_s, shares)
+
+
+def _with_experts_apart(costs: IterationCosts, apart: ExpertsApart, computed: Computed) -> PricedProgram:
+    """Where experts have GPUs of their own: what both sides compute and send, in proportion, so that it sums up to the
+    iterations' seconds."""
+    shares: Shares = {}
+    comm_s = 0.0
+    used = defaultdict(float, _used(costs, [(replace(load, pooled=0), times) for load, times in computed]))
+    routed: defaultdict[Key, float] = defaultdict(float)
+    for load, times in computed:
+        padded = costs.host.padded(load.tokens, load.samples < load.tokens)
+        for i, n in enumerate(costs.stages[0].layers):
+            used[Key(Work.ROUTED, i, sizes_around(padded)[0])] -= times * n
+            routed[Key(Work.ROUTED, i, sizes_around(apart.tokens_of(load))[0])] += times * n * apart.batches_of(load)
+    for prices, keys in ((costs, used), (apart.experts, routed)):
+        for key, often in keys.items():
+            priced = prices.priced(key)
+            comm_s += priced.comm_s * often
+            add_all(shares, priced.shares, often)
+    whole_s = sum(shares.values())
+    seconds = sum([costs.device_seconds(load)[0] * times for load, times in computed])
+    scaled = {sort: s * seconds / whole_s for sort, s in shares.items() if s > 0.0}
+    add_all(scaled, _waits(costs, computed))
+    return PricedProgram(seconds, comm_s * seconds / whole_s, scaled)
 
 
 def _hide(shares: Shares, hidden_s: float) -> None:
@@ -79,9 +106,9 @@ def _waits(costs: IterationCosts, computed: Computed) -> Shares:
     host, copied_s, read_s = costs.host, costs.copied_s, sum([own.read_s for own in costs.offloaded])
     launches_s = copies_s = waited_s = decides_s = launching_s = 0.0
     for load, times in computed if host.engine.host or costs.offloaded else ():
-        draft_s = costs.draft_seconds(load)
         first_s = 0.0
-        for stage, (device_s, copy_s) in enumerate(zip(costs.device_seconds(load), copied_s, strict=True)):
+        each = zip(costs.device_seconds(load), costs.draft_seconds(load), copied_s, strict=True)
+        for stage, (device_s, draft_s, copy_s) in enumerate(each):
             launched_s = host.launched_each(stage, [device_s], load)[0]
             busy_s = max(launched_s + draft_s, copy_s)
             first_s = first_s if stage else busy_s

@@ -10,8 +10,11 @@ stopped, then those with the fewest requests are drained: they take no new ones 
 done. A replica that is being drained is taken back before another is started. GPUs of a replica count from the
 beginning of its start to its stop.
 
-Requests stay with the replica that they were sent to. Left out: an average of the count over a time (Ray's
-look_back_period_s), scaling to no replica at all, starts that fail.
+Requests stay with the replica that they were sent to. Of disaggregated pools each follows the rule by itself, with the
+requests that wait or run in it, as Ray Serve scales prefill and decode independently, by an LLMConfig with an
+autoscaling_config for each (docs.ray.io/en/master/serve/llm). A prefill replica that is being drained stops once its
+last computed prompt has been copied away. Left out: an average of the count over a time (Ray's look_back_period_s),
+scaling to no replica at all, starts that fail.
 
 Sources: Ray Serve's AutoscalingConfig (min_replicas, max_replicas, target_ongoing_requests, upscale_delay_s,
 downscale_delay_s; docs.ray.io, "Advanced Ray Serve Autoscaling"); Kubernetes' horizontal pod autoscaler, whose formula
@@ -35,15 +38,29 @@ ROUNDED = 1 - 1e-9  # looks that are a delay apart are so up to the last bits
 
 
 class Span(Struct, frozen=True):
-    """A replica's GPUs were taken from `start_s` to `stop_s`, infinite where it was never stopped."""
+    """The GPUs of a pool's replica were taken from `start_s` to `stop_s`, infinite where it was never stopped."""
 
     replica: int
     start_s: float
     stop_s: float
+    pool: int = 0
+
+
+class Unserved:
+    """How many requests do not have all their tokens, in all pools."""
+
+    def __init__(self, count: int, pools: Items[Items[ReplicaProcess]]) -> None:
+        self.count = count
+        for process in [p for pool in pools for p in pool]:
+            process.on_left.append(self._left)
+
+    def _left(self, sequence: Sequence) -> None:
+        self.count -= sequence.finish_s >= 0
 
 
 class Autoscaler:
-    """Starts and stops `replicas`, which `router` sends requests to, until all of `requests` are served."""
+    """Starts and stops `replicas` of a pool, which `router` sends requests to, from `begin_s` until none is
+    `unserved`."""
 
     def __init__(
         self,
@@ -51,22 +68,24 @@ class Autoscaler:
         rule: Autoscaling,
         replicas: Items[ReplicaProcess],
         router: Router,
-        requests: Items[Sequence],
+        begin_s: float,
+        unserved: Unserved,
+        pool: int = 0,
     ) -> None:
         self.clock, self.rule, self.replicas, self.router = clock, rule, replicas, router
-        self.begin_s = requests[0].request.arrival_s
-        self.left = len(requests)
+        self.begin_s, self.unserved, self.pool = begin_s, unserved, pool
         self.since: list[float | None] = [self.begin_s if i < rule.min_replicas else None for i in range(len(replicas))]
         self.draining: set[int] = set()
         self.spans: list[Span] = []
         router.ready[:] = [i < rule.min_replicas for i in range(len(replicas))]
         for i, process in enumerate(replicas):
             process.on_left.append(partial(self._left, i))
+            process.on_copied_away.append(partial(self._stop_if_empty, i))
         clock.process(self._watch())
 
     def finished(self) -> tuple[Span, ...]:
         """When each replica's GPUs were taken, after the last request."""
-        still = [Span(i, since, math.inf) for i, since in enumerate(self.since) if since is not None]
+        still = [Span(i, since, math.inf, self.pool) for i, since in enumerate(self.since) if since is not None]
         return tuple(sorted([*self.spans, *still], key=lambda span: (span.start_s, span.replica)))
 
     def wanted(self) -> int:
@@ -79,7 +98,7 @@ class Autoscaler:
         """Look at regular times; `differs_s`: since when too few (1) or too many (-1) replicas have been there."""
         rule, clock = self.rule, self.clock
         way, differs_s, looks = 0, 0.0, 0
-        while self.left:
+        while self.unserved.count:
             yield clock.at(self.begin_s + looks * rule.interval_s)
             looks += 1
             more = self.wanted() - self._serving()
@@ -121,16 +140,16 @@ class Autoscaler:
         self._stop_if_empty(chosen)
 
     def _load(self, replica: int) -> int:
-        scheduler = self.replicas[replica].replica.scheduler
-        return len(scheduler.waiting) + len(scheduler.running)
+        process = self.replicas[replica]
+        scheduler = process.replica.scheduler
+        return len(scheduler.waiting) + len(scheduler.running) + process.held
 
     def _left(self, replica: int, _: Sequence) -> None:
-        self.left -= 1
         self._stop_if_empty(replica)
 
     def _stop_if_empty(self, replica: int) -> None:
         since = self.since[replica]
         if replica in self.draining and since is not None and not self._load(replica):
             self.draining.remove(replica)
-            self.spans.append(Span(replica, since, self.clock.now))
+            self.spans.append(Span(replica, since, self.clock.now, self.pool))
             self.since[replica] = None

@@ -5,11 +5,19 @@ prefill replica stay taken. Both replicas' links are resources that carry one re
 one wait for each other. Each GPU sends or receives its own part of the cache; where one side has fewer GPUs, its
 parts are larger and decide (Zhong et al. 2024, "DistServe", arXiv 2401.09670; Patel et al. 2024, "Splitwise", arXiv
 2311.18677).
+
+A draft has its keys and values in blocks of the same numbers, which move with the model's (SGLang 0.5.6,
+srt/disaggregation/prefill.py, 126 to 134: "We should also transfer draft model kv cache"; vLLM 0.32,
+v1/worker/gpu_model_runner.py, 7117 to 7119: all caches are registered, the draft's among them). SGLang also sends the
+hidden state and the first drafted token, so that the decode replica checks drafts at once
+(srt/disaggregation/decode_schedule_batch_mixin.py, "Simulate the eagle run"); vLLM's adds a token alone first
+(v1/core/sched/scheduler.py, 3171: the last token is computed again): `hands_drafts_over` in `sim.serve.engines`. A
+computed prompt's LoRA adapter may give way on the prefill replica before its blocks do (vLLM counts the adapters of
+those that run), and must be on the decode replica's GPU before the next token.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence as Items
 from functools import partial
 from typing import NamedTuple
@@ -55,7 +63,8 @@ class Handover:
         """A prompt is computed: its sequence goes on elsewhere, its blocks stay until they have been copied."""
         if sequence.finish_s >= 0:
             return
-        self.sources[sequence] = replica, copy.copy(sequence)
+        self.prefilling[replica].held += 1
+        self.sources[sequence] = replica, self.prefilling[replica].replica.scheduler.held_for_others(sequence)
         sequence.remote, sequence.computed = sequence.computed, 0
         sequence.private = sequence.shared = 0
         sequence.reads = None
@@ -74,10 +83,9 @@ class Handover:
                 start = clock.now
                 yield clock.timeout(self.seconds(source, replica, held.computed))
         self.transfers.append(Transfer(source, replica, held.computed, asked, start, clock.now))
-        self.prefilling[source].replica.scheduler.free(held)
-        self.prefilling[source].tell()
+        self.prefilling[source].copied_away(held)
         if sequence.running and sequence.order == order:  # else it was preempted meanwhile, and is recomputed
-            sequence.ready_s = clock.now
+            sequence.ready_s = self.decoding[replica].replica.scheduler.adapter_ready_s(sequence, clock.now)
             self.decoding[replica].tell()
 
     def seconds(self, source: int, replica: int, tokens: int) -> float:

@@ -52,6 +52,12 @@ class Pool(Struct, frozen=True, eq=False, dict=True):
         """What all iterations cost."""
         return priced_together(self.costs, loads_of([i for r in self.replicas for i in r.iterations]))
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        p = self.scenario.parallelism
+        return p.ranks // p.dp
+
     def first_rank_of(self, replica: Replica, stage: int = 0) -> int:
         """The first rank of a replica's stage, among the cluster's."""
         strides = self.costs.plan.mesh.strides
@@ -62,6 +68,8 @@ def experts_span(scenario: Scenario) -> int:
     """How many replicas share experts, and so wait for each other; 1 where each has all of them, or (a simplification)
     where a pipeline's iterations overlap."""
     p = scenario.parallelism
+    if scenario.for_serving.afd is not None:
+        return p.dp
     return max(1, p.ep * p.expert_tp // p.tp) if p.pp == 1 else 1
 
 
@@ -97,7 +105,10 @@ def decode_pool(
     untiered = given.kv_cache.model_copy(update={"tiers": None})  # prefixes are the other pool's
     own = given.model_copy(update={"prefix_cache": "none", "kv_cache": untiered})
     alone = sized.model_copy(update={"inference": own})
-    return _pool("decode", alone, profile, requests, first_rank, [[] for _ in range(size.replicas)])
+    pool = _pool("decode", alone, profile, requests, first_rank, [[] for _ in range(size.replicas)])
+    for replica in pool.replicas:  # the first tokens are the other pool's
+        replica.scheduler.undrafted = 0 if engine_of(given.engine).hands_drafts_over else 1
+    return pool
 
 
 def _sized(scenario: Scenario, size: PoolSize) -> Scenario:

@@ -41,7 +41,7 @@ class OverTime(Struct, frozen=True, eq=False):
     level_edges_s: Floats
     waiting: Level  # arrived and running nowhere: not yet admitted, preempted, or between two pools
     running: tuple[Level, ...]  # sequences of each pool, all its replicas together
-    replicas: Level | None = None  # that are on, where a rule starts and stops them
+    replicas: tuple[Level, ...] = ()  # of each pool that are on, where a rule starts and stops them
 
 
 def over_time(sim: ServingSimulation) -> OverTime:
@@ -62,13 +62,16 @@ def over_time(sim: ServingSimulation) -> OverTime:
         level_edges_s=edges,
         waiting=_level("waiting", waiting, edges),
         running=tuple(_level(pool.name, [c], edges) for pool, c in zip(sim.pools, changes, strict=True)),
-        replicas=_level("replicas", [_replica_changes(sim)], edges) if sim.spans else None,
+        replicas=tuple(
+            _level("replicas" if len(sim.pools) == 1 else pool.name, [_replica_changes(sim, n)], edges)
+            for n, pool in enumerate(sim.pools if sim.spans else ())
+        ),
     )
 
 
-def _replica_changes(sim: ServingSimulation) -> tuple[Floats, Floats]:
-    """When the number of replicas that are on changes, and by how much."""
-    times = [(max(span.start_s, sim.start_s), span.stop_s) for span in sim.spans]
+def _replica_changes(sim: ServingSimulation, pool: int) -> tuple[Floats, Floats]:
+    """When the number of a pool's replicas that are on changes, and by how much."""
+    times = [(max(span.start_s, sim.start_s), span.stop_s) for span in sim.spans if span.pool == pool]
     ends = [stop for _, stop in times if stop < sim.end_s]
     ones = np.concatenate((np.ones(len(times)), -np.ones(len(ends))))
     return np.array([start for start, _ in times] + ends), ones

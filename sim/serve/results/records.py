@@ -95,6 +95,7 @@ class PoolUse(Record, frozen=True, kw_only=True):
     busy_share: float
     iterations: int
     kv_cache: KvCacheUse
+    autoscaling: ScalingUse | None = None
 
 
 class TransferUse(Record, frozen=True, kw_only=True):
@@ -107,15 +108,19 @@ class TransferUse(Record, frozen=True, kw_only=True):
 
 
 class ScalingUse(Record, frozen=True, kw_only=True):
-    """Replicas that were on from the first arrival to the last token; one that starts or drains is."""
+    """Replicas that were on from the first arrival to the last token, of all pools; one that starts or drains is."""
 
     replicas_mean: float
     replicas_max: int
     starts: int  # after the first arrival
     stops: int
     gpu_hours: float
-    gpu_hours_always_on: float  # of all dp replicas
+    gpu_hours_always_on: float  # of all replicas
     replicas: tuple[tuple[float, int], ...]  # from which second on how many
+
+    def gpus_mean(self, gpus: int) -> float:
+        """How many of all these GPUs were taken in the mean."""
+        return gpus * self.gpu_hours / self.gpu_hours_always_on
 
 
 class AdapterUse(Record, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.timeline import Timeline
 from sim.core.units import counted
@@ -20,7 +21,7 @@ from sim.results.memory import MemoryCurve
 from sim.results.metrics import provenance, roofline_warnings, text_of
 from sim.results.records import Engine, MemoryRow
 from sim.serve.cache.use import kv_cache_use
-from sim.serve.memory import Capacity, adapter_bytes
+from sim.serve.memory import Capacity, adapter_bytes, buffer_bytes, routed_bytes
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.iteration_shares import HOST, LAUNCHES
 from sim.serve.replicas.pools import Pool
@@ -32,6 +33,7 @@ from sim.serve.results.records import (
     AdapterUse,
     OffloadUse,
     PoolUse,
+    ScalingUse,
     ServingResult,
     SpeculationUse,
     TransferUse,
@@ -174,8 +176,8 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
     fits = all(row.peak <= row.limit for row in memory) and all(
         pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools
     )
-    shares, scaling = sim.shares, scaling_use(sim.spans, sim.scenario, sim.start_s, sim.end_s)
-    gpus = sim.scenario.ranks * (scaling.replicas_mean / sim.scenario.parallelism.dp if scaling else 1.0)
+    shares, scaling, gpus = sim.shares, scaling_use(sim.spans, sim.pools, sim.start_s, sim.end_s), sim.scenario.ranks
+    on = gpus if scaling is None or not scaling.gpu_hours_always_on else scaling.gpus_mean(gpus)
     return ServingResult(
         scenario=sim.scenario,
         duration_s=sim.end_s,
@@ -189,7 +191,7 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         inter_token_latency_s=percentiles([]) if gaps is None else gaps.percentiles,
         output_tokens=output,
         output_tokens_per_s=rate,
-        output_tokens_per_s_per_gpu=rate / gpus,
+        output_tokens_per_s_per_gpu=rate / on,
         total_tokens_per_s=(output + sum(s.request.prompt_tokens for s in sequences)) / busy_s,
         requests_per_s=len(sequences) / busy_s,
         iterations=sum(i.steps for r in sim.replicas for i in r.iterations),
@@ -228,7 +230,14 @@ def _pool_use(sim: ServingSimulation, pool: Pool) -> PoolUse:
         busy_share=sum(busy) / whole if whole else 0.0,
         iterations=sum(i.steps for r in pool.replicas for i in r.iterations),
         kv_cache=kv_cache_use(pool, sim.start_s),
+        autoscaling=_pool_scaling(sim, pool),
     )
+
+
+def _pool_scaling(sim: ServingSimulation, pool: Pool) -> ScalingUse | None:
+    """How many replicas of one of several pools were on."""
+    own = [replace(x, pool=0) for x in sim.spans if sim.pools[x.pool] is pool]
+    return scaling_use(own, (pool,), sim.start_s, sim.end_s)
 
 
 def _transfer_use(sim: ServingSimulation) -> TransferUse:
@@ -267,13 +276,13 @@ def _adapters(sim: ServingSimulation) -> AdapterUse | None:
         return None
     steps = sum([i.steps for r in sim.replicas for i in r.iterations])
     distinct = sum([i.steps * i.load.adapters for r in sim.replicas for i in r.iterations])
-    loads = sum([c.what == "LoRA adapter" for r in sim.replicas for c in r.scheduler.copies])
+    loads = [c.end_s - c.start_s for r in sim.replicas for c in r.scheduler.copies if c.what == "LoRA adapter"]
     return AdapterUse(
         adapters=len({s.request.adapter for s in sim.sequences} - {""}),
         places=slots.places,
         adapter_bytes=max([adapter_bytes(sim.costs, stage) for stage in sim.costs.stages]),
-        loads=loads,
-        load_s=loads * slots.copy_s,
+        loads=len(loads),
+        load_s=sum(loads),
         distinct_mean=distinct / steps,
     )
 
@@ -308,7 +317,23 @@ def _memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
                     limit=sim.scenario.cluster.gpu.memory_bytes,
                 )
             )
-    return tuple(out)
+    return (*out, *_expert_memory(sim))
+
+
+def _expert_memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
+    """GPUs that have routed experts alone: these, and the tensors of the largest micro-batch."""
+    costs, apart = sim.costs, sim.costs.apart
+    if apart is None:
+        return ()
+    d, (stage,) = apart.experts.dims, costs.stages
+    tokens = max([apart.tokens_of(i.load) for r in sim.replicas for i in r.iterations])
+    weights = routed_bytes(d, costs.specs, stage)
+    buffers = buffer_bytes(d, costs.specs, replace(stage, embedding=False, head=False), tokens, 0)
+    first, limit = sim.scenario.parallelism.ranks, sim.scenario.cluster.gpu.memory_bytes
+    ranks = text_of(tuple(range(first, first + apart.gpus)))
+    none = {"gradients": 0.0, "optimizer": 0.0, "activations": 0.0, "kv_cache": 0.0}
+    held = {"parameters": weights, "buffers": buffers, "peak": weights + buffers, "limit": limit}
+    return (MemoryRow(ranks=ranks, rank=first, count=apart.gpus, **none, **held),)
 
 
 def waiting_at_last_arrival(sequences: Iterable[Sequence]) -> int:

@@ -7,6 +7,7 @@ at once, each serves one copy after another.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Callable
@@ -147,6 +148,18 @@ class RunningSequences(FoundPrefixes):
         self._release_prefix(sequence)
         self.reserved -= sequence.reserved
         sequence.private = sequence.shared = sequence.reserved = 0
+
+    def held_for_others(self, sequence: Sequence) -> Sequence:
+        """What stays here of a sequence that goes on elsewhere, until `free`: its blocks, but no use of its adapter."""
+        if self.adapters is not None:
+            self.adapters.leave(sequence.request.adapter)
+        held = copy.copy(sequence)
+        held.request = sequence.request._replace(adapter="")
+        return held
+
+    def adapter_ready_s(self, sequence: Sequence, now_s: float) -> float:
+        """When a running sequence's adapter is there, `now_s` at least."""
+        return now_s if self.adapters is None else max(now_s, self.adapters.there.get(sequence.request.adapter, now_s))
 
     def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
         """The iteration has ended: its tokens are in the cache, sampled ones join their sequences; who is done."""

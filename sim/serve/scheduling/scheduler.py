@@ -42,6 +42,7 @@ class Scheduler(RunningSequences):
     """Puts the iterations of one replica together."""
 
     drafted: int = 0  # tokens that a draft adds to each sequence in an iteration
+    undrafted: int = 0  # to sequences with more tokens than so many
     mixes: bool = True  # prompts and tokens of running sequences in one iteration
     splits: bool = True  # a prompt that exceeds what is left of the budget is computed in chunks
     whole_prompts_fit: bool = False  # a request enters once the cache has room for all chunks of its prompt
@@ -62,13 +63,19 @@ class Scheduler(RunningSequences):
         self.make_room(now_s)
         pieces: list[Piece] = []
         budget, preemptions = self.limits.batch_tokens, self.counts.preemptions
-        preempted = False
+        preempted, cache, plain = False, self.cache, self.plain_tokens
         for sequence in list(self.running):
             if budget <= 0 or len(pieces) >= self.limits.batch_sequences:
                 break
             if sequence.in_flight or sequence.ready_s > now_s:
                 continue
             if not sequence.running and not (self.token_more and sequence in self.leaving):
+                continue
+            if plain and sequence.next_fits(cache.block_tokens):  # as below, for most sequences, most of the time
+                sequence.in_flight = True
+                cache.tokens += 1
+                pieces.append(Piece(sequence, 1, True))
+                budget -= 1
                 continue
             tokens = self.next_tokens(sequence, budget)
             if not tokens:
@@ -95,6 +102,11 @@ class Scheduler(RunningSequences):
             self.admit(pieces, budget, self.limits.batch_sequences, now_s, ahead)
         self.push_down(now_s)
         return Batch(tuple(pieces), self.blocks_free_s)
+
+    @property
+    def plain_tokens(self) -> bool:
+        """Whether the next token of a sequence, where its last block has room for it, takes nothing but this place."""
+        return not self.drafted and not self.by_content and self.watermark is None
 
     @property
     def prompts_first(self) -> bool:
@@ -194,7 +206,7 @@ class Scheduler(RunningSequences):
         remaining = sequence.remaining
         if remaining > 1:
             return self.part(remaining, budget)
-        return min(1 + self.drafted if sequence.generated else 1, budget)
+        return min(1 + self.drafted if sequence.generated > self.undrafted else 1, budget)
 
     def _pads_too_much(self, prompts: list[Piece], tokens: int) -> bool:
         """Whether prompts may not be padded to the longest of them with one more of so many tokens."""

@@ -45,6 +45,12 @@ class Sequence(Struct, eq=False):
         """Tokens to compute before the next one can be sampled."""
         return self.request.prompt_tokens + self.generated - self.computed
 
+    def next_fits(self, block: int) -> bool:
+        """Whether its prompt is computed and its blocks of so many tokens have room for its next token."""
+        r, computed = self.request, self.computed
+        left = r.prompt_tokens + self.generated - computed
+        return self.running and self.generated > 0 and left == 1 and computed < self.private * block + self.shared
+
     @property
     def prompts(self) -> bool:
         """Whether its prompt, or what it has to compute again, is not computed."""

@@ -75,16 +75,18 @@ def drafting(load: Load, speculative: Speculative) -> list[Load]:
 
 
 def draft_of(scenario: Scenario) -> tuple[Scenario, tuple[LayerSpec, ...] | None] | None:
-    """The draft as a workload on the same tensor-parallel ranks, and its layers where these are not the model's; None
-    where nothing is drafted. Its steps have no engine's host time of their own."""
+    """The draft as a workload on the tensor-parallel ranks of the last stage (vLLM, v1/worker/gpu_model_runner.py: "we
+    put the entire draft model on the last PP rank"), and its layers where these are not the model's; None where nothing
+    is drafted. Its steps have no engine's host time of their own, and no LoRA adapters: these are the model's (the same
+    file: load_lora_model is called for the model alone)."""
     given = scenario.for_serving
     if given.speculative is None:
         return None
-    alone = {"speculative": None, "weight_offload": None, "two_batch_overlap": False, "engine": "bundled"}
+    alone = {"speculative": None, "weight_offload": None, "two_batch_overlap": False, "engine": "bundled", "lora": None}
     inference = given.model_copy(update=alone)
     model, specs, layout = given.speculative.draft, None, {"ep": 1, "expert_tp": 1}
     if model is None:
         model, specs, layout = scenario.model.model_copy(update={"layers": 1}), (prediction_module(scenario.model),), {}
-    parallelism = scenario.parallelism.model_copy(update={**layout, "layers_per_stage": (model.layers,)})
-    own = {"model": model, "inference": inference, "parallelism": parallelism}
+    parallelism = scenario.parallelism.model_copy(update={**layout, "pp": 1, "layers_per_stage": (model.layers,)})
+    own = {"model": model, "inference": inference, "parallelism": parallelism, "faults": None}  # see `prices.faults`
     return scenario.model_copy(update=own), specs

@@ -161,7 +161,6 @@ def test_the_shipped_scenario_swaps() -> None:
     ("inference", "model", "message"),
     [
         ({"lora": {}}, "mixtral-8x7b", "targets: found 'mlp_up'; adapters of this model are on qkv, attention_out"),
-        ({"lora": {}, "disaggregated": {}}, None, "is not simulated with inference.disaggregated"),
         (
             {"lora": {"adapters": 2, "max_loras": 1}, "batching": "static"},
             None,

@@ -155,7 +155,6 @@ def test_the_draft_takes_memory() -> None:
     [
         ({"draft": "llama2-7b"}, {}, "vocabulary of 32000"),
         ({"draft": DRAFT}, {"tp": 4}, "has 2 heads"),
-        ({"draft": DRAFT}, {"pp": 2}, "parallelism.pp: found 2"),
         ({"draft": DRAFT, "acceptance": 1.5}, {}, "acceptance"),
         ({"tokens": 3}, {}, "draft: found null; the model has no prediction layer"),
         ({"draft": "llama9"}, {}, "inference.speculative.draft"),

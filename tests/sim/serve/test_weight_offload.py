@@ -90,7 +90,7 @@ def test_weights_are_copied_while_the_gpu_drafts(prefetch: bool, times: float) -
     """max(GPU + draft, copy), or all three in turn; the copy takes so many times what the GPU takes without a draft."""
     check, section = Load(20, 4, 4 * 133, (), 20, 5), {"draft": "llama3.2-1b", "tokens": 4}
     own = costs({**ONE, "speculative": section, "weight_offload": {"cpu_bytes": 1e9, "prefetch": prefetch}})
-    gpu_s, draft_s = costs(ONE).stage_seconds(check)[0], own.draft_seconds(check)
+    gpu_s, draft_s = costs(ONE).stage_seconds(check)[0], own.draft_seconds(check)[0]
     copy_s = times * gpu_s
     own.offloaded = (own.offloaded[0]._replace(copy_s=copy_s),)
     expected = max(gpu_s + draft_s, copy_s) if prefetch else gpu_s + draft_s + copy_s
