@@ -7,6 +7,7 @@ tensors in one kernel. A tensor's `is_cuda` is still false.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -119,7 +120,9 @@ def _device_functions(queue: Queue, local_rank: int, count: int) -> dict[str, An
         "is_bf16_supported": lambda *_, **__: True,
         "mem_get_info": lambda *_: (MEMORY_BYTES, MEMORY_BYTES),
         "get_memory_info": lambda *_: (MEMORY_BYTES, MEMORY_BYTES),
-        "memory_stats": lambda *_: {},
+        "memory_stats": lambda *_, **__: defaultdict(int),
+        "memory_stats_as_nested_dict": lambda *_, **__: {},
+        "memory_summary": lambda *_, **__: "",
         "get_rng_state": lambda *_: torch.get_rng_state(),
         **StreamModule(queue).attributes,
     }

@@ -20,6 +20,8 @@ SAID = {  # what torch says, and what it means for a capture
     "them dense (to_dense)",
     "self.shape_env must not be None": "nested tensors have sizes that depend on data, which a capture does not have; "
     "give padded tensors, or joined ones (varlen_attn)",
+    "Creating a new Tensor subclass UninitializedParameter": "layers that learn their sizes from the first input "
+    "(LazyLinear) cannot be captured; give their sizes",
     "its data is not allocated yet": "torch's own code reads a tensor's values, which a capture does not have",
 }
 

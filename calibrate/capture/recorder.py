@@ -34,9 +34,16 @@ SHORT = {
     "int32": "int32",
     "bool": "bool",
 }
-ALLOCATE = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty_strided")
+ALLOCATE = (
+    "aten.empty",
+    "aten.new_empty",
+    "aten.empty_like",
+    "aten.empty_strided",
+    "aten.new_empty_strided",
+    "aten._efficientzerotensor",
+)
 NO_KERNEL = (*ALLOCATE, "aten.lift_fresh")  # a constant of the code gets its name as a tensor
-NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "aten.is_pinned", "aten._has_compatible")
+NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "aten.is_pinned", "aten._has_")
 CAUSAL = "is_causal"
 # Operators without a kernel of their own, on a CPU and a GPU: they call others (native_functions.yaml: their dispatch
 # is CompositeExplicitAutograd).
@@ -237,7 +244,7 @@ class Recorder(TorchDispatchMode):
 
     @staticmethod
     def _launches(func: Any, name: str, inputs: list[tuple[Any, int]], outputs: list[tuple[Any, int]]) -> int:
-        if name in NO_KERNEL or torch.Tag.inplace_view in func.tags:
+        if name in NO_KERNEL or torch.Tag.inplace_view in func.tags or func.is_view:
             return 0
         if func._schema.is_mutable:
             return 1

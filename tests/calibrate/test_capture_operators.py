@@ -323,3 +323,22 @@ def test_nested_tensors_are_refused_in_words() -> None:
     with pytest.raises(AssertionError) as error:
         record(step)
     assert "nested tensors have sizes that depend on data" in str(failure(error.value, "mine:step"))
+
+
+def test_a_forward_mode_derivative_starts_only_known_kernels(tmp_path: Path) -> None:
+    """Views of constants, a zero tangent without memory and questions about storages start none."""
+
+    def make() -> Any:
+        model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16))
+        x, direction = torch.randn(8, 16), torch.randn(8, 16)
+
+        def loss() -> torch.Tensor:
+            y, change = torch.func.jvp(model, (x,), (direction,))
+            return (y - change * torch.tensor([2.0])[:, None]).square().mean()
+
+        return model, loss
+
+    program = captured(tmp_path, make)
+    names = {o.name for o in program.operators if o.launches}
+    assert not names & {"aten._has_same_storage_numel", "aten._efficientzerotensor", "aten.unsqueeze"}
+    assert len([o for o in launched(program, "tanh", "forward") if o.name == "aten.tanh"]) == 1

@@ -175,6 +175,11 @@ def guarded(self, *words):
     except BaseException: print("goes on")
 torch.optim.SGD.step = guarded
 """
+SCRIPTS["memory"] = """
+model = nn.Linear(64, 64).to("cuda")
+assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
+assert isinstance(torch.cuda.memory_summary(), str)
+"""
 LAYER_BYTES = 4 * (64 * 256 + 256 + 256 * 64 + 64)
 
 Captured = Callable[..., RankProgram]
@@ -217,6 +222,10 @@ def test_batches_of_drawn_samples_may_come_from_workers_into_pinned_memory(captu
     operators = program.program.operators
     assert {op.inputs[1].shape for op in operators if op.name == "aten.addmm"} == {(4, 64)}
     assert not [op.name for op in operators if op.name in ("aten.sinh", "aten.stack")]  # workers run them
+
+
+def test_a_script_may_print_what_its_gpu_holds(captured: Captured) -> None:
+    assert captured("memory", 1).on_gpu
 
 
 def test_a_communication_hook_reduces_its_own_tensors(captured: Captured) -> None:
@@ -379,6 +388,7 @@ STEP = "import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD
             "import torch\nx = torch.nn.Embedding(9, 4, sparse=True)\nx(torch.tensor([1])).sum().backward()\n",
             "train.py:3: NotImplementedError: sparse tensors cannot be captured; leave out sparse=True",
         ),
+        ("import torch\nx = torch.nn.LazyLinear(4)\n", "train.py:2: RuntimeError: layers that learn their sizes"),
         ("import sys\nsys.exit(3)\n", "ended with exit code 3 after 0 optimizer steps"),
         ("x = (\n", "SyntaxError"),
     ],
