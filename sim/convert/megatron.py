@@ -5,20 +5,16 @@ Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c
 
 from __future__ import annotations
 
-import ast
 import re
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from sim.convert.command_line import SLURM, flags_of, slurm_flags, words_of
+from sim.convert.megatron_model import DISPATCHER, model_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
-from sim.inputs.hub import config_of
-from sim.inputs.input_source import show
-from sim.inputs.model_config import MAX_LAYERS
-from sim.inputs.model_input import load_model
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
@@ -32,7 +28,6 @@ GRAPHS: dict[str, str | None] = {
     "transformer_engine": "layers",
     "full_iteration": "step",
 }
-DISPATCHER = "allgather"  # where no flag names one
 # By framework; all are off by default.
 SIMULATED_OF_EXPERTS = {"eager": ("moe-grouped-gemm",), "megatron": ("moe-grouped-gemm", "moe-permute-fusion")}
 
@@ -56,7 +51,7 @@ def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]
     p = _layout(s, machine, gpus)
     training = _training(s, p["dp"])
     with suppress(InputError) if machine.model else nullcontext():
-        model = _model(s)
+        model = model_of(s)
     if s.take("num-experts") is not None:
         _note_experts(s, p, training["framework"])
     s.choice("transformer-impl", {"transformer_engine": True}, "transformer_engine")
@@ -76,119 +71,6 @@ def _stated_gpus(s: Settings, machine: Machine) -> int | None:
     return int(str(each)) * (s.integer("nodes" if nodes is None else "nnodes", 1) if nodes or slurm_nodes else 1)
 
 
-def _model(s: Settings) -> dict[str, Any]:
-    heads = s.integer("num-attention-heads")
-    swiglu = s.flag("swiglu")
-    vocab, tokenizer = s.whole("vocab-size"), s.take("tokenizer-type")
-    if vocab is None and (preset := config_of(str(s.take("tokenizer-model")))):
-        vocab = load_model(str(preset)).vocab
-        s.notes.append(f"model.vocab: that of the model whose tokenizer --tokenizer-model names, {vocab:,}")
-    if vocab is None:
-        s.missing["model.vocab"] = f"{s.prefix}vocab-size, which the tokenizer would say"
-    positions = s.take("position-embedding-type", "learned_absolute")
-    if s.take("use-rotary-position-embeddings"):
-        positions = "rope"
-    groups = s.integer("num-query-groups", 1) if s.flag("group-query-attention") else None
-    model: dict[str, Any] = {
-        "layers": s.integer("num-layers"),
-        "hidden": s.integer("hidden-size"),
-        "heads": heads,
-        "kv_heads": groups,
-        "ffn": s.integer("ffn-hidden-size", _default_ffn(s, swiglu)),
-        # NullTokenizer adds one for the end of a document
-        "vocab": None if vocab is None else vocab + (tokenizer == "NullTokenizer"),
-        "mlp": "swiglu" if swiglu else "relu2" if s.flag("squared-relu") else "gelu",
-        "norm": "rmsnorm" if str(s.take("normalization", "LayerNorm")).lower() == "rmsnorm" else "layernorm",
-        "bias": not s.flag("disable-bias-linear"),
-        "qkv_bias": s.flag("add-qkv-bias"),
-        "qk_norm": s.flag("qk-layernorm"),
-        "dropout": max(s.number(f"{where}-dropout", 0.1) or 0.0 for where in ("attention", "hidden")),
-        "tied_embeddings": not s.flag("untie-embeddings-and-output-weights"),
-        "positions": {"learned_absolute": "learned"}.get(str(positions), positions),
-        "max_positions": s.integer("max-position-embeddings", s.integer("seq-length")),
-        "mtp_layers": s.integer("mtp-num-layers", 0),
-    }
-    if s.flag("multi-latent-attention"):
-        model["mla"] = {
-            "q_lora_rank": s.whole("q-lora-rank"),
-            "kv_lora_rank": s.integer("kv-lora-rank", 32),
-            "qk_nope_head_dim": s.integer("qk-head-dim", 128),
-            "qk_rope_head_dim": s.integer("qk-pos-emb-head-dim", 64),
-            "v_head_dim": s.integer("v-head-dim", 128),
-        }
-    else:
-        model["head_dim"] = s.whole("kv-channels")
-    if s.take("num-experts") is not None:
-        model["moe"] = _experts(s, model)
-        routed = _routed_layers(s, model["layers"])
-        dense = routed.index(1) if 1 in routed else len(routed)
-        if 0 in routed[dense:]:
-            model["mlp_pattern"] = ["experts" if one else "dense" for one in routed]
-        elif dense:
-            model["moe"]["dense_layers"] = dense
-    return without_none(model)
-
-
-def _default_ffn(s: Settings, swiglu: bool) -> int:
-    """Four times the hidden size; of SwiGLU two thirds of that, up to a multiple of 64 (`validate_args`)."""
-    hidden = s.integer("hidden-size")
-    return int((4 * hidden * 2 / 3) / 64) * 64 if swiglu else 4 * hidden
-
-
-def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
-    ffn = s.size("moe-ffn-hidden-size", model["ffn"])
-    shared = s.whole("moe-shared-expert-intermediate-size")
-    return without_none(
-        {
-            "experts": s.integer("num-experts"),
-            "top_k": s.integer("moe-router-topk", 2),
-            "ffn": ffn,
-            "shared_experts": None if shared is None else max(1, round(shared / ffn)),
-            "capacity_factor": s.number("moe-expert-capacity-factor"),
-            "pad_to_capacity": s.flag("moe-pad-expert-input-to-capacity") or None,
-            "router_fp32": s.choice("moe-router-dtype", {"fp32": True}, ""),
-            **_groups(s),
-        }
-    )
-
-
-def _routed_layers(s: Settings, layers: int) -> list[int]:
-    """1 for each layer with experts, 0 for the others: in each so-many-th one from the first on, or as a list says.
-
-    Raises:
-        InputError: for what is neither, such as `([0]*3+[1]*58)`.
-    """
-    given = str(s.take("moe-layer-freq", 1)).strip("\"' ")
-    if given.isdigit() and given != "0":
-        return [int(layer % int(given) == 0) for layer in range(layers)]
-    try:
-        found = _evaluated(ast.parse(given, mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        found = None
-    if not isinstance(found, list) or len(found) != layers or not {*found} <= {0, 1}:
-        allowed = f"a whole number, or a list of 0 and 1 for {layers} layers, such as [0]*1+[1]*{layers - 1}"
-        raise InputError(f"{s.file}: --moe-layer-freq: found {show(given)}; must be {allowed}")
-    return found
-
-
-def _evaluated(node: ast.expr) -> Any:
-    """The value of lists of whole numbers, their sums and multiples; ValueError for all else, or for long ones."""
-    match node:
-        case ast.Constant(value=int()):
-            return node.value
-        case ast.List(elts=items):
-            return [_evaluated(item) for item in items]
-        case ast.BinOp(left, ast.Add(), right):
-            one, other = _evaluated(left), _evaluated(right)
-            if isinstance(one, list) and isinstance(other, list):
-                return one + other
-        case ast.BinOp(left, ast.Mult(), right):
-            one, times = _evaluated(left), _evaluated(right)
-            if isinstance(one, list) and isinstance(times, int) and len(one) * times <= MAX_LAYERS:
-                return one * times
-    raise ValueError
-
-
 def _note_experts(s: Settings, p: dict[str, Any], framework: str) -> None:
     """Say what is simulated otherwise than the flags say, or by default do."""
     if not s.choice("moe-token-dispatcher-type", {"alltoall": True, "flex": True}, DISPATCHER) and p["ep"] > 1:
@@ -198,17 +80,6 @@ def _note_experts(s: Settings, p: dict[str, Any], framework: str) -> None:
     if absent := [f"--{name}" for name in SIMULATED_OF_EXPERTS[framework] if not s.flag(name)]:
         s.notes.append(f"simulated as with {' and '.join(absent)}")
     s.notes.append("experts are loaded evenly; model.moe.imbalance says otherwise")
-
-
-def _groups(s: Settings) -> dict[str, Any]:
-    """A choice limited to groups. DeepEP and HybridEP (`flex`) send a token once to each of their nodes."""
-    if s.take("moe-router-group-topk") is None:
-        return {}
-    top = s.integer("moe-router-group-topk")
-    if s.choice("moe-token-dispatcher-type", {"flex": True}, DISPATCHER):
-        s.take("moe-router-num-groups")
-        return {"max_nodes_per_token": top}
-    return {"groups": s.integer("moe-router-num-groups"), "top_groups": top}
 
 
 def _grad_dtype(s: Settings) -> str | None:

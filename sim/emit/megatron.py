@@ -51,7 +51,7 @@ class Megatron(Emission):
 
     def _check_model(self) -> None:
         m, p, mode = self.scenario.model, self.scenario.parallelism, self.training.recompute.mode
-        for key in m.variations:
+        for key in m.variations.keys() - self._variations():
             self.refuse(f"model.{key}", "flags are not written for it")
         if m.mtp_layers > 0 and m.positions == "learned":
             self.refuse("model.positions", "predicts several tokens with positions rope or none only")
@@ -117,6 +117,34 @@ class Megatron(Emission):
         does = "recomputes the first layers of each stage (recompute.layers)"
         self.has_only("training.recompute.every", (None,), does)
 
+    def _variations(self) -> dict[str, Flags]:
+        """Flags by the key of a model that needs them; none where Megatron-LM is so by itself."""
+        m = self.scenario.model
+        flags: dict[str, Flags] = {
+            "rope_share": {"rotary-percent": m.rope_share},
+            "sinks": {"softmax-type": "learnable" if m.sinks else None},
+            "no_rope_every": {"no-rope-freq": m.no_rope_every},
+            "attention_gate": {"attention-output-gate": m.attention_gate},
+            "separate_qkv": {},  # one matmul, whatever the model's own code has
+            "merged_projections": {},
+        }
+        if m.norm == "layernorm" and m.norm_bias:
+            flags["norm_bias"] = {}
+        if m.mlp == "gelu_new":
+            flags["mlp"] = {}  # its fused kernel of bias and GELU is that approximation
+        if m.mlp == "clamped_swiglu":
+            clamped: Flags = {"quick-geglu": True, "activation-func-clamp-value": 7.0, "glu-linear-offset": 1.0}
+            flags["mlp"] = clamped  # gpt-oss's limit
+        if m.window is not None and {*m.attention_pattern} <= {"sliding", "full"}:
+            local = "".join(str(int(m.attention_kind(layer) == "sliding")) for layer in range(m.layers))
+            skipped = None if "0" not in local else f"[{','.join(local)}]"
+            flags["window"] = {"window-size": f"{m.window},0", "window-attn-skip-freq": skipped}
+            flags["attention_pattern"] = {}
+        if m.moe is not None:
+            flags["moe.shared_gate"] = {"moe-shared-expert-gate": m.moe.shared_gate}
+            flags["moe.shared_ffn"] = {}  # `_experts` writes the width
+        return flags
+
     def _model(self) -> Flags:
         m = self.scenario.model
         positions = {"learned": "learned_absolute"}.get(m.positions, m.positions)
@@ -155,6 +183,7 @@ class Megatron(Emission):
             "qk-layernorm": m.qk_norm,
             "untie-embeddings-and-output-weights": not m.tied_embeddings,
             "mtp-num-layers": m.mtp_layers or None,
+            **{name: value for flags in self._variations().values() for name, value in flags.items()},
         }
 
     def _experts(self) -> Flags:
@@ -178,7 +207,7 @@ class Megatron(Emission):
             "moe-router-force-load-balancing": True,
             "expert-model-parallel-size": p.ep,
             "expert-tensor-parallel-size": p.expert_tp,
-            "moe-shared-expert-intermediate-size": moe.shared_experts * moe.ffn or None,
+            "moe-shared-expert-intermediate-size": moe.shared_width or None,
             "moe-layer-freq": f'"([0]*{dense}+[1]*{layers - dense})"' if dense else None,
             "moe-expert-capacity-factor": moe.capacity_factor or None,
             "moe-pad-expert-input-to-capacity": moe.pad_to_capacity,

@@ -84,6 +84,28 @@ def test_how_tokens_choose_and_find_their_experts_is_read_back(
     assert {key: after["model"]["moe"][key] for key in keys if key in after["model"]["moe"]} == expected
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"norm": "layernorm", "bias": False, "norm_bias": True, "mlp": "relu2", "rope_share": 0.5},  # Nemotron
+        {"window": 128, "attention_pattern": ["sliding", "full"], "sinks": True, "mlp": "clamped_swiglu"},  # gpt-oss
+        {"window": 128, "attention_pattern": ["sliding", "sliding", "sliding", "full"], "no_rope_every": 4},
+        {"window": 4096},
+        {"attention_gate": True, "qk_norm": True},
+        {"moe": {"experts": 8, "top_k": 2, "ffn": 512, "shared_ffn": 768, "shared_gate": True}},  # Qwen2-MoE
+        {"moe": {"experts": 8, "top_k": 2, "ffn": 512, "shared_experts": 2}},
+    ],
+)
+def test_variations_of_layers_are_read_back(tmp_path: Path, own: dict[str, Any]) -> None:
+    base = {"layers": 8, "hidden": 1024, "heads": 8, "vocab": 32000, "positions": "rope", "norm": "rmsnorm"}
+    training = {"seq_len": 1024, "global_batch_size": 8, "framework": "megatron"}
+    before = parse_scenario({"model": {**base, **own}, "training": training, "cluster": "dgx-h100"})
+    script = emit(before, "megatron")
+    after = parse_scenario(converted(tmp_path, "x.sh", script, "--cluster", "dgx-h100", "--gpus", "1")[0])
+    assert sizes(after) == sizes(before)
+    assert after.model.moe == before.model.moe
+
+
 def sizes(scenario: Scenario) -> dict[str, Any]:
     return scenario.model.model_dump(exclude={"max_positions", "trained_positions", "moe"})
 

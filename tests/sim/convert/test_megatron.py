@@ -41,6 +41,48 @@ def test_a_capacity_that_experts_are_padded_to(tmp_path: Path) -> None:
     assert (moe["capacity_factor"], moe["pad_to_capacity"]) == (1.0, True)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--normalization LayerNorm", {"norm": "layernorm", "bias": False, "norm_bias": True}),
+        ("--rotary-percent 0.25", {"rope_share": 0.25}),
+        ("--window-size 128,0", {"window": 128}),
+        ("--window-size '(128, 0)' --window-attn-skip-freq 2", {"attention_pattern": ["sliding", "full"] * 16}),
+        ("--window-size 128,0 --window-attn-skip-freq [0]*31+[1]", {"attention_pattern": ["full"] * 31 + ["sliding"]}),
+        ("--softmax-type learnable", {"sinks": True}),
+        ("--no-rope-freq 4", {"no_rope_every": 4}),
+        ("--no-rope-freq '([0]*3+[1])*8'", {"no_rope_every": 4}),
+        ("--quick-geglu --activation-func-clamp-value 7 --glu-linear-offset 1.0", {"mlp": "clamped_swiglu"}),
+        ("--attention-output-gate", {"attention_gate": True}),
+        (
+            "--experimental-attention-variant gated_delta_net --linear-attention-freq 4 --linear-num-key-heads 8",
+            {"attention_pattern": ["state_space", "state_space", "state_space", "full"] * 8},
+        ),
+    ],
+)
+def test_flags_of_newer_layers(tmp_path: Path, flags: str, expected: dict[str, Any]) -> None:
+    text = MEGATRON.replace("    --sequence-parallel", f"    {flags} --sequence-parallel")
+    model = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]
+    assert {key: model.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--window-size none", "--window-size: found 'none'; must be two whole numbers"),
+        ("--window-size 128,0 --window-attn-skip-freq [1]*3", "--window-attn-skip-freq: found '[1]*3'; must be"),
+        ("--no-rope-freq [0]*31+[1]*1", None),
+        ("--no-rope-freq [1]+[0]*31", "--no-rope-freq: found '[1]+[0]*31'; can be simulated"),
+    ],
+)
+def test_a_layer_s_flag_with_a_value_that_is_none_of_its_own(tmp_path: Path, flags: str, message: str | None) -> None:
+    text = MEGATRON.replace("    --sequence-parallel", f"    {flags} --sequence-parallel")
+    if message is None:
+        assert converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]["no_rope_every"] == 32
+    else:
+        assert message in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+
+
 EXPERTS = "--num-experts 64 --expert-model-parallel-size 4"
 
 

@@ -1,0 +1,233 @@
+"""Megatron-LM's arguments of a model, as a scenario's `model`.
+
+Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c4ac (November 2025), and the fields of
+`TransformerConfig` (core/transformer/transformer_config.py), of which later releases make arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from sim.convert.settings import Settings, without_none
+from sim.core.errors import InputError
+from sim.inputs.hub import config_of
+from sim.inputs.input_source import show
+from sim.inputs.model_config import MAX_LAYERS
+from sim.inputs.model_input import load_model
+
+DISPATCHER = "allgather"  # where no flag names one
+DELTA_NET = "gated_delta_net"
+
+
+def model_of(s: Settings) -> dict[str, Any]:
+    """The model.
+
+    Raises:
+        InputError: for a flag whose value is not one of its own, or sizes that are missing.
+    """
+    layers, heads = s.integer("num-layers"), s.integer("num-attention-heads")
+    gated = s.flag("swiglu") or s.flag("quick-geglu")
+    vocab, tokenizer = s.whole("vocab-size"), s.take("tokenizer-type")
+    if vocab is None and (preset := config_of(str(s.take("tokenizer-model")))):
+        vocab = load_model(str(preset)).vocab
+        s.notes.append(f"model.vocab: that of the model whose tokenizer --tokenizer-model names, {vocab:,}")
+    if vocab is None:
+        s.missing["model.vocab"] = f"{s.prefix}vocab-size, which the tokenizer would say"
+    positions = s.take("position-embedding-type", "learned_absolute")
+    if s.take("use-rotary-position-embeddings"):
+        positions = "rope"
+    groups = s.integer("num-query-groups", 1) if s.flag("group-query-attention") else None
+    norm = "rmsnorm" if str(s.take("normalization", "LayerNorm")).lower() == "rmsnorm" else "layernorm"
+    bias, rope_share = not s.flag("disable-bias-linear"), s.number("rotary-percent", 1.0)
+    s.flag("apply-layernorm-1p")  # one addition to a weight
+    model: dict[str, Any] = {
+        "layers": layers,
+        "hidden": s.integer("hidden-size"),
+        "heads": heads,
+        "kv_heads": groups,
+        "ffn": s.integer("ffn-hidden-size", _default_ffn(s, gated)),
+        # NullTokenizer adds one for the end of a document
+        "vocab": None if vocab is None else vocab + (tokenizer == "NullTokenizer"),
+        "mlp": _activation(s),
+        "norm": norm,
+        "bias": bias,
+        "norm_bias": True if norm == "layernorm" and not bias else None,  # of its layer norms, whatever else has any
+        "qkv_bias": s.flag("add-qkv-bias"),
+        "qk_norm": s.flag("qk-layernorm"),
+        "dropout": max(s.number(f"{where}-dropout", 0.1) or 0.0 for where in ("attention", "hidden")),
+        "tied_embeddings": not s.flag("untie-embeddings-and-output-weights"),
+        "positions": {"learned_absolute": "learned"}.get(str(positions), positions),
+        "max_positions": s.integer("max-position-embeddings", s.integer("seq-length")),
+        "mtp_layers": s.integer("mtp-num-layers", 0),
+        "rope_share": rope_share if positions == "rope" and rope_share != 1.0 else None,
+        "no_rope_every": _no_rope_every(s, layers),
+        "sinks": s.choice("softmax-type", {"learnable": True, "vanilla": None}, "vanilla"),
+        "attention_gate": s.flag("attention-output-gate") or None,
+        **_windows(s, layers),
+        **_states(s, layers),
+    }
+    if s.flag("multi-latent-attention"):
+        model["mla"] = {
+            "q_lora_rank": s.whole("q-lora-rank"),
+            "kv_lora_rank": s.integer("kv-lora-rank", 32),
+            "qk_nope_head_dim": s.integer("qk-head-dim", 128),
+            "qk_rope_head_dim": s.integer("qk-pos-emb-head-dim", 64),
+            "v_head_dim": s.integer("v-head-dim", 128),
+        }
+    else:
+        model["head_dim"] = s.whole("kv-channels")
+    if s.take("num-experts") is not None:
+        model["moe"] = _experts(s, model)
+        routed = _layers_with(s, "moe-layer-freq", layers, lambda layer, each: layer % each == 0, "1")
+        dense = routed.index(1) if 1 in routed else len(routed)
+        if 0 in routed[dense:]:
+            model["mlp_pattern"] = ["experts" if one else "dense" for one in routed]
+        elif dense:
+            model["moe"]["dense_layers"] = dense
+    return without_none(model)
+
+
+def _activation(s: Settings) -> str:
+    """The MLP's activation; `--quick-geglu` with a clamp and an offset of 1 is gpt-oss's."""
+    if s.flag("quick-geglu"):
+        clamped = s.take("activation-func-clamp-value") is not None
+        s.choice("glu-linear-offset", {"1.0": True, "1": True, "0.0": True, "0": True}, "0.0")
+        return "clamped_swiglu" if clamped else "geglu"
+    return "swiglu" if s.flag("swiglu") else "relu2" if s.flag("squared-relu") else "gelu"
+
+
+def _windows(s: Settings, layers: int) -> dict[str, Any]:
+    """Windows in all layers, in all but each so-many-th, or in those that a list says."""
+    size = s.take("window-size")
+    if size is None:
+        return {}
+    left = str(size).strip("()[]\"' ").split(",")[0].strip()
+    if not left.isdigit() or left == "0":
+        allowed = "two whole numbers, the keys before a query and those after it, such as 128,0"
+        raise InputError(f"{s.file}: --window-size: found {show(size)}; must be {allowed}")
+    if s.values.get("window-attn-skip-freq") is None:
+        return {"window": int(left)}
+    local = _layers_with(s, "window-attn-skip-freq", layers, lambda layer, each: (layer + 1) % each != 0)
+    kinds = ["sliding" if one else "full" for one in local]
+    return {"window": int(left), "attention_pattern": kinds} if 1 in local else {}
+
+
+def _states(s: Settings, layers: int) -> dict[str, Any]:
+    """The gated delta rule in all layers but each so-many-th (Qwen3-Next)."""
+    if s.take("experimental-attention-variant") != DELTA_NET:
+        s.taken.discard("experimental-attention-variant")
+        return {}
+    linear = _layers_with(s, "linear-attention-freq", layers, lambda layer, each: (layer + 1) % each != 0)
+    states = {
+        "kind": "gated_delta",
+        "heads": s.integer("linear-num-value-heads", 32),
+        "head_dim": s.integer("linear-value-head-dim", 128),
+        "state": s.integer("linear-key-head-dim", 128),
+        "groups": s.integer("linear-num-key-heads", 16),
+        "conv_kernel": s.integer("linear-conv-kernel-dim", 4),
+        "conv_bias": False,
+        "chunk": 64,
+    }
+    return {"state_space": states, "attention_pattern": ["state_space" if one else "full" for one in linear]}
+
+
+def _no_rope_every(s: Settings, layers: int) -> int | None:
+    """The period of layers without rope.
+
+    Raises:
+        InputError: for a list in which they have none.
+    """
+    if s.take("no-rope-freq") is None:
+        return None
+    without = _layers_with(s, "no-rope-freq", layers, lambda layer, each: (layer + 1) % each == 0)
+    step = without.index(1) + 1 if 1 in without else layers + 1
+    if without != [int((layer + 1) % step == 0) for layer in range(layers)]:
+        found = show(str(s.take("no-rope-freq")))
+        raise InputError(
+            f"{s.file}: --no-rope-freq: found {found}; can be simulated: each so-many-th layer without rope"
+        )
+    return step if step <= layers else None
+
+
+def _default_ffn(s: Settings, gated: bool) -> int:
+    """Four times the hidden size; of a gated MLP two thirds of that, up to a multiple of 64 (`validate_args`)."""
+    hidden = s.integer("hidden-size")
+    return int((4 * hidden * 2 / 3) / 64) * 64 if gated else 4 * hidden
+
+
+def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
+    ffn = s.size("moe-ffn-hidden-size", model["ffn"])
+    return without_none(
+        {
+            "experts": s.integer("num-experts"),
+            "top_k": s.integer("moe-router-topk", 2),
+            "ffn": ffn,
+            **_shared(s, ffn),
+            "capacity_factor": s.number("moe-expert-capacity-factor"),
+            "pad_to_capacity": s.flag("moe-pad-expert-input-to-capacity") or None,
+            "router_fp32": s.choice("moe-router-dtype", {"fp32": True}, ""),
+            **_groups(s),
+        }
+    )
+
+
+def _shared(s: Settings, ffn: int) -> dict[str, Any]:
+    """Shared experts of the routed ones' size, or one of the width that is no multiple of it."""
+    width, gate = s.whole("moe-shared-expert-intermediate-size"), s.flag("moe-shared-expert-gate") or None
+    if not width:
+        return {}
+    own = {"shared_ffn": width} if width % ffn else {"shared_experts": width // ffn}
+    return {**own, "shared_gate": gate}
+
+
+def _layers_with(
+    s: Settings, name: str, layers: int, numbered: Callable[[int, int], bool], default: str = ""
+) -> list[int]:
+    """1 for each layer that has something, 0 for the others: by `numbered` (of a layer's number and N) where the flag
+    is a number N, or as its list says.
+
+    Raises:
+        InputError: for what is neither, such as `([0]*3+[1]*58)`.
+    """
+    given = str(s.take(name, default)).strip("\"' ")
+    if given.isdigit() and given != "0":
+        return [int(numbered(layer, int(given))) for layer in range(layers)]
+    try:
+        found = _evaluated(ast.parse(given, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        found = None
+    if not isinstance(found, list) or len(found) != layers or not {*found} <= {0, 1}:
+        allowed = f"a whole number, or a list of 0 and 1 for {layers} layers, such as [0]*1+[1]*{layers - 1}"
+        raise InputError(f"{s.file}: --{name}: found {show(given)}; must be {allowed}")
+    return found
+
+
+def _evaluated(node: ast.expr) -> Any:
+    """The value of lists of whole numbers, their sums and multiples; ValueError for all else, or for long ones."""
+    match node:
+        case ast.Constant(value=int()):
+            return node.value
+        case ast.List(elts=items):
+            return [_evaluated(item) for item in items]
+        case ast.BinOp(left, ast.Add(), right):
+            one, other = _evaluated(left), _evaluated(right)
+            if isinstance(one, list) and isinstance(other, list):
+                return one + other
+        case ast.BinOp(left, ast.Mult(), right):
+            one, times = _evaluated(left), _evaluated(right)
+            if isinstance(one, list) and isinstance(times, int) and len(one) * times <= MAX_LAYERS:
+                return one * times
+    raise ValueError
+
+
+def _groups(s: Settings) -> dict[str, Any]:
+    """A choice limited to groups. DeepEP and HybridEP (`flex`) send a token once to each of their nodes."""
+    if s.take("moe-router-group-topk") is None:
+        return {}
+    top = s.integer("moe-router-group-topk")
+    if s.choice("moe-token-dispatcher-type", {"flex": True}, DISPATCHER):
+        s.take("moe-router-num-groups")
+        return {"max_nodes_per_token": top}
+    return {"groups": s.integer("moe-router-num-groups"), "top_groups": top}
