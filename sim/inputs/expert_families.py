@@ -9,12 +9,14 @@ from sim.inputs.families import (
     Family,
     NotExpressibleError,
     ernie,
+    exaone_windows,
     hunyuan,
     llama,
     no_rope_step,
     qwen2,
     qwen3,
     require,
+    rope_in_windows_alone,
     rope_share,
     window,
 )
@@ -36,6 +38,13 @@ def every(config: Config, key: str) -> int:
     """Experts in each so-many-th layer; lists of other layers are refused."""
     require(config, "mlp_only_layers", ([], None))
     return int(config.get(key, 1))
+
+
+def _granite_shared(config: Config) -> Config:
+    """Granite's experts beside an MLP for all tokens."""
+    found = _mixtral(config)
+    shared = config.get("shared_intermediate_size") or None
+    return found | {"moe": found["moe"] | ({"shared_ffn": shared} if shared else {})}
 
 
 def latent(config: Config) -> Config:
@@ -83,6 +92,66 @@ def _glm4_moe(config: Config) -> Config:
     found |= {"qkv_bias": config.get("attention_bias", False), "qk_norm": config.get("use_qk_norm", False)}
     found |= {"rope_share": rope_share(config, 0.5)}
     return found | {"mtp_layers": config.get("num_nextn_predict_layers")}
+
+
+def _exaone_moe(config: Config) -> Config:
+    """K-EXAONE: EXAONE 4's attention, norms before attention and MLP, DeepSeek's experts."""
+    require(config, "n_group", (1, None))
+    whole = {"sliding_window": 4096, **config}
+    moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 1), "router_fp32": True}
+    moe |= {"dense_layers": dense_layers({"first_k_dense_replace": 1, **config})}
+    return exaone_windows(whole, llama(whole) | {"qk_norm": True, "moe": moe})
+
+
+def _afmoe(config: Config) -> Config:
+    """Trinity (Arcee): windows with rope, gated attention, norms on both sides, DeepSeek's experts."""
+    whole = {"head_dim": 128, "sliding_window": 1024, **config}
+    step = config.get("global_attn_every_n_layers", 4)
+    moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 2)}
+    moe |= {"dense_layers": config.get("num_dense_layers", 1)}
+    own = {"qk_norm": True, "attention_gate": True, "norm_position": "both", "norm_in_fp32": True, "moe": moe}
+    return rope_in_windows_alone(whole, llama(whole) | own, step)
+
+
+def _hy_v3(config: Config) -> Config:
+    """Hunyuan 3: Qwen 3's attention, a shared expert beside the routed ones, first layers dense."""
+    moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 1), "router_fp32": True}
+    moe |= {"dense_layers": dense_layers({"first_k_dense_replace": 1, **config})}
+    return qwen3(config) | {"moe": moe}
+
+
+def _mellum(config: Config) -> Config:
+    """Mellum 2: Qwen 3's experts, windows in the layers that `layer_types` names."""
+    require(config, "num_nextn_predict_layers", (None, 0))
+    kinds = config.get("mlp_layer_types") or ["sparse"]
+    require({"mlp_layer_types": sorted({*kinds})}, "mlp_layer_types", (["sparse"],))
+    found = llama({"head_dim": 128, **config}) | {"qk_norm": True, "moe": router(config, _experts_key(config))}
+    return found | window({"sliding_window": 1024, **config}, "sliding_window", ["full"])
+
+
+def _phimoe(config: Config) -> Config:
+    """Phi 3.5 MoE: Mixtral's layers with layer norms, and biases where the config asks for them."""
+    own = {"norm": "layernorm", "norm_bias": True, "head_bias": config.get("lm_head_bias", False)}
+    return _mixtral(config) | own
+
+
+def _dbrx(config: Config) -> Config:
+    """DBRX: layer norms without biases, 16 experts of which 4 are chosen."""
+    attention, ffn = config["attn_config"], config["ffn_config"]
+    return {
+        "layers": config["n_layers"],
+        "hidden": config["d_model"],
+        "heads": config["n_heads"],
+        "kv_heads": attention.get("kv_n_heads"),
+        "vocab": config["vocab_size"],
+        "mlp": "swiglu",
+        "bias": False,
+        "tied_embeddings": config.get("tie_word_embeddings", False),
+        "dropout": config.get("resid_pdrop"),
+        "positions": "rope",
+        "trained_positions": config.get("max_seq_len"),
+        "moe": router(ffn, "moe_num_experts", "ffn_hidden_size", "moe_top_k"),
+    }
 
 
 def _llama4(config: Config) -> Config:
@@ -200,6 +269,7 @@ def _olmoe(config: Config) -> Config:
     return llama(config) | {"qk_norm": True, "qk_norm_over": "all_heads", "moe": moe}
 
 
+_ONE_FULL_IN_FOUR = ("full", *("sliding",) * 3)
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     "mixtral": Family(_mixtral, pattern=("sliding",)),
     "minimax_m2": Family(_minimax_m2, pattern=("sliding",)),
@@ -219,5 +289,14 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "ernie4_5_moe": _ernie_moe,
     "hunyuan_v1_moe": _hunyuan_moe,
     "granitemoe": _mixtral,
+    "granitemoeshared": _granite_shared,
+    "granitemoe_swa": Family(_granite_shared, {"sliding_window": 128}, own={"sinks": True}, pattern=_ONE_FULL_IN_FOUR),
     "olmoe": _olmoe,
+    "flex_olmo": Family(_olmoe, own={"norm_position": "post", "norm_in_fp32": True}),
+    "phimoe": Family(_phimoe, pattern=("sliding",)),
+    "dbrx": _dbrx,
+    "exaone_moe": _exaone_moe,
+    "afmoe": _afmoe,
+    "hy_v3": _hy_v3,
+    "mellum": _mellum,
 }

@@ -61,9 +61,8 @@ def window(config: Config, size: str, pattern: list[str]) -> Config:
 
 
 def llama(config: Config) -> Config:
-    require(config, "attention_bias", (False, None))
-    require(config, "mlp_bias", (False, None))
     require(config, "hidden_act", ("silu", "swish"))
+    bias, attention_bias = bool(config.get("mlp_bias")), bool(config.get("attention_bias"))
     return {
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
@@ -74,7 +73,8 @@ def llama(config: Config) -> Config:
         "vocab": config["vocab_size"],
         "mlp": "swiglu",
         "norm": "rmsnorm",
-        "bias": False,
+        "bias": bias,
+        "attention_bias": None if attention_bias == bias else attention_bias,
         "tied_embeddings": config.get("tie_word_embeddings", False),
         "dropout": config.get("attention_dropout"),
         "positions": "rope",
@@ -94,7 +94,7 @@ def _cohere(config: Config) -> Config:
     return found | {"norm": "layernorm", "parallel_block": True, "norm_in_fp32": True}
 
 
-def _rope_in_windows_alone(config: Config, found: Config, step: int) -> Config:
+def rope_in_windows_alone(config: Config, found: Config, step: int) -> Config:
     """Layers with windows and rope, each `step`-th one all tokens without rope."""
     found |= window(config, "sliding_window", ["sliding"] * (step - 1) + ["full"])
     if "attention_pattern" not in found:
@@ -108,14 +108,18 @@ def _rope_in_windows_alone(config: Config, found: Config, step: int) -> Config:
 def _cohere2(config: Config) -> Config:
     """Command R7B: windows with rope, each fourth layer all tokens without it."""
     step = config.get("sliding_window_pattern") or 4
-    return _rope_in_windows_alone({"sliding_window": 4096, **config}, _cohere(config), step)
+    return rope_in_windows_alone({"sliding_window": 4096, **config}, _cohere(config), step)
 
 
 def _exaone4(config: Config) -> Config:
     """EXAONE 4: norms after attention and MLP; windows as in Command R7B, in the larger model alone."""
+    return exaone_windows(config, llama(config) | {"qk_norm": True, "norm_position": "post"})
+
+
+def exaone_windows(config: Config, found: Config) -> Config:
+    """Windows with rope, and all tokens without it at the end of each `sliding_window_pattern` (4, or "LLLG")."""
     step = config.get("sliding_window_pattern", 4)
-    found = llama(config) | {"qk_norm": True, "norm_position": "post"}
-    return _rope_in_windows_alone(config, found, len(step) if isinstance(step, str) else step or 4)
+    return rope_in_windows_alone(config, found, len(step) if isinstance(step, str) else step or 4)
 
 
 def qwen_window(config: Config) -> Config:
@@ -207,6 +211,11 @@ def _gemma2(config: Config) -> Config:
     return found | {"logit_softcap": config.get("final_logit_softcapping")}
 
 
+def _vaultgemma(config: Config) -> Config:
+    """VaultGemma: Gemma 2 with norms before attention and MLP only."""
+    return _gemma2(config) | {"norm_position": "pre"}
+
+
 def _gemma3(config: Config) -> Config:
     """Gemma 3; its released configs leave out what is as in Transformers' Gemma3TextConfig."""
     pattern = ["sliding"] * (config.get("sliding_window_pattern", 6) - 1) + ["full"]
@@ -215,79 +224,45 @@ def _gemma3(config: Config) -> Config:
     return _gemma2(whole) | {"qk_norm": True} | window(whole, "sliding_window", pattern)
 
 
-def _gpt2(config: Config) -> Config:
-    """GPT-2; in StarCoder's (gpt_bigcode) the query heads share one key and one value (`multi_query`)."""
-    require(config, "activation_function", ("gelu_new", "gelu", "gelu_pytorch_tanh"))
-    require(config, "add_cross_attention", (False, None))
-    return {
-        "layers": config["n_layer"],
-        "hidden": config["n_embd"],
-        "heads": config["n_head"],
-        "ffn": config.get("n_inner"),
-        "vocab": config["vocab_size"],
-        "tied_embeddings": config.get("tie_word_embeddings", True),
-        "kv_heads": 1 if config.get("multi_query", False) else None,
-        "dropout": config.get("resid_pdrop", 0.1),
-        "positions": "learned",
-        "max_positions": config["n_positions"],
-    }
+def _stablelm(config: Config) -> Config:
+    """StableLM: layer norms with biases, linear layers without, rope over a quarter of each head."""
+    require(config, "qk_layernorm", (False,))
+    found = llama(config) | {"norm": "layernorm", "norm_bias": True, "qkv_bias": config.get("use_qkv_bias", False)}
+    found |= {"parallel_block": config.get("use_parallel_residual", False), "dropout": config.get("hidden_dropout")}
+    return found | {"rope_share": rope_share(config, 0.25)}
 
 
-def _opt(config: Config) -> Config:
-    """OPT: GPT-2's layers with ReLU; its table of positions has two more rows."""
-    require(config, "activation_function", ("relu",))
-    require(config, "do_layer_norm_before", (True,))
-    require(config, "enable_bias", (True,))
-    require(config, "layer_norm_elementwise_affine", (True,))
-    require(config, "_remove_final_layer_norm", (False, None))
-    require(config, "word_embed_proj_dim", (config["hidden_size"], None))
-    return {
-        "layers": config["num_hidden_layers"],
-        "hidden": config["hidden_size"],
-        "heads": config["num_attention_heads"],
-        "ffn": config["ffn_dim"],
-        "mlp": "relu",
-        "vocab": config["vocab_size"],
-        "tied_embeddings": config.get("tie_word_embeddings", True),
-        "dropout": config.get("dropout", 0.1),
-        "positions": "learned",
-        "max_positions": config["max_position_embeddings"] + 2,
-        "separate_qkv": True,
-    }
+def _hyperclovax(config: Config) -> Config:
+    """HyperCLOVA X: Granite's layers, with norms on both sides of attention and MLP."""
+    return llama(config) | {"norm_position": "both" if config.get("use_post_norm", False) else "pre"}
 
 
-def _gpt_neox(config: Config) -> Config:
-    """GPT-NeoX, Pythia: rope over a quarter of each head; two norms of one input where the residual is parallel."""
-    require(config, "hidden_act", ("gelu", "gelu_new", "gelu_fast"))
-    require(config, "attention_bias", (True,))
-    return {
-        "layers": config["num_hidden_layers"],
-        "hidden": config["hidden_size"],
-        "heads": config["num_attention_heads"],
-        "ffn": config["intermediate_size"],
-        "vocab": config["vocab_size"],
-        "tied_embeddings": config.get("tie_word_embeddings", False),
-        "dropout": config.get("hidden_dropout"),
-        "positions": "rope",
-        "rope_share": rope_share(config, config.get("rotary_pct", 0.25)),
-        "parallel_block": config.get("use_parallel_residual", True) and "two_norms",
-    }
+def dense_latent(config: Config) -> Config:
+    """Latent attention and a dense MLP (MiniCPM 3, Youtu)."""
+    require(config, "attention_bias", (False, None))
+    found = llama({"tie_word_embeddings": True, **config}) | {"kv_heads": None, "head_dim": None}
+    required = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return found | {"mla": {"q_lora_rank": config.get("q_lora_rank"), **{key: config[key] for key in required}}}
 
 
 _SLIDING = ("sliding",)
 _WINDOW = {"sliding_window": 4096}
 _MISTRAL = Family(llama, _WINDOW, pattern=_SLIDING)
 _OLMO2 = {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post", "norm_in_fp32": True}
+_OLMO = {"norm": "layernorm", "norm_weights": False, "norm_in_fp32": True}
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 FAMILIES: dict[str, Callable[[Config], Config]] = {
-    "gpt2": _gpt2,
-    "gpt_bigcode": Family(_gpt2, {"multi_query": True}),
-    "gpt_neox": _gpt_neox,
-    "opt": _opt,
     "llama": llama,
     "internlm3": Family(llama, {"head_dim": 128}, {"qkv_bias": (False, None), "bias": (False, None)}),
     "helium": Family(llama, {"head_dim": 128}, own={"norm_in_fp32": True}),
     "granite": llama,
+    "granite_swa": Family(llama, {"sliding_window": 128}, own={"sinks": True}, pattern=("full", *_SLIDING * 3)),
+    "hyperclovax": _hyperclovax,
+    "iquestcoder": Family(llama, {"head_dim": 128}),
+    "minicpm3": dense_latent,
+    "youtu": dense_latent,
+    "olmo": Family(llama, only={"clip_qkv": (None,)}, own=_OLMO),
+    "stablelm": _stablelm,
     "mistral": _MISTRAL,
     "ministral": _MISTRAL,
     "ministral3": Family(llama, pattern=_SLIDING),
@@ -309,6 +284,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "cohere": _cohere,
     "cohere2": _cohere2,
     "gemma": _gemma,
+    "vaultgemma": Family(_vaultgemma, _WINDOW | _CAPS, pattern=("sliding", "full")),
     "gemma2": Family(_gemma2, _WINDOW | _CAPS, pattern=("sliding", "full")),  # soft caps of configs that leave them out
     "gemma3_text": _gemma3,
 }

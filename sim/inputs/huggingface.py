@@ -10,14 +10,21 @@ import msgspec
 from msgspec import Struct
 
 from sim.core.errors import InputError
-from sim.core.files import read_json
-from sim.inputs import expert_families, families, hybrid_families
+from sim.core.files import read_text
+from sim.core.json_text import parse_json
+from sim.inputs import expert_families, families, gpt_families, hub_families, hybrid_families
 from sim.inputs.families import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
 from sim.inputs.model_config import MAX_LAYERS, MAX_POSITIONS
 from sim.inputs.yaml_input import MAX_BYTES, one_line
 
-FAMILIES = families.FAMILIES | expert_families.FAMILIES | hybrid_families.FAMILIES
+FAMILIES = (
+    gpt_families.FAMILIES
+    | families.FAMILIES
+    | expert_families.FAMILIES
+    | hybrid_families.FAMILIES
+    | hub_families.FAMILIES
+)
 _FILE = Path(__file__).parents[1] / "presets" / "huggingface.yaml"
 
 _CAPTURE = "can be captured as a program: python -m calibrate.capture config.json --out PROGRAM.json.gz"
@@ -72,7 +79,7 @@ def model_from_config(file: Path) -> Config:
         raise InputError(f"{file}: {missing.args[0]}: is required and missing for model_type {family}") from None
     except NotExpressibleError as problem:
         raise InputError(f"{file}: {problem}") from None
-    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as problem:
+    except (AttributeError, OverflowError, TypeError, ValueError, ZeroDivisionError) as problem:
         # A value of a wrong type, or 0, of a key that is only computed with.
         raise InputError(f"{file}: has a value that model_type {family} does not allow ({problem})") from None
     longest = config.get("max_position_embeddings")
@@ -153,7 +160,7 @@ def _unknown(config: Config, family: Any) -> str:
 
 
 def _read(file: Path) -> Config:
-    config = read_json(file, MAX_BYTES)
+    config = parse_json(read_text(file, MAX_BYTES), str(file), finite=False)  # Mamba's time_step_limit has Infinity
     if not isinstance(config, dict):
         raise InputError(f"{file}: must hold a mapping (a Hugging Face config.json)")
     return config

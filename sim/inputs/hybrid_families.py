@@ -59,6 +59,51 @@ def _mamba2(config: Config) -> Config:
     }
 
 
+def _mamba1(config: Config) -> Config:
+    """Mamba (arXiv 2312.00752): nothing but selective scans; Falcon Mamba's norms of steps, B and C have no weights."""
+    require(config, "hidden_act", ("silu", "swish"))
+    require(config, "use_bias", (False,))
+    hidden, rank = config["hidden_size"], config.get("time_step_rank", "auto")
+    inner = config.get("intermediate_size") or config.get("expand", 2) * hidden
+    states = {
+        "kind": "mamba1",
+        "heads": inner,
+        "head_dim": 1,
+        "state": config.get("state_size", 16),
+        "rank": -(-hidden // 16) if rank == "auto" else rank,
+        "conv_kernel": config.get("conv_kernel", 4),
+        "conv_bias": config.get("use_conv_bias", True),
+        "gated_norm": False,
+    }
+    return {
+        "layers": _layers(config),
+        "hidden": hidden,
+        "heads": 1,
+        "vocab": config["vocab_size"],
+        "norm": "rmsnorm",
+        "bias": False,
+        "tied_embeddings": config.get("tie_word_embeddings", True),
+        "state_space": states,
+        "mlp_pattern": ["none"],
+    }
+
+
+def _layers(config: Config) -> int:
+    """Mamba's first configs say `n_layer`."""
+    return int(config["num_hidden_layers"] if "num_hidden_layers" in config else config["n_layer"])
+
+
+def _bamba(config: Config) -> Config:
+    """Bamba: Mamba 2, attention in the layers that `attn_layer_indices` names, an MLP in each."""
+    full = config.get("attn_layer_indices") or []
+    names = ["attention" if i in full else "mamba" for i in range(config["num_hidden_layers"])]
+    found = llama(config) | {"rope_share": rope_share(config, 0.5)}
+    found |= {"attention_pattern": _layer_types(config, names)}
+    if "state_space" not in found["attention_pattern"]:
+        return found
+    return found | {"state_space": _states(config, config.get("mamba_expand", 2) * config["hidden_size"])}
+
+
 def _states(config: Config, inner: int) -> Config:
     """Sizes under the names that hybrids of Granite's and Falcon's make share; `inner`: all heads' width."""
     heads, width = config["mamba_n_heads"], config.get("mamba_d_head", "auto")
@@ -254,7 +299,10 @@ def _jamba(config: Config) -> Config:
 
 
 FAMILIES: dict[str, Callable[[Config], Config]] = {
+    "mamba": _mamba1,
+    "falcon_mamba": _mamba1,
     "mamba2": _mamba2,
+    "bamba": _bamba,
     "granitemoehybrid": _granite_hybrid,
     "falcon_h1": _falcon_h1,
     "nemotron_h": _nemotron_h,

@@ -154,10 +154,13 @@ class ModelConfig(UserInput):
     """A decoder-only transformer. Sizes are whole, before any parallel split.
 
     `head_dim` is the size of a query or key head (with `mla`: its two parts together).
-    `bias`: linear layers and layernorm have biases; `qkv_bias`: only the query, key and value projections
-    (Qwen2); `qk_norm`: an RMS norm with `head_dim` weights on queries and on keys (Qwen3), or over all heads at once
-    (OLMo 2). `norm_position`: before attention and MLP, after them (OLMo 2) or both (Gemma 2). `sinks`: a learned score
-    of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: each so-many-th layer has no rope.
+    `bias`: linear layers and layernorm have biases; `norm_bias`, `attention_bias`: these differ in it (Falcon's layer
+    norms, GPT-J's attention); `head_bias`: the output matrix has one too (Phi 2); `qkv_bias`: only the query, key and
+    value projections (Qwen2); `norm_weights` false: norms only normalize (OLMo); `embedding_norm`: the embedding's
+    result passes a norm (BLOOM); `qk_norm`: an RMS norm with `head_dim` weights on queries and on keys (Qwen3), or over
+    all heads at once (OLMo 2). `norm_position`: before attention and MLP, after them (OLMo 2) or both (Gemma 2).
+    `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: each
+    so-many-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
     chunk of `window` tokens (Llama 4); or the layer has a state (`state_space`), attention and a state `beside` it
     (Falcon-H1), or neither. `mlp_pattern` repeats over the layers too. `attention_gate`: a sigmoid of a second query
@@ -185,10 +188,15 @@ class ModelConfig(UserInput):
         default_factory=lambda data: 4 * data["hidden"], ge=1, le=100_000_000, description="null: 4 * hidden"
     )
     vocab: int = Field(ge=1, le=100_000_000)
-    mlp: Literal["gelu", "swiglu", "geglu", "relu", "relu2", "clamped_swiglu"] = "gelu"
+    mlp: Literal["gelu", "gelu_new", "swiglu", "geglu", "relu", "relu2", "xielu", "clamped_swiglu"] = "gelu"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
+    norm_bias: bool | None = Field(default=None, description="null: bias")
+    attention_bias: bool | None = Field(default=None, description="null: bias")
+    head_bias: bool = False
     qkv_bias: bool = False
+    norm_weights: bool = True
+    embedding_norm: bool = False
     qk_norm: bool = False
     qk_norm_over: Literal["head", "all_heads"] = "head"
     norm_position: Literal["pre", "post", "both"] = "pre"
@@ -240,6 +248,17 @@ class ModelConfig(UserInput):
         """Keys that make layers unlike those of GPT, Llama and DeepSeek: real runs and emitted flags lack them."""
         of_experts = {} if self.moe is None else _variations(self.moe, _KNOWN_OF_EXPERTS)
         return _variations(self, _KNOWN) | {f"moe.{key}": value for key, value in of_experts.items()}
+
+    @property
+    def norm_vectors(self) -> int:
+        """Vectors of `hidden` numbers that one norm learns: weights, and biases of a layernorm."""
+        biased = self.bias if self.norm_bias is None else self.norm_bias
+        return int(self.norm_weights) + (self.norm == "layernorm" and biased)
+
+    @property
+    def biased_attention(self) -> bool:
+        """Tell whether all projections of attention have biases."""
+        return self.bias if self.attention_bias is None else self.attention_bias
 
     @property
     def longest(self) -> int:

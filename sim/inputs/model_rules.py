@@ -38,6 +38,8 @@ def _latent_attention(m: ModelConfig) -> Problems:
     if m.mla.qk_rope_head_dim % 2:
         why = "must be even: positions turn pairs of numbers"
         yield ("mla", "qk_rope_head_dim"), f"found {m.mla.qk_rope_head_dim}; {why}"
+    if m.biased_attention and not m.bias:
+        yield ("attention_bias",), "found true; latent attention (mla) has none"
     if m.attention_gate:
         yield ("attention_gate",), "found true; latent attention (mla) has none"
     if m.scaled_rope:
@@ -100,6 +102,8 @@ def _layers(m: ModelConfig) -> Problems:
         yield ("parallel_block",), f"{block}; needs norm_position pre, found {m.norm_position}"
     if m.mtp_layers and not whole[-1]:
         yield ("mtp_layers",), f"found {m.mtp_layers}; the last layer must have attention and an MLP"
+    if m.head_bias and m.tied_embeddings:
+        yield ("head_bias",), "found true; an output matrix that is the embedding's (tied_embeddings) has none"
     if m.qk_norm_over != "head" and not m.qk_norm:
         yield ("qk_norm_over",), f"found {show(m.qk_norm_over)}; needs qk_norm: true"
     if m.scaled_rope and m.positions != "rope":

@@ -29,6 +29,7 @@ class Passes(NamedTuple):
 class Activation(Struct, frozen=True):
     """One activation. `gated`: a second projection of the input multiplies the result. `kept`: what eager code keeps
     of it for the backward, each as wide as the inner width; `kept_fused`: what one kernel keeps; `role`: of both.
+    `truths`: how many comparisons eager code keeps, a byte for each element.
     `clamped`: gate and up are clamped first.
     """
 
@@ -39,15 +40,41 @@ class Activation(Struct, frozen=True):
     kept_fused: tuple[str, ...]
     role: TensorRole = TensorRole.INNER
     clamped: bool = False
+    truths: int = 0
 
 
 _ONE = Passes(2, 1, 3, 1)
 _GATED_EAGER, _GATED_FUSED = Passes(5, 2, 9, 3), Passes(3, 1, 5, 1)
 ACTIVATIONS = {
     "gelu": Activation(False, _ONE, _ONE, ("gelu input",), ("gelu input",), TensorRole.INPUT),
+    # 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))) as GPT-2's code writes it (NewGELUActivation in Transformers'
+    # activations.py). Forward: power, product (2, 2), sum (3), product, tanh, 1 + (2, 2, 2), 0.5·x (2), product (3).
+    # Backward: the product's factors (3, 3), 0.5 (2), tanh (3), two factors (2, 2), the power's x², 3 and product
+    # (2, 2, 3), two sums of the input's gradients (3, 3).
+    "gelu_new": Activation(
+        False,
+        Passes(18, 8, 28, 11),
+        _ONE,
+        ("gelu input", "tanh", "half the input", "1 + tanh"),
+        ("gelu input",),
+        TensorRole.INPUT,
+    ),
     # Eager code keeps its result, which is the next matmul's input (torch derivatives.yaml: relu).
     "relu": Activation(False, _ONE, _ONE, (), ("relu input",), TensorRole.INPUT),
     "relu2": Activation(False, Passes(4, 2, 8, 3), _ONE, ("relu output",), ("relu output",)),
+    # xIELU (arXiv 2411.13010) as Transformers' activations.py writes it. Forward: a comparison (2), the positive half
+    # (2, 3, 2, 3), the negative one (2, 2, 3, 2, 2, 3), the choice (4). Backward: the choice (5), beta·x twice (4), the
+    # square's factors and alpha (3, 3, 2, 4), the negative half's (2, 4, 2, 5), the minimum's (2, 2, 2, 3, 2), sums of
+    # the input's gradients (15).
+    "xielu": Activation(
+        False,
+        Passes(30, 12, 60, 25),
+        _ONE,
+        ("xielu input", "alpha times input", "expm1", "difference"),
+        ("xielu input",),
+        TensorRole.INPUT,
+        truths=1,
+    ),
     "swiglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "silu(gate)", "up"), ("gate", "up")),
     "geglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "gelu(gate)", "up"), ("gate", "up")),
     # gpt-oss: gate and up clamped (2, 2), alpha times gate (2), its sigmoid (2), their product (3), up + 1 (2), product
@@ -102,7 +129,10 @@ def activation_saved(d: Dims, mlp: str, elements: float, part: str) -> tuple[Sav
     needed = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the output is made of them
     names = record.kept_fused if d.framework.fuses_activation else record.kept
     names += ("clamped gate", "clamped up") if _clamps_apart(d, record) else ()
-    return tuple(Saved(part, name, size, needed, record.role) for name in names)
+    saved = tuple(Saved(part, name, size, needed, record.role) for name in names)
+    if d.framework.fuses_activation or not record.truths:
+        return saved
+    return (*saved, Saved(part, "comparison", record.truths * elements, needed))
 
 
 def activation(d: Dims, mlp: str, elements: float, part: str = "mlp") -> Operator:

@@ -13,6 +13,8 @@ Accesses are per element, times the activations' bytes; a dropout mask is one by
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -20,6 +22,9 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import EAGER_NORM, NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, accumulate, memory_op
+
+if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
 
 MASK_BYTES = 1.0
 
@@ -33,24 +38,46 @@ class Traffic(Struct, frozen=True):
     backward_kernels: int
 
 
-def rms_norm_eager(e: float) -> Traffic:
+def rms_norm_eager(e: float, weight: Literal["activations", "fp32", "none"] = "activations") -> Traffic:
     """RMSNorm in separate torch kernels, `e` bytes an activation.
 
     Forward: x.float() (e+4), pow (8), mean (4), rsqrt and epsilon (rows only), multiply (8), to dtype (4+e),
     weight (2e). Backward: the weight's two products and sum (2e, 3e, e), to fp32 (e+4), product with rsqrt
     and its row sum (8, 12, 4), pow (8, 12), sum of the two paths (12), to dtype (4+e). Without upcasts in
-    fp32.
+    fp32. `weight` is what it multiplies by: in the activations' dtype, in fp32 before the cast back (Gemma: 8; 8, 12,
+    4), or nothing.
     """
+    dtype = FP32_BYTES if weight == "fp32" else e
+    own, back, kernels = (0.0, 0.0, 0) if weight == "none" else (2 * dtype, 6 * dtype, 3)
+    first, last = 5 + bool(kernels), 8 + kernels
     if e == FP32_BYTES:
-        return Traffic(8 + 4 + 8 + 8, 6, 8 + 12 + 4 + 8 + 12 + 4 + 8 + 12 + 12, 11)
-    return Traffic((e + 4) + 8 + 4 + 8 + (4 + e) + 2 * e, 8, 6 * e + (e + 4) + 8 + 12 + 4 + 8 + 12 + 12 + (4 + e), 14)
+        return Traffic(8 + 4 + 8 + own, first, back + 8 + 12 + 4 + 8 + 12 + 12, last)
+    ahead = (e + 4) + 8 + 4 + 8 + (4 + e) + own
+    return Traffic(ahead, 2 + first, back + (e + 4) + 8 + 12 + 4 + 8 + 12 + 12 + (4 + e), 3 + last)
 
 
-def norm_traffic(d: Dims, kind: str, after_sum: bool) -> Traffic:
+def layer_norm_in_fp32(e: float, weighted: bool) -> Traffic:
+    """LayerNorm of activations of `e` bytes, computed in fp32 between two casts.
+
+    Without weights torch's own kernel (OLMo: casts e+4 and 4+e, kernel 8; backward casts, kernel 12). With weights
+    separate operators (Command R, CohereLayerNorm): mean (4), difference (8), its square (8) and mean (4), difference
+    (8), product with rsqrt (8), weight (8), and four kernels on rows or the weight. Backward: the weight's products and
+    sum (8, 12, 4), product with rsqrt and its row sum (8, 12, 4), the difference's gradient and row sum (8, 4, 4), the
+    square's (8, 8, 12), its difference's (8, 4), sums of the paths (12, 4, 12), and five kernels on rows.
+    """
+    casts, kernels = (0.0, 0) if e == FP32_BYTES else (2 * (e + 4), 2)
+    if not weighted:
+        return Traffic(casts + 8, kernels + 1, casts + 12, kernels + 1)
+    return Traffic(casts + 48, kernels + 10, casts + 132, kernels + 22)
+
+
+def norm_traffic(d: Dims, kind: str, after_sum: bool, weighted: bool = True) -> Traffic:
     """`after_sum`: the norm right after a residual sum, whose kernel a compiler extends by the norm."""
     e = d.act_bytes
     if kind == "rmsnorm" and not d.framework.fuses_rmsnorm:
-        return rms_norm_eager(e)
+        return rms_norm_eager(e, "none" if not weighted else "fp32" if d.norm_in_fp32 else "activations")
+    if d.norm_in_fp32 and d.framework.norms_keep_operators:
+        return layer_norm_in_fp32(e, weighted)
     # of 5 accesses dx takes 3, the weight's gradient reads x and dy once more; or partial sums of it come with dx
     backward = d.framework.norm_backward_accesses * e
     kernels = d.framework.norm_backward_kernels
@@ -59,50 +86,64 @@ def norm_traffic(d: Dims, kind: str, after_sum: bool) -> Traffic:
     return Traffic(2 * e, 1, backward, kernels)
 
 
+def stream_norm(m: ModelConfig, d: Dims, name: str, after_sum: bool = False, keeps_input: bool = True) -> Operator:
+    """The model's norm of the residual stream (`norm` over the hidden size)."""
+    return norm(d, name, m.norm, d.rows, d.hidden, m.norm_vectors, after_sum, keeps_input)
+
+
 def norm(
-    d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after_sum: bool = False, keeps_input: bool = True
+    d: Dims,
+    name: str,
+    kind: str,
+    rows: int,
+    width: int,
+    vectors: int = 1,
+    after_sum: bool = False,
+    keeps_input: bool = True,
 ) -> Operator:
     """LayerNorm or RMSNorm over `width` of `rows` tokens.
 
     Its input is kept: 4sbh for a layer's two (Korthikanti 2022, section 4.1); row statistics (8 bytes a row,
     4 for RMSNorm) are left out there and here. What a norm of separate operators keeps besides: `_kept_by_operators`.
-    `keeps_input`: false where another norm keeps the same tensor.
+    `vectors`: of `width` that it learns: weights, and a layer norm's biases. `keeps_input`: false where another norm
+    keeps the same tensor.
     """
     elements = rows * width
     fused = d.framework.fuses_rmsnorm or kind != "rmsnorm"
     kernel = "" if fused else EAGER_NORM
-    t = norm_traffic(d, kind, after_sum)
+    t = norm_traffic(d, kind, after_sum, vectors > 0)
     again = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the next input is made of it
     kept = Saved("norm", f"{name} input", elements * d.act_bytes, again, TensorRole.INPUT)
     saved: tuple[Saved, ...] = (kept,) if keeps_input else ()
     if d.framework.norms_keep_operators and (kind == "rmsnorm" or d.norm_in_fp32):
-        saved = _kept_by_operators(d, name, kind, rows, width)
-    back_bytes, tensors = t.backward_bytes * elements, 2 if kind == "layernorm" and bias else 1
+        saved = _kept_by_operators(d, name, kind, rows, width, vectors > 0)
+    back_bytes = t.backward_bytes * elements
     return Operator(
         name,
         (memory_op(name, F, "norm", elements, t.forward_bytes * elements, d.act, t.forward_kernels, kernel),),
         (memory_op(f"{name}_backward", I, "norm", elements, back_bytes, d.act, t.backward_kernels, kernel),),
         saved,
-        params=width * tensors,
-        tensors=(width,) * tensors,
+        params=width * vectors,
+        tensors=(width,) * vectors,
         backward_bytes=2 * elements * (d.act_bytes if fused else FP32_BYTES),
     )
 
 
-def _kept_by_operators(d: Dims, name: str, kind: str, rows: int, width: int) -> tuple[Saved, ...]:
+def _kept_by_operators(d: Dims, name: str, kind: str, rows: int, width: int, weighted: bool) -> tuple[Saved, ...]:
     """An fp32 copy of the input (the input itself where that is fp32), the root mean square's reciprocal of each row,
     the normalized value for the weight's gradient: in fp32 where the weight multiplies in fp32 (`norm_in_fp32`: Gemma,
     OLMo 2, gpt-oss, Command R), else cast back before (Llama). A layer norm so written has two differences from the
-    mean in place of the copy (transformers/models/cohere/modeling_cohere.py: CohereLayerNorm).
+    mean in place of the copy (transformers/models/cohere/modeling_cohere.py: CohereLayerNorm). Without weights the
+    copy and the statistics are all (nanochat's RMS norm, OLMo's layer norm, torch's own kernel in fp32).
     """
     n = rows * width
-    copies = 2 if kind == "layernorm" else 1
+    copies = 2 if kind == "layernorm" and weighted else 1
     normalized = FP32_BYTES if d.norm_in_fp32 else d.act_bytes
-    return (
+    kept = (
         Saved("norm", f"{name} input in fp32", copies * n * FP32_BYTES, role=TensorRole.INPUT),
         Saved("norm", f"{name} statistics", rows * FP32_BYTES, role=TensorRole.STATISTICS),
-        Saved("norm", f"{name} normalized", n * normalized),
     )
+    return (*kept, Saved("norm", f"{name} normalized", n * normalized)) if weighted else kept
 
 
 def rope(d: Dims, elements: float) -> Operator:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart, NeededBy, Program, Saved
 from sim.models.dims import Dims, dims
+from sim.models.elementwise import stream_norm
 from sim.models.layer import shape_key
 from sim.models.lora import frozen
 from sim.models.operators import F, Operator, W, collective, memory_op, of_part
@@ -25,14 +26,15 @@ TOKEN_BYTES = 8.0  # an int64 token number
 
 
 def embedding_block(scenario: Scenario) -> Block:
-    """Look-up, sum over vocabulary shards (a reduce-scatter with sp), positions, dropout."""
+    """Look-up, sum over vocabulary shards (a reduce-scatter with sp), positions, norm, dropout."""
     d = dims(scenario)
-    parts = of_part(ModelPart.EMBEDDING, (lookup(scenario, d), *_positions(scenario.model, d), *_dropout(d)))
+    m = scenario.model
+    parts = of_part(ModelPart.EMBEDDING, (lookup(scenario, d), *_positions(m, d), *_norm(m, d), *_dropout(d)))
     if d.lora is not None:  # nothing behind the first adapter needs a gradient
         parts = tuple(replace(frozen(p), backward=(), saved=(), backward_bytes=0.0) for p in parts)
     key = (
-        f"embedding {shape_key(scenario.model, d)} vocab={scenario.model.padded_vocab(d.tp)} "
-        f"positions={scenario.model.positions} dropout={d.dropout:g}{' frozen' if d.lora else ''}"
+        f"embedding {shape_key(m, d)} vocab={m.padded_vocab(d.tp)} positions={m.positions} dropout={d.dropout:g}"
+        f"{' normed' if m.embedding_norm else ''}{' frozen' if d.lora else ''}"
     )
     return as_block("embedding", BlockKind.EMBEDDING, key, parts, keep_all(parts))
 
@@ -89,6 +91,15 @@ def _positions(m: ModelConfig, d: Dims) -> tuple[Operator, ...]:
             backward_bytes=n * d.act_bytes,
         ),
     )
+
+
+def _norm(m: ModelConfig, d: Dims) -> tuple[Operator, ...]:
+    """The norm of the embedding's result (BLOOM, arXiv 2211.05100, section 3.2.3)."""
+    if not m.embedding_norm:
+        return ()
+    own = stream_norm(m, d, "embedding_norm")
+    kept = tuple(s._replace(part="embedding") for s in own.saved)
+    return (replace(own, backward=tuple(replace(item, phase=W) for item in own.backward), saved=kept),)
 
 
 def _dropout(d: Dims) -> tuple[Operator, ...]:

@@ -12,7 +12,7 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import BLOCK_END, Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
 from sim.models.chunked_loss import chunked_output
 from sim.models.dims import Dims, dims
-from sim.models.elementwise import norm
+from sim.models.elementwise import stream_norm
 from sim.models.embedding import table_elements
 from sim.models.layer import shape_key
 from sim.models.linear import linear
@@ -76,7 +76,7 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, Operator, Op
     name = "output" if aligned else "output_unaligned"
     output = linear(
         plain,
-        Linear(name, "head", d.tokens, d.hidden, (vocab,), "column", save_input=not d.framework.rebuilds_pointwise),
+        Linear(name, "head", d.tokens, d.hidden, (vocab,), "column", m.head_bias, not d.framework.rebuilds_pointwise),
     )
     kernel = scenario.for_training.cross_entropy
     if kernel == "chunked":
@@ -86,7 +86,7 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, Operator, Op
     if m.tied_embeddings:
         output = replace(output, params=0, frozen=0)
     output = output if aligned else _unaligned(output)
-    final = norm(d, "final_norm", m.norm, d.rows, d.hidden, m.bias)
+    final = stream_norm(m, d, "final_norm")
     kept = tuple(s._replace(part="head") for s in final.saved)
     loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel == "fused")
     loss = replace(loss, forward=(*loss.forward, *_after_check(d)))

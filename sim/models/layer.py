@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart
 from sim.models.dims import Dims, Shard, dims
-from sim.models.elementwise import branch_sum, norm, residual
+from sim.models.elementwise import branch_sum, residual, stream_norm
 from sim.models.layers import LayerSpec, layer_specs
 from sim.models.lora import frozen, only_behind_adapters
 from sim.models.operators import Operator, of_part, workspace
@@ -50,7 +50,7 @@ def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[
     parts: tuple[Operator, ...] = ()
     if spec.attention is not None:
         inner = spec.attention.train(scenario, d, shard)
-        branch = _branch(m, d, spec, "attention", inner, m.bias and d.tp > 1)
+        branch = _branch(m, d, spec, "attention", inner, m.biased_attention and d.tp > 1)
         parts += of_part(spec.attention.part, branch)
     if spec.mlp is not None:
         inner = inside(spec.mlp.module, spec.mlp.train(scenario, d, layer, shard))
@@ -65,13 +65,13 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
     assert spec.attention is not None
     assert spec.mlp is not None
     first, *rest = spec.mlp.train(scenario, d, layer, shard)
-    norms = of_part(ModelPart.NORM, (norm(d, "attention_norm", m.norm, d.rows, d.hidden, m.bias),))
+    norms = of_part(ModelPart.NORM, (stream_norm(m, d, "attention_norm"),))
     attention = (
         branch_sum(d),
         *inside("layernorm", norms),
         branch_sum(d),
         *spec.attention.train(scenario, d, shard),
-        residual(d, "attention_residual", "attention", m.bias and d.tp > 1),
+        residual(d, "attention_residual", "attention", m.biased_attention and d.tp > 1),
     )
     mlp = (
         *inside(spec.mlp.module, (replace(first, saved=()), *rest)),
@@ -95,7 +95,7 @@ def _branch(
     same = second and spec.parallel == "two_norms"
 
     def norms(of: str, here: bool, after_sum: bool = False, keeps: bool = True) -> tuple[Operator, ...]:
-        made = (norm(d, of, m.norm, d.rows, d.hidden, m.bias, after_sum, keeps),) if here else ()
+        made = (stream_norm(m, d, of, after_sum, keeps),) if here else ()
         return of_part(ModelPart.NORM, made)
 
     return (

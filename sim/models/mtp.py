@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart
 from sim.models.dims import Shard, dims
-from sim.models.elementwise import norm
+from sim.models.elementwise import stream_norm
 from sim.models.embedding import lookup
 from sim.models.head import hard_head_parts
 from sim.models.layer import layer_parts
@@ -37,7 +37,7 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         *of_part(ModelPart.EMBEDDING, [replace(lookup(scenario, d), params=0)]),
         *of_part(
             ModelPart.NORM,
-            [norm(d, name, m.norm, d.rows, d.hidden, m.bias) for name in ("mtp_embedding_norm", "mtp_hidden_norm")],
+            [stream_norm(m, d, name) for name in ("mtp_embedding_norm", "mtp_hidden_norm")],
         ),
         *of_part(ModelPart.LAYER, [linear(d, project)]),
     )

@@ -63,13 +63,14 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     parts = {
         "embedding": embedding,
         "positions": model.max_positions * model.hidden if model.positions == "learned" else 0,
-        "head": 0 if model.tied_embeddings else embedding,
+        "head": (0 if model.tied_embeddings else embedding) + (model.vocab if model.head_bias else 0),
         "attention": sum(n * spec.attention_parameters for spec, n in specs),
         "mlp": sum(n * mlp.parameters for mlp, n in dense),
         "router": sum(n * mlp.router_parameters for mlp, n in experts),
         "shared_experts": sum(n * mlp.shared_parameters for mlp, n in experts),
         "experts": sum(n * mlp.expert_parameters for mlp, n in experts),
-        "norms": sum(n * spec.norms * spec.norm_elements for spec, n in specs) + norm_elements(model),
+        "norms": sum(n * spec.norms * spec.norm_elements for spec, n in specs)
+        + (2 if model.embedding_norm else 1) * norm_elements(model),
     }
     total = sum(parts.values())
     idle = sum(n * mlp.one.parameters * max(0, mlp.moe.experts - mlp.moe.top_k) for mlp, n in experts)

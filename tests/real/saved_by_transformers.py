@@ -40,6 +40,7 @@ DEEPSEEK = {
     "n_group": 1,
     "topk_group": 1,
 }
+GPT2 = {"n_embd": 256, "n_layer": 1, "n_head": 8, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 TURNS = ["sliding_attention", "full_attention"]
 # family: attention, layers after which its pattern repeats, its own keys. `eager` where Transformers has no other
 # attention for the family (soft caps, sinks), or none on a CPU (values narrower than keys)
@@ -66,7 +67,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "cohere2": ("sdpa", 4, {"sliding_window": 32}),
     "deepseek_v3": ("eager", 1, DEEPSEEK),
     "deepseek_v32": ("eager", 1, {**DEEPSEEK, "index_n_heads": 4, "index_head_dim": 32, "index_topk": 32}),
-    "glm4_moe_lite": ("eager", 1, {**DEEPSEEK, "mlp_layer_types": ["sparse"] * 2}),
+    "glm4_moe_lite": ("eager", 1, {**DEEPSEEK, "mlp_layer_types": ["sparse"]}),
     "glm_moe_dsa": ("eager", 1, {**DEEPSEEK, "index_n_heads": 4, "index_head_dim": 32, "index_topk": 32}),
     "mistral": ("sdpa", 1, {"sliding_window": 32}),
     "ministral3": ("sdpa", 1, {}),
@@ -95,6 +96,38 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "granitemoe": ("sdpa", 1, {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "olmoe": ("sdpa", 1, {"num_experts": 8, "num_experts_per_tok": 2}),
     "solar_open": ("sdpa", 1, {**EXPERTS, "n_routed_experts": 8}),
+    "afmoe": (
+        "sdpa",
+        4,
+        {**EXPERTS, "num_experts": 8, "num_shared_experts": 1, "num_dense_layers": 0, "sliding_window": 32},
+    ),
+    "apertus": ("sdpa", 1, {}),
+    "bloom": ("eager", 1, {"n_layer": 1, "n_head": 8}),
+    "exaone_moe": ("sdpa", 4, {**EXPERTS, "num_experts": 8, "mlp_layer_types": ["sparse"] * 4, "sliding_window": 32}),
+    "falcon": ("sdpa", 1, {}),
+    "flex_olmo": ("sdpa", 1, {"num_experts": 8, "num_experts_per_tok": 2}),
+    "granitemoeshared": (
+        "sdpa",
+        1,
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 256},
+    ),
+    "hy_v3": ("sdpa", 1, {**EXPERTS, "num_experts": 8, "mlp_layer_types": ["sparse"]}),
+    "gpt2": ("sdpa", 1, GPT2),
+    "gpt_bigcode": ("sdpa", 1, GPT2),
+    "gpt_neox": ("sdpa", 1, {"use_parallel_residual": True}),
+    "hyperclovax": ("sdpa", 1, {}),
+    "jais2": ("sdpa", 1, {}),
+    "mellum": ("sdpa", 1, {**EXPERTS, "num_local_experts": 8}),
+    "minicpm3": ("eager", 1, {**LATENT, "num_key_value_heads": 8}),
+    "mpt": ("eager", 1, {"d_model": 256, "n_heads": 8}),
+    "nanochat": ("sdpa", 1, {}),
+    "nemotron": ("sdpa", 1, {}),
+    "olmo": ("sdpa", 1, {}),
+    "phi": ("sdpa", 1, {"attention_dropout": 0.0}),
+    "phimoe": ("sdpa", 1, {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "stablelm": ("sdpa", 1, {}),
+    "vaultgemma": ("eager", 2, {"sliding_window": 32, "layer_types": TURNS}),
+    "youtu": ("eager", 1, {**LATENT, "num_key_value_heads": 8}),
 }
 
 
@@ -102,10 +135,13 @@ def config_of(family: str, layers: int) -> Any:
     """Its config with so many layers."""
     attention, period, own = CASES[family]
     keys = {**SIZES, **own, "num_hidden_layers": layers}
-    if "kv_lora_rank" in keys:
+    if "kv_lora_rank" in keys or family == "falcon":  # its head_dim is computed
         del keys["head_dim"]
-    if "layer_types" in keys:
-        keys["layer_types"] = keys["layer_types"] * (layers // period)
+    for each_layer in ("layer_types", "mlp_layer_types"):
+        if each_layer in keys:
+            keys[each_layer] = keys[each_layer] * (layers // period)
+    if "n_layer" in keys:
+        keys["n_layer"] = layers
     config = transformers.AutoConfig.for_model(family, **keys)
     config._attn_implementation = attention
     return config

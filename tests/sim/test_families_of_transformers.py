@@ -35,10 +35,20 @@ ROUTED = {"n_routed_experts": EXPERTS, "n_shared_experts": 2, "num_experts_per_t
 WINDOWS = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 3}
 # What a family's config needs beside or in place of `SIZES`.
 OWN: dict[str, dict[str, Any]] = {
+    "afmoe": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "num_dense_layers": 2},
+    "bamba": {"mamba_n_heads": 16, "mamba_d_head": 64, "attn_layer_indices": [2, 6]},
+    "bloom": {"n_layer": LAYERS, "n_head": 8},
     "deepseek_v2": LATENT | ROUTED | {"first_k_dense_replace": 1, "n_group": 1},
     "deepseek_v3": LATENT | ROUTED,
     "deepseek_v32": LATENT | ROUTED,
     "dots1": ROUTED | {"first_k_dense_replace": 2},
+    "dbrx": {
+        "d_model": 512,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"moe_num_experts": EXPERTS, "moe_top_k": 4, "ffn_hidden_size": 768},
+    },
+    "exaone_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 128},
+    "flex_olmo": {"num_experts": EXPERTS},
     "ernie4_5_moe": {"moe_num_experts": EXPERTS, "moe_k": 4, "moe_intermediate_size": 128},
     "glm4_moe": ROUTED,
     "glm4_moe_lite": LATENT | ROUTED,
@@ -67,7 +77,7 @@ OWN: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": 128},
 }
 # Weights that docs/models.md names as not counted: routers' load-balancing biases.
-NOT_COUNTED = ("e_score_correction_bias",)
+NOT_COUNTED = ("e_score_correction_bias", "expert_bias", "act_fn.alpha_p", "act_fn.alpha_n")
 KINDS = {
     "full_attention": "full",
     "indexed_attention": "full",
@@ -141,6 +151,17 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
 @pytest.mark.parametrize(
     ("family", "own"),
     [
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
+        ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True}),
+        ("granitemoeshared", {"shared_intermediate_size": 256}),
+        ("hyperclovax", {"use_post_norm": False}),
+        ("llama", {"attention_bias": True}),
+        ("llama", {"mlp_bias": True}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("mixtral", {"head_dim": 32}),
+        ("phimoe", {"attention_bias": True, "lm_head_bias": True}),
+        ("stablelm", {"use_qkv_bias": True, "use_parallel_residual": True}),
         ("qwen2_moe", {"qkv_bias": False}),
         ("kimi_linear", {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * (LAYERS - 3)}),
     ],
@@ -148,7 +169,7 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
 def test_keys_other_than_the_usual_ones_count_as_in_transformers(
     tmp_path: Path, family: str, own: dict[str, Any]
 ) -> None:
-    config = transformers.CONFIG_MAPPING[family](**SIZES | OWN[family] | own)
+    config = transformers.CONFIG_MAPPING[family](**SIZES | OWN.get(family, {}) | own)
     with torch.device("meta"):
         built = transformers.AutoModelForCausalLM.from_config(config)
     (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))

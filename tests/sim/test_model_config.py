@@ -306,7 +306,6 @@ def test_pythia_parameter_count(tmp_path: Path) -> None:
         ({"model_type": "bert"}, "model_type: found 'bert', an encoder"),
         ({"model_type": "rwkv"}, "model_type: found 'rwkv'"),
         ({"model_type": None}, "model_type: found null"),
-        ({"attention_bias": True}, "attention_bias: found true"),
         ({"hidden_act": "gelu"}, "hidden_act: found 'gelu'"),
         ({"hidden_size": "big"}, "hidden: found 'big'; must be an integer"),
         ({"num_hidden_layers": 0}, "layers: found 0; must be at least 1"),

@@ -137,10 +137,11 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
             model.heads,
             model.kv_heads,
             model.head_dim,
-            bias=model.bias,
+            bias=model.biased_attention,
             qkv_bias=model.qkv_bias,
             qk_norm=model.qk_norm,
             qk_norm_over=model.qk_norm_over,
+            norm_weights=model.norm_weights,
             sinks=model.sinks,
             gate=model.attention_gate,
             softcap=model.attention_softcap is not None,
@@ -190,8 +191,8 @@ def mlp_spec(model: ModelConfig, layer: int) -> Mlp | None:
 
 
 def norm_elements(model: ModelConfig) -> int:
-    """Parameters of one norm over the hidden size: weights, and biases for a layernorm with `bias`."""
-    return model.hidden * (2 if model.norm == "layernorm" and model.bias else 1)
+    """Parameters of one norm over the hidden size."""
+    return model.hidden * model.norm_vectors
 
 
 @lru_cache(maxsize=64)

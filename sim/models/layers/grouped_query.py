@@ -31,11 +31,11 @@ class GroupedQueryAttention(Struct, frozen=True):
     """Sizes of the whole model. `qkv_bias`: query, key and value have biases although nothing else has (Qwen2);
     `qk_norm`: an RMS norm of `head_dim` weights on queries and one on keys (Qwen3). `projections`: into how many
     matmuls the model's own code splits query, key and value (GPT-2 one, Llama three). `window`: None if every query
-    sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2). `sinks`: a learned score
-    of each query head (gpt-oss), which kernels add to a row's softmax at no cost. `gate`: a second
-    query projection whose sigmoid multiplies the result (Qwen3-Next). `softcap`: scores are capped (Gemma 2).
-    `rope_share`: of a head's width, turned apart and joined to the rest (GLM-4.5); None: heads are turned whole.
-    `scaled_rope`: what is turned is scaled (gpt-oss)."""
+    sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2). `norm_weights`: they
+    have weights. `sinks`: a learned score of each query head (gpt-oss), which kernels add to a row's softmax at no
+    cost. `gate`: a second query projection whose sigmoid multiplies the result (Qwen3-Next). `softcap`: scores
+    are capped (Gemma 2). `rope_share`: of a head's width, turned apart and joined to the rest (GLM-4.5); None: heads
+    are turned whole. `scaled_rope`: what is turned is scaled (gpt-oss)."""
 
     part: ClassVar = ModelPart.ATTENTION
 
@@ -50,6 +50,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     projections: int
     window: Window | None = None
     qk_norm_over: Literal["head", "all_heads"] = "head"
+    norm_weights: bool = True
     sinks: bool = False
     gate: bool = False
     softcap: bool = False
@@ -142,7 +143,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         return (Operator("split_copies", forward, (replace(back, plain_host=True),)),)
 
     def _gate(self, d: Dims, elements: int) -> Operator:
-        """The result times the gate's sigmoid; kept are both, the result by the core's own backward (fused) or here."""
+        """The result times the gate's sigmoid; kept are the result and what a kernel makes the sigmoid of, or
+        the sigmoid where it is a kernel of its own (torch's sigmoid_backward reads its result)."""
         e, kernels = d.act_bytes, 1 if d.framework.fuses_activation else 2
         forward = memory_op(
             "attention_gate", F, "elementwise", elements, (1 + 2 * kernels) * e * elements, d.act, kernels
@@ -150,16 +152,17 @@ class GroupedQueryAttention(Struct, frozen=True):
         backward = memory_op(
             "attention_gate_backward", I, "elementwise", elements, (3 + 2 * kernels) * e * elements, d.act, kernels + 1
         )
-        names = ("attention output", "attention gate", *(() if kernels == 1 else ("sigmoid of the gate",)))
+        names = ("attention output", "attention gate" if kernels == 1 else "sigmoid of the gate")
         saved = tuple(Saved("attention", name, e * elements) for name in names)
         return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=3 * e * elements)
 
     def _head_norms(self, d: Dims) -> tuple[Operator, ...]:
+        vectors = int(self.norm_weights)
         names = zip(("query_norm", "key_norm"), self.heads_of(d.tp), strict=True)
         if self.qk_norm_over == "all_heads":
-            norms = [norm(d, name, "rmsnorm", d.tokens, heads * self.head_dim, False) for name, heads in names]
+            norms = [norm(d, name, "rmsnorm", d.tokens, heads * self.head_dim, vectors) for name, heads in names]
             return (*((self._sums_over_heads(d),) if d.tp > 1 else ()), *norms)
-        return tuple(norm(d, name, "rmsnorm", d.tokens * heads, self.head_dim, False) for name, heads in names)
+        return tuple(norm(d, name, "rmsnorm", d.tokens * heads, self.head_dim, vectors) for name, heads in names)
 
     def _sums_over_heads(self, d: Dims) -> Operator:
         """What norms over all heads need of other ranks' heads: for each token the sum of squares of its queries and
@@ -181,7 +184,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     def other_parameters(self) -> int:
         """Weights of the norms inside the attention, and sinks."""
         norms = self.heads + self.kv_heads if self.qk_norm_over == "all_heads" else 2
-        return (norms * self.head_dim if self.qk_norm else 0) + (self.heads if self.sinks else 0)
+        return (norms * self.head_dim if self.qk_norm and self.norm_weights else 0) + (self.heads if self.sinks else 0)
 
     def seen_keys(self, length: int) -> float | None:
         """Keys that a query of a sequence of `length` sees in the mean; None where no window hides any."""

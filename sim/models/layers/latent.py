@@ -197,4 +197,4 @@ class LatentAttention(Struct, frozen=True):
 
 def latent_norm(d: Dims, name: str, rank: int) -> Operator:
     """The RMS norm of a latent of `rank` numbers, on the rank's own rows."""
-    return norm(d, f"{name}_latent_norm", "rmsnorm", d.rows, rank, False)
+    return norm(d, f"{name}_latent_norm", "rmsnorm", d.rows, rank)

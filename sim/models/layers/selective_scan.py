@@ -76,7 +76,7 @@ class SelectiveScan(Struct, frozen=True):
         """Input projection, convolution, steps, scan, output projection."""
         first, down, up, last = self.matrices(d.tp)
         keep, small = not d.framework.rebuilds_pointwise, self.rank + 2 * self.state
-        norms = (norm(d, "steps_norm", "rmsnorm", d.tokens, small, False),) if self.inner_norms else ()
+        norms = (norm(d, "steps_norm", "rmsnorm", d.tokens, small),) if self.inner_norms else ()
         return (
             linear(d, first.linear("attention", d.tokens, keep)),
             self._convolution(d),

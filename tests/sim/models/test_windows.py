@@ -129,9 +129,8 @@ def test_a_pattern_of_equal_layers_is_none() -> None:
     assert emit(written, "megatron") == emit(plain, "megatron")
 
 
-@pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
-def test_no_flags_are_written_for_a_window(trainer: str) -> None:
+def test_torchtitan_has_no_window() -> None:
     scenario = training(window=128)
     assert scenario.model.variations == {"window": 128, "attention_pattern": ("sliding",)}
     with pytest.raises(InputError, match=r"model\.window: found 128"):
-        emit(scenario, trainer)
+        emit(scenario, "torchtitan")

@@ -1,0 +1,127 @@
+"""Steps of Hugging Face models simulated twice: as `framework: transformers` describes them, and from their operators.
+
+    python tools/described_and_captured.py [--only FAMILY …] [--folder FOLDER]
+
+Each model has 8 layers of width 2,048 and is captured (`calibrate.capture`, no GPU needed) with 16-bit weights and 2
+sequences of 2,048 tokens. Both ways have the prices of an H200. The table in docs/models.md is what this prints. FOLDER
+keeps the captured programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from sim.inputs.scenario import parse_scenario  # noqa: E402
+from sim.simulation import simulate  # noqa: E402
+
+SEQ_LEN, SEQUENCES = 2048, 2
+SIZES: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 5632,
+    "vocab_size": 32000,
+    "max_position_embeddings": SEQ_LEN,
+    "tie_word_embeddings": False,
+    "num_hidden_layers": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
+GPT2 = {"n_embd": 2048, "n_layer": 8, "n_head": 16, **NO_DROPOUT}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024}
+EAGER = ("bloom", "gemma2", "gptj", "mpt")  # attention in separate operators
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {},
+    "phi3": {},
+    "cohere": {},
+    "glm4": {},
+    "gemma2": {"sliding_window": 1024},
+    "olmo": {},
+    "olmo2": {},
+    "hyperclovax": {},
+    "stablelm": {},
+    "nemotron": {},
+    "apertus": {},
+    "nanochat": {},
+    "starcoder2": {},
+    "gpt2": GPT2 | {"n_inner": 8192},
+    "gpt_neox": {},
+    "opt": {"ffn_dim": 8192, "word_embed_proj_dim": 2048, "dropout": 0.0},
+    "phi": {"num_key_value_heads": 16},
+    "falcon": {"head_dim": None},
+    "gptj": GPT2 | {"rotary_dim": 64},
+    "bloom": {"n_layer": 8, "n_head": 16},
+    "mpt": {"d_model": 2048, "n_heads": 16, "n_layers": 8},
+    "mixtral": {"num_local_experts": 8},
+    "granitemoeshared": {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
+    "afmoe": {**EXPERTS, "num_shared_experts": 1, "num_dense_layers": 0},
+    "hy_v3": {**EXPERTS, "mlp_layer_types": ["sparse"] * 8},
+}
+
+
+def captured(family: str, folder: Path) -> tuple[Path, Path]:
+    """The config and the program of one family; captured if the folder has none."""
+    import transformers
+
+    config, program = folder / family / "config.json", folder / family / "program.json.gz"
+    if not program.exists():
+        config.parent.mkdir(parents=True, exist_ok=True)
+        keys = {key: value for key, value in (SIZES | FAMILIES[family]).items() if value is not None}
+        built = transformers.AutoConfig.for_model(family, **keys)
+        config.write_text(built.to_json_string(use_diff=False), encoding="utf-8")
+        words = ["--weights", "bf16", "--seq-len", SEQ_LEN, "--micro-batch-size", SEQUENCES, "--routing", "balanced"]
+        words += ["--attention", "eager"] if family in EAGER else []
+        command = [sys.executable, "-m", "calibrate.capture", config, "--out", program, *words]
+        subprocess.run([str(word) for word in command], check=True, capture_output=True, cwd=ROOT, env=os.environ)
+    return config, program
+
+
+def steps(family: str, folder: Path) -> tuple[float, float]:
+    """Seconds of a step as described and as captured."""
+    config, program = captured(family, folder)
+    described = {
+        "seq_len": SEQ_LEN,
+        "micro_batch_size": SEQUENCES,
+        "global_batch_size": SEQUENCES,
+        "param_dtype": "bf16",
+        "grad_dtype": "bf16",
+        "framework": "transformers",
+        "attention": "unfused" if family in EAGER else "fused",
+        "gradient_clipping": False,
+    }
+    gpu = {"gpu": "h200-sxm"}
+    one = simulate(parse_scenario({"model": str(config), "training": described, "cluster": gpu}))
+    own = {"global_batch_size": SEQUENCES}
+    other = simulate(parse_scenario({"model": {"program": str(program)}, "training": own, "cluster": gpu}))
+    return one.step_time_s, other.step_time_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    print("| family | attention | captured | described | difference |\n|---|---|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as temporary:
+        for family in options.only:
+            one, other = steps(family, options.folder or Path(temporary))
+            attention = "unfused" if family in EAGER else "fused"
+            difference = f"{one / other - 1:+.1%}".replace("-", "−").replace("%", " %")
+            print(f"| {family} | {attention} | {other * 1e3:.1f} ms | {one * 1e3:.1f} ms | {difference} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
