@@ -100,7 +100,8 @@ def steps(family: str, folder: Path) -> tuple[float, float]:
         "grad_dtype": "bf16",
         "framework": "transformers",
         "attention": "unfused" if family in EAGER else "fused",
-        "gradient_clipping": False,
+        "master_weights": False,
+        "optimizer_dtype": "bf16",
     }
     gpu = {"gpu": "h200-sxm"}
     one = simulate(parse_scenario({"model": str(config), "training": described, "cluster": gpu}))

@@ -150,13 +150,29 @@ def rope(d: Dims, elements: float) -> Operator:
     """Rotary embedding of query and key.
 
     Eager (x·cos + rotate_half(x)·sin): multiply 2, negate 1, concatenate 2, multiply 2, add 3 accesses in
-    five kernels; fused 2 in one. cos and sin are constants: nothing is kept.
+    five kernels; fused 2 in one. cos and sin are constants: nothing is kept. `fills_cut_gradients`, backward: products
+    4, negate 1, zeros with a half filled in 2 for each half, sums of both halves and of both paths 3 and 3, and a copy
+    2 from heads' order to tokens', in ten.
     """
     fused = d.framework.fuses_rope
-    moved, launches = elements * d.act_bytes * (2 if fused else 10), 2 if fused else 10
-    forward = memory_op("rope", F, "elementwise", elements, moved, d.act, launches)
-    backward = memory_op("rope_backward", I, "elementwise", elements, moved, d.act, launches)
+    size, (accesses, launches) = elements * d.act_bytes, (2, 1) if fused else (10, 5)
+    back_accesses, back_launches = (17, 10) if d.framework.fills_cut_gradients else (accesses, launches)
+    forward = memory_op("rope", F, "elementwise", elements, accesses * size, d.act, 2 * launches)
+    backward = memory_op("rope_backward", I, "elementwise", elements, back_accesses * size, d.act, 2 * back_launches)
     return Operator("rope", (forward,), (backward,), backward_bytes=2 * elements * d.act_bytes)
+
+
+def rope_join(d: Dims, elements: float) -> Operator:
+    """The turned part of queries' and keys' heads joined to the rest, `elements` in all: read and written.
+
+    `fills_cut_gradients`, backward: for both tensors zeros with a part filled in 2 for each part, their sum 3.
+    """
+    if not d.framework.fills_cut_gradients:
+        return copied("rope_join", d, elements)
+    size = elements * d.act_bytes
+    forward = memory_op("rope_join", F, "copy", elements, 2 * size, d.act, 2)
+    backward = memory_op("rope_join_backward", I, "elementwise", elements, 7 * size, d.act, 10)
+    return Operator("rope_join", (forward,), (backward,), backward_bytes=2 * size)
 
 
 def scaled_rope(d: Dims, elements: float, width: int) -> Operator:

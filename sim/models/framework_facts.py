@@ -62,6 +62,12 @@ PLAIN_ROUTER = RouterKernels(
 )
 # A compiler copies, converts, inverts and masks in one kernel (8 bytes).
 COMPILED_ROUTER = PLAIN_ROUTER._replace(group_kernels=(7, 0), group_bytes=(12.0, 0.0))
+# transformers/models/mixtral/modeling_mixtral.py (MixtralTopKRouter), as torch dispatches it. Forward: logits to fp32
+# (e + 4), softmax (8), top-k (4), the chosen weights' sum, copy and quotient. Backward: seven kernels on the chosen
+# weights, zeros of all (4) that they are put into, the softmax's (12), to 16 bits (4 + e).
+TRANSFORMERS_ROUTER = PLAIN_ROUTER._replace(
+    forward_kernels=6, backward_kernels=11, forward_bytes=16.0, backward_bytes=20.0
+)
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name
 
 
@@ -134,6 +140,9 @@ class Framework(Struct, frozen=True):
     fuses_latent_rope: bool = False
     """rope of latent attention, with interleaved pairs, is one kernel for each tensor
     [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb; its own kernel is experimental]"""
+    fills_cut_gradients: bool = False
+    """the gradient of a part cut out of a tensor is a tensor of zeros with that part filled in, and such are added up,
+    in rope and behind it [torch: slice_backward]"""
     scales_rope_apart: bool = False
     """rope whose result is scaled (`model.scaled_rope`) is separate operators, which compute cosines and sines anew in
     every layer [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb, `mscale`]"""
@@ -179,6 +188,9 @@ class Framework(Struct, frozen=True):
     core/transformer/moe/moe_utils.py: RouterGatingLinearFunction]"""
     routing_bytes: float = 4.0
     """bytes of indices and weights saved for each token copy in an expert layer [permutation of 32 bits]"""
+    copies_by_index: bool = False
+    """tokens are sorted, copied and put back by torch's indexing, and an expert's results are weighted and added up in
+    fp32 [transformers/integrations/moe.py: grouped_mm_experts_forward]"""
     maps_copies: bool = False
     """a map of tokens and experts is made and kept, by which one kernel copies tokens and another adds copies up
     [TE pytorch/triton/permutation.py: make_row_id_map, make_chunk_sort_map]"""

@@ -18,6 +18,7 @@ from sim.models.framework_facts import (
     GROUP_BYTES,
     GROUP_KERNELS,
     TORCH_LOSS,
+    TRANSFORMERS_ROUTER,
     ContextKernels,
     Former,
     Framework,
@@ -116,6 +117,12 @@ _TRANSFORMERS = Framework(
     masks_unselected=True,
     # transformers/integrations/moe.py: grouped_mm_experts_forward; four 64-bit indices, one fp32 weight
     routing_bytes=36.0,
+    attention_kernel="compiled",  # transformers/integrations/sdpa_attention.py: torch picks it
+    copies_by_index=True,
+    router=TRANSFORMERS_ROUTER,
+    fills_cut_gradients=True,  # rotate_half and apply_rotary_pos_emb cut by slices
+    # With cuDNN above 9.15.0, which torch has from 2.11 on (pytorch pull request 162073; transformers' 48163 tells it).
+    former=(Former("2026-03", {"attention_kernel": "torch_2024"}, "torch: check_prefer_cudnn_attention"),),
 )
 # deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements of 16 bits;
 # `overlap_comm_valid`; stage3_max_live_parameters, which the prefetcher fills (partitioned_param_coordinator.py:
@@ -183,10 +190,11 @@ _RECORDS = (
         emitted_for=("torchtitan",),
         former=(
             Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
+            # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
+            Former("2025-10", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttentionWrapper"),
             Former(
                 "2025-04", {"loss": LOSS_PARALLEL}, "torchtitan pull requests 755 and 1033: the loss is not compiled"
             ),
-            Former("2025-05", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttention.backends"),
         ),
     ),
     _TRANSFORMERS,

@@ -12,7 +12,7 @@ from sim.core.program import Compute, ModelPart, Phase, Program, Saved
 from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import copied, norm, rope, scaled_rope
+from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
@@ -94,9 +94,9 @@ class GroupedQueryAttention(Struct, frozen=True):
         turned = d.tokens * (out.inputs + qkv.outputs[1])  # queries and keys
         turn = (self._turn(d, turned),) if self.rope else ()
         if self.rope and self.rope_share is not None and not d.framework.fuses_rope:
-            turn = (*turn, copied("rope_join", d, turned))
+            turn = (*turn, rope_join(d, turned))
             if d.framework.output_follows_queries and d.fused_attention:
-                core = keeping(core, "output before its copy", d.tokens * out.inputs * d.act_bytes)
+                core = self._output_copied(d, core, d.tokens * out.inputs)
         if self.qk_norm:
             turn = (*self._head_norms(d), *turn)
         if self.sinks:
@@ -114,6 +114,12 @@ class GroupedQueryAttention(Struct, frozen=True):
         before = qkv.linear("attention", d.tokens, not d.framework.rebuilds_pointwise, merged)
         gate = (self._gate(d, d.tokens * out.inputs),) if self.gate else ()
         return linear(d, before), *turn, core, *gate, linear(d, out.linear("attention", d.tokens))
+
+    def _output_copied(self, d: Dims, core: Operator, elements: int) -> Operator:
+        """The core whose output of `elements` has its queries' memory order: it is kept, and copied for the matmul."""
+        size = elements * d.act_bytes
+        copy = memory_op("output_copy", F, "copy", elements, 2 * size, d.act)
+        return replace(keeping(core, "output before its copy", size), forward=(*core.forward, copy))
 
     def _turn(self, d: Dims, elements: int) -> Operator:
         """The rotary embedding of queries and keys of `elements`."""

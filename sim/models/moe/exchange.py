@@ -21,6 +21,41 @@ if TYPE_CHECKING:
 MAP_KERNELS, MAP_ACCESSED_BYTES, MAP_NUMBER_BYTES = 3, 25.0, 4.0
 
 
+class IndexedStep(Struct, frozen=True):
+    """One way of copies at home by torch's indexing (`copies_by_index`), each operator a kernel.
+
+    Bytes of one copy (indices and weights), and accesses in the activations' dtype and bytes by element: of copies, and
+    of tokens.
+    """
+
+    kernels: int
+    copy_bytes: float
+    of_copies: tuple[float, float] = (0.0, 0.0)
+    of_tokens: tuple[float, float] = (0.0, 0.0)
+
+    def moved_bytes(self, copies: float, tokens: float, hidden: int, e: float) -> float:
+        """Bytes that are read and written for so many copies and tokens."""
+        each = ((copies, self.of_copies), (tokens, self.of_tokens))
+        return copies * self.copy_bytes + sum(n * hidden * (own * e + more) for n, (own, more) in each)
+
+
+# transformers/integrations/moe.py, grouped_mm_experts_forward, with weights in fp32; indices have 64 bits. Forward:
+# experts sorted (24; ten kernels more), a copy's token (16), rows copied by index, weights likewise (16), experts as
+# 32-bit integers (12), counted (4), summed up. Home: results times weights in fp32 (e + 4), the order's inverse (8,
+# 24), rows put back (8), each token's summed (4) and cast (4; 4 + e).
+# Backward of home: the cast (e + 4), the sum's gradient to each copy (4; 4), rows to the experts' order (zeros 4,
+# accumulated 12), times results (8 + e) and weights (8), cast (4 + e), and the weights' gradients summed over rows (4).
+# Backward of forward: weights' gradients to the tokens' order (4, 16), zeros of tokens (e), in which copies are added
+# up (e; 2e). Each accumulation makes and sorts its indices by eight kernels more (torch:
+# aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel; a sort takes cub's radix sort by 64 bits).
+INDEXED = {
+    "permute": IndexedStep(7 + 10, 72.0, (1.0, 0.0), (1.0, 0.0)),
+    "unpermute": IndexedStep(6, 32.0, (1.0, 16.0), (1.0, 8.0)),
+    "unpermute_backward": IndexedStep(8 + 8, 0.0, (2.0, 44.0), (1.0, 8.0)),
+    "permute_backward": IndexedStep(4 + 2 * 8, 20.0, (1.0, 0.0), (3.0, 0.0)),
+}
+
+
 class _Trip(Struct, frozen=True):
     """What all steps of the way ask for: the layout, the rank's sizes, its tokens, and who takes them along."""
 
@@ -40,6 +75,10 @@ class _Trip(Struct, frozen=True):
         if self.way.copies_on_arrival:
             return ()
         kernels = 1 if self.maps else 2
+        if self.d.framework.copies_by_index:
+            step = INDEXED[name]
+            kernels = step.kernels
+            moved = step.moved_bytes(self.r.sent, self.r.tokens, self.d.hidden, self.d.act_bytes)
         return (memory_op(name, phase, "permute", self.r.sent * self.d.hidden, moved, self.d.act, kernels),)
 
     def at_home_map(self) -> Program:

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from sim.inputs.scenario import parse_scenario
 from sim.models.activations import ACTIVATIONS
-from sim.models.elementwise import layer_norm_in_fp32, rms_norm_eager
+from sim.models.dims import dims
+from sim.models.elementwise import layer_norm_in_fp32, rms_norm_eager, rope, rope_join
+from sim.models.moe.exchange import INDEXED
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -16,7 +19,27 @@ transformers = pytest.importorskip("transformers")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 WIDTH = 64
-NO_KERNELS = ("view", "expand", "detach", "ones_like", "alias", "unsqueeze", "lift_fresh", "empty", "t.default")
+NO_KERNELS = [
+    "view",
+    "_unsafe_view",
+    "expand",
+    "detach",
+    "ones_like",
+    "alias",
+    "unsqueeze",
+    "squeeze",
+    "lift_fresh",
+    "empty",
+    "empty_like",
+    "t",
+    "transpose",
+    "slice",
+    "permute",
+    "select",
+    "randn",
+    "split",
+    "chunk",
+]
 
 
 class Kernels(TorchDispatchMode):  # type: ignore[misc]
@@ -24,11 +47,17 @@ class Kernels(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.names: list[str] = []
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return len(self.names)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func).removeprefix("aten.")
-        self.count += not any(part in name for part in NO_KERNELS)
+        if name.split(".")[0] not in NO_KERNELS:
+            self.names.append(name)
         return func(*args, **(kwargs or {}))
 
 
@@ -71,3 +100,66 @@ def test_an_activation_launches_as_many_kernels(name: str, activation: str) -> N
     of_parameters = 8 if name == "xielu" else 0  # softplus of its two numbers and the like
     assert passes.forward_kernels == pytest.approx(forward - of_parameters // 2, abs=2)
     assert passes.backward_kernels == pytest.approx(backward - of_parameters, abs=4)
+
+
+def _turned(heads: int, share: float) -> Any:
+    """Queries of one tensor, turned in `share` of a head as Transformers' models do, from a projection's output."""
+    apply = transformers.models.stablelm.modeling_stablelm.apply_rotary_pos_emb
+    x = torch.randn(2, 8, heads * WIDTH, requires_grad=True)
+    cut = round(share * WIDTH)
+    angles = torch.randn(2, 8, cut)
+
+    q = x.view(2, 8, heads, WIDTH).transpose(1, 2)
+    part = q[..., :cut] if share < 1 else q
+    turned, _ = apply(part, part[:, :1].detach(), angles, angles)
+    joined = torch.cat((turned, q[..., cut:]), dim=-1) if share < 1 else turned
+    return joined.transpose(1, 2).reshape(2, 8, -1)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_gradient_through_rope_launches_as_many_kernels(share: float) -> None:
+    scenario = parse_scenario(
+        {
+            "model": {"preset": "llama2-7b", "layers": 1, "rope_share": None if share == 1 else share},
+            "training": {"framework": "transformers", "precision": "fp32", "seq_len": 8, "global_batch_size": 1},
+            "cluster": {"gpu": "h200-sxm"},
+        }
+    )
+    d = dims(scenario)
+    described = [rope(d, 100), *([rope_join(d, 100)] if share < 1 else [])]
+    y = _turned(4, share)
+    with Kernels() as backward:
+        y.backward(torch.ones_like(y))
+    slices = 2 if share == 1 else 4  # zeros, and a copy into them: two kernels of one operator
+    launched = sum(item.kernels for part in described for item in part.backward)
+    assert launched / 2 == pytest.approx(backward.count + slices, abs=2)
+
+
+class Experts:
+    """What `grouped_mm_experts_forward` asks of a module of experts: weights, and a gate."""
+
+    has_gate, has_bias, is_transposed, has_post_expert_norm, _is_expert_parallel = True, False, False, False, False
+    num_experts = 4
+
+    def __init__(self) -> None:
+        self.gate_up_proj = torch.randn(4, 2 * WIDTH, WIDTH, requires_grad=True)
+        self.down_proj = torch.randn(4, WIDTH, WIDTH, requires_grad=True)
+
+    def _apply_gate(self, x: Any) -> Any:
+        return x[:, :WIDTH]  # no activation: kernels of the way there and back alone
+
+
+def test_experts_by_index_launch_as_many_kernels() -> None:
+    """Small kernels that sort are part of torch's own operators: ten in a sort, eight in each accumulation."""
+    forward_of = transformers.integrations.moe.grouped_mm_experts_forward
+    x, weights = torch.randn(16, WIDTH, requires_grad=True), torch.rand(16, 2, requires_grad=True)
+    with Kernels() as forward:
+        y = forward_of(Experts(), x, torch.randint(4, (16, 2)), weights)
+    with Kernels() as backward:
+        y.backward(torch.ones_like(y))
+    ahead = INDEXED["permute"].kernels - 10 + INDEXED["unpermute"].kernels
+    back = INDEXED["unpermute_backward"].kernels + INDEXED["permute_backward"].kernels - 3 * 8
+    matmuls, cut = 2, 2  # the gate's gradient is zeros, and a copy into them
+    # Of fp32 activations neither results nor gradients are cast.
+    assert forward.count == pytest.approx(ahead - 1 + matmuls, abs=1), forward.names
+    assert backward.count == pytest.approx(back - 2 + 2 * matmuls + cut, abs=2), backward.names
