@@ -30,7 +30,8 @@ class Activation(Struct, frozen=True):
     """One activation. `gated`: a second projection of the input multiplies the result. `kept`: what eager code keeps
     of it for the backward, each as wide as the inner width; `kept_fused`: what one kernel keeps; `role`: of both.
     `truths`: how many comparisons eager code keeps, a byte for each element.
-    `clamped`: gate and up are clamped first.
+    `clamped`: gate and up are clamped first. `torch_kernel`: torch's kernel of a formula that a model's own code writes
+    out (`writes_activations_out`).
     """
 
     gated: bool
@@ -41,6 +42,7 @@ class Activation(Struct, frozen=True):
     role: TensorRole = TensorRole.INNER
     clamped: bool = False
     truths: int = 0
+    torch_kernel: str = ""
 
 
 _ONE = Passes(2, 1, 3, 1)
@@ -58,6 +60,7 @@ ACTIVATIONS = {
         ("gelu input", "tanh", "half the input", "1 + tanh"),
         ("gelu input",),
         TensorRole.INPUT,
+        torch_kernel="gelu",
     ),
     # Eager code keeps its result, which is the next matmul's input (torch derivatives.yaml: relu).
     "relu": Activation(False, _ONE, _ONE, (), ("relu input",), TensorRole.INPUT),
@@ -105,7 +108,7 @@ def is_gated(mlp: str) -> bool:
 
 def activation_traffic(d: Dims, mlp: str) -> Traffic:
     """Bytes of an element of the MLP's inner width, and kernels."""
-    record, e, fused = ACTIVATIONS[mlp], d.act_bytes, d.framework.fuses_activation
+    record, e, fused = ACTIVATIONS[mlp], d.act_bytes, _fused(d, ACTIVATIONS[mlp])
     passes = record.fused if fused else record.eager
     # backward writes the output again, for the weight gradient
     again = int(d.framework.rebuilds_pointwise and passes.forward_kernels == 1)
@@ -119,6 +122,12 @@ def activation_traffic(d: Dims, mlp: str) -> Traffic:
     return Traffic(passes.forward * e, passes.forward_kernels, backward * e + truths, kernels)
 
 
+def _fused(d: Dims, record: Activation) -> bool:
+    """Tell whether the activation is one kernel: a fused one, or torch's own."""
+    own = bool(record.torch_kernel) and not d.framework.writes_activations_out
+    return d.framework.fuses_activation or own
+
+
 def _clamps_apart(d: Dims, record: Activation) -> bool:
     return record.clamped and d.framework.fuses_activation and d.framework.clamps_apart
 
@@ -127,18 +136,19 @@ def activation_saved(d: Dims, mlp: str, elements: float, part: str) -> tuple[Sav
     """Return what is kept of `elements` of the inner width."""
     record, size = ACTIVATIONS[mlp], elements * d.act_bytes
     needed = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the output is made of them
-    names = record.kept_fused if d.framework.fuses_activation else record.kept
+    names = record.kept_fused if _fused(d, record) else record.kept
     names += ("clamped gate", "clamped up") if _clamps_apart(d, record) else ()
     saved = tuple(Saved(part, name, size, needed, record.role) for name in names)
-    if d.framework.fuses_activation or not record.truths:
+    if _fused(d, record) or not record.truths:
         return saved
     return (*saved, Saved(part, "comparison", record.truths * elements, needed))
 
 
 def activation(d: Dims, mlp: str, elements: float, part: str = "mlp") -> Operator:
-    """The activation of `elements` of the inner width, whose operators carry its name."""
-    t = activation_traffic(d, mlp)
-    inputs, back = 2 if is_gated(mlp) else 1, f"{mlp}_backward"
+    """The activation of `elements` of the inner width, whose operators carry its name, or that of torch's kernel."""
+    t, record = activation_traffic(d, mlp), ACTIVATIONS[mlp]
+    name = record.torch_kernel if record.torch_kernel and _fused(d, record) else mlp
+    inputs, back = 2 if is_gated(mlp) else 1, f"{name}_backward"
     forward, backward = t.forward_bytes * elements, t.backward_bytes * elements
     strided = is_gated(mlp) and d.framework.reads_strided
     if strided:
@@ -153,8 +163,8 @@ def activation(d: Dims, mlp: str, elements: float, part: str = "mlp") -> Operato
     else:
         backwards = (memory_op(back, I, "elementwise", elements, backward, d.act, t.backward_kernels, back),)
     return Operator(
-        mlp,
-        (memory_op(mlp, F, "elementwise", elements, forward, d.act, t.forward_kernels, mlp, strided=strided),),
+        name,
+        (memory_op(name, F, "elementwise", elements, forward, d.act, t.forward_kernels, name, strided=strided),),
         backwards,
         activation_saved(d, mlp, elements, part),
         backward_bytes=(1 + inputs) * elements * d.act_bytes,

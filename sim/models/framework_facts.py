@@ -148,6 +148,9 @@ class Framework(Struct, frozen=True):
     every layer [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb, `mscale`]"""
     fuses_activation: bool = False
     """SwiGLU and squared ReLU are one kernel, not two [core/fusions/fused_bias_swiglu.py]"""
+    writes_activations_out: bool = False
+    """GPT-2's GELU (`gelu_new`) is separate operators, as its formula is written, not torch's kernel of it
+    [transformers/activations.py: NewGELUActivation]"""
     clamps_apart: bool = False
     """a clamped gated activation clamps and joins both halves by separate operators before its kernel
     [core/fusions/fused_bias_geglu.py: weighted_bias_quick_geglu_impl]"""

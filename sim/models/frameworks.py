@@ -110,6 +110,7 @@ _MEGATRON = Framework(
 _TRANSFORMERS = Framework(
     "transformers",  # Hugging Face Transformers' own modules, each torch operator a kernel
     norms_keep_operators=True,  # transformers/models/llama/modeling_llama.py: LlamaRMSNorm
+    writes_activations_out=True,
     softmax_in_fp32=True,  # the same file: eager_attention_forward
     repeats_keys=True,  # the same file: repeat_kv
     keeps_merged_outputs=True,

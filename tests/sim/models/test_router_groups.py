@@ -85,5 +85,6 @@ def test_masked_scores_that_go_on_have_a_gradient() -> None:
 @pytest.mark.parametrize("name", ["eager", "transformers", "compiled"])
 def test_groups_cost_every_framework_of_plain_torch(name: str) -> None:
     router = FRAMEWORKS[name].router
-    assert router == (COMPILED_ROUTER if name == "compiled" else PLAIN_ROUTER)
+    own = COMPILED_ROUTER if name == "compiled" else PLAIN_ROUTER
+    assert (router.group_kernels, router.group_bytes) == (own.group_kernels, own.group_bytes)
     assert router.group_kernels[0] > 0
