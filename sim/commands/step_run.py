@@ -124,8 +124,10 @@ def _print_operators(simulation: Simulation) -> None:
             print(f"  {part_name(part):45}{seconds(part.seconds):>10} {percent(part.share):>8}")
     for ranks in time_by_operator(simulation):
         print(f"\nOperators of rank{'s' * (not ranks.ranks.isdigit())} {ranks.ranks}, share of the step")
-        for row in ranks.operators[:OPERATORS_SHOWN]:
-            print(f"  {row.operator:32}{row.phase:13}{seconds(row.seconds):>10} {percent(row.share):>8}")
+        shown = ranks.operators[:OPERATORS_SHOWN]
+        width = max([32, *(len(row.operator) + 2 for row in shown)])
+        for row in shown:
+            print(f"  {row.operator:{width}}{row.phase:13}{seconds(row.seconds):>10} {percent(row.share):>8}")
 
 
 def _write_chakra(scenario: Scenario, prefix: Path) -> None:
