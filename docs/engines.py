@@ -1,4 +1,4 @@
-"""`python -m docs.engines`: print the table of serving engines in docs/inference.md, from their records."""
+"""`python -m docs.engines`: print the table of serving engines in docs/serving_engines.md, from their records."""
 
 from __future__ import annotations
 

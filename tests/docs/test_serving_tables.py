@@ -37,7 +37,7 @@ def close(shown: list[float], found: list[float]) -> None:
 
 @pytest.mark.parametrize("name", SERVED)
 def test_latencies_and_waste(name: str) -> None:
-    first, token, rate, waste = cells("inference.md", name)
+    first, token, rate, waste = cells("serving_cache.md", name)
     result = simulate_serving(load_scenario(ROOT / "scenarios" / f"{name}.yaml")).result
     times: dict[str, Any] = result["time_to_first_token_s"]
     close(first, [1e3 * times["p50"], 1e3 * times["p99"]])
@@ -58,9 +58,9 @@ def test_teachers(name: str) -> None:
 
 
 def test_the_documented_speed_of_experts_is_the_records() -> None:
-    page = (ROOT / "docs" / "inference.md").read_text("utf-8")
+    page = (ROOT / "docs" / "serving_engines.md").read_text("utf-8")
     assert f"reach {ENGINES['trtllm'].experts_speed:.2f} of the speed" in page
 
 
 def test_the_table_of_engines_is_that_of_their_records() -> None:
-    assert engine_table() in (ROOT / "docs" / "inference.md").read_text("utf-8"), "python -m docs.engines"
+    assert engine_table() in (ROOT / "docs" / "serving_engines.md").read_text("utf-8"), "python -m docs.engines"

@@ -28,7 +28,7 @@ def test_every_row_is_predicted_with_an_interval() -> None:
 
 
 def test_throughput() -> None:
-    """Grouped-query rows are off for a known reason (docs/inference.md): the median says more than the mean."""
+    """Grouped-query rows are off for a known reason (docs/serving_checked.md): the median says more than the mean."""
     assert len(errors("output_tokens_per_s_per_gpu")) == 13
     assert mean(errors("output_tokens_per_s_per_gpu")) <= 0.10
     assert median(errors("output_tokens_per_s_per_gpu")) <= 0.06
