@@ -154,6 +154,22 @@ def _dbrx(config: Config) -> Config:
     }
 
 
+def _kolibri1(config: Config) -> Config:
+    """Kolibri 1: norms on both sides, windows with rope, each fifth layer all tokens without it, a shared expert."""
+    moe = router(config, _experts_key(config)) | {
+        "shared_ffn": config["shared_expert_intermediate_size"],
+        "router_fp32": True,
+    }
+    whole = {"head_dim": 128, "sliding_window": 513, "intermediate_size": config["moe_intermediate_size"], **config}
+    own = {"qk_norm": True, "norm_position": "both", "moe": moe}
+    return rope_in_windows_alone(whole, llama(whole) | own, 5)
+
+
+def _axk1(config: Config) -> Config:
+    """A.X K1: DeepSeek V3's layers, and a norm of what experts give together."""
+    return _deepseek({"first_k_dense_replace": 1, **config}) | {"left_out": ["the norm behind the experts"]}
+
+
 def _llama4(config: Config) -> Config:
     """Chunks where a layer has rope, all tokens where it has none; one shared expert beside the routed ones."""
     sparse = config.get("moe_layers")
@@ -298,5 +314,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "exaone_moe": _exaone_moe,
     "afmoe": _afmoe,
     "hy_v3": _hy_v3,
+    "kolibri1": _kolibri1,
+    "axk1": _axk1,
     "mellum": _mellum,
 }

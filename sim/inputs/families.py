@@ -224,6 +224,37 @@ def _gemma3(config: Config) -> Config:
     return _gemma2(whole) | {"qk_norm": True} | window(whole, "sliding_window", pattern)
 
 
+def _gemma4(config: Config) -> Config:
+    """Gemma 4 without embeddings for each layer, which E2B and E4B have: layers without a window have sizes of their
+    own, and their values may be their keys; experts stand beside an MLP for all tokens."""
+    require({"hidden_size_per_layer_input": 256, **config}, "hidden_size_per_layer_input", (0, None))
+    require(config, "num_kv_shared_layers", (0, None))
+    require(config, "use_bidirectional_attention", (None, "vision"))  # of pictures alone
+    plain = {key: value for key, value in config.items() if key != "use_bidirectional_attention"}
+    found = _gemma3({"sliding_window": 512, "vocab_size": 262144, **plain}) | {"value_norm": True}
+    if "attention_pattern" in found:
+        found["full_attention"] = _gemma4_full(config, [*found["attention_pattern"]])
+    if not config.get("enable_moe_block"):
+        return found
+    moe = {"experts": config["num_experts"], "top_k": config["top_k_experts"], "ffn": config["moe_intermediate_size"]}
+    left_out = ["norms of the MLP's and the experts' inputs and results", "the router's norm and scales"]
+    return found | {"moe": moe | {"shared_ffn": config["intermediate_size"]}, "left_out": left_out}
+
+
+def _gemma4_full(config: Config, kinds: list[str]) -> Config:
+    """Sizes of Gemma 4's layers without a window; Transformers 5 writes them for each layer (`per_layer_config`)."""
+    equal = bool(config.get("attention_k_eq_v", False))
+    kv_heads = config.get("num_global_key_value_heads") if equal else None
+    sizes = {"head_dim": config.get("global_head_dim", 512), "num_key_value_heads": kv_heads}
+    if (each := config.get("per_layer_config")) is not None:
+        own = [each[str(i)] for i in range(config["num_hidden_layers"]) if kinds[i % len(kinds)] == "full"]
+        others = [key for key in each if kinds[int(key) % len(kinds)] != "full"]
+        if others or any(one != own[0] for one in own):
+            raise NotExpressibleError("per_layer_config: can be simulated: equal sizes of all full_attention layers")
+        sizes |= own[0]
+    return {"kv_heads": sizes["num_key_value_heads"], "head_dim": sizes["head_dim"], "values_are_keys": equal}
+
+
 def _stablelm(config: Config) -> Config:
     """StableLM: layer norms with biases, linear layers without, rope over a quarter of each head."""
     require(config, "qk_layernorm", (False,))
@@ -287,4 +318,5 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "vaultgemma": Family(_vaultgemma, _WINDOW | _CAPS, pattern=("sliding", "full")),
     "gemma2": Family(_gemma2, _WINDOW | _CAPS, pattern=("sliding", "full")),  # soft caps of configs that leave them out
     "gemma3_text": _gemma3,
+    "gemma4_text": _gemma4,
 }

@@ -90,8 +90,9 @@ def model_from_config(file: Path) -> Config:
             raise InputError(f"{file}: max_position_embeddings: {found}")
         mapping = {"trained_positions": longest} | mapping
     mapping["checkpoint_quantization"], unread = _stored_as(whole.get("quantization_config"))
-    left_out = {"left_out": [*towers, *unread]} if towers or unread else {}
-    return {key: value for key, value in mapping.items() if value is not None} | left_out
+    left_out = [*towers, *unread, *mapping.pop("left_out", ())]
+    given = {key: value for key, value in mapping.items() if value is not None}
+    return given | ({"left_out": left_out} if left_out else {})
 
 
 def _stored_as(given: Any) -> tuple[str | None, list[str]]:

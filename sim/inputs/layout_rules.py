@@ -71,6 +71,9 @@ def tensor_parallel(s: Sizes) -> Problem | None:
         return _found("tp", tp, f"must divide model.heads ({m.heads})")
     if m.kv_heads % tp and tp % m.kv_heads:
         return _found("tp", tp, f"must divide model.kv_heads ({m.kv_heads}) or be a multiple of them")
+    own = None if m.full_attention is None else m.full_attention.kv_heads
+    if own is not None and own % tp and tp % own:
+        return _found("tp", tp, f"must divide model.full_attention.kv_heads ({own}) or be a multiple of them")
     if m.hidden % tp:
         return _found("tp", tp, f"must divide model.hidden ({m.hidden})")
     if tp > 1 and m.ffn % tp and m.has_dense_layers:

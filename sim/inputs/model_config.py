@@ -82,6 +82,17 @@ class IndexerConfig(UserInput):
     top_k: int = Field(ge=1, le=100_000_000)
 
 
+class FullAttentionConfig(UserInput):
+    """Sizes of layers that see all keys where the other layers have windows (Gemma 4); null: as in those.
+
+    `values_are_keys`: they have no value projection; values are keys before their norm and rope.
+    """
+
+    kv_heads: int | None = Field(default=None, ge=1, le=1_000_000)
+    head_dim: int | None = Field(default=None, ge=1, le=65_536)
+    values_are_keys: bool = False
+
+
 class StateSpaceConfig(UserInput):
     """Layers with a state in place of keys and values: Mamba 2 (arXiv 2405.21060) and 1 (2312.00752), the gated
     delta rule (2412.06464), Kimi's with a decay a channel (2510.26692), lightning attention (2401.04658).
@@ -158,7 +169,8 @@ class ModelConfig(UserInput):
     norms, GPT-J's attention); `head_bias`: the output matrix has one too (Phi 2); `qkv_bias`: only the query, key and
     value projections (Qwen2); `norm_weights` false: norms only normalize (OLMo); `embedding_norm`: the embedding's
     result passes a norm (BLOOM); `qk_norm`: an RMS norm with `head_dim` weights on queries and on keys (Qwen3), or over
-    all heads at once (OLMo 2). `norm_position`: before attention and MLP, after them (OLMo 2) or both (Gemma 2).
+    all heads at once (OLMo 2); `value_norm`: one without weights on values (Gemma 4). `norm_position`: before attention
+    and MLP, after them (OLMo 2) or both (Gemma 2).
     `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: each
     so-many-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
@@ -199,6 +211,7 @@ class ModelConfig(UserInput):
     embedding_norm: bool = False
     qk_norm: bool = False
     qk_norm_over: Literal["head", "all_heads"] = "head"
+    value_norm: bool = False
     norm_position: Literal["pre", "post", "both"] = "pre"
     norm_in_fp32: bool = False
     sinks: bool = False
@@ -219,6 +232,7 @@ class ModelConfig(UserInput):
         default=None, ge=1, le=MAX_POSITIONS, description="of the model's config.json; null: unknown"
     )
     window: int | None = Field(default=None, ge=1, le=100_000_000)
+    full_attention: FullAttentionConfig | None = None
     state_space: StateSpaceConfig | None = None
     attention_pattern: Annotated[
         tuple[AttentionKind, ...], BeforeValidator(as_tuple), AfterValidator(_written_once)

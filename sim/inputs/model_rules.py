@@ -13,7 +13,7 @@ from sim.inputs.yaml_input import KeyPath
 
 def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
     """Raise InputError for the first rule broken; `path`: of the model in its scenario."""
-    for rule in (_heads, _latent_attention, _window, _state_space, _mlp_pattern, _layers, _experts):
+    for rule in (_heads, _latent_attention, _window, _full_attention, _state_space, _mlp_pattern, _layers, _experts):
         raise_first(rule(model), source, path)
 
 
@@ -55,6 +55,22 @@ def _window(m: ModelConfig) -> Problems:
     if local != (m.window is not None):
         why = "needs model.window" if local else "with model.window some layer must be sliding or chunked"
         yield ("attention_pattern",), f"found {list(m.attention_pattern)}; {why}"
+
+
+def _full_attention(m: ModelConfig) -> Problems:
+    own = m.full_attention
+    if own is None:
+        return
+    if m.window is None or "full" not in m.attention_pattern:
+        why = "is for layers of kind full beside such with windows: give model.window and model.attention_pattern"
+        yield ("full_attention",), f"found a mapping; {why}"
+    if own.kv_heads is not None and m.heads % own.kv_heads:
+        yield ("full_attention", "kv_heads"), f"found {own.kv_heads}; must divide heads ({m.heads})"
+    if own.values_are_keys and m.merged_projections:
+        yield (
+            ("full_attention", "values_are_keys"),
+            "found true; with merged_projections values have weights of their own",
+        )
 
 
 def _state_space(m: ModelConfig) -> Problems:

@@ -116,7 +116,8 @@ def norm(
     kept = Saved("norm", f"{name} input", elements * d.act_bytes, again, TensorRole.INPUT)
     saved: tuple[Saved, ...] = (kept,) if keeps_input else ()
     if d.framework.norms_keep_operators and (kind == "rmsnorm" or d.norm_in_fp32):
-        saved = _kept_by_operators(d, name, kind, rows, width, vectors > 0)
+        shares = not keeps_input and d.act_bytes == FP32_BYTES  # no cast makes a copy of what the other norm keeps
+        saved = _kept_by_operators(d, name, kind, rows, width, vectors > 0)[int(shares) :]
     back_bytes = t.backward_bytes * elements
     return Operator(
         name,

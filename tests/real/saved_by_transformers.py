@@ -31,6 +31,7 @@ SIZES = {
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
 LATENT = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+GEMMA_4 = {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
 DEEPSEEK = {
     **EXPERTS,
     **LATENT,
@@ -49,6 +50,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "qwen3": ("sdpa", 1, {}),
     "gemma2": ("eager", 2, {"sliding_window": 32, "layer_types": TURNS}),
     "gemma3_text": ("sdpa", 2, {"sliding_window": 32, "layer_types": TURNS}),
+    "gemma4_text": ("sdpa", 2, {"sliding_window": 32, "layer_types": TURNS, **GEMMA_4}),
     "gpt_oss": (
         "eager",
         2,

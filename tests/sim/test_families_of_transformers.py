@@ -36,6 +36,7 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers
 # What a family's config needs beside or in place of `SIZES`.
 OWN: dict[str, dict[str, Any]] = {
     "afmoe": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "num_dense_layers": 2},
+    "axk1": LATENT | ROUTED,
     "bamba": {"mamba_n_heads": 16, "mamba_d_head": 64, "attn_layer_indices": [2, 6]},
     "bloom": {"n_layer": LAYERS, "n_head": 8},
     "deepseek_v2": LATENT | ROUTED | {"first_k_dense_replace": 1, "n_group": 1},
@@ -50,6 +51,7 @@ OWN: dict[str, dict[str, Any]] = {
     "exaone_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 128},
     "flex_olmo": {"num_experts": EXPERTS},
     "ernie4_5_moe": {"moe_num_experts": EXPERTS, "moe_k": 4, "moe_intermediate_size": 128},
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
     "glm4_moe": ROUTED,
     "glm4_moe_lite": LATENT | ROUTED,
     "glm_moe_dsa": LATENT | ROUTED,
@@ -59,6 +61,7 @@ OWN: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 64},
     "hunyuan_v1_moe": {"head_dim": 64, "num_experts": EXPERTS, "moe_topk": 2},
     "kimi_linear": LATENT | {"num_experts": EXPERTS},
+    "kolibri1": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
     "llama4_text": {"num_local_experts": EXPERTS},
     "mamba2": {"num_heads": 16, "head_dim": 64},
     "minimax_m2": {"num_local_experts": EXPERTS},
@@ -76,8 +79,18 @@ OWN: dict[str, dict[str, Any]] = {
     "solar_open": ROUTED,
     "starcoder2": {"sliding_window": 128},
 }
-# Weights that docs/models.md names as not counted: routers' load-balancing biases.
-NOT_COUNTED = ("e_score_correction_bias", "expert_bias", "act_fn.alpha_p", "act_fn.alpha_n")
+GEMMA_4_EXPERTS = {"enable_moe_block": True, "num_experts": EXPERTS, "top_k_experts": 4, "moe_intermediate_size": 128}
+# Weights that docs/models.md names as not counted: routers' biases, norms around experts (Gemma 4, A.X K1).
+NOT_COUNTED = (
+    *("e_score_correction_bias", "expert_bias", "act_fn.alpha_p", "act_fn.alpha_n"),
+    *(
+        "mlp.post_mlp_layernorm.weight",
+        "router.scale",
+        "router.per_expert_scale",
+        "feedforward_layernorm_1.weight",
+        "feedforward_layernorm_2.weight",
+    ),
+)
 KINDS = {
     "full_attention": "full",
     "indexed_attention": "full",
@@ -154,6 +167,8 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
         ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True}),
+        ("gemma4_text", {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 128}),
+        ("gemma4_text", GEMMA_4_EXPERTS),
         ("granitemoeshared", {"shared_intermediate_size": 256}),
         ("hyperclovax", {"use_post_norm": False}),
         ("llama", {"attention_bias": True}),

@@ -132,11 +132,14 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
     if c is None:
         # one matrix in GPT-2's code, three in Llama's
         merged = model.merged_projections or not (is_gated(model.mlp) or model.separate_qkv)
+        own = model.full_attention if model.attention_kind(layer) == "full" else None
         return GroupedQueryAttention(
             model.hidden,
             model.heads,
-            model.kv_heads,
-            model.head_dim,
+            model.kv_heads if own is None or own.kv_heads is None else own.kv_heads,
+            model.head_dim if own is None or own.head_dim is None else own.head_dim,
+            values_are_keys=own is not None and own.values_are_keys,
+            value_norm=model.value_norm,
             bias=model.biased_attention,
             qkv_bias=model.qkv_bias,
             qk_norm=model.qk_norm,

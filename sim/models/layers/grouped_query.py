@@ -35,7 +35,8 @@ class GroupedQueryAttention(Struct, frozen=True):
     have weights. `sinks`: a learned score of each query head (gpt-oss), which kernels add to a row's softmax at no
     cost. `gate`: a second query projection whose sigmoid multiplies the result (Qwen3-Next). `softcap`: scores
     are capped (Gemma 2). `rope_share`: of a head's width, turned apart and joined to the rest (GLM-4.5); None: heads
-    are turned whole. `scaled_rope`: what is turned is scaled (gpt-oss)."""
+    are turned whole. `scaled_rope`: what is turned is scaled (gpt-oss). `value_norm`: an RMS norm without
+    weights on each head's values; `values_are_keys`: values are what the key projection gives (Gemma 4)."""
 
     part: ClassVar = ModelPart.ATTENTION
 
@@ -56,6 +57,8 @@ class GroupedQueryAttention(Struct, frozen=True):
     softcap: bool = False
     rope_share: float | None = None
     scaled_rope: bool = False
+    value_norm: bool = False
+    values_are_keys: bool = False
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -69,11 +72,12 @@ class GroupedQueryAttention(Struct, frozen=True):
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
         """Projections on one of `tp` ranks."""
         queries, keys = (n * self.head_dim for n in self.heads_of(tp))
+        values = () if self.values_are_keys else (keys,)
         return (
             Matrix(
                 "qkv",
                 self.hidden,
-                (queries * (2 if self.gate else 1), keys, keys),
+                (queries * (2 if self.gate else 1), keys, *values),
                 "column",
                 self.bias or self.qkv_bias,
                 target="qkv",
@@ -97,8 +101,7 @@ class GroupedQueryAttention(Struct, frozen=True):
             turn = (*turn, rope_join(d, turned))
             if d.framework.output_follows_queries and d.fused_attention:
                 core = self._output_copied(d, core, d.tokens * out.inputs)
-        if self.qk_norm:
-            turn = (*self._head_norms(d), *turn)
+        turn = (*self._head_norms(d), *turn)
         if self.sinks:
             core = replace(core, params=self.heads_of(d.tp)[0])
         # rope has made queries and keys anew
@@ -163,12 +166,20 @@ class GroupedQueryAttention(Struct, frozen=True):
         return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=3 * e * elements)
 
     def _head_norms(self, d: Dims) -> tuple[Operator, ...]:
-        vectors = int(self.norm_weights)
-        names = zip(("query_norm", "key_norm"), self.heads_of(d.tp), strict=True)
+        """Norms of queries, keys and values."""
+        heads, kv_heads = self.heads_of(d.tp)
+        of_values = norm(
+            d, "value_norm", "rmsnorm", d.tokens * kv_heads, self.head_dim, 0, keeps_input=not self.values_are_keys
+        )
+        values = (of_values,) if self.value_norm else ()
+        if not self.qk_norm:
+            return values
+        names, vectors = (("query_norm", heads), ("key_norm", kv_heads)), int(self.norm_weights)
         if self.qk_norm_over == "all_heads":
-            norms = [norm(d, name, "rmsnorm", d.tokens, heads * self.head_dim, vectors) for name, heads in names]
-            return (*((self._sums_over_heads(d),) if d.tp > 1 else ()), *norms)
-        return tuple(norm(d, name, "rmsnorm", d.tokens * heads, self.head_dim, vectors) for name, heads in names)
+            norms = [norm(d, name, "rmsnorm", d.tokens, n * self.head_dim, vectors) for name, n in names]
+            return (*((self._sums_over_heads(d),) if d.tp > 1 else ()), *norms, *values)
+        each = [norm(d, name, "rmsnorm", d.tokens * n, self.head_dim, vectors) for name, n in names]
+        return (*each, *values)
 
     def _sums_over_heads(self, d: Dims) -> Operator:
         """What norms over all heads need of other ranks' heads: for each token the sum of squares of its queries and

@@ -1,0 +1,93 @@
+"""Layers without a window that have sizes of their own (Gemma 4): parameters, FLOPs and cache in closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.core.errors import InputError
+from sim.inputs.input_source import Source
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.model_input import resolve_model
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.models.flops import model_flops_per_token
+from sim.models.layers import layer_specs
+from sim.models.parameters import count_parameters
+from sim.serve.prices.dims import serving_dims
+from sim.serve.simulation import simulate_serving
+from sim.simulation import simulate
+
+HIDDEN, HEADS, KV_HEADS, WIDTH, WINDOW = 512, 8, 4, 64, 128
+FULL = {"kv_heads": 2, "head_dim": 128, "values_are_keys": True}
+MODEL: dict[str, Any] = {
+    "layers": 4,
+    "hidden": HIDDEN,
+    "heads": HEADS,
+    "kv_heads": KV_HEADS,
+    "head_dim": WIDTH,
+    "vocab": 1000,
+    "mlp": "geglu",
+    "norm": "rmsnorm",
+    "bias": False,
+    "positions": "rope",
+    "qk_norm": True,
+    "value_norm": True,
+    "window": WINDOW,
+    "attention_pattern": ["sliding", "sliding", "sliding", "full"],
+}
+
+
+def model(**change: Any) -> ModelConfig:
+    return resolve_model(MODEL | change, Source("model", {}), ())
+
+
+def scenario(**other: Any) -> Scenario:
+    return parse_scenario({"model": MODEL | {"full_attention": FULL}, "cluster": {"gpu": "h100-sxm"}, **other})
+
+
+def test_parameters_of_both_kinds_of_layers() -> None:
+    base, own = model(), model(full_attention=FULL)
+    sliding = HIDDEN * WIDTH * (HEADS + 2 * KV_HEADS) + HEADS * WIDTH * HIDDEN + 2 * WIDTH
+    full = HIDDEN * 128 * (HEADS + 2) + HEADS * 128 * HIDDEN + 2 * 128
+    assert count_parameters(own).total - count_parameters(base).total == full - sliding
+    assert [s.attention_parameters for s in layer_specs(own)] == [sliding] * 3 + [full]
+
+
+def test_flops_of_a_long_sequence_grow_with_the_wide_heads_alone() -> None:
+    """Of each further token half are seen in the mean: 12 / 2 FLOPs for each number of the last layer's queries."""
+    short, long = (model_flops_per_token(model(full_attention=FULL), n) for n in (8192, 16384))
+    windows = long - short - 6 * HEADS * 128 * 8192
+    assert abs(windows) < 0.001 * (long - short)
+
+
+def test_the_cache_of_a_sequence() -> None:
+    """Keys and values of 16 bits: of the window in three layers, of all tokens and wide heads in one."""
+    s = scenario(inference={"engine": "vllm-v1", "requests": {"prompt_len": 1000, "output_len": 8}})
+    each = [spec.attention.sequence_bytes(serving_dims(s), 1000) for spec in layer_specs(s.model) if spec.attention]
+    assert each == [2 * KV_HEADS * WIDTH * 2 * WINDOW] * 3 + [2 * 2 * 128 * 2 * 1000]
+    assert simulate_serving(s).result["output_tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize("framework", ["eager", "megatron", "compiled", "transformers"])
+@pytest.mark.parametrize("tp", [1, 4])
+def test_a_step_runs(framework: str, tp: int) -> None:
+    training = {"seq_len": 1024, "global_batch_size": 2, "framework": framework}
+    parts = simulate(scenario(training=training, parallelism={"tp": tp})).result
+    assert parts["step_time_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"window": None, "attention_pattern": ["full"]},
+            "full_attention: found a mapping; is for layers of kind full",
+        ),
+        ({"full_attention": {"kv_heads": 3}}, r"full_attention.kv_heads: found 3; must divide heads \(8\)"),
+        ({"merged_projections": True}, "values have weights of their own"),
+    ],
+)
+def test_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        model(**{"full_attention": FULL} | change)
