@@ -7,8 +7,8 @@ With `--measure` it captures every model and script of `tools/program_sources.py
 (`calibrate.run --cpu-seconds`), and measures all of them in rounds: models by `calibrate.measure --program`, scripts on
 two gloo ranks. FOLDER then holds the programs, the calibration and `measured.json`. In both cases it predicts each step
 from its program and the stored calibration, and prints a table. Two folders are stored: scenarios/measured/programs
-(models, the default) and scenarios/measured/programs_two_ranks (scripts). For either, docs/programs.md gets the table
-of both. A measurement is stored with the cores that other processes used meanwhile.
+(models, the default) and scenarios/measured/programs_two_ranks (scripts). For either,
+docs/programs_checked.md gets the table of both. A measurement is stored with the cores that other processes used meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sim.traces.replay import replay  # noqa: E402
 from topology.presets import CLUSTERS  # noqa: E402
 
 FOLDER, TWO_RANKS = (ROOT / "scenarios" / "measured" / name for name in ("programs", "programs_two_ranks"))
-PAGE = ROOT / "docs" / "programs.md"
+PAGE = ROOT / "docs" / "programs_checked.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 MACHINE, MEASURED = "machine.json", "measured.json"
 RANKS = 2

@@ -1,4 +1,4 @@
-"""Writes a recorded rank of a script as a file: "program/1" with the key `script` (see docs/programs.md)."""
+"""Writes a recorded rank of a script as a file: "program/1" with the key `script` (see docs/programs_inside.md)."""
 
 from __future__ import annotations
 

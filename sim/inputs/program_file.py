@@ -1,4 +1,4 @@
-"""Reads a captured program: format "program/1", gzipped JSON of columns and tables (see docs/programs.md).
+"""Reads a captured program: format "program/1", gzipped JSON of columns and tables (see docs/programs_inside.md).
 
 Everything is checked before it is used, and reading runs no code of the file.
 """
