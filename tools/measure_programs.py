@@ -8,7 +8,8 @@ With `--measure` it captures every model and script of `tools/program_sources.py
 two gloo ranks. FOLDER then holds the programs, the calibration and `measured.json`. In both cases it predicts each step
 from its program and the stored calibration, and prints a table. Two folders are stored: scenarios/measured/programs
 (models, the default) and scenarios/measured/programs_two_ranks (scripts). For either,
-docs/programs_checked.md gets the table of both. A measurement is stored with the cores that other processes used meanwhile.
+docs/programs_checked.md gets the table of both. A measurement is stored with the cores that other processes used
+meanwhile.
 """
 
 from __future__ import annotations
