@@ -155,15 +155,15 @@ A100_FLASH = (
 )
 A100_FLASH2 = (
     _flash("megatron", (0.651, 0.735, 0), 284, 0.85, _TE.format("flash2"))
-    | _flash("compiled", (0.651, 0.735, 0), 284, 0.85, "flash2, which torch has had since 2.2")
+    | _flash("torch", (0.651, 0.735, 0), 284, 0.85, "flash2, which torch has had since 2.2")
     | _flash("torch_2024", (0.651, 0.735, 0), 284, 0.85, "flash2, which torch has had since 2.2")
-    | {f"{name}_group_sums": (1.0, _SUMS) for name in ("megatron", "compiled", "flash2", "torch_2024")}
+    | {f"{name}_group_sums": (1.0, _SUMS) for name in ("megatron", "torch", "flash2", "torch_2024")}
 )
 H100_FLASH = (
     _flash("attention", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
     | _flash("flash2", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
     | _flash("torch_2024", (0.278, 0.324, 0.315), 170, 0.85, _BUNDLED)
-    | _flash("compiled", (0.417, 0.621, 0.621), 140, 0.85, "cudnn, which torch's attention picks on Hopper")
+    | _flash("torch", (0.417, 0.621, 0.621), 140, 0.85, "cudnn, which torch's attention picks on Hopper")
     | {f"{name}_group_sums": (1.0, _SUMS) for name in ("attention", "flash2", "torch_2024")}
     | _flash("flash1", (0.185, 0.161, 0), 53, 0.85, _FLASH)
     | _flash("flash_2022", (0.185, 0.161, 0), 53, 0.85, "flash1, which trainers had before FlashAttention-2")

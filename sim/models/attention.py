@@ -113,7 +113,8 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
         number, q, kv = packed_blocks(c)
     shape = (d.batch * number, c.heads, c.kv_heads, q, kv, c.head_dim, c.v_head_dim, int(c.causal))
     phase = F if kind == "attention_forward" else I
-    kernel = d.attention_kernel or d.framework.attention_kernel
+    # Those that frameworks choose multiply 16 bits or fewer.
+    kernel = d.attention_kernel or ("" if d.act == "fp32" else d.framework.attention_kernel)
     launches = 1 if kind == "attention_forward" else 3
     name = f"{name}:{kernel}" if kernel else name
     return Compute(name, kind, shape, d.act, flops, moved, phase, launches, kernel=kernel)

@@ -32,7 +32,7 @@ FLEX = ("calibrate.flex_attention", "calibrate.flex_attention_backward")
 # Speeds of a profile: what torch picks (cuDNN's kernel on Hopper, FlashAttention-2 on Ampere); the FlashAttention-2
 # that torch bundles; Triton's; the memory-efficient kernel, of which only a machine's own profile has points.
 KERNEL_OF = {
-    "cudnn": "compiled",
+    "cudnn": "torch",
     "flash": "torch_2024",
     "varlen": "torch_2024",
     "efficient": "efficient",

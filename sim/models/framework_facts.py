@@ -202,9 +202,9 @@ class Framework(Struct, frozen=True):
     masks_unselected: bool = False
     """sparse attention is computed as dense attention with a mask, and its indexer gets no gradient
     [transformers/models/deepseek_v32/modular_deepseek_v32.py]"""
-    attention_kernel: str = ""
-    """kernel (or trainer that chooses it) whose coefficients price fused attention, if the profile has them
-    [sim.prices.attention_speed]"""
+    attention_kernel: str = "torch"
+    """kernel (or who chooses it: `torch`, `megatron`) whose coefficients price fused attention, if the profile has
+    them; empty: the profile's usual one [sim.prices.attention_speed]"""
     copies_split_projection: bool = False
     """what the fused kernel cannot read where the merged projection wrote it is copied, and the three gradients are
     joined [core/transformer/attention.py: get_query_key_value_tensors; TE attention/dot_product_attention/utils.py:

@@ -107,6 +107,12 @@ _MEGATRON = Framework(
         ),
     ),
 )
+# torch has FlashAttention-2 from 2.2 on. It prefers cuDNN's kernel on Hopper and Blackwell where cuDNN is above 9.15.0,
+# which torch has from 2.11 on (pytorch pull request 162073; transformers' 48163 tells it).
+TORCH_ATTENTION = (
+    Former("2026-03", {"attention_kernel": "torch_2024"}, "torch 2.11: check_prefer_cudnn_attention"),
+    Former("2024-02", {"attention_kernel": ""}, "torch 2.2: FlashAttention-2"),
+)
 _TRANSFORMERS = Framework(
     "transformers",  # Hugging Face Transformers' own modules, each torch operator a kernel
     norms_keep_operators=True,  # transformers/models/llama/modeling_llama.py: LlamaRMSNorm
@@ -118,12 +124,10 @@ _TRANSFORMERS = Framework(
     masks_unselected=True,
     # transformers/integrations/moe.py: grouped_mm_experts_forward; four 64-bit indices, one fp32 weight
     routing_bytes=36.0,
-    attention_kernel="compiled",  # transformers/integrations/sdpa_attention.py: torch picks it
     copies_by_index=True,
     router=TRANSFORMERS_ROUTER,
     fills_cut_gradients=True,  # rotate_half and apply_rotary_pos_emb cut by slices
-    # With cuDNN above 9.15.0, which torch has from 2.11 on (pytorch pull request 162073; transformers' 48163 tells it).
-    former=(Former("2026-03", {"attention_kernel": "torch_2024"}, "torch: check_prefer_cudnn_attention"),),
+    former=TORCH_ATTENTION,
 )
 # deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements of 16 bits;
 # `overlap_comm_valid`; stage3_max_live_parameters, which the prefetcher fills (partitioned_param_coordinator.py:
@@ -153,6 +157,7 @@ _RECORDS = (
         routing_bytes=32.0,
         emitted_for=("torchtitan", "megatron"),
         measurable=True,
+        former=TORCH_ATTENTION,
     ),
     _MEGATRON,
     replace(  # NVIDIA's recipes for it: scripts/performance of NeMo-Megatron-Bridge set `apply_rope_fusion`
@@ -178,7 +183,6 @@ _RECORDS = (
         fuses_latent_rope=True,
         fuses_chains=True,
         rebuilds_pointwise=True,
-        attention_kernel="compiled",
         # torch/distributed/tensor/experimental/_attention.py: _templated_ring_attention, `convert_to_f32`. A compiled
         # graph waits for a functional collective where it starts it (_functional_collectives.py: _maybe_wrap_tensor;
         # inductor's `reorder_for_compute_comm_overlap` is off).
@@ -212,6 +216,7 @@ _RECORDS = (
         # Section 3.3.2: FSDP shards the gradients; FP32 sums over multiple micro-batches in backward, and then the
         # reduce-scatter; a stage takes N micro-batches in a row. Whole sums of all stages would not fit in 80 GB.
         accumulates_in_a_row=True,
+        attention_kernel="",  # not said
     ),
     Framework(
         "composer",  # MosaicML's llm-foundry: torch's FSDP
@@ -280,7 +285,7 @@ def framework_at(name: str, date: str | None) -> Framework:
     """A record as it was in a month or on a day ("2024-12", "2024-12-23"); None: as it is.
 
     >>> framework_at("compiled", "2024-12-23").attention_kernel, framework_at("compiled", None).attention_kernel
-    ('torch_2024', 'compiled')
+    ('torch_2024', 'torch')
     """
     record = FRAMEWORKS[name]
     for former in record.former:

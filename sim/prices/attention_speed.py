@@ -16,7 +16,8 @@ over log2; the backward has `backward_share` of the forward's e.
 Each implementation (`flash2`, ...) has its own `AttentionSpeed`; `attention` is training's default. A framework may
 choose another (`Framework.attention_kernel`). `megatron` is Transformer Engine's choice: cuDNN's on Hopper,
 FlashAttention-2 on Ampere (`get_attention_backend` in its dot_product_attention/utils.py: "FusedAttention preference on
-Hopper+ for performance reasons"). `compiled` is FlashAttention-2 on Ampere, which torch has had since 2.2.
+Hopper+ for performance reasons"). `torch` is cuDNN's on Hopper and FlashAttention-2 on Ampere, which torch has had
+since 2.2; neither multiplies fp32.
 
 fp32 has the efficiencies of 16 bits and, on NVIDIA's chips with tf32, a third of its peak: torch's kernel multiplies by
 three products (mem_eff_attention/gemm_kernel_utils.h: OpMultiplyAddFastF32). So 32 heads of 128 and 2,048 tokens reach

@@ -288,7 +288,8 @@ def test_kernel_files_are_plain_columns() -> None:
         ("h100-sxm", "megatron", "cudnn"),
         ("h200-sxm", "megatron", "cudnn"),
         ("a100-sxm", "megatron", "flash2"),
-        ("a100-sxm", "compiled", "flash2"),
+        ("a100-sxm", "torch", "flash2"),
+        ("h100-sxm", "torch", "cudnn"),
     ],
 )
 def test_a_style_attends_with_the_kernel_that_its_framework_picks(gpu: str, style: str, kernel: str) -> None:
@@ -309,7 +310,7 @@ def test_megatron_attends_with_the_usual_kernel_where_a_profile_has_no_other() -
     flops = shape_flops("attention_forward", shape)
     ops = [
         Compute("x", "attention_forward", shape, "bf16", flops, 0.0, Phase.FORWARD, kernel=kernel)
-        for kernel in ("", "megatron", "compiled")
+        for kernel in ("", "megatron", "torch")
     ]
     assert len({costs.compute(op) for op in ops}) == 1
 
