@@ -8,6 +8,7 @@ from sim.inputs.families import (
     Config,
     Family,
     NotExpressibleError,
+    cohere,
     ernie,
     exaone_windows,
     hunyuan,
@@ -165,6 +166,20 @@ def _kolibri1(config: Config) -> Config:
     return rope_in_windows_alone(whole, llama(whole) | own, 5)
 
 
+def _cohere2_moe(config: Config) -> Config:
+    """Command A's successors with experts: Command R7B's attention beside routed and shared experts."""
+    require(config, "prefix_dense_sliding_window_pattern", (1,))
+    step = config.get("sliding_window_pattern") or 4
+    moe = router(config, _experts_key(config), "intermediate_size") | {
+        "shared_experts": config.get("num_shared_experts", 0),
+        "dense_layers": dense_layers(config),
+    }
+    dense = config.get("prefix_dense_intermediate_size") or config["intermediate_size"]
+    whole = {"head_dim": 128, "sliding_window": 4096, **config, "intermediate_size": dense}
+    norm = {} if config.get("rms_norm_eps") is None else {"norm": "rmsnorm", "norm_in_fp32": False}
+    return rope_in_windows_alone(whole, cohere(whole) | norm | {"moe": moe}, step)
+
+
 def _axk1(config: Config) -> Config:
     """A.X K1: DeepSeek V3's layers, and a norm of what experts give together."""
     return _deepseek({"first_k_dense_replace": 1, **config}) | {"left_out": ["the norm behind the experts"]}
@@ -316,5 +331,6 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "hy_v3": _hy_v3,
     "kolibri1": _kolibri1,
     "axk1": _axk1,
+    "cohere2_moe": _cohere2_moe,
     "mellum": _mellum,
 }

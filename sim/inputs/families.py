@@ -87,7 +87,7 @@ def rope_share(config: Config, default: float) -> float:
     return float(default if found is None else found)
 
 
-def _cohere(config: Config) -> Config:
+def cohere(config: Config) -> Config:
     """Command R: attention and MLP on one layer norm without bias; one matrix for embedding and output."""
     require(config, "use_qk_norm", (False, None))
     found = llama({"tie_word_embeddings": True, **config})
@@ -108,7 +108,7 @@ def rope_in_windows_alone(config: Config, found: Config, step: int) -> Config:
 def _cohere2(config: Config) -> Config:
     """Command R7B: windows with rope, each fourth layer all tokens without it."""
     step = config.get("sliding_window_pattern") or 4
-    return rope_in_windows_alone({"sliding_window": 4096, **config}, _cohere(config), step)
+    return rope_in_windows_alone({"sliding_window": 4096, **config}, cohere(config), step)
 
 
 def _exaone4(config: Config) -> Config:
@@ -312,7 +312,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "exaone4": _exaone4,
     "glm": _glm,
     "glm4": Family(_glm, own={"norm_position": "both"}),
-    "cohere": _cohere,
+    "cohere": cohere,
     "cohere2": _cohere2,
     "gemma": _gemma,
     "vaultgemma": Family(_vaultgemma, _WINDOW | _CAPS, pattern=("sliding", "full")),

@@ -110,8 +110,6 @@ def _layers(m: ModelConfig) -> Problems:
     if ("none", "none") in kinds:
         yield ("mlp_pattern",), "found a layer with neither attention nor MLP"
     block = f"found {show(m.parallel_block)}"
-    if m.parallel_block and m.moe is not None:
-        yield ("parallel_block",), f"{block}; experts (model.moe) are simulated in serial blocks"
     if m.parallel_block and not all(whole):
         yield ("parallel_block",), f"{block}; needs attention and an MLP in every layer"
     if m.parallel_block and m.norm_position != "pre":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sim.core.program import Block, BlockKind, ModelPart
+from sim.core.program import Block, BlockKind, ModelPart, TensorRole
 from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import branch_sum, residual, stream_norm
 from sim.models.layers import LayerSpec, layer_specs
@@ -60,11 +60,12 @@ def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[
 
 
 def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
-    """Attention and MLP on one norm; both results are added to the stream. The MLP's input is kept by the attention."""
+    """Attention and MLP or experts on one norm; both results are added to the stream. Attention keeps their input."""
     m, spec = scenario.model, layer_specs(scenario.model)[layer]
     assert spec.attention is not None
     assert spec.mlp is not None
     first, *rest = spec.mlp.train(scenario, d, layer, shard)
+    own = tuple(s for s in first.saved if s.role is not TensorRole.INPUT)
     norms = of_part(ModelPart.NORM, (stream_norm(m, d, "attention_norm"),))
     attention = (
         branch_sum(d),
@@ -74,7 +75,7 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
         residual(d, "attention_residual", "attention", m.biased_attention and d.tp > 1),
     )
     mlp = (
-        *inside(spec.mlp.module, (replace(first, saved=()), *rest)),
+        *inside(spec.mlp.module, (replace(first, saved=own), *rest)),
         residual(d, "mlp_residual", "mlp", spec.mlp.bias_after and d.tp > 1),
     )
     return (*of_part(spec.attention.part, attention), *of_part(spec.mlp.part, mlp))

@@ -113,6 +113,16 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         1,
         {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 256},
     ),
+    "cohere2_moe": (
+        "sdpa",
+        1,
+        {"num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 1, "layer_types": ["sliding_attention"]},
+    ),
+    "kolibri1": (
+        "sdpa",
+        1,
+        {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 128, "layer_types": ["sliding_attention"]},
+    ),
     "hy_v3": ("sdpa", 1, {**EXPERTS, "num_experts": 8, "mlp_layer_types": ["sparse"]}),
     "gpt2": ("sdpa", 1, GPT2),
     "gpt_bigcode": ("sdpa", 1, GPT2),

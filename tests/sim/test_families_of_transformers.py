@@ -39,6 +39,7 @@ OWN: dict[str, dict[str, Any]] = {
     "axk1": LATENT | ROUTED,
     "bamba": {"mamba_n_heads": 16, "mamba_d_head": 64, "attn_layer_indices": [2, 6]},
     "bloom": {"n_layer": LAYERS, "n_head": 8},
+    "cohere2_moe": {"num_experts": EXPERTS, "num_shared_experts": 2},
     "deepseek_v2": LATENT | ROUTED | {"first_k_dense_replace": 1, "n_group": 1},
     "deepseek_v3": LATENT | ROUTED,
     "deepseek_v32": LATENT | ROUTED,
