@@ -180,6 +180,30 @@ def _cohere2_moe(config: Config) -> Config:
     return rope_in_windows_alone(whole, cohere(whole) | norm | {"moe": moe}, step)
 
 
+def _mimo_v2_flash(config: Config) -> Config:
+    """MiMo V2 Flash: twice the key and value heads, and sinks, in layers with windows; values narrower than keys."""
+    require(config, "n_group", (1, None))
+    count, kv_heads = config["num_hidden_layers"], config["num_key_value_heads"]
+    types = config.get("layer_types")
+    if types is None:  # its first config has 1 for a layer with a window
+        signs = config.get("hybrid_layer_pattern") or [i > 0 and (i + 1) % 6 != 0 for i in range(count)]
+        types = ["sliding_attention" if sign else "full_attention" for sign in signs]
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        routed = config.get("moe_layer_freq") or [False] + [True] * (count - 1)
+        kinds = ["sparse" if here else "dense" for here in routed]
+    whole = {"head_dim": 192, "sliding_window": 129, **config, "layer_types": types, "mlp_layer_types": kinds}
+    if (before := config.get("sliding_window_size")) is not None:
+        whole["sliding_window"] = before + 1
+    moe = router(config, "n_routed_experts") | {"dense_layers": dense_layers(whole), "router_fp32": True}
+    of_windows = config.get("swa_num_key_value_heads", 2 * kv_heads)
+    found = llama(whole | {"num_key_value_heads": of_windows, "attention_bias": False}) | {"moe": moe}
+    found |= {"v_head_dim": config.get("v_head_dim", 128), "sinks": True, "rope_share": 1 / 3}
+    found |= {"qkv_bias": config.get("attention_bias", False), "left_out": ["the factor on values"]}
+    found |= {"full_attention": {"kv_heads": kv_heads, "sinks": False}}
+    return found | window(whole, "sliding_window", [])
+
+
 def _axk1(config: Config) -> Config:
     """A.X K1: DeepSeek V3's layers, and a norm of what experts give together."""
     return _deepseek({"first_k_dense_replace": 1, **config}) | {"left_out": ["the norm behind the experts"]}
@@ -331,6 +355,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "hy_v3": _hy_v3,
     "kolibri1": _kolibri1,
     "axk1": _axk1,
+    "mimo_v2_flash": _mimo_v2_flash,
     "cohere2_moe": _cohere2_moe,
     "mellum": _mellum,
 }

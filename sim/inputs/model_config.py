@@ -85,12 +85,14 @@ class IndexerConfig(UserInput):
 class FullAttentionConfig(UserInput):
     """Sizes of layers that see all keys where the other layers have windows (Gemma 4); null: as in those.
 
-    `values_are_keys`: they have no value projection; values are keys before their norm and rope.
+    `values_are_keys`: they have no value projection; values are keys before their norm and rope. `sinks`: see the
+    model's.
     """
 
     kv_heads: int | None = Field(default=None, ge=1, le=1_000_000)
     head_dim: int | None = Field(default=None, ge=1, le=65_536)
     values_are_keys: bool = False
+    sinks: bool | None = None
 
 
 class StateSpaceConfig(UserInput):
@@ -164,7 +166,8 @@ def _written_once(pattern: tuple[AttentionKind, ...]) -> tuple[AttentionKind, ..
 class ModelConfig(UserInput):
     """A decoder-only transformer. Sizes are whole, before any parallel split.
 
-    `head_dim` is the size of a query or key head (with `mla`: its two parts together).
+    `head_dim` is the size of a query or key head (with `mla`: its two parts together), `v_head_dim` that of a value
+    head where it differs (MiMo V2).
     `bias`: linear layers and layernorm have biases; `norm_bias`, `attention_bias`: these differ in it (Falcon's layer
     norms, GPT-J's attention); `head_bias`: the output matrix has one too (Phi 2); `qkv_bias`: only the query, key and
     value projections (Qwen2); `norm_weights` false: norms only normalize (OLMo); `embedding_norm`: the embedding's
@@ -196,6 +199,7 @@ class ModelConfig(UserInput):
     mla: MlaConfig | None = None
     indexer: IndexerConfig | None = None
     head_dim: int = Field(default_factory=_head_dim, ge=1, le=1_000_000, description="null: hidden / heads")
+    v_head_dim: int | None = Field(default=None, ge=1, le=65_536, description="null: head_dim")
     ffn: int = Field(
         default_factory=lambda data: 4 * data["hidden"], ge=1, le=100_000_000, description="null: 4 * hidden"
     )

@@ -38,6 +38,8 @@ def _latent_attention(m: ModelConfig) -> Problems:
     if m.mla.qk_rope_head_dim % 2:
         why = "must be even: positions turn pairs of numbers"
         yield ("mla", "qk_rope_head_dim"), f"found {m.mla.qk_rope_head_dim}; {why}"
+    if m.v_head_dim is not None:
+        yield ("v_head_dim",), f"found {m.v_head_dim}; with mla it is mla.v_head_dim: leave it out"
     if m.biased_attention and not m.bias:
         yield ("attention_bias",), "found true; latent attention (mla) has none"
     if m.attention_gate:

@@ -30,7 +30,7 @@ def split_prefill(d: ServingDims, attention: GroupedQueryAttention, batch: int, 
     """One rank's attention of `batch` chunks of `q` tokens, each the last of the `kv` that they see."""
     own = ceil_div(q, d.cp)
     heads, kv_heads = attention.heads_of(d.tp)
-    token_bytes = 2 * kv_heads * attention.head_dim * d.kv_bytes
+    token_bytes = kv_heads * sum(attention.widths) * d.kv_bytes
     if d.cp_method == "all_gather":
         size = batch * kv * token_bytes
         return (
@@ -39,7 +39,7 @@ def split_prefill(d: ServingDims, attention: GroupedQueryAttention, batch: int, 
             *attention.prefill(d, batch, own, max(own, round(kv - (q - own) / 2))),
         )
     keys = max(own, round((kv - (q - 1) / 2) / d.cp + (own - 1) / 2))
-    message, n = batch * ceil_div(kv, d.cp) * token_bytes, batch * own * heads * attention.head_dim
+    message, n = batch * ceil_div(kv, d.cp) * token_bytes, batch * own * heads * attention.widths[1]
     items: list[Item] = []
     for step in range(d.cp):
         name, last = f"ring_kv{step}", step == d.cp - 1
@@ -54,7 +54,8 @@ def split_prefill(d: ServingDims, attention: GroupedQueryAttention, batch: int, 
 def split_decode(d: ServingDims, attention: GroupedQueryAttention, batch: int, kv: int) -> Program:
     """One rank's attention of a token of each of `batch` sequences against a cache of `kv`, 1/cp of which it holds."""
     n = batch * attention.heads_of(d.tp)[0]
-    width, partial = attention.head_dim, attention.head_dim * d.act_bytes + FP32_BYTES
+    width = attention.widths[1]
+    partial = width * d.act_bytes + FP32_BYTES
     # Every rank joins the partial results of its own tokens, a cp-th of them.
     moved = n * partial + n / d.cp * width * d.act_bytes
     joined: Compute = memory_op("attention_join", F, "elementwise", n * width, moved, d.act)

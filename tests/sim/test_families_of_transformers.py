@@ -65,6 +65,7 @@ OWN: dict[str, dict[str, Any]] = {
     "kolibri1": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
     "llama4_text": {"num_local_experts": EXPERTS},
     "mamba2": {"num_heads": 16, "head_dim": 64},
+    "mimo_v2_flash": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 128, "head_dim": 96, "v_head_dim": 64},
     "minimax_m2": {"num_local_experts": EXPERTS},
     "ministral": {"head_dim": 64},
     "mistral": {"sliding_window": 128},

@@ -36,7 +36,8 @@ class GroupedQueryAttention(Struct, frozen=True):
     cost. `gate`: a second query projection whose sigmoid multiplies the result (Qwen3-Next). `softcap`: scores
     are capped (Gemma 2). `rope_share`: of a head's width, turned apart and joined to the rest (GLM-4.5); None: heads
     are turned whole. `scaled_rope`: what is turned is scaled (gpt-oss). `value_norm`: an RMS norm without
-    weights on each head's values; `values_are_keys`: values are what the key projection gives (Gemma 4)."""
+    weights on each head's values; `values_are_keys`: values are what the key projection gives (Gemma 4).
+    `v_head_dim`: the width of a value head where it is not `head_dim`."""
 
     part: ClassVar = ModelPart.ATTENTION
 
@@ -59,11 +60,12 @@ class GroupedQueryAttention(Struct, frozen=True):
     scaled_rope: bool = False
     value_norm: bool = False
     values_are_keys: bool = False
+    v_head_dim: int | None = None
 
     @property
     def widths(self) -> tuple[int, int]:
         """Width of a query or key head, and of a value head."""
-        return self.head_dim, self.head_dim
+        return self.head_dim, self.head_dim if self.v_head_dim is None else self.v_head_dim
 
     def heads_of(self, tp: int) -> tuple[int, int]:
         """Query heads and KV heads of one rank; KV heads are copied where tp exceeds them."""
@@ -71,8 +73,9 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
         """Projections on one of `tp` ranks."""
-        queries, keys = (n * self.head_dim for n in self.heads_of(tp))
-        values = () if self.values_are_keys else (keys,)
+        heads, kv_heads = self.heads_of(tp)
+        queries, keys, of_value = heads * self.head_dim, kv_heads * self.head_dim, self.widths[1]
+        values = () if self.values_are_keys else (kv_heads * of_value,)
         return (
             Matrix(
                 "qkv",
@@ -82,7 +85,7 @@ class GroupedQueryAttention(Struct, frozen=True):
                 self.bias or self.qkv_bias,
                 target="qkv",
             ),
-            Matrix("attention_out", queries, (self.hidden,), "row", self.bias, target="attention_out"),
+            Matrix("attention_out", heads * of_value, (self.hidden,), "row", self.bias, target="attention_out"),
         )
 
     def core(self, d: Dims) -> Core:
@@ -95,7 +98,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         core = attention_core(scenario, d, shard, self.core(d))
         qkv, out = self.matrices(d.tp)
         merged = self.projections == 1 or d.framework.merges_projections
-        turned = d.tokens * (out.inputs + qkv.outputs[1])  # queries and keys
+        turned = d.tokens * sum(self.heads_of(d.tp)) * self.head_dim  # queries and keys
         turn = (self._turn(d, turned),) if self.rope else ()
         if self.rope and self.rope_share is not None and not d.framework.fuses_rope:
             turn = (*turn, rope_join(d, turned))
@@ -141,10 +144,10 @@ class GroupedQueryAttention(Struct, frozen=True):
         heads, kv_heads = self.heads_of(d.tp)
         grouped = heads > kv_heads
         queries = d.tokens * heads * self.head_dim if grouped and kv_heads > 1 else 0
-        values = d.tokens * kv_heads * self.head_dim if self.rope else 0
+        values = d.tokens * kv_heads * self.widths[1] if self.rope else 0
         if not (grouped or self.rope):
             return ()
-        joined = d.tokens * (heads + 2 * kv_heads) * self.head_dim
+        joined = d.tokens * self.expanded_width(d.tp)
         e, kernels = 2 * d.act_bytes, bool(queries) + bool(values)
         ahead = memory_op("split_copies", F, "copy", queries + values, e * (queries + values), d.act, kernels)
         back = memory_op("split_copies_backward", I, "copy", joined, e * joined, d.act)
@@ -169,7 +172,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         """Norms of queries, keys and values."""
         heads, kv_heads = self.heads_of(d.tp)
         of_values = norm(
-            d, "value_norm", "rmsnorm", d.tokens * kv_heads, self.head_dim, 0, keeps_input=not self.values_are_keys
+            d, "value_norm", "rmsnorm", d.tokens * kv_heads, self.widths[1], 0, keeps_input=not self.values_are_keys
         )
         values = (of_values,) if self.value_norm else ()
         if not self.qk_norm:
@@ -224,7 +227,7 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
         """Cache of a sequence of `length` tokens on one rank."""
-        of_token = 2 * self.heads_of(d.tp)[1] * self.head_dim  # its key and its value for each KV head
+        of_token = self.heads_of(d.tp)[1] * sum(self.widths)  # its key and its value for each KV head
         return of_token * d.kv_bytes * self.kept_tokens(length)
 
     def serve(self, d: ServingDims, tokens: int) -> Program:
@@ -241,7 +244,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         """Numbers of a token's queries, keys and values on one rank, which the rope-and-cache kernel of serving engines
         reads and writes."""
         heads, kv_heads = self.heads_of(tp)
-        return (heads + 2 * kv_heads) * self.head_dim
+        return heads * self.head_dim + kv_heads * sum(self.widths)
 
     def prefill(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
         """`batch` prompt chunks of `q_len` tokens, each the last of the `kv_len` that they see."""
@@ -256,7 +259,7 @@ class GroupedQueryAttention(Struct, frozen=True):
             return unfused_attention(d, batch, Core(1, kv_len, heads, kv_heads, *self.widths))
         alone = kv_heads if d.grouped_decode else heads  # as if these were all different
         read = kv_heads + d.group_reads * (alone - kv_heads)
-        moved = 2.0 * batch * self.head_dim * (heads * d.act_bytes + read * kv_len * d.kv_bytes)
+        moved = float(batch) * sum(self.widths) * (heads * d.act_bytes + read * kv_len * d.kv_bytes)
         shape = (batch, heads, alone, kv_len, self.head_dim)
         flops = shape_flops(ATTENTION_DECODE, shape)
         return (Compute("attention", ATTENTION_DECODE, shape, d.act, flops, moved, F),)

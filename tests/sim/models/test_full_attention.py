@@ -91,3 +91,25 @@ def test_a_step_runs(framework: str, tp: int) -> None:
 def test_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         model(**{"full_attention": FULL} | change)
+
+
+def test_values_narrower_than_keys() -> None:
+    """Value heads of 32 beside key heads of 64: parameters, cache, and FLOPs of the scores' products with them."""
+    wide, narrow = (
+        model(window=None, attention_pattern=["full"]),
+        model(window=None, attention_pattern=["full"], v_head_dim=32),
+    )
+    fewer = HIDDEN * (WIDTH - 32) * (KV_HEADS + HEADS)
+    assert count_parameters(wide).total - count_parameters(narrow).total == 4 * fewer
+    one = {"inference": {"requests": {"prompt_len": 64, "output_len": 8}}, "cluster": {"gpu": "h100-sxm"}}
+    s = parse_scenario({"model": narrow.model_dump(exclude_unset=True), **one})
+    spec = layer_specs(s.model)[0]
+    assert spec.attention is not None
+    assert spec.attention.sequence_bytes(serving_dims(s), 100) == KV_HEADS * (WIDTH + 32) * 2 * 100
+    flops = [model_flops_per_token(m, 4096) - model_flops_per_token(m, 2048) for m in (wide, narrow)]
+    assert flops[1] == pytest.approx(0.75 * flops[0])
+
+
+def test_sinks_of_layers_with_windows_alone() -> None:
+    both, some = model(sinks=True, full_attention=FULL), model(sinks=True, full_attention=FULL | {"sinks": False})
+    assert count_parameters(both).total - count_parameters(some).total == HEADS
