@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_GRU_KEPT = 5  # numbers that the kernel of a GRU's cell keeps for each of its outputs (ATen/native/cuda/RNN.cu)
 
 
 # They stand in for `aten._cudnn_rnn` and its backward, and are never run. `kept`: what the backward needs.
@@ -58,8 +59,23 @@ def _gradients(ctx: Any, grad: torch.Tensor | None, *_: object) -> Any:
     return of_x, of_h, None if c is None else of_c, of_weights, None
 
 
+def _gru_outputs(of_x: torch.Tensor, of_h: torch.Tensor, h: torch.Tensor, *_: torch.Tensor | None) -> Any:
+    return torch.empty_like(h), h.new_empty(h.size(0), _GRU_KEPT * h.size(1))
+
+
+def _gru_gradients(grad: torch.Tensor, kept: torch.Tensor, has_bias: bool) -> Any:
+    rows, width = grad.size(0), 3 * grad.size(1)
+    of_bias = [grad.new_empty(width) if has_bias else None for _ in range(2)]
+    return grad.new_empty(rows, width), grad.new_empty(rows, width), torch.empty_like(grad), *of_bias
+
+
 torch.library.register_fake("calibrate::rnn", _outputs)
 torch.library.register_fake("calibrate::rnn_backward", _like_inputs)
+# torch before 2.15 knows the shapes of an LSTM's cell alone.
+_SHAPES = torch.library.Library("aten", "IMPL", "Meta")
+for _name, _shapes in (("_thnn_fused_gru_cell", _gru_outputs), ("_thnn_fused_gru_cell_backward", _gru_gradients)):
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
+        _SHAPES.impl(_name, _shapes)
 torch.library.register_autograd("calibrate::rnn", _gradients, setup_context=_keep)
 
 

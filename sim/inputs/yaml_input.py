@@ -48,6 +48,8 @@ def _syntax_error(error: yaml.YAMLError, text: str, label: str) -> str:
         line = text[:position].count("\n") + 1
     else:
         return f"{label}: is not valid YAML: {problem}"
+    if "nesting depth" in problem:  # libyaml's own limit, which it reaches before the first event
+        return f"{label}:{line}: is nested more than {MAX_DEPTH} levels deep"
     written = text.split("\n")[line - 1]
     if written[: len(written) - len(written.lstrip())].count("\t"):
         problem = "a tab; YAML indents with spaces"
