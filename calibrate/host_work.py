@@ -205,7 +205,7 @@ def _chain(mesh: DeviceMesh, groups: int, parameters: int, samples: int, between
         return nn.Sequential(*layers, linear())
 
     plain, sharded = model(), model()
-    for layer in sharded[:groups]:
+    for layer in list(sharded)[:groups]:
         fully_shard(layer, mesh=mesh)
     fully_shard(sharded, mesh=mesh)
     ours, theirs = (_both_ways(partial(m, x), samples, between, m) for m in (sharded, plain))

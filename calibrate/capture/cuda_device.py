@@ -130,7 +130,8 @@ def _device_functions(queue: Queue, local_rank: int, count: int) -> dict[str, An
 
 def _of_modules(device: CudaDevice) -> list[Any]:
     """Return patches that keep a module's parameters on the CPU."""
-    swap, move = torch.utils.swap_tensors, torch.nn.Module.to
+    swap: Any = torch.utils.swap_tensors
+    move: Any = torch.nn.Module.to
 
     def to(self: Any, *words: Any, **more: Any) -> Any:
         # A function of torch, so `device` replaces cuda.

@@ -81,7 +81,7 @@ def _called_by_engine(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code is graph._engine_run_backward.__code__
 
 
-def _references(x: torch.Tensor) -> tuple[int, int]:
+def _references(x: Any) -> tuple[int, int]:
     """Return the references to a tensor, and to its storage."""
     return x._use_count(), torch._C._storage_Use_Count(x.untyped_storage()._cdata)
 

@@ -61,9 +61,9 @@ def _again(function: Callable[..., Tensor], by_operator: bool, *inputs: Tensor) 
     """Call `function` and compute its inner tensors again in the backward; `by_operator` keeps some outputs."""
     if _keeping[0]:
         return function(*inputs)
-    if by_operator:
-        return checkpoint(function, *inputs, use_reentrant=False, context_fn=_kept_and_given_back)
-    return checkpoint(function, *inputs, use_reentrant=False)
+    more = {"context_fn": _kept_and_given_back} if by_operator else {}
+    output: Tensor = checkpoint(function, *inputs, use_reentrant=False, **more)
+    return output
 
 
 def _kept_and_given_back() -> tuple[TorchDispatchMode, TorchDispatchMode]:
