@@ -61,7 +61,7 @@ def _again(function: Callable[..., Tensor], by_operator: bool, *inputs: Tensor) 
     """Call `function` and compute its inner tensors again in the backward; `by_operator` keeps some outputs."""
     if _keeping[0]:
         return function(*inputs)
-    more = {"context_fn": _kept_and_given_back} if by_operator else {}
+    more: dict[str, Any] = {"context_fn": _kept_and_given_back} if by_operator else {}
     output: Tensor = checkpoint(function, *inputs, use_reentrant=False, **more)
     return output
 
