@@ -260,6 +260,65 @@ def _deepseek_v32(config: Config) -> Config:
     return _deepseek({"first_k_dense_replace": 3, **config}) | {"indexer": index}
 
 
+_COMPRESSED = {0: "sliding", 4: "compressed_sparse", 128: "compressed"}
+_COMPRESSED_TYPES = {
+    "sliding_attention": "sliding",
+    "compressed_sparse_attention": "compressed_sparse",
+    "heavily_compressed_attention": "compressed",
+}
+
+
+def _deepseek_v4(config: Config) -> Config:
+    """DeepSeek V4: windows and compressed keys, hyper-connections, experts in every layer.
+
+    Layers whose experts a table chooses by the token (`num_hash_layers`) are simulated as those with a router: their
+    scores are computed there too.
+    """
+    layers = config["num_hidden_layers"]
+    kinds = _compressed_kinds(config, layers)
+    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | (
+        config.get("compress_rates") or {}
+    )
+    head_dim = config.get("head_dim", 512)
+    share = rope_share(config, config.get("qk_rope_head_dim", 64) / head_dim)
+    moe = router(config, "n_routed_experts") | {"shared_experts": config.get("n_shared_experts", 1)}
+    found = llama({"intermediate_size": config["moe_intermediate_size"], "num_key_value_heads": 1, **config}) | {
+        "head_dim": head_dim,
+        "mlp": "clamped_swiglu",
+        "sinks": True,
+        "window": config.get("sliding_window", 128),
+        "attention_pattern": kinds[:layers],
+        "hyper_connections": config.get("hc_mult", 4),
+        "moe": moe,
+        "mtp_layers": config.get("num_nextn_predict_layers"),
+    }
+    found["compressed_attention"] = {
+        "q_lora_rank": config.get("q_lora_rank", 1024),
+        "rope_head_dim": round(head_dim * share),
+        "output_groups": config.get("o_groups", 8),
+        "output_rank": config.get("o_lora_rank", 1024),
+        "rate": config.get("compress_rate_hca", rates["heavily_compressed_attention"]),
+        "sparse_rate": config.get("compress_rate_csa", rates["compressed_sparse_attention"]),
+    }
+    if "compressed_sparse" in found["attention_pattern"]:
+        sizes = (("heads", "index_n_heads", 64), ("head_dim", "index_head_dim", 128), ("top_k", "index_topk", 512))
+        found["indexer"] = {key: config.get(name, default) for key, name, default in sizes}
+    return found
+
+
+def _compressed_kinds(config: Config, layers: int) -> list[str]:
+    """Kinds of layers by `layer_types`, by `compress_ratios`, or as `DeepseekV4Config` makes them: two compressed, then
+    compressed and compressed_sparse in turn."""
+    types, ratios = config.get("layer_types"), config.get("compress_ratios")
+    for key, given, known in (("layer_types", types, _COMPRESSED_TYPES), ("compress_ratios", ratios, _COMPRESSED)):
+        if given is None:
+            continue
+        if not isinstance(given, list) or len(given) < layers or not {*given} <= {*known}:
+            raise NotExpressibleError(f"{key}: can be simulated: a list for all layers of {[*known]}")
+        return [known[one] for one in given]
+    return [*["compressed"] * 2, *["compressed", "compressed_sparse"] * layers]
+
+
 def _glm_moe_dsa(config: Config) -> Config:
     """GLM-5: DeepSeek V3.2's layers."""
     for key in ("indexer_types", "index_topk_pattern"):
@@ -340,6 +399,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "deepseek_v32": _deepseek_v32,
+    "deepseek_v4": _deepseek_v4,
     "dots1": _dots1,
     "ernie4_5_moe": _ernie_moe,
     "hunyuan_v1_moe": _hunyuan_moe,

@@ -74,6 +74,9 @@ def tensor_parallel(s: Sizes) -> Problem | None:
     own = None if m.full_attention is None else m.full_attention.kv_heads
     if own is not None and own % tp and tp % own:
         return _found("tp", tp, f"must divide model.full_attention.kv_heads ({own}) or be a multiple of them")
+    if m.compressed_attention is not None and m.compressed_attention.output_groups % tp:
+        groups = m.compressed_attention.output_groups
+        return _found("tp", tp, f"must divide model.compressed_attention.output_groups ({groups})")
     if m.hidden % tp:
         return _found("tp", tp, f"must divide model.hidden ({m.hidden})")
     if tp > 1 and m.ffn % tp and m.has_dense_layers:
@@ -113,7 +116,13 @@ def _served_context(s: Sizes) -> Problem | None:
     """Return what a served prompt split over cp ranks needs: attention to every key, by ring or all_gather, in
     zigzag."""
     m = s.model
-    kinds = (("mla", m.mla), ("state_space", m.state_space), ("indexer", m.indexer), ("window", m.window))
+    kinds = (
+        ("mla", m.mla),
+        ("state_space", m.state_space),
+        ("compressed_attention", m.compressed_attention),
+        ("indexer", m.indexer),
+        ("window", m.window),
+    )
     if other := next((key for key, value in kinds if value is not None), None):
         return _found("cp", s.cp, f"with model.{other} served prompts are not split over ranks; allowed: 1")
     if s.cp_method == "all_to_all":
@@ -134,6 +143,8 @@ def context_parallel(s: Sizes) -> Problem | None:
     seq_len, window = s.training.seq_len, s.model.window
     if s.cp > 1 and s.model.state_space is not None:
         return _found("cp", s.cp, "layers with a state (model.state_space) are simulated on whole sequences: 1")
+    if s.cp > 1 and s.model.compressed_attention is not None:
+        return _found("cp", s.cp, "compressed attention is simulated on whole sequences: 1")
     if s.cp > 1 and s.model.indexer is not None and s.cp_method != "all_gather":
         why = "with model.indexer only all_gather is simulated: any key may be selected"
         return ("parallelism", "cp_method"), f"found '{s.cp_method}'; {why}"

@@ -82,6 +82,24 @@ class IndexerConfig(UserInput):
     top_k: int = Field(ge=1, le=100_000_000)
 
 
+class CompressedAttentionConfig(UserInput):
+    """DeepSeek V4's attention: one head of `head_dim` numbers a token is key and value of all query heads, of which
+    `rope_head_dim` are turned. A query sees its window, and in layers of kind `compressed` what each `rate` tokens
+    before it are compressed to; in layers of kind `compressed_sparse` those of each `sparse_rate` tokens that the
+    `indexer` selects.
+
+    Queries come from a latent of `q_lora_rank`. The result of each of `output_groups` groups of heads is brought to
+    `output_rank` numbers, and these to the hidden size.
+    """
+
+    q_lora_rank: int = Field(ge=1, le=1_000_000)
+    rope_head_dim: int = Field(ge=2, le=65_536)
+    output_groups: int = Field(ge=1, le=1_000_000)
+    output_rank: int = Field(ge=1, le=1_000_000)
+    rate: int = Field(default=128, ge=1, le=1_000_000)
+    sparse_rate: int = Field(default=4, ge=1, le=1_000_000)
+
+
 class FullAttentionConfig(UserInput):
     """Sizes of layers that see all keys where the other layers have windows (Gemma 4); null: as in those.
 
@@ -146,8 +164,11 @@ def _head_dim(data: dict[str, Any]) -> int:
     return max(1, int(data["hidden"] // data["heads"]))
 
 
-AttentionKind = Literal["full", "sliding", "chunked", "state_space", "beside", "none"]
-LOCAL = ("sliding", "chunked")
+AttentionKind = Literal[
+    "full", "sliding", "chunked", "state_space", "beside", "compressed", "compressed_sparse", "none"
+]
+COMPRESSED = ("compressed", "compressed_sparse")
+LOCAL = ("sliding", "chunked", *COMPRESSED)
 STATEFUL = ("state_space", "beside")
 
 
@@ -178,7 +199,8 @@ class ModelConfig(UserInput):
     so-many-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
     chunk of `window` tokens (Llama 4); or the layer has a state (`state_space`), attention and a state `beside` it
-    (Falcon-H1), or neither. `mlp_pattern` repeats over the layers too. `attention_gate`: a sigmoid of a second query
+    (Falcon-H1), or neither; or the query sees the last `window` and compressed keys before them
+    (`compressed_attention`). `mlp_pattern` repeats over the layers too. `attention_gate`: a sigmoid of a second query
     projection multiplies the attention's result (Qwen3-Next). `parallel_block`: attention and MLP read one norm, or
     (`two_norms`, GPT-NeoX) each its own norm of the same input, and both are added to the stream
     (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
@@ -187,6 +209,8 @@ class ModelConfig(UserInput):
     although the MLP has no gate (OPT), where GPT-2 has one. `rope_share`: of a head's width,
     if it is turned apart and joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: turned queries and keys are multiplied
     by a factor other than 1 (YaRN, in gpt-oss).
+    `hyper_connections`: the residual stream is so many streams (DeepSeek V4): attention and MLP read a sum of them,
+    their result is added to each, and the streams are mixed, by weights that each token computes from its streams.
     `max_positions` 0 stands for the workload's sequence length until a scenario fills it in. `trained_positions` is
     `max_position_embeddings` of the model's config.json, which no workload changes: serving engines go by it. Where it
     is left out, a table of learned positions whose size is stated says it.
@@ -198,6 +222,7 @@ class ModelConfig(UserInput):
     kv_heads: int = Field(default_factory=lambda data: data["heads"], ge=1, le=1_000_000, description="null: heads")
     mla: MlaConfig | None = None
     indexer: IndexerConfig | None = None
+    compressed_attention: CompressedAttentionConfig | None = None
     head_dim: int = Field(default_factory=_head_dim, ge=1, le=1_000_000, description="null: hidden / heads")
     v_head_dim: int | None = Field(default=None, ge=1, le=65_536, description="null: head_dim")
     ffn: int = Field(
@@ -250,6 +275,7 @@ class ModelConfig(UserInput):
         default=None, min_length=1, max_length=10_000, description="null: as moe says"
     )
     attention_gate: bool = False
+    hyper_connections: int = Field(default=1, ge=1, le=64)
     parallel_block: Literal[False, True, "two_norms"] = False
     mtp_layers: int = Field(default=0, ge=0, le=1_000)
     moe: MoeConfig | None = None

@@ -7,13 +7,24 @@ may take for granted what those before it hold.
 from __future__ import annotations
 
 from sim.inputs.input_source import Problems, Source, raise_first, show
-from sim.inputs.model_config import LOCAL, STATEFUL, ModelConfig
+from sim.inputs.model_config import COMPRESSED, LOCAL, STATEFUL, ModelConfig
 from sim.inputs.yaml_input import KeyPath
 
 
 def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
     """Raise InputError for the first rule broken; `path`: of the model in its scenario."""
-    for rule in (_heads, _latent_attention, _window, _full_attention, _state_space, _mlp_pattern, _layers, _experts):
+    for rule in (
+        _heads,
+        _latent_attention,
+        _compressed_attention,
+        _streams,
+        _window,
+        _full_attention,
+        _state_space,
+        _mlp_pattern,
+        _layers,
+        _experts,
+    ):
         raise_first(rule(model), source, path)
 
 
@@ -25,7 +36,8 @@ def _heads(m: ModelConfig) -> Problems:
 
 
 def _latent_attention(m: ModelConfig) -> Problems:
-    if m.indexer is not None and (m.mla is None or m.mla.q_lora_rank is None):
+    latent_queries = m.compressed_attention is not None or (m.mla is not None and m.mla.q_lora_rank is not None)
+    if m.indexer is not None and not latent_queries:
         yield ("indexer",), "found an indexer; its queries come from mla.q_lora_rank: give that"
     if m.mla is None:
         return
@@ -50,6 +62,37 @@ def _latent_attention(m: ModelConfig) -> Problems:
         yield ("attention_pattern",), "found 'beside'; mla is not simulated beside a state space"
     if m.window is not None:
         yield ("window",), f"found {m.window}; latent attention (mla) sees all keys: null"
+
+
+def _compressed_attention(m: ModelConfig) -> Problems:
+    own, kinds = m.compressed_attention, {*m.attention_pattern}
+    if own is None:
+        if found := kinds & {*COMPRESSED}:
+            yield ("attention_pattern",), f"found {sorted(found)}; needs model.compressed_attention"
+        return
+    if not kinds <= {"sliding", *COMPRESSED}:
+        why = f"with compressed_attention each layer is one of {', '.join(('sliding', *COMPRESSED))}"
+        yield ("attention_pattern",), f"found {list(m.attention_pattern)}; {why}"
+    if ("compressed_sparse" in kinds) != (m.indexer is not None):
+        why = "model.indexer and layers of kind compressed_sparse need each other"
+        yield ("attention_pattern",), f"found {list(m.attention_pattern)}; {why}"
+    if m.kv_heads != 1:
+        yield ("kv_heads",), f"found {m.kv_heads}; with compressed_attention all heads read one: 1"
+    if m.heads % own.output_groups:
+        why = f"must divide heads ({m.heads})"
+        yield ("compressed_attention", "output_groups"), f"found {own.output_groups}; {why}"
+    if own.rope_head_dim > m.head_dim or own.rope_head_dim % 2:
+        why = f"must be even and at most head_dim ({m.head_dim})"
+        yield ("compressed_attention", "rope_head_dim"), f"found {own.rope_head_dim}; {why}"
+    for key, off in (("mla", None), ("full_attention", None), ("v_head_dim", None), ("attention_gate", False)):
+        if (found_value := getattr(m, key)) != off:
+            yield (key,), f"found {show(found_value)}; not simulated with compressed_attention: leave it out"
+
+
+def _streams(m: ModelConfig) -> Problems:
+    if m.hyper_connections > 1 and (m.parallel_block or m.norm_position != "pre"):
+        why = "layers with hyper-connections have a norm before attention and one before the MLP"
+        yield ("hyper_connections",), f"found {m.hyper_connections}; {why}: set norm_position to pre"
 
 
 def _window(m: ModelConfig) -> Problems:

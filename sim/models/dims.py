@@ -63,6 +63,7 @@ class Dims(Struct, frozen=True):
     lora: Lora | None = None
     four_bit: bool = False  # frozen matrices are kept in NF4
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
+    streams: int = 1  # of the residual stream, see `sim.models.hyper_connections`
 
     @property
     def accumulated(self) -> int:
@@ -71,8 +72,8 @@ class Dims(Struct, frozen=True):
 
     @property
     def stream_bytes(self) -> float:
-        """The residual stream of one micro-batch on this rank, `[batch, seq, hidden]`, in bytes."""
-        return self.rows * self.hidden * self.act_bytes
+        """The residual stream of one micro-batch on this rank, `[batch, seq, streams · hidden]`, in bytes."""
+        return self.rows * self.hidden * self.streams * self.act_bytes
 
     @property
     def quantized(self) -> bool:
@@ -175,4 +176,5 @@ def dims(scenario: Scenario) -> Dims:
         lora=t.lora,
         four_bit=t.lora is not None and t.lora.weights == "nf4",
         norm_in_fp32=m.norm_in_fp32,
+        streams=m.hyper_connections,
     )

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from sim.core.program import Block, BlockKind, ModelPart, NeededBy, Program, Saved
 from sim.models.dims import Dims, dims
 from sim.models.elementwise import stream_norm
+from sim.models.hyper_connections import copied_to_streams
 from sim.models.layer import shape_key
 from sim.models.lora import frozen
 from sim.models.operators import F, Operator, W, collective, memory_op, of_part
@@ -29,7 +30,9 @@ def embedding_block(scenario: Scenario) -> Block:
     """Look-up, sum over vocabulary shards (a reduce-scatter with sp), positions, norm, dropout."""
     d = dims(scenario)
     m = scenario.model
-    parts = of_part(ModelPart.EMBEDDING, (lookup(scenario, d), *_positions(m, d), *_norm(m, d), *_dropout(d)))
+    parts = of_part(
+        ModelPart.EMBEDDING, (lookup(scenario, d), *_positions(m, d), *_norm(m, d), *_dropout(d), *copied_to_streams(d))
+    )
     if d.lora is not None:  # nothing behind the first adapter needs a gradient
         parts = tuple(replace(frozen(p), backward=(), saved=(), backward_bytes=0.0) for p in parts)
     key = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.models.layers import layer_specs, spec_counts
+from sim.models.layers.compressed import CompressedAttention
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import prediction_layer
 
@@ -30,15 +31,12 @@ def model_flops_per_token(model: ModelConfig, seq_len: int, causal_half: bool = 
 
 
 def indexer_gradient_flops_per_token(model: ModelConfig, seq_len: int) -> float:
-    """Return what of `model_flops_per_token` is for the gradients of indexers: of scores, and 2 for each of their
-    weights."""
+    """Return what of `model_flops_per_token` is for the gradients of indexers."""
     specs = (*layer_specs(model), *[prediction_layer(model)] * model.mtp_layers)
-    flops = 0.0
-    for a in (spec.attention for spec in specs if isinstance(spec.attention, SparseLatentAttention)):
-        assert a.query_rank is not None
-        matrices = a.indexer.matrices(a.hidden, a.query_rank)
-        flops += a.indexer.score_gradient_flops(seq_len) + 2.0 * sum(m.elements for m in matrices)
-    return flops
+    indexed = [
+        spec.attention for spec in specs if isinstance(spec.attention, SparseLatentAttention | CompressedAttention)
+    ]
+    return sum([a.indexer_gradient_flops(seq_len) for a in indexed])
 
 
 def packed_flops_per_token(

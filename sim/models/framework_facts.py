@@ -156,6 +156,9 @@ class Framework(Struct, frozen=True):
     [core/fusions/fused_bias_geglu.py: weighted_bias_quick_geglu_impl]"""
     fuses_residual: bool = False
     """bias, dropout and residual sum are one kernel [core/fusions/fused_bias_dropout.py]"""
+    fuses_hyper_connections: bool = False
+    """hyper-connections are four kernels: weights, Sinkhorn, the branch's input, new streams
+    [core/fusions/fused_mhc_kernels.py]"""
     fuses_adapter_sum: bool = False
     """scaling and sum of a LoRA adapter are one kernel [peft has two]"""
     fuses_chains: bool = False

@@ -14,6 +14,7 @@ from sim.models.chunked_loss import chunked_output
 from sim.models.dims import Dims, dims
 from sim.models.elementwise import stream_norm
 from sim.models.embedding import table_elements
+from sim.models.hyper_connections import last_sum
 from sim.models.layer import shape_key
 from sim.models.linear import linear
 from sim.models.lora import frozen
@@ -61,7 +62,7 @@ def tied_params(scenario: Scenario) -> int:
 
 def head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     """The head's operators in forward order, with what it learns from a teacher."""
-    parts = hard_head_parts(scenario, d)
+    parts = (*of_part(ModelPart.NORM, last_sum(d)), *hard_head_parts(scenario, d))
     return (*parts, *of_part(ModelPart.HEAD, [soft_loss(scenario, d)])) if learns_logits(scenario) else parts
 
 

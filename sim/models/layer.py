@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from sim.core.program import Block, BlockKind, ModelPart, TensorRole
 from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import branch_sum, residual, stream_norm
+from sim.models.hyper_connections import collapsed, spread
 from sim.models.layers import LayerSpec, layer_specs
 from sim.models.lora import frozen, only_behind_adapters
 from sim.models.operators import Operator, of_part, workspace
@@ -91,7 +92,8 @@ def _branch(
     second: bool = False,
 ) -> tuple[Operator, ...]:
     """Norm, what computes, the norm after it, and the sum with the residual stream. `second`: behind attention; where
-    both have a norm of the same input (`two_norms`), the first keeps it.
+    both have a norm of the same input (`two_norms`), the first keeps it. With several streams: a sum of them, its norm,
+    what computes, and the result spread over the streams.
     """
     same = second and spec.parallel == "two_norms"
 
@@ -99,6 +101,9 @@ def _branch(
         made = (stream_norm(m, d, of, after_sum, keeps),) if here else ()
         return of_part(ModelPart.NORM, made)
 
+    if d.streams > 1:
+        before = collapsed(d, name)
+        return (*before, *inside("layernorm", norms(f"{name}_norm", True)), *inner, spread(d, name))
     return (
         branch_sum(d),
         *inside("layernorm", norms(f"{name}_norm", spec.norm_position != "post", second and not same, not same)),

@@ -13,6 +13,7 @@ from sim.models.dims import Shard, dims
 from sim.models.elementwise import stream_norm
 from sim.models.embedding import lookup
 from sim.models.head import hard_head_parts
+from sim.models.hyper_connections import copied_to_streams, last_sum
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
 from sim.models.operators import Linear, of_part, workspace
@@ -39,14 +40,14 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
             ModelPart.NORM,
             [stream_norm(m, d, name) for name in ("mtp_embedding_norm", "mtp_hidden_norm")],
         ),
-        *of_part(ModelPart.LAYER, [linear(d, project)]),
+        *of_part(ModelPart.LAYER, [linear(d, project), *copied_to_streams(d)]),
     )
     layer = layer_parts(scenario, d, last, shard)
     final, output, loss = hard_head_parts(scenario, d)
-    after = (final, replace(output, params=0), loss)
+    after = (*of_part(ModelPart.NORM, last_sum(d)), final, replace(output, params=0), loss)
     kept = keep(d, layer, mode_of_layer(scenario, last), modules=modules_of(scenario))
     around = keep(d, (*before, *after), "none")
-    matrices = (before[-1], *layer)
+    matrices = (*before[3:], *layer)
     block = as_block("multi-token prediction", BlockKind.MTP, "", (*before, *layer, *after), kept)
     return replace(
         block,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sim.models.layers import LayerSpec, attention_spec, mlp_spec, norm_elements, spec_counts
+from sim.models.layers import LayerSpec, attention_spec, mlp_spec, norm_elements, spec_counts, streams_of
 from sim.models.layers.experts import Experts
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class ParameterCount(Struct, frozen=True):
     """Numbers of parameters with the vocabulary unpadded.
 
-    `total` is the sum of embedding, positions, head, attention, mlp, router, shared_experts, experts and
-    norms: the main model. `active` is what one token uses of it. `mtp` stands apart (multi-token-prediction
-    modules, without the embedding and head that they share with the main model). Not counted: load-balancing
-    biases of routers (DeepSeek-V3 keeps one per expert, which no gradient trains).
+    `total` is the sum of embedding, positions, head, attention, mlp, router, shared_experts, experts, norms and
+    connections (hyper-connections): the main model. `active` is what one token uses of it. `mtp` stands apart
+    (multi-token-prediction modules, without the embedding and head that they share with the main model). Not counted:
+    load-balancing biases of routers (DeepSeek-V3 keeps one per expert, which no gradient trains).
     """
 
     total: int
@@ -33,6 +33,7 @@ class ParameterCount(Struct, frozen=True):
     shared_experts: int
     experts: int
     norms: int
+    connections: int
     mtp: int
 
 
@@ -40,9 +41,8 @@ def prediction_layer(model: ModelConfig) -> LayerSpec:
     """The transformer layer inside a multi-token-prediction module: of the same kind as the model's last layers."""
     moe = model.moe
     mlp = mlp_spec(model, 0 if moe is None else -(-(moe.dense_layers + 1) // moe.every) * moe.every - 1)
-    return LayerSpec(
-        attention_spec(model, model.layers - 1), mlp, norm_elements(model), model.norm_position, model.parallel_block
-    )
+    rest = (norm_elements(model), model.norm_position, model.parallel_block, streams_of(model))
+    return LayerSpec(attention_spec(model, model.layers - 1), mlp, *rest)
 
 
 def count_parameters(model: ModelConfig) -> ParameterCount:
@@ -71,9 +71,11 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
         "experts": sum(n * mlp.expert_parameters for mlp, n in experts),
         "norms": sum(n * spec.norms * spec.norm_elements for spec, n in specs)
         + (2 if model.embedding_norm else 1) * norm_elements(model),
+        "connections": sum(n * spec.connection_parameters for spec, n in specs) + streams_of(model).head_parameters,
     }
     total = sum(parts.values())
     idle = sum(n * mlp.one.parameters * max(0, mlp.moe.experts - mlp.moe.top_k) for mlp, n in experts)
     # A prediction module (arXiv 2412.19437, 2.2): a layer, two input norms, a 2h -> h matrix, an output norm.
     module = prediction_layer(model).parameters + 2 * model.hidden**2 + 3 * norm_elements(model)
+    module += streams_of(model).head_parameters
     return ParameterCount(total=total, active=total - idle, **parts, mtp=model.mtp_layers * module)

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
 from sim.models.attention import Core, SoftmaxPass, unfused_core
+from sim.models.hyper_connections import served_sum_of_streams
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.operators import F, collective, gemm, memory_op
 from sim.prices.roofline import attended_pairs
@@ -78,6 +79,11 @@ class ServingDims(Struct, frozen=True):
     eplb: BalancedExperts | None = None
     cp: int = 1
     cp_method: str = "ring"
+
+    @property
+    def stream_width(self) -> int:
+        """Numbers of a token in the residual stream, of all its streams."""
+        return self.model.hidden * self.model.hyper_connections
 
     @property
     def experts_dtype(self) -> str:
@@ -170,15 +176,17 @@ def prefill_attention(d: ServingDims, batch: int, core: Core) -> Program:
 def embedding_tokens(d: ServingDims, tokens: int) -> Program:
     """The look-up; over a split vocabulary its sum."""
     n = tokens * d.model.hidden
-    op = memory_op("embedding", F, "embedding", n, 2 * n * d.act_bytes, d.act)
+    op = memory_op("embedding", F, "embedding", n, (1 + d.model.hyper_connections) * n * d.act_bytes, d.act)
     return (op, *served_sum(d, "embedding", tokens))
 
 
 def head_samples(d: ServingDims, samples: int) -> Program:
     """Final norm, logits and greedy choice for the last token of `samples` sequences; 16 bits in every format."""
     n = samples * d.vocab
+    streams = d.model.hyper_connections
+    norm = [served_add_norm(d, "final_norm", samples)]
     items: list[Item] = [
-        served_add_norm(d, "final_norm", samples),
+        *(norm if streams == 1 else served_sum_of_streams(d, "head_streams", samples, streams)),
         gemm("output", F, samples, d.vocab, d.model.hidden, d.act),
     ]
     if d.tp > 1:

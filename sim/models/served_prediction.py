@@ -35,5 +35,5 @@ class PredictionModule(LayerSpec, frozen=True):
 def prediction_module(model: ModelConfig) -> PredictionModule:
     """The module of a model that has one."""
     layer = prediction_layer(model)
-    kept = layer.attention, layer.mlp, layer.norm_elements, layer.norm_position, layer.parallel
+    kept = layer.attention, layer.mlp, layer.norm_elements, layer.norm_position, layer.parallel, layer.streams
     return PredictionModule(*kept, hidden=model.hidden)

@@ -67,12 +67,12 @@ class Described:
     def input_bytes(self, layer: int | None) -> float:
         """Bytes of a micro-batch on one rank that enter a layer (`layers`: the output); None: the least of any.
 
-        Here of every one: [micro-batch, seq/cp, hidden], cut by tp under sp.
+        Here of every one: [micro-batch, seq/cp, hidden] for each of the residual's streams, cut by tp under sp.
         """
         s = self.scenario
         t, p = s.for_training, s.parallelism
         tokens = t.micro_batch_size * t.seq_len / p.cp / (p.tp if p.sp else 1)
-        return tokens * s.model.hidden * compute_bytes(t.precision)
+        return tokens * s.model.hidden * s.model.hyper_connections * compute_bytes(t.precision)
 
     def parameter_bytes(self) -> float:
         """Return the bytes of a parameter as the layers use it, and as ZeRO gathers it."""

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from sim.core.dtypes import FP32_BYTES
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
 from sim.models.activations import is_gated
 from sim.models.dims import ceil_div
-from sim.models.layers import Attention, LayerSpec, norm_elements
+from sim.models.layers import Attention, LayerSpec, norm_elements, streams_of
 from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
 from sim.serve.engines.file import engine_of
@@ -75,6 +76,8 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
         total += m.max_positions * m.hidden * d.act_bytes
     if stage.head and m.head_bias:
         total += d.vocab * d.act_bytes
+    if stage.head:
+        total += streams_of(m).head_parameters * FP32_BYTES
     norms = stage.head + (stage.embedding and m.embedding_norm)
     return total + norms * norm_elements(m) * d.act_bytes
 
@@ -110,11 +113,11 @@ def buffer_bytes(
     inner = max((spec.mlp.widest(d.tp) for spec in specs if spec.mlp is not None), default=0.0)
     widths = [spec.attention.expanded_width(d.tp) for spec in specs if spec.attention is not None]
     wide = max(*widths, inner * (3 if is_gated(m.mlp) else 2))
-    layer = tokens * (2 * m.hidden + wide) * d.act_bytes
+    layer = tokens * (2 * d.stream_width + wide) * d.act_bytes
     if not d.fused_attention:
         layer += 2 * tokens * longest * ceil_div(m.heads, d.tp) * d.act_bytes
     logits = samples * d.vocab * d.tp * (d.act_bytes + 4.0) if stage.head else 0.0
-    return max(layer, tokens * m.hidden * d.act_bytes + logits)
+    return max(layer, tokens * d.stream_width * d.act_bytes + logits)
 
 
 def keys_on_their_way(d: ServingDims, attentions: tuple[Attention, ...], longest: int) -> float:

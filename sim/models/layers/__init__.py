@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from sim.core.program import Item, Program
-from sim.inputs.model_config import LOCAL
+from sim.inputs.model_config import LOCAL, AttentionKind
 from sim.models.activations import is_gated
+from sim.models.hyper_connections import Streams, served_spread, served_sum_of_streams
 from sim.models.layers.beside import Beside
+from sim.models.layers.compressed import CompressedAttention
+from sim.models.layers.compressed_index import CompressedIndexer
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
@@ -33,7 +36,7 @@ from sim.models.window import Window
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
 
-Attention = GroupedQueryAttention | LatentAttention | StateSpace | SelectiveScan | Beside
+Attention = GroupedQueryAttention | LatentAttention | CompressedAttention | StateSpace | SelectiveScan | Beside
 Mlp = DenseMlp | Experts
 
 
@@ -49,6 +52,7 @@ class LayerSpec(Struct, frozen=True):
     norm_elements: int  # of one norm
     norm_position: Literal["pre", "post", "both"] = "pre"
     parallel: Literal[False, True, "two_norms"] = False  # attention and MLP read one norm, or two of one input
+    streams: Streams = Streams()
 
     @property
     def norms(self) -> int:
@@ -68,19 +72,30 @@ class LayerSpec(Struct, frozen=True):
     def parameters(self) -> int:
         """All of the layer's parameters, experts included."""
         mlp = 0 if self.mlp is None else self.mlp.parameters
-        return self.attention_parameters + mlp + self.norms * self.norm_elements
+        return self.attention_parameters + mlp + self.norms * self.norm_elements + self.connection_parameters
+
+    @property
+    def branches(self) -> int:
+        """Attention and MLP, as far as they are there."""
+        return (self.attention is not None) + (self.mlp is not None)
+
+    @property
+    def connection_parameters(self) -> int:
+        """Of the hyper-connections of both branches."""
+        return self.branches * self.streams.branch_parameters
 
     @property
     def active_elements(self) -> int:
         """Weights that one token is multiplied by."""
         attention = 0 if self.attention is None else sum(m.elements for m in self.attention.matrices())
-        return attention + (0 if self.mlp is None else self.mlp.active_elements)
+        connections = self.branches * self.streams.branch_elements
+        return attention + connections + (0 if self.mlp is None else self.mlp.active_elements)
 
     def served_elements(self, d: ServingDims) -> ServedElements:
         """The layer's weights on one rank, counted as serving stores them."""
         none = ServedElements(0, 0, 0)
         weights, experts, rest = none if self.mlp is None else self.mlp.served_elements(d)
-        rest += self.norms * self.norm_elements
+        rest += self.norms * self.norm_elements + 2 * self.connection_parameters  # in fp32
         if self.attention is not None:
             matrices = self.attention.matrices(d.tp)
             weights += sum(m.elements for m in matrices)
@@ -97,6 +112,8 @@ class LayerSpec(Struct, frozen=True):
 
     def serve_tokens(self, d: ServingDims, tokens: int) -> Program:
         """All of the layer that depends on an iteration's number of tokens alone, be they prompts' or decodes'."""
+        if self.streams.number > 1:
+            return self._serve_streams(d, tokens)
         items: list[Item] = []
         if self.attention is not None:
             items += [served_add_norm(d, "attention_norm", tokens), *self.attention.serve(d, tokens)]
@@ -110,6 +127,18 @@ class LayerSpec(Struct, frozen=True):
             items += served_sum(d, "mlp_down", tokens)
         return tuple(items)
 
+    def _serve_streams(self, d: ServingDims, tokens: int) -> Program:
+        items: list[Item] = []
+        for name, out, branch in (
+            ("attention", "attention_out", self.attention),
+            ("mlp", "mlp_down", self.mlp),
+        ):
+            if branch is not None:
+                items += served_sum_of_streams(d, f"{name}_streams", tokens, self.streams.weights)
+                items += [*branch.serve(d, tokens), *served_sum(d, out, tokens)]
+                items.append(served_spread(d, f"{name}_residual", tokens))
+        return tuple(items)
+
 
 def attention_spec(model: ModelConfig, layer: int = 0) -> Attention | None:
     """The attention of layer `layer`, counted from 0 over the model."""
@@ -118,6 +147,8 @@ def attention_spec(model: ModelConfig, layer: int = 0) -> Attention | None:
         return None
     if kind == "state_space":
         return _state_space(model)
+    if model.compressed_attention is not None:
+        return _compressed(model, kind)
     attention = _attention(model, layer)
     if kind != "beside":
         return attention
@@ -162,6 +193,17 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
     return SparseLatentAttention(model.hidden, model.heads, *ranks, *widths, Indexer(x.heads, x.head_dim, x.top_k))
 
 
+def _compressed(model: ModelConfig, kind: AttentionKind) -> CompressedAttention:
+    c, x = model.compressed_attention, model.indexer
+    assert c is not None
+    assert model.window is not None
+    sizes = (c.rope_head_dim, c.q_lora_rank, c.output_groups, c.output_rank, Window(model.window))
+    rate = {"compressed": c.rate, "compressed_sparse": c.sparse_rate}.get(kind)
+    indexed = x is not None and kind == "compressed_sparse"
+    indexer = CompressedIndexer(x.heads, x.head_dim, x.top_k, c.sparse_rate) if x is not None and indexed else None
+    return CompressedAttention(model.hidden, model.heads, model.head_dim, *sizes, rate, indexer)
+
+
 def _state_space(model: ModelConfig) -> StateSpace | SelectiveScan:
     c = model.state_space
     assert c is not None
@@ -194,6 +236,11 @@ def mlp_spec(model: ModelConfig, layer: int) -> Mlp | None:
     return Experts(moe, dense(moe.ffn), dense(moe.shared_width) if moe.shared_width else None)
 
 
+def streams_of(model: ModelConfig) -> Streams:
+    """The streams of the residual stream; one has no weights, so that its width does not matter."""
+    return Streams() if model.hyper_connections == 1 else Streams(model.hyper_connections, model.hidden)
+
+
 def norm_elements(model: ModelConfig) -> int:
     """Parameters of one norm over the hidden size."""
     return model.hidden * model.norm_vectors
@@ -204,10 +251,8 @@ def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
     """The layers in order, without prediction layers; equal layers are one object."""
     specs: dict[LayerSpec, LayerSpec] = {}
     norms = norm_elements(model)
-    layers = (
-        LayerSpec(attention_spec(model, i), mlp_spec(model, i), norms, model.norm_position, model.parallel_block)
-        for i in range(model.layers)
-    )
+    rest = (norms, model.norm_position, model.parallel_block, streams_of(model))
+    layers = (LayerSpec(attention_spec(model, i), mlp_spec(model, i), *rest) for i in range(model.layers))
     return tuple([specs.setdefault(spec, spec) for spec in layers])
 
 

@@ -20,7 +20,7 @@ an H200, NVIDIA AIConfigurator 0.12, glm5_topk_module, the newest keys best; ran
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -32,9 +32,6 @@ from sim.models.linear import linear
 from sim.models.operators import F, Operator, W, collective, memory_op
 from sim.prices.attention_speed import SCORES, SPARSE
 from sim.prices.roofline import attended_pairs, shape_flops
-
-if TYPE_CHECKING:
-    from sim.models.layers.latent import LatentAttention
 
 INDEX_BYTES = 4.0  # a selected key's place
 SELECT_READS = 3.0
@@ -67,6 +64,11 @@ class Indexer(Struct, frozen=True):
         (vLLM: `DeepseekV32IndexerCache`, 132 bytes)."""
         return self.head_dim + FP32_BYTES * -(-self.head_dim // SCALED)
 
+    @property
+    def kept_key_numbers(self) -> int:
+        """Numbers of a token that training keeps of its key: before and after the norm."""
+        return 2 * self.head_dim
+
     def slots(self, kv_len: int) -> int:
         """Keys that a sparse kernel computes for each query: as many as it may select, the empty places too."""
         return min(self.top_k, kv_len)
@@ -84,6 +86,24 @@ class Indexer(Struct, frozen=True):
     def score_gradient_flops(self, seq_len: int) -> float:
         """Model FLOPs of a token for the gradients of query and key, over the selected keys."""
         return 4.0 * self.heads * self.head_dim * self.selected(seq_len)
+
+
+class Indexed(Protocol):
+    """An attention that an indexer selects keys for."""
+
+    hidden: int
+    heads: int
+    query_rank: int | None
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Width of a query or key head, and of a value head."""
+        ...
+
+    @property
+    def shared_width(self) -> int:
+        """Numbers of a token that all heads read."""
+        ...
 
 
 class IndexedKeys(Struct, frozen=True):
@@ -130,7 +150,7 @@ def scores(x: Indexer, batch: int, q_len: int, kv_len: int, dtype: str, striped:
 
 
 def index_operator(
-    x: Indexer, d: Dims, of: LatentAttention, keys: IndexedKeys, trained: bool, dense: bool, alone: bool
+    x: Indexer, d: Dims, of: Indexed, keys: IndexedKeys, trained: bool, dense: bool, alone: bool
 ) -> Operator:
     """The indexer in training: its matmuls, scores and selection; backward the loss and its gradients where `trained`.
 
@@ -162,7 +182,7 @@ def index_operator(
         return Operator("indexer", tuple(forward), (), tuple(saved), frozen=params)
     saved += [
         Saved("attention", "index queries", tokens * width * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
-        Saved("attention", "index keys", 2 * norm * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),  # and before the norm
+        Saved("attention", "index keys", tokens * x.kept_key_numbers * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
         Saved("attention", "index weights", tokens * x.heads * FP32_BYTES, NeededBy.WEIGHT_GRAD),
     ]
     if alone:
@@ -184,10 +204,10 @@ def index_operator(
     )
 
 
-def _loss_backward(x: Indexer, d: Dims, of: LatentAttention, slots: int, pairs: float) -> Program:
+def _loss_backward(x: Indexer, d: Dims, of: Indexed, slots: int, pairs: float) -> Program:
     """The target (scores of the main attention, summed over its heads and over tp), softmax and divergence, the
     gradients of index queries and keys (scores again, two products), and the norm's."""
-    heads, width = -(-of.heads // d.tp), of.latent_rank + of.rope_width
+    heads, width = -(-of.heads // d.tp), of.shared_width
     items: list[Item] = [
         _kernel("index_target", d, slots, max(1, heads // 2), width, pairs),
         memory_op("index_loss", W, "softmax", pairs, 4 * pairs * FP32_BYTES, d.act, 2),

@@ -47,6 +47,11 @@ class LatentAttention(Struct, frozen=True):
         """Width of a query or key head, and of a value head."""
         return self.plain_width + self.rope_width, self.value_width
 
+    @property
+    def shared_width(self) -> int:
+        """Numbers of a token that all heads read in multi-query mode: its latent and its rope key."""
+        return self.latent_rank + self.rope_width
+
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
         """All matrices on one of `tp` ranks."""
         return self.projections(tp)

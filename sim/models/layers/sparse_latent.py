@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, Item, NeededBy, Program, Saved, TensorRole
-from sim.models.attention import LSE_BYTES, Core
+from sim.core.program import Compute, Program
+from sim.models.attention import Core
 from sim.models.context_parallel import gathered_blocks
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import latent_rope
 from sim.models.layers.indexer import IndexedKeys, Indexer, index_operator, scores
 from sim.models.layers.latent import LatentAttention, latent_norm
 from sim.models.layers.matrix import Matrix
+from sim.models.layers.shared_vectors import latents_shared, per_head, sparse_core
 from sim.models.linear import linear
-from sim.models.operators import F, I, Operator, W, accumulation, collective, gemm
+from sim.models.operators import F, Operator, gemm
 from sim.models.recompute_modules import inside
 from sim.models.served import ServingDims
 from sim.prices.attention_speed import SPARSE
@@ -71,6 +72,12 @@ class SparseLatentAttention(LatentAttention, frozen=True):
         spared = 2.0 * sum(m.elements for m in x.matrices(self.hidden, self.query_rank))
         return super().core_flops(seq_len, causal_half) + x.core_flops(seq_len, causal_half) - spared
 
+    def indexer_gradient_flops(self, seq_len: int) -> float:
+        """Return what of a token's model FLOPs is for the indexer's gradients: of scores, and 2 for each weight."""
+        assert self.query_rank is not None
+        matrices = self.indexer.matrices(self.hidden, self.query_rank)
+        return self.indexer.score_gradient_flops(seq_len) + 2.0 * sum(m.elements for m in matrices)
+
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Latents, indexer, and the core over what it selects."""
         x, p = self.indexer, scenario.parallelism
@@ -92,7 +99,7 @@ class SparseLatentAttention(LatentAttention, frozen=True):
         *query, kv_down, _, out = self.projections(d.tp)
         heads, keep = ceil_div(self.heads, d.tp), not d.framework.rebuilds_pointwise
         down, up = (linear(d, m.linear("attention", d.rows if m.split == "plain" else d.tokens, keep)) for m in query)
-        shared = (_latents_shared(d, self.latent_rank + self.rope_width),) if d.tp > 1 else ()
+        shared = (latents_shared(d, self.latent_rank + self.rope_width),) if d.tp > 1 else ()
         return (
             down,
             latent_norm(d, "query", self.query_rank or 0),
@@ -102,48 +109,10 @@ class SparseLatentAttention(LatentAttention, frozen=True):
             latent_norm(d, "kv", self.latent_rank),
             *inside("mla_up_proj", (latent_rope(d, d.tokens * (heads + 1) * self.rope_width),)),
             *shared,
-            *inside("mla_up_proj", (_per_head(d, "query_absorb", heads, self.plain_width, self.latent_rank, True),)),
-            self._sparse_core(d, heads, slots),
-            _per_head(d, "value_expand", heads, self.latent_rank, self.value_width, False),
+            *inside("mla_up_proj", (per_head(d, "query_absorb", heads, self.plain_width, self.latent_rank, True),)),
+            sparse_core(d, heads, slots, self.shared_width, self.latent_rank),
+            per_head(d, "value_expand", heads, self.latent_rank, self.value_width, False),
             linear(d, out.linear("attention", d.tokens)),
-        )
-
-    def _sparse_core(self, d: Dims, heads: int, slots: int) -> Operator:
-        """Each token's heads against its own `slots` latents.
-
-        Kept: queries, the latents of this rank's tokens, the result and its log-sum-exp. Over cp latents are gathered,
-        for backward once more, and their gradients reduce-scattered; these are added up in fp32 (a token's latent is
-        read by many queries).
-        """
-        e, width, rank, tokens = d.act_bytes, self.latent_rank + self.rope_width, self.latent_rank, d.tokens
-        latents = tokens * d.cp * width
-        query, result, own = tokens * heads * width * e, tokens * heads * rank * e, tokens * width * e
-        moved = query + result + latents * e
-        forward: list[Item] = [_sparse("attention", "attention_forward", d, heads, slots, width, rank, moved)]
-        again = 2 * moved + 2 * latents * FP32_BYTES
-        backward: list[Item] = [
-            _sparse("attention_backward", "attention_backward", d, heads, slots, width, rank, again)
-        ]
-        if d.cp > 1:
-            forward.insert(0, collective("latent_gather", "all_gather", latents * e, F, group="cp"))
-            backward.insert(0, collective("latent_regather", "all_gather", latents * e, I, group="cp"))
-            backward.append(collective("latent_grad_scatter", "reduce_scatter", latents * e, I, group="cp"))
-        saved = (
-            Saved("attention", "query", query, role=TensorRole.INPUT),
-            Saved("attention", "latents", own, role=TensorRole.INPUT),
-            Saved("attention", "log-sum-exp", tokens * heads * LSE_BYTES, role=TensorRole.STATISTICS),
-            Saved("attention", "output", result),  # which value_expand reads too
-        )
-        gathered = latents * e if d.cp > 1 else 0.0
-        return Operator(
-            "attention",
-            tuple(forward),
-            tuple(backward),
-            saved,
-            forward_bytes=gathered,
-            backward_bytes=query + result + gathered + latents * FP32_BYTES,
-            core=True,
-            output_bytes=result,
         )
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
@@ -190,42 +159,3 @@ class SparseLatentAttention(LatentAttention, frozen=True):
             Compute(name, "attention_forward", shape, d.act, flops, moved, F, kernel=SPARSE),
             gemm("value_expand", F, tokens, self.value_width, rank, d.act, heads),
         )
-
-
-def _sparse(name: str, kind: str, d: Dims, heads: int, slots: int, width: int, value: int, moved: float) -> Compute:
-    shape = (d.tokens, 1, 1, heads, slots, width, value, 0)
-    phase, launches = (F, 1) if kind == "attention_forward" else (I, 3)
-    return Compute(name, kind, shape, d.act, shape_flops(kind, shape), moved, phase, launches, kernel=SPARSE)
-
-
-def _per_head(d: Dims, name: str, heads: int, inputs: int, outputs: int, keeps: bool) -> Operator:
-    """A product of every head with its own piece of the up-projection, in 16 bits; `keeps`: its input."""
-    e, n = d.act_bytes, heads * inputs * outputs
-    written, added = accumulation(d, f"{name}_wgrad", n)
-    forward = (gemm(name, F, d.tokens, outputs, inputs, d.act, heads),)
-    backward = (
-        gemm(f"{name}_dgrad", I, d.tokens, inputs, outputs, d.act, heads),
-        gemm(f"{name}_wgrad", W, outputs, inputs, d.tokens, d.act, heads, out_bytes=written),
-        *added,
-    )
-    size = d.tokens * heads * inputs * e
-    saved = (Saved("attention", f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keeps else ()
-    return Operator(
-        name,
-        forward,
-        backward,
-        saved,
-        params=n,
-        weights=((heads * min(inputs, outputs), max(inputs, outputs)),),
-        backward_bytes=d.tokens * heads * (inputs + outputs) * e,
-    )
-
-
-def _latents_shared(d: Dims, width: int) -> Operator:
-    """A token's latent is read by the heads of all ranks of tp, whose gradients of it are summed: under sequence
-    parallelism one rank makes it, else each does."""
-    size = d.tokens * width * d.act_bytes
-    if not d.sp:
-        return Operator("latents", (), (collective("latent_tp_grad_all_reduce", "all_reduce", size, I),))
-    gather = collective("latent_tp_gather", "all_gather", size, F)
-    return Operator("latents", (gather,), (collective("latent_tp_grad_scatter", "reduce_scatter", size, I),))

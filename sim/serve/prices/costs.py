@@ -221,7 +221,7 @@ class IterationCosts(Struct):
     def send_s(self, stage: int, tokens: int) -> float:
         """Seconds to hand the residual stream of `tokens` from a stage to the next."""
         own = self.of_stages[stage] if self.of_stages else self
-        size = ceil_div(tokens, self.dims.cp) * self.dims.model.hidden * self.dims.act_bytes
+        size = ceil_div(tokens, self.dims.cp) * self.dims.stream_width * self.dims.act_bytes
         return own.prices.pricing.send(own.stages[stage].rank, own.stages[stage + 1].rank, size).seconds
 
     def tokens_s(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
