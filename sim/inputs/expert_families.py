@@ -284,7 +284,8 @@ def _deepseek_v4(config: Config) -> Config:
     moe = router(config, "n_routed_experts") | {"shared_experts": config.get("n_shared_experts", 1)}
     found = llama({"intermediate_size": config["moe_intermediate_size"], "num_key_value_heads": 1, **config}) | {
         "head_dim": head_dim,
-        "mlp": "clamped_swiglu",
+        "mlp": "limited_swiglu",
+        "norm_in_fp32": True,
         "sinks": True,
         "window": config.get("sliding_window", 128),
         "attention_pattern": kinds[:layers],

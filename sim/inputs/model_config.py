@@ -229,7 +229,9 @@ class ModelConfig(UserInput):
         default_factory=lambda data: 4 * data["hidden"], ge=1, le=100_000_000, description="null: 4 * hidden"
     )
     vocab: int = Field(ge=1, le=100_000_000)
-    mlp: Literal["gelu", "gelu_new", "swiglu", "geglu", "relu", "relu2", "xielu", "clamped_swiglu"] = "gelu"
+    mlp: Literal[
+        "gelu", "gelu_new", "swiglu", "geglu", "relu", "relu2", "xielu", "clamped_swiglu", "limited_swiglu"
+    ] = "gelu"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
     norm_bias: bool | None = Field(default=None, description="null: bias")

@@ -92,6 +92,16 @@ ACTIVATIONS = {
         ("gate", "up"),
         clamped=True,
     ),
+    # DeepSeek V4: gate and up clamped (2, 2), silu (2), product (3). Backward: product (3, 3), silu (3), clamps (3, 3)
+    # (transformers/models/deepseek_v4/modeling_deepseek_v4.py: DeepseekV4Experts._apply_gate).
+    "limited_swiglu": Activation(
+        True,
+        Passes(9, 4, 15, 5),
+        _GATED_FUSED,
+        ("gate", "up", "clamped gate", "silu(gate)", "clamped up"),
+        ("gate", "up"),
+        clamped=True,
+    ),
 }
 # Where a framework clamps before the fused kernel: two halves clamped (2, 2) and joined (2, 2). Backward, by operators
 # of torch (derivatives: clamp_backward): is the gate at most its limit (1), is up at least and at most its own (1, 1),

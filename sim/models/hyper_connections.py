@@ -89,7 +89,11 @@ def _sum(d: Dims, name: str, numbers: int, small_kernels: int, scales: int) -> t
     )
     kept = [Saved("norm", f"{name} streams", elements * e, NeededBy.BOTH, TensorRole.INPUT)]
     if not fused:
-        kept.append(Saved("norm", f"{name} streams in fp32", 2 * elements * FP32_BYTES, role=TensorRole.INPUT))
+        numbers_kept = _kept_numbers(d.streams) if small_kernels == _SMALL_KERNELS else 2 * numbers
+        statistics = rows * numbers_kept * FP32_BYTES
+        copies = 1 + (e < FP32_BYTES)  # normalized, and before
+        kept.append(Saved("norm", f"{name} streams in fp32", copies * elements * FP32_BYTES, role=TensorRole.INPUT))
+        kept.append(Saved("norm", f"{name} streams' weights", statistics, role=TensorRole.STATISTICS))
     return (
         Operator(
             label,
@@ -102,6 +106,13 @@ def _sum(d: Dims, name: str, numbers: int, small_kernels: int, scales: int) -> t
             backward_bytes=2 * elements * (e if fused else FP32_BYTES),
         ),
     )
+
+
+def _kept_numbers(streams: int) -> int:
+    """Numbers of a token that separate operators keep of one branch's weights: the weights, three of their sigmoids,
+    the softmax, and of each half of a Sinkhorn pass the matrix and what divides it."""
+    halves, square = 2 * SINKHORN_PASSES - 1, streams**2
+    return Streams(streams).weights + 3 * streams + square + halves * (square + streams)
 
 
 def spread(d: Dims, name: str) -> Operator:

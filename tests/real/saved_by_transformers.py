@@ -41,8 +41,23 @@ DEEPSEEK = {
     "n_group": 1,
     "topk_group": 1,
 }
+# Sizes of windows in which compressed layers have vectors; those of an indexer keep what no gradient needs.
+DEEPSEEK_V4 = {
+    **EXPERTS,
+    "num_key_value_heads": 1,
+    "n_routed_experts": 8,
+    "q_lora_rank": 64,
+    "partial_rotary_factor": 0.5,
+    "o_groups": 2,
+    "o_lora_rank": 64,
+    "sliding_window": 32,
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 32},
+    "layer_types": ["sliding_attention", "heavily_compressed_attention"],
+    "mlp_layer_types": ["moe", "moe"],
+}
 GPT2 = {"n_embd": 256, "n_layer": 1, "n_head": 8, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 TURNS = ["sliding_attention", "full_attention"]
+LARGE_IN_FP32 = ("deepseek_v4",)  # families whose weights that stay in fp32 are large, so that a cast of them shows
 # family: attention, layers after which its pattern repeats, its own keys. `eager` where Transformers has no other
 # attention for the family (soft caps, sinks), or none on a CPU (values narrower than keys)
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -69,6 +84,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "cohere2": ("sdpa", 4, {"sliding_window": 32}),
     "deepseek_v3": ("eager", 1, DEEPSEEK),
     "deepseek_v32": ("eager", 1, {**DEEPSEEK, "index_n_heads": 4, "index_head_dim": 32, "index_topk": 32}),
+    "deepseek_v4": ("eager", 2, DEEPSEEK_V4),
     "glm4_moe_lite": ("eager", 1, {**DEEPSEEK, "mlp_layer_types": ["sparse"]}),
     "glm_moe_dsa": ("eager", 1, {**DEEPSEEK, "index_n_heads": 4, "index_head_dim": 32, "index_topk": 32}),
     "mistral": ("sdpa", 1, {"sliding_window": 32}),
@@ -164,6 +180,10 @@ def kept_bytes(config: Any, dtype: torch.dtype) -> int:
     attention masks, [batch, 1, queries, keys], which kernels of windows do not need."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    if config.model_type in LARGE_IN_FP32:
+        for name, parameter in model.named_parameters():
+            if any(part in name for part in model._keep_in_fp32_modules_strict):
+                parameter.data = parameter.data.float()
     model.train()
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     found: dict[int, int] = {}

@@ -35,7 +35,7 @@ from sim.models.layers.matrix import Matrix
 from sim.models.layers.shared_vectors import latents_shared, per_head, sparse_core
 from sim.models.layers.sparse_latent import LEAST_HEADS
 from sim.models.linear import linear
-from sim.models.operators import F, I, Operator, gemm, memory_op
+from sim.models.operators import F, I, Operator, gemm, keeping, memory_op
 from sim.models.served import ServingDims, rope_cache, served_linear, unfused_attention
 from sim.models.window import Window
 from sim.prices.attention_speed import SPARSE
@@ -164,7 +164,7 @@ class CompressedAttention(Struct, frozen=True):
             latent_norm(d, "query", self.query_rank),
             *self._selection(d, mode == "trained" and not d.framework.masks_unselected),
             linear(d, query_up.linear("attention", d.tokens, keep)),
-            norm(d, "query_norm", "rmsnorm", d.tokens * heads, self.head_dim, 0),
+            self._query_norm(d, heads),
             linear(d, key_value.linear("attention", d.rows, False)),  # its input is that of the first matrix
             latent_norm(d, "key", self.head_dim),
             latent_rope(d, d.tokens * (heads + 1) * self.rope_width),
@@ -175,6 +175,14 @@ class CompressedAttention(Struct, frozen=True):
             per_head(d, "output_down", groups, self.heads // self.groups * self.head_dim, self.output_rank, masks),
             linear(d, out.linear("attention", d.tokens)),
         )
+
+    def _query_norm(self, d: Dims, heads: int) -> Operator:
+        """A norm of each query head without weights; separate operators keep the queries beside their fp32 copy."""
+        own = norm(d, "query_norm", "rmsnorm", d.tokens * heads, self.head_dim, 0)
+        if not d.framework.norms_keep_operators or d.act_bytes == FP32_BYTES:
+            return own
+        beside = Saved("norm", "query_norm input", d.tokens * heads * self.head_dim * d.act_bytes)
+        return replace(own, saved=(*own.saved, beside))
 
     def _selection(self, d: Dims, trained: bool) -> tuple[Operator, ...]:
         """The indexer over compressed vectors; queries lie evenly over the sequence."""
@@ -200,7 +208,10 @@ class CompressedAttention(Struct, frozen=True):
         made = d.rows * self.head_dim / self.rate
         forward = memory_op("compress_pool", F, "softmax", both, (ahead * both + made) * e, d.act, kernels)
         back = memory_op("compress_pool_backward", I, "softmax", both, (2 * ahead * both + made) * e, d.act, kernels)
-        kept = Saved("attention", "compression's operands", both * e, NeededBy.INPUT_GRAD, TensorRole.INPUT)
+        size = both * e
+        if not d.framework.fuses_rope:  # values, and the softmax in fp32 and cast back
+            size = both / 2 * (FP32_BYTES + e + (e if e < FP32_BYTES else 0.0))
+        kept = Saved("attention", "compression's operands", size, NeededBy.INPUT_GRAD, TensorRole.INPUT)
         params = self.rate * c + self.head_dim
         pool = Operator("compress_pool", (forward,), (back,), (kept,), params=params, backward_bytes=both * e)
         return linear(d, project.linear("attention", d.rows, False)), pool
@@ -211,10 +222,14 @@ class CompressedAttention(Struct, frozen=True):
         return sparse_core(d, heads, slots, self.head_dim, self.head_dim, per_token, heads)
 
     def _dense_core(self, scenario: Scenario, d: Dims, shard: Shard, heads: int) -> Operator:
-        """All tokens and vectors against every query."""
+        """All tokens and vectors against every query. Sinks are kept in fp32, so that a softmax of separate operators is
+        made in fp32 too, and both it and its cast are kept."""
         keys = d.seq + self.vectors(d.full_seq)
         own = Core(d.seq, keys, heads, 1, self.head_dim, self.head_dim, causal=False, sinks=True)
-        return replace(attention_core(scenario, d, shard, own), params=heads)
+        core = replace(attention_core(scenario, d, shard, own), params=heads)
+        if not d.framework.softmax_in_fp32 or d.act_bytes == FP32_BYTES:
+            return core
+        return keeping(core, "softmax output in fp32", d.tokens * heads * (keys + 1) * FP32_BYTES)
 
     def entry_bytes(self, d: ServingDims) -> float:
         """Bytes of a vector in the cache."""
