@@ -21,6 +21,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.models.flops import model_flops_per_token
 from sim.models.layers import Attention, LayerSpec, Mlp, layer_specs
 from sim.models.layers.beside import Beside
+from sim.models.layers.compressed import CompressedAttention
 from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.latent import LatentAttention
@@ -48,6 +49,7 @@ COLOURS = {
     "chunks": "#76b7b2",
     "latent": "#b07aa1",
     "selected": "#d4a6c8",
+    "compressed": "#8c6bb1",
     "state": "#f28e2b",
     "attention and state": "#e15759",
     "nothing": "#dddddd",
@@ -69,6 +71,8 @@ def attention_kind(attention: Attention | None) -> Kind:
         return Kind("nothing", "nothing")
     if isinstance(attention, Beside):
         return Kind("attention and state", "attention beside a state")
+    if isinstance(attention, CompressedAttention):
+        return compressed_kind(attention)
     if isinstance(attention, SparseLatentAttention):
         sizes = f"{attention.heads} heads, rank {attention.latent_rank}"
         return Kind("selected", f"latent attention to {attention.indexer.top_k:,} selected keys, {sizes}")
@@ -84,6 +88,18 @@ def attention_kind(attention: Attention | None) -> Kind:
         return Kind("full", f"attention over all tokens, {heads}{extra}")
     kind = "chunks" if window.chunked else "window"
     return Kind(kind, f"attention in {kind} of {window.tokens:,}".replace("in window", "in a window") + extra)
+
+
+def compressed_kind(attention: CompressedAttention) -> Kind:
+    """DeepSeek V4's attention."""
+    sizes = f"{attention.heads} heads of {attention.head_dim}, all of one key"
+    window = f"a window of {attention.window.tokens}"
+    if attention.rate is None:
+        return Kind("window", f"attention in {window}, {sizes}")
+    if attention.indexer is None:
+        return Kind("compressed", f"attention to {window} and a key for each {attention.rate} tokens, {sizes}")
+    selected = f"{attention.indexer.top_k} selected keys of those for each {attention.rate} tokens"
+    return Kind("selected", f"attention to {window} and {selected}, {sizes}")
 
 
 def mlp_kind(mlp: Mlp | None) -> Kind:

@@ -89,14 +89,16 @@ def model_from_config(file: Path) -> Config:
             found = f"found {show(longest)}; must be at most {MAX_POSITIONS:,}"
             raise InputError(f"{file}: max_position_embeddings: {found}")
         mapping = {"trained_positions": longest} | mapping
-    mapping["checkpoint_quantization"], unread = _stored_as(whole.get("quantization_config"))
+    mapping["checkpoint_quantization"], unread = _stored_as(whole.get("quantization_config"), whole.get("expert_dtype"))
     left_out = [*towers, *unread, *mapping.pop("left_out", ())]
     given = {key: value for key, value in mapping.items() if value is not None}
     return given | ({"left_out": left_out} if left_out else {})
 
 
-def _stored_as(given: Any) -> tuple[str | None, list[str]]:
+def _stored_as(given: Any, expert_dtype: Any = None) -> tuple[str | None, list[str]]:
     """How the weights are stored, by the config's `quantization_config`; and what of it no format here describes.
+
+    `expert_dtype`: of routed experts, where it differs and stands beside `quantization_config` (DeepSeek V4).
 
     Source: Transformers, utils/quantization_config.py (`QuantizationMethod`); compressed-tensors' QuantizationScheme;
     `quant_algo` of NVIDIA ModelOpt.
@@ -116,6 +118,8 @@ def _stored_as(given: Any) -> tuple[str | None, list[str]]:
         stored = "fp8"
     elif method == "bitsandbytes":
         stored = "llm_int8" if given.get("load_in_8bit") else "int4_weight_only"
+    elif stored == "fp8" and given.get("expert_dtype", expert_dtype) == "fp4":
+        stored = "fp8_mxfp4_experts"
     elif dtype == "int" and activations is None and bits in (4, 8):
         stored = f"int{bits}_weight_only"
     return stored, [] if stored else [f"quantization_config ({one_line(method)})"]

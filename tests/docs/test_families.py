@@ -33,6 +33,7 @@ def test_today_s_families_have_a_section() -> None:
         "qwen3_moe",
         "deepseek_v2",
         "deepseek_v3",
+        "deepseek_v4",
         "gpt_oss",
     }
     as_gpt2 = {"gpt_neox", "gpt_bigcode", "opt", "starcoder2", "jais2", "codegen", "apertus", "nanochat"}

@@ -43,6 +43,8 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT | ROUTED | {"first_k_dense_replace": 1, "n_group": 1},
     "deepseek_v3": LATENT | ROUTED,
     "deepseek_v32": LATENT | ROUTED,
+    "deepseek_v4": ROUTED
+    | {"num_key_value_heads": 1, "q_lora_rank": 256, "o_lora_rank": 128, "n_shared_experts": 1, "num_hash_layers": 0},
     "dots1": ROUTED | {"first_k_dense_replace": 2},
     "dbrx": {
         "d_model": 512,

@@ -83,6 +83,8 @@ ROUNDED = {
     "glm-4.7-flash": (30.0, 0.5),
     "glm-5": (744.0, 0.5),
     "hunyuan-a13b": (80.0, 0.5),
+    "deepseek-v4-flash": (284.0, 0.5),
+    "deepseek-v4-pro": (1600.0, 30.0),
     "qwen3-next-80b-a3b": (80.0, 0.5),
     "qwen3.5-35b-a3b": (35.0, 0.5),
 }

@@ -222,8 +222,8 @@ class CompressedAttention(Struct, frozen=True):
         return sparse_core(d, heads, slots, self.head_dim, self.head_dim, per_token, heads)
 
     def _dense_core(self, scenario: Scenario, d: Dims, shard: Shard, heads: int) -> Operator:
-        """All tokens and vectors against every query. Sinks are kept in fp32, so that a softmax of separate operators is
-        made in fp32 too, and both it and its cast are kept."""
+        """All tokens and vectors against every query. Sinks are fp32, so that separate operators make the softmax in
+        fp32, too, and keep it and its cast."""
         keys = d.seq + self.vectors(d.full_seq)
         own = Core(d.seq, keys, heads, 1, self.head_dim, self.head_dim, causal=False, sinks=True)
         core = replace(attention_core(scenario, d, shard, own), params=heads)

@@ -91,9 +91,20 @@ class Indexer(Struct, frozen=True):
 class Indexed(Protocol):
     """An attention that an indexer selects keys for."""
 
-    hidden: int
-    heads: int
-    query_rank: int | None
+    @property
+    def hidden(self) -> int:
+        """Width of the hidden state."""
+        ...
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        ...
+
+    @property
+    def query_rank(self) -> int | None:
+        """Width of the latent that queries come from."""
+        ...
 
     @property
     def widths(self) -> tuple[int, int]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # 4-bit weights with an 8-bit scale for 32 (OCP Microscaling Formats v1.0): gpt-oss's experts, multiplied in 16 bits
 # (gpt-oss model card, arXiv 2508.10925, section 2.1; Marlin's and triton_kernels' matmuls convert on the way)
 MXFP4_BYTES = 0.5 + 1 / 32
+MXFP4_EXPERTS = ("mxfp4_experts", "fp8_mxfp4_experts")  # the latter: DeepSeek V4, everything else in fp8
+FP8 = ("fp8", "fp8_mxfp4_experts")
 # of linear layers, beside which TensorRT-LLM keeps the cache in fp8 (bench/benchmark/utils/general.py: _KV_CACHE_MAP)
 NARROW = ("fp8", "mxfp8", "nvfp4")
 INT4_GROUP = 128  # weights that share one 16-bit scale in group-wise 4-bit formats (GPTQ, arXiv 2210.17323, section 5)
@@ -26,7 +28,7 @@ def linear_format(inference: Inference, peaks: Mapping[str, float]) -> tuple[str
         return inference.precision, dtype_bytes(inference.precision)
     if quantization == "int4_weight_only":
         return act, dtype_bytes("int4") + 2.0 / INT4_GROUP
-    if quantization == "fp8" and "fp8" in peaks:
+    if quantization in FP8 and "fp8" in peaks:
         return "fp8", dtype_bytes("fp8")
     if quantization == "llm_int8" and "int8" in peaks:
         return "int8", dtype_bytes("int8")
