@@ -97,7 +97,8 @@ class FullAttentionConfig(UserInput):
 
 class StateSpaceConfig(UserInput):
     """Layers with a state in place of keys and values: Mamba 2 (arXiv 2405.21060) and 1 (2312.00752), the gated
-    delta rule (2412.06464), Kimi's with a decay a channel (2510.26692), lightning attention (2401.04658).
+    delta rule (2412.06464), Kimi's with a decay a channel (2510.26692), lightning attention (2401.04658), LFM2's gated
+    convolutions (2511.23404), whose `heads` are channels, with `head_dim` and `state` 1.
 
     A head turns `head_dim` numbers a token into as many, through a state of `state`·`head_dim`; `groups` of heads share
     what writes and reads it. A causal convolution of `conv_kernel` tokens comes before, a norm with a gate after it.
@@ -105,7 +106,7 @@ class StateSpaceConfig(UserInput):
     (Jamba) on steps, B and C. `state_dtype`: of states that serving keeps; null: as activations.
     """
 
-    kind: Literal["mamba2", "mamba1", "gated_delta", "kda", "lightning"] = "mamba2"
+    kind: Literal["mamba2", "mamba1", "gated_delta", "kda", "lightning", "short_conv"] = "mamba2"
     heads: int = Field(ge=1, le=1_000_000)
     head_dim: int = Field(ge=1, le=65_536)
     state: int = Field(ge=1, le=65_536)

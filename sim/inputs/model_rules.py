@@ -7,7 +7,7 @@ may take for granted what those before it hold.
 from __future__ import annotations
 
 from sim.inputs.input_source import Problems, Source, raise_first, show
-from sim.inputs.model_config import LOCAL, STATEFUL, ModelConfig
+from sim.inputs.model_config import LOCAL, STATEFUL, ModelConfig, StateSpaceConfig
 from sim.inputs.yaml_input import KeyPath
 
 
@@ -90,8 +90,22 @@ def _state_space(m: ModelConfig) -> Problems:
     if (states.kind == "mamba1") != (states.rank is not None):
         why = "needs model.state_space.rank" if states.rank is None else "model.state_space.rank is for mamba1 only"
         yield ("state_space", "kind"), f"found {states.kind}; {why}"
-    if states.rank is not None and "beside" in m.attention_pattern:
-        yield ("attention_pattern",), "found 'beside'; mamba1 is not simulated beside attention"
+    if (states.rank is not None or states.kind == "short_conv") and "beside" in m.attention_pattern:
+        yield ("attention_pattern",), f"found 'beside'; {states.kind} is not simulated beside attention"
+    if states.kind == "short_conv":
+        yield from _short_convolution(states)
+
+
+def _short_convolution(states: StateSpaceConfig) -> Problems:
+    """Refuse what a convolution of each channel by itself does not have."""
+    for key in ("head_dim", "state"):
+        if (found := getattr(states, key)) != 1:
+            yield ("state_space", key), f"found {found}; short_conv has channels (state_space.heads) alone: 1"
+    if states.conv_kernel < 1:
+        yield ("state_space", "conv_kernel"), f"found {states.conv_kernel}; short_conv needs at least 1"
+    if states.state_dtype is not None:
+        why = "short_conv keeps inputs of its convolution alone, as activations: null"
+        yield ("state_space", "state_dtype"), f"found {show(states.state_dtype)}; {why}"
 
 
 def _mlp_pattern(m: ModelConfig) -> Problems:

@@ -140,6 +140,12 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "stablelm": ("sdpa", 1, {}),
     "vaultgemma": ("eager", 2, {"sliding_window": 32, "layer_types": TURNS}),
     "youtu": ("eager", 1, {**LATENT, "num_key_value_heads": 8}),
+    "lfm2": ("sdpa", 2, {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": (
+        "sdpa",
+        2,
+        {**EXPERTS, "num_experts": 8, "num_dense_layers": 0, "layer_types": ["conv", "full_attention"]},
+    ),
 }
 
 

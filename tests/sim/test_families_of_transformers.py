@@ -32,6 +32,7 @@ SIZES = {
 GPT2 = {"n_layer": LAYERS, "n_embd": 512, "n_head": 8, "n_inner": 768, "vocab_size": 1000}
 LATENT = {"q_lora_rank": 256, "kv_lora_rank": 128, "num_key_value_heads": 8}
 ROUTED = {"n_routed_experts": EXPERTS, "n_shared_experts": 2, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
+CONVOLUTIONS = ["conv", "conv", "full_attention", "conv"] * 2
 WINDOWS = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 3}
 # What a family's config needs beside or in place of `SIZES`.
 OWN: dict[str, dict[str, Any]] = {
@@ -63,6 +64,8 @@ OWN: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 64, "num_experts": EXPERTS, "moe_topk": 2},
     "kimi_linear": LATENT | {"num_experts": EXPERTS},
     "kolibri1": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
+    "lfm2": {"layer_types": CONVOLUTIONS},
+    "lfm2_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "layer_types": CONVOLUTIONS},
     "llama4_text": {"num_local_experts": EXPERTS},
     "mamba2": {"num_heads": 16, "head_dim": 64},
     "mimo_v2_flash": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 128, "head_dim": 96, "v_head_dim": 64},
@@ -99,6 +102,7 @@ KINDS = {
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
     "linear_attention": "state_space",
+    "conv": "state_space",
     "hybrid": "beside",
 }
 
@@ -173,6 +177,9 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
         ("gemma4_text", GEMMA_4_EXPERTS),
         ("granitemoeshared", {"shared_intermediate_size": 256}),
         ("hyperclovax", {"use_post_norm": False}),
+        ("lfm2", {"conv_bias": True, "block_ffn_dim_multiplier": 1.3}),
+        ("lfm2", {"block_auto_adjust_ff_dim": False, "layer_types": None, "full_attn_idxs": [1, 3]}),
+        ("lfm2_moe", {"num_dense_layers": 3}),
         ("llama", {"attention_bias": True}),
         ("llama", {"mlp_bias": True}),
         ("llama", {"attention_bias": True, "mlp_bias": True}),

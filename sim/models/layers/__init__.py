@@ -25,6 +25,7 @@ from sim.models.layers.indexer import Indexer
 from sim.models.layers.latent import LatentAttention
 from sim.models.layers.scans import scans
 from sim.models.layers.selective_scan import SelectiveScan
+from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.layers.state_space import StateSpace
 from sim.models.served import ServedElements, ServingDims, served_add_norm, served_norm, served_sum
@@ -33,7 +34,7 @@ from sim.models.window import Window
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
 
-Attention = GroupedQueryAttention | LatentAttention | StateSpace | SelectiveScan | Beside
+Attention = GroupedQueryAttention | LatentAttention | StateSpace | SelectiveScan | ShortConvolution | Beside
 Mlp = DenseMlp | Experts
 
 
@@ -162,9 +163,11 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
     return SparseLatentAttention(model.hidden, model.heads, *ranks, *widths, Indexer(x.heads, x.head_dim, x.top_k))
 
 
-def _state_space(model: ModelConfig) -> StateSpace | SelectiveScan:
+def _state_space(model: ModelConfig) -> StateSpace | SelectiveScan | ShortConvolution:
     c = model.state_space
     assert c is not None
+    if c.kind == "short_conv":
+        return ShortConvolution(model.hidden, c.heads, c.conv_kernel, c.conv_bias, c.bias)
     if c.rank is not None:
         own = (c.conv_kernel, c.conv_bias, c.inner_norms, c.state_dtype)
         return SelectiveScan(model.hidden, c.heads * c.head_dim, c.state, c.rank, *own)
