@@ -124,10 +124,11 @@ class Megatron(Emission):
             "rope_share": {"rotary-percent": m.rope_share},
             "sinks": {"softmax-type": "learnable" if m.sinks else None},
             "no_rope_every": {"no-rope-freq": m.no_rope_every},
-            "attention_gate": {"attention-output-gate": m.attention_gate},
             "separate_qkv": {},  # one matmul, whatever the model's own code has
             "merged_projections": {},
         }
+        if m.attention_gate is True:
+            flags["attention_gate"] = {"attention-output-gate": True}
         if m.norm == "layernorm" and m.norm_bias:
             flags["norm_bias"] = {}
         if m.mlp == "gelu_new":

@@ -1,14 +1,14 @@
-"""Hugging Face's keys of families with short gated convolutions in place of most layers' attention (LFM2)."""
+"""Hugging Face's keys of families with short gated convolutions in place of most layers' attention (LFM2, LFM3)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from sim.inputs.expert_families import router
-from sim.inputs.families import Config, NotExpressibleError, llama
+from sim.inputs.families import Config, NotExpressibleError, llama, require
 from sim.inputs.input_source import show
 
-_KINDS = {"conv": "state_space", "full_attention": "full"}
+_KINDS = {"conv": "state_space", "full_attention": "full", "sliding_attention": "sliding"}
 
 
 def _with_convolutions(config: Config, found: Config) -> Config:
@@ -19,6 +19,7 @@ def _with_convolutions(config: Config, found: Config) -> Config:
         types = ["full_attention" if full is None or i in full else "conv" for i in range(count)]
     if unknown := [kind for kind in types if kind not in _KINDS]:
         raise NotExpressibleError(f"layer_types: found {show(unknown[0])}; can be simulated: {', '.join(_KINDS)}")
+    found |= {"attention_pattern": [_KINDS[kind] for kind in types]}
     if "conv" not in types:
         return found
     states = {
@@ -31,7 +32,7 @@ def _with_convolutions(config: Config, found: Config) -> Config:
         "bias": config.get("conv_bias", False),
         "gated_norm": False,
     }
-    return found | {"state_space": states, "attention_pattern": [_KINDS[kind] for kind in types]}
+    return found | {"state_space": states}
 
 
 def _attention(config: Config) -> Config:
@@ -60,7 +61,24 @@ def _lfm2_moe(config: Config) -> Config:
     return _with_convolutions(config, _attention(config) | {"moe": moe})
 
 
+def _lfm3(config: Config) -> Config:
+    """LFM3: windows in a part of the attentions, whose heads have gates, and norms on both sides."""
+    require(config, "attention_bias", (False, None))  # the gates have none
+    types = config.get("layer_types")
+    if types is None:
+        own = {0: "sliding_attention", 2: "full_attention"}
+        types = [own.get(i % 4, "conv") if i else "conv" for i in range(config["num_hidden_layers"])]
+    found = _attention({"head_dim": 128, **config}) | {
+        "attention_gate": "per_head" if config.get("use_attention_gate", True) else False,
+        "norm_position": "both" if config.get("use_sandwich_norm", True) else "pre",
+    }
+    if "sliding_attention" in types:
+        found["window"] = config.get("sliding_window", 256)
+    return _with_convolutions({"conv_L_cache": 7, **config, "layer_types": types}, found)
+
+
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2_moe,
+    "lfm3": _lfm3,
 }

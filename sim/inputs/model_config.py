@@ -180,9 +180,9 @@ class ModelConfig(UserInput):
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
     chunk of `window` tokens (Llama 4); or the layer has a state (`state_space`), attention and a state `beside` it
     (Falcon-H1), or neither. `mlp_pattern` repeats over the layers too. `attention_gate`: a sigmoid of a second query
-    projection multiplies the attention's result (Qwen3-Next). `parallel_block`: attention and MLP read one norm, or
-    (`two_norms`, GPT-NeoX) each its own norm of the same input, and both are added to the stream
-    (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
+    projection multiplies the attention's result (Qwen3-Next), or one of each head (`per_head`: LFM3). `parallel_block`:
+    attention and MLP read one norm, or (`two_norms`, GPT-NeoX) each its own norm of the same input, and both are added
+    to the stream (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
     `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2). `merged_projections`: query,
     key and value are one matrix, gate and up another, in the model's own code (Phi 3); `separate_qkv`: they are three
     although the MLP has no gate (OPT), where GPT-2 has one. `rope_share`: of a head's width,
@@ -250,7 +250,7 @@ class ModelConfig(UserInput):
     mlp_pattern: Annotated[tuple[Literal["dense", "experts", "none"], ...] | None, BeforeValidator(as_tuple)] = Field(
         default=None, min_length=1, max_length=10_000, description="null: as moe says"
     )
-    attention_gate: bool = False
+    attention_gate: Literal[False, True, "per_head"] = False
     parallel_block: Literal[False, True, "two_norms"] = False
     mtp_layers: int = Field(default=0, ge=0, le=1_000)
     moe: MoeConfig | None = None

@@ -43,7 +43,7 @@ def _latent_attention(m: ModelConfig) -> Problems:
     if m.biased_attention and not m.bias:
         yield ("attention_bias",), "found true; latent attention (mla) has none"
     if m.attention_gate:
-        yield ("attention_gate",), "found true; latent attention (mla) has none"
+        yield ("attention_gate",), f"found {show(m.attention_gate)}; latent attention (mla) has none"
     if m.scaled_rope:
         yield ("scaled_rope",), "found true; latent attention (mla) scales its scores instead: leave it out"
     if "beside" in m.attention_pattern:

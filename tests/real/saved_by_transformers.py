@@ -146,6 +146,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         2,
         {**EXPERTS, "num_experts": 8, "num_dense_layers": 0, "layer_types": ["conv", "full_attention"]},
     ),
+    "lfm3": ("sdpa", 3, {"sliding_window": 32, "layer_types": ["conv", *TURNS]}),
 }
 
 

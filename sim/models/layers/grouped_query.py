@@ -31,13 +31,13 @@ class GroupedQueryAttention(Struct, frozen=True):
     """Sizes of the whole model. `qkv_bias`: query, key and value have biases although nothing else has (Qwen2);
     `qk_norm`: an RMS norm of `head_dim` weights on queries and one on keys (Qwen3). `projections`: into how many
     matmuls the model's own code splits query, key and value (GPT-2 one, Llama three). `window`: None if every query
-    sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2). `norm_weights`: they
-    have weights. `sinks`: a learned score of each query head (gpt-oss), which kernels add to a row's softmax at no
-    cost. `gate`: a second query projection whose sigmoid multiplies the result (Qwen3-Next). `softcap`: scores
-    are capped (Gemma 2). `rope_share`: of a head's width, turned apart and joined to the rest (GLM-4.5); None: heads
-    are turned whole. `scaled_rope`: what is turned is scaled (gpt-oss). `value_norm`: an RMS norm without
-    weights on each head's values; `values_are_keys`: values are what the key projection gives (Gemma 4).
-    `v_head_dim`: the width of a value head where it is not `head_dim`."""
+    sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2). `norm_weights`: they have
+    weights. `sinks`: a learned score of each query head (gpt-oss), which kernels add to a row's softmax at no cost.
+    `gate`: a second query projection whose sigmoid multiplies the result (Qwen3-Next), or one number of each head and
+    token that does (`per_head`: LFM3). `softcap`: scores are capped (Gemma 2). `rope_share`: of a head's width, turned
+    apart and joined to the rest (GLM-4.5); None: heads are turned whole. `scaled_rope`: what is turned is scaled
+    (gpt-oss). `value_norm`: an RMS norm without weights on each head's values; `values_are_keys`: values are what the
+    key projection gives (Gemma 4). `v_head_dim`: the width of a value head where it is not `head_dim`."""
 
     part: ClassVar = ModelPart.ATTENTION
 
@@ -54,7 +54,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     qk_norm_over: Literal["head", "all_heads"] = "head"
     norm_weights: bool = True
     sinks: bool = False
-    gate: bool = False
+    gate: Literal[False, True, "per_head"] = False
     softcap: bool = False
     rope_share: float | None = None
     scaled_rope: bool = False
@@ -76,11 +76,12 @@ class GroupedQueryAttention(Struct, frozen=True):
         heads, kv_heads = self.heads_of(tp)
         queries, keys, of_value = heads * self.head_dim, kv_heads * self.head_dim, self.widths[1]
         values = () if self.values_are_keys else (kv_heads * of_value,)
+        gates = (heads,) if self.gate == "per_head" else ()
         return (
             Matrix(
                 "qkv",
                 self.hidden,
-                (queries * (2 if self.gate else 1), keys, *values),
+                (queries * (2 if self.gate is True else 1), keys, *values, *gates),
                 "column",
                 self.bias or self.qkv_bias,
                 target="qkv",
@@ -118,7 +119,8 @@ class GroupedQueryAttention(Struct, frozen=True):
             elements = d.framework.attention_copies * d.tokens * out.inputs
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
         before = qkv.linear("attention", d.tokens, not d.framework.rebuilds_pointwise, merged)
-        gate = (self._gate(d, d.tokens * out.inputs),) if self.gate else ()
+        gates = {True: self._gate, "per_head": self._head_gate}
+        gate = (gates[self.gate](d, d.tokens * out.inputs),) if self.gate else ()
         return linear(d, before), *turn, core, *gate, linear(d, out.linear("attention", d.tokens))
 
     def _output_copied(self, d: Dims, core: Operator, elements: int) -> Operator:
@@ -167,6 +169,25 @@ class GroupedQueryAttention(Struct, frozen=True):
         names = ("attention output", "attention gate" if kernels == 1 else "sigmoid of the gate")
         saved = tuple(Saved("attention", name, e * elements) for name in names)
         return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=3 * e * elements)
+
+    def _head_gate(self, d: Dims, elements: int) -> Operator:
+        """The result times one sigmoid of each head and token.
+
+        In separate operators: the sigmoid, and a product that reads it once a head. Backward: the result's gradient,
+        the gate's as a product and its sum over a head, the sigmoid's (`Lfm3Attention` in
+        transformers/models/lfm3/modeling_lfm3.py).
+        """
+        e, gates = d.act_bytes, d.tokens * self.heads_of(d.tp)[0]
+        fused = d.framework.fuses_activation
+        ahead, back = (2 * elements + gates, 3 * elements + 2 * gates)
+        if not fused:
+            ahead, back = ahead + 2 * gates, 6 * elements + 5 * gates
+        kernels = (1, 1) if fused else (2, 4)
+        forward = memory_op("attention_gate", F, "elementwise", elements, ahead * e, d.act, kernels[0])
+        backward = memory_op("attention_gate_backward", I, "elementwise", elements, back * e, d.act, kernels[1])
+        gate = "attention gate" if fused else "sigmoid of the gate"
+        saved = (Saved("attention", "attention output", e * elements), Saved("attention", gate, e * gates))
+        return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=2 * e * elements)
 
     def _head_norms(self, d: Dims) -> tuple[Operator, ...]:
         """Norms of queries, keys and values."""
@@ -234,7 +255,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         """Return what depends on an iteration's number of tokens alone, up to the sum over tp."""
         qkv, out = self.matrices(d.tp)
         n = tokens * out.inputs
-        gate = (memory_op("attention_gate", F, "elementwise", n, 3 * n * d.act_bytes, d.act),) if self.gate else ()
+        moved = (2 * n + tokens * self.heads_of(d.tp)[0] if self.gate == "per_head" else 3 * n) * d.act_bytes
+        gate = (memory_op("attention_gate", F, "elementwise", n, moved, d.act),) if self.gate else ()
         turned = rope_cache(d, tokens, self.expanded_width(d.tp))
         split = self.qk_norm_over == "all_heads" and d.tp > 1
         sums = (collective("head_sums_total", "all_reduce", SUMS_BYTES * tokens, F),) if split else ()
