@@ -27,6 +27,7 @@ class MoeConfig(UserInput):
 
     `shared_experts` experts of the same size see every token, or one of `shared_ffn`; `shared_gate`: what they give is
     weighted by a number that each token gets (Qwen2-MoE). `router_fp32`: the router multiplies in fp32.
+    `zero_experts`: further choices of the router that give a token itself (LongCat-Flash, arXiv 2509.01322).
     `capacity_factor` null: no token is dropped; `pad_to_capacity`: experts with fewer are filled up to it. `groups`:
     experts are chosen among those of a token's `top_groups` best groups, and each copy is sent by itself;
     `max_nodes_per_token` limits the choice as well.
@@ -38,6 +39,7 @@ class MoeConfig(UserInput):
     shared_experts: int = Field(default=0, ge=0, le=1_000)
     shared_ffn: int | None = Field(default=None, ge=1, le=100_000_000)
     shared_gate: bool = False
+    zero_experts: int = Field(default=0, ge=0, le=100_000)
     router_bias: bool = False
     router_fp32: bool = False
     dense_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
@@ -56,6 +58,16 @@ class MoeConfig(UserInput):
     def chooses_groups(self) -> bool:
         """Tell whether a token's groups or nodes are chosen before its experts."""
         return self.groups is not None or self.max_nodes_per_token is not None
+
+    @property
+    def choices(self) -> int:
+        """Experts that the router chooses from, those that compute nothing included."""
+        return self.experts + self.zero_experts
+
+    @property
+    def copies(self) -> float:
+        """Copies of a token that experts compute: `top_k`, less what falls to zero experts where all are as popular."""
+        return self.top_k * self.experts / self.choices
 
     @property
     def shared_width(self) -> int:

@@ -73,7 +73,7 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
         + (2 if model.embedding_norm else 1) * norm_elements(model),
     }
     total = sum(parts.values())
-    idle = sum(n * mlp.one.parameters * max(0, mlp.moe.experts - mlp.moe.top_k) for mlp, n in experts)
+    idle = sum(n * round(mlp.one.parameters * max(0, mlp.moe.experts - mlp.moe.copies)) for mlp, n in experts)
     # A prediction module (arXiv 2412.19437, 2.2): a layer, two input norms, a 2h -> h matrix, an output norm.
     module = prediction_layer(model).parameters + 2 * model.hidden**2 + 3 * norm_elements(model)
     return ParameterCount(total=total, active=total - idle, **parts, mtp=model.mtp_layers * module)

@@ -67,6 +67,7 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": CONVOLUTIONS},
     "lfm2_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "layer_types": CONVOLUTIONS},
     "llama4_text": {"num_local_experts": EXPERTS},
+    "longcat_flash": LATENT | {"n_routed_experts": EXPERTS, "expert_ffn_hidden_size": 128, "zero_expert_num": 0},
     "mamba2": {"num_heads": 16, "head_dim": 64},
     "mimo_v2_flash": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 128, "head_dim": 96, "v_head_dim": 64},
     "minimax_m2": {"num_local_experts": EXPERTS},
@@ -203,6 +204,22 @@ def test_keys_other_than_the_usual_ones_count_as_in_transformers(
     (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
     counted = {name: p.numel() for name, p in built.named_parameters() if not name.endswith(NOT_COUNTED)}
     assert count_parameters(load_model(str(tmp_path / "config.json"))).total == sum(counted.values())
+
+
+def test_zero_experts_are_choices_of_the_router_alone(tmp_path: Path) -> None:
+    """Transformers gives each of them a matrix that nothing reads, 2·ffn by hidden, which weights on the Hub lack."""
+    own = OWN["longcat_flash"] | {"zero_expert_num": 8}
+    config = transformers.CONFIG_MAPPING["longcat_flash"](**SIZES | own)
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(config)
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    model = load_model(str(tmp_path / "config.json"))
+    unread = LAYERS // 2 * 8 * 2 * 128 * 512
+    assert count_parameters(model).total == sum(p.numel() for p in built.parameters()) - unread
+    assert [model.mlp_kind(i) for i in range(model.layers)] == ["experts", "dense"] * (LAYERS // 2)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"zero_expert_type": "copy"}))
+    with pytest.raises(InputError, match="zero_expert_type: found 'copy'; only 'identity'"):
+        load_model(str(tmp_path / "config.json"))
 
 
 def test_a_mistral_without_the_key_of_its_window_has_transformers_default(tmp_path: Path) -> None:

@@ -1,0 +1,40 @@
+"""Hugging Face's keys of further families with experts, as a scenario's `model`. Only numbers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sim.inputs.expert_families import latent, router
+from sim.inputs.families import Config, llama, require
+
+
+def _longcat_flash(config: Config) -> Config:
+    """LongCat-Flash (arXiv 2509.01322): a layer of its config is two here, each latent attention and a dense MLP; the
+    first one's MLP stands beside experts, which every token sees as if it were a shared one.
+
+    Its report adds what experts give behind the second MLP, so that their messages go beside that layer (section 2.2).
+    """
+    require(config, "attention_bias", (False, None))
+    require(config, "zero_expert_type", ("identity", None))
+    layers = 2 * config["num_layers"] if "num_layers" in config else config["num_hidden_layers"]
+    ffn = config["ffn_hidden_size" if "ffn_hidden_size" in config else "intermediate_size"]
+    whole = {**config, "num_hidden_layers": layers, "intermediate_size": ffn}
+    moe = router(config, "n_routed_experts", "expert_ffn_hidden_size", "moe_topk") | {
+        "shared_ffn": ffn,
+        "zero_experts": config.get("zero_expert_num") or 0,
+        "router_bias": config.get("router_bias", False),
+        "router_fp32": True,
+    }
+    return llama(whole) | {
+        "kv_heads": None,
+        "head_dim": None,
+        "mla": latent(config),
+        "moe": moe,
+        "mlp_pattern": ["experts", "dense"],
+        "left_out": ["experts' messages beside the next layer", "the factors on queries and latents"],
+    }
+
+
+FAMILIES: dict[str, Callable[[Config], Config]] = {
+    "longcat_flash": _longcat_flash,
+}
