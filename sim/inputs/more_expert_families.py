@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sim.inputs.expert_families import FAMILIES as WITH_EXPERTS
 from sim.inputs.expert_families import latent, router
-from sim.inputs.families import Config, llama, require
+from sim.inputs.families import Config, llama, require, rope_share
 
 
 def _longcat_flash(config: Config) -> Config:
@@ -35,6 +36,31 @@ def _longcat_flash(config: Config) -> Config:
     }
 
 
+def _sarvam_moe(config: Config) -> Config:
+    """Sarvam 30B: GLM-4.5's layers with rope over whole heads, which its code still joins to an empty rest."""
+    own = {"qk_norm": config.get("use_qk_norm", True), "rope_share": rope_share(config, 1.0)}
+    return WITH_EXPERTS["glm4_moe"](_named_as_deepseek(config)) | own
+
+
+def _sarvam_mla(config: Config) -> Config:
+    """Sarvam 105B: DeepSeek V3's layers."""
+    require(config, "n_group", (1, None))
+    return WITH_EXPERTS["deepseek_v3"](_named_as_deepseek({"first_k_dense_replace": 1, "n_group": 1, **config}))
+
+
+def _named_as_deepseek(config: Config) -> Config:
+    """The config under the names of Transformers; the first ones on the Hub have others."""
+    names = {
+        "num_experts": "n_routed_experts",
+        "num_shared_experts": "n_shared_experts",
+        "use_qkv_bias": "attention_bias",
+        "num_mtp_layers": "num_nextn_predict_layers",
+    }
+    return {names.get(key, key): value for key, value in config.items()}
+
+
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     "longcat_flash": _longcat_flash,
+    "sarvam_moe": _sarvam_moe,
+    "sarvam_mla": _sarvam_mla,
 }

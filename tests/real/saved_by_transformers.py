@@ -146,6 +146,9 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         2,
         {**EXPERTS, "num_experts": 8, "num_dense_layers": 0, "layer_types": ["conv", "full_attention"]},
     ),
+    "exaone": ("sdpa", 1, {}),
+    "sarvam_moe": ("sdpa", 1, {**EXPERTS, "n_routed_experts": 8, "first_k_dense_replace": 0}),
+    "sarvam_mla": ("eager", 1, DEEPSEEK),
     "lfm3": ("sdpa", 3, {"sliding_window": 32, "layer_types": ["conv", *TURNS]}),
 }
 

@@ -82,6 +82,8 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {"num_experts": EXPERTS, "moe_intermediate_size": 128},
     "qwen3_moe": {"num_experts": EXPERTS},
     "qwen3_next": {"num_experts": EXPERTS},
+    "sarvam_mla": LATENT | ROUTED,
+    "sarvam_moe": ROUTED,
     "solar_open": ROUTED,
     "starcoder2": {"sliding_window": 128},
 }
@@ -220,6 +222,23 @@ def test_zero_experts_are_choices_of_the_router_alone(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"zero_expert_type": "copy"}))
     with pytest.raises(InputError, match="zero_expert_type: found 'copy'; only 'identity'"):
         load_model(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("exaone", {"num_hidden_layers": "num_layers", "hidden_act": "activation_function"}),
+        ("sarvam_moe", {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}),
+    ],
+)
+def test_names_of_the_first_configs_on_the_hub_are_read(tmp_path: Path, family: str, names: dict[str, str]) -> None:
+    config = transformers.CONFIG_MAPPING[family](**SIZES | OWN.get(family, {}))
+    found = []
+    for renamed in ({}, names):
+        written = {renamed.get(key, key): value for key, value in config.to_dict().items()}
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        found.append(load_model(str(tmp_path / "config.json")))
+    assert found[0] == found[1]
 
 
 def test_a_mistral_without_the_key_of_its_window_has_transformers_default(tmp_path: Path) -> None:
