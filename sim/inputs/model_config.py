@@ -95,12 +95,13 @@ class IndexerConfig(UserInput):
 
 
 class FullAttentionConfig(UserInput):
-    """Sizes of layers that see all keys where the other layers have windows (Gemma 4); null: as in those.
+    """Sizes of layers that see all keys where the other layers have windows (Gemma 4, Laguna); null: as in those.
 
     `values_are_keys`: they have no value projection; values are keys before their norm and rope. `sinks`: see the
     model's.
     """
 
+    heads: int | None = Field(default=None, ge=1, le=1_000_000)
     kv_heads: int | None = Field(default=None, ge=1, le=1_000_000)
     head_dim: int | None = Field(default=None, ge=1, le=65_536)
     values_are_keys: bool = False

@@ -66,8 +66,11 @@ def _full_attention(m: ModelConfig) -> Problems:
     if m.window is None or "full" not in m.attention_pattern:
         why = "is for layers of kind full beside such with windows: give model.window and model.attention_pattern"
         yield ("full_attention",), f"found a mapping; {why}"
-    if own.kv_heads is not None and m.heads % own.kv_heads:
-        yield ("full_attention", "kv_heads"), f"found {own.kv_heads}; must divide heads ({m.heads})"
+    heads, kv_heads = own.heads or m.heads, own.kv_heads or m.kv_heads
+    if own.heads is not None and own.kv_heads is None and heads % kv_heads:
+        yield ("full_attention", "heads"), f"found {heads}; kv_heads ({kv_heads}) must divide it"
+    if own.kv_heads is not None and heads % kv_heads:
+        yield ("full_attention", "kv_heads"), f"found {kv_heads}; must divide heads ({heads})"
     if own.values_are_keys and m.merged_projections:
         yield (
             ("full_attention", "values_are_keys"),

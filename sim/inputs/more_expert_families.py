@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sim.inputs.expert_families import FAMILIES as WITH_EXPERTS
-from sim.inputs.expert_families import latent, router
-from sim.inputs.families import Config, llama, require, rope_share
+from sim.inputs.expert_families import dense_layers, latent, router
+from sim.inputs.families import Config, NotExpressibleError, llama, require, rope_share, window
 
 
 def _longcat_flash(config: Config) -> Config:
@@ -59,8 +59,40 @@ def _named_as_deepseek(config: Config) -> Config:
     return {names.get(key, key): value for key, value in config.items()}
 
 
+def _laguna(config: Config) -> Config:
+    """Laguna (Poolside): a gate on attention's heads, layers without a window with another number of them, experts
+    beside a shared one."""
+    require(config, "gating", (True, "per-head"))  # per element it is a softplus in fp32
+    require(config, "moe_apply_router_weight_on_input", (False, None))
+    require(config, "attention_bias", (False, None))  # the gates have none
+    moe = router(config, "num_experts") | {
+        "shared_ffn": config["shared_expert_intermediate_size"],
+        "dense_layers": dense_layers({"first_k_dense_replace": 1, **config}),
+    }
+    whole = {"head_dim": 128, "sliding_window": 512, **config}
+    found = llama(whole) | {"moe": moe, "qk_norm": True, "rope_share": 1.0, "attention_gate": "per_head"}
+    found |= window(whole, "sliding_window", ["full"])
+    return found | _laguna_heads(config, found)
+
+
+def _laguna_heads(config: Config, found: Config) -> Config:
+    """The query heads of layers with windows, and of those without."""
+    each = config.get("num_attention_heads_per_layer")
+    if each is None:
+        return {}
+    kinds = found.get("attention_pattern", ["full"])
+    heads = {kind: {n for i, n in enumerate(each) if kinds[i % len(kinds)] == kind} for kind in {*kinds}}
+    if any(len(numbers) != 1 for numbers in heads.values()):
+        raise NotExpressibleError("num_attention_heads_per_layer: can be simulated: one number for each of layer_types")
+    whole, local = (next(iter(heads.get(kind, {None}))) for kind in ("full", "sliding"))
+    if local is None or whole in (None, local):
+        return {"heads": local or whole}
+    return {"heads": local, "full_attention": {"heads": whole}}
+
+
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     "longcat_flash": _longcat_flash,
+    "laguna": _laguna,
     "sarvam_moe": _sarvam_moe,
     "sarvam_mla": _sarvam_mla,
 }

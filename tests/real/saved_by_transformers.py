@@ -149,6 +149,18 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "exaone": ("sdpa", 1, {}),
     "sarvam_moe": ("sdpa", 1, {**EXPERTS, "n_routed_experts": 8, "first_k_dense_replace": 0}),
     "sarvam_mla": ("eager", 1, DEEPSEEK),
+    "laguna": (
+        "sdpa",
+        2,
+        {
+            **EXPERTS,
+            "num_experts": 8,
+            "shared_expert_intermediate_size": 128,
+            "sliding_window": 32,
+            "layer_types": TURNS,
+            "mlp_layer_types": ["sparse", "sparse"],
+        },
+    ),
     "lfm3": ("sdpa", 3, {"sliding_window": 32, "layer_types": ["conv", *TURNS]}),
 }
 

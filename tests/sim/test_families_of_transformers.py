@@ -64,6 +64,12 @@ OWN: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 64, "num_experts": EXPERTS, "moe_topk": 2},
     "kimi_linear": LATENT | {"num_experts": EXPERTS},
     "kolibri1": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
+    "laguna": {
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 256,
+    },
     "lfm2": {"layer_types": CONVOLUTIONS},
     "lfm2_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "layer_types": CONVOLUTIONS},
     "llama4_text": {"num_local_experts": EXPERTS},
@@ -86,6 +92,10 @@ OWN: dict[str, dict[str, Any]] = {
     "sarvam_moe": ROUTED,
     "solar_open": ROUTED,
     "starcoder2": {"sliding_window": 128},
+}
+LAGUNA = {
+    "layer_types": ["full_attention", *["sliding_attention"] * 3] * (LAYERS // 4),
+    "num_attention_heads_per_layer": [4, 8, 8, 8] * (LAYERS // 4),
 }
 GEMMA_4_EXPERTS = {"enable_moe_block": True, "num_experts": EXPERTS, "top_k_experts": 4, "moe_intermediate_size": 128}
 # Weights that docs/models.md names as not counted: routers' biases, norms around experts (Gemma 4, A.X K1).
@@ -150,6 +160,9 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
         ("hunyuan_v1_dense", "use_qk_norm", False),
         ("hunyuan_v1_moe", "moe_intermediate_size", [3072] * LAYERS),
         ("hunyuan_v1_moe", "num_shared_expert", [2] * LAYERS),
+        ("laguna", "attention_bias", True),
+        ("laguna", "gating", "per-element"),
+        ("laguna", "num_attention_heads_per_layer", [8, 4] * (LAYERS // 2)),
         ("lfm3", "attention_bias", True),
         ("lfm3", "layer_types", ["linear_attention"] * LAYERS),
         ("olmoe", "clip_qkv", 8.0),
@@ -182,6 +195,9 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
         ("gemma4_text", GEMMA_4_EXPERTS),
         ("granitemoeshared", {"shared_intermediate_size": 256}),
         ("hyperclovax", {"use_post_norm": False}),
+        ("laguna", LAGUNA),
+        ("laguna", LAGUNA | {"gating": "per-head", "mlp_layer_types": ["dense"] * 3 + ["sparse"] * (LAYERS - 3)}),
+        ("laguna", {"num_attention_heads_per_layer": [4] * LAYERS}),
         ("lfm2", {"conv_bias": True, "block_ffn_dim_multiplier": 1.3}),
         ("lfm2", {"block_auto_adjust_ff_dim": False, "layer_types": None, "full_attn_idxs": [1, 3]}),
         ("lfm2_moe", {"num_dense_layers": 3}),

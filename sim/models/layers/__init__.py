@@ -136,7 +136,7 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
         own = model.full_attention if model.attention_kind(layer) == "full" else None
         return GroupedQueryAttention(
             model.hidden,
-            model.heads,
+            model.heads if own is None or own.heads is None else own.heads,
             model.kv_heads if own is None or own.kv_heads is None else own.kv_heads,
             model.head_dim if own is None or own.head_dim is None else own.head_dim,
             values_are_keys=own is not None and own.values_are_keys,
