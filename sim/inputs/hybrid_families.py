@@ -199,7 +199,12 @@ def _qwen3_5_moe(config: Config) -> Config:
 def _gated_delta_layers(config: Config) -> Config:
     """The gated delta rule; in each so-many-th layer attention with a gate."""
     names = ["linear_attention"] * (config.get("full_attention_interval", 4) - 1) + ["full_attention"]
-    states = {
+    own = {"attention_gate": True, "rope_share": rope_share(config, 0.25), "state_space": _gated_delta(config)}
+    return own | {"attention_pattern": _layer_types(config, names)}
+
+
+def _gated_delta(config: Config) -> Config:
+    return {
         "kind": "gated_delta",
         "heads": config["linear_num_value_heads"],
         "head_dim": config["linear_value_head_dim"],
@@ -209,8 +214,30 @@ def _gated_delta_layers(config: Config) -> Config:
         "conv_kernel": config.get("linear_conv_kernel_dim", 4),
         "conv_bias": False,
     }
-    own = {"attention_gate": True, "rope_share": rope_share(config, 0.25), "state_space": states}
-    return own | {"attention_pattern": _layer_types(config, names)}
+
+
+def _olmo_hybrid(config: Config) -> Config:
+    """OLMo Hybrid: the gated delta rule, in each fourth layer OLMo 3's attention over all tokens, or without rope."""
+    heads, count = config["num_attention_heads"], config["num_hidden_layers"]
+    keys = config.get("linear_num_key_heads") or heads
+    width = config.get("linear_key_head_dim") or int(0.75 * config["hidden_size"] / keys)
+    sizes = {
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": config.get("linear_num_value_heads") or heads,
+        "linear_key_head_dim": width,
+        "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * width,
+    }
+    names = ["full_attention" if i % 4 == 3 or i == count - 1 < 3 else "linear_attention" for i in range(count)]
+    turned = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta")) is not None
+    return llama({**config, "head_dim": None}) | {
+        "qk_norm": True,
+        "qk_norm_over": "all_heads",
+        "norm_position": "by_kind",
+        "norm_in_fp32": True,
+        "positions": "rope" if turned else "none",
+        "state_space": _gated_delta(config | sizes),
+        "attention_pattern": _layer_types(config, names),
+    }
 
 
 def _minimax(config: Config) -> Config:
@@ -307,6 +334,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "falcon_h1": _falcon_h1,
     "nemotron_h": _nemotron_h,
     "jamba": _jamba,
+    "olmo_hybrid": _olmo_hybrid,
     "qwen3_next": _qwen3_next,
     "qwen3_5_text": _qwen3_5,
     "qwen3_5_moe_text": _qwen3_5_moe,

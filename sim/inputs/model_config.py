@@ -187,7 +187,8 @@ class ModelConfig(UserInput):
     value projections (Qwen2); `norm_weights` false: norms only normalize (OLMo); `embedding_norm`: the embedding's
     result passes a norm (BLOOM); `qk_norm`: an RMS norm with `head_dim` weights on queries and on keys (Qwen3), or over
     all heads at once (OLMo 2); `value_norm`: one without weights on values (Gemma 4). `norm_position`: before attention
-    and MLP, after them (OLMo 2) or both (Gemma 2).
+    and MLP, after them (OLMo 2), both (Gemma 2), or `by_kind`: after them in layers with attention, before them in
+    layers with a state (OLMo Hybrid).
     `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: each
     so-many-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
@@ -230,7 +231,7 @@ class ModelConfig(UserInput):
     qk_norm: bool = False
     qk_norm_over: Literal["head", "all_heads"] = "head"
     value_norm: bool = False
-    norm_position: Literal["pre", "post", "both"] = "pre"
+    norm_position: Literal["pre", "post", "both", "by_kind"] = "pre"
     norm_in_fp32: bool = False
     sinks: bool = False
     attention_softcap: float | None = Field(default=None, gt=0, le=1e6)

@@ -133,6 +133,8 @@ def _layers(m: ModelConfig) -> Problems:
         yield ("parallel_block",), f"{block}; needs attention and an MLP in every layer"
     if m.parallel_block and m.norm_position != "pre":
         yield ("parallel_block",), f"{block}; needs norm_position pre, found {m.norm_position}"
+    if m.norm_position == "by_kind" and m.state_space is None:
+        yield ("norm_position",), "found 'by_kind'; needs layers with a state (model.state_space)"
     if m.mtp_layers and not whole[-1]:
         yield ("mtp_layers",), f"found {m.mtp_layers}; the last layer must have attention and an MLP"
     if m.head_bias and m.tied_embeddings:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sim.models.layers import LayerSpec, attention_spec, mlp_spec, norm_elements, spec_counts
+from sim.models.layers import LayerSpec, attention_spec, mlp_spec, norm_elements, norm_position, spec_counts
 from sim.models.layers.experts import Experts
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def prediction_layer(model: ModelConfig) -> LayerSpec:
     """The transformer layer inside a multi-token-prediction module: of the same kind as the model's last layers."""
     moe = model.moe
     mlp = mlp_spec(model, 0 if moe is None else -(-(moe.dense_layers + 1) // moe.every) * moe.every - 1)
-    return LayerSpec(
-        attention_spec(model, model.layers - 1), mlp, norm_elements(model), model.norm_position, model.parallel_block
-    )
+    last = model.layers - 1
+    norms = norm_elements(model), norm_position(model, last)
+    return LayerSpec(attention_spec(model, last), mlp, *norms, model.parallel_block)
 
 
 def count_parameters(model: ModelConfig) -> ParameterCount:

@@ -202,13 +202,20 @@ def norm_elements(model: ModelConfig) -> int:
     return model.hidden * model.norm_vectors
 
 
+def norm_position(model: ModelConfig, layer: int) -> Literal["pre", "post", "both"]:
+    """Where the norms of layer `layer`, counted from 0 over the model, stand."""
+    if model.norm_position != "by_kind":
+        return model.norm_position
+    return "pre" if model.attention_kind(layer) == "state_space" else "post"
+
+
 @lru_cache(maxsize=64)
 def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
     """The layers in order, without prediction layers; equal layers are one object."""
     specs: dict[LayerSpec, LayerSpec] = {}
     norms = norm_elements(model)
     layers = (
-        LayerSpec(attention_spec(model, i), mlp_spec(model, i), norms, model.norm_position, model.parallel_block)
+        LayerSpec(attention_spec(model, i), mlp_spec(model, i), norms, norm_position(model, i), model.parallel_block)
         for i in range(model.layers)
     )
     return tuple([specs.setdefault(spec, spec) for spec in layers])
