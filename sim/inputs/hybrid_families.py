@@ -292,6 +292,43 @@ def _kimi_linear(config: Config) -> Config:
     return found | {"attention_pattern": _layer_types(config, names)}
 
 
+def _bailing_hybrid(config: Config) -> Config:
+    """Ling 3: Kimi's delta rule with whole matrices to its gates, in each sixth layer latent attention with a gate on
+    its heads; DeepSeek V3's experts."""
+    require(config, "attention_bias", (False, None))
+    heads, width = config["num_attention_heads"], config.get("linear_head_dim", config.get("head_dim", 128))
+    layers, group = config["num_hidden_layers"], config.get("layer_group_size", 6)
+    groups = config.get("num_expert_group", config.get("n_group", 8))
+    names = ["linear_attention" if (i + 1) % group else "full_attention" for i in range(layers)]
+    top_k = "num_experts_per_token" if "num_experts_per_token" in config else "num_experts_per_tok"
+    moe = router(config, "num_experts", top_k=top_k) | {
+        "shared_experts": config.get("num_shared_experts", 1),
+        "dense_layers": dense_layers({"first_k_dense_replace": 2, **config}),
+        "router_fp32": True,
+        "max_nodes_per_token": None if groups == 1 else config.get("topk_group", 4),
+    }
+    states = {
+        "kind": "kda_whole",
+        "heads": heads,
+        "head_dim": width,
+        "state": width,
+        "groups": heads,
+        "chunk": 64,
+        "conv_kernel": config.get("short_conv_kernel_size", 4),
+        "conv_bias": False,
+    }
+    return llama(config) | {
+        "kv_heads": None,
+        "head_dim": None,
+        "mla": latent(config),
+        "moe": moe,
+        "state_space": states,
+        "attention_pattern": _layer_types(config, names),
+        "attention_gate": "per_head",
+        "trained_positions": config.get("model_max_length"),
+    }
+
+
 def _jamba(config: Config) -> Config:
     """Jamba: Mamba 1, in each eighth layer attention; an MLP or experts in turn; no positions."""
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
@@ -342,4 +379,5 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "minimax_m1": _minimax,
     "minimax_text_01": _minimax,
     "kimi_linear": _kimi_linear,
+    "bailing_hybrid": _bailing_hybrid,
 }

@@ -119,7 +119,7 @@ class StateSpaceConfig(UserInput):
     (Jamba) on steps, B and C. `state_dtype`: of states that serving keeps; null: as activations.
     """
 
-    kind: Literal["mamba2", "mamba1", "gated_delta", "kda", "lightning", "short_conv"] = "mamba2"
+    kind: Literal["mamba2", "mamba1", "gated_delta", "kda", "kda_whole", "lightning", "short_conv"] = "mamba2"
     heads: int = Field(ge=1, le=1_000_000)
     head_dim: int = Field(ge=1, le=65_536)
     state: int = Field(ge=1, le=65_536)

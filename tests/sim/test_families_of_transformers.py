@@ -38,6 +38,7 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers
 OWN: dict[str, dict[str, Any]] = {
     "afmoe": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "num_dense_layers": 2},
     "axk1": LATENT | ROUTED,
+    "bailing_hybrid": LATENT | {"num_local_experts": EXPERTS, "moe_intermediate_size": 128},
     "bamba": {"mamba_n_heads": 16, "mamba_d_head": 64, "attn_layer_indices": [2, 6]},
     "bloom": {"n_layer": LAYERS, "n_head": 8},
     "cohere2_moe": {"num_experts": EXPERTS, "num_shared_experts": 2},
@@ -188,6 +189,7 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
 @pytest.mark.parametrize(
     ("family", "own"),
     [
+        ("bailing_hybrid", {"layer_group_size": 2, "first_k_dense_replace": 3, "linear_conv_kernel_dim": 4}),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
         ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True}),

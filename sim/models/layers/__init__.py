@@ -22,7 +22,7 @@ from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.indexer import Indexer
-from sim.models.layers.latent import LatentAttention
+from sim.models.layers.latent import GatedLatentAttention, LatentAttention
 from sim.models.layers.scans import scans
 from sim.models.layers.selective_scan import SelectiveScan
 from sim.models.layers.short_convolution import ShortConvolution
@@ -159,7 +159,8 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
     ranks, widths = (c.q_lora_rank, c.kv_lora_rank), (c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)
     x = model.indexer
     if x is None:
-        return LatentAttention(model.hidden, model.heads, *ranks, *widths)
+        latent = GatedLatentAttention if model.attention_gate else LatentAttention
+        return latent(model.hidden, model.heads, *ranks, *widths)
     return SparseLatentAttention(model.hidden, model.heads, *ranks, *widths, Indexer(x.heads, x.head_dim, x.top_k))
 
 

@@ -13,6 +13,7 @@ from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
+from sim.models.layers.head_gate import head_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
@@ -119,9 +120,13 @@ class GroupedQueryAttention(Struct, frozen=True):
             elements = d.framework.attention_copies * d.tokens * out.inputs
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
         before = qkv.linear("attention", d.tokens, not d.framework.rebuilds_pointwise, merged)
-        gates = {True: self._gate, "per_head": self._head_gate}
-        gate = (gates[self.gate](d, d.tokens * out.inputs),) if self.gate else ()
-        return linear(d, before), *turn, core, *gate, linear(d, out.linear("attention", d.tokens))
+        return (
+            linear(d, before),
+            *turn,
+            core,
+            *self._gates(d, d.tokens * out.inputs),
+            linear(d, out.linear("attention", d.tokens)),
+        )
 
     def _output_copied(self, d: Dims, core: Operator, elements: int) -> Operator:
         """The core whose output of `elements` has its queries' memory order: it is kept, and copied for the matmul."""
@@ -156,6 +161,11 @@ class GroupedQueryAttention(Struct, frozen=True):
         forward = (replace(ahead, plain_host=True),) if kernels else ()
         return (Operator("split_copies", forward, (replace(back, plain_host=True),)),)
 
+    def _gates(self, d: Dims, elements: int) -> tuple[Operator, ...]:
+        if self.gate == "per_head":
+            return (head_gate(d, elements, d.tokens * self.heads_of(d.tp)[0]),)
+        return (self._gate(d, elements),) if self.gate else ()
+
     def _gate(self, d: Dims, elements: int) -> Operator:
         """The result times the gate's sigmoid; kept are the result and what a kernel makes the sigmoid of, or
         the sigmoid where it is a kernel of its own (torch's sigmoid_backward reads its result)."""
@@ -169,25 +179,6 @@ class GroupedQueryAttention(Struct, frozen=True):
         names = ("attention output", "attention gate" if kernels == 1 else "sigmoid of the gate")
         saved = tuple(Saved("attention", name, e * elements) for name in names)
         return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=3 * e * elements)
-
-    def _head_gate(self, d: Dims, elements: int) -> Operator:
-        """The result times one sigmoid of each head and token.
-
-        In separate operators: the sigmoid, and a product that reads it once a head. Backward: the result's gradient,
-        the gate's as a product and its sum over a head, the sigmoid's (`Lfm3Attention` in
-        transformers/models/lfm3/modeling_lfm3.py).
-        """
-        e, gates = d.act_bytes, d.tokens * self.heads_of(d.tp)[0]
-        fused = d.framework.fuses_activation
-        ahead, back = (2 * elements + gates, 3 * elements + 2 * gates)
-        if not fused:
-            ahead, back = ahead + 2 * gates, 6 * elements + 5 * gates
-        kernels = (1, 1) if fused else (2, 4)
-        forward = memory_op("attention_gate", F, "elementwise", elements, ahead * e, d.act, kernels[0])
-        backward = memory_op("attention_gate_backward", I, "elementwise", elements, back * e, d.act, kernels[1])
-        gate = "attention gate" if fused else "sigmoid of the gate"
-        saved = (Saved("attention", "attention output", e * elements), Saved("attention", gate, e * gates))
-        return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=2 * e * elements)
 
     def _head_norms(self, d: Dims) -> tuple[Operator, ...]:
         """Norms of queries, keys and values."""
@@ -255,8 +246,9 @@ class GroupedQueryAttention(Struct, frozen=True):
         """Return what depends on an iteration's number of tokens alone, up to the sum over tp."""
         qkv, out = self.matrices(d.tp)
         n = tokens * out.inputs
-        moved = (2 * n + tokens * self.heads_of(d.tp)[0] if self.gate == "per_head" else 3 * n) * d.act_bytes
-        gate = (memory_op("attention_gate", F, "elementwise", n, moved, d.act),) if self.gate else ()
+        gate = (memory_op("attention_gate", F, "elementwise", n, 3 * n * d.act_bytes, d.act),) if self.gate else ()
+        if self.gate == "per_head":
+            gate = (served_head_gate(d, n, tokens * self.heads_of(d.tp)[0]),)
         turned = rope_cache(d, tokens, self.expanded_width(d.tp))
         split = self.qk_norm_over == "all_heads" and d.tp > 1
         sums = (collective("head_sums_total", "all_reduce", SUMS_BYTES * tokens, F),) if split else ()

@@ -81,3 +81,42 @@ def test_serving_reads_less_than_with_a_gate_of_every_number() -> None:
 def test_megatron_has_no_flag_for_it() -> None:
     with pytest.raises(InputError, match="attention_gate"):
         emit(scenario("per_head", "megatron"), "megatron")
+
+
+MLA = {"q_lora_rank": None, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 32}
+LATENT = MODEL | {"kv_heads": HEADS, "mlp": "swiglu", "bias": False, "positions": "rope", "mla": MLA}
+
+
+def latent(**change: Any) -> Scenario:
+    training = {"seq_len": SEQ, "global_batch_size": 1, "micro_batch_size": 1, "framework": "eager"}
+    model = LATENT | {"attention_gate": "per_head"} | change
+    return parse_scenario({"model": model, "cluster": "dgx-h100", "training": training})
+
+
+def test_latent_attention_has_the_same_gate() -> None:
+    plain, gated = latent(attention_gate=False), latent()
+    assert count_parameters(gated.model).total - count_parameters(plain.model).total == LAYERS * HIDDEN * HEADS
+    kept = [sum(s.bytes for s in layer_block(s, 0).saved) for s in (plain, gated)]
+    assert kept[1] - kept[0] == SEQ * (HEADS * 32 + HEADS) * 2
+    inference = {"requests": {"prompt_len": 8, "output_len": 8}}
+    served = parse_scenario(
+        {"model": LATENT | {"attention_gate": "per_head"}, "cluster": "dgx-h100", "inference": inference}
+    )
+    attention = layer_specs(served.model)[0].attention
+    assert attention is not None
+    program = attention.serve(serving_dims(served), 16)
+    (gate,) = (i.bytes for i in program if isinstance(i, Compute) and i.name == "attention_gate")
+    assert gate == 16 * (2 * HEADS * 32 + HEADS) * 2
+    assert sum(i.kind == "gemm" and i.name == "head_gate" for i in program if isinstance(i, Compute)) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attention_gate": True},
+        {"mla": MLA | {"q_lora_rank": 64}, "indexer": {"heads": 4, "head_dim": 32, "top_k": 64}},
+    ],
+)
+def test_latent_attention_has_no_other_gate(change: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"attention_gate: found .*; latent attention"):
+        latent(**change)
