@@ -163,8 +163,8 @@ def _gptj(config: Config) -> Config:
 
 def _phi(config: Config) -> Config:
     """Phi 1 to 2: biases everywhere, attention and MLP on one norm, rope over a part of each head."""
-    require(config, "qk_layernorm", (False,))
     own = {
+        "qk_norm": "layernorm" if config.get("qk_layernorm", False) else False,
         "mlp": _gelu(config, "hidden_act"),
         "norm": "layernorm",
         "bias": True,
@@ -174,6 +174,19 @@ def _phi(config: Config) -> Config:
     found = llama({**config, "hidden_act": "silu"}) | own
     share = {"rope_share": rope_share(config, 0.5), "dropout": config.get("resid_pdrop")}
     return found | share | {"parallel_block": True}
+
+
+def _persimmon(config: Config) -> Config:
+    """Persimmon: squared ReLU, biases everywhere, layer norms of queries and keys, rope over half of each head."""
+    require(config, "hidden_act", ("relu2",))
+    found = llama({**config, "hidden_act": "silu"}) | {"norm": "layernorm", "bias": True, "attention_bias": None}
+    found |= {
+        "kv_heads": None,
+        "head_dim": None,
+        "qk_norm": "layernorm" if config.get("qk_layernorm", True) else False,
+        "mlp": "relu2",
+    }
+    return found | {"rope_share": rope_share(config, 0.5), "dropout": config.get("hidden_dropout")}
 
 
 def _nemotron(config: Config) -> Config:
@@ -217,6 +230,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "falcon": _falcon,
     "mpt": _mpt,
     "phi": _phi,
+    "persimmon": _persimmon,
     "nemotron": _nemotron,
     "jais2": _jais2,
     "apertus": _apertus,

@@ -142,6 +142,9 @@ def _layers(m: ModelConfig) -> Problems:
         yield ("head_bias",), "found true; an output matrix that is the embedding's (tied_embeddings) has none"
     if m.qk_norm_over != "head" and not m.qk_norm:
         yield ("qk_norm_over",), f"found {show(m.qk_norm_over)}; needs qk_norm: true"
+    if m.qk_norm == "layernorm" and (m.norm != "layernorm" or m.qk_norm_over != "head"):
+        why = f"needs norm: layernorm and qk_norm_over: head, found {m.norm} and {m.qk_norm_over}"
+        yield ("qk_norm",), f"found 'layernorm'; {why}"
     if m.scaled_rope and m.positions != "rope":
         yield ("scaled_rope",), f"found true; needs positions: rope, found {m.positions}"
 

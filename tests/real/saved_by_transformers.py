@@ -147,6 +147,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         {**EXPERTS, "num_experts": 8, "num_dense_layers": 0, "layer_types": ["conv", "full_attention"]},
     ),
     "exaone": ("sdpa", 1, {}),
+    "persimmon": ("sdpa", 1, {"attention_dropout": 0.0, "hidden_dropout": 0.0}),
     "sarvam_moe": ("sdpa", 1, {**EXPERTS, "n_routed_experts": 8, "first_k_dense_replace": 0}),
     "sarvam_mla": ("eager", 1, DEEPSEEK),
     "laguna": (

@@ -211,6 +211,8 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
         ("mixtral", {"head_dim": 32}),
         ("olmo_hybrid", {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32}),
         ("olmo_hybrid", {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+        ("persimmon", {"qk_layernorm": False}),
+        ("phi", {"qk_layernorm": True, "num_key_value_heads": 8}),
         ("phimoe", {"attention_bias": True, "lm_head_bias": True}),
         ("stablelm", {"use_qkv_bias": True, "use_parallel_residual": True}),
         ("qwen2_moe", {"qkv_bias": False}),

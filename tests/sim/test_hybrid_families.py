@@ -111,6 +111,19 @@ def test_two_norms_of_one_input_keep_it_once() -> None:
     assert saved[0] - saved[1] == 512 * ONE_KIND["hidden"] * 2
 
 
+def test_whole_gates_are_one_matrix_in_place_of_products_of_two() -> None:
+    """Decays and gate of 16 heads from the hidden state, 16·32 and 16·64 numbers; else through 64 numbers each."""
+    states = STATES | {"groups": 16, "conv_bias": False, "state": 32}
+    whole, low = (serving(state_space=states | {"kind": kind}).model for kind in ("kda_whole", "kda"))
+    numbers = 16 * (32 + 64)
+    more = 512 * numbers - (512 * 2 * 64 + 64 * numbers)
+    assert count_parameters(whole).total - count_parameters(low).total == 4 * more
+    attention = layer_specs(whole)[0].attention
+    assert attention is not None
+    assert [m.name for m in attention.matrices()] == ["state_in", "state_out"]
+    assert attention.matrices(1)[0].elements == 2 * attention.matrices(2)[0].elements
+
+
 def test_norms_by_kind_stand_behind_attention_and_before_states() -> None:
     """As many weights as in one place for all; a layer begins with its norm, or ends with it before the sum."""
     pattern = {"state_space": STATES, "attention_pattern": ["state_space", "full"], "positions": "rope"}

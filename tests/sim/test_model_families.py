@@ -12,6 +12,7 @@ from sim.core.errors import InputError
 from sim.core.program import BlockKind
 from sim.inputs.model_input import load_model
 from sim.inputs.scenario import Scenario, parse_scenario
+from sim.models.layer import layer_block
 from sim.models.layers import layer_specs
 from sim.models.parameters import count_parameters
 from sim.programs.stages import stage_blocks
@@ -349,3 +350,21 @@ def test_served_norms_over_all_heads_are_summed_over_tp(tmp_path: Path) -> None:
 
     assert iteration_s(1, "all_heads") == iteration_s(1, "head")
     assert iteration_s(2, "all_heads") > iteration_s(2, "head")
+
+
+def test_layer_norms_of_queries_and_keys_have_biases_and_keep_statistics() -> None:
+    """Persimmon: two vectors each; kept are what they read, and mean and deviation of every head in fp32."""
+    gpt = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1024, "positions": "rope"}
+    training = {"seq_len": 512, "global_batch_size": 1, "framework": "eager"}
+
+    def scenario(**keys: Any) -> Scenario:
+        return parse_scenario({"model": gpt | keys, "training": training, "cluster": "dgx-h100"})
+
+    plain, normed = scenario(), scenario(qk_norm="layernorm")
+    assert count_parameters(normed.model).total - count_parameters(plain.model).total == 2 * 2 * 2 * 32
+    kept = [sum(s.bytes for s in layer_block(s, 0).saved) for s in (plain, normed)]
+    assert kept[1] - kept[0] == 512 * (2 * 256 * 2 + 2 * 8 * 8)
+    assert normed.model.variations == {"qk_norm": "layernorm"}
+    for wrong in ({"norm": "rmsnorm", "bias": False}, {"qk_norm_over": "all_heads"}):
+        with pytest.raises(InputError, match="qk_norm: found 'layernorm'; needs norm: layernorm"):
+            scenario(qk_norm="layernorm", **wrong)

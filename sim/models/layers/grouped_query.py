@@ -30,15 +30,16 @@ SUMS_BYTES = 2 * FP32_BYTES  # of a token: one sum over its queries and one over
 
 class GroupedQueryAttention(Struct, frozen=True):
     """Sizes of the whole model. `qkv_bias`: query, key and value have biases although nothing else has (Qwen2);
-    `qk_norm`: an RMS norm of `head_dim` weights on queries and one on keys (Qwen3). `projections`: into how many
-    matmuls the model's own code splits query, key and value (GPT-2 one, Llama three). `window`: None if every query
-    sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2). `norm_weights`: they have
-    weights. `sinks`: a learned score of each query head (gpt-oss), which kernels add to a row's softmax at no cost.
-    `gate`: a second query projection whose sigmoid multiplies the result (Qwen3-Next), or one number of each head and
-    token that does (`per_head`: LFM3). `softcap`: scores are capped (Gemma 2). `rope_share`: of a head's width, turned
-    apart and joined to the rest (GLM-4.5); None: heads are turned whole. `scaled_rope`: what is turned is scaled
-    (gpt-oss). `value_norm`: an RMS norm without weights on each head's values; `values_are_keys`: values are what the
-    key projection gives (Gemma 4). `v_head_dim`: the width of a value head where it is not `head_dim`."""
+    `qk_norm`: an RMS norm of `head_dim` weights on queries and one on keys (Qwen3), or two layer norms. `projections`:
+    into how many matmuls the model's own code splits query, key and value (GPT-2 one, Llama three). `window`: None if
+    every query sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2).
+    `norm_weights`: they have weights. `sinks`: a learned score of each query head (gpt-oss), which kernels add to a
+    row's softmax at no cost. `gate`: a second query projection whose sigmoid multiplies the result (Qwen3-Next), or one
+    number of each head and token that does (`per_head`: LFM3). `softcap`: scores are capped (Gemma 2). `rope_share`: of
+    a head's width, turned apart and joined to the rest (GLM-4.5); None: heads are turned whole. `scaled_rope`: what is
+    turned is scaled (gpt-oss). `value_norm`: an RMS norm without weights on each head's values; `values_are_keys`:
+    values are what the key projection gives (Gemma 4). `v_head_dim`: the width of a value head where it is not
+    `head_dim`."""
 
     part: ClassVar = ModelPart.ATTENTION
 
@@ -48,7 +49,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     head_dim: int
     bias: bool
     qkv_bias: bool
-    qk_norm: bool
+    qk_norm: Literal[False, True, "layernorm"]
     rope: bool
     projections: int
     window: Window | None = None
@@ -109,8 +110,9 @@ class GroupedQueryAttention(Struct, frozen=True):
         turn = (*self._head_norms(d), *turn)
         if self.sinks:
             core = replace(core, params=self.heads_of(d.tp)[0])
-        # rope has made queries and keys anew
-        if self.rope and merged and d.framework.keeps_merged_outputs and d.fused_attention:
+        # rope has made queries and keys anew; a layer norm of torch's keeps the old ones itself
+        keeps = d.framework.keeps_merged_outputs and self.qk_norm != "layernorm"
+        if self.rope and merged and keeps and d.fused_attention:
             core = keeping(core, "unturned queries and keys", turned * d.act_bytes)
         if d.framework.keeps_ordered_heads and self.heads == self.kv_heads and d.fused_attention:
             core = keeping(core, "keys and values beside queries", d.tokens * sum(qkv.outputs[1:3]) * d.act_bytes)
@@ -193,8 +195,16 @@ class GroupedQueryAttention(Struct, frozen=True):
         if self.qk_norm_over == "all_heads":
             norms = [norm(d, name, "rmsnorm", d.tokens, n * self.head_dim, vectors) for name, n in names]
             return (*((self._sums_over_heads(d),) if d.tp > 1 else ()), *norms, *values)
+        if self.qk_norm == "layernorm":
+            return (*(self._layer_norm(d, name, d.tokens * n) for name, n in names), *values)
         each = [norm(d, name, "rmsnorm", d.tokens * n, self.head_dim, vectors) for name, n in names]
         return (*each, *values)
+
+    def _layer_norm(self, d: Dims, name: str, rows: int) -> Operator:
+        """One with weights and biases; of rows as narrow as a head its mean and deviation, in fp32, count for something
+        (torch's native_layer_norm keeps both)."""
+        made = norm(d, name, "layernorm", rows, self.head_dim, 2)
+        return replace(made, saved=(*made.saved, Saved("norm", f"{name} statistics", 2 * FP32_BYTES * rows)))
 
     def _sums_over_heads(self, d: Dims) -> Operator:
         """What norms over all heads need of other ranks' heads: for each token the sum of squares of its queries and
@@ -216,6 +226,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     def other_parameters(self) -> int:
         """Weights of the norms inside the attention, and sinks."""
         norms = self.heads + self.kv_heads if self.qk_norm_over == "all_heads" else 2
+        norms *= 2 if self.qk_norm == "layernorm" else 1  # which have biases too
         return (norms * self.head_dim if self.qk_norm and self.norm_weights else 0) + (self.heads if self.sinks else 0)
 
     def seen_keys(self, length: int) -> float | None:
