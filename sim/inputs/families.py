@@ -140,9 +140,9 @@ def qwen3(config: Config, head_dim: int | None = 128) -> Config:
 
 
 def _seed_oss(config: Config) -> Config:
-    require(config, "attention_out_bias", (False,))
-    bias = config.get("attention_bias", True)
-    return llama({"head_dim": 128, **config, "attention_bias": False}) | {"qkv_bias": bias}
+    bias, out = config.get("attention_bias", True), config.get("attention_out_bias", False)
+    found = llama({"head_dim": 128, **config, "attention_bias": False})
+    return found | {"qkv_bias": bias, "attention_out_bias": True if out else None}
 
 
 def ernie(config: Config) -> Config:

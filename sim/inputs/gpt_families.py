@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.inputs.families import Config, Family, llama, require, rope_share
+from sim.inputs.families import Config, Family, NotExpressibleError, llama, require, rope_share
+from sim.inputs.input_source import show
 
 _GELUS = ("gelu_new", "gelu", "gelu_pytorch_tanh", "gelu_fast")
 
@@ -25,6 +26,34 @@ def _gpt2(config: Config) -> Config:
         "positions": "learned",
         "max_positions": config["n_positions"],
     }
+
+
+def _gpt_neo(config: Config) -> Config:
+    """GPT-Neo: GPT-2's layers with windows in each second one; queries, keys and values are three without biases."""
+    layers = _named(config, "num_layers", "num_hidden_layers")
+    kinds = [kind for names, count in config.get("attention_types") or [] for _ in range(count) for kind in names]
+    kinds = kinds or ["global", "local"] * (layers // 2)
+    if {*kinds} - {"global", "local"}:
+        raise NotExpressibleError(f"attention_types: found {show(kinds[0])}; can be simulated: global, local")
+    found = {
+        "layers": layers,
+        "hidden": config["hidden_size"],
+        "heads": _named(config, "num_heads", "num_attention_heads"),
+        "ffn": config.get("intermediate_size"),
+        "mlp": _gelu(config, "activation_function"),
+        "vocab": config["vocab_size"],
+        "attention_bias": False,
+        "attention_out_bias": True,
+        "separate_qkv": True,
+        "tied_embeddings": config.get("tie_word_embeddings", True),
+        "dropout": config.get("resid_dropout", 0.0),
+        "positions": "learned",
+        "max_positions": config["max_position_embeddings"],
+    }
+    if "local" not in kinds:
+        return found
+    pattern = ["sliding" if kind == "local" else "full" for kind in kinds]
+    return found | {"window": config.get("window_size", 256), "attention_pattern": pattern}
 
 
 def _opt(config: Config) -> Config:
@@ -225,6 +254,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "gpt_neox": _gpt_neox,
     "gptj": Family(_gptj, own={"separate_qkv": True}),
     "codegen": _gptj,
+    "gpt_neo": _gpt_neo,
     "opt": _opt,
     "bloom": _bloom,
     "falcon": _falcon,

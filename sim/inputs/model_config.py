@@ -187,12 +187,13 @@ class ModelConfig(UserInput):
     `head_dim` is the size of a query or key head (with `mla`: its two parts together), `v_head_dim` that of a value
     head where it differs (MiMo V2).
     `bias`: linear layers and layernorm have biases; `norm_bias`, `attention_bias`: these differ in it (Falcon's layer
-    norms, GPT-J's attention); `head_bias`: the output matrix has one too (Phi 2); `qkv_bias`: only the query, key and
-    value projections (Qwen2); `norm_weights` false: norms only normalize (OLMo); `embedding_norm`: the embedding's
-    result passes a norm (BLOOM); `qk_norm`: an RMS norm with `head_dim` weights on queries and on keys (Qwen3), or a
-    layer norm (Persimmon), or over all heads at once (OLMo 2); `value_norm`: one without weights on values (Gemma 4).
-    `norm_position`: before attention and MLP, after them (OLMo 2), both (Gemma 2), or `by_kind`: after them in layers
-    with attention, before them in layers with a state (OLMo Hybrid).
+    norms, GPT-J's attention), `attention_out_bias`: its output projection alone does (GPT-Neo); `head_bias`: the output
+    matrix has one too (Phi 2); `qkv_bias`: only the query, key and value projections (Qwen2); `norm_weights` false:
+    norms only normalize (OLMo); `embedding_norm`: the embedding's result passes a norm (BLOOM); `qk_norm`: an RMS norm
+    with `head_dim` weights on queries and on keys (Qwen3), or a layer norm (Persimmon), or over all heads at once (OLMo
+    2); `value_norm`: one without weights on values (Gemma 4). `norm_position`: before attention and MLP, after them
+    (OLMo 2), both (Gemma 2), or `by_kind`: after them in layers with attention, before them in layers with a state
+    (OLMo Hybrid).
     `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: each
     so-many-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
@@ -228,6 +229,7 @@ class ModelConfig(UserInput):
     bias: bool = True
     norm_bias: bool | None = Field(default=None, description="null: bias")
     attention_bias: bool | None = Field(default=None, description="null: bias")
+    attention_out_bias: bool | None = Field(default=None, description="null: attention_bias")
     head_bias: bool = False
     qkv_bias: bool = False
     norm_weights: bool = True
@@ -296,6 +298,11 @@ class ModelConfig(UserInput):
     def biased_attention(self) -> bool:
         """Tell whether all projections of attention have biases."""
         return self.bias if self.attention_bias is None else self.attention_bias
+
+    @property
+    def biased_attention_out(self) -> bool:
+        """Tell whether the output projection of attention has biases."""
+        return self.biased_attention if self.attention_out_bias is None else self.attention_out_bias
 
     @property
     def longest(self) -> int:

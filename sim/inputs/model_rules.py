@@ -42,6 +42,8 @@ def _latent_attention(m: ModelConfig) -> Problems:
         yield ("v_head_dim",), f"found {m.v_head_dim}; with mla it is mla.v_head_dim: leave it out"
     if m.biased_attention and not m.bias:
         yield ("attention_bias",), "found true; latent attention (mla) has none"
+    if m.attention_out_bias and not m.bias:
+        yield ("attention_out_bias",), "found true; latent attention (mla) has none"
     if m.attention_gate and (m.attention_gate is True or m.indexer is not None):
         why = "latent attention (mla) has none, or without model.indexer one of each head: per_head"
         yield ("attention_gate",), f"found {show(m.attention_gate)}; {why}"

@@ -35,7 +35,18 @@ def test_today_s_families_have_a_section() -> None:
         "deepseek_v3",
         "gpt_oss",
     }
-    as_gpt2 = {"gpt_neox", "gpt_bigcode", "opt", "starcoder2", "jais2", "codegen", "apertus", "nanochat", "persimmon"}
+    as_gpt2 = {
+        "gpt_neox",
+        "gpt_bigcode",
+        "opt",
+        "starcoder2",
+        "jais2",
+        "codegen",
+        "apertus",
+        "nanochat",
+        "persimmon",
+        "gpt_neo",
+    }
     as_llama = {"internlm3", "helium", "granite", "ernie4_5", "hunyuan_v1_dense", "arcee", "glm", "glm4", "gemma"}
     as_llama |= {"internlm2", "iquestcoder", "baichuan", "qwen", "mimo", "minicpm", "hyperclovax", "stablelm", "exaone"}
     with_windows = {"ministral", "ministral3", "cwm"}  # Mistral's or OLMo 3's

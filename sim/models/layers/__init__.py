@@ -142,6 +142,7 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
             values_are_keys=own is not None and own.values_are_keys,
             value_norm=model.value_norm,
             bias=model.biased_attention,
+            out_bias=model.biased_attention_out,
             qkv_bias=model.qkv_bias,
             qk_norm=model.qk_norm,
             qk_norm_over=model.qk_norm_over,

@@ -48,6 +48,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     kv_heads: int
     head_dim: int
     bias: bool
+    out_bias: bool
     qkv_bias: bool
     qk_norm: Literal[False, True, "layernorm"]
     rope: bool
@@ -88,7 +89,7 @@ class GroupedQueryAttention(Struct, frozen=True):
                 self.bias or self.qkv_bias,
                 target="qkv",
             ),
-            Matrix("attention_out", heads * of_value, (self.hidden,), "row", self.bias, target="attention_out"),
+            Matrix("attention_out", heads * of_value, (self.hidden,), "row", self.out_bias, target="attention_out"),
         )
 
     def core(self, d: Dims) -> Core:
