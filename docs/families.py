@@ -25,6 +25,7 @@ from sim.models.layers.compressed import CompressedAttention
 from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.latent import LatentAttention
+from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import count_parameters
 from sim.serve.prices.dims import serving_dims
@@ -51,6 +52,7 @@ COLOURS = {
     "selected": "#d4a6c8",
     "compressed": "#8c6bb1",
     "state": "#f28e2b",
+    "convolution": "#ffbe7d",
     "attention and state": "#e15759",
     "nothing": "#dddddd",
     "dense": "#59a14f",
@@ -78,6 +80,8 @@ def attention_kind(attention: Attention | None) -> Kind:
         return Kind("selected", f"latent attention to {attention.indexer.top_k:,} selected keys, {sizes}")
     if isinstance(attention, LatentAttention):
         return Kind("latent", f"latent attention, {attention.heads} heads, rank {attention.latent_rank}")
+    if isinstance(attention, ShortConvolution):
+        return Kind("convolution", f"gated convolution over {attention.conv_kernel} tokens")
     if not isinstance(attention, GroupedQueryAttention):
         return Kind("state", "layer with a state")
     heads = f"{attention.heads} heads of {attention.head_dim}, {attention.kv_heads} of keys"

@@ -55,7 +55,7 @@ def model_of(s: Settings) -> dict[str, Any]:
         "bias": bias,
         "norm_bias": True if norm == "layernorm" and not bias else None,  # of its layer norms, whatever else has any
         "qkv_bias": s.flag("add-qkv-bias"),
-        "qk_norm": s.flag("qk-layernorm"),
+        "qk_norm": "layernorm" if s.flag("qk-layernorm") and norm == "layernorm" else s.flag("qk-layernorm"),
         "dropout": max(s.number(f"{where}-dropout", 0.1) or 0.0 for where in ("attention", "hidden")),
         "tied_embeddings": not s.flag("untie-embeddings-and-output-weights"),
         "positions": {"learned_absolute": "learned"}.get(str(positions), positions),

@@ -124,12 +124,15 @@ class Megatron(Emission):
             "rope_share": {"rotary-percent": m.rope_share},
             "sinks": {"softmax-type": "learnable" if m.sinks else None},
             "no_rope_every": {"no-rope-freq": m.no_rope_every},
-            "attention_gate": {"attention-output-gate": m.attention_gate},
             "separate_qkv": {},  # one matmul, whatever the model's own code has
             "merged_projections": {},
         }
+        if m.attention_gate is True:
+            flags["attention_gate"] = {"attention-output-gate": True}
         if m.norm == "layernorm" and m.norm_bias:
             flags["norm_bias"] = {}
+        if m.qk_norm == "layernorm":
+            flags["qk_norm"] = {}  # its norms of queries and keys are of the model's kind
         if m.mlp == "gelu_new":
             flags["mlp"] = {}  # its fused kernel of bias and GELU is that approximation
         if m.mlp == "clamped_swiglu":
@@ -180,7 +183,7 @@ class Megatron(Emission):
             "squared-relu": m.mlp == "relu2",
             "disable-bias-linear": not m.bias,
             "add-qkv-bias": m.qkv_bias,
-            "qk-layernorm": m.qk_norm,
+            "qk-layernorm": bool(m.qk_norm),
             "untie-embeddings-and-output-weights": not m.tied_embeddings,
             "mtp-num-layers": m.mtp_layers or None,
             **{name: value for flags in self._variations().values() for name, value in flags.items()},

@@ -140,9 +140,9 @@ def qwen3(config: Config, head_dim: int | None = 128) -> Config:
 
 
 def _seed_oss(config: Config) -> Config:
-    require(config, "attention_out_bias", (False,))
-    bias = config.get("attention_bias", True)
-    return llama({"head_dim": 128, **config, "attention_bias": False}) | {"qkv_bias": bias}
+    bias, out = config.get("attention_bias", True), config.get("attention_out_bias", False)
+    found = llama({"head_dim": 128, **config, "attention_bias": False})
+    return found | {"qkv_bias": bias, "attention_out_bias": True if out else None}
 
 
 def ernie(config: Config) -> Config:
@@ -255,6 +255,12 @@ def _gemma4_full(config: Config, kinds: list[str]) -> Config:
     return {"kv_heads": sizes["num_key_value_heads"], "head_dim": sizes["head_dim"], "values_are_keys": equal}
 
 
+def _exaone(config: Config) -> Config:
+    """EXAONE 3: Llama's layers, under names of its own where the config is not Transformers'."""
+    names = {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
+    return llama({names.get(key, key): value for key, value in config.items()})
+
+
 def _stablelm(config: Config) -> Config:
     """StableLM: layer norms with biases, linear layers without, rope over a quarter of each head."""
     require(config, "qk_layernorm", (False,))
@@ -309,6 +315,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "phi3": Family(_phi3, pattern=_SLIDING),
     "olmo2": Family(llama, own=_OLMO2),
     "olmo3": Family(llama, _WINDOW, own=_OLMO2, pattern=(*_SLIDING * 3, "full")),
+    "exaone": _exaone,
     "exaone4": _exaone4,
     "glm": _glm,
     "glm4": Family(_glm, own={"norm_position": "both"}),

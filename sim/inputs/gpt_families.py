@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.inputs.families import Config, Family, llama, require, rope_share
+from sim.inputs.families import Config, Family, NotExpressibleError, llama, require, rope_share
+from sim.inputs.input_source import show
 
 _GELUS = ("gelu_new", "gelu", "gelu_pytorch_tanh", "gelu_fast")
 
@@ -25,6 +26,34 @@ def _gpt2(config: Config) -> Config:
         "positions": "learned",
         "max_positions": config["n_positions"],
     }
+
+
+def _gpt_neo(config: Config) -> Config:
+    """GPT-Neo: GPT-2's layers with windows in each second one; queries, keys and values are three without biases."""
+    layers = _named(config, "num_layers", "num_hidden_layers")
+    kinds = [kind for names, count in config.get("attention_types") or [] for _ in range(count) for kind in names]
+    kinds = kinds or ["global", "local"] * (layers // 2)
+    if {*kinds} - {"global", "local"}:
+        raise NotExpressibleError(f"attention_types: found {show(kinds[0])}; can be simulated: global, local")
+    found = {
+        "layers": layers,
+        "hidden": config["hidden_size"],
+        "heads": _named(config, "num_heads", "num_attention_heads"),
+        "ffn": config.get("intermediate_size"),
+        "mlp": _gelu(config, "activation_function"),
+        "vocab": config["vocab_size"],
+        "attention_bias": False,
+        "attention_out_bias": True,
+        "separate_qkv": True,
+        "tied_embeddings": config.get("tie_word_embeddings", True),
+        "dropout": config.get("resid_dropout", 0.0),
+        "positions": "learned",
+        "max_positions": config["max_position_embeddings"],
+    }
+    if "local" not in kinds:
+        return found
+    pattern = ["sliding" if kind == "local" else "full" for kind in kinds]
+    return found | {"window": config.get("window_size", 256), "attention_pattern": pattern}
 
 
 def _opt(config: Config) -> Config:
@@ -163,8 +192,8 @@ def _gptj(config: Config) -> Config:
 
 def _phi(config: Config) -> Config:
     """Phi 1 to 2: biases everywhere, attention and MLP on one norm, rope over a part of each head."""
-    require(config, "qk_layernorm", (False,))
     own = {
+        "qk_norm": "layernorm" if config.get("qk_layernorm", False) else False,
         "mlp": _gelu(config, "hidden_act"),
         "norm": "layernorm",
         "bias": True,
@@ -174,6 +203,19 @@ def _phi(config: Config) -> Config:
     found = llama({**config, "hidden_act": "silu"}) | own
     share = {"rope_share": rope_share(config, 0.5), "dropout": config.get("resid_pdrop")}
     return found | share | {"parallel_block": True}
+
+
+def _persimmon(config: Config) -> Config:
+    """Persimmon: squared ReLU, biases everywhere, layer norms of queries and keys, rope over half of each head."""
+    require(config, "hidden_act", ("relu2",))
+    found = llama({**config, "hidden_act": "silu"}) | {"norm": "layernorm", "bias": True, "attention_bias": None}
+    found |= {
+        "kv_heads": None,
+        "head_dim": None,
+        "qk_norm": "layernorm" if config.get("qk_layernorm", True) else False,
+        "mlp": "relu2",
+    }
+    return found | {"rope_share": rope_share(config, 0.5), "dropout": config.get("hidden_dropout")}
 
 
 def _nemotron(config: Config) -> Config:
@@ -212,11 +254,13 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "gpt_neox": _gpt_neox,
     "gptj": Family(_gptj, own={"separate_qkv": True}),
     "codegen": _gptj,
+    "gpt_neo": _gpt_neo,
     "opt": _opt,
     "bloom": _bloom,
     "falcon": _falcon,
     "mpt": _mpt,
     "phi": _phi,
+    "persimmon": _persimmon,
     "nemotron": _nemotron,
     "jais2": _jais2,
     "apertus": _apertus,

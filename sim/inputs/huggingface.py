@@ -12,7 +12,15 @@ from msgspec import Struct
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.core.json_text import parse_json
-from sim.inputs import expert_families, families, gpt_families, hub_families, hybrid_families
+from sim.inputs import (
+    convolution_families,
+    expert_families,
+    families,
+    gpt_families,
+    hub_families,
+    hybrid_families,
+    more_expert_families,
+)
 from sim.inputs.families import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
 from sim.inputs.model_config import MAX_LAYERS, MAX_POSITIONS
@@ -22,7 +30,9 @@ FAMILIES = (
     gpt_families.FAMILIES
     | families.FAMILIES
     | expert_families.FAMILIES
+    | more_expert_families.FAMILIES
     | hybrid_families.FAMILIES
+    | convolution_families.FAMILIES
     | hub_families.FAMILIES
 )
 _FILE = Path(__file__).parents[1] / "presets" / "huggingface.yaml"

@@ -199,7 +199,12 @@ def _qwen3_5_moe(config: Config) -> Config:
 def _gated_delta_layers(config: Config) -> Config:
     """The gated delta rule; in each so-many-th layer attention with a gate."""
     names = ["linear_attention"] * (config.get("full_attention_interval", 4) - 1) + ["full_attention"]
-    states = {
+    own = {"attention_gate": True, "rope_share": rope_share(config, 0.25), "state_space": _gated_delta(config)}
+    return own | {"attention_pattern": _layer_types(config, names)}
+
+
+def _gated_delta(config: Config) -> Config:
+    return {
         "kind": "gated_delta",
         "heads": config["linear_num_value_heads"],
         "head_dim": config["linear_value_head_dim"],
@@ -209,8 +214,30 @@ def _gated_delta_layers(config: Config) -> Config:
         "conv_kernel": config.get("linear_conv_kernel_dim", 4),
         "conv_bias": False,
     }
-    own = {"attention_gate": True, "rope_share": rope_share(config, 0.25), "state_space": states}
-    return own | {"attention_pattern": _layer_types(config, names)}
+
+
+def _olmo_hybrid(config: Config) -> Config:
+    """OLMo Hybrid: the gated delta rule, in each fourth layer OLMo 3's attention over all tokens, or without rope."""
+    heads, count = config["num_attention_heads"], config["num_hidden_layers"]
+    keys = config.get("linear_num_key_heads") or heads
+    width = config.get("linear_key_head_dim") or int(0.75 * config["hidden_size"] / keys)
+    sizes = {
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": config.get("linear_num_value_heads") or heads,
+        "linear_key_head_dim": width,
+        "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * width,
+    }
+    names = ["full_attention" if i % 4 == 3 or i == count - 1 < 3 else "linear_attention" for i in range(count)]
+    turned = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta")) is not None
+    return llama({**config, "head_dim": None}) | {
+        "qk_norm": True,
+        "qk_norm_over": "all_heads",
+        "norm_position": "by_kind",
+        "norm_in_fp32": True,
+        "positions": "rope" if turned else "none",
+        "state_space": _gated_delta(config | sizes),
+        "attention_pattern": _layer_types(config, names),
+    }
 
 
 def _minimax(config: Config) -> Config:
@@ -265,6 +292,43 @@ def _kimi_linear(config: Config) -> Config:
     return found | {"attention_pattern": _layer_types(config, names)}
 
 
+def _bailing_hybrid(config: Config) -> Config:
+    """Ling 3: Kimi's delta rule with whole matrices to its gates, in each sixth layer latent attention with a gate on
+    its heads; DeepSeek V3's experts."""
+    require(config, "attention_bias", (False, None))
+    heads, width = config["num_attention_heads"], config.get("linear_head_dim", config.get("head_dim", 128))
+    layers, group = config["num_hidden_layers"], config.get("layer_group_size", 6)
+    groups = config.get("num_expert_group", config.get("n_group", 8))
+    names = ["linear_attention" if (i + 1) % group else "full_attention" for i in range(layers)]
+    top_k = "num_experts_per_token" if "num_experts_per_token" in config else "num_experts_per_tok"
+    moe = router(config, "num_experts", top_k=top_k) | {
+        "shared_experts": config.get("num_shared_experts", 1),
+        "dense_layers": dense_layers({"first_k_dense_replace": 2, **config}),
+        "router_fp32": True,
+        "max_nodes_per_token": None if groups == 1 else config.get("topk_group", 4),
+    }
+    states = {
+        "kind": "kda_whole",
+        "heads": heads,
+        "head_dim": width,
+        "state": width,
+        "groups": heads,
+        "chunk": 64,
+        "conv_kernel": config.get("short_conv_kernel_size", 4),
+        "conv_bias": False,
+    }
+    return llama(config) | {
+        "kv_heads": None,
+        "head_dim": None,
+        "mla": latent(config),
+        "moe": moe,
+        "state_space": states,
+        "attention_pattern": _layer_types(config, names),
+        "attention_gate": "per_head",
+        "trained_positions": config.get("model_max_length"),
+    }
+
+
 def _jamba(config: Config) -> Config:
     """Jamba: Mamba 1, in each eighth layer attention; an MLP or experts in turn; no positions."""
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
@@ -307,6 +371,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "falcon_h1": _falcon_h1,
     "nemotron_h": _nemotron_h,
     "jamba": _jamba,
+    "olmo_hybrid": _olmo_hybrid,
     "qwen3_next": _qwen3_next,
     "qwen3_5_text": _qwen3_5,
     "qwen3_5_moe_text": _qwen3_5_moe,
@@ -314,4 +379,5 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "minimax_m1": _minimax,
     "minimax_text_01": _minimax,
     "kimi_linear": _kimi_linear,
+    "bailing_hybrid": _bailing_hybrid,
 }

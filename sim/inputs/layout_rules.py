@@ -71,6 +71,9 @@ def tensor_parallel(s: Sizes) -> Problem | None:
         return _found("tp", tp, f"must divide model.heads ({m.heads})")
     if m.kv_heads % tp and tp % m.kv_heads:
         return _found("tp", tp, f"must divide model.kv_heads ({m.kv_heads}) or be a multiple of them")
+    more = None if m.full_attention is None else m.full_attention.heads
+    if more is not None and more % tp:
+        return _found("tp", tp, f"must divide model.full_attention.heads ({more})")
     own = None if m.full_attention is None else m.full_attention.kv_heads
     if own is not None and own % tp and tp % own:
         return _found("tp", tp, f"must divide model.full_attention.kv_heads ({own}) or be a multiple of them")
@@ -158,9 +161,11 @@ def context_parallel(s: Sizes) -> Problem | None:
     if seq_len % pieces:
         reason = f"2·cp = {pieces} (zigzag split)" if zigzag else f"cp = {pieces}"
         return _found("cp", s.cp, f"{reason} must divide training.seq_len ({seq_len})")
-    if s.cp_method == "all_to_all" and (s.model.heads // s.tp) % s.cp:
-        why = f"cp_method all_to_all exchanges heads, so cp must divide heads/tp ({s.model.heads // s.tp})"
-        return _found("cp", s.cp, why)
+    own = None if s.model.full_attention is None else s.model.full_attention.heads
+    for heads in (s.model.heads, own or s.model.heads):
+        if s.cp_method == "all_to_all" and (heads // s.tp) % s.cp:
+            why = f"cp_method all_to_all exchanges heads, so cp must divide heads/tp ({heads // s.tp})"
+            return _found("cp", s.cp, why)
     return None
 
 

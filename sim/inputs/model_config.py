@@ -27,6 +27,7 @@ class MoeConfig(UserInput):
 
     `shared_experts` experts of the same size see every token, or one of `shared_ffn`; `shared_gate`: what they give is
     weighted by a number that each token gets (Qwen2-MoE). `router_fp32`: the router multiplies in fp32.
+    `zero_experts`: further choices of the router that give a token itself (LongCat-Flash, arXiv 2509.01322).
     `capacity_factor` null: no token is dropped; `pad_to_capacity`: experts with fewer are filled up to it. `groups`:
     experts are chosen among those of a token's `top_groups` best groups, and each copy is sent by itself;
     `max_nodes_per_token` limits the choice as well.
@@ -38,6 +39,7 @@ class MoeConfig(UserInput):
     shared_experts: int = Field(default=0, ge=0, le=1_000)
     shared_ffn: int | None = Field(default=None, ge=1, le=100_000_000)
     shared_gate: bool = False
+    zero_experts: int = Field(default=0, ge=0, le=100_000)
     router_bias: bool = False
     router_fp32: bool = False
     dense_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
@@ -56,6 +58,16 @@ class MoeConfig(UserInput):
     def chooses_groups(self) -> bool:
         """Tell whether a token's groups or nodes are chosen before its experts."""
         return self.groups is not None or self.max_nodes_per_token is not None
+
+    @property
+    def choices(self) -> int:
+        """Experts that the router chooses from, those that compute nothing included."""
+        return self.experts + self.zero_experts
+
+    @property
+    def copies(self) -> float:
+        """Copies of a token that experts compute: `top_k`, less what falls to zero experts where all are as popular."""
+        return self.top_k * self.experts / self.choices
 
     @property
     def shared_width(self) -> int:
@@ -101,12 +113,13 @@ class CompressedAttentionConfig(UserInput):
 
 
 class FullAttentionConfig(UserInput):
-    """Sizes of layers that see all keys where the other layers have windows (Gemma 4); null: as in those.
+    """Sizes of layers that see all keys where the other layers have windows (Gemma 4, Laguna); null: as in those.
 
     `values_are_keys`: they have no value projection; values are keys before their norm and rope. `sinks`: see the
     model's.
     """
 
+    heads: int | None = Field(default=None, ge=1, le=1_000_000)
     kv_heads: int | None = Field(default=None, ge=1, le=1_000_000)
     head_dim: int | None = Field(default=None, ge=1, le=65_536)
     values_are_keys: bool = False
@@ -115,7 +128,8 @@ class FullAttentionConfig(UserInput):
 
 class StateSpaceConfig(UserInput):
     """Layers with a state in place of keys and values: Mamba 2 (arXiv 2405.21060) and 1 (2312.00752), the gated
-    delta rule (2412.06464), Kimi's with a decay a channel (2510.26692), lightning attention (2401.04658).
+    delta rule (2412.06464), Kimi's with a decay a channel (2510.26692), lightning attention (2401.04658), LFM2's gated
+    convolutions (2511.23404), whose `heads` are channels, with `head_dim` and `state` 1.
 
     A head turns `head_dim` numbers a token into as many, through a state of `state`·`head_dim`; `groups` of heads share
     what writes and reads it. A causal convolution of `conv_kernel` tokens comes before, a norm with a gate after it.
@@ -123,7 +137,7 @@ class StateSpaceConfig(UserInput):
     (Jamba) on steps, B and C. `state_dtype`: of states that serving keeps; null: as activations.
     """
 
-    kind: Literal["mamba2", "mamba1", "gated_delta", "kda", "lightning"] = "mamba2"
+    kind: Literal["mamba2", "mamba1", "gated_delta", "kda", "kda_whole", "lightning", "short_conv"] = "mamba2"
     heads: int = Field(ge=1, le=1_000_000)
     head_dim: int = Field(ge=1, le=65_536)
     state: int = Field(ge=1, le=65_536)
@@ -141,14 +155,18 @@ class StateSpaceConfig(UserInput):
 # Keys that real runs and emitted flags know. Any other key is a variation as soon as it is given.
 _KNOWN = {
     *("layers", "hidden", "heads", "kv_heads", "mla", "head_dim", "ffn", "vocab", "norm", "bias", "qkv_bias"),
-    *("qk_norm", "tied_embeddings", "dropout", "positions", "max_positions", "trained_positions", "mtp_layers"),
+    *("tied_embeddings", "dropout", "positions", "max_positions", "trained_positions", "mtp_layers"),
     *("moe", "checkpoint_quantization", "left_out", "program"),
 }
 _KNOWN_OF_EXPERTS = {
     *("experts", "top_k", "ffn", "shared_experts", "router_fp32", "dense_layers", "capacity_factor", "pad_to_capacity"),
     *("imbalance", "max_nodes_per_token", "groups", "top_groups"),
 }
-_KNOWN_VALUES = {"mlp": ("gelu", "swiglu", "relu2"), "attention_pattern": (("full",),)}
+_KNOWN_VALUES = {
+    "mlp": ("gelu", "swiglu", "relu2"),
+    "attention_pattern": (("full",),),
+    "qk_norm": (False, True),
+}
 
 
 def _variations(config: UserInput, known: set[str]) -> dict[str, object]:
@@ -190,20 +208,22 @@ class ModelConfig(UserInput):
     `head_dim` is the size of a query or key head (with `mla`: its two parts together), `v_head_dim` that of a value
     head where it differs (MiMo V2).
     `bias`: linear layers and layernorm have biases; `norm_bias`, `attention_bias`: these differ in it (Falcon's layer
-    norms, GPT-J's attention); `head_bias`: the output matrix has one too (Phi 2); `qkv_bias`: only the query, key and
-    value projections (Qwen2); `norm_weights` false: norms only normalize (OLMo); `embedding_norm`: the embedding's
-    result passes a norm (BLOOM); `qk_norm`: an RMS norm with `head_dim` weights on queries and on keys (Qwen3), or over
-    all heads at once (OLMo 2); `value_norm`: one without weights on values (Gemma 4). `norm_position`: before attention
-    and MLP, after them (OLMo 2) or both (Gemma 2).
+    norms, GPT-J's attention), `attention_out_bias`: its output projection alone does (GPT-Neo); `head_bias`: the output
+    matrix has one too (Phi 2); `qkv_bias`: only the query, key and value projections (Qwen2); `norm_weights` false:
+    norms only normalize (OLMo); `embedding_norm`: the embedding's result passes a norm (BLOOM); `qk_norm`: an RMS norm
+    with `head_dim` weights on queries and on keys (Qwen3), or a layer norm (Persimmon), or over all heads at once (OLMo
+    2); `value_norm`: one without weights on values (Gemma 4). `norm_position`: before attention and MLP, after them
+    (OLMo 2), both (Gemma 2), or `by_kind`: after them in layers with attention, before them in layers with a state
+    (OLMo Hybrid).
     `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: each
     so-many-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
     chunk of `window` tokens (Llama 4); or the layer has a state (`state_space`), attention and a state `beside` it
     (Falcon-H1), or neither; or the query sees the last `window` and compressed keys before them
     (`compressed_attention`). `mlp_pattern` repeats over the layers too. `attention_gate`: a sigmoid of a second query
-    projection multiplies the attention's result (Qwen3-Next). `parallel_block`: attention and MLP read one norm, or
-    (`two_norms`, GPT-NeoX) each its own norm of the same input, and both are added to the stream
-    (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
+    projection multiplies the attention's result (Qwen3-Next), or one of each head (`per_head`: LFM3). `parallel_block`:
+    attention and MLP read one norm, or (`two_norms`, GPT-NeoX) each its own norm of the same input, and both are added
+    to the stream (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
     `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2). `merged_projections`: query,
     key and value are one matrix, gate and up another, in the model's own code (Phi 3); `separate_qkv`: they are three
     although the MLP has no gate (OPT), where GPT-2 has one. `rope_share`: of a head's width,
@@ -236,14 +256,15 @@ class ModelConfig(UserInput):
     bias: bool = True
     norm_bias: bool | None = Field(default=None, description="null: bias")
     attention_bias: bool | None = Field(default=None, description="null: bias")
+    attention_out_bias: bool | None = Field(default=None, description="null: attention_bias")
     head_bias: bool = False
     qkv_bias: bool = False
     norm_weights: bool = True
     embedding_norm: bool = False
-    qk_norm: bool = False
+    qk_norm: Literal[False, True, "layernorm"] = False
     qk_norm_over: Literal["head", "all_heads"] = "head"
     value_norm: bool = False
-    norm_position: Literal["pre", "post", "both"] = "pre"
+    norm_position: Literal["pre", "post", "both", "by_kind"] = "pre"
     norm_in_fp32: bool = False
     sinks: bool = False
     attention_softcap: float | None = Field(default=None, gt=0, le=1e6)
@@ -276,7 +297,7 @@ class ModelConfig(UserInput):
     mlp_pattern: Annotated[tuple[Literal["dense", "experts", "none"], ...] | None, BeforeValidator(as_tuple)] = Field(
         default=None, min_length=1, max_length=10_000, description="null: as moe says"
     )
-    attention_gate: bool = False
+    attention_gate: Literal[False, True, "per_head"] = False
     hyper_connections: int = Field(default=1, ge=1, le=64)
     parallel_block: Literal[False, True, "two_norms"] = False
     mtp_layers: int = Field(default=0, ge=0, le=1_000)
@@ -305,6 +326,11 @@ class ModelConfig(UserInput):
     def biased_attention(self) -> bool:
         """Tell whether all projections of attention have biases."""
         return self.bias if self.attention_bias is None else self.attention_bias
+
+    @property
+    def biased_attention_out(self) -> bool:
+        """Tell whether the output projection of attention has biases."""
+        return self.biased_attention if self.attention_out_bias is None else self.attention_out_bias
 
     @property
     def longest(self) -> int:

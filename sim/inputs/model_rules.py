@@ -7,7 +7,7 @@ may take for granted what those before it hold.
 from __future__ import annotations
 
 from sim.inputs.input_source import Problems, Source, raise_first, show
-from sim.inputs.model_config import COMPRESSED, LOCAL, STATEFUL, ModelConfig
+from sim.inputs.model_config import COMPRESSED, LOCAL, STATEFUL, ModelConfig, StateSpaceConfig
 from sim.inputs.yaml_input import KeyPath
 
 
@@ -54,8 +54,11 @@ def _latent_attention(m: ModelConfig) -> Problems:
         yield ("v_head_dim",), f"found {m.v_head_dim}; with mla it is mla.v_head_dim: leave it out"
     if m.biased_attention and not m.bias:
         yield ("attention_bias",), "found true; latent attention (mla) has none"
-    if m.attention_gate:
-        yield ("attention_gate",), "found true; latent attention (mla) has none"
+    if m.attention_out_bias and not m.bias:
+        yield ("attention_out_bias",), "found true; latent attention (mla) has none"
+    if m.attention_gate and (m.attention_gate is True or m.indexer is not None):
+        why = "latent attention (mla) has none, or without model.indexer one of each head: per_head"
+        yield ("attention_gate",), f"found {show(m.attention_gate)}; {why}"
     if m.scaled_rope:
         yield ("scaled_rope",), "found true; latent attention (mla) scales its scores instead: leave it out"
     if "beside" in m.attention_pattern:
@@ -109,8 +112,11 @@ def _full_attention(m: ModelConfig) -> Problems:
     if m.window is None or "full" not in m.attention_pattern:
         why = "is for layers of kind full beside such with windows: give model.window and model.attention_pattern"
         yield ("full_attention",), f"found a mapping; {why}"
-    if own.kv_heads is not None and m.heads % own.kv_heads:
-        yield ("full_attention", "kv_heads"), f"found {own.kv_heads}; must divide heads ({m.heads})"
+    heads, kv_heads = own.heads or m.heads, own.kv_heads or m.kv_heads
+    if own.heads is not None and own.kv_heads is None and heads % kv_heads:
+        yield ("full_attention", "heads"), f"found {heads}; kv_heads ({kv_heads}) must divide it"
+    if own.kv_heads is not None and heads % kv_heads:
+        yield ("full_attention", "kv_heads"), f"found {kv_heads}; must divide heads ({heads})"
     if own.values_are_keys and m.merged_projections:
         yield (
             ("full_attention", "values_are_keys"),
@@ -133,8 +139,22 @@ def _state_space(m: ModelConfig) -> Problems:
     if (states.kind == "mamba1") != (states.rank is not None):
         why = "needs model.state_space.rank" if states.rank is None else "model.state_space.rank is for mamba1 only"
         yield ("state_space", "kind"), f"found {states.kind}; {why}"
-    if states.rank is not None and "beside" in m.attention_pattern:
-        yield ("attention_pattern",), "found 'beside'; mamba1 is not simulated beside attention"
+    if (states.rank is not None or states.kind == "short_conv") and "beside" in m.attention_pattern:
+        yield ("attention_pattern",), f"found 'beside'; {states.kind} is not simulated beside attention"
+    if states.kind == "short_conv":
+        yield from _short_convolution(states)
+
+
+def _short_convolution(states: StateSpaceConfig) -> Problems:
+    """Refuse what a convolution of each channel by itself does not have."""
+    for key in ("head_dim", "state"):
+        if (found := getattr(states, key)) != 1:
+            yield ("state_space", key), f"found {found}; short_conv has channels (state_space.heads) alone: 1"
+    if states.conv_kernel < 1:
+        yield ("state_space", "conv_kernel"), f"found {states.conv_kernel}; short_conv needs at least 1"
+    if states.state_dtype is not None:
+        why = "short_conv keeps inputs of its convolution alone, as activations: null"
+        yield ("state_space", "state_dtype"), f"found {show(states.state_dtype)}; {why}"
 
 
 def _mlp_pattern(m: ModelConfig) -> Problems:
@@ -159,12 +179,17 @@ def _layers(m: ModelConfig) -> Problems:
         yield ("parallel_block",), f"{block}; needs attention and an MLP in every layer"
     if m.parallel_block and m.norm_position != "pre":
         yield ("parallel_block",), f"{block}; needs norm_position pre, found {m.norm_position}"
+    if m.norm_position == "by_kind" and m.state_space is None:
+        yield ("norm_position",), "found 'by_kind'; needs layers with a state (model.state_space)"
     if m.mtp_layers and not whole[-1]:
         yield ("mtp_layers",), f"found {m.mtp_layers}; the last layer must have attention and an MLP"
     if m.head_bias and m.tied_embeddings:
         yield ("head_bias",), "found true; an output matrix that is the embedding's (tied_embeddings) has none"
     if m.qk_norm_over != "head" and not m.qk_norm:
         yield ("qk_norm_over",), f"found {show(m.qk_norm_over)}; needs qk_norm: true"
+    if m.qk_norm == "layernorm" and (m.norm != "layernorm" or m.qk_norm_over != "head"):
+        why = f"needs norm: layernorm and qk_norm_over: head, found {m.norm} and {m.qk_norm_over}"
+        yield ("qk_norm",), f"found 'layernorm'; {why}"
     if m.scaled_rope and m.positions != "rope":
         yield ("scaled_rope",), f"found true; needs positions: rope, found {m.positions}"
 

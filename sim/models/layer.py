@@ -51,7 +51,7 @@ def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[
     parts: tuple[Operator, ...] = ()
     if spec.attention is not None:
         inner = spec.attention.train(scenario, d, shard)
-        branch = _branch(m, d, spec, "attention", inner, m.biased_attention and d.tp > 1)
+        branch = _branch(m, d, spec, "attention", inner, m.biased_attention_out and d.tp > 1)
         parts += of_part(spec.attention.part, branch)
     if spec.mlp is not None:
         inner = inside(spec.mlp.module, spec.mlp.train(scenario, d, layer, shard))
@@ -73,7 +73,7 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
         *inside("layernorm", norms),
         branch_sum(d),
         *spec.attention.train(scenario, d, shard),
-        residual(d, "attention_residual", "attention", m.biased_attention and d.tp > 1),
+        residual(d, "attention_residual", "attention", m.biased_attention_out and d.tp > 1),
     )
     mlp = (
         *inside(spec.mlp.module, (replace(first, saved=own), *rest)),

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sim.models.layers import LayerSpec, attention_spec, mlp_spec, norm_elements, spec_counts, streams_of
+from sim.models.layers import (
+    LayerSpec,
+    attention_spec,
+    mlp_spec,
+    norm_elements,
+    norm_position,
+    spec_counts,
+    streams_of,
+)
 from sim.models.layers.experts import Experts
 
 if TYPE_CHECKING:
@@ -41,8 +49,9 @@ def prediction_layer(model: ModelConfig) -> LayerSpec:
     """The transformer layer inside a multi-token-prediction module: of the same kind as the model's last layers."""
     moe = model.moe
     mlp = mlp_spec(model, 0 if moe is None else -(-(moe.dense_layers + 1) // moe.every) * moe.every - 1)
-    rest = (norm_elements(model), model.norm_position, model.parallel_block, streams_of(model))
-    return LayerSpec(attention_spec(model, model.layers - 1), mlp, *rest)
+    last = model.layers - 1
+    rest = (norm_elements(model), norm_position(model, last), model.parallel_block, streams_of(model))
+    return LayerSpec(attention_spec(model, last), mlp, *rest)
 
 
 def count_parameters(model: ModelConfig) -> ParameterCount:
@@ -74,7 +83,7 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
         "connections": sum(n * spec.connection_parameters for spec, n in specs) + streams_of(model).head_parameters,
     }
     total = sum(parts.values())
-    idle = sum(n * mlp.one.parameters * max(0, mlp.moe.experts - mlp.moe.top_k) for mlp, n in experts)
+    idle = sum(n * round(mlp.one.parameters * max(0, mlp.moe.experts - mlp.moe.copies)) for mlp, n in experts)
     # A prediction module (arXiv 2412.19437, 2.2): a layer, two input norms, a 2h -> h matrix, an output norm.
     module = prediction_layer(model).parameters + 2 * model.hidden**2 + 3 * norm_elements(model)
     module += streams_of(model).head_parameters

@@ -115,7 +115,8 @@ def buffer_bytes(
     wide = max(*widths, inner * (3 if is_gated(m.mlp) else 2))
     layer = tokens * (2 * d.stream_width + wide) * d.act_bytes
     if not d.fused_attention:
-        layer += 2 * tokens * longest * ceil_div(m.heads, d.tp) * d.act_bytes
+        heads = max(m.heads, (m.full_attention.heads if m.full_attention else None) or 0)
+        layer += 2 * tokens * longest * ceil_div(heads, d.tp) * d.act_bytes
     logits = samples * d.vocab * d.tp * (d.act_bytes + 4.0) if stage.head else 0.0
     return max(layer, tokens * d.stream_width * d.act_bytes + logits)
 

@@ -156,6 +156,29 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "stablelm": ("sdpa", 1, {}),
     "vaultgemma": ("eager", 2, {"sliding_window": 32, "layer_types": TURNS}),
     "youtu": ("eager", 1, {**LATENT, "num_key_value_heads": 8}),
+    "lfm2": ("sdpa", 2, {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": (
+        "sdpa",
+        2,
+        {**EXPERTS, "num_experts": 8, "num_dense_layers": 0, "layer_types": ["conv", "full_attention"]},
+    ),
+    "exaone": ("sdpa", 1, {}),
+    "persimmon": ("sdpa", 1, {"attention_dropout": 0.0, "hidden_dropout": 0.0}),
+    "sarvam_moe": ("sdpa", 1, {**EXPERTS, "n_routed_experts": 8, "first_k_dense_replace": 0}),
+    "sarvam_mla": ("eager", 1, DEEPSEEK),
+    "laguna": (
+        "sdpa",
+        2,
+        {
+            **EXPERTS,
+            "num_experts": 8,
+            "shared_expert_intermediate_size": 128,
+            "sliding_window": 32,
+            "layer_types": TURNS,
+            "mlp_layer_types": ["sparse", "sparse"],
+        },
+    ),
+    "lfm3": ("sdpa", 3, {"sliding_window": 32, "layer_types": ["conv", *TURNS]}),
 }
 
 

@@ -32,11 +32,13 @@ SIZES = {
 GPT2 = {"n_layer": LAYERS, "n_embd": 512, "n_head": 8, "n_inner": 768, "vocab_size": 1000}
 LATENT = {"q_lora_rank": 256, "kv_lora_rank": 128, "num_key_value_heads": 8}
 ROUTED = {"n_routed_experts": EXPERTS, "n_shared_experts": 2, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
+CONVOLUTIONS = ["conv", "conv", "full_attention", "conv"] * 2
 WINDOWS = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 3}
 # What a family's config needs beside or in place of `SIZES`.
 OWN: dict[str, dict[str, Any]] = {
     "afmoe": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "num_dense_layers": 2},
     "axk1": LATENT | ROUTED,
+    "bailing_hybrid": LATENT | {"num_local_experts": EXPERTS, "moe_intermediate_size": 128},
     "bamba": {"mamba_n_heads": 16, "mamba_d_head": 64, "attn_layer_indices": [2, 6]},
     "bloom": {"n_layer": LAYERS, "n_head": 8},
     "cohere2_moe": {"num_experts": EXPERTS, "num_shared_experts": 2},
@@ -54,6 +56,7 @@ OWN: dict[str, dict[str, Any]] = {
     "exaone_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 128},
     "flex_olmo": {"num_experts": EXPERTS},
     "ernie4_5_moe": {"moe_num_experts": EXPERTS, "moe_k": 4, "moe_intermediate_size": 128},
+    "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]], "num_layers": LAYERS, "num_heads": 8},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
     "glm4_moe": ROUTED,
     "glm4_moe_lite": LATENT | ROUTED,
@@ -65,7 +68,16 @@ OWN: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 64, "num_experts": EXPERTS, "moe_topk": 2},
     "kimi_linear": LATENT | {"num_experts": EXPERTS},
     "kolibri1": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
+    "laguna": {
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 256,
+    },
+    "lfm2": {"layer_types": CONVOLUTIONS},
+    "lfm2_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "layer_types": CONVOLUTIONS},
     "llama4_text": {"num_local_experts": EXPERTS},
+    "longcat_flash": LATENT | {"n_routed_experts": EXPERTS, "expert_ffn_hidden_size": 128, "zero_expert_num": 0},
     "mamba2": {"num_heads": 16, "head_dim": 64},
     "mimo_v2_flash": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 128, "head_dim": 96, "v_head_dim": 64},
     "minimax_m2": {"num_local_experts": EXPERTS},
@@ -80,8 +92,14 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {"num_experts": EXPERTS, "moe_intermediate_size": 128},
     "qwen3_moe": {"num_experts": EXPERTS},
     "qwen3_next": {"num_experts": EXPERTS},
+    "sarvam_mla": LATENT | ROUTED,
+    "sarvam_moe": ROUTED,
     "solar_open": ROUTED,
     "starcoder2": {"sliding_window": 128},
+}
+LAGUNA = {
+    "layer_types": ["full_attention", *["sliding_attention"] * 3] * (LAYERS // 4),
+    "num_attention_heads_per_layer": [4, 8, 8, 8] * (LAYERS // 4),
 }
 GEMMA_4_EXPERTS = {"enable_moe_block": True, "num_experts": EXPERTS, "top_k_experts": 4, "moe_intermediate_size": 128}
 # Weights that docs/models.md names as not counted: routers' biases, norms around experts (Gemma 4, A.X K1).
@@ -101,6 +119,7 @@ KINDS = {
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
     "linear_attention": "state_space",
+    "conv": "state_space",
     "hybrid": "beside",
 }
 
@@ -141,10 +160,16 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
         ("dots1", "n_group", 4),
         ("glm4_moe", "n_group", 4),
         ("gpt_bigcode", "add_cross_attention", True),
+        ("gpt_neo", "attention_types", [[["global", "random"], LAYERS // 2]]),
         ("hunyuan_v1_dense", "use_cla", True),
         ("hunyuan_v1_dense", "use_qk_norm", False),
         ("hunyuan_v1_moe", "moe_intermediate_size", [3072] * LAYERS),
         ("hunyuan_v1_moe", "num_shared_expert", [2] * LAYERS),
+        ("laguna", "attention_bias", True),
+        ("laguna", "gating", "per-element"),
+        ("laguna", "num_attention_heads_per_layer", [8, 4] * (LAYERS // 2)),
+        ("lfm3", "attention_bias", True),
+        ("lfm3", "layer_types", ["linear_attention"] * LAYERS),
         ("olmoe", "clip_qkv", 8.0),
         ("opt", "_remove_final_layer_norm", True),
         ("opt", "layer_norm_elementwise_affine", False),
@@ -168,6 +193,7 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
 @pytest.mark.parametrize(
     ("family", "own"),
     [
+        ("bailing_hybrid", {"layer_group_size": 2, "first_k_dense_replace": 3, "linear_conv_kernel_dim": 4}),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
         ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True}),
@@ -175,11 +201,24 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
         ("gemma4_text", GEMMA_4_EXPERTS),
         ("granitemoeshared", {"shared_intermediate_size": 256}),
         ("hyperclovax", {"use_post_norm": False}),
+        ("laguna", LAGUNA),
+        ("laguna", LAGUNA | {"gating": "per-head", "mlp_layer_types": ["dense"] * 3 + ["sparse"] * (LAYERS - 3)}),
+        ("laguna", {"num_attention_heads_per_layer": [4] * LAYERS}),
+        ("lfm2", {"conv_bias": True, "block_ffn_dim_multiplier": 1.3}),
+        ("lfm2", {"block_auto_adjust_ff_dim": False, "layer_types": None, "full_attn_idxs": [1, 3]}),
+        ("lfm2_moe", {"num_dense_layers": 3}),
+        ("lfm3", {"use_attention_gate": False, "layer_types": CONVOLUTIONS}),
+        ("lfm3", {"use_sandwich_norm": False, "conv_bias": True}),
         ("llama", {"attention_bias": True}),
         ("llama", {"mlp_bias": True}),
         ("llama", {"attention_bias": True, "mlp_bias": True}),
         ("mixtral", {"head_dim": 32}),
+        ("olmo_hybrid", {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32}),
+        ("olmo_hybrid", {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+        ("persimmon", {"qk_layernorm": False}),
+        ("phi", {"qk_layernorm": True, "num_key_value_heads": 8}),
         ("phimoe", {"attention_bias": True, "lm_head_bias": True}),
+        ("seed_oss", {"attention_out_bias": True}),
         ("stablelm", {"use_qkv_bias": True, "use_parallel_residual": True}),
         ("qwen2_moe", {"qkv_bias": False}),
         ("kimi_linear", {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * (LAYERS - 3)}),
@@ -194,6 +233,39 @@ def test_keys_other_than_the_usual_ones_count_as_in_transformers(
     (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
     counted = {name: p.numel() for name, p in built.named_parameters() if not name.endswith(NOT_COUNTED)}
     assert count_parameters(load_model(str(tmp_path / "config.json"))).total == sum(counted.values())
+
+
+def test_zero_experts_are_choices_of_the_router_alone(tmp_path: Path) -> None:
+    """Transformers gives each of them a matrix that nothing reads, 2·ffn by hidden, which weights on the Hub lack."""
+    own = OWN["longcat_flash"] | {"zero_expert_num": 8}
+    config = transformers.CONFIG_MAPPING["longcat_flash"](**SIZES | own)
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(config)
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    model = load_model(str(tmp_path / "config.json"))
+    unread = LAYERS // 2 * 8 * 2 * 128 * 512
+    assert count_parameters(model).total == sum(p.numel() for p in built.parameters()) - unread
+    assert [model.mlp_kind(i) for i in range(model.layers)] == ["experts", "dense"] * (LAYERS // 2)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"zero_expert_type": "copy"}))
+    with pytest.raises(InputError, match="zero_expert_type: found 'copy'; only 'identity'"):
+        load_model(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("exaone", {"num_hidden_layers": "num_layers", "hidden_act": "activation_function"}),
+        ("sarvam_moe", {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}),
+    ],
+)
+def test_names_of_the_first_configs_on_the_hub_are_read(tmp_path: Path, family: str, names: dict[str, str]) -> None:
+    config = transformers.CONFIG_MAPPING[family](**SIZES | OWN.get(family, {}))
+    found = []
+    for renamed in ({}, names):
+        written = {renamed.get(key, key): value for key, value in config.to_dict().items()}
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        found.append(load_model(str(tmp_path / "config.json")))
+    assert found[0] == found[1]
 
 
 def test_a_mistral_without_the_key_of_its_window_has_transformers_default(tmp_path: Path) -> None:

@@ -111,6 +111,35 @@ def test_two_norms_of_one_input_keep_it_once() -> None:
     assert saved[0] - saved[1] == 512 * ONE_KIND["hidden"] * 2
 
 
+def test_whole_gates_are_one_matrix_in_place_of_products_of_two() -> None:
+    """Decays and gate of 16 heads from the hidden state, 16·32 and 16·64 numbers; else through 64 numbers each."""
+    states = STATES | {"groups": 16, "conv_bias": False, "state": 32}
+    whole, low = (serving(state_space=states | {"kind": kind}).model for kind in ("kda_whole", "kda"))
+    numbers = 16 * (32 + 64)
+    more = 512 * numbers - (512 * 2 * 64 + 64 * numbers)
+    assert count_parameters(whole).total - count_parameters(low).total == 4 * more
+    attention = layer_specs(whole)[0].attention
+    assert attention is not None
+    assert [m.name for m in attention.matrices()] == ["state_in", "state_out"]
+    assert attention.matrices(1)[0].elements == 2 * attention.matrices(2)[0].elements
+
+
+def test_norms_by_kind_stand_behind_attention_and_before_states() -> None:
+    """As many weights as in one place for all; a layer begins with its norm, or ends with it before the sum."""
+    pattern = {"state_space": STATES, "attention_pattern": ["state_space", "full"], "positions": "rope"}
+    training = {"seq_len": 512, "global_batch_size": 1}
+
+    def scenario(position: str) -> Any:
+        model = ONE_KIND | pattern | {"norm_position": position}
+        return parse_scenario({"model": model, "training": training, "cluster": "dgx-h100"})
+
+    pre, post, by_kind = (scenario(position) for position in ("pre", "post", "by_kind"))
+    assert len({count_parameters(s.model).total for s in (pre, post, by_kind)}) == 1
+    for layer, like in ((0, pre), (1, post), (2, pre), (3, post)):
+        assert layer_block(by_kind, layer).forward == layer_block(like, layer).forward
+    assert layer_block(pre, 1).forward != layer_block(post, 1).forward
+
+
 def test_a_parallel_block_has_one_norm_and_one_sum_over_ranks_less_norm() -> None:
     def params(**keys: Any) -> int:
         return count_parameters(serving(**keys).model).total
@@ -130,6 +159,7 @@ def test_a_parallel_block_has_one_norm_and_one_sum_over_ranks_less_norm() -> Non
         ({"attention_pattern": ["state_space"]}, {}, "attention_pattern: .* needs model.state_space"),
         ({"state_space": {**STATES, "groups": 3}}, {}, "state_space.groups: found 3; must divide heads"),
         ({"state_space": {**STATES, "kind": "mamba1"}}, {}, "kind: found mamba1; needs model.state_space.rank"),
+        ({"norm_position": "by_kind"}, {}, "norm_position: found 'by_kind'; needs layers with a state"),
         ({"mlp_pattern": ["none"], "attention_pattern": ["none"]}, {}, "neither attention nor MLP"),
         ({"mlp_pattern": ["experts"]}, {}, "mlp_pattern: .* needs model.moe"),
     ],

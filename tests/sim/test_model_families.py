@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from sim.core.errors import InputError
-from sim.core.program import BlockKind
+from sim.core.program import BlockKind, Compute
 from sim.inputs.model_input import load_model
 from sim.inputs.scenario import Scenario, parse_scenario
+from sim.models.layer import layer_block
 from sim.models.layers import layer_specs
 from sim.models.parameters import count_parameters
 from sim.programs.stages import stage_blocks
@@ -349,3 +350,44 @@ def test_served_norms_over_all_heads_are_summed_over_tp(tmp_path: Path) -> None:
 
     assert iteration_s(1, "all_heads") == iteration_s(1, "head")
     assert iteration_s(2, "all_heads") > iteration_s(2, "head")
+
+
+def test_layer_norms_of_queries_and_keys_have_biases_and_keep_statistics() -> None:
+    """Persimmon: two vectors each; kept are what they read, and mean and deviation of every head in fp32."""
+    gpt = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1024, "positions": "rope"}
+    training = {"seq_len": 512, "global_batch_size": 1, "framework": "eager"}
+
+    def scenario(**keys: Any) -> Scenario:
+        return parse_scenario({"model": gpt | keys, "training": training, "cluster": "dgx-h100"})
+
+    plain, normed = scenario(), scenario(qk_norm="layernorm")
+    assert count_parameters(normed.model).total - count_parameters(plain.model).total == 2 * 2 * 2 * 32
+    kept = [sum(s.bytes for s in layer_block(s, 0).saved) for s in (plain, normed)]
+    assert kept[1] - kept[0] == 512 * (2 * 256 * 2 + 2 * 8 * 8)
+    assert normed.model.variations == {"qk_norm": "layernorm"}
+    for wrong in ({"norm": "rmsnorm", "bias": False}, {"qk_norm_over": "all_heads"}):
+        with pytest.raises(InputError, match="qk_norm: found 'layernorm'; needs norm: layernorm"):
+            scenario(qk_norm="layernorm", **wrong)
+
+
+def test_gpt_neo_has_windows_in_each_second_layer_and_one_bias_in_attention(tmp_path: Path) -> None:
+    config = {"model_type": "gpt_neo", "hidden_size": 256, "num_layers": 4, "num_heads": 8, "vocab_size": 1000}
+    config |= {"max_position_embeddings": 512, "window_size": 64, "attention_types": [[["global", "local"], 2]]}
+    model = load_model(written(tmp_path, config))
+    assert (model.window, model.attention_pattern) == (64, ("full", "sliding"))
+    attention = layer_specs(model)[0].attention
+    assert attention is not None
+    assert [(m.name, m.bias) for m in attention.matrices()] == [("qkv", False), ("attention_out", True)]
+    whole = load_model(written(tmp_path, config | {"attention_types": [[["global"], 4]]}))
+    assert (whole.window, whole.attention_pattern) == (None, ("full",))
+
+
+def test_a_bias_of_attention_s_output_is_added_behind_the_sum_over_ranks() -> None:
+    def added(**keys: Any) -> float:
+        model = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1024, "attention_bias": False} | keys
+        training = {"seq_len": 512, "global_batch_size": 1, "framework": "eager"}
+        data = {"model": model, "training": training, "cluster": "dgx-h100", "parallelism": {"tp": 2}}
+        forward = layer_block(parse_scenario(data), 0).forward
+        return sum(i.kernels for i in forward if isinstance(i, Compute) and i.name == "attention_residual")
+
+    assert added(attention_out_bias=True) - added() == 1

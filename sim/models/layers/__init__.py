@@ -25,9 +25,10 @@ from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.indexer import Indexer
-from sim.models.layers.latent import LatentAttention
+from sim.models.layers.latent import GatedLatentAttention, LatentAttention
 from sim.models.layers.scans import scans
 from sim.models.layers.selective_scan import SelectiveScan
+from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.layers.state_space import StateSpace
 from sim.models.served import ServedElements, ServingDims, served_add_norm, served_norm, served_sum
@@ -36,7 +37,15 @@ from sim.models.window import Window
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
 
-Attention = GroupedQueryAttention | LatentAttention | CompressedAttention | StateSpace | SelectiveScan | Beside
+Attention = (
+    GroupedQueryAttention
+    | LatentAttention
+    | CompressedAttention
+    | StateSpace
+    | SelectiveScan
+    | ShortConvolution
+    | Beside
+)
 Mlp = DenseMlp | Experts
 
 
@@ -166,12 +175,13 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
         own = model.full_attention if model.attention_kind(layer) == "full" else None
         return GroupedQueryAttention(
             model.hidden,
-            model.heads,
+            model.heads if own is None or own.heads is None else own.heads,
             model.kv_heads if own is None or own.kv_heads is None else own.kv_heads,
             model.head_dim if own is None or own.head_dim is None else own.head_dim,
             values_are_keys=own is not None and own.values_are_keys,
             value_norm=model.value_norm,
             bias=model.biased_attention,
+            out_bias=model.biased_attention_out,
             qkv_bias=model.qkv_bias,
             qk_norm=model.qk_norm,
             qk_norm_over=model.qk_norm_over,
@@ -189,7 +199,8 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
     ranks, widths = (c.q_lora_rank, c.kv_lora_rank), (c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)
     x = model.indexer
     if x is None:
-        return LatentAttention(model.hidden, model.heads, *ranks, *widths)
+        latent = GatedLatentAttention if model.attention_gate else LatentAttention
+        return latent(model.hidden, model.heads, *ranks, *widths)
     return SparseLatentAttention(model.hidden, model.heads, *ranks, *widths, Indexer(x.heads, x.head_dim, x.top_k))
 
 
@@ -204,9 +215,11 @@ def _compressed(model: ModelConfig, kind: AttentionKind) -> CompressedAttention:
     return CompressedAttention(model.hidden, model.heads, model.head_dim, *sizes, rate, indexer)
 
 
-def _state_space(model: ModelConfig) -> StateSpace | SelectiveScan:
+def _state_space(model: ModelConfig) -> StateSpace | SelectiveScan | ShortConvolution:
     c = model.state_space
     assert c is not None
+    if c.kind == "short_conv":
+        return ShortConvolution(model.hidden, c.heads, c.conv_kernel, c.conv_bias, c.bias)
     if c.rank is not None:
         own = (c.conv_kernel, c.conv_bias, c.inner_norms, c.state_dtype)
         return SelectiveScan(model.hidden, c.heads * c.head_dim, c.state, c.rank, *own)
@@ -246,13 +259,23 @@ def norm_elements(model: ModelConfig) -> int:
     return model.hidden * model.norm_vectors
 
 
+def norm_position(model: ModelConfig, layer: int) -> Literal["pre", "post", "both"]:
+    """Where the norms of layer `layer`, counted from 0 over the model, stand."""
+    if model.norm_position != "by_kind":
+        return model.norm_position
+    return "pre" if model.attention_kind(layer) == "state_space" else "post"
+
+
 @lru_cache(maxsize=64)
 def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
     """The layers in order, without prediction layers; equal layers are one object."""
     specs: dict[LayerSpec, LayerSpec] = {}
     norms = norm_elements(model)
-    rest = (norms, model.norm_position, model.parallel_block, streams_of(model))
-    layers = (LayerSpec(attention_spec(model, i), mlp_spec(model, i), *rest) for i in range(model.layers))
+    blocks = (model.parallel_block, streams_of(model))
+    layers = (
+        LayerSpec(attention_spec(model, i), mlp_spec(model, i), norms, norm_position(model, i), *blocks)
+        for i in range(model.layers)
+    )
     return tuple([specs.setdefault(spec, spec) for spec in layers])
 
 

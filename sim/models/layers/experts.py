@@ -15,7 +15,7 @@ from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.router import router
 from sim.models.moe.routing import routing
 from sim.models.moe.shared import shared_parts
-from sim.models.operators import F, Operator, collective, gemm, memory_op
+from sim.models.operators import F, I, Operator, collective, gemm, memory_op
 from sim.models.served import ServedElements, ServingDims
 from sim.prices.roofline import MOE_LAYER, SENT
 
@@ -48,19 +48,32 @@ class Experts(Struct, frozen=True):
             *expert_matmuls(scenario, d, r),
             combine(scenario, d, r),
         )
+        if self.moe.zero_experts:
+            routed = (*routed, self._zero_experts(d, r.tokens))
         if self.shared is None:
             return routed
         return (*routed, *shared_parts(d, self.shared.projections(d, "moe"), self.moe.shared_gate))
 
+    def _zero_experts(self, d: Dims, tokens: int) -> Operator:
+        """A token times the weights of its zero experts, added to what the others give (arXiv 2509.01322, section
+        2.1): one kernel; backward the token's and the weights' gradients. The router keeps the token."""
+        size = tokens * self.one.hidden * d.act_bytes
+        return Operator(
+            "zero_experts",
+            (memory_op("zero_experts", F, "elementwise", tokens * self.one.hidden, 3 * size, d.act),),
+            (memory_op("zero_experts_backward", I, "elementwise", tokens * self.one.hidden, 5 * size, d.act, 2),),
+            backward_bytes=2 * size,
+        )
+
     @property
     def router_elements(self) -> int:
         """Weights of the router, which every rank has whole."""
-        return self.one.hidden * self.moe.experts
+        return self.one.hidden * self.moe.choices
 
     @property
     def router_parameters(self) -> int:
         """Weights of the router, and its biases."""
-        return self.router_elements + (self.moe.experts if self.moe.router_bias else 0)
+        return self.router_elements + (self.moe.choices if self.moe.router_bias else 0)
 
     @property
     def gate_elements(self) -> int:
@@ -84,9 +97,9 @@ class Experts(Struct, frozen=True):
 
     @property
     def active_elements(self) -> int:
-        """Weights that one token is multiplied by: router, its top-k experts, shared experts."""
+        """Weights that one token is multiplied by: router, its top-k experts that compute, shared experts."""
         shared = 0 if self.shared is None else self.shared.active_elements + self.gate_elements
-        return self.router_elements + self.moe.top_k * self.one.active_elements + shared
+        return self.router_elements + round(self.moe.copies * self.one.active_elements) + shared
 
     def served_elements(self, d: ServingDims) -> ServedElements:
         """Weights on one rank, counted as serving stores them."""
@@ -115,7 +128,10 @@ class Experts(Struct, frozen=True):
             n = tokens * hidden
             product = memory_op("shared_gate_product", F, "elementwise", n, 2 * n * d.act_bytes, d.act)
             shared = (*shared, gemm("shared_gate", F, tokens, 1, hidden, d.act), product)
-        return (gemm("router", F, tokens, moe.experts, hidden, d.act), *self.routed(d, tokens), *shared)
+        if moe.zero_experts:
+            n = tokens * hidden
+            shared = (memory_op("zero_experts", F, "elementwise", n, 3 * n * d.act_bytes, d.act), *shared)
+        return (gemm("router", F, tokens, moe.choices, hidden, d.act), *self.routed(d, tokens), *shared)
 
     def routed(self, d: ServingDims, tokens: int) -> Program:
         """The fullest rank's part of the routed experts, where each of the replicas that share them has `tokens`."""
@@ -139,7 +155,7 @@ class Experts(Struct, frozen=True):
         or within one node once to each rank (deep_ep/buffer.py, `internode_dispatch`, `intranode_dispatch`). Of N
         nodes or ranks k experts by chance lie on N·(1 - (1 - 1/N)^k); the model may allow fewer nodes,
         `max_nodes_per_token`."""
-        top_k, places = float(self.moe.top_k), d.once_to
+        top_k, places = self.moe.copies, d.once_to
         if not places or tokens <= LOW_LATENCY_TOKENS:
             return top_k
         found: float = places * (1.0 - (1.0 - 1.0 / places) ** top_k)
@@ -165,7 +181,7 @@ class Experts(Struct, frozen=True):
         h, ffn = self.one.hidden, ceil_div(self.moe.ffn, d.expert_tp)
         inner = ffn * (2 if self.one.gated else 1)
         moved = (inner // ffn + 1) * rows * ffn * d.act_bytes
-        choices = tokens * self.moe.experts
+        choices = tokens * self.moe.choices
         return [
             memory_op("router_top_k", F, "softmax", choices, 8.0 * choices, d.act),
             memory_op("permute", F, "permute", rows * h, 2 * rows * h * d.act_bytes, d.act),

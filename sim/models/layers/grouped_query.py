@@ -13,6 +13,7 @@ from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
+from sim.models.layers.head_gate import head_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
@@ -29,15 +30,16 @@ SUMS_BYTES = 2 * FP32_BYTES  # of a token: one sum over its queries and one over
 
 class GroupedQueryAttention(Struct, frozen=True):
     """Sizes of the whole model. `qkv_bias`: query, key and value have biases although nothing else has (Qwen2);
-    `qk_norm`: an RMS norm of `head_dim` weights on queries and one on keys (Qwen3). `projections`: into how many
-    matmuls the model's own code splits query, key and value (GPT-2 one, Llama three). `window`: None if every query
-    sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2). `norm_weights`: they
-    have weights. `sinks`: a learned score of each query head (gpt-oss), which kernels add to a row's softmax at no
-    cost. `gate`: a second query projection whose sigmoid multiplies the result (Qwen3-Next). `softcap`: scores
-    are capped (Gemma 2). `rope_share`: of a head's width, turned apart and joined to the rest (GLM-4.5); None: heads
-    are turned whole. `scaled_rope`: what is turned is scaled (gpt-oss). `value_norm`: an RMS norm without
-    weights on each head's values; `values_are_keys`: values are what the key projection gives (Gemma 4).
-    `v_head_dim`: the width of a value head where it is not `head_dim`."""
+    `qk_norm`: an RMS norm of `head_dim` weights on queries and one on keys (Qwen3), or two layer norms. `projections`:
+    into how many matmuls the model's own code splits query, key and value (GPT-2 one, Llama three). `window`: None if
+    every query sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2).
+    `norm_weights`: they have weights. `sinks`: a learned score of each query head (gpt-oss), which kernels add to a
+    row's softmax at no cost. `gate`: a second query projection whose sigmoid multiplies the result (Qwen3-Next), or one
+    number of each head and token that does (`per_head`: LFM3). `softcap`: scores are capped (Gemma 2). `rope_share`: of
+    a head's width, turned apart and joined to the rest (GLM-4.5); None: heads are turned whole. `scaled_rope`: what is
+    turned is scaled (gpt-oss). `value_norm`: an RMS norm without weights on each head's values; `values_are_keys`:
+    values are what the key projection gives (Gemma 4). `v_head_dim`: the width of a value head where it is not
+    `head_dim`."""
 
     part: ClassVar = ModelPart.ATTENTION
 
@@ -46,15 +48,16 @@ class GroupedQueryAttention(Struct, frozen=True):
     kv_heads: int
     head_dim: int
     bias: bool
+    out_bias: bool
     qkv_bias: bool
-    qk_norm: bool
+    qk_norm: Literal[False, True, "layernorm"]
     rope: bool
     projections: int
     window: Window | None = None
     qk_norm_over: Literal["head", "all_heads"] = "head"
     norm_weights: bool = True
     sinks: bool = False
-    gate: bool = False
+    gate: Literal[False, True, "per_head"] = False
     softcap: bool = False
     rope_share: float | None = None
     scaled_rope: bool = False
@@ -76,16 +79,17 @@ class GroupedQueryAttention(Struct, frozen=True):
         heads, kv_heads = self.heads_of(tp)
         queries, keys, of_value = heads * self.head_dim, kv_heads * self.head_dim, self.widths[1]
         values = () if self.values_are_keys else (kv_heads * of_value,)
+        gates = (heads,) if self.gate == "per_head" else ()
         return (
             Matrix(
                 "qkv",
                 self.hidden,
-                (queries * (2 if self.gate else 1), keys, *values),
+                (queries * (2 if self.gate is True else 1), keys, *values, *gates),
                 "column",
                 self.bias or self.qkv_bias,
                 target="qkv",
             ),
-            Matrix("attention_out", heads * of_value, (self.hidden,), "row", self.bias, target="attention_out"),
+            Matrix("attention_out", heads * of_value, (self.hidden,), "row", self.out_bias, target="attention_out"),
         )
 
     def core(self, d: Dims) -> Core:
@@ -107,8 +111,9 @@ class GroupedQueryAttention(Struct, frozen=True):
         turn = (*self._head_norms(d), *turn)
         if self.sinks:
             core = replace(core, params=self.heads_of(d.tp)[0])
-        # rope has made queries and keys anew
-        if self.rope and merged and d.framework.keeps_merged_outputs and d.fused_attention:
+        # rope has made queries and keys anew; a layer norm of torch's keeps the old ones itself
+        keeps = d.framework.keeps_merged_outputs and self.qk_norm != "layernorm"
+        if self.rope and merged and keeps and d.fused_attention:
             core = keeping(core, "unturned queries and keys", turned * d.act_bytes)
         if d.framework.keeps_ordered_heads and self.heads == self.kv_heads and d.fused_attention:
             core = keeping(core, "keys and values beside queries", d.tokens * sum(qkv.outputs[1:3]) * d.act_bytes)
@@ -118,8 +123,13 @@ class GroupedQueryAttention(Struct, frozen=True):
             elements = d.framework.attention_copies * d.tokens * out.inputs
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
         before = qkv.linear("attention", d.tokens, not d.framework.rebuilds_pointwise, merged)
-        gate = (self._gate(d, d.tokens * out.inputs),) if self.gate else ()
-        return linear(d, before), *turn, core, *gate, linear(d, out.linear("attention", d.tokens))
+        return (
+            linear(d, before),
+            *turn,
+            core,
+            *self._gates(d, d.tokens * out.inputs),
+            linear(d, out.linear("attention", d.tokens)),
+        )
 
     def _output_copied(self, d: Dims, core: Operator, elements: int) -> Operator:
         """The core whose output of `elements` has its queries' memory order: it is kept, and copied for the matmul."""
@@ -154,6 +164,11 @@ class GroupedQueryAttention(Struct, frozen=True):
         forward = (replace(ahead, plain_host=True),) if kernels else ()
         return (Operator("split_copies", forward, (replace(back, plain_host=True),)),)
 
+    def _gates(self, d: Dims, elements: int) -> tuple[Operator, ...]:
+        if self.gate == "per_head":
+            return (head_gate(d, elements, d.tokens * self.heads_of(d.tp)[0]),)
+        return (self._gate(d, elements),) if self.gate else ()
+
     def _gate(self, d: Dims, elements: int) -> Operator:
         """The result times the gate's sigmoid; kept are the result and what a kernel makes the sigmoid of, or
         the sigmoid where it is a kernel of its own (torch's sigmoid_backward reads its result)."""
@@ -181,8 +196,16 @@ class GroupedQueryAttention(Struct, frozen=True):
         if self.qk_norm_over == "all_heads":
             norms = [norm(d, name, "rmsnorm", d.tokens, n * self.head_dim, vectors) for name, n in names]
             return (*((self._sums_over_heads(d),) if d.tp > 1 else ()), *norms, *values)
+        if self.qk_norm == "layernorm":
+            return (*(self._layer_norm(d, name, d.tokens * n) for name, n in names), *values)
         each = [norm(d, name, "rmsnorm", d.tokens * n, self.head_dim, vectors) for name, n in names]
         return (*each, *values)
+
+    def _layer_norm(self, d: Dims, name: str, rows: int) -> Operator:
+        """One with weights and biases; of rows as narrow as a head its mean and deviation, in fp32, count for something
+        (torch's native_layer_norm keeps both)."""
+        made = norm(d, name, "layernorm", rows, self.head_dim, 2)
+        return replace(made, saved=(*made.saved, Saved("norm", f"{name} statistics", 2 * FP32_BYTES * rows)))
 
     def _sums_over_heads(self, d: Dims) -> Operator:
         """What norms over all heads need of other ranks' heads: for each token the sum of squares of its queries and
@@ -204,6 +227,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     def other_parameters(self) -> int:
         """Weights of the norms inside the attention, and sinks."""
         norms = self.heads + self.kv_heads if self.qk_norm_over == "all_heads" else 2
+        norms *= 2 if self.qk_norm == "layernorm" else 1  # which have biases too
         return (norms * self.head_dim if self.qk_norm and self.norm_weights else 0) + (self.heads if self.sinks else 0)
 
     def seen_keys(self, length: int) -> float | None:
@@ -235,6 +259,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         qkv, out = self.matrices(d.tp)
         n = tokens * out.inputs
         gate = (memory_op("attention_gate", F, "elementwise", n, 3 * n * d.act_bytes, d.act),) if self.gate else ()
+        if self.gate == "per_head":
+            gate = (served_head_gate(d, n, tokens * self.heads_of(d.tp)[0]),)
         turned = rope_cache(d, tokens, self.expanded_width(d.tp))
         split = self.qk_norm_over == "all_heads" and d.tp > 1
         sums = (collective("head_sums_total", "all_reduce", SUMS_BYTES * tokens, F),) if split else ()

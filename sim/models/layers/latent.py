@@ -15,6 +15,7 @@ from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import latent_rope, norm
+from sim.models.layers.head_gate import head_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, collective, gemm, keeping, memory_op
@@ -30,9 +31,11 @@ LATENT_HEADS = 16  # assumption: however many heads read one latent, their kerne
 
 class LatentAttention(Struct, frozen=True):
     """Sizes of the whole model. `query_rank` None: queries are not compressed. A query or key head has a part without
-    rope and a part with it; the keys' part with rope is shared by all heads."""
+    rope and a part with it; the keys' part with rope is shared by all heads. `gate`: a sigmoid of each head and token
+    multiplies the result."""
 
     part: ClassVar = ModelPart.ATTENTION
+    gate: ClassVar[bool] = False
 
     hidden: int
     heads: int
@@ -54,7 +57,10 @@ class LatentAttention(Struct, frozen=True):
 
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
         """All matrices on one of `tp` ranks."""
-        return self.projections(tp)
+        return (*self._gate(tp), *self.projections(tp))
+
+    def _gate(self, tp: int) -> tuple[Matrix, ...]:
+        return (Matrix("head_gate", self.hidden, (ceil_div(self.heads, tp),), "column"),) if self.gate else ()
 
     def projections(self, tp: int) -> tuple[Matrix, ...]:
         """Queries', keys' and values', and the output's; those to the latents are whole on every rank."""
@@ -97,6 +103,7 @@ class LatentAttention(Struct, frozen=True):
         queries = [linear(d, layer(matrix, keep)) for matrix in query]
         if self.query_rank is not None:
             queries.insert(1, latent_norm(d, "query", self.query_rank))
+        gates = [linear(d, layer(matrix, False)) for matrix in self._gate(d.tp)]  # which reads what queries read
         core = attention_core(scenario, d, shard, own)
         # a value is cut from what also makes its key, which is assembled anew
         if d.framework.keeps_merged_outputs and d.fused_attention:
@@ -112,7 +119,9 @@ class LatentAttention(Struct, frozen=True):
             linear(d, layer(kv_down, False)),  # its input is that of the first query matrix, which keeps it
             latent_norm(d, "kv", self.latent_rank),
             *inside("mla_up_proj", raised),
+            *gates,
             core,
+            *((head_gate(d, d.tokens * heads * self.value_width, d.tokens * heads),) if gates else ()),
             linear(d, out.linear("attention", d.tokens)),
         )
 
@@ -164,7 +173,9 @@ class LatentAttention(Struct, frozen=True):
         in the attention."""
         *projected, _, out = self.matrices(d.tp)
         items = [item for matrix in projected for item in served_linear(d, matrix, tokens)]
-        return (*items, rope_cache(d, tokens, self.rotated_width(d.tp)), *served_linear(d, out, tokens))
+        heads = tokens * ceil_div(self.heads, d.tp)
+        gate = (served_head_gate(d, heads * self.value_width, heads),) if self.gate else ()
+        return (*items, rope_cache(d, tokens, self.rotated_width(d.tp)), *gate, *served_linear(d, out, tokens))
 
     def rotated_width(self, tp: int) -> int:
         """Numbers of a token that the rope-and-cache kernel of serving engines reads and writes."""
@@ -198,6 +209,12 @@ class LatentAttention(Struct, frozen=True):
         flops = 2.0 * batch * heads * kv_len * (2 * rank + self.rope_width)
         shape = (batch, min(heads, LATENT_HEADS), 1, kv_len, rank + self.rope_width)
         return (absorb, Compute("attention", ATTENTION_DECODE, shape, d.act, flops, latent + queries, F), expand)
+
+
+class GatedLatentAttention(LatentAttention, frozen=True):
+    """The same with a gate on every head (Ling 3: `BailingHybridAttention` in Transformers)."""
+
+    gate: ClassVar[bool] = True
 
 
 def latent_norm(d: Dims, name: str, rank: int) -> Operator:

@@ -79,7 +79,9 @@ class StateSpace(Struct, frozen=True):
         inner, heads = self.inner(tp), self.split(tp)[0]
         width = self.convolved(tp) + self.scan.gates * heads
         out = Matrix("state_out", inner, (self.hidden,), "row", self.bias)
-        if not self.scan.channel_gates:
+        if self.scan.whole_gates:
+            width += heads * self.state
+        if self.scan.whole_gates or not self.scan.channel_gates:
             return (Matrix("state_in", self.hidden, (width + inner,), "column", self.bias), out)
         return (
             Matrix("state_in", self.hidden, (width,), "column", self.bias),

@@ -22,8 +22,8 @@ def copies_beyond(moe: MoeConfig, tokens: int, ranks: int) -> float:
 
     A rank's copies vary as a sum of draws without replacement: a token's `top_k` experts are different.
     """
-    share = ceil_div(moe.experts, ranks) / moe.experts
-    left = (moe.experts - moe.top_k) / max(1, moe.experts - 1)
+    share = ceil_div(moe.experts, ranks) / moe.choices
+    left = (moe.choices - moe.top_k) / max(1, moe.choices - 1)
     return largest_of(ranks) * math.sqrt(tokens * moe.top_k * share * (1.0 - share) * left)
 
 

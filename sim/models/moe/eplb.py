@@ -30,7 +30,7 @@ class BalancedExperts(Struct, frozen=True):
 
 
 def received(moe: MoeConfig, balanced: BalancedExperts, ranks: int, tokens: int) -> list[float]:
-    """Return how many of the `tokens` · top_k copies of tokens each rank gets, as expected."""
+    """Return how many of the copies of `tokens` tokens each rank gets, as expected."""
     load = expert_load(moe, tokens, 0)
     placed, copies = _placed(moe, balanced, ranks)
     return [sum(load[e] / copies[e] for e in rank) for rank in placed]

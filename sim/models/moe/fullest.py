@@ -24,7 +24,7 @@ def fullest_rank(moe: MoeConfig, tokens: int, ranks: int, eplb: BalancedExperts 
     held = moe.experts + (eplb.redundant if eplb is not None else 0)
     local = ceil_div(held, ranks)
     rows = max(_in_order(moe, tokens, ranks) if eplb is None else received(moe, eplb, ranks, tokens))
-    chance = min(1.0, moe.top_k / held)
+    chance = min(1.0, moe.top_k / (held + moe.zero_experts))
     chosen = 1.0 - (1.0 - chance) ** tokens  # a single token reads the weights of its top-k experts alone
     groups = local * chosen
     alike = moe.imbalance == "balanced" or eplb is not None

@@ -28,7 +28,7 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
     16-bit numbers to an fp32 result and the backward copies its input. All cast the input's fp32 gradient back; the
     choice reads fp32 logits.
     """
-    m, h, x, e = r.tokens, d.hidden, moe.experts, d.act_bytes
+    m, h, x, e = r.tokens, d.hidden, moe.choices, d.act_bytes
     upcast = moe.router_fp32 and e < FP32_BYTES
     casts = upcast and d.framework.casts_routers
     keeps = casts and not d.framework.rebuilds_pointwise

@@ -34,29 +34,29 @@ class Routing(Struct, frozen=True):
 
 
 def expert_load(moe: MoeConfig, tokens: int, layer: int) -> tuple[float, ...]:
-    """Token copies of each expert, out of `tokens` · top_k in all.
+    """Token copies of each expert, out of `tokens` · copies in all (top_k, where there are no zero experts).
 
     Balanced: equal. Else expert popularity falls as rank^-zipf, the order drawn from (seed, layer), no expert
-    with more copies than there are tokens. A capacity factor drops what exceeds ceil(factor · tokens · top_k
+    with more copies than there are tokens. A capacity factor drops what exceeds ceil(factor · tokens · copies
     / experts); `pad_to_capacity` fills every expert up to that.
     """
     if moe.imbalance == "balanced":
-        load = (tokens * moe.top_k / moe.experts,) * moe.experts
+        load = (tokens * moe.copies / moe.experts,) * moe.experts
     else:
-        load = _zipf(moe.experts, moe.top_k, moe.imbalance.zipf, moe.imbalance.seed, layer, tokens)
+        load = _zipf(moe.experts, moe.copies, moe.imbalance.zipf, moe.imbalance.seed, layer, tokens)
     if moe.capacity_factor is None:
         return load
-    capacity = -(-moe.capacity_factor * tokens * moe.top_k // moe.experts)
+    capacity = -(-moe.capacity_factor * tokens * moe.copies // moe.experts)
     return tuple(capacity if moe.pad_to_capacity else min(x, capacity) for x in load)
 
 
 @lru_cache(maxsize=1024)
-def _zipf(experts: int, top_k: int, zipf: float, seed: int, layer: int, tokens: int) -> tuple[float, ...]:
+def _zipf(experts: int, copies: float, zipf: float, seed: int, layer: int, tokens: int) -> tuple[float, ...]:
     import numpy as np
 
     weight = np.arange(1, experts + 1, dtype=np.float64) ** -zipf
     load = np.zeros(experts)
-    left = float(tokens * top_k)
+    left = tokens * copies
     free = np.ones(experts, dtype=bool)
     while left > 1e-9 and free.any():  # an expert sees a token once at most: what is above goes to the others
         load[free] += left * weight[free] / weight[free].sum()
@@ -82,7 +82,7 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
     share = 1.0
     if moe.max_nodes_per_token is not None and dispatcher_of(moe, p.ep).once_to_a_node:
         nodes = expert_nodes(p, scenario.cluster.domain_gpus)
-        share = min(1.0, min(nodes, moe.max_nodes_per_token) / moe.top_k) if nodes > 1 else 1.0
+        share = min(1.0, min(nodes, moe.max_nodes_per_token) / moe.copies) if nodes > 1 else 1.0
     by_chance = d.framework.routes_by_chance and moe.imbalance == "balanced" and moe.capacity_factor is None
     fullest = received
     if by_chance and p.ep > 1:

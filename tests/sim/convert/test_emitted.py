@@ -92,6 +92,7 @@ def test_how_tokens_choose_and_find_their_experts_is_read_back(
         {"window": 128, "attention_pattern": ["sliding", "sliding", "sliding", "full"], "no_rope_every": 4},
         {"window": 4096},
         {"attention_gate": True, "qk_norm": True},
+        {"norm": "layernorm", "qk_norm": "layernorm"},  # Persimmon
         {"moe": {"experts": 8, "top_k": 2, "ffn": 512, "shared_ffn": 768, "shared_gate": True}},  # Qwen2-MoE
         {"moe": {"experts": 8, "top_k": 2, "ffn": 512, "shared_experts": 2}},
     ],

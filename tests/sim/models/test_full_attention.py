@@ -14,6 +14,7 @@ from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.flops import model_flops_per_token
 from sim.models.layers import layer_specs
 from sim.models.parameters import count_parameters
+from sim.serve.memory import buffer_bytes
 from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
@@ -85,6 +86,8 @@ def test_a_step_runs(framework: str, tp: int) -> None:
             "full_attention: found a mapping; is for layers of kind full",
         ),
         ({"full_attention": {"kv_heads": 3}}, r"full_attention.kv_heads: found 3; must divide heads \(8\)"),
+        ({"full_attention": {"heads": 6}}, r"full_attention.heads: found 6; kv_heads \(4\) must divide it"),
+        ({"full_attention": {"heads": 6, "kv_heads": 4}}, r"kv_heads: found 4; must divide heads \(6\)"),
         ({"merged_projections": True}, "values have weights of their own"),
     ],
 )
@@ -113,3 +116,28 @@ def test_values_narrower_than_keys() -> None:
 def test_sinks_of_layers_with_windows_alone() -> None:
     both, some = model(sinks=True, full_attention=FULL), model(sinks=True, full_attention=FULL | {"sinks": False})
     assert count_parameters(both).total - count_parameters(some).total == HEADS
+
+
+def test_query_heads_of_layers_without_a_window() -> None:
+    """Twice as many: parameters, FLOPs of a long sequence; ranks and exchanged heads divide both numbers."""
+    base, own = model(), model(full_attention={"heads": 2 * HEADS})
+    assert count_parameters(own).total - count_parameters(base).total == 2 * HEADS * WIDTH * HIDDEN
+    grown = [model_flops_per_token(m, 16384) - model_flops_per_token(m, 8192) for m in (base, own)]
+    assert grown[1] - grown[0] == pytest.approx(6 * HEADS * WIDTH * 8192)
+    training = {"seq_len": 1024, "global_batch_size": 2}
+    odd = MODEL | {"full_attention": {"heads": 12}}
+    for layout, message in (
+        ({"tp": 8}, r"tp: found 8; must divide model.full_attention.heads \(12\)"),
+        ({"cp": 8, "cp_method": "all_to_all"}, r"cp must divide heads/tp \(12\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            parse_scenario({"model": odd, "cluster": "dgx-h100", "training": training, "parallelism": layout})
+    held = []
+    for heads in (4, 12):
+        inference = {"requests": {"prompt_len": 512, "output_len": 8}, "attention": "unfused"}
+        given = MODEL | {"full_attention": {"heads": heads}}
+        s = parse_scenario({"model": given, "cluster": "dgx-h100", "inference": inference})
+        d, specs = serving_dims(s), layer_specs(s.model)
+        stage = simulate_serving(s).costs.stages[0]
+        held.append(buffer_bytes(d, specs, stage, 512, 1, 100_000))
+    assert held[1] - held[0] >= 2 * 512 * 100_000 * 4 * 2
