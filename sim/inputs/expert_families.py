@@ -48,12 +48,6 @@ def _granite_shared(config: Config) -> Config:
     return found | {"moe": found["moe"] | ({"shared_ffn": shared} if shared else {})}
 
 
-def latent(config: Config) -> Config:
-    """The sizes of latent attention."""
-    required = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return {"q_lora_rank": config.get("q_lora_rank"), **{key: config[key] for key in required}}
-
-
 def _mixtral(config: Config) -> Config:
     return llama(config) | {"moe": router(config, "num_local_experts", "intermediate_size")}
 
@@ -204,11 +198,6 @@ def _mimo_v2_flash(config: Config) -> Config:
     return found | window(whole, "sliding_window", [])
 
 
-def _axk1(config: Config) -> Config:
-    """A.X K1: DeepSeek V3's layers, and a norm of what experts give together."""
-    return _deepseek({"first_k_dense_replace": 1, **config}) | {"left_out": ["the norm behind the experts"]}
-
-
 def _llama4(config: Config) -> Config:
     """Chunks where a layer has rope, all tokens where it has none; one shared expert beside the routed ones."""
     sparse = config.get("moe_layers")
@@ -232,101 +221,6 @@ def dense_layers(config: Config) -> int | None:
     if not isinstance(kinds, list) or kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
         raise NotExpressibleError("mlp_layer_types: can be simulated: a list of dense layers, then sparse ones")
     return dense
-
-
-def _deepseek(config: Config) -> Config:
-    require(config, "moe_layer_freq", (1, None))
-    moe = router(config, "n_routed_experts") | {
-        "shared_experts": config.get("n_shared_experts"),
-        "dense_layers": dense_layers(config),
-        "router_fp32": True,
-        # routing groups stand on nodes (arXiv 2412.19437, 2.1.2); one group is no limit
-        "max_nodes_per_token": None if config.get("n_group") == 1 else config.get("topk_group"),
-    }
-    mtp = config.get("num_nextn_predict_layers")
-    return llama(config) | {"kv_heads": None, "head_dim": None, "mla": latent(config), "moe": moe, "mtp_layers": mtp}
-
-
-def _deepseek_v32(config: Config) -> Config:
-    """DeepSeek V3.2: latent attention over the keys that an indexer selects."""
-    types = config.get("layer_types")
-    if types is not None and not (isinstance(types, list) and all(kind == "indexed_attention" for kind in types)):
-        raise NotExpressibleError("layer_types: can be simulated: a list of indexed_attention only")
-    index = {
-        "heads": config.get("index_n_heads", 64),
-        "head_dim": config.get("index_head_dim", 128),
-        "top_k": config.get("index_topk", 2048),
-    }
-    return _deepseek({"first_k_dense_replace": 3, **config}) | {"indexer": index}
-
-
-_COMPRESSED = {0: "sliding", 4: "compressed_sparse", 128: "compressed"}
-_COMPRESSED_TYPES = {
-    "sliding_attention": "sliding",
-    "compressed_sparse_attention": "compressed_sparse",
-    "heavily_compressed_attention": "compressed",
-}
-
-
-def _deepseek_v4(config: Config) -> Config:
-    """DeepSeek V4: windows and compressed keys, hyper-connections, experts in every layer.
-
-    Layers whose experts a table chooses by the token (`num_hash_layers`) are simulated as those with a router: their
-    scores are computed there too.
-    """
-    layers = config["num_hidden_layers"]
-    kinds = _compressed_kinds(config, layers)
-    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | (
-        config.get("compress_rates") or {}
-    )
-    head_dim = config.get("head_dim", 512)
-    share = rope_share(config, config.get("qk_rope_head_dim", 64) / head_dim)
-    moe = router(config, "n_routed_experts") | {"shared_experts": config.get("n_shared_experts", 1)}
-    found = llama({"intermediate_size": config["moe_intermediate_size"], "num_key_value_heads": 1, **config}) | {
-        "head_dim": head_dim,
-        "mlp": "limited_swiglu",
-        "norm_in_fp32": True,
-        "sinks": True,
-        "window": config.get("sliding_window", 128),
-        "attention_pattern": kinds[:layers],
-        "hyper_connections": config.get("hc_mult", 4),
-        "moe": moe,
-        "mtp_layers": config.get("num_nextn_predict_layers"),
-    }
-    found["compressed_attention"] = {
-        "q_lora_rank": config.get("q_lora_rank", 1024),
-        "rope_head_dim": round(head_dim * share),
-        "output_groups": config.get("o_groups", 8),
-        "output_rank": config.get("o_lora_rank", 1024),
-        "rate": config.get("compress_rate_hca", rates["heavily_compressed_attention"]),
-        "sparse_rate": config.get("compress_rate_csa", rates["compressed_sparse_attention"]),
-    }
-    if "compressed_sparse" in found["attention_pattern"]:
-        sizes = (("heads", "index_n_heads", 64), ("head_dim", "index_head_dim", 128), ("top_k", "index_topk", 512))
-        found["indexer"] = {key: config.get(name, default) for key, name, default in sizes}
-    return found
-
-
-def _compressed_kinds(config: Config, layers: int) -> list[str]:
-    """Kinds of layers by `layer_types`, by `compress_ratios`, or as `DeepseekV4Config` makes them: two compressed, then
-    compressed and compressed_sparse in turn."""
-    types, ratios = config.get("layer_types"), config.get("compress_ratios")
-    for key, given, known in (("layer_types", types, _COMPRESSED_TYPES), ("compress_ratios", ratios, _COMPRESSED)):
-        if given is None:
-            continue
-        if not isinstance(given, list) or len(given) < layers or not {*given} <= {*known}:
-            raise NotExpressibleError(f"{key}: can be simulated: a list for all layers of {[*known]}")
-        return [known[one] for one in given]
-    return [*["compressed"] * 2, *["compressed", "compressed_sparse"] * layers]
-
-
-def _glm_moe_dsa(config: Config) -> Config:
-    """GLM-5: DeepSeek V3.2's layers."""
-    for key in ("indexer_types", "index_topk_pattern"):
-        if (kinds := config.get(key)) and not {*kinds} <= {"full", "F"}:
-            raise NotExpressibleError(f"{key}: can be simulated: an indexer of its own in every layer")
-    require(config, "index_topk_freq", (1, None))
-    return _deepseek_v32({"index_n_heads": 32, "n_group": 1, **config})
 
 
 def _dots1(config: Config) -> Config:
@@ -384,6 +278,54 @@ def _olmoe(config: Config) -> Config:
     return llama(config) | {"qk_norm": True, "qk_norm_over": "all_heads", "moe": moe}
 
 
+def _sarvam_moe(config: Config) -> Config:
+    """Sarvam 30B: GLM-4.5's layers with rope over whole heads, which its code still joins to an empty rest."""
+    own = {"qk_norm": config.get("use_qk_norm", True), "rope_share": rope_share(config, 1.0)}
+    return _glm4_moe(named_as_deepseek(config)) | own
+
+
+def named_as_deepseek(config: Config) -> Config:
+    """The config under the names of Transformers; the first ones on the Hub have others."""
+    names = {
+        "num_experts": "n_routed_experts",
+        "num_shared_experts": "n_shared_experts",
+        "use_qkv_bias": "attention_bias",
+        "num_mtp_layers": "num_nextn_predict_layers",
+    }
+    return {names.get(key, key): value for key, value in config.items()}
+
+
+def _laguna(config: Config) -> Config:
+    """Laguna (Poolside): a gate on attention's heads, layers without a window with another number of them, experts
+    beside a shared one."""
+    require(config, "gating", (True, "per-head"))  # per element it is a softplus in fp32
+    require(config, "moe_apply_router_weight_on_input", (False, None))
+    require(config, "attention_bias", (False, None))  # the gates have none
+    moe = router(config, "num_experts") | {
+        "shared_ffn": config["shared_expert_intermediate_size"],
+        "dense_layers": dense_layers({"first_k_dense_replace": 1, **config}),
+    }
+    whole = {"head_dim": 128, "sliding_window": 512, **config}
+    found = llama(whole) | {"moe": moe, "qk_norm": True, "rope_share": 1.0, "attention_gate": "per_head"}
+    found |= window(whole, "sliding_window", ["full"])
+    return found | _laguna_heads(config, found)
+
+
+def _laguna_heads(config: Config, found: Config) -> Config:
+    """The query heads of layers with windows, and of those without."""
+    each = config.get("num_attention_heads_per_layer")
+    if each is None:
+        return {}
+    kinds = found.get("attention_pattern", ["full"])
+    heads = {kind: {n for i, n in enumerate(each) if kinds[i % len(kinds)] == kind} for kind in {*kinds}}
+    if any(len(numbers) != 1 for numbers in heads.values()):
+        raise NotExpressibleError("num_attention_heads_per_layer: can be simulated: one number for each of layer_types")
+    whole, local = (next(iter(heads.get(kind, {None}))) for kind in ("full", "sliding"))
+    if local is None or whole in (None, local):
+        return {"heads": local or whole}
+    return {"heads": local, "full_attention": {"heads": whole}}
+
+
 _ONE_FULL_IN_FOUR = ("full", *("sliding",) * 3)
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     "mixtral": Family(_mixtral, pattern=("sliding",)),
@@ -392,15 +334,8 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "qwen3_moe": _qwen3_moe,
     "gpt_oss": _gpt_oss,
     "glm4_moe": _glm4_moe,
-    "glm4_moe_lite": Family(_deepseek, {"first_k_dense_replace": 1, "n_group": 1}),  # GLM-4.7-Flash
-    "glm_moe_dsa": _glm_moe_dsa,
     "solar_open": _solar_open,
     "llama4_text": _llama4,
-    "kimi_k2": _deepseek,
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
-    "deepseek_v32": _deepseek_v32,
-    "deepseek_v4": _deepseek_v4,
     "dots1": _dots1,
     "ernie4_5_moe": _ernie_moe,
     "hunyuan_v1_moe": _hunyuan_moe,
@@ -415,8 +350,9 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "afmoe": _afmoe,
     "hy_v3": _hy_v3,
     "kolibri1": _kolibri1,
-    "axk1": _axk1,
     "mimo_v2_flash": _mimo_v2_flash,
     "cohere2_moe": _cohere2_moe,
     "mellum": _mellum,
+    "laguna": _laguna,
+    "sarvam_moe": _sarvam_moe,
 }

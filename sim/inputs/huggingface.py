@@ -14,12 +14,12 @@ from sim.core.files import read_text
 from sim.core.json_text import parse_json
 from sim.inputs import (
     convolution_families,
+    deepseek_families,
     expert_families,
     families,
     gpt_families,
     hub_families,
     hybrid_families,
-    more_expert_families,
 )
 from sim.inputs.families import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
@@ -30,7 +30,7 @@ FAMILIES = (
     gpt_families.FAMILIES
     | families.FAMILIES
     | expert_families.FAMILIES
-    | more_expert_families.FAMILIES
+    | deepseek_families.FAMILIES
     | hybrid_families.FAMILIES
     | convolution_families.FAMILIES
     | hub_families.FAMILIES

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.inputs.expert_families import dense_layers, latent, qwen2_moe, router
+from sim.inputs.deepseek_families import latent
+from sim.inputs.expert_families import dense_layers, qwen2_moe, router
 from sim.inputs.families import Config, NotExpressibleError, llama, qwen3, require, rope_share
 from sim.inputs.input_source import show
 
