@@ -27,12 +27,13 @@ from torch.utils.data import DataLoader, dataloader
 from calibrate.capture.autocast import CudaOperators, user_autocast
 from calibrate.capture.device_queue import Queue, StreamModule
 from calibrate.capture.host_copies import HostCopies, host_copies_recorded
-from calibrate.capture.places import Places
+from calibrate.capture.places import Places, named_place
 from calibrate.capture.recorder import parts_of
 
 CPU = torch.device("cpu")
 CAPABILITY = (9, 0)
 MEMORY_BYTES = 80 * 2**30
+OF_DATA = ("tensor", "as_tensor")
 NOTHING = (
     "set_device empty_cache manual_seed manual_seed_all reset_peak_memory_stats init _lazy_init ipc_collect "
     "reset_max_memory_allocated set_rng_state set_per_process_memory_fraction set_device_index set_device_idx "
@@ -49,6 +50,7 @@ class CudaDevice(TorchFunctionMode):
         self.operators = operators
         self.used = False
         self.places = Places()
+        self.copies: HostCopies | None = None
 
     def use(self) -> None:
         """Note that the script uses CUDA."""
@@ -78,6 +80,8 @@ class CudaDevice(TorchFunctionMode):
         if at < len(args) and isinstance(args[at], str | int):
             args = (*args[:at], self.on_cpu(_named(args[at])), *args[at + 1 :])
         out = func(*args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
+        if name in OF_DATA and self.copies is not None and named_place(said[1].get("device")):
+            return self.copies.of_data(out, bool(args) and isinstance(args[0], torch.Tensor))
         self.places.see(*said, out)
         return out
 
@@ -89,6 +93,7 @@ def _named(device: str | int) -> str:
 @contextmanager
 def cuda_device(device: CudaDevice, copies: HostCopies, queue: Queue, local_rank: int, count: int) -> Iterator[None]:
     """Let `torch.cuda` and `torch.accelerator` find `count` GPUs; this process uses GPU `local_rank`."""
+    device.copies = copies
     with ExitStack() as stack:
         for name, value in _device_functions(queue, local_rank, count).items():
             for module in (torch.cuda, torch.accelerator):

@@ -56,6 +56,15 @@ class HostCopies:
         self.recorder.add(COPY, [x], [out], HostCopy(to_gpu, pinned, non_blocking))
         return out if cast_before else self._cast(out, dtype, non_blocking)
 
+    def of_data(self, made: torch.Tensor, of_tensor: bool) -> torch.Tensor:
+        """Return what `torch.tensor` or `torch.as_tensor` for the GPU made, which it makes on the host and copies."""
+        if not of_tensor:
+            self.places.put_on_host(made)
+        if not self.differs(made, to_gpu=True):
+            return made
+        out = self.copied(made, to_gpu=True, non_blocking=False)
+        return out if of_tensor else out.detach().requires_grad_(made.requires_grad)
+
     def _cast(self, x: torch.Tensor, dtype: torch.dtype | None, on_gpu: bool) -> torch.Tensor:
         if dtype is None or dtype == x.dtype:
             return x
