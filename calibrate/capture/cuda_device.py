@@ -189,13 +189,13 @@ def _of_loaders(queue: Queue, places: Places) -> list[Any]:
 
     def without_workers(self: Any, *words: Any, **more: Any) -> None:
         load(self, *words, **more)
-        # No fake tensor passes from one process to another, nor to a thread that copies to a GPU's own memory.
-        self.has_workers, self.pins = self.num_workers > 0, self.pin_memory
-        self.num_workers, self.pin_memory = 0, False
+        # No fake tensor passes from one process to another.
+        self.has_workers, self.num_workers = self.num_workers > 0, 0
 
     def began(self: Any, loader: Any) -> None:
         begin(self, loader)
-        self.has_workers, self.pins = loader.has_workers, loader.pins
+        # Nor does one pass to a thread that copies it to pinned memory.
+        self.has_workers, self.pins, self._pin_memory = loader.has_workers, loader.pin_memory, False
 
     def apart(self: Any) -> Any:
         recording = queue.recording
