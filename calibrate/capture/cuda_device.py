@@ -17,17 +17,23 @@ from unittest.mock import patch
 import torch
 import torch.nn.parallel.distributed
 from torch.distributed import device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_init
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, dataloader
 
 from calibrate.capture.autocast import CudaOperators, user_autocast
 from calibrate.capture.device_queue import Queue, StreamModule
+from calibrate.capture.host_copies import HostCopies, host_copies_recorded
+from calibrate.capture.places import Places, named_place
+from calibrate.capture.recorder import parts_of
 
 CPU = torch.device("cpu")
 CAPABILITY = (9, 0)
 MEMORY_BYTES = 80 * 2**30
-STAY = ("cuda", "pin_memory")  # methods of a tensor that do nothing here, as it stays on the CPU
+OF_DATA = ("tensor", "as_tensor")
 NOTHING = (
     "set_device empty_cache manual_seed manual_seed_all reset_peak_memory_stats init _lazy_init ipc_collect "
     "reset_max_memory_allocated set_rng_state set_per_process_memory_fraction set_device_index set_device_idx "
@@ -43,6 +49,8 @@ class CudaDevice(TorchFunctionMode):
         super().__init__()
         self.operators = operators
         self.used = False
+        self.places = Places()
+        self.copies: HostCopies | None = None
 
     def use(self) -> None:
         """Note that the script uses CUDA."""
@@ -64,19 +72,18 @@ class CudaDevice(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__deepcopy__":  # its memory of what is copied must stay the same object
             return func(*args, **kwargs)
-        if name in STAY and args and isinstance(args[0], torch.Tensor):
-            if name == "cuda":
-                self.use()
-            form = kwargs.get("memory_format")
-            return args[0] if form is None else args[0].to(memory_format=form)
+        said = args, kwargs
         args, kwargs = tree_map_only(torch.device, self.on_cpu, (args, kwargs))
         if isinstance(kwargs.get("device"), str | int):
             kwargs = {**kwargs, "device": self.on_cpu(_named(kwargs["device"]))}
         at = {"to": 1, "_parse_to": 0}.get(name, len(args))  # positional argument that may be a device
         if at < len(args) and isinstance(args[at], str | int):
             args = (*args[:at], self.on_cpu(_named(args[at])), *args[at + 1 :])
-        kwargs.pop("pin_memory", None)
-        return func(*args, **kwargs)
+        out = func(*args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
+        if name in OF_DATA and self.copies is not None and named_place(said[1].get("device")):
+            return self.copies.of_data(out, bool(args) and isinstance(args[0], torch.Tensor))
+        self.places.see(*said, out)
+        return out
 
 
 def _named(device: str | int) -> str:
@@ -84,15 +91,18 @@ def _named(device: str | int) -> str:
 
 
 @contextmanager
-def cuda_device(device: CudaDevice, queue: Queue, local_rank: int, count: int) -> Iterator[None]:
+def cuda_device(device: CudaDevice, copies: HostCopies, queue: Queue, local_rank: int, count: int) -> Iterator[None]:
     """Let `torch.cuda` and `torch.accelerator` find `count` GPUs; this process uses GPU `local_rank`."""
+    device.copies = copies
     with ExitStack() as stack:
         for name, value in _device_functions(queue, local_rank, count).items():
             for module in (torch.cuda, torch.accelerator):
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, value))
-        for patched in (*_of_modules(device), *_of_loaders(queue), *_of_distribution(device), *_of_scalers(queue)):
+        modules, loaders = _of_modules(device, copies), _of_loaders(queue, device.places)
+        for patched in (*modules, *loaders, *_of_distribution(device, copies), *_of_scalers(queue)):
             stack.enter_context(patched)
+        stack.enter_context(host_copies_recorded(copies, device.use))
         stack.enter_context(_autocast_of_either(device))
         stack.enter_context(device)
         yield
@@ -128,14 +138,17 @@ def _device_functions(queue: Queue, local_rank: int, count: int) -> dict[str, An
     }
 
 
-def _of_modules(device: CudaDevice) -> list[Any]:
-    """Return patches that keep a module's parameters on the CPU."""
+def _of_modules(device: CudaDevice, copies: HostCopies) -> list[Any]:
+    """Return patches that keep a module's parameters on the CPU, and note where they would lie."""
     swap: Any = torch.utils.swap_tensors
     move: Any = torch.nn.Module.to
 
     def to(self: Any, *words: Any, **more: Any) -> Any:
         # A function of torch, so `device` replaces cuda.
-        where, dtype, _, memory_format = torch._C._nn._parse_to(*words, **more)
+        where, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*words, **more)
+        to_gpu = copies.place_of(more.get("device", words[0] if words else None))
+        if to_gpu is not None:
+            copies.move_module(self, to_gpu, non_blocking)
         if where != CPU:
             return move(self, *words, **more)
         # The module stays on the CPU, and torch cannot swap a fake parameter with itself.
@@ -144,6 +157,11 @@ def _of_modules(device: CudaDevice) -> list[Any]:
 
     def to_cuda(self: Any, *_: object) -> Any:
         device.use()
+        copies.move_module(self, to_gpu=True)
+        return self
+
+    def to_cpu(self: Any) -> Any:
+        copies.move_module(self, to_gpu=False)
         return self
 
     def swapped(tensor: torch.Tensor, other: torch.Tensor) -> None:
@@ -154,34 +172,42 @@ def _of_modules(device: CudaDevice) -> list[Any]:
 
     return [
         patch.object(torch.utils, "swap_tensors", swapped),
-        patch.multiple(torch.nn.Module, to=to, cuda=to_cuda),
+        patch.multiple(torch.nn.Module, to=to, cuda=to_cuda, cpu=to_cpu),
         # It tells torch's allocator alone which stream reads a tensor.
         patch.object(torch.Tensor, "record_stream", lambda *_: None),
         patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")),
     ]
 
 
-def _of_loaders(queue: Queue) -> list[Any]:
-    """Return patches with which a DataLoader's workers are this process, and their operators are not recorded."""
+def _of_loaders(queue: Queue, places: Places) -> list[Any]:
+    """Return patches with which a DataLoader's workers are this process, and their operators are not recorded.
+
+    Its batches lie in the host's memory, if workers or pinned memory say so.
+    """
     load, batches = DataLoader.__init__, dataloader._SingleProcessDataLoaderIter
     begin, fetch = batches.__init__, batches._next_data
 
     def without_workers(self: Any, *words: Any, **more: Any) -> None:
         load(self, *words, **more)
-        # No fake tensor passes from one process to another, nor to a thread that copies to a GPU's own memory.
-        self.has_workers, self.num_workers, self.pin_memory = self.num_workers > 0, 0, False
+        # No fake tensor passes from one process to another.
+        self.has_workers, self.num_workers = self.num_workers > 0, 0
 
     def began(self: Any, loader: Any) -> None:
         begin(self, loader)
-        self.has_workers = loader.has_workers
+        # Nor does one pass to a thread that copies it to pinned memory.
+        self.has_workers, self.pins, self._pin_memory = loader.has_workers, loader.pin_memory, False
 
     def apart(self: Any) -> Any:
         recording = queue.recording
         queue.recording = recording and not self.has_workers  # workers' operators are not this process's
         try:
-            return fetch(self)
+            batch = fetch(self)
         finally:
             queue.recording = recording
+        for x in tree_leaves(batch) if self.has_workers or self.pins else ():
+            if isinstance(x, torch.Tensor):
+                places.put_on_host(x, self.pins)
+        return batch
 
     return [
         patch.object(DataLoader, "__init__", without_workers),
@@ -189,7 +215,7 @@ def _of_loaders(queue: Queue) -> list[Any]:
     ]
 
 
-def _of_distribution(device: CudaDevice) -> list[Any]:
+def _of_distribution(device: CudaDevice, copies: HostCopies) -> list[Any]:
     """Return patches for DDP, FSDP1 and meshes of devices."""
     distributed = torch.nn.parallel.distributed.DistributedDataParallel
     start, mesh = distributed.__init__, device_mesh.DeviceMesh.__init__
@@ -205,6 +231,39 @@ def _of_distribution(device: CudaDevice) -> list[Any]:
         patch.object(device_mesh.DeviceMesh, "__init__", of_cpus),
         # FSDP1 wants its parameters there.
         patch.object(torch.distributed.fsdp._init_utils, "_get_compute_device", lambda *_: CPU),
+        *_of_fsdp2(device, copies),
+    ]
+
+
+def _of_fsdp2(device: CudaDevice, copies: HostCopies) -> list[Any]:
+    """Return patches for what FSDP2 puts on the GPU, and for what its `CPUOffloadPolicy` keeps on the host."""
+    move, reduce = _fsdp_init._move_states_to_device, group.foreach_reduce  # type: ignore[attr-defined]
+    gathered: Any = FSDPParam.all_gather_inputs
+
+    def inputs(self: Any) -> Any:
+        own = self.device
+        self.device = torch.device("cuda") if self.offload_to_cpu and device.used else own
+        try:
+            return gathered.fget(self)
+        finally:
+            self.device = own
+
+    def moved(params: Any, buffers: Any, where: Any) -> None:
+        move(params, buffers, where)
+        for x in parts_of([params, buffers]) if device.used else ():
+            device.places.put_on_gpu(x)
+
+    def reduced(*words: Any, **more: Any) -> Any:
+        copies.cpu_is_host = True  # it copies a shard of the gradients to `torch.device("cpu")`
+        try:
+            return reduce(*words, **more)
+        finally:
+            copies.cpu_is_host = False
+
+    return [
+        patch.object(FSDPParam, "all_gather_inputs", property(inputs)),
+        patch.object(_fsdp_init, "_move_states_to_device", moved),
+        patch.object(group, "foreach_reduce", reduced),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.capture.recorder import Recorder
 from calibrate.capture.step import Step
-from sim.inputs.program_file import FORMAT, PHASES
+from sim.inputs.program_file import FORMAT, PHASES, TO_DEVICE, TO_HOST
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ class _Table:
 
 def program_data(step: Step, recorder: Recorder) -> dict[str, Any]:
     """Return the file's content."""
-    names, modules, tensors, kinds = _Table(), _Table(), _Table(), _Table()
+    names, modules, tensors, kinds, copies = _Table(), _Table(), _Table(), _Table(), _Table()
     rows = recorder.rows
     operators = {
         "name": [names(r.name) for r in rows],
@@ -43,6 +43,7 @@ def program_data(step: Step, recorder: Recorder) -> dict[str, Any]:
         "launches": [r.launches for r in rows],
         "causal": [int(r.causal) for r in rows],
         "tf32": [int(r.tf32) for r in rows],
+        "host_copy": [-1 if r.host_copy is None else copies(r.host_copy) for r in rows],
     }
     lives = recorder.lives
     storages = {
@@ -75,6 +76,9 @@ def program_data(step: Step, recorder: Recorder) -> dict[str, Any]:
             "modules": modules.values(),
             "kinds": kinds.values(),
             "tensors": [[d, list(shape), list(strides)] for d, shape, strides in tensors.values()],
+            "host_copies": [
+                [TO_DEVICE if c.to_device else TO_HOST, int(c.pinned), int(c.non_blocking)] for c in copies.values()
+            ],
         },
     }
 

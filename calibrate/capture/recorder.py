@@ -22,6 +22,7 @@ from calibrate.capture.float32_products import rounds_to_tf32
 from calibrate.capture.fourier import is_of_several_steps, step_by_step
 from calibrate.capture.in_place import InPlace
 from calibrate.capture.known_values import PLAIN
+from sim.inputs.program_file import HostCopy
 
 SHORT = {
     "float32": "fp32",
@@ -66,7 +67,8 @@ LAYOUTS = {
 class RecordedOperator:
     """One operator. `launches` is 0 for a view or an allocation, which takes only host time.
 
-    `causal`: of attention. `tf32`: a GPU rounds its fp32 numbers to tf32.
+    `causal`: of attention. `tf32`: a GPU rounds its fp32 numbers to tf32. `host_copy`: of a copy between the host's
+    memory and the GPU's.
     """
 
     name: str
@@ -77,6 +79,7 @@ class RecordedOperator:
     launches: int
     causal: bool = False
     tf32: bool = False
+    host_copy: HostCopy | None = None
 
 
 @dataclass(slots=True)
@@ -166,6 +169,28 @@ class Recorder(TorchDispatchMode):
         """Set the kind of a tensor's storage."""
         for part in parts_of(tensor):
             self.lives[self.storage(part)].kind = kind
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record no operators within the block."""
+        before, self.phase = self.phase, ""
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    def add(self, name: str, read: Any, written: Any, host_copy: HostCopy | None = None) -> None:
+        """Record a kernel that reads and writes tensors; nothing outside of the recorded step."""
+        if not self.phase:
+            return
+        kinds = ["temporary", "temporary"]
+        if host_copy is not None:
+            kinds[0 if host_copy.to_device else 1] = "host"
+        inputs, outputs = (
+            [(describe(x), self.storage(x, kind)) for x in tree_leaves(t) if isinstance(x, torch.Tensor)]
+            for t, kind in zip((read, written), kinds, strict=True)
+        )
+        self.rows.append(RecordedOperator(name, *self._place(), inputs, outputs, 1, host_copy=host_copy))
 
     def _died(self, key: int, number: int, _: object) -> None:
         self.lives[number].died = len(self.rows)

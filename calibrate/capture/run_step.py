@@ -14,10 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
 from calibrate.capture.flex_attention import flex_attention_fused
+from calibrate.capture.host_copies import HostCopies, saved_tensors_copied
 from calibrate.capture.known_values import ROUTED, KnownValues
 from calibrate.capture.masks_read import masks_kept, masks_read
 from calibrate.capture.matchings import matched_in_turn
 from calibrate.capture.optimizers import capturable_here
+from calibrate.capture.places import Places
 from calibrate.capture.recorder import Recorder, parts_of, watched
 from calibrate.capture.step import Step
 from calibrate.capture.without_compiler import without_compiler
@@ -55,8 +57,10 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         switched = user_autocast(operators) if on_gpu else nullcontext()
         shapes = nullcontext() if step.compiled else known  # a graph that is traced has no real tensors
         masks = masks_kept() if step.compiled else masks_read(known)
+        offload = saved_tensors_copied(HostCopies(recorder, Places(), lambda: on_gpu))
         with (
             switched,
+            nullcontext() if step.compiled else offload,
             shapes,
             masks,
             matched_in_turn(),

@@ -29,7 +29,8 @@ from calibrate.capture.device_queue import Queue
 from calibrate.capture.host_work import operator_kind
 from calibrate.capture.known_values import PLAIN, REAL_BYTES, KnownValues
 from calibrate.capture.masks_read import masks_read
-from calibrate.capture.recorder import SCALAR, RecordedOperator, Recorder, describe, module_hooks
+from calibrate.capture.recorder import SCALAR, Recorder, module_hooks
+from sim.inputs.program_file import HostCopy
 
 WHOLE = ("aten::arange", "aten::randperm", "aten::randint")  # their default dtype is an integer
 FSDP_KERNELS = {
@@ -182,16 +183,23 @@ class ScriptRecorder(Recorder):
         out = func(*args, **kwargs)
         if name == "all_gather_copy_in":
             read, written = [args[0]], [out[0]]
-        if self.phase and written:
-            self._add(FSDP_KERNELS.get(name, f"aten.{name}"), read, written)
+        if written:
+            self.add(FSDP_KERNELS.get(name, f"aten.{name}"), read, written)
         return out
 
-    def _add(self, name: str, read: Any, written: Any) -> None:
-        inputs, outputs = (
-            [(describe(x), self.storage(x)) for x in tree_leaves(t) if isinstance(x, torch.Tensor)]
-            for t in (read, written)
-        )
-        self.rows.append(RecordedOperator(name, *self._place(), inputs, outputs, 1))
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record neither operators nor waits within the block."""
+        before, self.queue.recording = self.queue.recording, False
+        try:
+            yield
+        finally:
+            self.queue.recording = before
+
+    def add(self, name: str, read: Any, written: Any, host_copy: HostCopy | None = None) -> None:
+        """Record a kernel that reads and writes tensors; nothing outside of the recorded step."""
+        self.see_phase()
+        super().add(name, read, written, host_copy)
         self._count()
 
     def resized(self, storage: Any) -> None:

@@ -22,6 +22,7 @@ from calibrate.capture.cuda_device import CudaDevice, cuda_device
 from calibrate.capture.device_queue import Queue, StreamModule
 from calibrate.capture.fake_world import fake_world, set_environment
 from calibrate.capture.flex_attention import flex_attention_fused
+from calibrate.capture.host_copies import HostCopies
 from calibrate.capture.host_work import host_work_noted
 from calibrate.capture.object_messages import ObjectMessages
 from calibrate.capture.optimizers import capturable_here
@@ -127,6 +128,7 @@ def record_script(
     operators = CudaOperators(None, on_gpu=False)
     device = CudaDevice(operators)
     recorder = ScriptRecorder(operators, queue, balanced)
+    copies = HostCopies(recorder, device.places, lambda: device.used)
     steps = Steps(recorder, device)
     nodes_ranks = min(ranks_per_node, world_size)
     set_environment(rank, world_size, ranks_per_node)
@@ -137,7 +139,7 @@ def record_script(
         _hooks(steps),
         modules_followed(recorder, device),
         host_work_noted(queue),
-        cuda_device(device, queue, rank % nodes_ranks, nodes_ranks),
+        cuda_device(device, copies, queue, rank % nodes_ranks, nodes_ranks),
         operators,
         FakeTensorMode(allow_non_fake_inputs=True),
         recorder.known,

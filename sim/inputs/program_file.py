@@ -42,7 +42,9 @@ ROW_KEYS = (
     "launches",
     "causal",
     "tf32",
+    "host_copy",
 )
+TO_DEVICE, TO_HOST = "host_to_device", "device_to_host"
 SHORT_DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 T = TypeVar("T")
 STORAGE_KEYS = ("bytes", "kind", "born", "died", "module")
@@ -69,10 +71,28 @@ class Tensor(NamedTuple):
         return self.elements * BYTES.get(self.dtype, 4)
 
 
+class HostCopy(NamedTuple):
+    """A copy between the host's memory and the GPU's. `pinned`: the host's memory is page-locked."""
+
+    to_device: bool
+    pinned: bool
+    non_blocking: bool
+
+    @property
+    def host_waits(self) -> bool:
+        """Tell whether the host waits for the copy, and so for its stream.
+
+        torch does so unless the code says `non_blocking=True` (ATen/native/cuda/Copy.cu), and CUDA's driver for memory
+        that is not pinned.
+        """
+        return not (self.pinned and self.non_blocking)
+
+
 class CapturedOperator(NamedTuple):
     """One ATen operator. `launches` 0: a view or an allocation. `reads`, `writes`: numbers of its tensors' storages.
 
-    `tf32`: its fp32 numbers are rounded to tf32 on a GPU that has it.
+    `tf32`: its fp32 numbers are rounded to tf32 on a GPU that has it. `host_copy`: of a copy between the host's memory
+    and the GPU's, which moves the bytes of its outputs.
     """
 
     name: str
@@ -85,13 +105,14 @@ class CapturedOperator(NamedTuple):
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     tf32: bool = False
+    host_copy: HostCopy | None = None
 
 
 class Storage(NamedTuple):
     """Bytes that live from operator `born` until before operator `died`; None: beyond the step.
 
-    `kind`: parameter, frozen parameter, gradient, optimizer state, buffer, activation (alive when the forward ends) or
-    temporary. `name`: a parameter's, else the module that made it.
+    `kind`: parameter, frozen parameter, gradient, optimizer state, buffer, activation (alive when the forward ends),
+    temporary, or host, which lies in the host's memory. `name`: a parameter's, else the module that made it.
     """
 
     bytes: int
@@ -217,10 +238,11 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
     phases = _words(tables, "phases", path)
     for phase in phases:
         one_of(phase, PHASES, f"{where}.phases")
+    copies = _host_copies(tables, where)
     found = []
-    # Programs that were captured before this column existed lack it.
-    names_listed = listed(rows.get("name"), f"{path}: operators.name")
-    rows = {"tf32": [0] * len(names_listed), **rows}
+    # Programs that were captured before these columns existed lack them.
+    count = len(listed(rows.get("name"), f"{path}: operators.name"))
+    rows = {"tf32": [0] * count, "host_copy": [-1] * count, **rows}
     for i, values in enumerate(rows_of(rows, ROW_KEYS, f"{path}: operators")):
         row, where = dict(zip(ROW_KEYS, values, strict=True)), f"{path}: operators[{i}]"
         found.append(
@@ -235,9 +257,21 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
                 _counts(row["input_storages"], f"{where}.input_storages"),
                 _counts(row["output_storages"], f"{where}.output_storages"),
                 bool(whole(row["tf32"], f"{where}.tf32", 0)),
+                None if row["host_copy"] == -1 else _pick(copies, row["host_copy"], f"{where}.host_copy"),
             )
         )
     return tuple(found)
+
+
+def _host_copies(tables: Mapping[str, Any], where: str) -> list[HostCopy]:
+    found = []
+    for i, row in enumerate(listed(tables.get("host_copies", []), f"{where}.host_copies")):
+        at = f"{where}.host_copies[{i}]"
+        if not isinstance(row, list) or len(row) != 3:
+            raise InputError(f"{at}: found {str(row)[:60]}; allowed: [direction, pinned, non_blocking]")
+        to_device = one_of(row[0], (TO_DEVICE, TO_HOST), at) == TO_DEVICE
+        found.append(HostCopy(to_device, *(bool(whole(x, at, 0, 1)) for x in row[1:])))
+    return found
 
 
 def _tensor(value: Any, where: str) -> Tensor:

@@ -10,9 +10,9 @@ import math
 
 from msgspec.structs import replace
 
-from sim.core.program import Compute, Phase, Role
-from sim.inputs.program_file import BYTES, CapturedOperator, Tensor
-from sim.models.captured_kernels import FOREACH, KERNELS, kernels_of, moved_bytes
+from sim.core.program import Comm, Compute, Phase, Role
+from sim.inputs.program_file import BYTES, CapturedOperator, HostCopy, Tensor
+from sim.models.captured_kernels import FOREACH, KERNELS, kernels_of, moved_bytes, written_bytes
 from sim.models.captured_layout import casts_of, is_pointwise, is_transposing, kernel_of, single_elements
 from sim.models.captured_recurrent import RECURRENT, multiplied, recurrent_computes
 from sim.models.head import ALIGNED
@@ -71,6 +71,21 @@ def computes_of(op: CapturedOperator, on_gpu: bool = True) -> tuple[Compute, ...
         return (compute_of(op),)
     starts = Compute(op.name, "elementwise", (1,), "fp32", 0.0, float(small), _phase(op), small, looped=True)
     return compute_of(op), starts
+
+
+def copy_kind(copy: HostCopy) -> str:
+    """Return the kind of communication that a copy between the host's memory and the GPU's is."""
+    return "reload" if copy.to_device else "offload"
+
+
+def items_of(op: CapturedOperator, on_gpu: bool = True) -> tuple[Compute | Comm, ...]:
+    """A launched operator as the simulator's own, copies between host and GPU among them.
+
+    A copy lies in its stream's order: what follows it waits for it, even if the host does not.
+    """
+    if op.host_copy is None or not on_gpu:
+        return computes_of(op, on_gpu)
+    return (Comm(op.name, copy_kind(op.host_copy), "host", written_bytes(op), _phase(op)),)
 
 
 def compute_of(op: CapturedOperator) -> Compute:

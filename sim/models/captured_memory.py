@@ -56,7 +56,8 @@ class ProgramLives:
 
     def memory(self) -> ProgramMemory:
         """The memory of every piece."""
-        passing = [(i, s) for i, s in enumerate(self.program.storages) if s.kind not in (*LASTING, "gradient")]
+        apart = (*LASTING, "gradient", "host")
+        passing = [(i, s) for i, s in enumerate(self.program.storages) if s.kind not in apart]
         for i, s in passing:
             self._place(i, s)
         gradients = [s for s in self.program.storages if s.kind == "gradient"]

@@ -13,10 +13,10 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.program import PART_OF_BLOCK, Block, BlockKind, Compute, ModelPart, Phase, Program, Role
+from sim.core.program import PART_OF_BLOCK, Block, BlockKind, Comm, Compute, ModelPart, Phase, Program, Role
 from sim.inputs.program_blocks import INPUT, PARAMETERS, Pieces, owners, pieces_of, tied_elements
 from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_program
-from sim.models.captured import computes_of, known
+from sim.models.captured import items_of, known
 from sim.models.captured_memory import PieceMemory, ProgramLives
 from sim.prices.roofline import ATTENTION, COUNTED, MEMORY_BOUND
 
@@ -60,22 +60,23 @@ def captured_model(path: str) -> CapturedModel:
 
 @lru_cache(maxsize=32)
 def _model(program: CapturedProgram) -> CapturedModel:
-    pieces, computes = pieces_of(program), _Computes(program.device != "cpu")
+    pieces, items = pieces_of(program), _Items(program.device != "cpu")
     owner = owners(program)[0]
-    memory = ProgramLives(program, pieces, owner, lambda o: _is_weight_gradient(computes, o)).memory()
+    memory = ProgramLives(program, pieces, owner, lambda o: _is_weight_gradient(items, o)).memory()
     trained, frozen = _elements(program, pieces, owner)
-    parts: list[dict[str, list[Compute]]] = [
+    parts: list[dict[str, list[Compute | Comm]]] = [
         {"forward": [], "recomputed": [], "backward": []} for _ in range(pieces.output + 1)
     ]
-    end: dict[str, list[Compute]] = {"clip": [], "optimizer": []}
+    end: dict[str, list[Compute | Comm]] = {"clip": [], "optimizer": []}
     for piece, op in zip(pieces.of_operator, program.operators, strict=True):
         if op.launches:
             part = ModelPart.OPTIMIZER if piece < 0 else PART_OF_BLOCK[_kind(piece, pieces)]
-            (end if piece < 0 else parts[piece])[op.phase].extend(computes.of(op, part))
+            (end if piece < 0 else parts[piece])[op.phase].extend(items.of(op, part))
     blocks = [_block(k, pieces, parts[k], memory.pieces[k], trained[k], frozen[k]) for k in range(pieces.output + 1)]
     sorts: dict[Block, int] = {}
     numbers = tuple([sorts.setdefault(replace(b, name=""), len(sorts)) for b in blocks[1:-1]])
-    counted = [c for part in parts for c in (*part["forward"], *part["backward"]) if c.kind in COUNTED]
+    ran = (i for part in parts for i in (*part["forward"], *part["backward"]) if isinstance(i, Compute))
+    counted = [c for c in ran if c.kind in COUNTED]
     return CapturedModel(
         tuple(blocks),
         numbers,
@@ -90,28 +91,31 @@ def _model(program: CapturedProgram) -> CapturedModel:
     )
 
 
-class _Computes:
-    """Operators as computations of a part of the model; equal ones are one object."""
+class _Items:
+    """Operators as computations of a part of the model, and copies; equal ones are one object."""
 
     def __init__(self, on_gpu: bool) -> None:
         self._on_gpu = on_gpu
-        self._known: dict[tuple[object, ...], tuple[Compute, ...]] = {}
+        self._known: dict[tuple[object, ...], tuple[Compute | Comm, ...]] = {}
 
-    def of(self, op: CapturedOperator, part: ModelPart) -> tuple[Compute, ...]:
+    def of(self, op: CapturedOperator, part: ModelPart) -> tuple[Compute | Comm, ...]:
         """`part`: of its piece; of a block's operators some tell by their kind what they are."""
-        key = (op.name, op.phase, op.inputs, op.outputs, op.causal, op.tf32, part)
+        key = (op.name, op.phase, op.inputs, op.outputs, op.causal, op.tf32, op.host_copy, part)
         found = self._known.get(key)
         if found is None:
             named = PART_OF_KIND if part is ModelPart.LAYER else {}
-            made = [replace(c, part=named.get(c.kind, part)) for c in computes_of(op, self._on_gpu)]
-            found = self._known[key] = tuple(made)
+            found = self._known[key] = tuple(
+                replace(i, part=named.get(i.kind, part)) if isinstance(i, Compute) else i
+                for i in items_of(op, self._on_gpu)
+            )
         return found
 
 
-def _is_weight_gradient(computes: _Computes, op: CapturedOperator) -> bool:
+def _is_weight_gradient(items: _Items, op: CapturedOperator) -> bool:
     if not op.launches or op.phase != "backward":
         return False
-    return computes.of(op, ModelPart.LAYER)[0].role is Role.WEIGHT_GRADIENT
+    first = items.of(op, ModelPart.LAYER)[0]
+    return isinstance(first, Compute) and first.role is Role.WEIGHT_GRADIENT
 
 
 def _halved(c: Compute) -> bool:
@@ -125,7 +129,7 @@ def _kind(piece: int, pieces: Pieces) -> BlockKind:
 def _block(
     number: int,
     pieces: Pieces,
-    items: dict[str, list[Compute]],
+    items: dict[str, list[Compute | Comm]],
     memory: PieceMemory,
     trained: Sequence[int],
     frozen: int,
@@ -199,11 +203,14 @@ def _part(items: Program, part: float) -> Program:
     """The share of a rank that holds this part of the parameters."""
     if part >= 1.0 or not items:
         return items if part > 0 else ()
-    computes = [i for i in items if isinstance(i, Compute)]
-    out: list[Compute] = []
+    out: list[Compute | Comm] = []
     counted = 0.0
-    for c in computes:
-        if c.kind in MEMORY_BOUND:
+    for c in items:
+        if isinstance(c, Comm):
+            out.append(replace(c, bytes=c.bytes * part))
+        elif not isinstance(c, Compute):
+            continue
+        elif c.kind in MEMORY_BOUND:
             shape = (max(1, round(c.shape[0] * part)),)
             out.append(replace(c, shape=shape, flops=c.flops * part, bytes=c.bytes * part))
         else:  # a matmul stays whole: so many of them

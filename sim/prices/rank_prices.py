@@ -35,6 +35,14 @@ FEW_CHANNELS, FAST_NIC_BYTES_PER_S = 16, 45e9
 BLOCKS_FOR_EACH = ("all_to_all", "gather", "scatter")  # each rank gets S / n, so a node's members get their part only
 
 
+def host_copy(costs: Costs, network: Network, kind: str, size_bytes: float, rank: int) -> Priced:
+    """Price a copy between a GPU and its host's memory: as measured, else by the link's bandwidth."""
+    measured = costs.collective(kind, 1, size_bytes)
+    if measured is not None:
+        return Priced(*measured)
+    return Priced(network.host_copy(size_bytes, rank), "topology", LINK_UNCERTAINTY)
+
+
 class Pricing:
     """Price items for all ranks of one plan; results are cached. `network`: with the faults of links, if there are any.
 
@@ -197,10 +205,7 @@ class Pricing:
 
     def _comm(self, comm: Comm, rank: int) -> Priced:
         if comm.kind in HOST_COPIES:
-            measured = self._sort(rank).costs.collective(comm.kind, 1, comm.bytes)
-            if measured is not None:
-                return Priced(*measured)
-            return Priced(self.network.host_copy(comm.bytes, rank), "topology", LINK_UNCERTAINTY)
+            return host_copy(self._sort(rank).costs, self.network, comm.kind, comm.bytes, rank)
         ranks = self.group(comm.group, rank)
         # A group of one rank communicates nothing: no launch, no host time, no slowdown of kernels.
         if len(ranks) == 1:

@@ -17,10 +17,10 @@ from sim.core.timeline import Detail, RankClass
 from sim.core.units import counted
 from sim.engine.run import run_static
 from sim.graph.taskgraph import GraphBuilder
-from sim.inputs.program_file import CapturedOperator
+from sim.inputs.program_file import CapturedOperator, HostCopy
 from sim.inputs.script_program import Collective, RankProgram, What, alone_note
 from sim.traces.program_prices import ProgramPrices
-from sim.traces.recording import HOST, Message, Node, Recording
+from sim.traces.recording import HOST, OFFLOAD, RELOAD, Message, Node, Recording
 from sim.traces.shared_host import SharedHost
 
 KINDS = {"forward": "F", "recomputed": "B", "backward": "B", "clip": "OPTIMIZER", "optimizer": "OPTIMIZER"}
@@ -93,12 +93,29 @@ class _Rank:
         return 0 if self.prices.on_host else number
 
     def _operator(self, op: CapturedOperator, stream: int) -> None:
+        if op.host_copy is not None and not self.prices.on_host:
+            self._host_copy(op, op.host_copy, stream)
+            return
         seconds, host_s = self.prices.operator(op)
         seconds = self._computes(seconds)
+        self._on_stream(stream, KINDS[op.phase], op, seconds, host_s, compute=True)
+
+    def _host_copy(self, op: CapturedOperator, copy: HostCopy, stream: int) -> None:
+        """Add a copy between the host's memory and the GPU's, in its stream's order; the host may wait for it."""
+        seconds, host_s = self.prices.host_copy(op, copy, self.rank.rank)
+        node = self._on_stream(stream, RELOAD if copy.to_device else OFFLOAD, op, seconds, host_s, compute=False)
+        if copy.host_waits:
+            self.host.append(node)
+
+    def _on_stream(
+        self, stream: int, kind: str, op: CapturedOperator, seconds: float, host_s: float, *, compute: bool
+    ) -> int:
         label = f"{op.name} of {op.module}" if op.module else op.name
         waits = self._issued(host_s) + self.last.get(stream, [])
         name = "compute" if stream == 0 else f"stream {stream}"
-        self.last[stream] = [self._add(name, KINDS[op.phase], label, seconds, waits, compute=True)]
+        node = self._add(name, kind, label, seconds, waits, compute=compute)
+        self.last[stream] = [node]
+        return node
 
     def _computes(self, seconds: float) -> float:
         """Return the seconds that work of this rank takes beside its collectives."""

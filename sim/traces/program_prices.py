@@ -6,12 +6,14 @@ import math
 from collections import Counter
 
 from sim.inputs.calibration_input import profile_of
-from sim.inputs.program_file import CapturedOperator
+from sim.inputs.program_file import CapturedOperator, HostCopy
 from sim.inputs.script_program import Collective
-from sim.models.captured import computes_of, known
+from sim.models.captured import computes_of, copy_kind, known
+from sim.models.captured_kernels import written_bytes
 from sim.prices.coefficients import BURST_S
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
+from sim.prices.rank_prices import host_copy
 from topology.network import Network
 from topology.spec import ClusterSpec
 
@@ -51,6 +53,11 @@ class ProgramPrices:
             host_s = 0.0 if self.on_host else sum(self.costs.host_s(item, plain=True) for item in items)
             found = self._operators[op] = sum(self.costs.compute(item).seconds for item in items), host_s
         return found
+
+    def host_copy(self, op: CapturedOperator, copy: HostCopy, rank: int) -> tuple[float, float]:
+        """Return the seconds of a copy between the host's memory and a GPU's, and of the host that issues it."""
+        priced = host_copy(self.costs, self.network, copy_kind(copy), written_bytes(op), rank)
+        return priced.seconds, self.operator(op)[1]
 
     def host_work(self, kind: str) -> float:
         """Return the host seconds of one call of a kind of Python; 0 if the profile does not state them."""

@@ -19,7 +19,7 @@ from sim.engine.shared_links import run_graph
 from sim.graph.taskgraph import GraphBuilder, TaskGraph
 from sim.results.metrics import Intervals, uncovered_s
 from sim.traces.changes import Change
-from sim.traces.recording import START, Node, Recording
+from sim.traces.recording import OFFLOAD, RELOAD, START, Node, Recording
 
 WAIT = "WAIT"
 
@@ -192,7 +192,7 @@ def rank_times(times: Replay) -> list[RankTimes]:
             rows[1].append((begin, end))
             rows[2].append((arrive, begin))
         elif node.kind != START:
-            rows[0 if node.compute else 3].append((arrive, end))
+            rows[0 if node.compute else 1 if node.kind in (OFFLOAD, RELOAD) else 3].append((arrive, end))
         ends[node.rank] = max(ends[node.rank], end)
     out = []
     for rank, rows in sorts.items():

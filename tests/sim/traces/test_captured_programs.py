@@ -14,24 +14,32 @@ from msgspec.structs import replace
 
 from sim.commands.replay import load_programs, main
 from sim.core.errors import InputError
-from sim.inputs.program_file import CapturedOperator, Tensor
+from sim.inputs.program_file import CapturedOperator, HostCopy, Tensor
 from sim.inputs.script_program import Collective, Entry, RankProgram, What, read_rank_program
 from sim.models.captured_kernels import moved_bytes
 from sim.prices.coefficients import Coefficients
 from sim.prices.profiles import load_profile
 from sim.traces.program_in import program_recording
 from sim.traces.program_prices import ProgramPrices
-from sim.traces.replay import replay
+from sim.traces.replay import rank_times, replay
 from tests.processes import invoked
 from topology.network import Network
 from topology.presets import CLUSTERS
 
 MM, TRANSFER = 4e-3, 10e-3
 WHATS = list(What)
+NONE: Mapping[int, Any] = {}
+COPY, COPY_BYTES = 3e-3, 2 * 4096**2
+LATER, PAGEABLE, AT_ONCE = ["host_to_device", 1, 1], ["host_to_device", 0, 1], ["device_to_host", 1, 0]
 
 
-def file_of(path: Path, operators: int, script: dict[str, Any] | None, **changes: Any) -> Path:
-    """A program of equal matmuls, all alike but for the streams and entries of `script`."""
+def file_of(
+    path: Path, operators: int, script: dict[str, Any] | None, copies: Mapping[int, Any] = NONE, **changes: Any
+) -> Path:
+    """A program of equal matmuls, all alike but for the streams and entries of `script`.
+
+    `copies`: what is in the place of some, copies of 32 MiB between the host's memory and the GPU's, all alike.
+    """
     tensor = ["bf16", [4096, 4096], []]
     columns = {
         "name": [0] * operators,
@@ -44,8 +52,11 @@ def file_of(path: Path, operators: int, script: dict[str, Any] | None, **changes
         "launches": [1] * operators,
         "causal": [0] * operators,
     }
+    if copies:
+        columns["host_copy"] = [0 if i in copies else -1 for i in range(operators)]
     storages = {"bytes": [1], "kind": [0], "born": [0], "died": [-1], "module": [0]}
     tables = {"phases": ["forward"], "names": ["aten.mm"], "modules": [""], "kinds": ["temporary"], "tensors": [tensor]}
+    tables |= {"host_copies": list(copies.values())[:1]} if copies else {}
     data: dict[str, Any] = {
         "format": "program/1",
         "seq_len": 1,
@@ -90,7 +101,7 @@ def script_of(
 
 
 class Prices:
-    """A matmul takes 4 ms, a transfer 10 ms, the host nothing."""
+    """A matmul takes 4 ms, a copy between host and GPU 3 ms, a transfer 10 ms, the host nothing."""
 
     name, collective_host_s = "test", 0.0
     slowdowns = (1.0, 1.0)
@@ -107,6 +118,9 @@ class Prices:
 
     def operator(self, _: CapturedOperator) -> tuple[float, float]:
         return MM, 0.0
+
+    def host_copy(self, _: CapturedOperator, __: HostCopy, ___: int) -> tuple[float, float]:
+        return COPY, 0.0
 
     def collective(self, _: Collective) -> float:
         return TRANSFER
@@ -220,6 +234,54 @@ def test_the_host_waits(tmp_path: Path) -> None:
     assert step_s(tmp_path, 1, waits) == pytest.approx(TRANSFER + MM)
 
 
+def with_copies(tmp_path: Path, kind: list[Any], **script: Any) -> RankProgram:
+    """A copy between two matmuls."""
+    said = {**script_of(3, [], []), **script}
+    return read_rank_program(file_of(tmp_path / "p.rank0.json.gz", 3, said, {1: kind}))
+
+
+@pytest.mark.parametrize("kind", [LATER, PAGEABLE, AT_ONCE])
+def test_a_copy_between_host_and_gpu_lies_in_the_order_of_its_stream(tmp_path: Path, kind: list[Any]) -> None:
+    recording = program_recording([with_copies(tmp_path, kind)], Prices())  # type: ignore[arg-type]
+    assert replay(recording).step_time_s == pytest.approx(2 * MM + COPY)
+    times = rank_times(replay(recording))[0]
+    assert times.compute_s == pytest.approx(2 * MM)
+    assert times.exposed_comm_s == pytest.approx(COPY)
+    assert [n.kind for n in recording.nodes if n.stream == "compute"] == ["F", "RELOAD" if kind[2] else "OFFLOAD", "F"]
+
+
+def test_a_copy_on_a_stream_of_its_own_runs_under_matmuls(tmp_path: Path) -> None:
+    program = with_copies(tmp_path, LATER, streams=[0, 1, 0])
+    assert replay(program_recording([program], Prices())).step_time_s == pytest.approx(2 * MM)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "waits"), [(LATER, False), (PAGEABLE, True), (AT_ONCE, True)])
+def test_the_host_waits_for_a_copy_unless_it_is_pinned_and_non_blocking(
+    tmp_path: Path, kind: list[Any], waits: bool
+) -> None:
+    """The copy is on a second stream, a matmul on a third: it is issued after the copy, or starts at once."""
+    program = with_copies(tmp_path, kind, streams=[0, 1, 2])
+    seconds = replay(program_recording([program], Prices())).step_time_s  # type: ignore[arg-type]
+    assert seconds == pytest.approx(COPY + MM if waits else MM)
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "gb200-nvl72"])
+def test_a_copy_takes_its_bytes_over_the_host_s_link(tmp_path: Path, cluster: str) -> None:
+    """PCIe or C2C; a program of one process is one rank without a script."""
+    script = script_of(3, [], [])
+    path = file_of(tmp_path / "p.rank0.json.gz", 3, script, {1: LATER})
+    node = next(n for n in load_programs([path], cluster).nodes if n.kind == "RELOAD")
+    gpu = CLUSTERS[cluster].gpu
+    expected_s = gpu.launch_overhead_s + COPY_BYTES / gpu.host_bandwidth_bytes_per_s
+    assert node.end_ns - node.start_ns == pytest.approx(expected_s * 1e9, abs=1)
+    assert not node.compute
+
+
+def test_a_cluster_of_cpus_has_one_memory(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "p.rank0.json.gz", 3, script_of(3, [], []), {1: AT_ONCE})
+    assert {n.kind for n in load_programs([path], "cpu-host").nodes} == {"F"}
+
+
 def test_a_message_waits_for_its_other_end(tmp_path: Path) -> None:
     send, recv = (Collective(kind, "0", (0, 1), 1024) for kind in ("send", "recv"))
     first = script_of(3, [send], [Entry(3, What.START, 0, 0)], 0, 2)
@@ -268,6 +330,8 @@ def test_what_ifs_change_the_priced_step(tmp_path: Path) -> None:
         ({"streams": [0]}, "script.streams: found 1; allowed: 2, one for each operator"),
         ({"whats": ["jump"]}, "script.whats: found 'jump'"),
         ({"host_work": ["juggling"]}, "script.host_work: found 'juggling'; allowed: dtensor_operator"),
+        ({"copies": {1: ["sideways", 1, 0]}}, "tables.host_copies[0]: found 'sideways'; allowed: host_to_device"),
+        ({"copies": {1: ["device_to_host", 1]}}, "tables.host_copies[0]: found ['device_to_host', 1]"),
         ({"groups": [{"name": "0", "ranks": []}]}, "script.groups[0].ranks: found none"),
         ({"entries": {"before": [9], "what": [0], "stream": [0], "value": [0]}}, "script.entries[0].before: found 9"),
         (

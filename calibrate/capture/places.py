@@ -1,0 +1,81 @@
+"""Knows which tensors lie in the host's memory, since all tensors of a capture are on the CPU (`cuda_device.py`).
+
+In the host's memory are: what the code makes without a device or on "cpu", what functions of torch make of such tensors
+alone, and copies from the GPU. All else lies on the GPU, so a capture without host tensors has no copies. A tensor's
+`device` tells nothing: it is the CPU for both.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from calibrate.capture.known_values import PLAIN
+
+
+class Places:
+    """The storages that lie in the host's memory."""
+
+    def __init__(self) -> None:
+        self._host: dict[int, bool] = {}  # by address of a living storage: whether its memory is pinned
+
+    def on_host(self, x: torch.Tensor) -> bool:
+        """Return whether a tensor lies in the host's memory."""
+        return is_plain(x) and x.untyped_storage()._cdata in self._host
+
+    def is_pinned(self, x: torch.Tensor) -> bool:
+        """Return whether a tensor lies in the host's pinned memory."""
+        return is_plain(x) and self._host.get(x.untyped_storage()._cdata, False)
+
+    def put_on_host(self, x: torch.Tensor, pinned: bool = False) -> None:
+        """Note that a tensor's storage lies in the host's memory; memory that is pinned stays so."""
+        if not is_plain(x):
+            return
+        storage = x.untyped_storage()
+        key = storage._cdata
+        if key not in self._host:
+            weakref.finalize(storage, self._host.pop, key, None)
+        self._host[key] = pinned or self._host.get(key, False)
+
+    def put_on_gpu(self, x: torch.Tensor) -> None:
+        """Note that a tensor's storage lies in the GPU's memory."""
+        if is_plain(x):
+            self._host.pop(x.untyped_storage()._cdata, None)
+
+    def see(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Note where the result of a function of torch lies; its arguments are as the code gave them."""
+        made = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        if not made:
+            return
+        device, pinned = kwargs.get("device"), bool(kwargs.get("pin_memory"))
+        if device is None or pinned:
+            read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            on_host = pinned or all(self.on_host(x) for x in read)
+        else:
+            on_host = named_place(device) is False
+        for x in made if on_host else ():
+            self.put_on_host(x, pinned)
+
+
+def is_plain(x: torch.Tensor) -> bool:
+    """Return whether a tensor has a storage of its own; a subclass (DTensor) holds others."""
+    return type(x) in PLAIN
+
+
+def named_place(device: Any) -> bool | None:
+    """Return true for the GPU, false for the host, None for neither.
+
+    A `torch.device` of the CPU may be that of any tensor, also of one on the GPU, so it names no place.
+
+    >>> named_place("cuda:1"), named_place("cpu"), named_place(torch.device("cpu")), named_place(torch.float32)
+    (True, False, None, None)
+    """
+    if isinstance(device, int) and not isinstance(device, bool):
+        return True
+    if isinstance(device, str | torch.device):
+        kind = str(device).partition(":")[0]
+        return True if kind == "cuda" else False if kind == "cpu" and isinstance(device, str) else None
+    return None
