@@ -16,17 +16,12 @@ Sinkhorn passes are three small kernels for each half of a pass there. Backward:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import Struct
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, NeededBy, Program, Saved, TensorRole
+from sim.core.program import NeededBy, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, W, gemm, memory_op
-
-if TYPE_CHECKING:
-    from sim.models.served import ServingDims
 
 SINKHORN_PASSES = 20
 _SMALL_KERNELS = 14 + 3 * (2 * SINKHORN_PASSES - 1)  # in separate operators, over the weights of each token
@@ -141,18 +136,3 @@ def copied_to_streams(d: Dims) -> tuple[Operator, ...]:
     forward = memory_op("embedding_streams", F, "copy", n * d.streams, moved, d.act)
     backward = memory_op("embedding_streams_backward", W, "elementwise", n * d.streams, moved, d.act)
     return (Operator("embedding_streams", (forward,), (backward,), backward_bytes=moved),)
-
-
-def served_sum_of_streams(d: ServingDims, name: str, tokens: int, numbers: int) -> Program:
-    """The weights of a branch and its normed input, as fused kernels."""
-    width = d.model.hyper_connections * d.model.hidden
-    n = tokens * width
-    moved = n * d.act_bytes * (1 + 1 / d.model.hyper_connections)
-    product = gemm(f"{name}_weights", F, tokens, numbers, width, d.act)
-    return product, memory_op(name, F, "elementwise", n, moved, d.act, 2)
-
-
-def served_spread(d: ServingDims, name: str, tokens: int) -> Compute:
-    """A branch's result added to the mixed streams, in one kernel."""
-    n = tokens * d.model.hyper_connections * d.model.hidden
-    return memory_op(name, F, "elementwise", n, n * d.act_bytes * (2 + 1 / d.model.hyper_connections), d.act)

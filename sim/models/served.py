@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
 from sim.models.attention import Core, SoftmaxPass, unfused_core
-from sim.models.hyper_connections import served_sum_of_streams
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.operators import F, collective, gemm, memory_op
 from sim.prices.roofline import attended_pairs
@@ -111,6 +110,21 @@ def served_norm(d: ServingDims, name: str, tokens: int) -> Compute:
     """A norm alone: read and written once."""
     n = tokens * d.model.hidden
     return memory_op(name, F, "elementwise", n, 2 * n * d.act_bytes, d.act)
+
+
+def served_sum_of_streams(d: ServingDims, name: str, tokens: int, numbers: int) -> Program:
+    """The weights of a branch and its normed input, as fused kernels."""
+    width = d.model.hyper_connections * d.model.hidden
+    n = tokens * width
+    moved = n * d.act_bytes * (1 + 1 / d.model.hyper_connections)
+    product = gemm(f"{name}_weights", F, tokens, numbers, width, d.act)
+    return product, memory_op(name, F, "elementwise", n, moved, d.act, 2)
+
+
+def served_spread(d: ServingDims, name: str, tokens: int) -> Compute:
+    """A branch's result added to the mixed streams, in one kernel."""
+    n = tokens * d.model.hyper_connections * d.model.hidden
+    return memory_op(name, F, "elementwise", n, n * d.act_bytes * (2 + 1 / d.model.hyper_connections), d.act)
 
 
 def served_linear(d: ServingDims, matrix: Matrix, tokens: int) -> list[Item]:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from sim.core.program import Item, Program
 from sim.inputs.model_config import LOCAL, AttentionKind
 from sim.models.activations import is_gated
-from sim.models.hyper_connections import Streams, served_spread, served_sum_of_streams
+from sim.models.hyper_connections import Streams
 from sim.models.layers.beside import Beside
 from sim.models.layers.compressed import CompressedAttention
 from sim.models.layers.compressed_index import CompressedIndexer
@@ -31,7 +31,15 @@ from sim.models.layers.selective_scan import SelectiveScan
 from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.layers.state_space import StateSpace
-from sim.models.served import ServedElements, ServingDims, served_add_norm, served_norm, served_sum
+from sim.models.served import (
+    ServedElements,
+    ServingDims,
+    served_add_norm,
+    served_norm,
+    served_spread,
+    served_sum,
+    served_sum_of_streams,
+)
 from sim.models.window import Window
 
 if TYPE_CHECKING:
