@@ -96,13 +96,12 @@ def attention_kind(attention: Attention | None) -> Kind:
 
 def compressed_kind(attention: CompressedAttention) -> Kind:
     """DeepSeek V4's attention."""
-    sizes = f"{attention.heads} heads of {attention.head_dim}, all of one key"
-    window = f"a window of {attention.window.tokens}"
+    sizes, window = f"{attention.heads} heads of {attention.head_dim}", f"a window of {attention.window.tokens}"
     if attention.rate is None:
         return Kind("window", f"attention in {window}, {sizes}")
     if attention.indexer is None:
         return Kind("compressed", f"attention to {window} and a key for each {attention.rate} tokens, {sizes}")
-    selected = f"{attention.indexer.top_k} selected keys of those for each {attention.rate} tokens"
+    selected = f"{attention.indexer.top_k} of the keys for each {attention.rate} tokens"
     return Kind("selected", f"attention to {window} and {selected}, {sizes}")
 
 

@@ -178,19 +178,42 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
             "mlp_layer_types": ["sparse", "sparse"],
         },
     ),
+    "olmo_hybrid": (
+        "sdpa",
+        1,
+        {"layer_types": ["full_attention"], "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    ),
+    "bailing_hybrid": (
+        "eager",
+        1,
+        {
+            **EXPERTS,
+            **LATENT,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "n_group": 1,
+            "topk_group": 1,
+            "layer_types": ["full_attention"],
+            "mlp_layer_types": ["sparse"],
+        },
+    ),
     "lfm3": ("sdpa", 3, {"sliding_window": 32, "layer_types": ["conv", *TURNS]}),
 }
+# Layers with a state stand before those that are measured: on a CPU they are plain torch, but the model wants one.
+BEFORE = {"olmo_hybrid": ["linear_attention"], "bailing_hybrid": ["linear_attention"]}
 
 
 def config_of(family: str, layers: int) -> Any:
-    """Its config with so many layers."""
+    """Its config with so many layers behind those of `BEFORE`."""
     attention, period, own = CASES[family]
-    keys = {**SIZES, **own, "num_hidden_layers": layers}
+    before = BEFORE.get(family, [])
+    keys = {**SIZES, **own, "num_hidden_layers": len(before) + layers}
     if "kv_lora_rank" in keys or family == "falcon":  # its head_dim is computed
         del keys["head_dim"]
     for each_layer in ("layer_types", "mlp_layer_types"):
         if each_layer in keys:
-            keys[each_layer] = keys[each_layer] * (layers // period)
+            first = before if each_layer == "layer_types" else keys[each_layer][: len(before)]
+            keys[each_layer] = [*first, *keys[each_layer] * (layers // period)]
     if "n_layer" in keys:
         keys["n_layer"] = layers
     config = transformers.AutoConfig.for_model(family, **keys)
@@ -234,7 +257,8 @@ def measured(family: str) -> dict[str, Any]:
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
     }
     keys = {k: v for k, v in json.loads(twice.to_json_string(use_diff=False)).items() if v is not None}
-    return {"config": keys, "attention": attention, "layers": period, "kept_bytes": sizes}
+    row = {"config": keys, "attention": attention, "layers": period, "kept_bytes": sizes}
+    return row | ({"before": len(BEFORE[family])} if family in BEFORE else {})
 
 
 if __name__ == "__main__":
