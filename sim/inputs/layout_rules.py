@@ -67,9 +67,10 @@ def _found(key: str, value: object, why: str) -> Problem:
 def tensor_parallel(s: Sizes) -> Problem | None:
     """Each rank has whole heads, and equal shares of every matrix."""
     m, tp = s.model, s.tp
-    if m.heads % tp:
+    attends = not {*m.attention_pattern} <= {"state_space", "none"}
+    if attends and m.heads % tp:
         return _found("tp", tp, f"must divide model.heads ({m.heads})")
-    if m.kv_heads % tp and tp % m.kv_heads:
+    if attends and m.kv_heads % tp and tp % m.kv_heads:
         return _found("tp", tp, f"must divide model.kv_heads ({m.kv_heads}) or be a multiple of them")
     more = None if m.full_attention is None else m.full_attention.heads
     if more is not None and more % tp:

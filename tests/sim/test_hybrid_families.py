@@ -176,3 +176,24 @@ def test_a_prefix_cache_needs_keys_and_values() -> None:
     data = {"model": {**ONE_KIND, "state_space": STATES}, "inference": inference, "cluster": "dgx-h100"}
     with pytest.raises(InputError, match=r"prefix_cache: found 'gpu'; a state"):
         parse_scenario(data)
+
+
+def test_a_model_without_attention_has_no_heads_that_tp_must_divide() -> None:
+    states = {"kind": "mamba1", "heads": 512, "head_dim": 1, "state": 16, "rank": 16}
+    model = {"layers": 2, "hidden": 256, "heads": 1, "vocab": 1024, "state_space": states, "mlp_pattern": ["none"]}
+    keys = {"seq_len": 512, "global_batch_size": 1}
+    one, two = (
+        parse_scenario({"model": model, "training": keys, "parallelism": {"tp": tp}, "cluster": "dgx-h100"})
+        for tp in (1, 2)
+    )
+    whole, half = (layer_block(s, 0).params for s in (one, two))
+    assert whole / 2 < half < 0.6 * whole  # a rank has half of the channels, and whole norms and step sizes
+    with pytest.raises(InputError, match="heads"):
+        parse_scenario(
+            {
+                "model": model | {"attention_pattern": ["state_space", "full"]},
+                "training": keys,
+                "parallelism": {"tp": 2},
+            }
+            | {"cluster": "dgx-h100"}
+        )
