@@ -21,6 +21,28 @@ QUIET = (
 )
 
 
+HANGS_AFTER_MS = 180_000  # a page is drawn within a second; a machine that others use may take far longer
+
+
+class Browser:
+    """A browser whose pages wait long before they give up."""
+
+    def __init__(self, started: Any) -> None:
+        self._started = started
+
+    def new_context(self, **options: Any) -> Any:
+        """Return a context whose pages wait so long."""
+        context = self._started.new_context(**options)
+        context.set_default_timeout(HANGS_AFTER_MS)
+        return context
+
+    def new_page(self, **options: Any) -> Any:
+        """Return a page that waits so long."""
+        page = self._started.new_page(**options)
+        page.set_default_timeout(HANGS_AFTER_MS)
+        return page
+
+
 @pytest.fixture(scope="module")  # Playwright's event loop would be in the way of other modules' own
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -29,7 +51,7 @@ def browser() -> Iterator[Any]:
         pytest.skip("no Chromium on this machine")
     with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=chromium, args=list(QUIET))
-        yield started
+        yield Browser(started)
         started.close()
 
 
@@ -38,7 +60,6 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
     """Writes HTML to a file, opens it offline, waits until it is drawn; nothing may go wrong."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     context.set_offline(True)
-    context.set_default_timeout(60_000)
     problems: list[str] = []
     requests: list[str] = []
 

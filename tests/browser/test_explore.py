@@ -61,7 +61,6 @@ def running_explorer(scenario: str, *options: str) -> Iterator[str]:
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1700, "height": 1100}, accept_downloads=True)
-    context.set_default_timeout(30_000)
     opened = context.new_page()
     problems: list[str] = []
     strangers: list[str] = []
