@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,8 @@ from typing import Any
 import pytest
 
 from sim.inputs.program_file import CapturedOperator, CapturedProgram, HostCopy, read_program
-from sim.inputs.script_program import RankProgram, read_rank_program
+from sim.inputs.script_program import RankProgram
+from tests.calibrate.captured_scripts import captures_of_scripts
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 
@@ -35,25 +34,14 @@ Captured = Callable[..., RankProgram]
 @pytest.fixture
 def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Captured]:
     """A rank of a script whose step calls `run`, captured in this process."""
-    import torch.distributed as dist
+    with captures_of_scripts(monkeypatch) as capture:
 
-    from calibrate.capture.script_out import write_script_program
-    from calibrate.capture.script_run import record_script
+        def of_source(source: str, world_size: int = 1, loop: str = LOOP) -> RankProgram:
+            script = tmp_path / "train.py"
+            script.write_text(HEAD + source + loop, encoding="utf-8")
+            return capture(script, world_size, 0)
 
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def capture(source: str, world_size: int = 1, loop: str = LOOP) -> RankProgram:
-        script, out = tmp_path / "train.py", tmp_path / "step.rank0.json.gz"
-        script.write_text(HEAD + source + loop, encoding="utf-8")
-        steps, recorder = record_script([str(script)], 0, world_size, 8)
-        write_script_program(out, steps, recorder, [str(script)], 0, world_size)
-        return read_rank_program(out)
-
-    yield capture
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        yield of_source
 
 
 def copies(program: CapturedProgram) -> list[tuple[HostCopy, int]]:

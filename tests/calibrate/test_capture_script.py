@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 from sim.inputs.script_program import RankProgram, What, read_rank_program
 from sim.traces.program_in import program_recording
 from sim.traces.program_prices import ProgramPrices
+from tests.calibrate.captured_scripts import captures_of_scripts
 from tests.modules import run_module
 from topology.presets import CLUSTERS
 
@@ -187,28 +186,15 @@ Captured = Callable[..., RankProgram]
 
 @pytest.fixture
 def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Captured]:
-    """A rank of a script, captured in this process, in which what a script changes must not outlive its test."""
-    import torch.distributed as dist
+    """A rank of a script, captured in this process."""
+    with captures_of_scripts(monkeypatch) as capture:
 
-    from calibrate.capture.script_out import write_script_program
-    from calibrate.capture.script_run import record_script
+        def of_name(name: str, world_size: int, rank: int = 0) -> RankProgram:
+            script = tmp_path / f"{name}.py"
+            script.write_text(HEAD + SCRIPTS[name] + LOOP, encoding="utf-8")
+            return capture(script, world_size, rank)
 
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(torch.optim.SGD, "step", torch.optim.SGD.step)  # "goes_on" puts its own there
-
-    def capture(name: str, world_size: int, rank: int = 0) -> RankProgram:
-        script, out = tmp_path / f"{name}.py", tmp_path / f"{name}.rank{rank}.json.gz"
-        script.write_text(HEAD + SCRIPTS[name] + LOOP, encoding="utf-8")
-        steps, recorder = record_script([str(script)], rank, world_size, 8)
-        write_script_program(out, steps, recorder, [str(script)], rank, world_size)
-        dist.destroy_process_group()
-        return read_rank_program(out)
-
-    yield capture
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        yield of_name
 
 
 def test_a_script_may_compare_and_print_losses_and_cast_outside_of_training(captured: Captured) -> None:
