@@ -54,6 +54,9 @@ def _deepseek_v4(config: Config) -> Config:
     Layers whose experts a table chooses by the token (`num_hash_layers`) are simulated as those with a router: their
     scores are computed there too.
     """
+    require(config, "hc_sinkhorn_iters", (20, None))
+    for key in ("attention_bias", "mlp_bias"):
+        require(config, key, (False, None))
     layers = config["num_hidden_layers"]
     kinds = _compressed_kinds(config, layers)
     rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | (

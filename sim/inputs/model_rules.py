@@ -10,6 +10,12 @@ from sim.inputs.input_source import Problems, Source, raise_first, show
 from sim.inputs.model_config import COMPRESSED, LOCAL, STATEFUL, ModelConfig, StateSpaceConfig
 from sim.inputs.yaml_input import KeyPath
 
+# What other kinds of attention have, each as its default.
+_NOT_BESIDE_COMPRESSED = (
+    *("mla", "full_attention", "v_head_dim", "attention_gate", "qkv_bias", "qk_norm", "value_norm"),
+    *("attention_softcap", "rope_share", "scaled_rope", "no_rope_every", "state_space"),
+)
+
 
 def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
     """Raise InputError for the first rule broken; `path`: of the model in its scenario."""
@@ -87,9 +93,12 @@ def _compressed_attention(m: ModelConfig) -> Problems:
     if own.rope_head_dim > m.head_dim or own.rope_head_dim % 2:
         why = f"must be even and at most head_dim ({m.head_dim})"
         yield ("compressed_attention", "rope_head_dim"), f"found {own.rope_head_dim}; {why}"
-    for key, off in (("mla", None), ("full_attention", None), ("v_head_dim", None), ("attention_gate", False)):
-        if (found_value := getattr(m, key)) != off:
-            yield (key,), f"found {show(found_value)}; not simulated with compressed_attention: leave it out"
+    if m.biased_attention and not m.bias:
+        yield ("attention_bias",), "found true; compressed attention has none"
+    for key in _NOT_BESIDE_COMPRESSED:
+        given, off = getattr(m, key), type(m).model_fields[key].get_default()
+        if given != off:
+            yield (key,), f"found {show(given)}; not simulated with compressed_attention: leave it out"
 
 
 def _streams(m: ModelConfig) -> Problems:

@@ -60,15 +60,18 @@ class Streams(Struct, frozen=True):
 
 def collapsed(d: Dims, name: str) -> tuple[Operator, ...]:
     """The weights of the branch `name` and its input, a sum of the streams; empty with one stream."""
-    return () if d.streams == 1 else _sum(d, name, Streams(d.streams).weights, _SMALL_KERNELS, 3)
+    return (
+        () if d.streams == 1 else _sum(d, name, Streams(d.streams).weights, _SMALL_KERNELS, _kept_numbers(d.streams), 3)
+    )
 
 
 def last_sum(d: Dims) -> tuple[Operator, ...]:
     """The head's input, a sum of the streams; empty with one stream."""
-    return () if d.streams == 1 else _sum(d, "head", d.streams, 4, 1)
+    return () if d.streams == 1 else _sum(d, "head", d.streams, 4, 2 * d.streams, 1)
 
 
-def _sum(d: Dims, name: str, numbers: int, small_kernels: int, scales: int) -> tuple[Operator, ...]:
+def _sum(d: Dims, name: str, numbers: int, small_kernels: int, kept_numbers: int, scales: int) -> tuple[Operator, ...]:
+    """A sum of the streams by `numbers` weights of a token, of which separate operators keep `kept_numbers`."""
     e, rows, width = d.act_bytes, d.rows, d.streams * d.hidden
     elements = float(rows * width)
     fused = d.framework.fuses_hyper_connections
@@ -84,8 +87,7 @@ def _sum(d: Dims, name: str, numbers: int, small_kernels: int, scales: int) -> t
     )
     kept = [Saved("norm", f"{name} streams", elements * e, NeededBy.BOTH, TensorRole.INPUT)]
     if not fused:
-        numbers_kept = _kept_numbers(d.streams) if small_kernels == _SMALL_KERNELS else 2 * numbers
-        statistics = rows * numbers_kept * FP32_BYTES
+        statistics = rows * kept_numbers * FP32_BYTES
         copies = 1 + (e < FP32_BYTES)  # normalized, and before
         kept.append(Saved("norm", f"{name} streams in fp32", copies * elements * FP32_BYTES, role=TensorRole.INPUT))
         kept.append(Saved("norm", f"{name} streams' weights", statistics, role=TensorRole.STATISTICS))

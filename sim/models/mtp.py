@@ -33,21 +33,21 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     shard = shard or Shard()
     d = dims(scenario)
     m, last = scenario.model, scenario.model.layers - 1
-    project = Linear("mtp_projection", "layer", d.rows, 2 * d.hidden, (d.hidden,))
+    project = linear(d, Linear("mtp_projection", "layer", d.rows, 2 * d.hidden, (d.hidden,)))
     before = (
         *of_part(ModelPart.EMBEDDING, [replace(lookup(scenario, d), params=0)]),
         *of_part(
             ModelPart.NORM,
             [stream_norm(m, d, name) for name in ("mtp_embedding_norm", "mtp_hidden_norm")],
         ),
-        *of_part(ModelPart.LAYER, [linear(d, project), *copied_to_streams(d)]),
+        *of_part(ModelPart.LAYER, [project, *copied_to_streams(d)]),
     )
     layer = layer_parts(scenario, d, last, shard)
     final, output, loss = hard_head_parts(scenario, d)
     after = (*of_part(ModelPart.NORM, last_sum(d)), final, replace(output, params=0), loss)
     kept = keep(d, layer, mode_of_layer(scenario, last), modules=modules_of(scenario))
     around = keep(d, (*before, *after), "none")
-    matrices = (*before[3:], *layer)
+    matrices = (project, *layer)
     block = as_block("multi-token prediction", BlockKind.MTP, "", (*before, *layer, *after), kept)
     return replace(
         block,

@@ -195,21 +195,22 @@ class CompressedAttention(Struct, frozen=True):
     def _compression(self, d: Dims) -> tuple[Operator, ...]:
         """Two projections of every token, a softmax over each window, the weighted sum, its norm and rope.
 
-        Accesses of the 2·c numbers of a token. One kernel: read (1); backward read and written (2). In separate
-        operators each series is laid out anew (2), gates have their biases added (1), are cast to fp32 and back (3),
-        multiply (1.5) and are summed (0.5); backward twice as much.
+        Accesses of the 2·c numbers of a token. A compiler makes one kernel of softmax and sum: read (1); backward read
+        and written (2). In separate operators, as in Megatron-Core too (its pull request 6404), each series is laid out
+        anew (2), gates have their biases added (1), are cast to fp32 and back (3), multiply (1.5) and are summed (0.5);
+        backward twice as much.
         """
         c = self.compressed_width
         if not c or self.rate is None:
             return ()
         project = Matrix("compress", self.hidden, (c, c), "plain")
         both, e = 2 * c * d.rows, d.act_bytes
-        ahead, kernels = (1.0, 1) if d.framework.fuses_rope else (8.0, 12)
+        ahead, kernels = (1.0, 1) if d.framework.fuses_chains else (8.0, 12)
         made = d.rows * self.head_dim / self.rate
         forward = memory_op("compress_pool", F, "softmax", both, (ahead * both + made) * e, d.act, kernels)
         back = memory_op("compress_pool_backward", I, "softmax", both, (2 * ahead * both + made) * e, d.act, kernels)
         size = both * e
-        if not d.framework.fuses_rope:  # values, and the softmax in fp32 and cast back
+        if not d.framework.fuses_chains:  # values, and the softmax in fp32 and cast back
             size = both / 2 * (FP32_BYTES + e + (e if e < FP32_BYTES else 0.0))
         kept = Saved("attention", "compression's operands", size, NeededBy.INPUT_GRAD, TensorRole.INPUT)
         params = self.rate * c + self.head_dim

@@ -224,6 +224,9 @@ def test_serving_with_a_prediction_module_and_long_prompts() -> None:
         ({"kv_heads": 8}, "kv_heads"),
         ({"attention_pattern": ["full"]}, "attention_pattern"),
         ({"attention_gate": True}, "attention_gate"),
+        ({"qk_norm": True}, "qk_norm"),
+        ({"rope_share": 0.5}, "rope_share"),
+        ({"attention_bias": True}, "attention_bias"),
         ({"parallel_block": True}, "hyper_connections"),
         ({"compressed_attention": SMALL["compressed_attention"] | {"output_groups": 3}}, "output_groups"),
         ({"compressed_attention": SMALL["compressed_attention"] | {"rope_head_dim": 66}}, "rope_head_dim"),
@@ -243,7 +246,15 @@ def test_layouts_that_are_not_simulated_are_refused(layout: dict[str, Any], keys
         training(parallelism=layout, **keys)
 
 
-@pytest.mark.parametrize(("key", "value"), [("compress_ratios", [4, 7]), ("layer_types", ["full_attention"] * 43)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("compress_ratios", [4, 7]),
+        ("layer_types", ["full_attention"] * 43),
+        ("hc_sinkhorn_iters", 5),
+        ("attention_bias", True),
+    ],
+)
 def test_a_config_with_other_layers_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     with pytest.raises(InputError, match=key):
         load_model(written(tmp_path, {k: v for k, v in FLASH.items() if k != "compress_ratios"} | {key: value}))
