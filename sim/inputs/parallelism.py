@@ -111,7 +111,7 @@ class Parallelism(UserInput):
         default_factory=lambda data: not FORMS[data["schedule"]].blocking_sends,
         description=f"null: false for {', '.join(f.name for f in FORMS.values() if f.blocking_sends)}, else true",
     )
-    p2p_scatter: bool = False
+    p2p_scatter: bool = Field(default=False, description="left out: true where the framework does so")
     rank_order: Annotated[
         str, BeforeValidator(_rank_order), WithJsonSchema({"type": "string", "description": _RANK_ORDERS})
     ] = "tp-cp-dp-pp"

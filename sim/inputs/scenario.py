@@ -340,5 +340,7 @@ def _parallelism(value: Any, source: Source, model: ModelConfig, workload: Train
         own = isinstance(workload, Training) and framework_of(workload).accumulates_in_a_row
         changes["accumulate_in_a_row"] = own
     if isinstance(workload, Training):
+        if "p2p_scatter" not in parallelism.model_fields_set:
+            changes["p2p_scatter"] = framework_of(workload).sends_pieces
         changes |= zero_keys(workload, parallelism, parallelism.zero, parallelism.model_fields_set)
     return parallelism.model_copy(update=changes)

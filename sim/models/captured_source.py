@@ -58,6 +58,10 @@ class Captured:
         """Return the number of parameters that both ends of a pipeline hold: the tied ones."""
         return self.model.tied_elements
 
+    def before_forward(self) -> Program:
+        """Nothing: what was captured begins with the forward."""
+        return ()
+
     def step_items(self, n_params: int, dealt: Dealt) -> tuple[Program, Program]:
         """The program's own, as far as a rank's parameters go."""
         return self.model.step_items(n_params)

@@ -233,6 +233,9 @@ class Framework(Struct, frozen=True):
     starts_with_own_rows: bool = False
     """with `tp_overlap`, a matmul of gathered rows computes the rank's own rows while the others arrive [nanotron:
     parallel/tensor_parallel/functional.py]"""
+    adds_projection_bias_apart: bool = False
+    """the bias of queries, keys and values is added by a kernel of its own [core/tensor_parallel/layers.py:
+    LinearWithGradAccumulationAndAsyncCommunication.forward]"""
     accumulates_in_matmul: bool = False
     """a weight gradient's matmul adds to the kept gradient [core: gradient_accumulation_fusion]"""
     keeps_empty_gradients: bool = False
@@ -296,6 +299,10 @@ class Framework(Struct, frozen=True):
     kernels_after_loss_check: int = 0
     """kernels that the host issues once it has read whether a micro-batch's loss is a number; the device waits
     [pretrain_gpt.py: loss_func; core/pipeline_parallel/schedules.py: forward_step_calc_loss]"""
+    kernels_after_batch_sizes: int = 0
+    """kernels that the host of every stage issues before a forward once it has read the batch's sizes back from the
+    device, which waits [core/tensor_parallel/data.py: broadcast_data; megatron/utils.py of 2023:
+    get_ltor_masks_and_position_ids]"""
     checks_gradients: bool = False
     """the gradient buffer is read for NaNs [core/distributed: check_grads]"""
     averages_gradients: bool = False
@@ -312,6 +319,9 @@ class Framework(Struct, frozen=True):
     small_messages: tuple[int, int] = (0, 0)
     """small messages before a stage's output and before its gradient, one after the other, while both hosts wait
     [nanotron: parallel/pipeline_parallel/p2p.py, `_send_meta`]"""
+    sends_pieces: bool = False
+    """default of `parallelism.p2p_scatter` [megatron/p2p_communication.py of 2021:
+    scatter_gather_tensors_in_pipeline]"""
     plain_host: bool = True
     """an operator costs the host `host_operator_eager_s`; otherwise `host_operator_s` [docs/calibration.md]"""
     uses_torch_compile: bool = False

@@ -100,12 +100,17 @@ _MEGATRON = Framework(
             {
                 "copies_split_projection": False,
                 "kernels_after_loss_check": 0,  # `check_for_nan_in_loss_and_grad` is of the autumn of 2023
+                # Tokens copied to the device and joined (2), labels and tokens cut out (2), the mask's ones, triangle
+                # and comparison (3), the loss's mask, positions (2).
+                "kernels_after_batch_sizes": 9,
+                "adds_projection_bias_apart": True,
                 "keeps_empty_gradients": False,
                 "engine_workspaces": 0,
                 "grouped_streams": 0,
             },
             "megatron/arguments.py of 2023: `--transformer-impl` is local, which is without Transformer Engine",
         ),
+        Former("2023-06", {"sends_pieces": True}, "removed when pipelines moved to megatron/core: pull request 334"),
     ),
 )
 # torch has FlashAttention-2 from 2.2 on. It prefers cuDNN's kernel on Hopper and Blackwell where cuDNN is above 9.15.0,

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import BLOCK_END, Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
+from sim.core.program import Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
 from sim.models.chunked_loss import chunked_output
 from sim.models.dims import Dims, dims
 from sim.models.elementwise import stream_norm
 from sim.models.embedding import table_elements
+from sim.models.host_waits import after_loss_check
 from sim.models.hyper_connections import last_sum
 from sim.models.layer import shape_key
 from sim.models.linear import linear
@@ -90,7 +91,7 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, Operator, Op
     final = stream_norm(m, d, "final_norm")
     kept = tuple(s._replace(part="head") for s in final.saved)
     loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel == "fused")
-    loss = replace(loss, forward=(*loss.forward, *_after_check(d)))
+    loss = replace(loss, forward=(*loss.forward, *after_loss_check(d)))
     if m.logit_softcap is not None and kernel == "unfused":
         output = _capped(d, output, vocab)
     (final,), (output, loss) = (
@@ -185,19 +186,6 @@ def _per_token(d: Dims, phase: Phase, kernels: int) -> list[Item]:
         return []
     moved = kernels * 2 * FP32_BYTES * d.tokens
     return [memory_op("cross_entropy_per_token", phase, "elementwise", d.tokens, moved, "fp32", kernels)]
-
-
-def _after_check(d: Dims) -> Program:
-    """What the host issues after it has waited for the loss, to see whether it is a number (Megatron-LM's
-    `validate_result` in core/rerun_state_machine.py, before it `assert not loss.isnan()`): kernels on one number.
-
-    The device has nothing else to do meanwhile, so that the host's time for them counts in full.
-    """
-    kernels = d.framework.kernels_after_loss_check
-    if not kernels:
-        return ()
-    record = memory_op("loss_record", F, "elementwise", 1, kernels * 2 * FP32_BYTES, "fp32", kernels)
-    return (BLOCK_END, replace(record, plain_host=True))
 
 
 def learns_logits(scenario: Scenario) -> bool:

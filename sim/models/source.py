@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Program
-from sim.models.dims import Shard, packed_batch
+from sim.models.dims import Shard, dims, packed_batch
 from sim.models.embedding import embedding_block
 from sim.models.flops import indexer_gradient_flops_per_token, model_flops_per_token, packed_flops_per_token
 from sim.models.head import copied_table_params, head_block, stranded_logits_bytes, tied_params
+from sim.models.host_waits import after_batch_sizes
 from sim.models.layer import layer_block
 from sim.models.layers import layer_kinds
 from sim.models.mtp import mtp_block
@@ -44,6 +45,10 @@ class Described:
         """Return what comes before the layers: the embedding."""
         block = embedding_block(self.scenario)
         return without_backward(block) if warms_up(self.scenario) else block
+
+    def before_forward(self) -> Program:
+        """What every stage does before the forward of a micro-batch."""
+        return after_batch_sizes(dims(self.scenario))
 
     def layer(self, number: int, shard: Shard) -> Block:
         """A layer on the rank at `shard`."""

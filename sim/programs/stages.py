@@ -75,11 +75,12 @@ class Stage(Struct, frozen=True, eq=False):
     costs: Costs
     offload: bool
     gather_input: float  # bytes of a stage's input gathered over tp on arrival; 0 = arrives whole
+    before_forward: Program = ()
 
     def forward(self, first: bool, gathers_input: bool) -> Program:
         """Forward of one micro-batch; `first`: the step's first here; `gathers_input`: it comes from another rank."""
         blocks = self.measured(Kind.F)
-        out: list[Item] = self._gather(gathers_input, Phase.FORWARD)
+        out: list[Item] = [*self._gather(gathers_input, Phase.FORWARD), *self.before_forward]
         parameter_waits = prologue_waits(self.blocks, self.dp) if first else [[] for _ in blocks]
         for i, items in enumerate(weave_forward(blocks, self.dp, first)):
             out += parameter_waits[i]
@@ -274,7 +275,8 @@ def class_stages(
     s = plan.scenario
     t, p = s.for_training, s.parallelism
     gather = stage_input_bytes(plan) if p.p2p_scatter and p.tp > 1 and not p.sp else 0.0
-    sort = source_of(s).layer_sort
+    source = source_of(s)
+    sort, before = source.layer_sort, source.before_forward()
     works = [(part.embedding, part.head, tuple([sort(n) for n in part.layers])) for part in plan.parts]
     stages: list[list[int]] = [[] for _ in schedule.ranks]
     for i, r in enumerate(schedule.rank_of_stage):
@@ -288,6 +290,6 @@ def class_stages(
             key: tuple[object, ...] = (i if named else works[part], mine, costs.gpu.name)
             if key not in made:
                 blocks = stage_blocks(plan, plan.parts[part], c.rank)
-                made[key] = Stage(blocks, dp, costs, t.activation_offload, gather)
+                made[key] = Stage(blocks, dp, costs, t.activation_offload, gather, before)
             out[-1][i] = made[key]
     return out

@@ -122,6 +122,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         if d.framework.attention_copies:
             elements = d.framework.attention_copies * d.tokens * out.inputs
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
+        if qkv.bias and d.framework.adds_projection_bias_apart:
+            turn = (_bias(d, d.tokens * sum(qkv.outputs)), *turn)
         before = qkv.linear("attention", d.tokens, not d.framework.rebuilds_pointwise, merged)
         return (
             linear(d, before),
@@ -289,3 +291,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         shape = (batch, heads, alone, kv_len, self.head_dim)
         flops = shape_flops(ATTENTION_DECODE, shape)
         return (Compute("attention", ATTENTION_DECODE, shape, d.act, flops, moved, F),)
+
+
+def _bias(d: Dims, elements: int) -> Operator:
+    """The sum of a projection's output of `elements` and its bias, as a kernel of its own."""
+    return Operator("qkv_bias", (memory_op("qkv_bias", F, "elementwise", elements, 2 * elements * d.act_bytes, d.act),))

@@ -208,3 +208,27 @@ def test_multi_token_prediction_looks_tokens_up_on_the_last_stage() -> None:
 
     table, layer = 128256 * 4096, 218_112_000 + 2 * 4096 * 4096 + 3 * 4096
     assert last(1) - last(0) == pytest.approx(2 * (table + layer), rel=1e-3)
+
+
+def test_megatron_of_2023_adds_the_bias_of_projections_by_a_kernel_of_its_own() -> None:
+    def added(date: str, **model: Any) -> list[Compute]:
+        s = scenario_with(
+            {"seq_len": 512, "global_batch_size": 1, "framework": "megatron", "software_date": date},
+            model={"preset": "gpt2-xl", **model},
+        )
+        layer = layer_block(s, 0).forward
+        return [item for item in layer if isinstance(item, Compute) and item.name == "qkv_bias"]
+
+    (kernel,) = added("2023-07")
+    assert kernel.bytes == 2 * 512 * 3 * 1600 * 2  # read and written, queries, keys and values, 16 bits
+    assert added("2024-01") == added("2023-07", bias=False) == []
+
+
+def test_megatron_sent_pieces_of_messages_until_pipelines_moved_to_its_core() -> None:
+    def sends_pieces(date: str, **keys: Any) -> bool:
+        parallelism = {"tp": 2, "pp": 2, "dp": 1, "sp": False, **keys}
+        return scenario(parallelism=parallelism, framework="megatron", software_date=date).parallelism.p2p_scatter
+
+    assert sends_pieces("2023-05")
+    assert not sends_pieces("2023-05", p2p_scatter=False)
+    assert not sends_pieces("2023-06")

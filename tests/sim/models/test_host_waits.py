@@ -1,4 +1,4 @@
-"""The host's wait for each micro-batch's loss: what it issues afterwards is not hidden behind the output layer."""
+"""The host's waits for each micro-batch's loss and for its batch: what it issues afterwards is not hidden."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from sim.core.program import BLOCK_END, Compute
 from sim.inputs.scenario import Scenario
 from sim.models.frameworks import FRAMEWORKS
 from sim.models.head import head_block
+from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
-from sim.simulation import simulate
+from sim.simulation import Simulation, simulate
 from sim.validation.prediction import profile_named
 from tests.sim.cases import scenario_with
 
@@ -57,3 +58,43 @@ def test_a_micro_batch_more_waits_once_more(monkeypatch: pytest.MonkeyPatch) -> 
     wait_s = Costs(profile_named("b200-sxm"), s.cluster.gpu).host_s(record)
     monkeypatch.setitem(FRAMEWORKS, "megatron", replace(FRAMEWORKS["megatron"], kernels_after_loss_check=0))
     assert with_wait - four_s() == pytest.approx(4 * wait_s, rel=0.02)
+
+
+def test_megatron_of_2023_waits_for_the_sizes_of_each_batch_on_every_stage() -> None:
+    """A micro-batch more takes longer by the host's time for what follows the wait: broadcast_data on all stages."""
+    before = source_of(scenario(software_date="2023-05")).before_forward()
+    made, end = before
+    assert end is BLOCK_END
+    assert isinstance(made, Compute)
+    assert made.kernels == 9
+    assert source_of(scenario(software_date="2024-01")).before_forward() == ()
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_the_wait_for_a_batch_counts_once_for_each_forward(pp: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pipeline of equal stages each micro-batch more takes one such wait longer, not one for each stage."""
+
+    def run(global_batch_size: int) -> Simulation:
+        training = {"seq_len": 8192, "global_batch_size": global_batch_size, "framework": "megatron"}
+        return simulate(
+            scenario_with(
+                {**training, "software_date": "2023-05"},
+                {"pp": pp, "dp": 1},
+                model={"preset": "llama3-8b", "layers": 4, "vocab": 1024},
+                cluster="dgx-a100",
+                calibration="a100-sxm",
+            )
+        )
+
+    def of_a_micro_batch_s() -> float:
+        return (run(16).step_time_s - run(8).step_time_s) / 8
+
+    s = run(8).plan.scenario
+    made, _ = source_of(s).before_forward()
+    assert isinstance(made, Compute)
+    wait_s = Costs(profile_named("a100-sxm"), s.cluster.gpu).host_s(made)
+    with_wait = of_a_micro_batch_s()
+    old = FRAMEWORKS["megatron"]
+    former = tuple(f._replace(facts={**f.facts, "kernels_after_batch_sizes": 0}) for f in old.former)
+    monkeypatch.setitem(FRAMEWORKS, "megatron", replace(old, former=former))
+    assert with_wait - of_a_micro_batch_s() == pytest.approx(wait_s, rel=0.1)

@@ -1,0 +1,37 @@
+"""What a framework's host issues after it has waited for the device, which has nothing to do meanwhile."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import BLOCK_END, Program
+from sim.models.dims import Dims
+from sim.models.embedding import TOKEN_BYTES
+from sim.models.operators import F, memory_op
+
+
+def after_loss_check(d: Dims) -> Program:
+    """What follows the wait for the loss, to see whether it is a number (Megatron-LM's `validate_result` in
+    core/rerun_state_machine.py, before it `assert not loss.isnan()`): kernels on one number.
+
+    The host's time for them counts in full.
+    """
+    kernels = d.framework.kernels_after_loss_check
+    if not kernels:
+        return ()
+    record = memory_op("loss_record", F, "elementwise", 1, kernels * 2 * FP32_BYTES, "fp32", kernels)
+    return (BLOCK_END, replace(record, plain_host=True))
+
+
+def after_batch_sizes(d: Dims) -> Program:
+    """What follows the wait for a batch's sizes, which Megatron-LM of 2023 broadcasts on the device and copies back
+    (core/tensor_parallel/data.py: `sizes_cuda.cpu()`) on every stage: tokens, labels, masks and positions.
+
+    The host's time for them counts in full.
+    """
+    kernels = d.framework.kernels_after_batch_sizes
+    if not kernels:
+        return ()
+    made = memory_op("batch", F, "elementwise", d.tokens, kernels * d.tokens * TOKEN_BYTES, "fp32", kernels)
+    return (replace(made, plain_host=True), BLOCK_END)
