@@ -44,7 +44,7 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
     if t is None:
         yield from _unserved_notes(p)
     else:
-        yield from (*_sharding_notes(p, t), *_schedule_notes(p), *_training_notes(t, model))
+        yield from (*_sharding_notes(p, t), *_schedule_notes(p), *_training_notes(t, model), *_autocast_note(t, p, model))
     if i is not None:
         yield from _serving_notes(i, p, given, model)
         yield from _engine_note(sections, i)
@@ -131,6 +131,13 @@ def _training_notes(t: Training, model: ModelConfig) -> Iterator[str]:
         yield "training.zero_grad: of no effect with a captured program, whose gradients come and go as it ran"
     if t.master_weights is False and t.param_dtype == "fp32":
         yield "training.master_weights: of no effect with param_dtype fp32, which has no master copy"
+
+
+def _autocast_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[str]:
+    """Return what of `torch.autocast` is not simulated: whole fp32 parameters that are cast on use."""
+    if t.param_dtype == "fp32" and t.precision != "fp32" and p.zero < 3 and model.program is None:
+        held = "torch.autocast also keeps the residual stream in fp32 and casts the input of each matmul"
+        yield f"training.param_dtype: fp32 is simulated with 16-bit activations; {held}; a captured program has both"
 
 
 def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelConfig) -> Iterator[str]:
