@@ -1,7 +1,7 @@
 """Build links from a node's own description (sysfs, NCCL's topology file).
 
 Bandwidths that such descriptions lack are from NCCL's own table (version 2.21, src/graph/topo.h): of an NVLink by
-generation, of the link between two sockets by vendor.
+generation (`topology.architectures`), of the link between two sockets by vendor.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from topology.preset_files import NVLINK_EFFICIENCY
 from topology.presets import GPUS, gpu_products
 from topology.protocols import SIMPLE_NETWORK_S, SIMPLE_NVLINK_S
 from topology.wiring import Ends, Link, NetworkDevice, Wiring
 
 _ENCODING = {2.5: 8 / 10, 5.0: 8 / 10, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 128 / 130, 64.0: 242 / 256}
 """Part of a lane's bits that is data, by GT/s (PCI Express base specification)."""
-_NVLINK_BYTES_PER_S = {"volta": 25e9, "ampere": 25e9, "hopper": 25e9, "blackwell": 50e9}
+_USUAL_NVLINK_EFFICIENCY = 0.8  # of Volta and Ampere
 _MOST_NVLINKS = 18
 NIC_EFFICIENCY = 0.96  # 12 GB/s of 100 Gbit/s
 PCIE_EFFICIENCY = 6 / (8 * 128 / 130)  # 6 Gbit/s of a lane of 8 GT/s
@@ -99,9 +98,8 @@ class NodeParts:
 
     def nvlink(self, gpu: str, count: int, latency_s: float) -> Link:
         """Return a link of `count` NVLinks of a GPU's generation."""
-        architecture = GPUS[self.parts[gpu].gpu].architecture
-        each = _NVLINK_BYTES_PER_S.get(architecture, 25e9)
-        return Link(each * count, latency_s, NVLINK_EFFICIENCY.get(architecture, 0.8))
+        chip = GPUS[self.parts[gpu].gpu].chip
+        return Link(chip.nvlink_bytes_per_s * count, latency_s, chip.nvlink_efficiency or _USUAL_NVLINK_EFFICIENCY)
 
     def join_network(self, speeds: Mapping[str, float]) -> None:
         """Join all NICs to one switch at these bytes/s, because a node's description does not contain the network."""

@@ -16,19 +16,9 @@ from typing import Any, TypeVar
 from msgspec import DecodeError, Struct, json
 from pydantic import BaseModel, ValidationError
 
+from topology.architectures import ARCHITECTURES
 from topology.errors import PresetError
-from topology.spec import Architecture, ClusterSpec, GpuSpec
-
-NVLINK_EFFICIENCY: dict[Architecture, float] = {
-    "volta": 20 / 25,
-    "ampere": 20 / 25,
-    "hopper": 20.6 / 25,
-    "blackwell": 40.1 / 50,
-}
-"""The part of a link's bandwidth that is left for data: of an NVLink's 25 GB/s 20 on Volta and Ampere, 20.6 on Hopper,
-of Blackwell's 50 40.1 (NCCL 2.27, src/graph/topo.h)."""
-NVLS_EFFICIENCY: dict[Architecture, float] = {"hopper": 0.85, "blackwell": 0.74}
-"""`nvlsEfficiency` of NCCL 2.27's src/graph/tuning.cc."""
+from topology.spec import ClusterSpec, GpuSpec
 
 # Keys that identify a chip or a kind of link and are not figures.
 _WORDS = {"source", "product", "cuda_capability"}
@@ -74,15 +64,16 @@ def read_machine(path: Path, gpus: Mapping[str, GpuSpec]) -> tuple[ClusterSpec, 
         raise PresetError(f"{path}: gpu: found {name!r}; allowed: {', '.join(gpus)}")
     if not isinstance(stated, dict):
         raise PresetError(f"{path}: intra_node: found {stated!r}; must be a mapping")
-    architecture, kind = gpus[name].architecture, stated.get("kind")
+    chip, kind = gpus[name].chip, stated.get("kind")
     usual: dict[str, float] = {}
     if kind in ("nvswitch", "nvlink_mesh") and "efficiency" not in stated:
-        if architecture not in NVLINK_EFFICIENCY:
-            known = f"NCCL's is known for {', '.join(NVLINK_EFFICIENCY)} only"
+        if chip.nvlink_efficiency is None:
+            known = ", ".join(name for name, each in ARCHITECTURES.items() if each.nvlink_efficiency)
+            only = f"NCCL's is known for {known} only"
             raise PresetError(f"{path}: intra_node.efficiency: is required with a {name} and kind {kind}; {known}")
-        usual["efficiency"] = NVLINK_EFFICIENCY[architecture]
+        usual["efficiency"] = chip.nvlink_efficiency
     if kind == "nvswitch":
-        usual["nvls_efficiency"] = NVLS_EFFICIENCY.get(architecture, 0.0)
+        usual["nvls_efficiency"] = chip.nvls_efficiency
     record = {**data, "gpu": gpus[name], "intra_node": {**usual, **stated}}
     return _validated(ClusterSpec, record, path), sources
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from topology.graph import described
 from topology.graph_files import TopologyError, reachable
-from topology.preset_files import NVLS_EFFICIENCY
 from topology.presets import GPUS
 from topology.protocols import SIMPLE_NVLINK_S
 from topology.spec import ClusterSpec, GpuKind, GpuSpec, InterNode, IntraNode
@@ -174,13 +173,13 @@ def _intra_node(wiring: Wiring, gpu: GpuSpec, own: Sequence[str]) -> IntraNode:
         each = _together(by_word[kind])
         hubs = {other for each in own for other in wiring.beside[each] if wiring.kind(other) == "nvswitch"}
         said = [part.nvls_efficiency for name, part in wiring.parts.items() if name in hubs]
-        nvls = _usual(NVLS_EFFICIENCY.get(gpu.architecture, 0.0) if x is None else x for x in said)
+        nvls = _usual(gpu.chip.nvls_efficiency if x is None else x for x in said)
         return _links_inside("nvswitch", each, 2 * each.latency_s, nvls)
     if kind == "gpu":
         each = _together(by_word[kind])
         peers = _usual(len([x for x in wiring.beside[name] if wiring.kind(x) == "gpu"]) for name in own)
         # A full mesh: 8 GPUs that are all linked, or chips whose library sends directly to every peer.
-        full = peers == 7 or gpu.architecture == "other"
+        full = peers == 7 or gpu.chip.sends_to_all
         return _links_inside("full_mesh" if full else "nvlink_mesh", each, each.latency_s)
     each = _together(by_word[kind])
     return _links_inside("pcie", each, 2 * each.latency_s or SIMPLE_NVLINK_S)

@@ -46,7 +46,7 @@ class RegularNetwork:
         self.gpu_bytes_per_s = intra.usable_bytes_per_s
         self.all_linked = intra.kind == "full_mesh"
         self.protocols = intra.kind != "pcie"
-        self.sends_directly = cluster.gpu.architecture == "other" and self.all_linked  # NCCL itself never does
+        self.sends_directly = cluster.gpu.chip.sends_to_all and self.all_linked
         self.nvls_share = intra.nvls_efficiency if intra.kind == "nvswitch" else 0.0
         self.nic_share_bytes_per_s = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
         self.shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.kind == "torus" else ()
@@ -223,8 +223,8 @@ def of_several(group: Group, sorts: Sequence[RegularNetwork]) -> Group:
     Its bandwidths come from the routes and do not change. NCCL uses LL128 only among GPUs of one compute capability or
     all from Hopper on (`ncclTopoTuneModel`, src/graph/tuning.cc), and reduces in switches only if all of them can.
     """
-    chips = {each.cluster.gpu.architecture for each in sorts}
-    lines = group.fabric.lines and (len(chips) == 1 or chips <= {"hopper", "blackwell"})
+    chips = [each.cluster.gpu.chip for each in sorts]
+    lines = group.fabric.lines and (len(set(chips)) == 1 or all(chip.mixes_ll128 for chip in chips))
     nvls = min(each.nvls_share for each in sorts)
     return replace(
         group,

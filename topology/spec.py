@@ -15,15 +15,13 @@ from pydantic import (
     model_validator,
 )
 
+from topology.architectures import ARCHITECTURES, Architecture, Chip
 from topology.wiring import Wiring, node_link
 
 
 # No `from __future__ import annotations` here: pydantic would compile each annotation from its text.
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-
-
-Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cpu", "other"]
 
 
 PEAK_NAMES = ("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp4", "int8", "int4")
@@ -33,8 +31,8 @@ PEAK_NAMES = ("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp4", "i
 class GpuSpec(_Spec):
     """Hold one accelerator's data-sheet figures.
 
-    `peak_flops_per_s`: dense, per dtype (fp32, tf32, bf16, ...). `architecture`: selects the startup and step times of
-    collectives (`topology.timing`) and cuBLAS's workspaces; `other` is treated as Hopper, with a warning.
+    `peak_flops_per_s`: dense, per dtype (fp32, tf32, bf16, ...). `architecture`: see `chip`. The collectives of `other`
+    start and step as Hopper's do, with a warning.
     `collectives_like`: the GPU whose measured collectives are used, if several GPUs of the architecture were measured.
     `variant_of`: the shipped GPU whose machine and profile are used, because only the memory or the links differ.
     `sm_sram_bytes`: the most shared memory that kernels can use on a multiprocessor. `sm_flops_per_clock`: dense 16-bit
@@ -60,6 +58,11 @@ class GpuSpec(_Spec):
     sm_sram_bytes: int = Field(default=0, ge=0, le=10**9)
     sm_flops_per_clock: int = Field(default=0, ge=0, le=10**9)
     source: str = ""
+
+    @property
+    def chip(self) -> Chip:
+        """Return what all GPUs of its architecture have in common."""
+        return ARCHITECTURES[self.architecture]
 
     def same_multiprocessors(self, other: "GpuSpec") -> bool:
         """Tell whether only the board differs: one architecture, as many FLOPs a clock and multiprocessor."""

@@ -15,7 +15,7 @@ from math import inf
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from topology.spec import Architecture, GpuSpec, InterNode
+from topology.spec import GpuSpec, InterNode
 
 CHANNEL_LL_BYTES = 16384.0  # largest message in LL on one channel: NCCL_P2P_LL_THRESHOLD, src/enqueue.cc
 MESSAGE_CHANNELS = 32  # inside a domain, for messages to all peers: MAXCHANNELS, src/include/device.h, before Blackwell
@@ -166,20 +166,11 @@ _GB200 = Timing(
 _GB300 = replace(_GB200, direct=_exchange(10.6, 16.0, 0.924, 0.144, 59.4))
 
 _TIMINGS = {"v100": _V100, "a100": _A100, "h100": _H100, "b200": _B200, "gb200": _GB200, "gb300": _GB300}
-_MEASURED: dict[Architecture, str] = {
-    "volta": "v100",
-    "ampere": "a100",
-    "ada": "a100",  # NCCL's own model treats compute capabilities below 9.0 as Ampere (src/graph/tuning.cc)
-    "hopper": "h100",
-    "blackwell": "b200",
-    "cpu": "h100",  # without effect: over PCIe the bare forms are used
-    "other": "h100",
-}
 
 
 def timing_of(gpu: GpuSpec) -> Timing:
     """Return the constants of a GPU's collectives: of its `collectives_like`, or of its architecture."""
-    return _TIMINGS[gpu.collectives_like or _MEASURED[gpu.architecture]]
+    return _TIMINGS[gpu.collectives_like or gpu.chip.collectives_like]
 
 
 def slower(one: Timing, other: Timing) -> Timing:

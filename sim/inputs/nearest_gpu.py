@@ -40,7 +40,7 @@ def nearest_measured(gpu: GpuSpec, left_out: Collection[str] = ()) -> str:
 
     `left_out`: measured GPUs that are not considered.
     """
-    if gpu.architecture == "cpu":
+    if gpu.chip.is_host:
         return "roofline"
     found = [GPUS[name] for name in measured_gpus() if name not in left_out]
     same = [other for other in found if other.architecture == gpu.architecture]

@@ -108,8 +108,8 @@ def ceil_div(a: int, b: int) -> int:
 def _quantized_copies(cluster: ClusterSpec, t: Training, framework: Framework, recipe: Recipe | None) -> int:
     """Return the copies of a quantized matrix: by rows for one matmul and by columns for another, unless frozen weights
     or the hardware spare the latter."""
-    blackwell = all(gpu.architecture == "blackwell" for gpu in cluster.gpus)
-    either = recipe is not None and recipe.one_scale and blackwell and framework.skips_transposes
+    reads_both = all(gpu.chip.reads_both_orders for gpu in cluster.gpus)
+    either = recipe is not None and recipe.one_scale and reads_both and framework.skips_transposes
     return 1 if t.lora is not None or either else 2
 
 

@@ -47,13 +47,13 @@ TF32_PRODUCTS = 3
 UNCERTAINTY = 0.08  # error on rows of the published charts that no fit used
 
 
-def attention_peak(device: Device, dtype: str, architecture: str) -> float:
-    """Return the peak in FLOP/s of the kernel's matmuls; in fp32 each is `TF32_PRODUCTS` in tf32 where NVIDIA has it.
+def attention_peak(device: Device, dtype: str, has_tf32: bool) -> float:
+    """Return the peak in FLOP/s of the kernel's matmuls; in fp32 each is `TF32_PRODUCTS` in tf32 where the GPU has it.
 
     Raises:
         InputError: if the device has no peak for `dtype`.
     """
-    if dtype == "fp32" and "tf32" in device.peak_flops_per_s and architecture != "other":
+    if dtype == "fp32" and has_tf32:
         return device.peak("tf32") / TF32_PRODUCTS
     return device.peak(dtype)
 

@@ -68,8 +68,7 @@ class Costs:
         self._borrowed = _borrowed_uncertainty(gpu, home)
         self._points = TablePrices(profile, self._device, reference, self.coefficients, self.launch_overhead_s)
         self._sm_clocks_per_s = sm_clocks_per_s(gpu)
-        # torch rounds to tf32 on NVIDIA's chips alone.
-        self._has_tf32 = "tf32" in gpu.peak_flops_per_s and gpu.architecture != "other"
+        self._has_tf32 = "tf32" in gpu.peak_flops_per_s and gpu.chip.rounds_fp32
         self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
         # Another chip's collectives say nothing about this one's links. Tables of more ranks than cores are used only
         # through `shared_cores`, which sets `ranks_per_core` to 1.
@@ -234,7 +233,7 @@ class Costs:
         # The measured points are of serving kernels (FlashInfer, TensorRT-LLM).
         if op.kind not in ATTENTION or op.served:
             return None
-        peak = attention_peak(self._device, op.dtype, self.gpu.architecture)
+        peak = attention_peak(self._device, op.dtype, self._has_tf32)
         seconds = flash_seconds(op, self.gpu, peak, self.coefficients)
         if seconds is None:
             return None
@@ -283,7 +282,7 @@ class Costs:
             return cost
         # cuBLAS has fast kernels only for leading dimensions of multiples of 16 bytes, as all points have.
         stated = self.coefficients.unaligned_matmul_slowdown
-        slower = stated or (1.0 if self.gpu.architecture == "cpu" else UNALIGNED_SLOWDOWN)
+        slower = stated or (1.0 if self.gpu.chip.is_host else UNALIGNED_SLOWDOWN)
         return Cost(cost.seconds * slower, cost.source, math.hypot(cost.uncertainty, UNALIGNED_UNCERTAINTY))
 
     def _strided(self, op: Compute, cost: Cost) -> Cost:

@@ -30,7 +30,6 @@ CONNECTION_BYTES = 12.0 * 2**20
 CONNECTIONS = 3
 CHANNELS = 24
 TIGHT_BYTES = 2.0 * 2**30  # CUDA's context, NCCL's buffers and the driver take about so much or more
-NVIDIA = ("volta", "ampere", "ada", "hopper", "blackwell")
 
 
 def communicators(scenario: Scenario) -> int:
@@ -72,12 +71,12 @@ def most_allocator_bytes(scenario: Scenario, gpu: GpuSpec) -> float:
 def is_tight(peak_bytes: float, limit: MemoryLimit, gpu: GpuSpec) -> bool:
     """Tell whether a peak fits and leaves little for CUDA and NCCL, whose memory the limit does not count."""
     left = limit.limit - peak_bytes
-    return limit.beside is None and 0 <= left < TIGHT_BYTES and gpu.architecture != "cpu"
+    return limit.beside is None and 0 <= left < TIGHT_BYTES and not gpu.chip.is_host
 
 
 def _counted(scenario: Scenario, gpu: GpuSpec) -> bool:
     """Tell whether the communicators of the trainer are known, and the GPU is one that has CUDA and NCCL."""
-    trains = scenario.training is not None and gpu.architecture in NVIDIA
+    trains = scenario.training is not None and gpu.chip.has_cuda
     return trains and bool(framework_of(scenario.for_training).communicators)
 
 

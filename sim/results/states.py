@@ -173,9 +173,6 @@ def _own_states(plan: Plan, stages: Sequence[Stage]) -> States:
     )
 
 
-BEFORE_HOPPER = ("volta", "ampere", "ada")
-
-
 class Workspace(Struct, frozen=True):
     """Bytes of one cuBLAS workspace: torch's for a thread and stream, Transformer Engine's for a stream."""
 
@@ -190,12 +187,12 @@ def matmul_workspace(gpu: GpuSpec) -> Workspace:
     `get_cublas_workspace_size_bytes`. Both are larger from Hopper on (compute capability 9.0); a GPU of no known
     architecture is taken for older if it has no 8-bit floating point.
     """
-    if gpu.architecture == "cpu":
+    if gpu.chip.is_host:
         return Workspace(0.0, 0.0)
-    large = 32.0 * 2**20
-    if gpu.architecture in BEFORE_HOPPER or (gpu.architecture == "other" and "fp8" not in gpu.peak_flops_per_s):
-        return Workspace(8_519_680.0, 4.0 * 2**20)
-    return Workspace(large, large)
+    large, stated = 32.0 * 2**20, gpu.chip.large_workspaces
+    if "fp8" in gpu.peak_flops_per_s if stated is None else stated:
+        return Workspace(large, large)
+    return Workspace(8_519_680.0, 4.0 * 2**20)
 
 
 def _workspaces(plan: Plan, stages: Sequence[Stage], experts: bool) -> float:

@@ -211,7 +211,7 @@ def regress(folder: Path, live: bool, benchmarks: str | None = None) -> dict[str
 
 def _live(row: dict[str, Any], path: Path, benchmarks: dict[str, Profile]) -> None:
     """Add a run made now to a row: its errors and whether they are out of tolerance, or why it cannot be made here."""
-    device = "cpu" if scenario_of(path).cluster.gpu.architecture == "cpu" else "cuda"
+    device = "cpu" if scenario_of(path).cluster.gpu.chip.is_host else "cuda"
     try:
         if device not in benchmarks:
             benchmarks[device] = live_benchmarks(device)

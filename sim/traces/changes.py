@@ -195,7 +195,7 @@ def _known_gpu(name: str) -> str:
     found = (
         key
         for key, gpu in GPUS.items()
-        if gpu.architecture != "cpu"
+        if not gpu.chip.is_host
         and key.split("-")[0] in words
         and ("pcie" in key) == ("pcie" in words)
         and ("nvl" in key.split("-")) == ("nvl" in words)

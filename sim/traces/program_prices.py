@@ -41,7 +41,7 @@ class ProgramPrices:
     @property
     def on_host(self) -> bool:
         """Tell whether the host computes itself, so that nothing is issued ahead."""
-        return self.cluster.gpu.architecture == "cpu"
+        return self.cluster.gpu.chip.is_host
 
     def operator(self, op: CapturedOperator) -> tuple[float, float]:
         """Return the seconds of an operator on the device, and of the host that issues it."""

@@ -348,5 +348,5 @@ def test_attention_in_fp32_multiplies_in_tf32_as_measured(kind: str, measured_fl
 def test_attention_in_fp32_has_the_peak_of_fp32_where_its_kernel_has_no_tf32(gpu: str, share: float) -> None:
     """MI300X has tf32, but AOTriton's kernels multiply fp32 as fp32."""
     spec = GPUS[gpu]
-    peak = attention_peak(Device.of(spec), "fp32", spec.architecture)
+    peak = attention_peak(Device.of(spec), "fp32", "tf32" in spec.peak_flops_per_s and spec.chip.rounds_fp32)
     assert peak == pytest.approx(spec.peak_flops_per_s["fp32"] * share)
