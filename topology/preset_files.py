@@ -69,8 +69,8 @@ def read_machine(path: Path, gpus: Mapping[str, GpuSpec]) -> tuple[ClusterSpec, 
     if kind in ("nvswitch", "nvlink_mesh") and "efficiency" not in stated:
         if chip.nvlink_efficiency is None:
             known = ", ".join(name for name, each in ARCHITECTURES.items() if each.nvlink_efficiency)
-            only = f"NCCL's is known for {known} only"
-            raise PresetError(f"{path}: intra_node.efficiency: is required with a {name} and kind {kind}; {known}")
+            needed = f"is required with a {name} and kind {kind}; NCCL's is known for {known} only"
+            raise PresetError(f"{path}: intra_node.efficiency: {needed}")
         usual["efficiency"] = chip.nvlink_efficiency
     if kind == "nvswitch":
         usual["nvls_efficiency"] = chip.nvls_efficiency

@@ -44,12 +44,8 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
     if t is None:
         yield from _unserved_notes(p)
     else:
-        yield from (
-            *_sharding_notes(p, t),
-            *_schedule_notes(p),
-            *_training_notes(t, model),
-            *_autocast_note(t, p, model),
-        )
+        yield from (*_sharding_notes(p, t), *_schedule_notes(p), *_training_notes(t, model))
+        yield from _autocast_note(t, p, model)
     if i is not None:
         yield from _serving_notes(i, p, given, model)
         yield from _engine_note(sections, i)
