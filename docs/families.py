@@ -25,6 +25,7 @@ from sim.models.layers.compressed import CompressedAttention
 from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.latent import LatentAttention
+from sim.models.layers.selected_blocks import SelectedBlocksAttention
 from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import count_parameters
@@ -85,6 +86,9 @@ def attention_kind(attention: Attention | None) -> Kind:
     if not isinstance(attention, GroupedQueryAttention):
         return Kind("state", "layer with a state")
     heads = f"{attention.heads} heads of {attention.head_dim}, {attention.kv_heads} of keys"
+    if isinstance(attention, SelectedBlocksAttention):
+        x = attention.indexer
+        return Kind("selected", f"attention to {x.top_k:,} tokens in selected blocks of {x.block}, {heads}")
     extras = [word for word, there in (("sinks", attention.sinks), ("gate", attention.gate)) if there]
     extra = "".join(f", {word}" for word in extras)
     window = attention.window

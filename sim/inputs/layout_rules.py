@@ -125,6 +125,7 @@ def _served_context(s: Sizes) -> Problem | None:
         ("state_space", m.state_space),
         ("compressed_attention", m.compressed_attention),
         ("indexer", m.indexer),
+        ("block_indexer", m.block_indexer),
         ("window", m.window),
     )
     if other := next((key for key, value in kinds if value is not None), None):
@@ -149,6 +150,8 @@ def context_parallel(s: Sizes) -> Problem | None:
         return _found("cp", s.cp, "layers with a state (model.state_space) are simulated on whole sequences: 1")
     if s.cp > 1 and s.model.compressed_attention is not None:
         return _found("cp", s.cp, "compressed attention is simulated on whole sequences: 1")
+    if s.cp > 1 and s.model.block_indexer is not None:
+        return _found("cp", s.cp, "blocks of keys (model.block_indexer) are selected on whole sequences: 1")
     if s.cp > 1 and s.model.indexer is not None and s.cp_method != "all_gather":
         why = "with model.indexer only all_gather is simulated: any key may be selected"
         return ("parallelism", "cp_method"), f"found '{s.cp_method}'; {why}"
@@ -244,6 +247,7 @@ def adapters(s: Sizes) -> Problem | None:
     for what, bad in (
         ("experts' matrices", m.moe is not None and not set(t.lora.targets) <= _ATTENTION),
         ("latent attention", m.mla is not None),
+        ("model.block_indexer", m.block_indexer is not None),
         ("model.mtp_layers", m.mtp_layers > 0),
         ("training.recompute selective_op", s.recompute == "selective_op"),
     ):

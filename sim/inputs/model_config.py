@@ -5,6 +5,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from sim.core.dtypes import Quantization, StorageDtype
+from sim.inputs.attention_config import (
+    BlockIndexerConfig,
+    CompressedAttentionConfig,
+    FullAttentionConfig,
+    IndexerConfig,
+    MlaConfig,
+)
 from sim.inputs.input_source import UserInput, as_tuple
 
 MAX_POSITIONS = 100_000_000
@@ -75,57 +82,6 @@ class MoeConfig(UserInput):
         return self.ffn * self.shared_experts if self.shared_ffn is None else self.shared_ffn
 
 
-class MlaConfig(UserInput):
-    """Multi-head latent attention (arXiv 2405.04434). `q_lora_rank` null: queries are not compressed."""
-
-    q_lora_rank: int | None = Field(default=None, ge=1, le=1_000_000)
-    kv_lora_rank: int = Field(ge=1, le=1_000_000)
-    qk_nope_head_dim: int = Field(ge=1, le=65_536)
-    qk_rope_head_dim: int = Field(ge=1, le=65_536)
-    v_head_dim: int = Field(ge=1, le=65_536)
-
-
-class IndexerConfig(UserInput):
-    """DeepSeek's sparse attention (V3.2): beside `mla`, `heads` queries of `head_dim` and one key a token score all
-    keys, and a query attends to the `top_k` best."""
-
-    heads: int = Field(ge=1, le=1_000_000)
-    head_dim: int = Field(ge=1, le=65_536)
-    top_k: int = Field(ge=1, le=100_000_000)
-
-
-class CompressedAttentionConfig(UserInput):
-    """DeepSeek V4's attention: one head of `head_dim` numbers a token is key and value of all query heads, of which
-    `rope_head_dim` are turned. A query sees its window, and in layers of kind `compressed` what each `rate` tokens
-    before it are compressed to; in layers of kind `compressed_sparse` those of each `sparse_rate` tokens that the
-    `indexer` selects.
-
-    Queries come from a latent of `q_lora_rank`. The result of each of `output_groups` groups of heads is brought to
-    `output_rank` numbers, and these to the hidden size.
-    """
-
-    q_lora_rank: int = Field(ge=1, le=1_000_000)
-    rope_head_dim: int = Field(ge=2, le=65_536)
-    output_groups: int = Field(ge=1, le=1_000_000)
-    output_rank: int = Field(ge=1, le=1_000_000)
-    rate: int = Field(default=128, ge=1, le=1_000_000)
-    sparse_rate: int = Field(default=4, ge=1, le=1_000_000)
-
-
-class FullAttentionConfig(UserInput):
-    """Sizes of layers that see all keys where the other layers have windows (Gemma 4, Laguna); null: as in those.
-
-    `values_are_keys`: they have no value projection; values are keys before their norm and rope. `sinks`: see the
-    model's.
-    """
-
-    heads: int | None = Field(default=None, ge=1, le=1_000_000)
-    kv_heads: int | None = Field(default=None, ge=1, le=1_000_000)
-    head_dim: int | None = Field(default=None, ge=1, le=65_536)
-    values_are_keys: bool = False
-    sinks: bool | None = None
-
-
 class StateSpaceConfig(UserInput):
     """Layers with a state in place of keys and values: Mamba 2 (arXiv 2405.21060) and 1 (2312.00752), the gated
     delta rule (2412.06464), Kimi's with a decay a channel (2510.26692), lightning attention (2401.04658), LFM2's gated
@@ -183,7 +139,7 @@ def _head_dim(data: dict[str, Any]) -> int:
 
 
 AttentionKind = Literal[
-    "full", "sliding", "chunked", "state_space", "beside", "compressed", "compressed_sparse", "none"
+    "full", "sliding", "chunked", "selected", "state_space", "beside", "compressed", "compressed_sparse", "none"
 ]
 COMPRESSED = ("compressed", "compressed_sparse")
 LOCAL = ("sliding", "chunked", *COMPRESSED)
@@ -218,9 +174,9 @@ class ModelConfig(UserInput):
     `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: each
     so-many-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
-    chunk of `window` tokens (Llama 4); or the layer has a state (`state_space`), attention and a state `beside` it
-    (Falcon-H1), or neither; or the query sees the last `window` and compressed keys before them
-    (`compressed_attention`). `mlp_pattern` repeats over the layers too. `attention_gate`: a sigmoid of a second query
+    chunk of `window` tokens (Llama 4), or the keys that a `block_indexer` selects (MiniMax M3); or the layer has a
+    state (`state_space`), attention and a state `beside` it (Falcon-H1), or neither; or the query sees the last
+    `window` and compressed keys before them (`compressed_attention`). `mlp_pattern` repeats over the layers too. `attention_gate`: a sigmoid of a second query
     projection multiplies the attention's result (Qwen3-Next), or one of each head (`per_head`: LFM3). `parallel_block`:
     attention and MLP read one norm, or (`two_norms`, GPT-NeoX) each its own norm of the same input, and both are added
     to the stream (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
@@ -242,6 +198,7 @@ class ModelConfig(UserInput):
     kv_heads: int = Field(default_factory=lambda data: data["heads"], ge=1, le=1_000_000, description="null: heads")
     mla: MlaConfig | None = None
     indexer: IndexerConfig | None = None
+    block_indexer: BlockIndexerConfig | None = None
     compressed_attention: CompressedAttentionConfig | None = None
     head_dim: int = Field(default_factory=_head_dim, ge=1, le=1_000_000, description="null: hidden / heads")
     v_head_dim: int | None = Field(default=None, ge=1, le=65_536, description="null: head_dim")

@@ -23,6 +23,7 @@ def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
         _heads,
         _latent_attention,
         _compressed_attention,
+        _block_indexer,
         _streams,
         _window,
         _full_attention,
@@ -99,6 +100,25 @@ def _compressed_attention(m: ModelConfig) -> Problems:
         given, off = getattr(m, key), type(m).model_fields[key].get_default()
         if given != off:
             yield (key,), f"found {show(given)}; not simulated with compressed_attention: leave it out"
+
+
+def _block_indexer(m: ModelConfig) -> Problems:
+    own, kinds = m.block_indexer, {*m.attention_pattern}
+    if ("selected" in kinds) != (own is not None):
+        why = "model.block_indexer and layers of kind selected need each other"
+        yield ("attention_pattern",), f"found {list(m.attention_pattern)}; {why}"
+    if own is None:
+        return
+    for key in ("mla", "compressed_attention", "indexer", "window"):
+        if getattr(m, key) is not None:
+            yield (key,), "found beside block_indexer, which selects keys of grouped queries without a window: null"
+    if "beside" in kinds:
+        yield ("attention_pattern",), "found 'beside'; a state is not simulated beside selected keys"
+    if own.top_k % own.block:
+        yield ("block_indexer", "top_k"), f"found {own.top_k}; must be a multiple of block ({own.block})"
+    if own.pools == "scores" and m.kv_heads % own.heads:
+        why = f"each head chooses for whole groups of queries: must divide kv_heads ({m.kv_heads})"
+        yield ("block_indexer", "heads"), f"found {own.heads}; {why}"
 
 
 def _streams(m: ModelConfig) -> Problems:

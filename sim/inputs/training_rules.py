@@ -74,6 +74,7 @@ def _packing(sections: Sections, t: Training) -> Problems:
     for bad, what in (
         (m.program is not None, "a captured program, whose attention is replayed as it was"),
         (m.indexer is not None, "model.indexer"),
+        (m.block_indexer is not None, "model.block_indexer"),
         (
             t.attention == "unfused",
             "unfused attention (training.attention), which also computes scores between documents",

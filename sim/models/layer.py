@@ -131,7 +131,7 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         text += spec.attention.key(d.full_seq)
     if m.indexer is not None and scenario.for_training.indexer != "trained":
         text += f" indexer {scenario.for_training.indexer}"
-    said = ("window", "indexer", "attention_pattern")  # by the attention itself
+    said = ("window", "indexer", "block_indexer", "attention_pattern")  # by the attention itself
     text += "".join(f" {key}={value}" for key, value in m.variations.items() if key not in said)
     if scenario.for_training.packing is not None:
         packing = scenario.for_training.packing.model_dump_json(exclude_defaults=True)

@@ -198,6 +198,23 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         },
     ),
     "lfm3": ("sdpa", 3, {"sliding_window": 32, "layer_types": ["conv", *TURNS]}),
+    "minimax_m3_vl_text": (
+        "eager",
+        2,
+        {
+            "intermediate_size": 128,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 8,
+            "shared_intermediate_size": 128,
+            "index_n_heads": 2,
+            "index_head_dim": 32,
+            "index_block_size": 16,
+            "index_topk_blocks": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+            "mlp_layer_types": ["sparse", "sparse"],
+        },
+    ),
 }
 # Layers with a state stand before those that are measured: on a CPU they are plain torch, but the model wants one.
 BEFORE = {"olmo_hybrid": ["linear_attention"], "bailing_hybrid": ["linear_attention"]}
@@ -230,6 +247,9 @@ def kept_bytes(config: Any, dtype: torch.dtype) -> int:
         for name, parameter in model.named_parameters():
             if any(part in name for part in model._keep_in_fp32_modules_strict):
                 parameter.data = parameter.data.float()
+    for module in model.modules():
+        if type(module).__name__.endswith("Indexer"):  # it gives places alone, so that its graph is dropped at once
+            module.forward = torch.no_grad()(module.forward)
     model.train()
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     found: dict[int, int] = {}

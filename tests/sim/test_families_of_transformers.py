@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sim.core.errors import InputError
 from sim.inputs.huggingface import FAMILIES
@@ -81,6 +82,13 @@ OWN: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 16, "head_dim": 64},
     "mimo_v2_flash": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 128, "head_dim": 96, "v_head_dim": 64},
     "minimax_m2": {"num_local_experts": EXPERTS},
+    "minimax_m3_vl_text": {
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": 4,
+        "index_n_heads": 2,
+        "layer_types": ["full_attention", *["minimax_m3_sparse"] * (LAYERS - 1)],
+        "mlp_layer_types": ["dense", *["sparse"] * (LAYERS - 1)],
+    },
     "ministral": {"head_dim": 64},
     "mistral": {"sliding_window": 128},
     "mixtral": {"sliding_window": 128},
@@ -116,6 +124,7 @@ NOT_COUNTED = (
 KINDS = {
     "full_attention": "full",
     "indexed_attention": "full",
+    "minimax_m3_sparse": "selected",
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
     "linear_attention": "state_space",
@@ -144,6 +153,18 @@ def test_a_family_has_the_parameters_and_layers_of_transformers(tmp_path: Path, 
     assert family not in ("mistral", "mixtral", "starcoder2") or model.window == 128
 
 
+@pytest.mark.parametrize("title", ["MiniMax M3"])
+def test_a_model_of_its_full_sizes_has_the_parameters_of_transformers(tmp_path: Path, title: str) -> None:
+    """The config of the page on families."""
+    rows = yaml.safe_load((Path(__file__).parents[2] / "docs" / "families.yaml").read_text(encoding="utf-8"))
+    keys = next(row["config"] for row in rows if row["title"] == title)
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**keys))
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    counted = {name: p.numel() for name, p in built.named_parameters() if not name.endswith(NOT_COUNTED)}
+    assert count_parameters(load_model(str(tmp_path / "config.json"))).total == sum(counted.values())
+
+
 def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_path: Path) -> None:
     """google/gemma-3-4b-pt names four sizes of its decoder."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
@@ -170,6 +191,9 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
         ("laguna", "num_attention_heads_per_layer", [8, 4] * (LAYERS // 2)),
         ("lfm3", "attention_bias", True),
         ("lfm3", "layer_types", ["linear_attention"] * LAYERS),
+        ("minimax_m3_vl_text", "index_local_blocks", 0),
+        ("minimax_m3_vl_text", "layer_types", ["sliding_attention"] * LAYERS),
+        ("minimax_m3_vl_text", "mlp_layer_types", ["sparse", "dense"] * (LAYERS // 2)),
         ("olmoe", "clip_qkv", 8.0),
         ("opt", "_remove_final_layer_norm", True),
         ("opt", "layer_norm_elementwise_affine", False),
@@ -263,6 +287,23 @@ def test_names_of_the_first_configs_on_the_hub_are_read(tmp_path: Path, family: 
     found = []
     for renamed in ({}, names):
         written = {renamed.get(key, key): value for key, value in config.to_dict().items()}
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        found.append(load_model(str(tmp_path / "config.json")))
+    assert found[0] == found[1]
+
+
+def test_minimax_m3_s_first_keys_are_read(tmp_path: Path) -> None:
+    """Its config on the Hub has signs of layers, and the indexer's sizes in a mapping."""
+    config = transformers.CONFIG_MAPPING["minimax_m3_vl_text"](**SIZES | OWN["minimax_m3_vl_text"]).to_dict()
+    names = {"num_index_heads": "n_heads", "index_dim": "head_dim", "block_size": "block_size"}
+    names |= {"topk_blocks": "topk_blocks", "local_block": "local_blocks"}
+    sparse = {f"sparse_{name}": config.pop(f"index_{key}") for name, key in names.items()}
+    sparse["sparse_attention_freq"] = [int(kind != "full_attention") for kind in config.pop("layer_types")]
+    signs = [int(kind == "sparse") for kind in config.pop("mlp_layer_types")]
+    found = []
+    for keys in ({}, {"sparse_attention_config": sparse, "moe_layer_freq": signs}):
+        whole = SIZES | OWN["minimax_m3_vl_text"] if not keys else {}
+        written = transformers.CONFIG_MAPPING["minimax_m3_vl_text"](**whole).to_dict() if not keys else config | keys
         (tmp_path / "config.json").write_text(json.dumps(written))
         found.append(load_model(str(tmp_path / "config.json")))
     assert found[0] == found[1]

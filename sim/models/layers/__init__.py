@@ -13,12 +13,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from sim.core.program import Item, Program
 from sim.inputs.model_config import LOCAL, AttentionKind
 from sim.models.activations import is_gated
 from sim.models.hyper_connections import Streams
 from sim.models.layers.beside import Beside
+from sim.models.layers.block_indexer import BlockIndexer
 from sim.models.layers.compressed import CompressedAttention
 from sim.models.layers.compressed_index import CompressedIndexer
 from sim.models.layers.dense_mlp import DenseMlp
@@ -27,6 +29,7 @@ from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.indexer import Indexer
 from sim.models.layers.latent import GatedLatentAttention, LatentAttention
 from sim.models.layers.scans import scans
+from sim.models.layers.selected_blocks import SelectedBlocksAttention
 from sim.models.layers.selective_scan import SelectiveScan
 from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
@@ -178,38 +181,47 @@ def attention_spec(model: ModelConfig, layer: int = 0) -> Attention | None:
 def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | LatentAttention:
     c = model.mla
     if c is None:
-        # one matrix in GPT-2's code, three in Llama's
-        merged = model.merged_projections or not (is_gated(model.mlp) or model.separate_qkv)
-        own = model.full_attention if model.attention_kind(layer) == "full" else None
-        return GroupedQueryAttention(
-            model.hidden,
-            model.heads if own is None or own.heads is None else own.heads,
-            model.kv_heads if own is None or own.kv_heads is None else own.kv_heads,
-            model.head_dim if own is None or own.head_dim is None else own.head_dim,
-            values_are_keys=own is not None and own.values_are_keys,
-            value_norm=model.value_norm,
-            bias=model.biased_attention,
-            out_bias=model.biased_attention_out,
-            qkv_bias=model.qkv_bias,
-            qk_norm=model.qk_norm,
-            qk_norm_over=model.qk_norm_over,
-            norm_weights=model.norm_weights,
-            sinks=model.sinks if own is None or own.sinks is None else own.sinks,
-            v_head_dim=model.v_head_dim,
-            gate=model.attention_gate,
-            softcap=model.attention_softcap is not None,
-            rope_share=model.rope_share,
-            scaled_rope=model.scaled_rope,
-            rope=model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0),
-            projections=1 if merged else 3,
-            window=window_of(model, layer),
-        )
+        return _grouped(model, layer)
     ranks, widths = (c.q_lora_rank, c.kv_lora_rank), (c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)
     x = model.indexer
     if x is None:
         latent = GatedLatentAttention if model.attention_gate else LatentAttention
         return latent(model.hidden, model.heads, *ranks, *widths)
     return SparseLatentAttention(model.hidden, model.heads, *ranks, *widths, Indexer(x.heads, x.head_dim, x.top_k))
+
+
+def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
+    # one matrix in GPT-2's code, three in Llama's
+    merged = model.merged_projections or not (is_gated(model.mlp) or model.separate_qkv)
+    own = model.full_attention if model.attention_kind(layer) == "full" else None
+    found = GroupedQueryAttention(
+        model.hidden,
+        model.heads if own is None or own.heads is None else own.heads,
+        model.kv_heads if own is None or own.kv_heads is None else own.kv_heads,
+        model.head_dim if own is None or own.head_dim is None else own.head_dim,
+        values_are_keys=own is not None and own.values_are_keys,
+        value_norm=model.value_norm,
+        bias=model.biased_attention,
+        out_bias=model.biased_attention_out,
+        qkv_bias=model.qkv_bias,
+        qk_norm=model.qk_norm,
+        qk_norm_over=model.qk_norm_over,
+        norm_weights=model.norm_weights,
+        sinks=model.sinks if own is None or own.sinks is None else own.sinks,
+        v_head_dim=model.v_head_dim,
+        gate=model.attention_gate,
+        softcap=model.attention_softcap is not None,
+        rope_share=model.rope_share,
+        scaled_rope=model.scaled_rope,
+        rope=model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0),
+        projections=1 if merged else 3,
+        window=window_of(model, layer),
+    )
+    x = model.block_indexer
+    if x is None or model.attention_kind(layer) != "selected":
+        return found
+    indexer = BlockIndexer(x.heads, x.head_dim, x.top_k, x.block, x.pools)
+    return SelectedBlocksAttention(**asdict(found), indexer=indexer)
 
 
 def _compressed(model: ModelConfig, kind: AttentionKind) -> CompressedAttention:

@@ -75,7 +75,11 @@ class GroupedQueryAttention(Struct, frozen=True):
         return ceil_div(self.heads, tp), max(1, self.kv_heads // tp)
 
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
-        """Projections on one of `tp` ranks."""
+        """All matrices on one of `tp` ranks."""
+        return self.qkv_and_out(tp)
+
+    def qkv_and_out(self, tp: int) -> tuple[Matrix, Matrix]:
+        """Query, key and value (and gate) as one, and the output's, on one of `tp` ranks."""
         heads, kv_heads = self.heads_of(tp)
         queries, keys, of_value = heads * self.head_dim, kv_heads * self.head_dim, self.widths[1]
         values = () if self.values_are_keys else (kv_heads * of_value,)
@@ -99,8 +103,8 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Projection to query, key and value, their norms, rope, core, output projection."""
-        core = attention_core(scenario, d, shard, self.core(d))
-        qkv, out = self.matrices(d.tp)
+        core = self.attended(scenario, d, shard)
+        qkv, out = self.qkv_and_out(d.tp)
         merged = self.projections == 1 or d.framework.merges_projections
         turned = d.tokens * sum(self.heads_of(d.tp)) * self.head_dim  # queries and keys
         turn = (self._turn(d, turned),) if self.rope else ()
@@ -130,6 +134,10 @@ class GroupedQueryAttention(Struct, frozen=True):
             *self._gates(d, d.tokens * out.inputs),
             linear(d, out.linear("attention", d.tokens)),
         )
+
+    def attended(self, scenario: Scenario, d: Dims, shard: Shard) -> Operator:
+        """The core: every query against the keys that it sees."""
+        return attention_core(scenario, d, shard, self.core(d))
 
     def _output_copied(self, d: Dims, core: Operator, elements: int) -> Operator:
         """The core whose output of `elements` has its queries' memory order: it is kept, and copied for the matmul."""
@@ -256,7 +264,7 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def serve(self, d: ServingDims, tokens: int) -> Program:
         """Return what depends on an iteration's number of tokens alone, up to the sum over tp."""
-        qkv, out = self.matrices(d.tp)
+        qkv, out = self.qkv_and_out(d.tp)
         n = tokens * out.inputs
         gate = (memory_op("attention_gate", F, "elementwise", n, 3 * n * d.act_bytes, d.act),) if self.gate else ()
         if self.gate == "per_head":
