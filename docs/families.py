@@ -156,8 +156,9 @@ def cache_bytes_per_token(model: ModelConfig) -> float:
     """Of a sequence of `LENGTH` tokens, over all layers, in 16 bits."""
     inference = {"requests": {"prompt_len": 8, "output_len": 8}}  # of no effect on a cache's bytes, nor is the model
     d = serving_dims(parse_scenario({"model": "llama3.1-8b", "inference": inference, "cluster": "dgx-h200"}))
-    attentions = (s.attention for s in layer_specs(model) if s.attention is not None)
-    return sum(a.sequence_bytes(d, LENGTH) for a in attentions) / LENGTH
+    specs = layer_specs(model)
+    kept = sum(s.attention.sequence_bytes(d, LENGTH) for s in specs if s.attention is not None)
+    return (kept + sum(s.ngrams.sequence_bytes(d) for s in specs if s.ngrams is not None)) / LENGTH
 
 
 def stem(title: str) -> str:

@@ -83,6 +83,9 @@ def tensor_parallel(s: Sizes) -> Problem | None:
         return _found("tp", tp, f"must divide model.compressed_attention.output_groups ({groups})")
     if m.hidden % tp:
         return _found("tp", tp, f"must divide model.hidden ({m.hidden})")
+    if (ngrams := m.ngram_embedding) is not None and ngrams.width // ngrams.heads % tp:
+        row = ngrams.width // ngrams.heads
+        return _found("tp", tp, f"must divide a row of the n-grams' table (width / heads = {row})")
     if tp > 1 and m.ffn % tp and m.has_dense_layers:
         return _found("tp", tp, f"must divide model.ffn ({m.ffn})")
     if m.moe is not None and m.moe.shared_width % tp:

@@ -13,6 +13,7 @@ from sim.inputs.attention_config import (
     MlaConfig,
 )
 from sim.inputs.input_source import UserInput, as_tuple
+from sim.inputs.ngram_config import NgramEmbeddingConfig
 
 MAX_POSITIONS = 100_000_000
 MAX_LAYERS = 10_000
@@ -176,17 +177,19 @@ class ModelConfig(UserInput):
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
     chunk of `window` tokens (Llama 4), or the keys that a `block_indexer` selects (MiniMax M3); or the layer has a
     state (`state_space`), attention and a state `beside` it (Falcon-H1), or neither; or the query sees the last
-    `window` and compressed keys before them (`compressed_attention`). `mlp_pattern` repeats over the layers too. `attention_gate`: a sigmoid of a second query
-    projection multiplies the attention's result (Qwen3-Next), or one of each head (`per_head`: LFM3). `parallel_block`:
-    attention and MLP read one norm, or (`two_norms`, GPT-NeoX) each its own norm of the same input, and both are added
-    to the stream (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
-    `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2). `merged_projections`: query,
-    key and value are one matrix, gate and up another, in the model's own code (Phi 3); `separate_qkv`: they are three
-    although the MLP has no gate (OPT), where GPT-2 has one. `rope_share`: of a head's width,
-    if it is turned apart and joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: turned queries and keys are multiplied
-    by a factor other than 1 (YaRN, in gpt-oss).
-    `hyper_connections`: the residual stream is so many streams (DeepSeek V4): attention and MLP read a sum of them,
-    their result is added to each, and the streams are mixed, by weights that each token computes from its streams.
+    `window` and compressed keys before them (`compressed_attention`). `mlp_pattern` repeats over the layers too.
+    `attention_gate`: a sigmoid of a second query projection multiplies the attention's result (Qwen3-Next), or one of
+    each head (`per_head`: LFM3). `parallel_block`: attention and MLP read one norm, or (`two_norms`, GPT-NeoX) each its
+    own norm of the same input, and both are added to the stream (Command R). `norm_in_fp32`: norms' weights multiply
+    before the cast back (Gemma). `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2).
+    `merged_projections`: query, key and value are one matrix, gate and up another, in the model's own code (Phi 3);
+    `separate_qkv`: they are three although the MLP has no gate (OPT), where GPT-2 has one. `rope_share`: of a head's
+    width, if it is turned apart and joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: turned queries and keys are
+    multiplied by a factor other than 1 (YaRN, in gpt-oss). `hyper_connections`: the residual stream is so many streams
+    (DeepSeek V4): attention and MLP read a sum of them, their result is added to each, and the streams are mixed, by
+    weights that each token computes from its streams. `hyper_connection_kind`: they are not mixed (independent: Hunyuan
+    4), or a gate of each number, through matrices of rank `hyper_connection_rank`, takes the place of weights and norms
+    (gated: Qwen 4).
     `max_positions` 0 stands for the workload's sequence length until a scenario fills it in. `trained_positions` is
     `max_position_embeddings` of the model's config.json, which no workload changes: serving engines go by it. Where it
     is left out, a table of learned positions whose size is stated says it.
@@ -256,6 +259,9 @@ class ModelConfig(UserInput):
     )
     attention_gate: Literal[False, True, "per_head"] = False
     hyper_connections: int = Field(default=1, ge=1, le=64)
+    hyper_connection_kind: Literal["mixed", "independent", "gated"] = "mixed"
+    hyper_connection_rank: int | None = Field(default=None, ge=1, le=1_000_000)
+    ngram_embedding: NgramEmbeddingConfig | None = None
     parallel_block: Literal[False, True, "two_norms"] = False
     mtp_layers: int = Field(default=0, ge=0, le=1_000)
     moe: MoeConfig | None = None

@@ -25,6 +25,7 @@ def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
         _compressed_attention,
         _block_indexer,
         _streams,
+        _ngram_embedding,
         _window,
         _full_attention,
         _state_space,
@@ -125,6 +126,31 @@ def _streams(m: ModelConfig) -> Problems:
     if m.hyper_connections > 1 and (m.parallel_block or m.norm_position != "pre"):
         why = "layers with hyper-connections have a norm before attention and one before the MLP"
         yield ("hyper_connections",), f"found {m.hyper_connections}; {why}: set norm_position to pre"
+    gated = m.hyper_connection_kind == "gated"
+    if m.hyper_connections == 1 and m.hyper_connection_kind != "mixed":
+        why = f"found {show(m.hyper_connection_kind)}; needs hyper_connections above 1"
+        yield ("hyper_connection_kind",), why
+    if gated != (m.hyper_connection_rank is not None):
+        why = "kind gated and the rank of its matrices need each other"
+        yield ("hyper_connection_rank",), f"found {show(m.hyper_connection_rank)}; {why}"
+    if gated and m.mtp_layers:
+        yield ("mtp_layers",), f"found {m.mtp_layers}; prediction modules of gated streams are not simulated: 0"
+
+
+def _ngram_embedding(m: ModelConfig) -> Problems:
+    own = m.ngram_embedding
+    if own is None:
+        return
+    if m.hyper_connections == 1:
+        yield ("ngram_embedding",), "found a mapping; is added to several streams: needs hyper_connections above 1"
+    if list(own.layers) != sorted({*own.layers}) or own.layers[-1] > m.layers:
+        why = f"must rise, from 1 to at most model.layers ({m.layers})"
+        yield ("ngram_embedding", "layers"), f"found {list(own.layers)}; {why}"
+    if len(own.rows) != len(own.layers):
+        why = f"must have one number for each of its layers ({len(own.layers)})"
+        yield ("ngram_embedding", "rows"), f"found {list(own.rows)}; {why}"
+    if own.width % own.heads:
+        yield ("ngram_embedding", "width"), f"found {own.width}; heads ({own.heads}) must divide it"
 
 
 def _window(m: ModelConfig) -> Problems:

@@ -13,9 +13,9 @@ from sim.models.layers import (
     norm_elements,
     norm_position,
     spec_counts,
-    streams_of,
 )
 from sim.models.layers.experts import Experts
+from sim.models.streams import streams_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
@@ -25,9 +25,10 @@ class ParameterCount(Struct, frozen=True):
     """Numbers of parameters with the vocabulary unpadded.
 
     `total` is the sum of embedding, positions, head, attention, mlp, router, shared_experts, experts, norms and
-    connections (hyper-connections): the main model. `active` is what one token uses of it. `mtp` stands apart
-    (multi-token-prediction modules, without the embedding and head that they share with the main model). Not counted:
-    load-balancing biases of routers (DeepSeek-V3 keeps one per expert, which no gradient trains).
+    connections (hyper-connections) and ngrams (their tables, matrices and norms): the main model. `active` is what one
+    token uses of it. `mtp` stands apart (multi-token-prediction modules, without the embedding and head that they share
+    with the main model). Not counted: load-balancing biases of routers (DeepSeek-V3 keeps one per expert, which no
+    gradient trains).
     """
 
     total: int
@@ -42,6 +43,7 @@ class ParameterCount(Struct, frozen=True):
     experts: int
     norms: int
     connections: int
+    ngrams: int
     mtp: int
 
 
@@ -79,11 +81,14 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
         "shared_experts": sum(n * mlp.shared_parameters for mlp, n in experts),
         "experts": sum(n * mlp.expert_parameters for mlp, n in experts),
         "norms": sum(n * spec.norms * spec.norm_elements for spec, n in specs)
-        + (2 if model.embedding_norm else 1) * norm_elements(model),
+        + ((0 if streams_of(model).gated else 1) + model.embedding_norm) * norm_elements(model),
         "connections": sum(n * spec.connection_parameters for spec, n in specs) + streams_of(model).head_parameters,
+        "ngrams": sum(n * spec.ngrams.parameters for spec, n in specs if spec.ngrams is not None),
     }
     total = sum(parts.values())
     idle = sum(n * round(mlp.one.parameters * max(0, mlp.moe.experts - mlp.moe.copies)) for mlp, n in experts)
+    tables = [(spec.ngrams, n) for spec, n in specs if spec.ngrams is not None]
+    idle += sum(n * (own.table_elements - own.width) for own, n in tables)  # a token reads a few rows
     # A prediction module (arXiv 2412.19437, 2.2): a layer, two input norms, a 2h -> h matrix, an output norm.
     module = prediction_layer(model).parameters + 2 * model.hidden**2 + 3 * norm_elements(model)
     module += streams_of(model).head_parameters

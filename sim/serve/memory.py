@@ -12,9 +12,10 @@ from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
 from sim.models.activations import is_gated
 from sim.models.dims import ceil_div
-from sim.models.layers import Attention, LayerSpec, norm_elements, streams_of
+from sim.models.layers import Attention, LayerSpec, norm_elements
 from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
+from sim.models.streams import streams_of
 from sim.serve.engines.file import engine_of
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.iteration_parts import StageLayers
@@ -62,6 +63,12 @@ def cached_bytes(
     return sum(n * a.sequence_bytes(d, length) / length for a, n in zip(attentions, counts, strict=True))
 
 
+def _ngrams(costs: IterationCosts, stage: StageLayers) -> float:
+    """Bytes that a sequence keeps for the embeddings of n-grams of a stage's layers."""
+    kept = zip(costs.specs, stage.layers, strict=True)
+    return sum([n * spec.ngrams.sequence_bytes(costs.dims) for spec, n in kept if spec.ngrams is not None])
+
+
 def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers) -> float:
     """Weights of one rank of a stage, in the formats the scenario keeps them in."""
     total = 0.0
@@ -77,8 +84,9 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
     if stage.head and m.head_bias:
         total += d.vocab * d.act_bytes
     if stage.head:
-        total += streams_of(m).head_parameters * FP32_BYTES
-    norms = stage.head + (stage.embedding and m.embedding_norm)
+        last = streams_of(m)
+        total += last.head_parameters * (FP32_BYTES if last.in_fp32 else d.act_bytes)
+    norms = (stage.head and not streams_of(m).gated) + (stage.embedding and m.embedding_norm)
     return total + norms * norm_elements(m) * d.act_bytes
 
 
@@ -204,7 +212,9 @@ def cache_capacity(
         weights = tuple([w - own.host_bytes for w, own in zip(weights, costs.offloaded, strict=True)])
         buffers = tuple([b + own.room_bytes for b, own in zip(buffers, costs.offloaded, strict=True)])
     mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
-    per_token = tuple(cached_bytes(d, costs.attentions, s.attentions, mean) / d.cp for s in costs.stages)
+    per_token = tuple(
+        (cached_bytes(d, costs.attentions, s.attentions, mean) + _ngrams(costs, s) / mean) / d.cp for s in costs.stages
+    )
     held = [_Held(*of_stage) for of_stage in zip(weights, buffers, per_token, strict=True)]
     if (draft := costs.draft) is not None:
         (own,) = draft.stages

@@ -215,6 +215,23 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
             "mlp_layer_types": ["sparse", "sparse"],
         },
     ),
+    "qwen4_exp_text": (
+        "sdpa",
+        1,
+        {
+            **EXPERTS,
+            "num_experts": 8,
+            "shared_expert_intermediate_size": 128,
+            "hc_lowrank": 32,
+            "indexer_n_heads": 2,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 32,
+            "indexer_budget": 64,
+            "indexer_compress_ratio": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+            "layer_types": ["indexed_attention"],
+        },
+    ),
 }
 # Layers with a state stand before those that are measured: on a CPU they are plain torch, but the model wants one.
 BEFORE = {"olmo_hybrid": ["linear_attention"], "bailing_hybrid": ["linear_attention"]}

@@ -100,6 +100,25 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {"num_experts": EXPERTS, "moe_intermediate_size": 128},
     "qwen3_moe": {"num_experts": EXPERTS},
     "qwen3_next": {"num_experts": EXPERTS},
+    "qwen4_exp_text": {
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 256,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "hc_lowrank": 32,
+        "ple_layer_ids": [1, 6],
+        "ngram_vocab_size_base": 1000,
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 128,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    },
     "sarvam_mla": LATENT | ROUTED,
     "sarvam_moe": ROUTED,
     "solar_open": ROUTED,
@@ -123,7 +142,6 @@ NOT_COUNTED = (
 )
 KINDS = {
     "full_attention": "full",
-    "indexed_attention": "full",
     "minimax_m3_sparse": "selected",
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
@@ -148,12 +166,14 @@ def test_a_family_has_the_parameters_and_layers_of_transformers(tmp_path: Path, 
     counted = {name: p.numel() for name, p in built.named_parameters() if not name.endswith(NOT_COUNTED)}
     assert count_parameters(model).total == sum(counted.values())
     kinds = getattr(config, "layer_types", None)
-    if kinds is not None and {*kinds} <= {*KINDS}:
-        assert [model.attention_kind(i) for i in range(model.layers)] == [KINDS[kind] for kind in kinds]
+    indexed = "full" if model.block_indexer is None else "selected"
+    known = KINDS | {"indexed_attention": indexed}
+    if kinds is not None and {*kinds} <= {*known}:
+        assert [model.attention_kind(i) for i in range(model.layers)] == [known[kind] for kind in kinds]
     assert family not in ("mistral", "mixtral", "starcoder2") or model.window == 128
 
 
-@pytest.mark.parametrize("title", ["MiniMax M3"])
+@pytest.mark.parametrize("title", ["MiniMax M3", "Qwen 4 Exp"])
 def test_a_model_of_its_full_sizes_has_the_parameters_of_transformers(tmp_path: Path, title: str) -> None:
     """The config of the page on families."""
     rows = yaml.safe_load((Path(__file__).parents[2] / "docs" / "families.yaml").read_text(encoding="utf-8"))
@@ -197,6 +217,10 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
         ("olmoe", "clip_qkv", 8.0),
         ("opt", "_remove_final_layer_norm", True),
         ("opt", "layer_norm_elementwise_affine", False),
+        ("qwen4_exp_text", "attention_bias", True),
+        ("qwen4_exp_text", "indexer_kv_heads", 2),
+        ("qwen4_exp_text", "layer_types", ["sliding_attention"] * LAYERS),
+        ("qwen4_exp_text", "ngram_vocab_size_base", 10**12),
         ("solar_open", "attention_bias", True),
         ("solar_open", "partial_rotary_factor", 0.5),
         ("starcoder2", "use_bias", False),

@@ -18,7 +18,6 @@ from msgspec.structs import asdict
 from sim.core.program import Item, Program
 from sim.inputs.model_config import LOCAL, AttentionKind
 from sim.models.activations import is_gated
-from sim.models.hyper_connections import Streams
 from sim.models.layers.beside import Beside
 from sim.models.layers.block_indexer import BlockIndexer
 from sim.models.layers.compressed import CompressedAttention
@@ -28,6 +27,7 @@ from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.indexer import Indexer
 from sim.models.layers.latent import GatedLatentAttention, LatentAttention
+from sim.models.layers.ngram_embedding import NgramEmbedding
 from sim.models.layers.scans import scans
 from sim.models.layers.selected_blocks import SelectedBlocksAttention
 from sim.models.layers.selective_scan import SelectiveScan
@@ -43,6 +43,7 @@ from sim.models.served import (
     served_sum,
     served_sum_of_streams,
 )
+from sim.models.streams import Streams, streams_of
 from sim.models.window import Window
 
 if TYPE_CHECKING:
@@ -73,10 +74,14 @@ class LayerSpec(Struct, frozen=True):
     norm_position: Literal["pre", "post", "both"] = "pre"
     parallel: Literal[False, True, "two_norms"] = False  # attention and MLP read one norm, or two of one input
     streams: Streams = Streams()
+    ngrams: NgramEmbedding | None = None  # added to the streams before attention
 
     @property
     def norms(self) -> int:
-        """Norms over the hidden size: one, or one on each side, of attention and MLP; one for both in parallel."""
+        """Norms over the hidden size: one, or one on each side, of attention and MLP; one for both in parallel; none
+        where streams have norms of their own."""
+        if self.streams.gated:
+            return 0
         if self.parallel is True:
             return 1
         return ((self.attention is not None) + (self.mlp is not None)) * (2 if self.norm_position == "both" else 1)
@@ -92,7 +97,8 @@ class LayerSpec(Struct, frozen=True):
     def parameters(self) -> int:
         """All of the layer's parameters, experts included."""
         mlp = 0 if self.mlp is None else self.mlp.parameters
-        return self.attention_parameters + mlp + self.norms * self.norm_elements + self.connection_parameters
+        ngrams = 0 if self.ngrams is None else self.ngrams.parameters
+        return self.attention_parameters + mlp + self.norms * self.norm_elements + self.connection_parameters + ngrams
 
     @property
     def branches(self) -> int:
@@ -109,13 +115,17 @@ class LayerSpec(Struct, frozen=True):
         """Weights that one token is multiplied by."""
         attention = 0 if self.attention is None else sum(m.elements for m in self.attention.matrices())
         connections = self.branches * self.streams.branch_elements
+        connections += 0 if self.ngrams is None else self.ngrams.matrix_elements
         return attention + connections + (0 if self.mlp is None else self.mlp.active_elements)
 
     def served_elements(self, d: ServingDims) -> ServedElements:
         """The layer's weights on one rank, counted as serving stores them."""
         none = ServedElements(0, 0, 0)
         weights, experts, rest = none if self.mlp is None else self.mlp.served_elements(d)
-        rest += self.norms * self.norm_elements + 2 * self.connection_parameters  # in fp32
+        in_fp32 = 2 if self.streams.in_fp32 else 1
+        rest += self.norms * self.norm_elements + in_fp32 * self.connection_parameters
+        if self.ngrams is not None:
+            rest += self.ngrams.matrix_elements + self.ngrams.served_rest(d.tp)
         if self.attention is not None:
             matrices = self.attention.matrices(d.tp)
             weights += sum(m.elements for m in matrices)
@@ -148,13 +158,13 @@ class LayerSpec(Struct, frozen=True):
         return tuple(items)
 
     def _serve_streams(self, d: ServingDims, tokens: int) -> Program:
-        items: list[Item] = []
+        items: list[Item] = [] if self.ngrams is None else [*self.ngrams.serve(d, tokens)]
         for name, out, branch in (
             ("attention", "attention_out", self.attention),
             ("mlp", "mlp_down", self.mlp),
         ):
             if branch is not None:
-                items += served_sum_of_streams(d, f"{name}_streams", tokens, self.streams.weights)
+                items += served_sum_of_streams(d, f"{name}_streams", tokens, self.streams, self.streams.weights)
                 items += [*branch.serve(d, tokens), *served_sum(d, out, tokens)]
                 items.append(served_spread(d, f"{name}_residual", tokens))
         return tuple(items)
@@ -269,9 +279,13 @@ def mlp_spec(model: ModelConfig, layer: int) -> Mlp | None:
     return Experts(moe, dense(moe.ffn), dense(moe.shared_width) if moe.shared_width else None)
 
 
-def streams_of(model: ModelConfig) -> Streams:
-    """The streams of the residual stream; one has no weights, so that its width does not matter."""
-    return Streams() if model.hyper_connections == 1 else Streams(model.hyper_connections, model.hidden)
+def ngrams_of(model: ModelConfig, layer: int) -> NgramEmbedding | None:
+    """The embedding of n-grams of layer `layer`, counted from 0 over the model."""
+    c = model.ngram_embedding
+    if c is None or layer + 1 not in c.layers:
+        return None
+    rows = c.rows[c.layers.index(layer + 1)]
+    return NgramEmbedding(streams_of(model), rows, c.heads, c.width, c.size, c.conv_kernel)
 
 
 def norm_elements(model: ModelConfig) -> int:
@@ -293,7 +307,10 @@ def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
     norms = norm_elements(model)
     blocks = (model.parallel_block, streams_of(model))
     layers = (
-        LayerSpec(attention_spec(model, i), mlp_spec(model, i), norms, norm_position(model, i), *blocks)
+        LayerSpec(
+            *(attention_spec(model, i), mlp_spec(model, i), norms, norm_position(model, i), *blocks),
+            ngrams=ngrams_of(model, i),
+        )
         for i in range(model.layers)
     )
     return tuple([specs.setdefault(spec, spec) for spec in layers])
