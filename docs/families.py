@@ -78,7 +78,11 @@ def attention_kind(attention: Attention | None) -> Kind:
         return compressed_kind(attention)
     if isinstance(attention, SparseLatentAttention):
         sizes = f"{attention.heads} heads, rank {attention.latent_rank}"
-        return Kind("selected", f"latent attention to {attention.indexer.top_k:,} selected keys, {sizes}")
+        whose = "selected keys" if attention.selects else "keys that an earlier layer selected"
+        return Kind(
+            "selected" if attention.selects else "latent",
+            f"latent attention to {attention.indexer.top_k:,} {whose}, {sizes}",
+        )
     if isinstance(attention, LatentAttention):
         return Kind("latent", f"latent attention, {attention.heads} heads, rank {attention.latent_rank}")
     if isinstance(attention, ShortConvolution):

@@ -40,6 +40,7 @@ def _deepseek_v32(config: Config) -> Config:
     return _deepseek({"first_k_dense_replace": 3, **config}) | {"indexer": index}
 
 
+_INDEXERS = {"full": "full", "shared": "reused"}
 _COMPRESSED = {0: "sliding", 4: "compressed_sparse", 128: "compressed"}
 _COMPRESSED_TYPES = {
     "sliding_attention": "sliding",
@@ -112,6 +113,31 @@ def _glm_moe_dsa(config: Config) -> Config:
     return _deepseek_v32({"index_n_heads": 32, "n_group": 1, **config})
 
 
+def _hy_v4(config: Config) -> Config:
+    """Hunyuan 4: DeepSeek V3.2's attention with a gate and sinks, in most layers over the keys that an earlier layer's
+    indexer selected; independent residual streams; routed experts with clamped SwiGLU."""
+    for key in ("attention_bias", "mlp_bias"):
+        require(config, key, (False, None))
+    require(config, "n_group", (1, None))
+    layers, kinds = config["num_hidden_layers"], config.get("indexer_types")
+    if kinds is None:
+        kinds = ["full" if i == 0 or i % 4 == 1 else "shared" for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) < layers or not {*kinds} <= {*_INDEXERS}:
+        raise NotExpressibleError(f"indexer_types: can be simulated: a list for all layers of {[*_INDEXERS]}")
+    own = {"index_n_heads": 16, "index_head_dim": 128, "first_k_dense_replace": 1, "n_shared_experts": 1}
+    found = _deepseek_v32(own | config | {"n_group": 1, "num_nextn_predict_layers": 0})
+    limit = config.get("swiglu_limit", 10.0)
+    return found | {
+        "attention_pattern": [_INDEXERS[kind] for kind in kinds[:layers]],
+        "attention_gate": True,
+        "sinks": True,
+        "hyper_connections": config.get("hc_mult", 4),
+        "hyper_connection_kind": "independent",
+        "moe": found["moe"] | ({"activation": "limited_swiglu"} if limit > 0 else {}),
+        "left_out": ["the output matrix in fp32"],
+    }
+
+
 def _axk1(config: Config) -> Config:
     """A.X K1: DeepSeek V3's layers, and a norm of what experts give together."""
     return _deepseek({"first_k_dense_replace": 1, **config}) | {"left_out": ["the norm behind the experts"]}
@@ -158,6 +184,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "kimi_k2": _deepseek,
     "glm4_moe_lite": Family(_deepseek, {"first_k_dense_replace": 1, "n_group": 1}),  # GLM-4.7-Flash
     "glm_moe_dsa": _glm_moe_dsa,
+    "hy_v4": _hy_v4,
     "axk1": _axk1,
     "longcat_flash": _longcat_flash,
     "sarvam_mla": _sarvam_mla,

@@ -290,6 +290,8 @@ def expert_overlap(s: Sizes) -> Problem | None:
 def stages(s: Sizes) -> Problem | None:
     """The schedule has such a pipeline, and the model's layers fill it."""
     form, counts = s.form, s.layers_per_stage
+    if s.pp > 1 and "reused" in s.model.attention_pattern:
+        return _found("pp", s.pp, "keys that an earlier layer selected are not sent between stages: 1")
     if problem := form.stages_problem(s.virtual_stages):
         return ("parallelism", "virtual_stages"), f"found {s.virtual_stages} with schedule {form.name}; {problem}"
     if problem := form.ranks_problem(s.pp):

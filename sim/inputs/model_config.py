@@ -15,6 +15,9 @@ from sim.inputs.attention_config import (
 from sim.inputs.input_source import UserInput, as_tuple
 from sim.inputs.ngram_config import NgramEmbeddingConfig
 
+Activation = Literal[
+    "gelu", "gelu_new", "swiglu", "geglu", "relu", "relu2", "xielu", "clamped_swiglu", "limited_swiglu"
+]
 MAX_POSITIONS = 100_000_000
 MAX_LAYERS = 10_000
 
@@ -36,6 +39,7 @@ class MoeConfig(UserInput):
     `shared_experts` experts of the same size see every token, or one of `shared_ffn`; `shared_gate`: what they give is
     weighted by a number that each token gets (Qwen2-MoE). `router_fp32`: the router multiplies in fp32.
     `zero_experts`: further choices of the router that give a token itself (LongCat-Flash, arXiv 2509.01322).
+    `activation`: of routed experts, where it is not the model's (Hunyuan 4).
     `capacity_factor` null: no token is dropped; `pad_to_capacity`: experts with fewer are filled up to it. `groups`:
     experts are chosen among those of a token's `top_groups` best groups, and each copy is sent by itself;
     `max_nodes_per_token` limits the choice as well.
@@ -48,6 +52,7 @@ class MoeConfig(UserInput):
     shared_ffn: int | None = Field(default=None, ge=1, le=100_000_000)
     shared_gate: bool = False
     zero_experts: int = Field(default=0, ge=0, le=100_000)
+    activation: Activation | None = None
     router_bias: bool = False
     router_fp32: bool = False
     dense_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
@@ -140,7 +145,16 @@ def _head_dim(data: dict[str, Any]) -> int:
 
 
 AttentionKind = Literal[
-    "full", "sliding", "chunked", "selected", "state_space", "beside", "compressed", "compressed_sparse", "none"
+    "full",
+    "sliding",
+    "chunked",
+    "selected",
+    "reused",
+    "state_space",
+    "beside",
+    "compressed",
+    "compressed_sparse",
+    "none",
 ]
 COMPRESSED = ("compressed", "compressed_sparse")
 LOCAL = ("sliding", "chunked", *COMPRESSED)
@@ -209,9 +223,7 @@ class ModelConfig(UserInput):
         default_factory=lambda data: 4 * data["hidden"], ge=1, le=100_000_000, description="null: 4 * hidden"
     )
     vocab: int = Field(ge=1, le=100_000_000)
-    mlp: Literal[
-        "gelu", "gelu_new", "swiglu", "geglu", "relu", "relu2", "xielu", "clamped_swiglu", "limited_swiglu"
-    ] = "gelu"
+    mlp: Activation = "gelu"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
     norm_bias: bool | None = Field(default=None, description="null: bias")
@@ -257,7 +269,7 @@ class ModelConfig(UserInput):
     mlp_pattern: Annotated[tuple[Literal["dense", "experts", "none"], ...] | None, BeforeValidator(as_tuple)] = Field(
         default=None, min_length=1, max_length=10_000, description="null: as moe says"
     )
-    attention_gate: Literal[False, True, "per_head"] = False
+    attention_gate: Literal[False, True, "per_head", "latent"] = False
     hyper_connections: int = Field(default=1, ge=1, le=64)
     hyper_connection_kind: Literal["mixed", "independent", "gated"] = "mixed"
     hyper_connection_rank: int | None = Field(default=None, ge=1, le=1_000_000)

@@ -47,7 +47,10 @@ def _latent_attention(m: ModelConfig) -> Problems:
     latent_queries = m.compressed_attention is not None or (m.mla is not None and m.mla.q_lora_rank is not None)
     if m.indexer is not None and not latent_queries:
         yield ("indexer",), "found an indexer; its queries come from mla.q_lora_rank: give that"
+    yield from _reused(m)
     if m.mla is None:
+        if m.attention_gate == "latent":
+            yield ("attention_gate",), "found 'latent'; such gates come from a query's latent: needs model.mla"
         return
     if m.kv_heads != m.heads:
         yield ("kv_heads",), f"found {m.kv_heads}; with mla every head has its own: {m.heads}"
@@ -64,15 +67,28 @@ def _latent_attention(m: ModelConfig) -> Problems:
         yield ("attention_bias",), "found true; latent attention (mla) has none"
     if m.attention_out_bias and not m.bias:
         yield ("attention_out_bias",), "found true; latent attention (mla) has none"
-    if m.attention_gate and (m.attention_gate is True or m.indexer is not None):
-        why = "latent attention (mla) has none, or without model.indexer one of each head: per_head"
-        yield ("attention_gate",), f"found {show(m.attention_gate)}; {why}"
+    if m.attention_gate == "latent" and m.mla.q_lora_rank is None:
+        yield ("attention_gate",), "found 'latent'; such gates come from mla.q_lora_rank: give that"
+    if m.sinks and m.indexer is None:
+        yield ("sinks",), "found true; latent attention (mla) has them with model.indexer alone"
     if m.scaled_rope:
         yield ("scaled_rope",), "found true; latent attention (mla) scales its scores instead: leave it out"
     if "beside" in m.attention_pattern:
         yield ("attention_pattern",), "found 'beside'; mla is not simulated beside a state space"
     if m.window is not None:
         yield ("window",), f"found {m.window}; latent attention (mla) sees all keys: null"
+
+
+def _reused(m: ModelConfig) -> Problems:
+    """Return what layers need that attend to the keys that an earlier layer's indexer selected."""
+    if "reused" not in m.attention_pattern:
+        return
+    if m.mla is None or m.indexer is None:
+        yield ("attention_pattern",), "found 'reused'; needs model.mla and model.indexer"
+    if m.attention_pattern[0] == "reused":
+        yield ("attention_pattern",), "found 'reused' first; the first layer has no earlier one: full"
+    if m.mtp_layers:
+        yield ("mtp_layers",), f"found {m.mtp_layers}; not simulated with layers of kind reused: 0"
 
 
 def _compressed_attention(m: ModelConfig) -> Problems:

@@ -46,6 +46,8 @@ def _indexer(sections: Sections, t: Training) -> Problems:
     path, found = ("training", "indexer"), f"found '{t.indexer}'"
     if sections.model.indexer is None:
         yield path, f"{found}; needs model.indexer"
+    if t.indexer == "warm_up" and "reused" in sections.model.attention_pattern:
+        yield path, f"{found}; not simulated with layers of kind reused; allowed: trained, frozen"
     if t.indexer == "warm_up" and sections.model.compressed_attention is not None:
         yield path, f"{found}; not simulated with model.compressed_attention; allowed: trained, frozen"
     if t.indexer == "warm_up" and (sections.parallelism.pp > 1 or framework_of(t).masks_unselected):

@@ -57,7 +57,10 @@ DEEPSEEK_V4 = {
 }
 GPT2 = {"n_embd": 256, "n_layer": 1, "n_head": 8, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 TURNS = ["sliding_attention", "full_attention"]
-LARGE_IN_FP32 = ("deepseek_v4",)  # families whose weights that stay in fp32 are large, so that a cast of them shows
+LARGE_IN_FP32 = (
+    "deepseek_v4",
+    "hy_v4",
+)  # families whose weights that stay in fp32 are large, so that a cast of them shows
 # family: attention, layers after which its pattern repeats, its own keys. `eager` where Transformers has no other
 # attention for the family (soft caps, sinks), or none on a CPU (values narrower than keys)
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -215,6 +218,19 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
             "mlp_layer_types": ["sparse", "sparse"],
         },
     ),
+    "hy_v4": (
+        "eager",
+        2,
+        {
+            **{key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"},
+            "n_shared_experts": 1,
+            "index_n_heads": 4,
+            "index_head_dim": 32,
+            "index_topk": 32,
+            "mlp_layer_types": ["sparse", "sparse"],
+            "indexer_types": ["full", "shared"],
+        },
+    ),
     "qwen4_exp_text": (
         "sdpa",
         1,
@@ -244,7 +260,7 @@ def config_of(family: str, layers: int) -> Any:
     keys = {**SIZES, **own, "num_hidden_layers": len(before) + layers}
     if "kv_lora_rank" in keys or family == "falcon":  # its head_dim is computed
         del keys["head_dim"]
-    for each_layer in ("layer_types", "mlp_layer_types"):
+    for each_layer in ("layer_types", "mlp_layer_types", "indexer_types"):
         if each_layer in keys:
             first = before if each_layer == "layer_types" else keys[each_layer][: len(before)]
             keys[each_layer] = [*first, *keys[each_layer] * (layers // period)]

@@ -67,6 +67,9 @@ OWN: dict[str, dict[str, Any]] = {
     "helium": {"head_dim": 64},
     "hunyuan_v1_dense": {"head_dim": 64},
     "hunyuan_v1_moe": {"head_dim": 64, "num_experts": EXPERTS, "moe_topk": 2},
+    "hy_v4": LATENT
+    | ROUTED
+    | {"n_shared_experts": 1, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64},
     "kimi_linear": LATENT | {"num_experts": EXPERTS},
     "kolibri1": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
     "laguna": {
@@ -168,12 +171,12 @@ def test_a_family_has_the_parameters_and_layers_of_transformers(tmp_path: Path, 
     kinds = getattr(config, "layer_types", None)
     indexed = "full" if model.block_indexer is None else "selected"
     known = KINDS | {"indexed_attention": indexed}
-    if kinds is not None and {*kinds} <= {*known}:
+    if kinds is not None and {*kinds} <= {*known} and "reused" not in model.attention_pattern:
         assert [model.attention_kind(i) for i in range(model.layers)] == [known[kind] for kind in kinds]
     assert family not in ("mistral", "mixtral", "starcoder2") or model.window == 128
 
 
-@pytest.mark.parametrize("title", ["MiniMax M3", "Qwen 4 Exp"])
+@pytest.mark.parametrize("title", ["MiniMax M3", "Qwen 4 Exp", "Hunyuan 4 preview"])
 def test_a_model_of_its_full_sizes_has_the_parameters_of_transformers(tmp_path: Path, title: str) -> None:
     """The config of the page on families."""
     rows = yaml.safe_load((Path(__file__).parents[2] / "docs" / "families.yaml").read_text(encoding="utf-8"))
@@ -206,6 +209,8 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
         ("hunyuan_v1_dense", "use_qk_norm", False),
         ("hunyuan_v1_moe", "moe_intermediate_size", [3072] * LAYERS),
         ("hunyuan_v1_moe", "num_shared_expert", [2] * LAYERS),
+        ("hy_v4", "indexer_types", ["full"] * (LAYERS - 1)),
+        ("hy_v4", "n_group", 4),
         ("laguna", "attention_bias", True),
         ("laguna", "gating", "per-element"),
         ("laguna", "num_attention_heads_per_layer", [8, 4] * (LAYERS // 2)),

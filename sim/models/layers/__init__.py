@@ -26,7 +26,7 @@ from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.indexer import Indexer
-from sim.models.layers.latent import GatedLatentAttention, LatentAttention
+from sim.models.layers.latent import LatentAttention
 from sim.models.layers.ngram_embedding import NgramEmbedding
 from sim.models.layers.scans import scans
 from sim.models.layers.selected_blocks import SelectedBlocksAttention
@@ -194,16 +194,18 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
         return _grouped(model, layer)
     ranks, widths = (c.q_lora_rank, c.kv_lora_rank), (c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)
     x = model.indexer
+    sizes = (model.hidden, model.heads, *ranks, *widths, model.attention_gate, model.sinks)
     if x is None:
-        latent = GatedLatentAttention if model.attention_gate else LatentAttention
-        return latent(model.hidden, model.heads, *ranks, *widths)
-    return SparseLatentAttention(model.hidden, model.heads, *ranks, *widths, Indexer(x.heads, x.head_dim, x.top_k))
+        return LatentAttention(*sizes)
+    selects = model.attention_kind(layer) != "reused"
+    return SparseLatentAttention(*sizes, indexer=Indexer(x.heads, x.head_dim, x.top_k), selects=selects)
 
 
 def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
     # one matrix in GPT-2's code, three in Llama's
     merged = model.merged_projections or not (is_gated(model.mlp) or model.separate_qkv)
-    own = model.full_attention if model.attention_kind(layer) == "full" else None
+    own, gate = model.full_attention if model.attention_kind(layer) == "full" else None, model.attention_gate
+    assert gate != "latent", "refused by sim.inputs.model_rules"
     found = GroupedQueryAttention(
         model.hidden,
         model.heads if own is None or own.heads is None else own.heads,
@@ -219,7 +221,7 @@ def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
         norm_weights=model.norm_weights,
         sinks=model.sinks if own is None or own.sinks is None else own.sinks,
         v_head_dim=model.v_head_dim,
-        gate=model.attention_gate,
+        gate=gate,
         softcap=model.attention_softcap is not None,
         rope_share=model.rope_share,
         scaled_rope=model.scaled_rope,
@@ -270,13 +272,15 @@ def mlp_spec(model: ModelConfig, layer: int) -> Mlp | None:
     if model.mlp_kind(layer) == "none":
         return None
 
-    def dense(ffn: int) -> DenseMlp:
-        return DenseMlp(model.hidden, ffn, model.mlp, model.bias, model.merged_projections)
+    def dense(ffn: int, activation: str = model.mlp) -> DenseMlp:
+        return DenseMlp(model.hidden, ffn, activation, model.bias, model.merged_projections)
 
     moe = model.moe
     if moe is None or not model.is_moe_layer(layer):
         return dense(model.ffn)
-    return Experts(moe, dense(moe.ffn), dense(moe.shared_width) if moe.shared_width else None)
+    return Experts(
+        moe, dense(moe.ffn, moe.activation or model.mlp), dense(moe.shared_width) if moe.shared_width else None
+    )
 
 
 def ngrams_of(model: ModelConfig, layer: int) -> NgramEmbedding | None:

@@ -13,7 +13,7 @@ from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
-from sim.models.layers.head_gate import head_gate, served_head_gate
+from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
@@ -175,21 +175,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     def _gates(self, d: Dims, elements: int) -> tuple[Operator, ...]:
         if self.gate == "per_head":
             return (head_gate(d, elements, d.tokens * self.heads_of(d.tp)[0]),)
-        return (self._gate(d, elements),) if self.gate else ()
-
-    def _gate(self, d: Dims, elements: int) -> Operator:
-        """The result times the gate's sigmoid; kept are the result and what a kernel makes the sigmoid of, or
-        the sigmoid where it is a kernel of its own (torch's sigmoid_backward reads its result)."""
-        e, kernels = d.act_bytes, 1 if d.framework.fuses_activation else 2
-        forward = memory_op(
-            "attention_gate", F, "elementwise", elements, (1 + 2 * kernels) * e * elements, d.act, kernels
-        )
-        backward = memory_op(
-            "attention_gate_backward", I, "elementwise", elements, (3 + 2 * kernels) * e * elements, d.act, kernels + 1
-        )
-        names = ("attention output", "attention gate" if kernels == 1 else "sigmoid of the gate")
-        saved = tuple(Saved("attention", name, e * elements) for name in names)
-        return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=3 * e * elements)
+        return (element_gate(d, elements),) if self.gate else ()
 
     def _head_norms(self, d: Dims) -> tuple[Operator, ...]:
         """Norms of queries, keys and values."""
@@ -266,7 +252,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         """Return what depends on an iteration's number of tokens alone, up to the sum over tp."""
         qkv, out = self.qkv_and_out(d.tp)
         n = tokens * out.inputs
-        gate = (memory_op("attention_gate", F, "elementwise", n, 3 * n * d.act_bytes, d.act),) if self.gate else ()
+        gate = (served_element_gate(d, n),) if self.gate else ()
         if self.gate == "per_head":
             gate = (served_head_gate(d, n, tokens * self.heads_of(d.tp)[0]),)
         turned = rope_cache(d, tokens, self.expanded_width(d.tp))
