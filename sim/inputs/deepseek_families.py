@@ -143,6 +143,16 @@ def _axk1(config: Config) -> Config:
     return _deepseek({"first_k_dense_replace": 1, **config}) | {"left_out": ["the norm behind the experts"]}
 
 
+def _axk2(config: Config) -> Config:
+    """A.X K2: DeepSeek V3.2's layers, whose queries' latents give gates as well, with gates of low rank behind the
+    norms before attention and before experts."""
+    require(config, "attention_bias", (False, None))
+    own = {"index_n_heads": 16, "index_head_dim": 128, "first_k_dense_replace": 1, "n_shared_experts": 1}
+    groups = {"n_group": config.get("n_group") or 1}
+    found = _deepseek_v32(own | config | groups | {"num_nextn_predict_layers": 0})
+    return found | {"attention_gate": "latent", "norm_gate_rank": config.get("gated_norm_rank", 16)}
+
+
 def _longcat_flash(config: Config) -> Config:
     """LongCat-Flash (arXiv 2509.01322): a layer of its config is two here, each latent attention and a dense MLP; the
     first one's MLP stands beside experts, which every token sees as if it were a shared one.
@@ -186,6 +196,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "glm_moe_dsa": _glm_moe_dsa,
     "hy_v4": _hy_v4,
     "axk1": _axk1,
+    "axk2": _axk2,
     "longcat_flash": _longcat_flash,
     "sarvam_mla": _sarvam_mla,
 }

@@ -204,6 +204,7 @@ class ModelConfig(UserInput):
     weights that each token computes from its streams. `hyper_connection_kind`: they are not mixed (independent: Hunyuan
     4), or a gate of each number, through matrices of rank `hyper_connection_rank`, takes the place of weights and norms
     (gated: Qwen 4).
+    `norm_gate_rank`: behind norms before attention and before experts stands a gate of low rank (A.X K2).
     `max_positions` 0 stands for the workload's sequence length until a scenario fills it in. `trained_positions` is
     `max_position_embeddings` of the model's config.json, which no workload changes: serving engines go by it. Where it
     is left out, a table of learned positions whose size is stated says it.
@@ -238,6 +239,7 @@ class ModelConfig(UserInput):
     value_norm: bool = False
     norm_position: Literal["pre", "post", "both", "by_kind"] = "pre"
     norm_in_fp32: bool = False
+    norm_gate_rank: int | None = Field(default=None, ge=1, le=1_000_000)
     sinks: bool = False
     attention_softcap: float | None = Field(default=None, gt=0, le=1e6)
     logit_softcap: float | None = Field(default=None, gt=0, le=1e6)

@@ -250,6 +250,15 @@ def _layers(m: ModelConfig) -> Problems:
         yield ("parallel_block",), f"{block}; needs attention and an MLP in every layer"
     if m.parallel_block and m.norm_position != "pre":
         yield ("parallel_block",), f"{block}; needs norm_position pre, found {m.norm_position}"
+    if m.norm_gate_rank is not None:
+        for key, found, allowed in (
+            ("norm_position", m.norm_position, "pre"),
+            ("parallel_block", m.parallel_block, False),
+            ("hyper_connections", m.hyper_connections, 1),
+            ("mtp_layers", m.mtp_layers, 0),
+        ):
+            if found != allowed:
+                yield (key,), f"found {show(found)}; with norm_gate_rank only {show(allowed)} is simulated"
     if m.norm_position == "by_kind" and m.state_space is None:
         yield ("norm_position",), "found 'by_kind'; needs layers with a state (model.state_space)"
     if m.mtp_layers and not whole[-1]:

@@ -105,9 +105,11 @@ def _branch(
     if d.streams.number > 1:
         before, normed = collapsed(d, name), norms(f"{name}_norm", not d.streams.gated)
         return (*before, *inside("layernorm", normed), *inner, spread(d, name))
+    gate = spec.gate_of(spec.mlp if name == "mlp" else spec.attention)
     return (
         branch_sum(d),
         *inside("layernorm", norms(f"{name}_norm", spec.norm_position != "post", second and not same, not same)),
+        *of_part(ModelPart.NORM, () if gate is None else gate.train(d, f"{name}_norm")),
         *inner,
         *norms(f"{name}_post_norm", spec.norm_position != "pre"),
         residual(d, f"{name}_residual", name, bias_after),

@@ -11,6 +11,7 @@ from sim.models.layers import (
     attention_spec,
     mlp_spec,
     norm_elements,
+    norm_gate_of,
     norm_position,
     spec_counts,
 )
@@ -53,7 +54,7 @@ def prediction_layer(model: ModelConfig) -> LayerSpec:
     mlp = mlp_spec(model, 0 if moe is None else -(-(moe.dense_layers + 1) // moe.every) * moe.every - 1)
     last = model.layers - 1
     rest = (norm_elements(model), norm_position(model, last), model.parallel_block, streams_of(model))
-    return LayerSpec(attention_spec(model, last), mlp, *rest)
+    return LayerSpec(attention_spec(model, last), mlp, *rest, norm_gate=norm_gate_of(model))
 
 
 def count_parameters(model: ModelConfig) -> ParameterCount:
@@ -80,7 +81,7 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
         "router": sum(n * mlp.router_parameters for mlp, n in experts),
         "shared_experts": sum(n * mlp.shared_parameters for mlp, n in experts),
         "experts": sum(n * mlp.expert_parameters for mlp, n in experts),
-        "norms": sum(n * spec.norms * spec.norm_elements for spec, n in specs)
+        "norms": sum(n * (spec.norms * spec.norm_elements + spec.gate_elements) for spec, n in specs)
         + ((0 if streams_of(model).gated else 1) + model.embedding_norm) * norm_elements(model),
         "connections": sum(n * spec.connection_parameters for spec, n in specs) + streams_of(model).head_parameters,
         "ngrams": sum(n * spec.ngrams.parameters for spec, n in specs if spec.ngrams is not None),

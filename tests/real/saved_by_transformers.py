@@ -218,6 +218,18 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
             "mlp_layer_types": ["sparse", "sparse"],
         },
     ),
+    "axk2": (
+        "eager",
+        1,
+        {
+            **{key: value for key, value in DEEPSEEK.items() if key not in ("first_k_dense_replace", "head_dim")},
+            "n_shared_experts": 1,
+            "index_n_heads": 4,
+            "index_head_dim": 32,
+            "index_topk": 32,
+            "mlp_layer_types": ["sparse"],
+        },
+    ),
     "hy_v4": (
         "eager",
         2,

@@ -39,6 +39,7 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers
 OWN: dict[str, dict[str, Any]] = {
     "afmoe": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "num_dense_layers": 2},
     "axk1": LATENT | ROUTED,
+    "axk2": LATENT | ROUTED | {"n_shared_experts": 1, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64},
     "bailing_hybrid": LATENT | {"num_local_experts": EXPERTS, "moe_intermediate_size": 128},
     "bamba": {"mamba_n_heads": 16, "mamba_d_head": 64, "attn_layer_indices": [2, 6]},
     "bloom": {"n_layer": LAYERS, "n_head": 8},
@@ -176,7 +177,7 @@ def test_a_family_has_the_parameters_and_layers_of_transformers(tmp_path: Path, 
     assert family not in ("mistral", "mixtral", "starcoder2") or model.window == 128
 
 
-@pytest.mark.parametrize("title", ["MiniMax M3", "Qwen 4 Exp", "Hunyuan 4 preview"])
+@pytest.mark.parametrize("title", ["MiniMax M3", "Qwen 4 Exp", "Hunyuan 4 preview", "A.X K2 Light"])
 def test_a_model_of_its_full_sizes_has_the_parameters_of_transformers(tmp_path: Path, title: str) -> None:
     """The config of the page on families."""
     rows = yaml.safe_load((Path(__file__).parents[2] / "docs" / "families.yaml").read_text(encoding="utf-8"))
@@ -201,6 +202,8 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
+        ("axk2", "attention_bias", True),
+        ("axk2", "mlp_layer_types", ["sparse", "dense"] * (LAYERS // 2)),
         ("dots1", "n_group", 4),
         ("glm4_moe", "n_group", 4),
         ("gpt_bigcode", "add_cross_attention", True),

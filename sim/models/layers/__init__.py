@@ -34,6 +34,7 @@ from sim.models.layers.selective_scan import SelectiveScan
 from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.layers.state_space import StateSpace
+from sim.models.norm_gate import NormGate
 from sim.models.served import (
     ServedElements,
     ServingDims,
@@ -75,6 +76,7 @@ class LayerSpec(Struct, frozen=True):
     parallel: Literal[False, True, "two_norms"] = False  # attention and MLP read one norm, or two of one input
     streams: Streams = Streams()
     ngrams: NgramEmbedding | None = None  # added to the streams before attention
+    norm_gate: NormGate | None = None  # behind the norms before attention and before experts
 
     @property
     def norms(self) -> int:
@@ -85,6 +87,16 @@ class LayerSpec(Struct, frozen=True):
         if self.parallel is True:
             return 1
         return ((self.attention is not None) + (self.mlp is not None)) * (2 if self.norm_position == "both" else 1)
+
+    def gate_of(self, branch: Attention | Mlp | None) -> NormGate | None:
+        """The gate behind the norm before attention or the MLP, if there is one."""
+        return None if branch is None or isinstance(branch, DenseMlp) else self.norm_gate
+
+    @property
+    def gate_elements(self) -> int:
+        """Weights of the gates behind norms."""
+        gates = (self.gate_of(branch) for branch in (self.attention, self.mlp))
+        return sum(gate.elements for gate in gates if gate is not None)
 
     @property
     def attention_parameters(self) -> int:
@@ -98,7 +110,8 @@ class LayerSpec(Struct, frozen=True):
         """All of the layer's parameters, experts included."""
         mlp = 0 if self.mlp is None else self.mlp.parameters
         ngrams = 0 if self.ngrams is None else self.ngrams.parameters
-        return self.attention_parameters + mlp + self.norms * self.norm_elements + self.connection_parameters + ngrams
+        norms = self.norms * self.norm_elements + self.gate_elements
+        return self.attention_parameters + mlp + norms + self.connection_parameters + ngrams
 
     @property
     def branches(self) -> int:
@@ -114,7 +127,7 @@ class LayerSpec(Struct, frozen=True):
     def active_elements(self) -> int:
         """Weights that one token is multiplied by."""
         attention = 0 if self.attention is None else sum(m.elements for m in self.attention.matrices())
-        connections = self.branches * self.streams.branch_elements
+        connections = self.branches * self.streams.branch_elements + self.gate_elements
         connections += 0 if self.ngrams is None else self.ngrams.matrix_elements
         return attention + connections + (0 if self.mlp is None else self.mlp.active_elements)
 
@@ -123,7 +136,7 @@ class LayerSpec(Struct, frozen=True):
         none = ServedElements(0, 0, 0)
         weights, experts, rest = none if self.mlp is None else self.mlp.served_elements(d)
         in_fp32 = 2 if self.streams.in_fp32 else 1
-        rest += self.norms * self.norm_elements + in_fp32 * self.connection_parameters
+        rest += self.norms * self.norm_elements + self.gate_elements + in_fp32 * self.connection_parameters
         if self.ngrams is not None:
             rest += self.ngrams.matrix_elements + self.ngrams.served_rest(d.tp)
         if self.attention is not None:
@@ -146,13 +159,18 @@ class LayerSpec(Struct, frozen=True):
             return self._serve_streams(d, tokens)
         items: list[Item] = []
         if self.attention is not None:
-            items += [served_add_norm(d, "attention_norm", tokens), *self.attention.serve(d, tokens)]
+            items += [
+                served_add_norm(d, "attention_norm", tokens),
+                *_gated(d, "attention_norm", tokens, self.gate_of(self.attention)),
+            ]
+            items += self.attention.serve(d, tokens)
             items += served_sum(d, "attention_out", tokens)
         if self.norm_position == "both":
             branches = (("attention_post_norm", self.attention), ("mlp_post_norm", self.mlp))
             items += [served_norm(d, name, tokens) for name, branch in branches if branch is not None]
         if self.mlp is not None:
             items += [] if self.parallel is True else [served_add_norm(d, "mlp_norm", tokens)]
+            items += _gated(d, "mlp_norm", tokens, self.gate_of(self.mlp))
             items += self.mlp.serve(d, tokens)
             items += served_sum(d, "mlp_down", tokens)
         return tuple(items)
@@ -168,6 +186,10 @@ class LayerSpec(Struct, frozen=True):
                 items += [*branch.serve(d, tokens), *served_sum(d, out, tokens)]
                 items.append(served_spread(d, f"{name}_residual", tokens))
         return tuple(items)
+
+
+def _gated(d: ServingDims, name: str, tokens: int, gate: NormGate | None) -> Program:
+    return () if gate is None else gate.serve(d, name, tokens)
 
 
 def attention_spec(model: ModelConfig, layer: int = 0) -> Attention | None:
@@ -292,6 +314,11 @@ def ngrams_of(model: ModelConfig, layer: int) -> NgramEmbedding | None:
     return NgramEmbedding(streams_of(model), rows, c.heads, c.width, c.size, c.conv_kernel)
 
 
+def norm_gate_of(model: ModelConfig) -> NormGate | None:
+    """The gate behind norms, if the model has one."""
+    return None if model.norm_gate_rank is None else NormGate(model.hidden, model.norm_gate_rank)
+
+
 def norm_elements(model: ModelConfig) -> int:
     """Parameters of one norm over the hidden size."""
     return model.hidden * model.norm_vectors
@@ -310,10 +337,12 @@ def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
     specs: dict[LayerSpec, LayerSpec] = {}
     norms = norm_elements(model)
     blocks = (model.parallel_block, streams_of(model))
+    gate = norm_gate_of(model)
     layers = (
         LayerSpec(
             *(attention_spec(model, i), mlp_spec(model, i), norms, norm_position(model, i), *blocks),
             ngrams=ngrams_of(model, i),
+            norm_gate=gate,
         )
         for i in range(model.layers)
     )
