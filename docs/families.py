@@ -26,6 +26,7 @@ from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.latent import LatentAttention
 from sim.models.layers.selected_blocks import SelectedBlocksAttention
+from sim.models.layers.shared_keys import SharedKeysAttention
 from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import count_parameters
@@ -52,6 +53,7 @@ COLOURS = {
     "latent": "#b07aa1",
     "selected": "#d4a6c8",
     "compressed": "#8c6bb1",
+    "shared": "#bab0ac",
     "state": "#f28e2b",
     "convolution": "#ffbe7d",
     "attention and state": "#e15759",
@@ -90,6 +92,12 @@ def attention_kind(attention: Attention | None) -> Kind:
     if not isinstance(attention, GroupedQueryAttention):
         return Kind("state", "layer with a state")
     heads = f"{attention.heads} heads of {attention.head_dim}, {attention.kv_heads} of keys"
+    if isinstance(attention, SharedKeysAttention):
+        of = "all tokens" if attention.window is None else f"a window of {attention.window.tokens:,}"
+        return Kind(
+            "shared",
+            f"queries over {of}, with an earlier layer's keys, {attention.heads} heads of {attention.head_dim}",
+        )
     if isinstance(attention, SelectedBlocksAttention):
         x = attention.indexer
         return Kind("selected", f"attention to {x.top_k:,} tokens in selected blocks of {x.block}, {heads}")

@@ -12,8 +12,8 @@ from sim.inputs.attention_config import (
     IndexerConfig,
     MlaConfig,
 )
+from sim.inputs.embedding_config import LayerEmbeddingConfig, NgramEmbeddingConfig
 from sim.inputs.input_source import UserInput, as_tuple
-from sim.inputs.ngram_config import NgramEmbeddingConfig
 
 Activation = Literal[
     "gelu", "gelu_new", "swiglu", "geglu", "relu", "relu2", "xielu", "clamped_swiglu", "limited_swiglu"
@@ -204,6 +204,8 @@ class ModelConfig(UserInput):
     weights that each token computes from its streams. `hyper_connection_kind`: they are not mixed (independent: Hunyuan
     4), or a gate of each number, through matrices of rank `hyper_connection_rank`, takes the place of weights and norms
     (gated: Qwen 4).
+    `shared_kv_layers`: so many last layers attend to keys and values of the last layer of their kind before them, and
+    have an MLP of `shared_kv_ffn` (Gemma 4 E2B); `layer_embedding`: each layer adds an embedding of its own.
     `norm_gate_rank`: behind norms before attention and before experts stands a gate of low rank (A.X K2).
     `max_positions` 0 stands for the workload's sequence length until a scenario fills it in. `trained_positions` is
     `max_position_embeddings` of the model's config.json, which no workload changes: serving engines go by it. Where it
@@ -276,6 +278,9 @@ class ModelConfig(UserInput):
     hyper_connection_kind: Literal["mixed", "independent", "gated"] = "mixed"
     hyper_connection_rank: int | None = Field(default=None, ge=1, le=1_000_000)
     ngram_embedding: NgramEmbeddingConfig | None = None
+    layer_embedding: LayerEmbeddingConfig | None = None
+    shared_kv_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
+    shared_kv_ffn: int | None = Field(default=None, ge=1, le=100_000_000, description="null: ffn")
     parallel_block: Literal[False, True, "two_norms"] = False
     mtp_layers: int = Field(default=0, ge=0, le=1_000)
     moe: MoeConfig | None = None

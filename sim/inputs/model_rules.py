@@ -26,6 +26,7 @@ def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
         _block_indexer,
         _streams,
         _ngram_embedding,
+        _shared_keys,
         _window,
         _full_attention,
         _state_space,
@@ -167,6 +168,29 @@ def _ngram_embedding(m: ModelConfig) -> Problems:
         yield ("ngram_embedding", "rows"), f"found {list(own.rows)}; {why}"
     if own.width % own.heads:
         yield ("ngram_embedding", "width"), f"found {own.width}; heads ({own.heads}) must divide it"
+
+
+def _shared_keys(m: ModelConfig) -> Problems:
+    n = m.shared_kv_layers
+    if m.shared_kv_ffn is not None and not n:
+        yield ("shared_kv_ffn",), f"found {m.shared_kv_ffn}; needs shared_kv_layers"
+    if m.layer_embedding is not None and (m.hyper_connections > 1 or m.parallel_block or m.mtp_layers):
+        why = "not simulated with hyper_connections, parallel_block or mtp_layers"
+        yield ("layer_embedding",), f"found a mapping; {why}"
+    if not n:
+        return
+    kinds = [m.attention_kind(i) for i in range(m.layers)]
+    own, found = {*kinds[: max(0, m.layers - n)]}, {*kinds[max(0, m.layers - n) :]}
+    if not found <= own:
+        why = f"layers of kind {', '.join(sorted(found - own))} have no earlier one of their kind with keys of its own"
+        yield ("shared_kv_layers",), f"found {n}; {why}"
+    if not found <= {"full", "sliding", "chunked"} or m.mla is not None:
+        yield ("shared_kv_layers",), f"found {n}; simulated for grouped queries of kind full, sliding or chunked: 0"
+    for key in ("attention_gate", "mtp_layers", "parallel_block"):
+        if getattr(m, key):
+            yield (key,), f"found {show(getattr(m, key))}; not simulated with shared_kv_layers: leave it out"
+    if m.qk_norm_over != "head" or m.qk_norm == "layernorm":
+        yield ("qk_norm",), "with shared_kv_layers only RMS norms of each head are simulated: true, over head"
 
 
 def _window(m: ModelConfig) -> Problems:

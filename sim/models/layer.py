@@ -58,6 +58,8 @@ def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[
         inner = inside(spec.mlp.module, spec.mlp.train(scenario, d, layer, shard))
         branch = _branch(m, d, spec, "mlp", inner, spec.mlp.bias_after and d.tp > 1, spec.attention is not None)
         parts += of_part(spec.mlp.part, branch)
+    if spec.inputs is not None:
+        parts += of_part(ModelPart.MLP, spec.inputs.branch(m, d))
     return parts
 
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
 from sim.models.attention import Core, SoftmaxPass, unfused_core
+from sim.models.layer_inputs import layer_inputs_of
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.operators import F, collective, gemm, memory_op
 from sim.models.streams import Streams, streams_of
@@ -199,7 +200,12 @@ def embedding_tokens(d: ServingDims, tokens: int) -> Program:
     """The look-up; over a split vocabulary its sum."""
     n = tokens * d.model.hidden
     op = memory_op("embedding", F, "embedding", n, (1 + d.model.hyper_connections) * n * d.act_bytes, d.act)
-    return (op, *served_sum(d, "embedding", tokens))
+    own = layer_inputs_of(d.model)
+    return (
+        op,
+        *served_sum(d, "embedding", tokens),
+        *(() if own is None else own.serve_made(tokens, d.act, d.act_bytes)),
+    )
 
 
 def head_samples(d: ServingDims, samples: int) -> Program:

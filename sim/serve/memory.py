@@ -12,6 +12,7 @@ from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
 from sim.models.activations import is_gated
 from sim.models.dims import ceil_div
+from sim.models.layer_inputs import layer_inputs_of
 from sim.models.layers import Attention, LayerSpec, norm_elements
 from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
@@ -81,6 +82,8 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
     total += table * (stage.embedding + (stage.head and not tied_here))
     if stage.embedding and m.positions == "learned":
         total += m.max_positions * m.hidden * d.act_bytes
+    if stage.embedding and (own := layer_inputs_of(m)) is not None:
+        total += own.served_table(d.tp) * d.act_bytes
     if stage.head and m.head_bias:
         total += d.vocab * d.act_bytes
     if stage.head:

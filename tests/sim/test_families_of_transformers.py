@@ -132,6 +132,12 @@ LAGUNA = {
     "layer_types": ["full_attention", *["sliding_attention"] * 3] * (LAYERS // 4),
     "num_attention_heads_per_layer": [4, 8, 8, 8] * (LAYERS // 4),
 }
+GEMMA_4_SMALL = {
+    "hidden_size_per_layer_input": 32,
+    "num_kv_shared_layers": 4,
+    "use_double_wide_mlp": True,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * (LAYERS // 4),
+}
 GEMMA_4_EXPERTS = {"enable_moe_block": True, "num_experts": EXPERTS, "top_k_experts": 4, "moe_intermediate_size": 128}
 # Weights that docs/models.md names as not counted: routers' biases, norms around experts (Gemma 4, A.X K1).
 NOT_COUNTED = (
@@ -177,7 +183,7 @@ def test_a_family_has_the_parameters_and_layers_of_transformers(tmp_path: Path, 
     assert family not in ("mistral", "mixtral", "starcoder2") or model.window == 128
 
 
-@pytest.mark.parametrize("title", ["MiniMax M3", "Qwen 4 Exp", "Hunyuan 4 preview", "A.X K2 Light"])
+@pytest.mark.parametrize("title", ["MiniMax M3", "Qwen 4 Exp", "Hunyuan 4 preview", "A.X K2 Light", "Gemma 4 E2B"])
 def test_a_model_of_its_full_sizes_has_the_parameters_of_transformers(tmp_path: Path, title: str) -> None:
     """The config of the page on families."""
     rows = yaml.safe_load((Path(__file__).parents[2] / "docs" / "families.yaml").read_text(encoding="utf-8"))
@@ -255,6 +261,8 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
         ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True}),
         ("gemma4_text", {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 128}),
         ("gemma4_text", GEMMA_4_EXPERTS),
+        ("gemma4_text", GEMMA_4_SMALL),
+        ("gemma4_text", GEMMA_4_SMALL | {"use_double_wide_mlp": False, "vocab_size_per_layer_input": 500}),
         ("granitemoeshared", {"shared_intermediate_size": 256}),
         ("hyperclovax", {"use_post_norm": False}),
         ("laguna", LAGUNA),

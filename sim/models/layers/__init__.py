@@ -18,6 +18,7 @@ from msgspec.structs import asdict
 from sim.core.program import Item, Program
 from sim.inputs.model_config import LOCAL, AttentionKind
 from sim.models.activations import is_gated
+from sim.models.layer_inputs import LayerInputs, layer_inputs_of
 from sim.models.layers.beside import Beside
 from sim.models.layers.block_indexer import BlockIndexer
 from sim.models.layers.compressed import CompressedAttention
@@ -31,6 +32,7 @@ from sim.models.layers.ngram_embedding import NgramEmbedding
 from sim.models.layers.scans import scans
 from sim.models.layers.selected_blocks import SelectedBlocksAttention
 from sim.models.layers.selective_scan import SelectiveScan
+from sim.models.layers.shared_keys import SharedKeysAttention
 from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.layers.state_space import StateSpace
@@ -77,6 +79,7 @@ class LayerSpec(Struct, frozen=True):
     streams: Streams = Streams()
     ngrams: NgramEmbedding | None = None  # added to the streams before attention
     norm_gate: NormGate | None = None  # behind the norms before attention and before experts
+    inputs: LayerInputs | None = None  # of a branch behind the MLP
 
     @property
     def norms(self) -> int:
@@ -111,6 +114,7 @@ class LayerSpec(Struct, frozen=True):
         mlp = 0 if self.mlp is None else self.mlp.parameters
         ngrams = 0 if self.ngrams is None else self.ngrams.parameters
         norms = self.norms * self.norm_elements + self.gate_elements
+        norms += 0 if self.inputs is None else self.inputs.branch_parameters
         return self.attention_parameters + mlp + norms + self.connection_parameters + ngrams
 
     @property
@@ -128,6 +132,7 @@ class LayerSpec(Struct, frozen=True):
         """Weights that one token is multiplied by."""
         attention = 0 if self.attention is None else sum(m.elements for m in self.attention.matrices())
         connections = self.branches * self.streams.branch_elements + self.gate_elements
+        connections += 0 if self.inputs is None else self.inputs.branch_elements
         connections += 0 if self.ngrams is None else self.ngrams.matrix_elements
         return attention + connections + (0 if self.mlp is None else self.mlp.active_elements)
 
@@ -137,6 +142,8 @@ class LayerSpec(Struct, frozen=True):
         weights, experts, rest = none if self.mlp is None else self.mlp.served_elements(d)
         in_fp32 = 2 if self.streams.in_fp32 else 1
         rest += self.norms * self.norm_elements + self.gate_elements + in_fp32 * self.connection_parameters
+        if self.inputs is not None:
+            rest += self.inputs.branch_parameters
         if self.ngrams is not None:
             rest += self.ngrams.matrix_elements + self.ngrams.served_rest(d.tp)
         if self.attention is not None:
@@ -173,7 +180,8 @@ class LayerSpec(Struct, frozen=True):
             items += _gated(d, "mlp_norm", tokens, self.gate_of(self.mlp))
             items += self.mlp.serve(d, tokens)
             items += served_sum(d, "mlp_down", tokens)
-        return tuple(items)
+        last = () if self.inputs is None else self.inputs.serve_branch(tokens, d.act, d.act_bytes)
+        return (*items, *last)
 
     def _serve_streams(self, d: ServingDims, tokens: int) -> Program:
         items: list[Item] = [] if self.ngrams is None else [*self.ngrams.serve(d, tokens)]
@@ -251,6 +259,8 @@ def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
         projections=1 if merged else 3,
         window=window_of(model, layer),
     )
+    if layer >= model.layers - model.shared_kv_layers:
+        return SharedKeysAttention(**asdict(found))
     x = model.block_indexer
     if x is None or model.attention_kind(layer) != "selected":
         return found
@@ -299,7 +309,8 @@ def mlp_spec(model: ModelConfig, layer: int) -> Mlp | None:
 
     moe = model.moe
     if moe is None or not model.is_moe_layer(layer):
-        return dense(model.ffn)
+        shared = layer >= model.layers - model.shared_kv_layers
+        return dense(model.shared_kv_ffn or model.ffn if shared else model.ffn)
     return Experts(
         moe, dense(moe.ffn, moe.activation or model.mlp), dense(moe.shared_width) if moe.shared_width else None
     )
@@ -337,12 +348,13 @@ def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
     specs: dict[LayerSpec, LayerSpec] = {}
     norms = norm_elements(model)
     blocks = (model.parallel_block, streams_of(model))
-    gate = norm_gate_of(model)
+    gate, inputs = norm_gate_of(model), layer_inputs_of(model)
     layers = (
         LayerSpec(
             *(attention_spec(model, i), mlp_spec(model, i), norms, norm_position(model, i), *blocks),
             ngrams=ngrams_of(model, i),
             norm_gate=gate,
+            inputs=inputs,
         )
         for i in range(model.layers)
     )

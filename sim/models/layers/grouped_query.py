@@ -106,7 +106,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         core = self.attended(scenario, d, shard)
         qkv, out = self.qkv_and_out(d.tp)
         merged = self.projections == 1 or d.framework.merges_projections
-        turned = d.tokens * sum(self.heads_of(d.tp)) * self.head_dim  # queries and keys
+        turned = d.tokens * self.turned_heads(d.tp) * self.head_dim
         turn = (self._turn(d, turned),) if self.rope else ()
         if self.rope and self.rope_share is not None and not d.framework.fuses_rope:
             turn = (*turn, rope_join(d, turned))
@@ -134,6 +134,10 @@ class GroupedQueryAttention(Struct, frozen=True):
             *self._gates(d, d.tokens * out.inputs),
             linear(d, out.linear("attention", d.tokens)),
         )
+
+    def turned_heads(self, tp: int) -> int:
+        """Heads of one rank that rope turns: queries and keys."""
+        return sum(self.heads_of(tp))
 
     def attended(self, scenario: Scenario, d: Dims, shard: Shard) -> Operator:
         """The core: every query against the keys that it sees."""

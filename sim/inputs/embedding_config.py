@@ -1,4 +1,4 @@
-"""Embeddings of n-grams, as a scenario's `model` says them."""
+"""Embeddings beside that of tokens, as a scenario's `model` says them."""
 
 from typing import Annotated
 
@@ -22,3 +22,10 @@ class NgramEmbeddingConfig(UserInput):
     width: int = Field(ge=1, le=10_000_000)
     size: int = Field(default=3, ge=2, le=64)
     conv_kernel: int = Field(default=4, ge=1, le=1_024)
+
+
+class LayerEmbeddingConfig(UserInput):
+    """Embeddings of each token for every layer (Gemma 4 E2B and E4B): `width` numbers for each; `vocab` rows."""
+
+    width: int = Field(ge=1, le=1_000_000)
+    vocab: int | None = Field(default=None, ge=1, le=100_000_000, description="null: the model's")
