@@ -40,7 +40,7 @@ def _deepseek_v32(config: Config) -> Config:
     return _deepseek({"first_k_dense_replace": 3, **config}) | {"indexer": index}
 
 
-_INDEXERS = {"full": "full", "shared": "reused"}
+_INDEXERS = {"full": "full", "shared": "reused", "F": "full", "S": "reused"}
 _COMPRESSED = {0: "sliding", 4: "compressed_sparse", 128: "compressed"}
 _COMPRESSED_TYPES = {
     "sliding_attention": "sliding",
@@ -105,12 +105,20 @@ def _compressed_kinds(config: Config, layers: int) -> list[str]:
 
 
 def _glm_moe_dsa(config: Config) -> Config:
-    """GLM-5: DeepSeek V3.2's layers."""
+    """GLM-5: DeepSeek V3.2's layers, of which some may attend to what an earlier one's indexer selected."""
+    found = _deepseek_v32({"index_n_heads": 32, "n_group": 1, **config})
     for key in ("indexer_types", "index_topk_pattern"):
-        if (kinds := config.get(key)) and not {*kinds} <= {"full", "F"}:
-            raise NotExpressibleError(f"{key}: can be simulated: an indexer of its own in every layer")
+        if (kinds := config.get(key)) is not None:
+            return found | {"attention_pattern": _indexers(key, kinds, config["num_hidden_layers"])}
     require(config, "index_topk_freq", (1, None))
-    return _deepseek_v32({"index_n_heads": 32, "n_group": 1, **config})
+    return found
+
+
+def _indexers(key: str, kinds: object, layers: int) -> list[str]:
+    """Kinds of layers by whether they have an indexer of their own."""
+    if not isinstance(kinds, list | str) or len(kinds) < layers or not {*kinds} <= {*_INDEXERS}:
+        raise NotExpressibleError(f"{key}: can be simulated: one of {', '.join(_INDEXERS)} for each layer")
+    return [_INDEXERS[kind] for kind in kinds[:layers]]
 
 
 def _hy_v4(config: Config) -> Config:
@@ -122,13 +130,11 @@ def _hy_v4(config: Config) -> Config:
     layers, kinds = config["num_hidden_layers"], config.get("indexer_types")
     if kinds is None:
         kinds = ["full" if i == 0 or i % 4 == 1 else "shared" for i in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) < layers or not {*kinds} <= {*_INDEXERS}:
-        raise NotExpressibleError(f"indexer_types: can be simulated: a list for all layers of {[*_INDEXERS]}")
     own = {"index_n_heads": 16, "index_head_dim": 128, "first_k_dense_replace": 1, "n_shared_experts": 1}
     found = _deepseek_v32(own | config | {"n_group": 1, "num_nextn_predict_layers": 0})
     limit = config.get("swiglu_limit", 10.0)
     return found | {
-        "attention_pattern": [_INDEXERS[kind] for kind in kinds[:layers]],
+        "attention_pattern": _indexers("indexer_types", kinds, layers),
         "attention_gate": True,
         "sinks": True,
         "hyper_connections": config.get("hc_mult", 4),

@@ -91,7 +91,7 @@ class LayerInputs(Struct, frozen=True):
         return ceil_div(self.table_elements, tp) + self.projection_elements + self.width
 
     def serve_made(self, tokens: int, act: str, element_bytes: float) -> Program:
-        """The look-up, the projection, and norm and sum in one kernel; `act`: dtype of activations, of so many bytes."""
+        """Look-up, projection, norm and sum in one kernel; `act`: dtype of activations, of so many bytes."""
         width = self.layers * self.width
         n = tokens * width
         return (

@@ -62,7 +62,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": {"hidden_size_per_layer_input": 0},
     "glm4_moe": ROUTED,
     "glm4_moe_lite": LATENT | ROUTED,
-    "glm_moe_dsa": LATENT | ROUTED,
+    "glm_moe_dsa": LATENT | ROUTED | {"qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256},
     "gpt_oss": {"num_local_experts": EXPERTS},
     "granitemoe": {"num_local_experts": EXPERTS},
     "helium": {"head_dim": 64},
@@ -220,6 +220,8 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
         ("hunyuan_v1_moe", "num_shared_expert", [2] * LAYERS),
         ("hy_v4", "indexer_types", ["full"] * (LAYERS - 1)),
         ("hy_v4", "n_group", 4),
+        ("glm_moe_dsa", "indexer_types", ["full"] * (LAYERS - 1)),
+        ("glm_moe_dsa", "index_topk_pattern", "F" * (LAYERS - 1) + "X"),
         ("laguna", "attention_bias", True),
         ("laguna", "gating", "per-element"),
         ("laguna", "num_attention_heads_per_layer", [8, 4] * (LAYERS // 2)),
@@ -263,6 +265,7 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
         ("gemma4_text", GEMMA_4_EXPERTS),
         ("gemma4_text", GEMMA_4_SMALL),
         ("gemma4_text", GEMMA_4_SMALL | {"use_double_wide_mlp": False, "vocab_size_per_layer_input": 500}),
+        ("glm_moe_dsa", {"indexer_types": ["full", "full", *["shared"] * 3, "full", "shared", "shared"]}),
         ("granitemoeshared", {"shared_intermediate_size": 256}),
         ("hyperclovax", {"use_post_norm": False}),
         ("laguna", LAGUNA),
@@ -297,6 +300,13 @@ def test_keys_other_than_the_usual_ones_count_as_in_transformers(
     (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
     counted = {name: p.numel() for name, p in built.named_parameters() if not name.endswith(NOT_COUNTED)}
     assert count_parameters(load_model(str(tmp_path / "config.json"))).total == sum(counted.values())
+
+
+@pytest.mark.parametrize(("family", "why"), [("zamba2", "one block of weights"), ("jetmoe", "are experts")])
+def test_families_of_other_kinds_are_refused_with_what_they_are(tmp_path: Path, family: str, why: str) -> None:
+    (tmp_path / "config.json").write_text(transformers.CONFIG_MAPPING[family]().to_json_string(use_diff=False))
+    with pytest.raises(InputError, match=f"model_type: found '{family}', a model whose .*{why}.*can be captured"):
+        load_model(str(tmp_path / "config.json"))
 
 
 def test_zero_experts_are_choices_of_the_router_alone(tmp_path: Path) -> None:
