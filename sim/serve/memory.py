@@ -64,10 +64,11 @@ def cached_bytes(
     return sum(n * a.sequence_bytes(d, length) / length for a, n in zip(attentions, counts, strict=True))
 
 
-def _ngrams(costs: IterationCosts, stage: StageLayers) -> float:
-    """Bytes that a sequence keeps for the embeddings of n-grams of a stage's layers."""
-    kept = zip(costs.specs, stage.layers, strict=True)
-    return sum([n * spec.ngrams.sequence_bytes(costs.dims) for spec, n in kept if spec.ngrams is not None])
+def _token_bytes(costs: IterationCosts, stage: StageLayers, length: float) -> float:
+    """Cache of a stage's layers for a token of sequences of `length`, and what these keep for embeddings of n-grams."""
+    own = zip(costs.specs, stage.layers, strict=True)
+    ngrams = sum([n * spec.ngrams.sequence_bytes(costs.dims) for spec, n in own if spec.ngrams is not None])
+    return (cached_bytes(costs.dims, costs.attentions, stage.attentions, length) + ngrams / length) / costs.dims.cp
 
 
 def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers) -> float:
@@ -215,9 +216,7 @@ def cache_capacity(
         weights = tuple([w - own.host_bytes for w, own in zip(weights, costs.offloaded, strict=True)])
         buffers = tuple([b + own.room_bytes for b, own in zip(buffers, costs.offloaded, strict=True)])
     mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
-    per_token = tuple(
-        (cached_bytes(d, costs.attentions, s.attentions, mean) + _ngrams(costs, s) / mean) / d.cp for s in costs.stages
-    )
+    per_token = tuple(_token_bytes(costs, s, mean) for s in costs.stages)
     held = [_Held(*of_stage) for of_stage in zip(weights, buffers, per_token, strict=True)]
     if (draft := costs.draft) is not None:
         (own,) = draft.stages
