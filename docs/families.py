@@ -25,6 +25,8 @@ from sim.models.layers.compressed import CompressedAttention
 from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.latent import LatentAttention
+from sim.models.layers.selected_blocks import SelectedBlocksAttention
+from sim.models.layers.shared_keys import SharedKeysAttention
 from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import count_parameters
@@ -51,6 +53,7 @@ COLOURS = {
     "latent": "#b07aa1",
     "selected": "#d4a6c8",
     "compressed": "#8c6bb1",
+    "shared": "#bab0ac",
     "state": "#f28e2b",
     "convolution": "#ffbe7d",
     "attention and state": "#e15759",
@@ -77,7 +80,11 @@ def attention_kind(attention: Attention | None) -> Kind:
         return compressed_kind(attention)
     if isinstance(attention, SparseLatentAttention):
         sizes = f"{attention.heads} heads, rank {attention.latent_rank}"
-        return Kind("selected", f"latent attention to {attention.indexer.top_k:,} selected keys, {sizes}")
+        whose = "selected keys" if attention.selects else "keys that an earlier layer selected"
+        return Kind(
+            "selected" if attention.selects else "latent",
+            f"latent attention to {attention.indexer.top_k:,} {whose}, {sizes}",
+        )
     if isinstance(attention, LatentAttention):
         return Kind("latent", f"latent attention, {attention.heads} heads, rank {attention.latent_rank}")
     if isinstance(attention, ShortConvolution):
@@ -85,6 +92,15 @@ def attention_kind(attention: Attention | None) -> Kind:
     if not isinstance(attention, GroupedQueryAttention):
         return Kind("state", "layer with a state")
     heads = f"{attention.heads} heads of {attention.head_dim}, {attention.kv_heads} of keys"
+    if isinstance(attention, SharedKeysAttention):
+        of = "all tokens" if attention.window is None else f"a window of {attention.window.tokens:,}"
+        return Kind(
+            "shared",
+            f"queries over {of}, with an earlier layer's keys, {attention.heads} heads of {attention.head_dim}",
+        )
+    if isinstance(attention, SelectedBlocksAttention):
+        x = attention.indexer
+        return Kind("selected", f"attention to {x.top_k:,} tokens in selected blocks of {x.block}, {heads}")
     extras = [word for word, there in (("sinks", attention.sinks), ("gate", attention.gate)) if there]
     extra = "".join(f", {word}" for word in extras)
     window = attention.window
@@ -152,8 +168,9 @@ def cache_bytes_per_token(model: ModelConfig) -> float:
     """Of a sequence of `LENGTH` tokens, over all layers, in 16 bits."""
     inference = {"requests": {"prompt_len": 8, "output_len": 8}}  # of no effect on a cache's bytes, nor is the model
     d = serving_dims(parse_scenario({"model": "llama3.1-8b", "inference": inference, "cluster": "dgx-h200"}))
-    attentions = (s.attention for s in layer_specs(model) if s.attention is not None)
-    return sum(a.sequence_bytes(d, LENGTH) for a in attentions) / LENGTH
+    specs = layer_specs(model)
+    kept = sum(s.attention.sequence_bytes(d, LENGTH) for s in specs if s.attention is not None)
+    return (kept + sum(s.ngrams.sequence_bytes(d) for s in specs if s.ngrams is not None)) / LENGTH
 
 
 def stem(title: str) -> str:

@@ -40,6 +40,7 @@ def _deepseek_v32(config: Config) -> Config:
     return _deepseek({"first_k_dense_replace": 3, **config}) | {"indexer": index}
 
 
+_INDEXERS = {"full": "full", "shared": "reused", "F": "full", "S": "reused"}
 _COMPRESSED = {0: "sliding", 4: "compressed_sparse", 128: "compressed"}
 _COMPRESSED_TYPES = {
     "sliding_attention": "sliding",
@@ -104,17 +105,58 @@ def _compressed_kinds(config: Config, layers: int) -> list[str]:
 
 
 def _glm_moe_dsa(config: Config) -> Config:
-    """GLM-5: DeepSeek V3.2's layers."""
+    """GLM-5: DeepSeek V3.2's layers, of which some may attend to what an earlier one's indexer selected."""
+    found = _deepseek_v32({"index_n_heads": 32, "n_group": 1, **config})
     for key in ("indexer_types", "index_topk_pattern"):
-        if (kinds := config.get(key)) and not {*kinds} <= {"full", "F"}:
-            raise NotExpressibleError(f"{key}: can be simulated: an indexer of its own in every layer")
+        if (kinds := config.get(key)) is not None:
+            return found | {"attention_pattern": _indexers(key, kinds, config["num_hidden_layers"])}
     require(config, "index_topk_freq", (1, None))
-    return _deepseek_v32({"index_n_heads": 32, "n_group": 1, **config})
+    return found
+
+
+def _indexers(key: str, kinds: object, layers: int) -> list[str]:
+    """Kinds of layers by whether they have an indexer of their own."""
+    if not isinstance(kinds, list | str) or len(kinds) < layers or not {*kinds} <= {*_INDEXERS}:
+        raise NotExpressibleError(f"{key}: can be simulated: one of {', '.join(_INDEXERS)} for each layer")
+    return [_INDEXERS[kind] for kind in kinds[:layers]]
+
+
+def _hy_v4(config: Config) -> Config:
+    """Hunyuan 4: DeepSeek V3.2's attention with a gate and sinks, in most layers over the keys that an earlier layer's
+    indexer selected; independent residual streams; routed experts with clamped SwiGLU."""
+    for key in ("attention_bias", "mlp_bias"):
+        require(config, key, (False, None))
+    require(config, "n_group", (1, None))
+    layers, kinds = config["num_hidden_layers"], config.get("indexer_types")
+    if kinds is None:
+        kinds = ["full" if i == 0 or i % 4 == 1 else "shared" for i in range(layers)]
+    own = {"index_n_heads": 16, "index_head_dim": 128, "first_k_dense_replace": 1, "n_shared_experts": 1}
+    found = _deepseek_v32(own | config | {"n_group": 1, "num_nextn_predict_layers": 0})
+    limit = config.get("swiglu_limit", 10.0)
+    return found | {
+        "attention_pattern": _indexers("indexer_types", kinds, layers),
+        "attention_gate": True,
+        "sinks": True,
+        "hyper_connections": config.get("hc_mult", 4),
+        "hyper_connection_kind": "independent",
+        "moe": found["moe"] | ({"activation": "limited_swiglu"} if limit > 0 else {}),
+        "left_out": ["the output matrix in fp32"],
+    }
 
 
 def _axk1(config: Config) -> Config:
     """A.X K1: DeepSeek V3's layers, and a norm of what experts give together."""
     return _deepseek({"first_k_dense_replace": 1, **config}) | {"left_out": ["the norm behind the experts"]}
+
+
+def _axk2(config: Config) -> Config:
+    """A.X K2: DeepSeek V3.2's layers, whose queries' latents give gates as well, with gates of low rank behind the
+    norms before attention and before experts."""
+    require(config, "attention_bias", (False, None))
+    own = {"index_n_heads": 16, "index_head_dim": 128, "first_k_dense_replace": 1, "n_shared_experts": 1}
+    groups = {"n_group": config.get("n_group") or 1}
+    found = _deepseek_v32(own | config | groups | {"num_nextn_predict_layers": 0})
+    return found | {"attention_gate": "latent", "norm_gate_rank": config.get("gated_norm_rank", 16)}
 
 
 def _longcat_flash(config: Config) -> Config:
@@ -158,7 +200,9 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "kimi_k2": _deepseek,
     "glm4_moe_lite": Family(_deepseek, {"first_k_dense_replace": 1, "n_group": 1}),  # GLM-4.7-Flash
     "glm_moe_dsa": _glm_moe_dsa,
+    "hy_v4": _hy_v4,
     "axk1": _axk1,
+    "axk2": _axk2,
     "longcat_flash": _longcat_flash,
     "sarvam_mla": _sarvam_mla,
 }

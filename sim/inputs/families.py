@@ -225,20 +225,30 @@ def _gemma3(config: Config) -> Config:
 
 
 def _gemma4(config: Config) -> Config:
-    """Gemma 4 without embeddings for each layer, which E2B and E4B have: layers without a window have sizes of their
-    own, and their values may be their keys; experts stand beside an MLP for all tokens."""
-    require({"hidden_size_per_layer_input": 256, **config}, "hidden_size_per_layer_input", (0, None))
-    require(config, "num_kv_shared_layers", (0, None))
+    """Gemma 4: layers without a window have sizes of their own, and their values may be their keys; experts stand
+    beside an MLP for all tokens. E2B and E4B have embeddings for each layer, and last layers with queries alone."""
     require(config, "use_bidirectional_attention", (None, "vision"))  # of pictures alone
     plain = {key: value for key, value in config.items() if key != "use_bidirectional_attention"}
     found = _gemma3({"sliding_window": 512, "vocab_size": 262144, **plain}) | {"value_norm": True}
     if "attention_pattern" in found:
         found["full_attention"] = _gemma4_full(config, [*found["attention_pattern"]])
+    found |= _gemma4_small(config)
     if not config.get("enable_moe_block"):
         return found
     moe = {"experts": config["num_experts"], "top_k": config["top_k_experts"], "ffn": config["moe_intermediate_size"]}
     left_out = ["norms of the MLP's and the experts' inputs and results", "the router's norm and scales"]
     return found | {"moe": moe | {"shared_ffn": config["intermediate_size"]}, "left_out": left_out}
+
+
+def _gemma4_small(config: Config) -> Config:
+    """What E2B and E4B have and the others do not."""
+    width, shared = config.get("hidden_size_per_layer_input", 256), config.get("num_kv_shared_layers", 0)
+    found: Config = {"shared_kv_layers": shared or None}
+    if width:
+        found["layer_embedding"] = {"width": width, "vocab": config.get("vocab_size_per_layer_input", 262144)}
+    if shared and config.get("use_double_wide_mlp"):
+        found["shared_kv_ffn"] = 2 * config["intermediate_size"]
+    return found
 
 
 def _gemma4_full(config: Config, kinds: list[str]) -> Config:

@@ -20,6 +20,7 @@ from sim.inputs import (
     gpt_families,
     hub_families,
     hybrid_families,
+    selected_families,
 )
 from sim.inputs.families import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
@@ -33,6 +34,7 @@ FAMILIES = (
     | deepseek_families.FAMILIES
     | hybrid_families.FAMILIES
     | convolution_families.FAMILIES
+    | selected_families.FAMILIES
     | hub_families.FAMILIES
 )
 _FILE = Path(__file__).parents[1] / "presets" / "huggingface.yaml"

@@ -193,7 +193,8 @@ def _qwen3_5(config: Config) -> Config:
     return qwen3({"head_dim": 256, **config}) | _gated_delta_layers(config)
 
 
-def _qwen3_5_moe(config: Config) -> Config:
+def qwen3_5_moe(config: Config) -> Config:
+    """Qwen3.5 with experts in every layer."""
     return _qwen3_next({"intermediate_size": config["moe_intermediate_size"], **config})
 
 
@@ -375,7 +376,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "olmo_hybrid": _olmo_hybrid,
     "qwen3_next": _qwen3_next,
     "qwen3_5_text": _qwen3_5,
-    "qwen3_5_moe_text": _qwen3_5_moe,
+    "qwen3_5_moe_text": qwen3_5_moe,
     "minimax": _minimax,
     "minimax_m1": _minimax,
     "minimax_text_01": _minimax,

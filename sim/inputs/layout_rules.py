@@ -83,6 +83,9 @@ def tensor_parallel(s: Sizes) -> Problem | None:
         return _found("tp", tp, f"must divide model.compressed_attention.output_groups ({groups})")
     if m.hidden % tp:
         return _found("tp", tp, f"must divide model.hidden ({m.hidden})")
+    if (ngrams := m.ngram_embedding) is not None and ngrams.width // ngrams.heads % tp:
+        row = ngrams.width // ngrams.heads
+        return _found("tp", tp, f"must divide a row of the n-grams' table (width / heads = {row})")
     if tp > 1 and m.ffn % tp and m.has_dense_layers:
         return _found("tp", tp, f"must divide model.ffn ({m.ffn})")
     if m.moe is not None and m.moe.shared_width % tp:
@@ -125,6 +128,8 @@ def _served_context(s: Sizes) -> Problem | None:
         ("state_space", m.state_space),
         ("compressed_attention", m.compressed_attention),
         ("indexer", m.indexer),
+        ("block_indexer", m.block_indexer),
+        ("shared_kv_layers", m.shared_kv_layers or None),
         ("window", m.window),
     )
     if other := next((key for key, value in kinds if value is not None), None):
@@ -149,6 +154,10 @@ def context_parallel(s: Sizes) -> Problem | None:
         return _found("cp", s.cp, "layers with a state (model.state_space) are simulated on whole sequences: 1")
     if s.cp > 1 and s.model.compressed_attention is not None:
         return _found("cp", s.cp, "compressed attention is simulated on whole sequences: 1")
+    if s.cp > 1 and s.model.shared_kv_layers:
+        return _found("cp", s.cp, "layers that share keys (model.shared_kv_layers) are simulated on whole sequences: 1")
+    if s.cp > 1 and s.model.block_indexer is not None:
+        return _found("cp", s.cp, "blocks of keys (model.block_indexer) are selected on whole sequences: 1")
     if s.cp > 1 and s.model.indexer is not None and s.cp_method != "all_gather":
         why = "with model.indexer only all_gather is simulated: any key may be selected"
         return ("parallelism", "cp_method"), f"found '{s.cp_method}'; {why}"
@@ -244,6 +253,8 @@ def adapters(s: Sizes) -> Problem | None:
     for what, bad in (
         ("experts' matrices", m.moe is not None and not set(t.lora.targets) <= _ATTENTION),
         ("latent attention", m.mla is not None),
+        ("model.block_indexer", m.block_indexer is not None),
+        ("model.shared_kv_layers", m.shared_kv_layers > 0),
         ("model.mtp_layers", m.mtp_layers > 0),
         ("training.recompute selective_op", s.recompute == "selective_op"),
     ):
@@ -283,6 +294,14 @@ def expert_overlap(s: Sizes) -> Problem | None:
 def stages(s: Sizes) -> Problem | None:
     """The schedule has such a pipeline, and the model's layers fill it."""
     form, counts = s.form, s.layers_per_stage
+    if s.pp > 1 and "reused" in s.model.attention_pattern:
+        return _found("pp", s.pp, "keys that an earlier layer selected are not sent between stages: 1")
+    for key, there in (
+        ("shared_kv_layers", bool(s.model.shared_kv_layers)),
+        ("layer_embedding", s.model.layer_embedding is not None),
+    ):
+        if s.pp > 1 and there:
+            return _found("pp", s.pp, f"what layers read of earlier ones (model.{key}) is not sent between stages: 1")
     if problem := form.stages_problem(s.virtual_stages):
         return ("parallelism", "virtual_stages"), f"found {s.virtual_stages} with schedule {form.name}; {problem}"
     if problem := form.ranks_problem(s.pp):

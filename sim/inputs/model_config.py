@@ -5,8 +5,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from sim.core.dtypes import Quantization, StorageDtype
+from sim.inputs.attention_config import (
+    BlockIndexerConfig,
+    CompressedAttentionConfig,
+    FullAttentionConfig,
+    IndexerConfig,
+    MlaConfig,
+)
+from sim.inputs.embedding_config import LayerEmbeddingConfig, NgramEmbeddingConfig
 from sim.inputs.input_source import UserInput, as_tuple
 
+Activation = Literal[
+    "gelu", "gelu_new", "swiglu", "geglu", "relu", "relu2", "xielu", "clamped_swiglu", "limited_swiglu"
+]
 MAX_POSITIONS = 100_000_000
 MAX_LAYERS = 10_000
 
@@ -28,6 +39,7 @@ class MoeConfig(UserInput):
     `shared_experts` experts of the same size see every token, or one of `shared_ffn`; `shared_gate`: what they give is
     weighted by a number that each token gets (Qwen2-MoE). `router_fp32`: the router multiplies in fp32.
     `zero_experts`: further choices of the router that give a token itself (LongCat-Flash, arXiv 2509.01322).
+    `activation`: of routed experts, where it is not the model's (Hunyuan 4).
     `capacity_factor` null: no token is dropped; `pad_to_capacity`: experts with fewer are filled up to it. `groups`:
     experts are chosen among those of a token's `top_groups` best groups, and each copy is sent by itself;
     `max_nodes_per_token` limits the choice as well.
@@ -40,6 +52,7 @@ class MoeConfig(UserInput):
     shared_ffn: int | None = Field(default=None, ge=1, le=100_000_000)
     shared_gate: bool = False
     zero_experts: int = Field(default=0, ge=0, le=100_000)
+    activation: Activation | None = None
     router_bias: bool = False
     router_fp32: bool = False
     dense_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
@@ -73,57 +86,6 @@ class MoeConfig(UserInput):
     def shared_width(self) -> int:
         """Inner size of all shared experts together."""
         return self.ffn * self.shared_experts if self.shared_ffn is None else self.shared_ffn
-
-
-class MlaConfig(UserInput):
-    """Multi-head latent attention (arXiv 2405.04434). `q_lora_rank` null: queries are not compressed."""
-
-    q_lora_rank: int | None = Field(default=None, ge=1, le=1_000_000)
-    kv_lora_rank: int = Field(ge=1, le=1_000_000)
-    qk_nope_head_dim: int = Field(ge=1, le=65_536)
-    qk_rope_head_dim: int = Field(ge=1, le=65_536)
-    v_head_dim: int = Field(ge=1, le=65_536)
-
-
-class IndexerConfig(UserInput):
-    """DeepSeek's sparse attention (V3.2): beside `mla`, `heads` queries of `head_dim` and one key a token score all
-    keys, and a query attends to the `top_k` best."""
-
-    heads: int = Field(ge=1, le=1_000_000)
-    head_dim: int = Field(ge=1, le=65_536)
-    top_k: int = Field(ge=1, le=100_000_000)
-
-
-class CompressedAttentionConfig(UserInput):
-    """DeepSeek V4's attention: one head of `head_dim` numbers a token is key and value of all query heads, of which
-    `rope_head_dim` are turned. A query sees its window, and in layers of kind `compressed` what each `rate` tokens
-    before it are compressed to; in layers of kind `compressed_sparse` those of each `sparse_rate` tokens that the
-    `indexer` selects.
-
-    Queries come from a latent of `q_lora_rank`. The result of each of `output_groups` groups of heads is brought to
-    `output_rank` numbers, and these to the hidden size.
-    """
-
-    q_lora_rank: int = Field(ge=1, le=1_000_000)
-    rope_head_dim: int = Field(ge=2, le=65_536)
-    output_groups: int = Field(ge=1, le=1_000_000)
-    output_rank: int = Field(ge=1, le=1_000_000)
-    rate: int = Field(default=128, ge=1, le=1_000_000)
-    sparse_rate: int = Field(default=4, ge=1, le=1_000_000)
-
-
-class FullAttentionConfig(UserInput):
-    """Sizes of layers that see all keys where the other layers have windows (Gemma 4, Laguna); null: as in those.
-
-    `values_are_keys`: they have no value projection; values are keys before their norm and rope. `sinks`: see the
-    model's.
-    """
-
-    heads: int | None = Field(default=None, ge=1, le=1_000_000)
-    kv_heads: int | None = Field(default=None, ge=1, le=1_000_000)
-    head_dim: int | None = Field(default=None, ge=1, le=65_536)
-    values_are_keys: bool = False
-    sinks: bool | None = None
 
 
 class StateSpaceConfig(UserInput):
@@ -183,7 +145,16 @@ def _head_dim(data: dict[str, Any]) -> int:
 
 
 AttentionKind = Literal[
-    "full", "sliding", "chunked", "state_space", "beside", "compressed", "compressed_sparse", "none"
+    "full",
+    "sliding",
+    "chunked",
+    "selected",
+    "reused",
+    "state_space",
+    "beside",
+    "compressed",
+    "compressed_sparse",
+    "none",
 ]
 COMPRESSED = ("compressed", "compressed_sparse")
 LOCAL = ("sliding", "chunked", *COMPRESSED)
@@ -218,19 +189,24 @@ class ModelConfig(UserInput):
     `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: each
     so-many-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
-    chunk of `window` tokens (Llama 4); or the layer has a state (`state_space`), attention and a state `beside` it
-    (Falcon-H1), or neither; or the query sees the last `window` and compressed keys before them
-    (`compressed_attention`). `mlp_pattern` repeats over the layers too. `attention_gate`: a sigmoid of a second query
-    projection multiplies the attention's result (Qwen3-Next), or one of each head (`per_head`: LFM3). `parallel_block`:
-    attention and MLP read one norm, or (`two_norms`, GPT-NeoX) each its own norm of the same input, and both are added
-    to the stream (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
-    `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2). `merged_projections`: query,
-    key and value are one matrix, gate and up another, in the model's own code (Phi 3); `separate_qkv`: they are three
-    although the MLP has no gate (OPT), where GPT-2 has one. `rope_share`: of a head's width,
-    if it is turned apart and joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: turned queries and keys are multiplied
-    by a factor other than 1 (YaRN, in gpt-oss).
-    `hyper_connections`: the residual stream is so many streams (DeepSeek V4): attention and MLP read a sum of them,
-    their result is added to each, and the streams are mixed, by weights that each token computes from its streams.
+    chunk of `window` tokens (Llama 4), or the keys that a `block_indexer` selects (MiniMax M3); or the layer has a
+    state (`state_space`), attention and a state `beside` it (Falcon-H1), or neither; or the query sees the last
+    `window` and compressed keys before them (`compressed_attention`). `mlp_pattern` repeats over the layers too.
+    `attention_gate`: a sigmoid of a second query projection multiplies the attention's result (Qwen3-Next), or one of
+    each head (`per_head`: LFM3). `parallel_block`: attention and MLP read one norm, or (`two_norms`, GPT-NeoX) each its
+    own norm of the same input, and both are added to the stream (Command R). `norm_in_fp32`: norms' weights multiply
+    before the cast back (Gemma). `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2).
+    `merged_projections`: query, key and value are one matrix, gate and up another, in the model's own code (Phi 3);
+    `separate_qkv`: they are three although the MLP has no gate (OPT), where GPT-2 has one. `rope_share`: of a head's
+    width, if it is turned apart and joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: turned queries and keys are
+    multiplied by a factor other than 1 (YaRN, in gpt-oss). `hyper_connections`: the residual stream is so many streams
+    (DeepSeek V4): attention and MLP read a sum of them, their result is added to each, and the streams are mixed, by
+    weights that each token computes from its streams. `hyper_connection_kind`: they are not mixed (independent: Hunyuan
+    4), or a gate of each number, through matrices of rank `hyper_connection_rank`, takes the place of weights and norms
+    (gated: Qwen 4).
+    `shared_kv_layers`: so many last layers attend to keys and values of the last layer of their kind before them, and
+    have an MLP of `shared_kv_ffn` (Gemma 4 E2B); `layer_embedding`: each layer adds an embedding of its own.
+    `norm_gate_rank`: behind norms before attention and before experts stands a gate of low rank (A.X K2).
     `max_positions` 0 stands for the workload's sequence length until a scenario fills it in. `trained_positions` is
     `max_position_embeddings` of the model's config.json, which no workload changes: serving engines go by it. Where it
     is left out, a table of learned positions whose size is stated says it.
@@ -242,6 +218,7 @@ class ModelConfig(UserInput):
     kv_heads: int = Field(default_factory=lambda data: data["heads"], ge=1, le=1_000_000, description="null: heads")
     mla: MlaConfig | None = None
     indexer: IndexerConfig | None = None
+    block_indexer: BlockIndexerConfig | None = None
     compressed_attention: CompressedAttentionConfig | None = None
     head_dim: int = Field(default_factory=_head_dim, ge=1, le=1_000_000, description="null: hidden / heads")
     v_head_dim: int | None = Field(default=None, ge=1, le=65_536, description="null: head_dim")
@@ -249,9 +226,7 @@ class ModelConfig(UserInput):
         default_factory=lambda data: 4 * data["hidden"], ge=1, le=100_000_000, description="null: 4 * hidden"
     )
     vocab: int = Field(ge=1, le=100_000_000)
-    mlp: Literal[
-        "gelu", "gelu_new", "swiglu", "geglu", "relu", "relu2", "xielu", "clamped_swiglu", "limited_swiglu"
-    ] = "gelu"
+    mlp: Activation = "gelu"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
     norm_bias: bool | None = Field(default=None, description="null: bias")
@@ -266,6 +241,7 @@ class ModelConfig(UserInput):
     value_norm: bool = False
     norm_position: Literal["pre", "post", "both", "by_kind"] = "pre"
     norm_in_fp32: bool = False
+    norm_gate_rank: int | None = Field(default=None, ge=1, le=1_000_000)
     sinks: bool = False
     attention_softcap: float | None = Field(default=None, gt=0, le=1e6)
     logit_softcap: float | None = Field(default=None, gt=0, le=1e6)
@@ -297,8 +273,14 @@ class ModelConfig(UserInput):
     mlp_pattern: Annotated[tuple[Literal["dense", "experts", "none"], ...] | None, BeforeValidator(as_tuple)] = Field(
         default=None, min_length=1, max_length=10_000, description="null: as moe says"
     )
-    attention_gate: Literal[False, True, "per_head"] = False
+    attention_gate: Literal[False, True, "per_head", "latent"] = False
     hyper_connections: int = Field(default=1, ge=1, le=64)
+    hyper_connection_kind: Literal["mixed", "independent", "gated"] = "mixed"
+    hyper_connection_rank: int | None = Field(default=None, ge=1, le=1_000_000)
+    ngram_embedding: NgramEmbeddingConfig | None = None
+    layer_embedding: LayerEmbeddingConfig | None = None
+    shared_kv_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
+    shared_kv_ffn: int | None = Field(default=None, ge=1, le=100_000_000, description="null: ffn")
     parallel_block: Literal[False, True, "two_norms"] = False
     mtp_layers: int = Field(default=0, ge=0, le=1_000)
     moe: MoeConfig | None = None

@@ -23,7 +23,10 @@ def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
         _heads,
         _latent_attention,
         _compressed_attention,
+        _block_indexer,
         _streams,
+        _ngram_embedding,
+        _shared_keys,
         _window,
         _full_attention,
         _state_space,
@@ -45,7 +48,10 @@ def _latent_attention(m: ModelConfig) -> Problems:
     latent_queries = m.compressed_attention is not None or (m.mla is not None and m.mla.q_lora_rank is not None)
     if m.indexer is not None and not latent_queries:
         yield ("indexer",), "found an indexer; its queries come from mla.q_lora_rank: give that"
+    yield from _reused(m)
     if m.mla is None:
+        if m.attention_gate == "latent":
+            yield ("attention_gate",), "found 'latent'; such gates come from a query's latent: needs model.mla"
         return
     if m.kv_heads != m.heads:
         yield ("kv_heads",), f"found {m.kv_heads}; with mla every head has its own: {m.heads}"
@@ -62,15 +68,28 @@ def _latent_attention(m: ModelConfig) -> Problems:
         yield ("attention_bias",), "found true; latent attention (mla) has none"
     if m.attention_out_bias and not m.bias:
         yield ("attention_out_bias",), "found true; latent attention (mla) has none"
-    if m.attention_gate and (m.attention_gate is True or m.indexer is not None):
-        why = "latent attention (mla) has none, or without model.indexer one of each head: per_head"
-        yield ("attention_gate",), f"found {show(m.attention_gate)}; {why}"
+    if m.attention_gate == "latent" and m.mla.q_lora_rank is None:
+        yield ("attention_gate",), "found 'latent'; such gates come from mla.q_lora_rank: give that"
+    if m.sinks and m.indexer is None:
+        yield ("sinks",), "found true; latent attention (mla) has them with model.indexer alone"
     if m.scaled_rope:
         yield ("scaled_rope",), "found true; latent attention (mla) scales its scores instead: leave it out"
     if "beside" in m.attention_pattern:
         yield ("attention_pattern",), "found 'beside'; mla is not simulated beside a state space"
     if m.window is not None:
         yield ("window",), f"found {m.window}; latent attention (mla) sees all keys: null"
+
+
+def _reused(m: ModelConfig) -> Problems:
+    """Return what layers need that attend to the keys that an earlier layer's indexer selected."""
+    if "reused" not in m.attention_pattern:
+        return
+    if m.mla is None or m.indexer is None:
+        yield ("attention_pattern",), "found 'reused'; needs model.mla and model.indexer"
+    if m.attention_pattern[0] == "reused":
+        yield ("attention_pattern",), "found 'reused' first; the first layer has no earlier one: full"
+    if m.mtp_layers:
+        yield ("mtp_layers",), f"found {m.mtp_layers}; not simulated with layers of kind reused: 0"
 
 
 def _compressed_attention(m: ModelConfig) -> Problems:
@@ -101,10 +120,77 @@ def _compressed_attention(m: ModelConfig) -> Problems:
             yield (key,), f"found {show(given)}; not simulated with compressed_attention: leave it out"
 
 
+def _block_indexer(m: ModelConfig) -> Problems:
+    own, kinds = m.block_indexer, {*m.attention_pattern}
+    if ("selected" in kinds) != (own is not None):
+        why = "model.block_indexer and layers of kind selected need each other"
+        yield ("attention_pattern",), f"found {list(m.attention_pattern)}; {why}"
+    if own is None:
+        return
+    for key in ("mla", "compressed_attention", "indexer", "window"):
+        if getattr(m, key) is not None:
+            yield (key,), "found beside block_indexer, which selects keys of grouped queries without a window: null"
+    if "beside" in kinds:
+        yield ("attention_pattern",), "found 'beside'; a state is not simulated beside selected keys"
+    if own.top_k % own.block:
+        yield ("block_indexer", "top_k"), f"found {own.top_k}; must be a multiple of block ({own.block})"
+    if own.pools == "scores" and m.kv_heads % own.heads:
+        why = f"each head chooses for whole groups of queries: must divide kv_heads ({m.kv_heads})"
+        yield ("block_indexer", "heads"), f"found {own.heads}; {why}"
+
+
 def _streams(m: ModelConfig) -> Problems:
     if m.hyper_connections > 1 and (m.parallel_block or m.norm_position != "pre"):
         why = "layers with hyper-connections have a norm before attention and one before the MLP"
         yield ("hyper_connections",), f"found {m.hyper_connections}; {why}: set norm_position to pre"
+    gated = m.hyper_connection_kind == "gated"
+    if m.hyper_connections == 1 and m.hyper_connection_kind != "mixed":
+        why = f"found {show(m.hyper_connection_kind)}; needs hyper_connections above 1"
+        yield ("hyper_connection_kind",), why
+    if gated != (m.hyper_connection_rank is not None):
+        why = "kind gated and the rank of its matrices need each other"
+        yield ("hyper_connection_rank",), f"found {show(m.hyper_connection_rank)}; {why}"
+    if gated and m.mtp_layers:
+        yield ("mtp_layers",), f"found {m.mtp_layers}; prediction modules of gated streams are not simulated: 0"
+
+
+def _ngram_embedding(m: ModelConfig) -> Problems:
+    own = m.ngram_embedding
+    if own is None:
+        return
+    if m.hyper_connections == 1:
+        yield ("ngram_embedding",), "found a mapping; is added to several streams: needs hyper_connections above 1"
+    if list(own.layers) != sorted({*own.layers}) or own.layers[-1] > m.layers:
+        why = f"must rise, from 1 to at most model.layers ({m.layers})"
+        yield ("ngram_embedding", "layers"), f"found {list(own.layers)}; {why}"
+    if len(own.rows) != len(own.layers):
+        why = f"must have one number for each of its layers ({len(own.layers)})"
+        yield ("ngram_embedding", "rows"), f"found {list(own.rows)}; {why}"
+    if own.width % own.heads:
+        yield ("ngram_embedding", "width"), f"found {own.width}; heads ({own.heads}) must divide it"
+
+
+def _shared_keys(m: ModelConfig) -> Problems:
+    n = m.shared_kv_layers
+    if m.shared_kv_ffn is not None and not n:
+        yield ("shared_kv_ffn",), f"found {m.shared_kv_ffn}; needs shared_kv_layers"
+    if m.layer_embedding is not None and (m.hyper_connections > 1 or m.parallel_block or m.mtp_layers):
+        why = "not simulated with hyper_connections, parallel_block or mtp_layers"
+        yield ("layer_embedding",), f"found a mapping; {why}"
+    if not n:
+        return
+    kinds = [m.attention_kind(i) for i in range(m.layers)]
+    own, found = {*kinds[: max(0, m.layers - n)]}, {*kinds[max(0, m.layers - n) :]}
+    if not found <= own:
+        why = f"layers of kind {', '.join(sorted(found - own))} have no earlier one of their kind with keys of its own"
+        yield ("shared_kv_layers",), f"found {n}; {why}"
+    if not found <= {"full", "sliding", "chunked"} or m.mla is not None:
+        yield ("shared_kv_layers",), f"found {n}; simulated for grouped queries of kind full, sliding or chunked: 0"
+    for key in ("attention_gate", "mtp_layers", "parallel_block"):
+        if getattr(m, key):
+            yield (key,), f"found {show(getattr(m, key))}; not simulated with shared_kv_layers: leave it out"
+    if m.qk_norm_over != "head" or m.qk_norm == "layernorm":
+        yield ("qk_norm",), "with shared_kv_layers only RMS norms of each head are simulated: true, over head"
 
 
 def _window(m: ModelConfig) -> Problems:
@@ -188,6 +274,15 @@ def _layers(m: ModelConfig) -> Problems:
         yield ("parallel_block",), f"{block}; needs attention and an MLP in every layer"
     if m.parallel_block and m.norm_position != "pre":
         yield ("parallel_block",), f"{block}; needs norm_position pre, found {m.norm_position}"
+    if m.norm_gate_rank is not None:
+        for key, found, allowed in (
+            ("norm_position", m.norm_position, "pre"),
+            ("parallel_block", m.parallel_block, False),
+            ("hyper_connections", m.hyper_connections, 1),
+            ("mtp_layers", m.mtp_layers, 0),
+        ):
+            if found != allowed:
+                yield (key,), f"found {show(found)}; with norm_gate_rank only {show(allowed)} is simulated"
     if m.norm_position == "by_kind" and m.state_space is None:
         yield ("norm_position",), "found 'by_kind'; needs layers with a state (model.state_space)"
     if m.mtp_layers and not whole[-1]:

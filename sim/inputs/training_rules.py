@@ -46,6 +46,8 @@ def _indexer(sections: Sections, t: Training) -> Problems:
     path, found = ("training", "indexer"), f"found '{t.indexer}'"
     if sections.model.indexer is None:
         yield path, f"{found}; needs model.indexer"
+    if t.indexer == "warm_up" and "reused" in sections.model.attention_pattern:
+        yield path, f"{found}; not simulated with layers of kind reused; allowed: trained, frozen"
     if t.indexer == "warm_up" and sections.model.compressed_attention is not None:
         yield path, f"{found}; not simulated with model.compressed_attention; allowed: trained, frozen"
     if t.indexer == "warm_up" and (sections.parallelism.pp > 1 or framework_of(t).masks_unselected):
@@ -74,6 +76,7 @@ def _packing(sections: Sections, t: Training) -> Problems:
     for bad, what in (
         (m.program is not None, "a captured program, whose attention is replayed as it was"),
         (m.indexer is not None, "model.indexer"),
+        (m.block_indexer is not None, "model.block_indexer"),
         (
             t.attention == "unfused",
             "unfused attention (training.attention), which also computes scores between documents",

@@ -11,6 +11,7 @@ from sim.models.framework_facts import Framework
 from sim.models.frameworks import framework_of
 from sim.models.packing import PackedBatch, pack
 from sim.models.recipes import Recipe, recipe_of
+from sim.models.streams import Streams, streams_of
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -63,7 +64,7 @@ class Dims(Struct, frozen=True):
     lora: Lora | None = None
     four_bit: bool = False  # frozen matrices are kept in NF4
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
-    streams: int = 1  # of the residual stream, see `sim.models.hyper_connections`
+    streams: Streams = Streams()  # of the residual stream, see `sim.models.hyper_connections`
 
     @property
     def accumulated(self) -> int:
@@ -73,7 +74,7 @@ class Dims(Struct, frozen=True):
     @property
     def stream_bytes(self) -> float:
         """The residual stream of one micro-batch on this rank, `[batch, seq, streams · hidden]`, in bytes."""
-        return self.rows * self.hidden * self.streams * self.act_bytes
+        return self.rows * self.hidden * self.streams.number * self.act_bytes
 
     @property
     def quantized(self) -> bool:
@@ -176,5 +177,5 @@ def dims(scenario: Scenario) -> Dims:
         lora=t.lora,
         four_bit=t.lora is not None and t.lora.weights == "nf4",
         norm_in_fp32=m.norm_in_fp32,
-        streams=m.hyper_connections,
+        streams=streams_of(m),
     )

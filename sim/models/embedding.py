@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart, NeededBy, Program, Saved
-from sim.models.dims import Dims, dims
+from sim.models.dims import Dims, ceil_div, dims
 from sim.models.elementwise import stream_norm
 from sim.models.hyper_connections import copied_to_streams
 from sim.models.layer import shape_key
+from sim.models.layer_inputs import layer_inputs_of
 from sim.models.lora import frozen
 from sim.models.operators import F, Operator, W, collective, memory_op, of_part
 from sim.models.recompute import as_block, keep_all
@@ -30,14 +31,14 @@ def embedding_block(scenario: Scenario) -> Block:
     """Look-up, sum over vocabulary shards (a reduce-scatter with sp), positions, norm, dropout."""
     d = dims(scenario)
     m = scenario.model
-    parts = of_part(
-        ModelPart.EMBEDDING, (lookup(scenario, d), *_positions(m, d), *_norm(m, d), *_dropout(d), *copied_to_streams(d))
-    )
+    own = (lookup(scenario, d), *_positions(m, d), *_norm(m, d), *_dropout(d), *copied_to_streams(d))
+    parts = of_part(ModelPart.EMBEDDING, (*own, *_of_layers(m, d)))
     if d.lora is not None:  # nothing behind the first adapter needs a gradient
         parts = tuple(replace(frozen(p), backward=(), saved=(), backward_bytes=0.0) for p in parts)
     key = (
         f"embedding {shape_key(m, d)} vocab={m.padded_vocab(d.tp)} positions={m.positions} dropout={d.dropout:g}"
         f"{' normed' if m.embedding_norm else ''}{' frozen' if d.lora else ''}"
+        + ("" if m.layer_embedding is None else f" of layers={layer_inputs_of(m)!r}")
     )
     return as_block("embedding", BlockKind.EMBEDDING, key, parts, keep_all(parts))
 
@@ -54,20 +55,35 @@ def lookup(scenario: Scenario, d: Dims) -> Operator:
     Every rank looks up what its part of the vocabulary holds and zeroes the rest, then they sum
     (Megatron-LM).
     """
-    n, table = d.tokens * d.hidden, table_elements(scenario)
+    return _looked_up(d, "embedding", d.hidden, table_elements(scenario))
+
+
+def _of_layers(m: ModelConfig, d: Dims) -> tuple[Operator, ...]:
+    """Embeddings of a token for each layer: the look-up in their table, and what is made of the embedding's result."""
+    own = layer_inputs_of(m)
+    if own is None:
+        return ()
+    table = ceil_div(own.table_elements, d.tp)
+    found = _looked_up(d, "layer_inputs_embedding", own.layers * own.width, table)
+    return (replace(found, saved=()), *own.made(d))  # the tokens are the embedding's
+
+
+def _looked_up(d: Dims, name: str, width: int, table: int) -> Operator:
+    """The look-up of rows of `width` numbers in this rank's `table` of as many elements."""
+    n = d.tokens * width
     size = n * d.act_bytes
     masked = 2 * size if d.tp > 1 else 0.0
-    forward: Program = (memory_op("embedding", F, "embedding", n, 2 * size + masked, d.act, 2 if masked else 1),)
+    forward: Program = (memory_op(name, F, "embedding", n, 2 * size + masked, d.act, 2 if masked else 1),)
     added = 0.0 if d.accumulated == 1 and d.grad_bytes == d.act_bytes else d.act_bytes + 2 * d.grad_bytes
     moved = 2 * size + masked + table * (d.act_bytes + added)
-    backward: Program = (memory_op("embedding_wgrad", W, "embedding", n, moved, d.act, 3),)
+    backward: Program = (memory_op(f"{name}_wgrad", W, "embedding", n, moved, d.act, 3),)
     if d.tp > 1:
         kind = "reduce_scatter" if d.sp else "all_reduce"
-        forward += (collective(f"embedding_{kind}", kind, size, F),)
+        forward += (collective(f"{name}_{kind}", kind, size, F),)
         if d.sp:
-            backward = (collective("embedding_grad_gather", "all_gather", size, W), *backward)
+            backward = (collective(f"{name}_grad_gather", "all_gather", size, W), *backward)
     return Operator(
-        "embedding",
+        name,
         forward,
         backward,
         (Saved("embedding", "tokens", d.tokens * TOKEN_BYTES, NeededBy.WEIGHT_GRAD),),

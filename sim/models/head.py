@@ -67,8 +67,8 @@ def head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     return (*parts, *of_part(ModelPart.HEAD, [soft_loss(scenario, d)])) if learns_logits(scenario) else parts
 
 
-def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, Operator, Operator]:
-    """Final norm, output projection, the loss against the text's next token."""
+def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
+    """Final norm (none behind gated streams), output projection, the loss against the text's next token."""
     m = scenario.model
     vocab = m.padded_vocab(d.tp) // d.tp
     # the output projection runs in 16 bits even where the layers' matmuls are quantized
@@ -98,7 +98,7 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, Operator, Op
         of_part(ModelPart.NORM, [replace(final, saved=kept)]),
         of_part(ModelPart.HEAD, [output, loss]),
     )
-    return final, output, loss
+    return (output, loss) if d.streams.gated else (final, output, loss)
 
 
 def _capped(d: Dims, part: Operator, vocab: int) -> Operator:

@@ -48,15 +48,18 @@ def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[
     m, spec = scenario.model, layer_specs(scenario.model)[layer]
     if spec.parallel is True:
         return _parallel(scenario, d, layer, shard)
-    parts: tuple[Operator, ...] = ()
+    ngrams = () if spec.ngrams is None else spec.ngrams.train(d)
+    parts: tuple[Operator, ...] = of_part(ModelPart.EMBEDDING, ngrams)
     if spec.attention is not None:
         inner = spec.attention.train(scenario, d, shard)
         branch = _branch(m, d, spec, "attention", inner, m.biased_attention_out and d.tp > 1)
         parts += of_part(spec.attention.part, branch)
     if spec.mlp is not None:
         inner = inside(spec.mlp.module, spec.mlp.train(scenario, d, layer, shard))
-        branch = _branch(m, d, spec, "mlp", inner, spec.mlp.bias_after and d.tp > 1, bool(parts))
+        branch = _branch(m, d, spec, "mlp", inner, spec.mlp.bias_after and d.tp > 1, spec.attention is not None)
         parts += of_part(spec.mlp.part, branch)
+    if spec.inputs is not None:
+        parts += of_part(ModelPart.MLP, spec.inputs.branch(m, d))
     return parts
 
 
@@ -101,12 +104,14 @@ def _branch(
         made = (stream_norm(m, d, of, after_sum, keeps),) if here else ()
         return of_part(ModelPart.NORM, made)
 
-    if d.streams > 1:
-        before = collapsed(d, name)
-        return (*before, *inside("layernorm", norms(f"{name}_norm", True)), *inner, spread(d, name))
+    if d.streams.number > 1:
+        before, normed = collapsed(d, name), norms(f"{name}_norm", not d.streams.gated)
+        return (*before, *inside("layernorm", normed), *inner, spread(d, name))
+    gate = spec.gate_of(spec.mlp if name == "mlp" else spec.attention)
     return (
         branch_sum(d),
         *inside("layernorm", norms(f"{name}_norm", spec.norm_position != "post", second and not same, not same)),
+        *of_part(ModelPart.NORM, () if gate is None else gate.train(d, f"{name}_norm")),
         *inner,
         *norms(f"{name}_post_norm", spec.norm_position != "pre"),
         residual(d, f"{name}_residual", name, bias_after),
@@ -129,9 +134,11 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     spec = layer_specs(m)[layer]
     if spec.attention is not None:
         text += spec.attention.key(d.full_seq)
+    if spec.ngrams is not None:
+        text += f" ngrams={spec.ngrams.rows}"
     if m.indexer is not None and scenario.for_training.indexer != "trained":
         text += f" indexer {scenario.for_training.indexer}"
-    said = ("window", "indexer", "attention_pattern")  # by the attention itself
+    said = ("window", "indexer", "block_indexer", "attention_pattern")  # by the attention itself
     text += "".join(f" {key}={value}" for key, value in m.variations.items() if key not in said)
     if scenario.for_training.packing is not None:
         packing = scenario.for_training.packing.model_dump_json(exclude_defaults=True)

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from sim.models.layer_inputs import layer_inputs_of
 from sim.models.layers import (
     LayerSpec,
     attention_spec,
     mlp_spec,
     norm_elements,
+    norm_gate_of,
     norm_position,
     spec_counts,
-    streams_of,
 )
 from sim.models.layers.experts import Experts
+from sim.models.streams import streams_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
 class ParameterCount(Struct, frozen=True):
     """Numbers of parameters with the vocabulary unpadded.
 
-    `total` is the sum of embedding, positions, head, attention, mlp, router, shared_experts, experts, norms and
-    connections (hyper-connections): the main model. `active` is what one token uses of it. `mtp` stands apart
-    (multi-token-prediction modules, without the embedding and head that they share with the main model). Not counted:
-    load-balancing biases of routers (DeepSeek-V3 keeps one per expert, which no gradient trains).
+    `total` is the sum of embedding, positions, head, attention, mlp, router, shared_experts, experts, norms,
+    connections (hyper-connections), ngrams and layer_inputs (their tables, matrices and norms): the main model.
+    `active` is what one token uses of it. `mtp` stands apart (multi-token-prediction modules, without the embedding and
+    head that they share with the main model). Not counted: load-balancing biases of routers (DeepSeek-V3 keeps one per
+    expert, which no gradient trains).
     """
 
     total: int
@@ -42,6 +45,8 @@ class ParameterCount(Struct, frozen=True):
     experts: int
     norms: int
     connections: int
+    ngrams: int
+    layer_inputs: int
     mtp: int
 
 
@@ -51,7 +56,7 @@ def prediction_layer(model: ModelConfig) -> LayerSpec:
     mlp = mlp_spec(model, 0 if moe is None else -(-(moe.dense_layers + 1) // moe.every) * moe.every - 1)
     last = model.layers - 1
     rest = (norm_elements(model), norm_position(model, last), model.parallel_block, streams_of(model))
-    return LayerSpec(attention_spec(model, last), mlp, *rest)
+    return LayerSpec(attention_spec(model, last), mlp, *rest, norm_gate=norm_gate_of(model))
 
 
 def count_parameters(model: ModelConfig) -> ParameterCount:
@@ -68,7 +73,7 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     specs = spec_counts(model).items()
     dense = [(spec.mlp, n) for spec, n in specs if spec.mlp is not None and not isinstance(spec.mlp, Experts)]
     experts = [(spec.mlp, n) for spec, n in specs if isinstance(spec.mlp, Experts)]
-    embedding = model.vocab * model.hidden
+    embedding, inputs = model.vocab * model.hidden, layer_inputs_of(model)
     parts = {
         "embedding": embedding,
         "positions": model.max_positions * model.hidden if model.positions == "learned" else 0,
@@ -78,12 +83,17 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
         "router": sum(n * mlp.router_parameters for mlp, n in experts),
         "shared_experts": sum(n * mlp.shared_parameters for mlp, n in experts),
         "experts": sum(n * mlp.expert_parameters for mlp, n in experts),
-        "norms": sum(n * spec.norms * spec.norm_elements for spec, n in specs)
-        + (2 if model.embedding_norm else 1) * norm_elements(model),
+        "norms": sum(n * (spec.norms * spec.norm_elements + spec.gate_elements) for spec, n in specs)
+        + ((0 if streams_of(model).gated else 1) + model.embedding_norm) * norm_elements(model),
         "connections": sum(n * spec.connection_parameters for spec, n in specs) + streams_of(model).head_parameters,
+        "ngrams": sum(n * spec.ngrams.parameters for spec, n in specs if spec.ngrams is not None),
+        "layer_inputs": 0 if inputs is None else inputs.served_table(1) + model.layers * inputs.branch_parameters,
     }
     total = sum(parts.values())
     idle = sum(n * round(mlp.one.parameters * max(0, mlp.moe.experts - mlp.moe.copies)) for mlp, n in experts)
+    tables = [(spec.ngrams, n) for spec, n in specs if spec.ngrams is not None]
+    idle += sum(n * (own.table_elements - own.width) for own, n in tables)  # a token reads a few rows
+    idle += 0 if inputs is None else inputs.table_elements - inputs.layers * inputs.width
     # A prediction module (arXiv 2412.19437, 2.2): a layer, two input norms, a 2h -> h matrix, an output norm.
     module = prediction_layer(model).parameters + 2 * model.hidden**2 + 3 * norm_elements(model)
     module += streams_of(model).head_parameters

@@ -19,8 +19,10 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
 from sim.models.attention import Core, SoftmaxPass, unfused_core
+from sim.models.layer_inputs import layer_inputs_of
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.operators import F, collective, gemm, memory_op
+from sim.models.streams import Streams, streams_of
 from sim.prices.roofline import attended_pairs
 
 if TYPE_CHECKING:
@@ -112,13 +114,20 @@ def served_norm(d: ServingDims, name: str, tokens: int) -> Compute:
     return memory_op(name, F, "elementwise", n, 2 * n * d.act_bytes, d.act)
 
 
-def served_sum_of_streams(d: ServingDims, name: str, tokens: int, numbers: int) -> Program:
-    """The weights of a branch and its normed input, as fused kernels."""
-    width = d.model.hyper_connections * d.model.hidden
+def served_sum_of_streams(d: ServingDims, name: str, tokens: int, streams: Streams, numbers: int) -> Program:
+    """The `numbers` weights of a branch and its normed input, as fused kernels; gated: norm, gates and their mean."""
+    width = streams.width
     n = tokens * width
-    moved = n * d.act_bytes * (1 + 1 / d.model.hyper_connections)
-    product = gemm(f"{name}_weights", F, tokens, numbers, width, d.act)
-    return product, memory_op(name, F, "elementwise", n, moved, d.act, 2)
+    once = n * d.act_bytes
+    if not streams.gated:
+        product = gemm(f"{name}_weights", F, tokens, numbers, width, d.act)
+        return product, memory_op(name, F, "elementwise", n, once * (1 + 1 / streams.number), d.act, 2)
+    return (
+        memory_op(f"{name}_norm", F, "elementwise", n, 2 * once, d.act),
+        gemm(f"{name}_gates_down", F, tokens, streams.rank + numbers, width, d.act),
+        gemm(f"{name}_gates_up", F, tokens, width, streams.rank, d.act),
+        memory_op(name, F, "elementwise", n, once * (2 + 1 / streams.number), d.act),
+    )
 
 
 def served_spread(d: ServingDims, name: str, tokens: int) -> Compute:
@@ -191,16 +200,22 @@ def embedding_tokens(d: ServingDims, tokens: int) -> Program:
     """The look-up; over a split vocabulary its sum."""
     n = tokens * d.model.hidden
     op = memory_op("embedding", F, "embedding", n, (1 + d.model.hyper_connections) * n * d.act_bytes, d.act)
-    return (op, *served_sum(d, "embedding", tokens))
+    own = layer_inputs_of(d.model)
+    return (
+        op,
+        *served_sum(d, "embedding", tokens),
+        *(() if own is None else own.serve_made(tokens, d.act, d.act_bytes)),
+    )
 
 
 def head_samples(d: ServingDims, samples: int) -> Program:
     """Final norm, logits and greedy choice for the last token of `samples` sequences; 16 bits in every format."""
     n = samples * d.vocab
-    streams = d.model.hyper_connections
+    streams = streams_of(d.model)
+    numbers = 0 if streams.gated else streams.number
     norm = [served_add_norm(d, "final_norm", samples)]
     items: list[Item] = [
-        *(norm if streams == 1 else served_sum_of_streams(d, "head_streams", samples, streams)),
+        *(norm if streams.number == 1 else served_sum_of_streams(d, "head_streams", samples, streams, numbers)),
         gemm("output", F, samples, d.vocab, d.model.hidden, d.act),
     ]
     if d.tp > 1:

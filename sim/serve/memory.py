@@ -12,9 +12,11 @@ from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
 from sim.models.activations import is_gated
 from sim.models.dims import ceil_div
-from sim.models.layers import Attention, LayerSpec, norm_elements, streams_of
+from sim.models.layer_inputs import layer_inputs_of
+from sim.models.layers import Attention, LayerSpec, norm_elements
 from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
+from sim.models.streams import streams_of
 from sim.serve.engines.file import engine_of
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.iteration_parts import StageLayers
@@ -62,6 +64,13 @@ def cached_bytes(
     return sum(n * a.sequence_bytes(d, length) / length for a, n in zip(attentions, counts, strict=True))
 
 
+def _token_bytes(costs: IterationCosts, stage: StageLayers, length: float) -> float:
+    """Cache of a stage's layers for a token of sequences of `length`, and what these keep for embeddings of n-grams."""
+    own = zip(costs.specs, stage.layers, strict=True)
+    ngrams = sum([n * spec.ngrams.sequence_bytes(costs.dims) for spec, n in own if spec.ngrams is not None])
+    return (cached_bytes(costs.dims, costs.attentions, stage.attentions, length) + ngrams / length) / costs.dims.cp
+
+
 def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers) -> float:
     """Weights of one rank of a stage, in the formats the scenario keeps them in."""
     total = 0.0
@@ -74,11 +83,14 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
     total += table * (stage.embedding + (stage.head and not tied_here))
     if stage.embedding and m.positions == "learned":
         total += m.max_positions * m.hidden * d.act_bytes
+    if stage.embedding and (own := layer_inputs_of(m)) is not None:
+        total += own.served_table(d.tp) * d.act_bytes
     if stage.head and m.head_bias:
         total += d.vocab * d.act_bytes
     if stage.head:
-        total += streams_of(m).head_parameters * FP32_BYTES
-    norms = stage.head + (stage.embedding and m.embedding_norm)
+        last = streams_of(m)
+        total += last.head_parameters * (FP32_BYTES if last.in_fp32 else d.act_bytes)
+    norms = (stage.head and not streams_of(m).gated) + (stage.embedding and m.embedding_norm)
     return total + norms * norm_elements(m) * d.act_bytes
 
 
@@ -204,7 +216,7 @@ def cache_capacity(
         weights = tuple([w - own.host_bytes for w, own in zip(weights, costs.offloaded, strict=True)])
         buffers = tuple([b + own.room_bytes for b, own in zip(buffers, costs.offloaded, strict=True)])
     mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
-    per_token = tuple(cached_bytes(d, costs.attentions, s.attentions, mean) / d.cp for s in costs.stages)
+    per_token = tuple(_token_bytes(costs, s, mean) for s in costs.stages)
     held = [_Held(*of_stage) for of_stage in zip(weights, buffers, per_token, strict=True)]
     if (draft := costs.draft) is not None:
         (own,) = draft.stages

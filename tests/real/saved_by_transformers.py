@@ -57,7 +57,10 @@ DEEPSEEK_V4 = {
 }
 GPT2 = {"n_embd": 256, "n_layer": 1, "n_head": 8, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 TURNS = ["sliding_attention", "full_attention"]
-LARGE_IN_FP32 = ("deepseek_v4",)  # families whose weights that stay in fp32 are large, so that a cast of them shows
+LARGE_IN_FP32 = (
+    "deepseek_v4",
+    "hy_v4",
+)  # families whose weights that stay in fp32 are large, so that a cast of them shows
 # family: attention, layers after which its pattern repeats, its own keys. `eager` where Transformers has no other
 # attention for the family (soft caps, sinks), or none on a CPU (values narrower than keys)
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -198,6 +201,65 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         },
     ),
     "lfm3": ("sdpa", 3, {"sliding_window": 32, "layer_types": ["conv", *TURNS]}),
+    "minimax_m3_vl_text": (
+        "eager",
+        2,
+        {
+            "intermediate_size": 128,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 8,
+            "shared_intermediate_size": 128,
+            "index_n_heads": 2,
+            "index_head_dim": 32,
+            "index_block_size": 16,
+            "index_topk_blocks": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+            "mlp_layer_types": ["sparse", "sparse"],
+        },
+    ),
+    "axk2": (
+        "eager",
+        1,
+        {
+            **{key: value for key, value in DEEPSEEK.items() if key not in ("first_k_dense_replace", "head_dim")},
+            "n_shared_experts": 1,
+            "index_n_heads": 4,
+            "index_head_dim": 32,
+            "index_topk": 32,
+            "mlp_layer_types": ["sparse"],
+        },
+    ),
+    "hy_v4": (
+        "eager",
+        2,
+        {
+            **{key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"},
+            "n_shared_experts": 1,
+            "index_n_heads": 4,
+            "index_head_dim": 32,
+            "index_topk": 32,
+            "mlp_layer_types": ["sparse", "sparse"],
+            "indexer_types": ["full", "shared"],
+        },
+    ),
+    "qwen4_exp_text": (
+        "sdpa",
+        1,
+        {
+            **EXPERTS,
+            "num_experts": 8,
+            "shared_expert_intermediate_size": 128,
+            "hc_lowrank": 32,
+            "indexer_n_heads": 2,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 32,
+            "indexer_budget": 64,
+            "indexer_compress_ratio": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+            "layer_types": ["indexed_attention"],
+        },
+    ),
 }
 # Layers with a state stand before those that are measured: on a CPU they are plain torch, but the model wants one.
 BEFORE = {"olmo_hybrid": ["linear_attention"], "bailing_hybrid": ["linear_attention"]}
@@ -210,7 +272,7 @@ def config_of(family: str, layers: int) -> Any:
     keys = {**SIZES, **own, "num_hidden_layers": len(before) + layers}
     if "kv_lora_rank" in keys or family == "falcon":  # its head_dim is computed
         del keys["head_dim"]
-    for each_layer in ("layer_types", "mlp_layer_types"):
+    for each_layer in ("layer_types", "mlp_layer_types", "indexer_types"):
         if each_layer in keys:
             first = before if each_layer == "layer_types" else keys[each_layer][: len(before)]
             keys[each_layer] = [*first, *keys[each_layer] * (layers // period)]
@@ -230,6 +292,9 @@ def kept_bytes(config: Any, dtype: torch.dtype) -> int:
         for name, parameter in model.named_parameters():
             if any(part in name for part in model._keep_in_fp32_modules_strict):
                 parameter.data = parameter.data.float()
+    for module in model.modules():
+        if type(module).__name__.endswith("Indexer"):  # it gives places alone, so that its graph is dropped at once
+            module.forward = torch.no_grad()(module.forward)
     model.train()
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     found: dict[int, int] = {}

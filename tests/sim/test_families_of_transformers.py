@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sim.core.errors import InputError
 from sim.inputs.huggingface import FAMILIES
@@ -38,6 +39,7 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers
 OWN: dict[str, dict[str, Any]] = {
     "afmoe": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "num_dense_layers": 2},
     "axk1": LATENT | ROUTED,
+    "axk2": LATENT | ROUTED | {"n_shared_experts": 1, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64},
     "bailing_hybrid": LATENT | {"num_local_experts": EXPERTS, "moe_intermediate_size": 128},
     "bamba": {"mamba_n_heads": 16, "mamba_d_head": 64, "attn_layer_indices": [2, 6]},
     "bloom": {"n_layer": LAYERS, "n_head": 8},
@@ -60,12 +62,15 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": {"hidden_size_per_layer_input": 0},
     "glm4_moe": ROUTED,
     "glm4_moe_lite": LATENT | ROUTED,
-    "glm_moe_dsa": LATENT | ROUTED,
+    "glm_moe_dsa": LATENT | ROUTED | {"qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256},
     "gpt_oss": {"num_local_experts": EXPERTS},
     "granitemoe": {"num_local_experts": EXPERTS},
     "helium": {"head_dim": 64},
     "hunyuan_v1_dense": {"head_dim": 64},
     "hunyuan_v1_moe": {"head_dim": 64, "num_experts": EXPERTS, "moe_topk": 2},
+    "hy_v4": LATENT
+    | ROUTED
+    | {"n_shared_experts": 1, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64},
     "kimi_linear": LATENT | {"num_experts": EXPERTS},
     "kolibri1": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
     "laguna": {
@@ -81,6 +86,13 @@ OWN: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 16, "head_dim": 64},
     "mimo_v2_flash": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 128, "head_dim": 96, "v_head_dim": 64},
     "minimax_m2": {"num_local_experts": EXPERTS},
+    "minimax_m3_vl_text": {
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": 4,
+        "index_n_heads": 2,
+        "layer_types": ["full_attention", *["minimax_m3_sparse"] * (LAYERS - 1)],
+        "mlp_layer_types": ["dense", *["sparse"] * (LAYERS - 1)],
+    },
     "ministral": {"head_dim": 64},
     "mistral": {"sliding_window": 128},
     "mixtral": {"sliding_window": 128},
@@ -92,6 +104,25 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {"num_experts": EXPERTS, "moe_intermediate_size": 128},
     "qwen3_moe": {"num_experts": EXPERTS},
     "qwen3_next": {"num_experts": EXPERTS},
+    "qwen4_exp_text": {
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 256,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "hc_lowrank": 32,
+        "ple_layer_ids": [1, 6],
+        "ngram_vocab_size_base": 1000,
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 128,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    },
     "sarvam_mla": LATENT | ROUTED,
     "sarvam_moe": ROUTED,
     "solar_open": ROUTED,
@@ -100,6 +131,12 @@ OWN: dict[str, dict[str, Any]] = {
 LAGUNA = {
     "layer_types": ["full_attention", *["sliding_attention"] * 3] * (LAYERS // 4),
     "num_attention_heads_per_layer": [4, 8, 8, 8] * (LAYERS // 4),
+}
+GEMMA_4_SMALL = {
+    "hidden_size_per_layer_input": 32,
+    "num_kv_shared_layers": 4,
+    "use_double_wide_mlp": True,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * (LAYERS // 4),
 }
 GEMMA_4_EXPERTS = {"enable_moe_block": True, "num_experts": EXPERTS, "top_k_experts": 4, "moe_intermediate_size": 128}
 # Weights that docs/models.md names as not counted: routers' biases, norms around experts (Gemma 4, A.X K1).
@@ -115,7 +152,7 @@ NOT_COUNTED = (
 )
 KINDS = {
     "full_attention": "full",
-    "indexed_attention": "full",
+    "minimax_m3_sparse": "selected",
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
     "linear_attention": "state_space",
@@ -139,9 +176,23 @@ def test_a_family_has_the_parameters_and_layers_of_transformers(tmp_path: Path, 
     counted = {name: p.numel() for name, p in built.named_parameters() if not name.endswith(NOT_COUNTED)}
     assert count_parameters(model).total == sum(counted.values())
     kinds = getattr(config, "layer_types", None)
-    if kinds is not None and {*kinds} <= {*KINDS}:
-        assert [model.attention_kind(i) for i in range(model.layers)] == [KINDS[kind] for kind in kinds]
+    indexed = "full" if model.block_indexer is None else "selected"
+    known = KINDS | {"indexed_attention": indexed}
+    if kinds is not None and {*kinds} <= {*known} and "reused" not in model.attention_pattern:
+        assert [model.attention_kind(i) for i in range(model.layers)] == [known[kind] for kind in kinds]
     assert family not in ("mistral", "mixtral", "starcoder2") or model.window == 128
+
+
+@pytest.mark.parametrize("title", ["MiniMax M3", "Qwen 4 Exp", "Hunyuan 4 preview", "A.X K2 Light", "Gemma 4 E2B"])
+def test_a_model_of_its_full_sizes_has_the_parameters_of_transformers(tmp_path: Path, title: str) -> None:
+    """The config of the page on families."""
+    rows = yaml.safe_load((Path(__file__).parents[2] / "docs" / "families.yaml").read_text(encoding="utf-8"))
+    keys = next(row["config"] for row in rows if row["title"] == title)
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**keys))
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    counted = {name: p.numel() for name, p in built.named_parameters() if not name.endswith(NOT_COUNTED)}
+    assert count_parameters(load_model(str(tmp_path / "config.json"))).total == sum(counted.values())
 
 
 def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_path: Path) -> None:
@@ -157,6 +208,8 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
+        ("axk2", "attention_bias", True),
+        ("axk2", "mlp_layer_types", ["sparse", "dense"] * (LAYERS // 2)),
         ("dots1", "n_group", 4),
         ("glm4_moe", "n_group", 4),
         ("gpt_bigcode", "add_cross_attention", True),
@@ -165,14 +218,25 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
         ("hunyuan_v1_dense", "use_qk_norm", False),
         ("hunyuan_v1_moe", "moe_intermediate_size", [3072] * LAYERS),
         ("hunyuan_v1_moe", "num_shared_expert", [2] * LAYERS),
+        ("hy_v4", "indexer_types", ["full"] * (LAYERS - 1)),
+        ("hy_v4", "n_group", 4),
+        ("glm_moe_dsa", "indexer_types", ["full"] * (LAYERS - 1)),
+        ("glm_moe_dsa", "index_topk_pattern", "F" * (LAYERS - 1) + "X"),
         ("laguna", "attention_bias", True),
         ("laguna", "gating", "per-element"),
         ("laguna", "num_attention_heads_per_layer", [8, 4] * (LAYERS // 2)),
         ("lfm3", "attention_bias", True),
         ("lfm3", "layer_types", ["linear_attention"] * LAYERS),
+        ("minimax_m3_vl_text", "index_local_blocks", 0),
+        ("minimax_m3_vl_text", "layer_types", ["sliding_attention"] * LAYERS),
+        ("minimax_m3_vl_text", "mlp_layer_types", ["sparse", "dense"] * (LAYERS // 2)),
         ("olmoe", "clip_qkv", 8.0),
         ("opt", "_remove_final_layer_norm", True),
         ("opt", "layer_norm_elementwise_affine", False),
+        ("qwen4_exp_text", "attention_bias", True),
+        ("qwen4_exp_text", "indexer_kv_heads", 2),
+        ("qwen4_exp_text", "layer_types", ["sliding_attention"] * LAYERS),
+        ("qwen4_exp_text", "ngram_vocab_size_base", 10**12),
         ("solar_open", "attention_bias", True),
         ("solar_open", "partial_rotary_factor", 0.5),
         ("starcoder2", "use_bias", False),
@@ -199,6 +263,9 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
         ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True}),
         ("gemma4_text", {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 128}),
         ("gemma4_text", GEMMA_4_EXPERTS),
+        ("gemma4_text", GEMMA_4_SMALL),
+        ("gemma4_text", GEMMA_4_SMALL | {"use_double_wide_mlp": False, "vocab_size_per_layer_input": 500}),
+        ("glm_moe_dsa", {"indexer_types": ["full", "full", *["shared"] * 3, "full", "shared", "shared"]}),
         ("granitemoeshared", {"shared_intermediate_size": 256}),
         ("hyperclovax", {"use_post_norm": False}),
         ("laguna", LAGUNA),
@@ -235,6 +302,13 @@ def test_keys_other_than_the_usual_ones_count_as_in_transformers(
     assert count_parameters(load_model(str(tmp_path / "config.json"))).total == sum(counted.values())
 
 
+@pytest.mark.parametrize(("family", "why"), [("zamba2", "one block of weights"), ("jetmoe", "are experts")])
+def test_families_of_other_kinds_are_refused_with_what_they_are(tmp_path: Path, family: str, why: str) -> None:
+    (tmp_path / "config.json").write_text(transformers.CONFIG_MAPPING[family]().to_json_string(use_diff=False))
+    with pytest.raises(InputError, match=f"model_type: found '{family}', a model whose .*{why}.*can be captured"):
+        load_model(str(tmp_path / "config.json"))
+
+
 def test_zero_experts_are_choices_of_the_router_alone(tmp_path: Path) -> None:
     """Transformers gives each of them a matrix that nothing reads, 2·ffn by hidden, which weights on the Hub lack."""
     own = OWN["longcat_flash"] | {"zero_expert_num": 8}
@@ -263,6 +337,23 @@ def test_names_of_the_first_configs_on_the_hub_are_read(tmp_path: Path, family: 
     found = []
     for renamed in ({}, names):
         written = {renamed.get(key, key): value for key, value in config.to_dict().items()}
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        found.append(load_model(str(tmp_path / "config.json")))
+    assert found[0] == found[1]
+
+
+def test_minimax_m3_s_first_keys_are_read(tmp_path: Path) -> None:
+    """Its config on the Hub has signs of layers, and the indexer's sizes in a mapping."""
+    config = transformers.CONFIG_MAPPING["minimax_m3_vl_text"](**SIZES | OWN["minimax_m3_vl_text"]).to_dict()
+    names = {"num_index_heads": "n_heads", "index_dim": "head_dim", "block_size": "block_size"}
+    names |= {"topk_blocks": "topk_blocks", "local_block": "local_blocks"}
+    sparse = {f"sparse_{name}": config.pop(f"index_{key}") for name, key in names.items()}
+    sparse["sparse_attention_freq"] = [int(kind != "full_attention") for kind in config.pop("layer_types")]
+    signs = [int(kind == "sparse") for kind in config.pop("mlp_layer_types")]
+    found = []
+    for keys in ({}, {"sparse_attention_config": sparse, "moe_layer_freq": signs}):
+        whole = SIZES | OWN["minimax_m3_vl_text"] if not keys else {}
+        written = transformers.CONFIG_MAPPING["minimax_m3_vl_text"](**whole).to_dict() if not keys else config | keys
         (tmp_path / "config.json").write_text(json.dumps(written))
         found.append(load_model(str(tmp_path / "config.json")))
     assert found[0] == found[1]

@@ -13,24 +13,30 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from sim.core.program import Item, Program
 from sim.inputs.model_config import LOCAL, AttentionKind
 from sim.models.activations import is_gated
-from sim.models.hyper_connections import Streams
+from sim.models.layer_inputs import LayerInputs, layer_inputs_of
 from sim.models.layers.beside import Beside
+from sim.models.layers.block_indexer import BlockIndexer
 from sim.models.layers.compressed import CompressedAttention
 from sim.models.layers.compressed_index import CompressedIndexer
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.indexer import Indexer
-from sim.models.layers.latent import GatedLatentAttention, LatentAttention
+from sim.models.layers.latent import LatentAttention
+from sim.models.layers.ngram_embedding import NgramEmbedding
 from sim.models.layers.scans import scans
+from sim.models.layers.selected_blocks import SelectedBlocksAttention
 from sim.models.layers.selective_scan import SelectiveScan
+from sim.models.layers.shared_keys import SharedKeysAttention
 from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.layers.state_space import StateSpace
+from sim.models.norm_gate import NormGate
 from sim.models.served import (
     ServedElements,
     ServingDims,
@@ -40,6 +46,7 @@ from sim.models.served import (
     served_sum,
     served_sum_of_streams,
 )
+from sim.models.streams import Streams, streams_of
 from sim.models.window import Window
 
 if TYPE_CHECKING:
@@ -70,13 +77,29 @@ class LayerSpec(Struct, frozen=True):
     norm_position: Literal["pre", "post", "both"] = "pre"
     parallel: Literal[False, True, "two_norms"] = False  # attention and MLP read one norm, or two of one input
     streams: Streams = Streams()
+    ngrams: NgramEmbedding | None = None  # added to the streams before attention
+    norm_gate: NormGate | None = None  # behind the norms before attention and before experts
+    inputs: LayerInputs | None = None  # of a branch behind the MLP
 
     @property
     def norms(self) -> int:
-        """Norms over the hidden size: one, or one on each side, of attention and MLP; one for both in parallel."""
+        """Norms over the hidden size: one, or one on each side, of attention and MLP; one for both in parallel; none
+        where streams have norms of their own."""
+        if self.streams.gated:
+            return 0
         if self.parallel is True:
             return 1
         return ((self.attention is not None) + (self.mlp is not None)) * (2 if self.norm_position == "both" else 1)
+
+    def gate_of(self, branch: Attention | Mlp | None) -> NormGate | None:
+        """The gate behind the norm before attention or the MLP, if there is one."""
+        return None if branch is None or isinstance(branch, DenseMlp) else self.norm_gate
+
+    @property
+    def gate_elements(self) -> int:
+        """Weights of the gates behind norms."""
+        gates = (self.gate_of(branch) for branch in (self.attention, self.mlp))
+        return sum(gate.elements for gate in gates if gate is not None)
 
     @property
     def attention_parameters(self) -> int:
@@ -89,7 +112,10 @@ class LayerSpec(Struct, frozen=True):
     def parameters(self) -> int:
         """All of the layer's parameters, experts included."""
         mlp = 0 if self.mlp is None else self.mlp.parameters
-        return self.attention_parameters + mlp + self.norms * self.norm_elements + self.connection_parameters
+        ngrams = 0 if self.ngrams is None else self.ngrams.parameters
+        norms = self.norms * self.norm_elements + self.gate_elements
+        norms += 0 if self.inputs is None else self.inputs.branch_parameters
+        return self.attention_parameters + mlp + norms + self.connection_parameters + ngrams
 
     @property
     def branches(self) -> int:
@@ -105,14 +131,21 @@ class LayerSpec(Struct, frozen=True):
     def active_elements(self) -> int:
         """Weights that one token is multiplied by."""
         attention = 0 if self.attention is None else sum(m.elements for m in self.attention.matrices())
-        connections = self.branches * self.streams.branch_elements
+        connections = self.branches * self.streams.branch_elements + self.gate_elements
+        connections += 0 if self.inputs is None else self.inputs.branch_elements
+        connections += 0 if self.ngrams is None else self.ngrams.matrix_elements
         return attention + connections + (0 if self.mlp is None else self.mlp.active_elements)
 
     def served_elements(self, d: ServingDims) -> ServedElements:
         """The layer's weights on one rank, counted as serving stores them."""
         none = ServedElements(0, 0, 0)
         weights, experts, rest = none if self.mlp is None else self.mlp.served_elements(d)
-        rest += self.norms * self.norm_elements + 2 * self.connection_parameters  # in fp32
+        in_fp32 = 2 if self.streams.in_fp32 else 1
+        rest += self.norms * self.norm_elements + self.gate_elements + in_fp32 * self.connection_parameters
+        if self.inputs is not None:
+            rest += self.inputs.branch_parameters
+        if self.ngrams is not None:
+            rest += self.ngrams.matrix_elements + self.ngrams.served_rest(d.tp)
         if self.attention is not None:
             matrices = self.attention.matrices(d.tp)
             weights += sum(m.elements for m in matrices)
@@ -133,28 +166,38 @@ class LayerSpec(Struct, frozen=True):
             return self._serve_streams(d, tokens)
         items: list[Item] = []
         if self.attention is not None:
-            items += [served_add_norm(d, "attention_norm", tokens), *self.attention.serve(d, tokens)]
+            items += [
+                served_add_norm(d, "attention_norm", tokens),
+                *_gated(d, "attention_norm", tokens, self.gate_of(self.attention)),
+            ]
+            items += self.attention.serve(d, tokens)
             items += served_sum(d, "attention_out", tokens)
         if self.norm_position == "both":
             branches = (("attention_post_norm", self.attention), ("mlp_post_norm", self.mlp))
             items += [served_norm(d, name, tokens) for name, branch in branches if branch is not None]
         if self.mlp is not None:
             items += [] if self.parallel is True else [served_add_norm(d, "mlp_norm", tokens)]
+            items += _gated(d, "mlp_norm", tokens, self.gate_of(self.mlp))
             items += self.mlp.serve(d, tokens)
             items += served_sum(d, "mlp_down", tokens)
-        return tuple(items)
+        last = () if self.inputs is None else self.inputs.serve_branch(tokens, d.act, d.act_bytes)
+        return (*items, *last)
 
     def _serve_streams(self, d: ServingDims, tokens: int) -> Program:
-        items: list[Item] = []
+        items: list[Item] = [] if self.ngrams is None else [*self.ngrams.serve(d, tokens)]
         for name, out, branch in (
             ("attention", "attention_out", self.attention),
             ("mlp", "mlp_down", self.mlp),
         ):
             if branch is not None:
-                items += served_sum_of_streams(d, f"{name}_streams", tokens, self.streams.weights)
+                items += served_sum_of_streams(d, f"{name}_streams", tokens, self.streams, self.streams.weights)
                 items += [*branch.serve(d, tokens), *served_sum(d, out, tokens)]
                 items.append(served_spread(d, f"{name}_residual", tokens))
         return tuple(items)
+
+
+def _gated(d: ServingDims, name: str, tokens: int, gate: NormGate | None) -> Program:
+    return () if gate is None else gate.serve(d, name, tokens)
 
 
 def attention_spec(model: ModelConfig, layer: int = 0) -> Attention | None:
@@ -178,38 +221,51 @@ def attention_spec(model: ModelConfig, layer: int = 0) -> Attention | None:
 def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | LatentAttention:
     c = model.mla
     if c is None:
-        # one matrix in GPT-2's code, three in Llama's
-        merged = model.merged_projections or not (is_gated(model.mlp) or model.separate_qkv)
-        own = model.full_attention if model.attention_kind(layer) == "full" else None
-        return GroupedQueryAttention(
-            model.hidden,
-            model.heads if own is None or own.heads is None else own.heads,
-            model.kv_heads if own is None or own.kv_heads is None else own.kv_heads,
-            model.head_dim if own is None or own.head_dim is None else own.head_dim,
-            values_are_keys=own is not None and own.values_are_keys,
-            value_norm=model.value_norm,
-            bias=model.biased_attention,
-            out_bias=model.biased_attention_out,
-            qkv_bias=model.qkv_bias,
-            qk_norm=model.qk_norm,
-            qk_norm_over=model.qk_norm_over,
-            norm_weights=model.norm_weights,
-            sinks=model.sinks if own is None or own.sinks is None else own.sinks,
-            v_head_dim=model.v_head_dim,
-            gate=model.attention_gate,
-            softcap=model.attention_softcap is not None,
-            rope_share=model.rope_share,
-            scaled_rope=model.scaled_rope,
-            rope=model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0),
-            projections=1 if merged else 3,
-            window=window_of(model, layer),
-        )
+        return _grouped(model, layer)
     ranks, widths = (c.q_lora_rank, c.kv_lora_rank), (c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)
     x = model.indexer
+    sizes = (model.hidden, model.heads, *ranks, *widths, model.attention_gate, model.sinks)
     if x is None:
-        latent = GatedLatentAttention if model.attention_gate else LatentAttention
-        return latent(model.hidden, model.heads, *ranks, *widths)
-    return SparseLatentAttention(model.hidden, model.heads, *ranks, *widths, Indexer(x.heads, x.head_dim, x.top_k))
+        return LatentAttention(*sizes)
+    selects = model.attention_kind(layer) != "reused"
+    return SparseLatentAttention(*sizes, indexer=Indexer(x.heads, x.head_dim, x.top_k), selects=selects)
+
+
+def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
+    # one matrix in GPT-2's code, three in Llama's
+    merged = model.merged_projections or not (is_gated(model.mlp) or model.separate_qkv)
+    own, gate = model.full_attention if model.attention_kind(layer) == "full" else None, model.attention_gate
+    assert gate != "latent", "refused by sim.inputs.model_rules"
+    found = GroupedQueryAttention(
+        model.hidden,
+        model.heads if own is None or own.heads is None else own.heads,
+        model.kv_heads if own is None or own.kv_heads is None else own.kv_heads,
+        model.head_dim if own is None or own.head_dim is None else own.head_dim,
+        values_are_keys=own is not None and own.values_are_keys,
+        value_norm=model.value_norm,
+        bias=model.biased_attention,
+        out_bias=model.biased_attention_out,
+        qkv_bias=model.qkv_bias,
+        qk_norm=model.qk_norm,
+        qk_norm_over=model.qk_norm_over,
+        norm_weights=model.norm_weights,
+        sinks=model.sinks if own is None or own.sinks is None else own.sinks,
+        v_head_dim=model.v_head_dim,
+        gate=gate,
+        softcap=model.attention_softcap is not None,
+        rope_share=model.rope_share,
+        scaled_rope=model.scaled_rope,
+        rope=model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0),
+        projections=1 if merged else 3,
+        window=window_of(model, layer),
+    )
+    if layer >= model.layers - model.shared_kv_layers:
+        return SharedKeysAttention(**asdict(found))
+    x = model.block_indexer
+    if x is None or model.attention_kind(layer) != "selected":
+        return found
+    indexer = BlockIndexer(x.heads, x.head_dim, x.top_k, x.block, x.pools)
+    return SelectedBlocksAttention(**asdict(found), indexer=indexer)
 
 
 def _compressed(model: ModelConfig, kind: AttentionKind) -> CompressedAttention:
@@ -248,18 +304,30 @@ def mlp_spec(model: ModelConfig, layer: int) -> Mlp | None:
     if model.mlp_kind(layer) == "none":
         return None
 
-    def dense(ffn: int) -> DenseMlp:
-        return DenseMlp(model.hidden, ffn, model.mlp, model.bias, model.merged_projections)
+    def dense(ffn: int, activation: str = model.mlp) -> DenseMlp:
+        return DenseMlp(model.hidden, ffn, activation, model.bias, model.merged_projections)
 
     moe = model.moe
     if moe is None or not model.is_moe_layer(layer):
-        return dense(model.ffn)
-    return Experts(moe, dense(moe.ffn), dense(moe.shared_width) if moe.shared_width else None)
+        shared = layer >= model.layers - model.shared_kv_layers
+        return dense(model.shared_kv_ffn or model.ffn if shared else model.ffn)
+    return Experts(
+        moe, dense(moe.ffn, moe.activation or model.mlp), dense(moe.shared_width) if moe.shared_width else None
+    )
 
 
-def streams_of(model: ModelConfig) -> Streams:
-    """The streams of the residual stream; one has no weights, so that its width does not matter."""
-    return Streams() if model.hyper_connections == 1 else Streams(model.hyper_connections, model.hidden)
+def ngrams_of(model: ModelConfig, layer: int) -> NgramEmbedding | None:
+    """The embedding of n-grams of layer `layer`, counted from 0 over the model."""
+    c = model.ngram_embedding
+    if c is None or layer + 1 not in c.layers:
+        return None
+    rows = c.rows[c.layers.index(layer + 1)]
+    return NgramEmbedding(streams_of(model), rows, c.heads, c.width, c.size, c.conv_kernel)
+
+
+def norm_gate_of(model: ModelConfig) -> NormGate | None:
+    """The gate behind norms, if the model has one."""
+    return None if model.norm_gate_rank is None else NormGate(model.hidden, model.norm_gate_rank)
 
 
 def norm_elements(model: ModelConfig) -> int:
@@ -280,8 +348,14 @@ def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
     specs: dict[LayerSpec, LayerSpec] = {}
     norms = norm_elements(model)
     blocks = (model.parallel_block, streams_of(model))
+    gate, inputs = norm_gate_of(model), layer_inputs_of(model)
     layers = (
-        LayerSpec(attention_spec(model, i), mlp_spec(model, i), norms, norm_position(model, i), *blocks)
+        LayerSpec(
+            *(attention_spec(model, i), mlp_spec(model, i), norms, norm_position(model, i), *blocks),
+            ngrams=ngrams_of(model, i),
+            norm_gate=gate,
+            inputs=inputs,
+        )
         for i in range(model.layers)
     )
     return tuple([specs.setdefault(spec, spec) for spec in layers])

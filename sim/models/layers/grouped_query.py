@@ -13,7 +13,7 @@ from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
-from sim.models.layers.head_gate import head_gate, served_head_gate
+from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
@@ -75,7 +75,11 @@ class GroupedQueryAttention(Struct, frozen=True):
         return ceil_div(self.heads, tp), max(1, self.kv_heads // tp)
 
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
-        """Projections on one of `tp` ranks."""
+        """All matrices on one of `tp` ranks."""
+        return self.qkv_and_out(tp)
+
+    def qkv_and_out(self, tp: int) -> tuple[Matrix, Matrix]:
+        """Query, key and value (and gate) as one, and the output's, on one of `tp` ranks."""
         heads, kv_heads = self.heads_of(tp)
         queries, keys, of_value = heads * self.head_dim, kv_heads * self.head_dim, self.widths[1]
         values = () if self.values_are_keys else (kv_heads * of_value,)
@@ -99,10 +103,10 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Projection to query, key and value, their norms, rope, core, output projection."""
-        core = attention_core(scenario, d, shard, self.core(d))
-        qkv, out = self.matrices(d.tp)
+        core = self.attended(scenario, d, shard)
+        qkv, out = self.qkv_and_out(d.tp)
         merged = self.projections == 1 or d.framework.merges_projections
-        turned = d.tokens * sum(self.heads_of(d.tp)) * self.head_dim  # queries and keys
+        turned = d.tokens * self.turned_heads(d.tp) * self.head_dim
         turn = (self._turn(d, turned),) if self.rope else ()
         if self.rope and self.rope_share is not None and not d.framework.fuses_rope:
             turn = (*turn, rope_join(d, turned))
@@ -132,6 +136,14 @@ class GroupedQueryAttention(Struct, frozen=True):
             *self._gates(d, d.tokens * out.inputs),
             linear(d, out.linear("attention", d.tokens)),
         )
+
+    def turned_heads(self, tp: int) -> int:
+        """Heads of one rank that rope turns: queries and keys."""
+        return sum(self.heads_of(tp))
+
+    def attended(self, scenario: Scenario, d: Dims, shard: Shard) -> Operator:
+        """The core: every query against the keys that it sees."""
+        return attention_core(scenario, d, shard, self.core(d))
 
     def _output_copied(self, d: Dims, core: Operator, elements: int) -> Operator:
         """The core whose output of `elements` has its queries' memory order: it is kept, and copied for the matmul."""
@@ -169,21 +181,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     def _gates(self, d: Dims, elements: int) -> tuple[Operator, ...]:
         if self.gate == "per_head":
             return (head_gate(d, elements, d.tokens * self.heads_of(d.tp)[0]),)
-        return (self._gate(d, elements),) if self.gate else ()
-
-    def _gate(self, d: Dims, elements: int) -> Operator:
-        """The result times the gate's sigmoid; kept are the result and what a kernel makes the sigmoid of, or
-        the sigmoid where it is a kernel of its own (torch's sigmoid_backward reads its result)."""
-        e, kernels = d.act_bytes, 1 if d.framework.fuses_activation else 2
-        forward = memory_op(
-            "attention_gate", F, "elementwise", elements, (1 + 2 * kernels) * e * elements, d.act, kernels
-        )
-        backward = memory_op(
-            "attention_gate_backward", I, "elementwise", elements, (3 + 2 * kernels) * e * elements, d.act, kernels + 1
-        )
-        names = ("attention output", "attention gate" if kernels == 1 else "sigmoid of the gate")
-        saved = tuple(Saved("attention", name, e * elements) for name in names)
-        return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=3 * e * elements)
+        return (element_gate(d, elements),) if self.gate else ()
 
     def _head_norms(self, d: Dims) -> tuple[Operator, ...]:
         """Norms of queries, keys and values."""
@@ -258,9 +256,9 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def serve(self, d: ServingDims, tokens: int) -> Program:
         """Return what depends on an iteration's number of tokens alone, up to the sum over tp."""
-        qkv, out = self.matrices(d.tp)
+        qkv, out = self.qkv_and_out(d.tp)
         n = tokens * out.inputs
-        gate = (memory_op("attention_gate", F, "elementwise", n, 3 * n * d.act_bytes, d.act),) if self.gate else ()
+        gate = (served_element_gate(d, n),) if self.gate else ()
         if self.gate == "per_head":
             gate = (served_head_gate(d, n, tokens * self.heads_of(d.tp)[0]),)
         turned = rope_cache(d, tokens, self.expanded_width(d.tp))

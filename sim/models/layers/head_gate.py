@@ -1,4 +1,4 @@
-"""A gate of one number a head and token on attention's result (LFM3, Laguna, Ling 3).
+"""Gates on attention's result: one number a head and token (LFM3, Laguna, Ling 3), or one of every number (Qwen3-Next).
 
 In separate operators: the sigmoid, and a product that reads it once a head. Backward: the result's gradient, the gate's
 as a product and its sum over a head, the sigmoid's (`Lfm3Attention` in transformers/models/lfm3/modeling_lfm3.py).
@@ -6,6 +6,7 @@ as a product and its sum over a head, the sigmoid's (`Lfm3Attention` in transfor
 
 from __future__ import annotations
 
+from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Saved
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, memory_op
@@ -24,6 +25,34 @@ def head_gate(d: Dims, elements: int, gates: int) -> Operator:
     gate = "attention gate" if fused else "sigmoid of the gate"
     saved = (Saved("attention", "attention output", e * elements), Saved("attention", gate, e * gates))
     return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=2 * e * elements)
+
+
+def element_gate(d: Dims, elements: int, in_fp32: bool = False) -> Operator:
+    """The result times a sigmoid of as many gates; kept are the result and what a kernel makes the sigmoid of, or the
+    sigmoid where it is a kernel of its own (torch's sigmoid_backward reads its result), there `in_fp32` (A.X K2)."""
+    e, kernels = d.act_bytes, 1 if d.framework.fuses_activation else 2
+    wider = FP32_BYTES - e if in_fp32 and kernels == 2 else 0.0
+    forward = memory_op(
+        "attention_gate",
+        F,
+        "elementwise",
+        elements,
+        ((1 + 2 * kernels) * e + 2 * wider) * elements,
+        d.act,
+        kernels,
+    )
+    moved = ((3 + 2 * kernels) * e + 4 * wider) * elements
+    backward = memory_op("attention_gate_backward", I, "elementwise", elements, moved, d.act, kernels + 1)
+    saved = (
+        Saved("attention", "attention output", e * elements),
+        Saved("attention", "attention gate" if kernels == 1 else "sigmoid of the gate", (e + wider) * elements),
+    )
+    return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=3 * e * elements)
+
+
+def served_element_gate(d: ServingDims, elements: int) -> Compute:
+    """One kernel that reads the result and as many gates, and writes the product."""
+    return memory_op("attention_gate", F, "elementwise", elements, 3 * elements * d.act_bytes, d.act)
 
 
 def served_head_gate(d: ServingDims, elements: int, gates: int) -> Compute:

@@ -147,17 +147,28 @@ def scores(x: Indexer, batch: int, q_len: int, kv_len: int, dtype: str, striped:
 
     `striped` queries see half of the keys in the mean, so that their kernel is one of half the keys without a mask.
     """
-    # Half the heads with values as wide as keys: as many flops as scores alone of all heads.
-    seen, causal = (ceil_div(kv_len, 2), 0) if striped else (kv_len, int(q_len > 1))
-    shape = (batch, max(1, x.heads // 2), 1, q_len, seen, x.head_dim, x.head_dim, causal)
+    seen, causal = (ceil_div(kv_len, 2), False) if striped else (kv_len, q_len > 1)
     pairs = float(batch * _pairs(q_len, kv_len, striped))
     operands = batch * x.head_dim * (q_len * x.heads + kv_len) * 2.0
-    flops, written = shape_flops("attention_forward", shape), pairs * FP32_BYTES
-    kernel = Compute("index_scores", "attention_forward", shape, dtype, flops, operands + written, F, kernel=SCORES)
+    written = pairs * FP32_BYTES
+    kernel = score_kernel((batch, q_len, seen), (x.heads, x.head_dim), causal, dtype, operands + written)
     if kv_len <= x.top_k:  # nothing to choose
         return (kernel,)
     chosen = batch * q_len * x.slots(kv_len) * INDEX_BYTES
     return kernel, memory_op("index_select", F, "softmax", pairs, SELECT_READS * written + chosen, dtype)
+
+
+def score_kernel(
+    rows: tuple[int, int, int], sizes: tuple[int, int], causal: bool, dtype: str, moved_bytes: float
+) -> Compute:
+    """The kernel of scores alone; `rows`: sequences, queries and keys of each; `sizes`: heads and their width.
+
+    It is written as attention of half the heads, with values as wide as keys: as many flops as scores of all heads.
+    """
+    (batch, q_len, keys), (heads, width) = rows, sizes
+    shape = (batch, max(1, heads // 2), 1, q_len, keys, width, width, int(causal))
+    flops = shape_flops("attention_forward", shape)
+    return Compute("index_scores", "attention_forward", shape, dtype, flops, moved_bytes, F, kernel=SCORES)
 
 
 def index_operator(

@@ -6,16 +6,18 @@ every head, decode absorbs the up-projections into query and output, so that all
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, ModelPart, Program
 from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import latent_rope, norm
-from sim.models.layers.head_gate import head_gate, served_head_gate
+from sim.models.elementwise import copied, latent_rope, norm
+from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, collective, gemm, keeping, memory_op
@@ -31,11 +33,11 @@ LATENT_HEADS = 16  # assumption: however many heads read one latent, their kerne
 
 class LatentAttention(Struct, frozen=True):
     """Sizes of the whole model. `query_rank` None: queries are not compressed. A query or key head has a part without
-    rope and a part with it; the keys' part with rope is shared by all heads. `gate`: a sigmoid of each head and token
-    multiplies the result."""
+    rope and a part with it; the keys' part with rope is shared by all heads. `gate`: a sigmoid of every number
+    multiplies the result (Hunyuan 4), one of each head and token (`per_head`: Ling 3), or one that is projected with
+    the query from its latent, normed and not, joined (`latent`: A.X K2). `sinks`: a learned score of each head."""
 
     part: ClassVar = ModelPart.ATTENTION
-    gate: ClassVar[bool] = False
 
     hidden: int
     heads: int
@@ -44,6 +46,8 @@ class LatentAttention(Struct, frozen=True):
     plain_width: int
     rope_width: int
     value_width: int
+    gate: Literal[False, True, "per_head", "latent"] = False
+    sinks: bool = False
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -60,30 +64,34 @@ class LatentAttention(Struct, frozen=True):
         return (*self._gate(tp), *self.projections(tp))
 
     def _gate(self, tp: int) -> tuple[Matrix, ...]:
-        return (Matrix("head_gate", self.hidden, (ceil_div(self.heads, tp),), "column"),) if self.gate else ()
+        if self.gate in (False, "latent"):
+            return ()
+        return (Matrix("head_gate", self.hidden, (self._gates(ceil_div(self.heads, tp)),), "column"),)
+
+    def _gates(self, heads: int) -> int:
+        return heads if self.gate == "per_head" else heads * self.value_width
 
     def projections(self, tp: int) -> tuple[Matrix, ...]:
         """Queries', keys' and values', and the output's; those to the latents are whole on every rank."""
         heads, (query_width, _) = ceil_div(self.heads, tp), self.widths
         return (
-            *self._query(heads * query_width),
+            *self._query(heads * query_width, heads * self.value_width),
             Matrix("kv_down", self.hidden, (self.latent_rank + self.rope_width,), "plain"),
             Matrix("kv_up", self.latent_rank, (heads * (self.plain_width + self.value_width),), "column"),
             Matrix("attention_out", heads * self.value_width, (self.hidden,), "row", target="attention_out"),
         )
 
-    def _query(self, width: int) -> tuple[Matrix, ...]:
+    def _query(self, width: int, gates: int) -> tuple[Matrix, ...]:
         if self.query_rank is None:
             return (Matrix("query", self.hidden, (width,), "column"),)
-        return (
-            Matrix("query_down", self.hidden, (self.query_rank,), "plain"),
-            Matrix("query_up", self.query_rank, (width,), "column"),
-        )
+        down, joined = Matrix("query_down", self.hidden, (self.query_rank,), "plain"), self.gate == "latent"
+        inputs, outputs = (2 * self.query_rank, width + gates) if joined else (self.query_rank, width)
+        return down, Matrix("query_up", inputs, (outputs,), "column")
 
     def core(self, d: Dims) -> Core:
         """Shapes of the attention on one rank's tokens: in training every head has keys and values of its own."""
         heads = ceil_div(self.heads, d.tp)
-        return Core(d.seq, d.seq, heads, heads, *self.widths)
+        return Core(d.seq, d.seq, heads, heads, *self.widths, sinks=self.sinks)
 
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Down-projections (whole on every rank), latent norms, up-projections (split by heads), rope, core, output.
@@ -102,9 +110,9 @@ class LatentAttention(Struct, frozen=True):
 
         queries = [linear(d, layer(matrix, keep)) for matrix in query]
         if self.query_rank is not None:
-            queries.insert(1, latent_norm(d, "query", self.query_rank))
+            queries[1:1] = self._normed(d, self.query_rank)
         gates = [linear(d, layer(matrix, False)) for matrix in self._gate(d.tp)]  # which reads what queries read
-        core = attention_core(scenario, d, shard, own)
+        core = self._with_sinks(d, attention_core(scenario, d, shard, own), own)
         # a value is cut from what also makes its key, which is assembled anew
         if d.framework.keeps_merged_outputs and d.fused_attention:
             core = keeping(core, "keys without rope", d.tokens * heads * self.plain_width * d.act_bytes)
@@ -121,9 +129,31 @@ class LatentAttention(Struct, frozen=True):
             *inside("mla_up_proj", raised),
             *gates,
             core,
-            *((head_gate(d, d.tokens * heads * self.value_width, d.tokens * heads),) if gates else ()),
+            *self.gating(d),
             linear(d, out.linear("attention", d.tokens)),
         )
+
+    def _normed(self, d: Dims, rank: int) -> tuple[Operator, ...]:
+        """The norm of the query's latent, and both joined where gates come from them."""
+        normed = latent_norm(d, "query", rank)
+        return (normed, copied("query_join", d, 2 * d.rows * rank)) if self.gate == "latent" else (normed,)
+
+    def _with_sinks(self, d: Dims, core: Operator, own: Core) -> Operator:
+        """Sinks are fp32, so that separate operators make the softmax in fp32, too, and keep it and its cast."""
+        if not self.sinks:
+            return core
+        core = replace(core, params=own.heads)
+        if d.fused_attention or not d.framework.softmax_in_fp32 or d.act_bytes == FP32_BYTES:
+            return core
+        return keeping(core, "softmax output in fp32", d.tokens * own.heads * (own.kv_len + 1) * FP32_BYTES)
+
+    def gating(self, d: Dims) -> tuple[Operator, ...]:
+        """The gate on the result; nothing without one."""
+        heads = ceil_div(self.heads, d.tp)
+        elements = d.tokens * heads * self.value_width
+        if self.gate == "per_head":
+            return (head_gate(d, elements, d.tokens * heads),)
+        return (element_gate(d, elements, self.gate == "latent"),) if self.gate else ()
 
     def _assembled(self, d: Dims, heads: int) -> Operator:
         """Queries and keys from their two parts, the shared rope key (gathered first) copied to every head; values,
@@ -149,8 +179,8 @@ class LatentAttention(Struct, frozen=True):
         return Operator("assemble_qk", forward, backward, backward_bytes=2 * parts * e)
 
     def other_parameters(self) -> int:
-        """Weights of the norms of both latents."""
-        return (self.query_rank or 0) + self.latent_rank
+        """Weights of the norms of both latents, and sinks."""
+        return (self.query_rank or 0) + self.latent_rank + (self.heads if self.sinks else 0)
 
     def seen_keys(self, length: int) -> float | None:
         """None: a query sees all keys before it."""
@@ -174,7 +204,9 @@ class LatentAttention(Struct, frozen=True):
         *projected, _, out = self.matrices(d.tp)
         items = [item for matrix in projected for item in served_linear(d, matrix, tokens)]
         heads = tokens * ceil_div(self.heads, d.tp)
-        gate = (served_head_gate(d, heads * self.value_width, heads),) if self.gate else ()
+        gate: Program = (served_element_gate(d, heads * self.value_width),) if self.gate else ()
+        if self.gate == "per_head":
+            gate = (served_head_gate(d, heads * self.value_width, heads),)
         return (*items, rope_cache(d, tokens, self.rotated_width(d.tp)), *gate, *served_linear(d, out, tokens))
 
     def rotated_width(self, tp: int) -> int:
@@ -209,12 +241,6 @@ class LatentAttention(Struct, frozen=True):
         flops = 2.0 * batch * heads * kv_len * (2 * rank + self.rope_width)
         shape = (batch, min(heads, LATENT_HEADS), 1, kv_len, rank + self.rope_width)
         return (absorb, Compute("attention", ATTENTION_DECODE, shape, d.act, flops, latent + queries, F), expand)
-
-
-class GatedLatentAttention(LatentAttention, frozen=True):
-    """The same with a gate on every head (Ling 3: `BailingHybridAttention` in Transformers)."""
-
-    gate: ClassVar[bool] = True
 
 
 def latent_norm(d: Dims, name: str, rank: int) -> Operator:

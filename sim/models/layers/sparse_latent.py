@@ -40,25 +40,31 @@ LEAST_HEADS = 64  # of a served kernel; fewer are padded (FlashMLA)
 FP8_SCALED = 128  # numbers of an 8-bit latent that share a 32-bit scale; the rope key stays in 16 bits (FlashMLA)
 
 
-class SparseLatentAttention(LatentAttention, frozen=True):
-    """Latent attention with an `indexer`."""
+class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
+    """Latent attention with an `indexer`. `selects` false: it attends to what the indexer of an earlier layer selected
+    (Hunyuan 4), and has none itself."""
 
     indexer: Indexer
+    selects: bool = True
 
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
         """Return the matrices of latent attention, with the indexer's before the last two."""
-        *first, up, out = self.projections(tp)
+        *first, up, out = (*self._gate(tp), *self.projections(tp))
+        return (*first, *self._index_matrices, up, out)
+
+    @property
+    def _index_matrices(self) -> tuple[Matrix, ...]:
         assert self.query_rank is not None
-        return (*first, *self.indexer.matrices(self.hidden, self.query_rank), up, out)
+        return self.indexer.matrices(self.hidden, self.query_rank) if self.selects else ()
 
     def other_parameters(self) -> int:
         """Norms of latents and of the indexer's key."""
-        return super().other_parameters() + self.indexer.norm_parameters
+        return super().other_parameters() + (self.indexer.norm_parameters if self.selects else 0)
 
     def key(self, seq_len: int) -> str:
         """The indexer's sizes."""
         x = self.indexer
-        return f" indexer={x.heads},{x.head_dim},{x.top_k}"
+        return f" indexer={x.heads},{x.head_dim},{x.top_k}" + ("" if self.selects else " reused")
 
     def seen_keys(self, length: int) -> float | None:
         """Keys that a query attends to in the mean; None where it is all of them."""
@@ -67,16 +73,15 @@ class SparseLatentAttention(LatentAttention, frozen=True):
     def core_flops(self, seq_len: int, causal_half: bool) -> float:
         """Main attention over the selected keys, in the widths of the model's heads whatever the kernel multiplies, and
         the indexer; less the input gradients of its matrices, which nobody asks for."""
-        x = self.indexer
-        assert self.query_rank is not None
-        spared = 2.0 * sum(m.elements for m in x.matrices(self.hidden, self.query_rank))
-        return super().core_flops(seq_len, causal_half) + x.core_flops(seq_len, causal_half) - spared
+        spared = 2.0 * sum(m.elements for m in self._index_matrices)
+        index = self.indexer.core_flops(seq_len, causal_half) if self.selects else 0.0
+        return super().core_flops(seq_len, causal_half) + index - spared
 
     def indexer_gradient_flops(self, seq_len: int) -> float:
         """Return what of a token's model FLOPs is for the indexer's gradients: of scores, and 2 for each weight."""
-        assert self.query_rank is not None
-        matrices = self.indexer.matrices(self.hidden, self.query_rank)
-        return self.indexer.score_gradient_flops(seq_len) + 2.0 * sum(m.elements for m in matrices)
+        if not self.selects:
+            return 0.0
+        return self.indexer.score_gradient_flops(seq_len) + 2.0 * sum(m.elements for m in self._index_matrices)
 
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Latents, indexer, and the core over what it selects."""
@@ -88,13 +93,15 @@ class SparseLatentAttention(LatentAttention, frozen=True):
         keys = IndexedKeys(d.batch, pieces, striped=d.cp > 1 and p.cp_split == "striped")
         dense = mode == "warm_up" or d.full_seq <= x.top_k
         trained = mode != "frozen" and not d.framework.masks_unselected
-        indexer = index_operator(x, d, self, keys, trained, dense, mode == "warm_up")
+        indexer: tuple[Operator, ...] = ()
+        if self.selects:
+            indexer = (index_operator(x, d, self, keys, trained, dense, mode == "warm_up"),)
         if dense or d.framework.masks_unselected or not d.fused_attention:
             parts = self.expanded(scenario, d, shard, replace(self.core(d), causal=dense))
-            return (*parts[:2], indexer, *parts[2:])  # behind the query latent, its input
+            return (*parts[:2], *indexer, *parts[2:])  # behind the query latent, its input
         return self._absorbed(d, indexer, x.slots(d.full_seq))
 
-    def _absorbed(self, d: Dims, indexer: Operator, slots: int) -> tuple[Operator, ...]:
+    def _absorbed(self, d: Dims, indexer: tuple[Operator, ...], slots: int) -> tuple[Operator, ...]:
         """Operators of the multi-query mode; the latents' rope key is turned, and gathered over tp with the latent."""
         *query, kv_down, _, out = self.projections(d.tp)
         heads, keep = ceil_div(self.heads, d.tp), not d.framework.rebuilds_pointwise
@@ -102,16 +109,18 @@ class SparseLatentAttention(LatentAttention, frozen=True):
         shared = (latents_shared(d, self.latent_rank + self.rope_width),) if d.tp > 1 else ()
         return (
             down,
-            latent_norm(d, "query", self.query_rank or 0),
-            indexer,
+            *self._normed(d, self.query_rank or 0),
+            *indexer,
             *inside("mla_up_proj", (up,)),
             linear(d, kv_down.linear("attention", d.rows, False)),
             latent_norm(d, "kv", self.latent_rank),
             *inside("mla_up_proj", (latent_rope(d, d.tokens * (heads + 1) * self.rope_width),)),
             *shared,
             *inside("mla_up_proj", (per_head(d, "query_absorb", heads, self.plain_width, self.latent_rank, True),)),
-            sparse_core(d, heads, slots, self.shared_width, self.latent_rank),
+            *(linear(d, gate.linear("attention", d.tokens, False)) for gate in self._gate(d.tp)),
+            sparse_core(d, heads, slots, self.shared_width, self.latent_rank, sinks=heads if self.sinks else 0),
             per_head(d, "value_expand", heads, self.latent_rank, self.value_width, False),
+            *self.gating(d),
             linear(d, out.linear("attention", d.tokens)),
         )
 
@@ -124,11 +133,12 @@ class SparseLatentAttention(LatentAttention, frozen=True):
         if d.kv_bytes == 1.0:
             scales = FP32_BYTES * -(-self.latent_rank // FP8_SCALED)
             latent = self.latent_rank + scales + self.rope_width * d.act_bytes
-        return (latent + self.indexer.key_cache_bytes) * length
+        return (latent + (self.indexer.key_cache_bytes if self.selects else 0.0)) * length
 
     def rotated_width(self, tp: int) -> int:
         """The indexer's queries and key too."""
-        return super().rotated_width(tp) + (self.indexer.heads + 1) * self.indexer.head_dim
+        index = (self.indexer.heads + 1) * self.indexer.head_dim if self.selects else 0
+        return super().rotated_width(tp) + index
 
     def prefill(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
         """Up to `top_k` keys as dense latent attention, which is quicker there (the report's masked mode for short
@@ -145,7 +155,7 @@ class SparseLatentAttention(LatentAttention, frozen=True):
         return (*self._index(d, batch, 1, kv_len), first, attention, last)
 
     def _index(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
-        return scores(self.indexer, batch, q_len, kv_len, d.index_dtype)
+        return scores(self.indexer, batch, q_len, kv_len, d.index_dtype) if self.selects else ()
 
     def _served(self, d: ServingDims, batch: int, q_len: int, kv_len: int, name: str) -> Program:
         heads, rank, width = ceil_div(self.heads, d.tp), self.latent_rank, self.latent_rank + self.rope_width

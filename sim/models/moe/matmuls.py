@@ -31,14 +31,15 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
     """Grouped matmuls over this rank's experts; flops and bytes by the copies they really get, of the fullest rank."""
     m, moe, etp = scenario.model, moe_of(scenario), scenario.parallelism.expert_tp
     rows, ffn = r.fullest * etp, ceil_div(moe.ffn, etp)
-    inner = 2 * ffn if is_gated(m.mlp) else ffn
+    activation = moe.activation or m.mlp
+    inner = 2 * ffn if is_gated(activation) else ffn
     up = _grouped(d, "experts_up", r.experts, rows, inner, d.hidden, keep=True)
     down = _grouped(d, "experts_down", r.experts, rows, d.hidden, ffn, keep=not d.framework.rebuilds_pointwise)
     if m.bias:
         up = _biased(d, up, rows, r.experts, inner)
         add = _biased_one_by_one if d.framework.biases_experts_one_by_one else _biased
         down = add(d, down, rows, r.experts, d.hidden)
-    made = inside("moe_act", _activated(d, m.mlp, rows * ffn))
+    made = inside("moe_act", _activated(d, activation, rows * ffn))
     filled, cut = _padding(d, moe, rows, r.experts)
     parts = (*filled, up, *made, down, *cut)
     return parts if r.fullest == r.received else tuple(_kept(p, r.received / r.fullest) for p in parts)

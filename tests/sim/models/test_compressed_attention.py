@@ -14,12 +14,12 @@ from sim.inputs.model_input import load_model
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.dims import dims
 from sim.models.flops import model_flops_per_token
-from sim.models.hyper_connections import Streams
 from sim.models.layer import layer_block
 from sim.models.layers import layer_specs
 from sim.models.layers.compressed import CompressedAttention
 from sim.models.parameters import count_parameters
 from sim.models.source import source_of
+from sim.models.streams import Streams
 from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate

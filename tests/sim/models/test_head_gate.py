@@ -110,13 +110,23 @@ def test_latent_attention_has_the_same_gate() -> None:
     assert sum(i.kind == "gemm" and i.name == "head_gate" for i in program if isinstance(i, Compute)) == 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"attention_gate": True},
-        {"mla": MLA | {"q_lora_rank": 64}, "indexer": {"heads": 4, "head_dim": 32, "top_k": 64}},
-    ],
-)
-def test_latent_attention_has_no_other_gate(change: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"attention_gate: found .*; latent attention"):
-        latent(**change)
+def test_latent_attention_has_a_gate_of_every_number() -> None:
+    """From the hidden state (Hunyuan 4), or with the query from both of its latents (A.X K2)."""
+    ranked = MLA | {"q_lora_rank": 64}
+    plain, own, joined = (latent(mla=ranked, attention_gate=gate) for gate in (False, True, "latent"))
+    count = [count_parameters(s.model).total for s in (plain, own, joined)]
+    assert count[1] - count[0] == LAYERS * HIDDEN * HEADS * 32
+    assert count[2] - count[0] == LAYERS * 64 * (HEADS * 64 + 2 * HEADS * 32)
+    for s in (own, joined):
+        assert layer_block(s, 0).params == layer_specs(s.model)[0].parameters
+    indexed = latent(mla=ranked, indexer={"heads": 4, "head_dim": 32, "top_k": 64}, attention_gate=True)
+    assert layer_block(indexed, 0).params + layer_block(indexed, 0).frozen_params == (
+        layer_specs(indexed.model)[0].parameters
+    )
+
+
+def test_gates_from_a_latent_need_one() -> None:
+    with pytest.raises(InputError, match="attention_gate: found 'latent'"):
+        latent(attention_gate="latent")
+    with pytest.raises(InputError, match="attention_gate: found 'latent'"):
+        scenario("latent")

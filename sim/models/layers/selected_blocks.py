@@ -1,0 +1,116 @@
+"""Grouped queries over the blocks of keys that an indexer chooses (MiniMax M3, Qwen 4).
+
+A kernel computes for each query the keys of its blocks, the empty places of early queries too: for the query heads of
+one key and value head at once, which share a selection. It is priced as the sparse kernel of DeepSeek's attention with
+so many heads (`sim.models.layers.shared_vectors`): no kernel of grouped queries was measured.
+
+Where a query sees all keys anyway (a sequence no longer than what is chosen), it is attention over all tokens. Separate
+operators (`attention: unfused`) and Transformers compute all pairs and mask those that were not chosen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from sim.core.program import Compute, Phase, Program
+from sim.models.attention import core_part
+from sim.models.context_parallel import attention_core
+from sim.models.dims import Dims, Shard
+from sim.models.layers.block_indexer import BlockIndexer
+from sim.models.layers.grouped_query import GroupedQueryAttention
+from sim.models.layers.matrix import Matrix
+from sim.models.operators import F, I, Operator
+from sim.models.served import ServingDims, served_linear
+from sim.prices.attention_speed import SPARSE
+from sim.prices.roofline import shape_flops
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+
+
+class SelectedBlocksAttention(GroupedQueryAttention, frozen=True, kw_only=True):
+    """Grouped-query attention with an `indexer` of blocks."""
+
+    indexer: BlockIndexer
+
+    def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
+        """Return the matrices of grouped queries, with the indexer's between them."""
+        first, last = self.qkv_and_out(tp)
+        return first, self.indexer.matrix(self.hidden), last
+
+    def other_parameters(self) -> int:
+        """Norms inside the attention and of the indexer."""
+        return super().other_parameters() + self.indexer.norm_parameters
+
+    def key(self, seq_len: int) -> str:
+        """The indexer's sizes."""
+        x = self.indexer
+        return f" blocks={x.pools},{x.heads},{x.head_dim},{x.top_k},{x.block}"
+
+    def seen_keys(self, length: int) -> float | None:
+        """Keys that a query attends to in the mean; None where it is all of them."""
+        return None if self._sees_all(length) else self.indexer.selected(length)
+
+    def _sees_all(self, length: int) -> bool:
+        return length <= self.indexer.slots(length)
+
+    def core_flops(self, seq_len: int, causal_half: bool) -> float:
+        """Attention to what is chosen, and scores; less the gradients of the indexer's matrix, which nobody asks
+        for."""
+        spared = 4.0 * self.indexer.matrix(self.hidden).elements
+        return super().core_flops(seq_len, causal_half) + self.indexer.core_flops(seq_len, causal_half) - spared
+
+    def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
+        """As grouped queries, with the indexer behind the first projection, which reads the same input."""
+        first, *rest = super().train(scenario, d, shard)
+        masks = d.framework.masks_unselected or not d.fused_attention
+        used = masks or not self._sees_all(d.full_seq)
+        return (first, self.indexer.operator(d, self.hidden, used, used and not masks), *rest)
+
+    def attended(self, scenario: Scenario, d: Dims, shard: Shard) -> Operator:
+        """The core over what is chosen; all pairs where it is masked, or where all keys are seen."""
+        masks, own = d.framework.masks_unselected or not d.fused_attention, self.core(d)
+        if masks or self._sees_all(d.full_seq):
+            return attention_core(scenario, d, shard, replace(own, causal=not masks))
+        forward, backward = self._kernel(d, "attention", F), self._kernel(d, "attention_backward", I)
+        return core_part(d, own, (own,), (forward,), (backward,))
+
+    def _kernel(self, d: Dims, name: str, phase: Phase) -> Compute:
+        heads, kv_heads = self.heads_of(d.tp)
+        width, value = self.widths
+        kind, passes, launches = ("attention_forward", 1, 1) if phase is F else ("attention_backward", 2, 3)
+        slots = self.indexer.slots(d.full_seq)
+        shape = (d.tokens * kv_heads, 1, 1, heads // kv_heads, slots, width, value, 0)
+        moved = passes * d.tokens * (heads + kv_heads) * (width + value) * d.act_bytes
+        return Compute(name, kind, shape, d.act, shape_flops(kind, shape), moved, phase, launches, kernel=SPARSE)
+
+    def sequence_bytes(self, d: ServingDims, length: float) -> float:
+        """Keys and values of all tokens, and the indexer's keys in the activations' format."""
+        return super().sequence_bytes(d, length) + self.indexer.cache_bytes(length, d.act_bytes)
+
+    def serve(self, d: ServingDims, tokens: int) -> Program:
+        """As grouped queries, with the indexer's projection, norms and rope."""
+        first, *rest = super().serve(d, tokens)
+        index = served_linear(d, self.indexer.matrix(self.hidden), tokens)
+        return (first, *index, *self.indexer.made(d.act, d.act_bytes, tokens), *rest)
+
+    def prefill(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
+        """As grouped queries where all keys are seen; beyond, scores and the sparse kernel."""
+        if self._sees_all(kv_len):
+            return super().prefill(d, batch, q_len, kv_len)
+        index = self.indexer.scores(batch, q_len, kv_len, d.act)
+        if not d.fused_attention:
+            return (*index, *super().prefill(d, batch, q_len, kv_len))
+        (heads, kv_heads), (width, value) = self.heads_of(d.tp), self.widths
+        shape = (batch * q_len * kv_heads, 1, 1, heads // kv_heads, self.indexer.slots(kv_len), width, value, 0)
+        moved = batch * (width + value) * (q_len * heads * d.act_bytes + kv_len * kv_heads * d.kv_bytes)
+        flops = shape_flops("attention_forward", shape)
+        return (*index, Compute("prefill", "attention_forward", shape, d.act, flops, moved, F, kernel=SPARSE))
+
+    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
+        """One token of each of `batch` sequences: scores of all cached keys, then the chosen keys and values are
+        read."""
+        seen = self.indexer.slots(kv_len) if d.fused_attention else kv_len
+        return (*self.indexer.scores(batch, 1, kv_len, d.act), *super().decode(d, batch, seen))
