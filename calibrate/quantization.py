@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from calibrate.linear import Linear
 from calibrate.model import Build, Layer, make_blocks
 from sim.commands.command import Command, run_command
+from sim.core.quantization import INT4_GROUP
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.training_config import Training
-from sim.serve.prices.formats import INT4_GROUP
 
 OUTLIER_THRESHOLD = 6.0  # section 3.2: a feature with any value of this magnitude is multiplied in 16 bits
 FP8_MAX = 448.0  # largest finite E4M3

@@ -30,11 +30,6 @@ _BYTES: dict[str, float] = {
 DTYPES = tuple(_BYTES)
 FP32_BYTES = 4.0
 
-# How linear layers' weights are stored beside 16-bit activations (`sim.serve.prices.formats`).
-Quantization = Literal[
-    "none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts", "fp8_mxfp4_experts"
-]
-
 
 def normalise_dtype(value: Any) -> Any:
     """The short name of a dtype in any usual spelling; anything else comes back as it is.

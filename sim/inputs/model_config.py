@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from sim.core.dtypes import Quantization, StorageDtype
+from sim.core.dtypes import StorageDtype
+from sim.core.quantization import Quantization
 from sim.inputs.attention_config import (
     BlockIndexerConfig,
     CompressedAttentionConfig,

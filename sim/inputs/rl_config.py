@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
-from sim.core.dtypes import Precision, Quantization
+from sim.core.dtypes import Precision
+from sim.core.quantization import Quantization
 from sim.inputs.input_source import UserInput
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.workloads import MAX_TOKENS, EngineName, KvCache

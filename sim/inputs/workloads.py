@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from sim.core.dtypes import Precision, Quantization, TransportDtype
+from sim.core.dtypes import Precision, TransportDtype
+from sim.core.quantization import Quantization
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
+from sim.core.quantization import Quantization
 from sim.models.attention import Core, SoftmaxPass, unfused_core
 from sim.models.layer_inputs import layer_inputs_of
 from sim.models.moe.eplb import BalancedExperts
@@ -64,7 +65,7 @@ class ServingDims(Struct, frozen=True):
     vocab: int
     act: str
     linear: str
-    quantization: str
+    quantization: Quantization
     act_bytes: float
     weight_bytes: float
     expert_weight_bytes: float

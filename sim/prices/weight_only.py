@@ -14,14 +14,12 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from sim.core.quantization import QUANTIZATIONS, Quantization
 from sim.prices.cost import OUTSIDE_PER_OCTAVE
 from sim.prices.interpolation import Surface
 from sim.prices.kernel_file import kernel_file
 from sim.prices.profile import Profile
 from sim.prices.roofline import Device
-
-# The scenario's names, and those of NVIDIA AIConfigurator, which the kernel file has.
-TABLES = {"int8_weight_only": "int8_wo", "int4_weight_only": "int4_wo", "llm_int8": "sq"}
 
 
 class WeightOnly(Struct, frozen=True, eq=False):
@@ -43,14 +41,13 @@ class WeightOnly(Struct, frozen=True, eq=False):
         return bound / math.exp(found[0]), math.hypot(self.surface.leave_one_out_error(), OUTSIDE_PER_OCTAVE * found[1])
 
 
-def weight_only(profile: Profile, quantization: str, weight_bytes: float, device: Device) -> WeightOnly | None:
+def weight_only(profile: Profile, quantization: Quantization, weight_bytes: float, device: Device) -> WeightOnly | None:
     """Return the format's points in the profile; None if there are none."""
-    name = TABLES.get(quantization, "")
+    form = QUANTIZATIONS[quantization]
+    name, peak = form.table, form.table_peak
     # Without points the caller prices a 16-bit matmul whose weights take fewer bytes.
     if not name or not profile.kernels or ("gemm", name) not in kernel_file(profile.kernels).tables:
         return None
-    # Weight-only kernels convert weights to 16 bits in registers, so they multiply at the 16-bit peak.
-    peak = "int8" if name == "sq" else "fp16"
     # Efficiency is relative to this peak. If the data sheet has none, the caller prices the matmul by another rule.
     if peak not in device.peak_flops_per_s:
         return None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
+from sim.core.quantization import QUANTIZATIONS
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.moe.routing import expert_nodes
 from sim.models.served import ServingDims
 from sim.serve.engines.file import engine_of
-from sim.serve.prices.formats import MXFP4_BYTES, MXFP4_EXPERTS, cache_dtype, linear_format
+from sim.serve.prices.formats import cache_dtype, linear_format
 
 if TYPE_CHECKING:
     from sim.inputs.parallelism import Parallelism
@@ -41,7 +42,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         quantization=i.quantization,
         act_bytes=dtype_bytes(act),
         weight_bytes=weight,
-        expert_weight_bytes=MXFP4_BYTES if i.quantization in MXFP4_EXPERTS else weight,
+        expert_weight_bytes=QUANTIZATIONS[i.quantization].expert_bytes or weight,
         kv_bytes=dtype_bytes(kept),
         dispatch_bytes=dtype_bytes(p.ep_dispatch_dtype or act),
         fused_attention=i.attention == "fused",

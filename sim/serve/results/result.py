@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sim.core.quantization import QUANTIZATIONS
 from sim.core.timeline import Timeline
 from sim.core.units import counted
 from sim.inputs.scenario import Scenario
@@ -23,7 +24,6 @@ from sim.results.records import Engine, MemoryRow
 from sim.serve.cache.use import kv_cache_use
 from sim.serve.memory import Capacity, adapter_bytes, buffer_bytes, routed_bytes
 from sim.serve.prices.costs import IterationCosts
-from sim.serve.prices.formats import FP8
 from sim.serve.prices.iteration_shares import HOST, LAUNCHES
 from sim.serve.replicas.pools import Pool
 from sim.serve.replicas.replica import Replica
@@ -368,7 +368,7 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: Shares) -> list[str]:
             "arrives, so latencies grow with the number of requests (`stepsim search --slo` finds the highest rate)"
         )
     linear = sim.costs.dims.linear
-    if inference.quantization in (*FP8, "llm_int8") and linear == sim.costs.dims.act:
+    if QUANTIZATIONS[inference.quantization].matmul not in (None, linear):
         out.append(
             f"inference.quantization: {sim.scenario.cluster.gpu.name} multiplies no {inference.quantization}; "
             f"weights are kept in 8 bits and multiplied in {linear}"

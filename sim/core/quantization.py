@@ -1,0 +1,42 @@
+"""Formats of `inference.quantization`: how the weights of linear layers are stored and multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+Quantization = Literal[
+    "none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts", "fp8_mxfp4_experts"
+]
+# 4-bit weights with an 8-bit scale for 32 (OCP Microscaling Formats v1.0): gpt-oss's experts, multiplied in 16 bits
+# (gpt-oss model card, arXiv 2508.10925, section 2.1; Marlin's and triton_kernels' matmuls convert on the way)
+MXFP4_BYTES = 0.5 + 1 / 32
+INT4_GROUP = 128  # weights that share one 16-bit scale in group-wise 4-bit formats (GPTQ, arXiv 2210.17323, section 5)
+
+
+class QuantizationFormat(NamedTuple):
+    """Hold one format; what a record leaves out is as without quantization.
+
+    `weight_bytes`: of a weight, its scales included; None: of `precision`. `matmul`: the dtype that linear layers
+    multiply in where the GPU has its peak, elsewhere and where it is None 16 bits. `expert_bytes`: of an expert's
+    weight, if it differs. `table` and `table_peak`: measured matmuls of a kernel file and the peak that bounds them
+    (`sim.prices.weight_only`).
+    """
+
+    weight_bytes: float | None = None
+    matmul: str | None = None
+    expert_bytes: float | None = None
+    table: str = ""
+    table_peak: str = "fp16"
+
+
+QUANTIZATIONS: Mapping[Quantization, QuantizationFormat] = {
+    "none": QuantizationFormat(),
+    # Weight-only kernels convert weights to 16 bits in registers, so they multiply at the 16-bit peak.
+    "int8_weight_only": QuantizationFormat(1.0, table="int8_wo"),
+    "int4_weight_only": QuantizationFormat(0.5 + 2.0 / INT4_GROUP, table="int4_wo"),
+    "llm_int8": QuantizationFormat(1.0, "int8", table="sq", table_peak="int8"),
+    "fp8": QuantizationFormat(1.0, "fp8"),
+    "mxfp4_experts": QuantizationFormat(expert_bytes=MXFP4_BYTES),
+    "fp8_mxfp4_experts": QuantizationFormat(1.0, "fp8", MXFP4_BYTES),  # DeepSeek V4: everything else in fp8
+}
