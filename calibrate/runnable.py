@@ -257,6 +257,8 @@ def _experts(s: Scenario) -> Iterator[Problem]:
     if p.ep > 1 and p.ep_overlap and inside:
         found = f"true with {inside} {getattr(p, inside)}"
         yield "parallelism.ep_overlap", found, "false; true at tp, cp and expert_tp 1 (else threads share a group)"
+    if p.ep > 1 and p.ep_dispatcher != "all_to_all":
+        yield "parallelism.ep_dispatcher", p.ep_dispatcher, "all_to_all"
     if p.ep > 1 and p.ep_dispatch_dtype != t.precision:
         yield "parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, t.precision
     if p.ep > 1 and p.ep_overlap and s.cluster.gpu.architecture != "cpu":

@@ -162,6 +162,7 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "ep": s.integer("expert-model-parallel-size", 1) if experts else None,
         "expert_tp": s.integer("expert-tensor-parallel-size", tp) if experts else None,
         "ep_overlap": s.flag("overlap-moe-expert-parallel-comm") or None,
+        "ep_dispatcher": s.choice("moe-token-dispatcher-type", {"flex": "deepep"}, DISPATCHER) or None,
         "cp_method": s.choice("cp-comm-type", CP_METHODS, "p2p"),
         "tp_overlap": "full" if s.flag("tp-comm-overlap") else "wgrad" if tp > 1 else None,
         "dp_sync": "bucketed" if overlap else "after_backward",

@@ -223,7 +223,7 @@ def _evaluated(node: ast.expr) -> Any:
 
 
 def _groups(s: Settings) -> dict[str, Any]:
-    """A choice limited to groups. DeepEP and HybridEP (`flex`) send a token once to each of their nodes."""
+    """A choice limited to groups; of nodes, where DeepEP and HybridEP (`flex`) send a token once to each."""
     if s.take("moe-router-group-topk") is None:
         return {}
     top = s.integer("moe-router-group-topk")

@@ -12,7 +12,7 @@ from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS, MEGATRON_SCHEDULES
 from sim.models.frameworks import framework_of
-from sim.models.moe.dispatchers import dispatcher_of
+from sim.models.moe.routing import dispatcher_of
 from sim.models.recipes import RECIPES, recipe_of
 
 INTERLEAVED = "interleaved_1f1b"
@@ -193,7 +193,7 @@ class Megatron(Emission):
         moe, p = self.scenario.model.moe, self.scenario.parallelism
         if moe is None:
             return {}
-        if flex := dispatcher_of(moe, p.ep).once_to_a_node:
+        if flex := dispatcher_of(p).once_to_a_node:
             self.notes.append("moe-token-dispatcher-type flex: DeepEP; releases before 0.15 need moe-enable-deepep too")
         dense, layers = moe.dense_layers, self.scenario.model.layers
         groups, top_groups = moe.groups, moe.top_groups

@@ -9,6 +9,7 @@ from sim.core.dtypes import GatherDtype, TransportDtype
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.synonyms import value_synonym
 from sim.inputs.units import BYTES
+from sim.models.moe.dispatchers import DISPATCHERS
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 
 _RANK_ORDERS = "tp-cp-dp-pp and its permutations"
@@ -107,6 +108,9 @@ class Parallelism(UserInput):
     tp_overlap: Literal["none", "wgrad", "full"] = "none"
     ep_overlap: bool = False
     ep_dispatch_dtype: TransportDtype | None = None
+    ep_dispatcher: Annotated[str, OneOf(DISPATCHERS)] | None = Field(
+        default=None, description="null: deepep with model.moe.max_nodes_per_token, else all_to_all"
+    )
     p2p_overlap: bool = Field(
         default_factory=lambda data: not FORMS[data["schedule"]].blocking_sends,
         description=f"null: false for {', '.join(f.name for f in FORMS.values() if f.blocking_sends)}, else true",

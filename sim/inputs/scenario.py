@@ -342,5 +342,8 @@ def _parallelism(value: Any, source: Source, model: ModelConfig, workload: Train
     if isinstance(workload, Training):
         if "p2p_scatter" not in parallelism.model_fields_set:
             changes["p2p_scatter"] = framework_of(workload).sends_pieces
+        if parallelism.ep_dispatcher is None:
+            limited = model.moe is not None and model.moe.max_nodes_per_token is not None
+            changes["ep_dispatcher"] = "deepep" if limited else "all_to_all"
         changes |= zero_keys(workload, parallelism, parallelism.zero, parallelism.model_fields_set)
     return parallelism.model_copy(update=changes)

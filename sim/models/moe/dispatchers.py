@@ -6,14 +6,11 @@ transformer/moe/token_dispatcher.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from msgspec import Struct
 
 from sim.core.dtypes import FP32_BYTES
-
-if TYPE_CHECKING:
-    from sim.inputs.model_config import MoeConfig
 
 INDEX_BYTES = 8  # torch.int64
 
@@ -47,6 +44,5 @@ DEEP_EP = Dispatcher(
 )
 
 
-def dispatcher_of(moe: MoeConfig, ep: int) -> Dispatcher:
-    """Who takes tokens to experts on `ep` ranks; a library that goes by nodes has nothing to do on one rank."""
-    return DEEP_EP if moe.max_nodes_per_token is not None and ep > 1 else ALL_TO_ALL
+# By `parallelism.ep_dispatcher`.
+DISPATCHERS: Mapping[str, Dispatcher] = {"all_to_all": ALL_TO_ALL, "deepep": DEEP_EP}

@@ -9,7 +9,7 @@ from msgspec import Struct
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Item, Phase, Program, Saved
 from sim.models.dims import Dims
-from sim.models.moe.dispatchers import Dispatcher, dispatcher_of
+from sim.models.moe.dispatchers import Dispatcher
 from sim.models.moe.routing import Routing, moe_of
 from sim.models.operators import F, I, Operator, collective, memory_op
 
@@ -159,9 +159,7 @@ class _Trip(Struct, frozen=True):
 
 
 def _trip(scenario: Scenario, d: Dims, r: Routing) -> _Trip:
-    p = scenario.parallelism
-    moe = moe_of(scenario)
-    return _Trip(p, d, r, dispatcher_of(moe, p.ep), moe.experts)
+    return _Trip(scenario.parallelism, d, r, r.dispatcher, moe_of(scenario).experts)
 
 
 def dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims
-from sim.models.moe.dispatchers import INDEX_BYTES, dispatcher_of
+from sim.models.moe.dispatchers import INDEX_BYTES
 from sim.models.moe.routing import Routing
 from sim.models.operators import F, I, Operator, W, accumulate, collective, gemm, memory_op
 
@@ -95,7 +95,7 @@ def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Pro
     DeepEP counts in a kernel of its own and gathers within its exchange, whatever the framework (Megatron-Core,
     transformer/moe/fused_a2a.py: `FusedDispatch`, `get_dispatch_layout`)."""
     ranks = ep * expert_tp
-    if not dispatcher_of(moe, ep).messages_beside:
+    if not r.dispatcher.messages_beside:
         choices = r.tokens * moe.top_k
         layout = memory_op("dispatch_layout", F, "elementwise", choices, INDEX_BYTES * choices, d.act)
         return (replace(layout, plain_host=True),)

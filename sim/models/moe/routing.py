@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.moe.chance import copies_beyond
-from sim.models.moe.dispatchers import dispatcher_of
+from sim.models.moe.dispatchers import ALL_TO_ALL, DISPATCHERS, Dispatcher
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
@@ -22,7 +22,8 @@ class Routing(Struct, frozen=True):
 
     `tokens`: this rank's own, before copying to their top-k experts; `sent`: copies it sends to their
     experts; `received`: copies that its experts compute, in the mean over layers; `fullest`: in one layer on the rank
-    with most, for which all others wait; `wire`: copies that cross the network, the larger of out and in.
+    with most, for which all others wait; `wire`: copies that cross the network, the larger of out and in;
+    `dispatcher`: who takes them there.
     """
 
     tokens: int
@@ -31,6 +32,7 @@ class Routing(Struct, frozen=True):
     received: float
     fullest: float
     wire: float
+    dispatcher: Dispatcher
 
 
 def expert_load(moe: MoeConfig, tokens: int, layer: int) -> tuple[float, ...]:
@@ -70,7 +72,7 @@ def _zipf(experts: int, copies: float, zipf: float, seed: int, layer: int, token
 def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
     """Tensor-parallel ranks share their tokens out; all ranks of an ep group route alike, but for what chance adds.
 
-    `max_nodes_per_token`: a token crosses the network once for each node, of those that the ep group has. Where the
+    A dispatcher that goes by nodes sends a token once to each node of the ep group that has experts of it. Where the
     group lies within one NVLink domain nothing crosses, and each copy goes to its expert's rank by itself.
     """
     moe, p = moe_of(scenario), scenario.parallelism
@@ -79,15 +81,35 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
     local = ceil_div(moe.experts, p.ep)
     received = sum(load[shard.ep_rank * local : (shard.ep_rank + 1) * local])
     sent = sum(load) / p.ep
-    share = 1.0
-    if moe.max_nodes_per_token is not None and dispatcher_of(moe, p.ep).once_to_a_node:
-        nodes = expert_nodes(p, scenario.cluster.domain_gpus)
-        share = min(1.0, min(nodes, moe.max_nodes_per_token) / moe.copies) if nodes > 1 else 1.0
+    share, dispatcher = 1.0, dispatcher_of(p)
+    nodes = expert_nodes(p, scenario.cluster.domain_gpus) if dispatcher.once_to_a_node else 1
+    if nodes > 1:
+        share = min(1.0, nodes_of_a_token(moe, nodes) / moe.copies)
     by_chance = d.framework.routes_by_chance and moe.imbalance == "balanced" and moe.capacity_factor is None
     fullest = received
     if by_chance and p.ep > 1:
         fullest += copies_beyond(moe, tokens * p.ep * p.expert_tp, p.ep) / p.expert_tp
-    return Routing(tokens, min(local, moe.experts), sent, received, fullest, max(sent, fullest) * share)
+    return Routing(tokens, min(local, moe.experts), sent, received, fullest, max(sent, fullest) * share, dispatcher)
+
+
+def dispatcher_of(p: Parallelism) -> Dispatcher:
+    """Who takes tokens to their experts; a library that goes by nodes has nothing to do on one rank."""
+    return DISPATCHERS[p.ep_dispatcher or "all_to_all"] if p.ep > 1 else ALL_TO_ALL
+
+
+def nodes_of_a_token(moe: MoeConfig, nodes: int) -> float:
+    """Return on how many of `nodes` a token's experts lie: as many as the model allows (`max_nodes_per_token`), or of k
+    experts chosen by chance N·(1 - (1 - 1/N)^k).
+
+    >>> from types import SimpleNamespace as N
+    >>> round(nodes_of_a_token(N(max_nodes_per_token=None, copies=8), 4), 2)
+    3.6
+    >>> nodes_of_a_token(N(max_nodes_per_token=4, copies=8), 8)
+    4.0
+    """
+    if moe.max_nodes_per_token is not None:
+        return float(min(nodes, moe.max_nodes_per_token))
+    return nodes * float(1.0 - (1.0 - 1.0 / nodes) ** moe.copies)
 
 
 def expert_nodes(p: Parallelism, domain_gpus: int) -> int:

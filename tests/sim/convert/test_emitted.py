@@ -84,6 +84,18 @@ def test_how_tokens_choose_and_find_their_experts_is_read_back(
     assert {key: after["model"]["moe"][key] for key in keys if key in after["model"]["moe"]} == expected
 
 
+@pytest.mark.parametrize("dispatcher", ["all_to_all", "deepep"])
+def test_a_dispatcher_without_limited_nodes_is_read_back(tmp_path: Path, dispatcher: str) -> None:
+    experts = {"experts": 64, "top_k": 4, "ffn": 512}
+    model = {"layers": 4, "hidden": 1024, "heads": 8, "vocab": 32000, "moe": experts}
+    training = {"seq_len": 1024, "global_batch_size": 32, "framework": "megatron"}
+    layout = {"dp": 32, "ep": 32, "ep_dispatcher": dispatcher}
+    before = parse_scenario({"model": model, "training": training, "parallelism": layout, "cluster": "dgx-h100"})
+    after, _ = converted(tmp_path, "x.sh", emit(before, "megatron"), "--cluster", "dgx-h100", "--gpus", "32")
+    assert parse_scenario(after).parallelism.ep_dispatcher == dispatcher
+    assert "max_nodes_per_token" not in after["model"]["moe"]
+
+
 @pytest.mark.parametrize(
     "own",
     [

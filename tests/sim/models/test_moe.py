@@ -101,6 +101,22 @@ def test_node_limited_routing_sends_each_token_to_few_nodes():
     assert parts(8, pp=2, rank_order="tp-cp-pp-dp") == 2 / 8
 
 
+def test_deepep_sends_a_token_once_to_each_node_that_chance_gives_its_experts():
+    """Of k experts by chance on N nodes lie N·(1 - (1 - 1/N)^k); within one node each copy goes by itself."""
+    free = MOE | {"moe": MOE["moe"] | {"experts": 64, "top_k": 8}}
+
+    def part(ranks: int) -> float:
+        few, many = (
+            layer_block(make(free, dp=ranks, ep=ranks, ep_dispatcher=name), 0).forward
+            for name in ("deepep", "all_to_all")
+        )
+        (home,), (every,) = named(few, "combine"), named(many, "combine")
+        return home.bytes / every.bytes
+
+    assert part(32) == pytest.approx(4 * (1 - 0.75**8) / 8)
+    assert part(8) == 1
+
+
 def test_parameters_split_over_experts():
     whole, split = (layer_block(make(MOE, dp=4, ep=e), 0) for e in (1, 4))
     assert split.expert_params == whole.expert_params / 4 == 4 * 3 * 1024 * 512
