@@ -143,7 +143,8 @@ class Settings(Struct, dict=True):
         self, trainer: str, machine: Machine, sections: dict[str, Any], name: str = "", left: list[str] | None = None
     ) -> Converted:
         """The scenario of these sections, with a note of what was not taken (`left`, or all of it) and may matter."""
-        without_effect = set(_without_effect()[trainer].split())
+        listed = _without_effect()[trainer].split()
+        without_effect = {*listed, *(self._written(name).lstrip("-") for name in listed)}
         names = [name for name in (self.left() if left is None else left) if name.lstrip("-") not in without_effect]
         notes = [*self.notes, *([f"not expressed here: {', '.join(names)}"] if names else [])]
         scenario = {"version": 1, "name": name or self.file.stem, **sections, "cluster": machine.cluster}
