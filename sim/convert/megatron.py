@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.command_line import SLURM, flags_of, slurm_flags, words_of
+from sim.convert.megatron_attention import attention_of
 from sim.convert.megatron_model import DISPATCHER, model_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
@@ -49,7 +50,7 @@ def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]
         InputError: for a flag without its value, or sizes that are missing.
     """
     p = _layout(s, machine, gpus)
-    training = _training(s, p["dp"])
+    training = _training(s, p["dp"], machine)
     with suppress(InputError) if machine.model else nullcontext():
         model = model_of(s)
     if s.take("num-experts") is not None:
@@ -90,7 +91,7 @@ def _grad_dtype(s: Settings) -> str | None:
     return ("fp32" if in_fp32 else "fp16") if s.flag("fp16") else None
 
 
-def _training(s: Settings, dp: int) -> dict[str, Any]:
+def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     precision = "bf16" if s.flag("bf16") else "fp16" if s.flag("fp16") else "fp32"
     recipe = s.take("fp8-recipe")
     if s.take("fp8-format") is not None:
@@ -101,8 +102,8 @@ def _training(s: Settings, dp: int) -> dict[str, Any]:
     if fused := not unfused <= s.values.keys():
         unfused = set()  # some of them: no framework is so
     s.taken |= unfused
-    attention = "unfused" if s.take("attention-backend") == "unfused" else "fused"
-    if attention == "fused":
+    attention = attention_of(s, machine)
+    if attention["attention"] == "fused":
         s.take("no-masked-softmax-fusion")  # of the unfused softmax
     micro_batch = s.integer("micro-batch-size")
     return without_none(
@@ -115,7 +116,7 @@ def _training(s: Settings, dp: int) -> dict[str, Any]:
             "grad_dtype": _grad_dtype(s),
             "optimizer": s.choice("optimizer", OPTIMIZERS, "adam"),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
-            "attention": attention,
+            **attention,
             "cross_entropy": "fused" if s.flag("cross-entropy-loss-fusion") else "unfused",
             "framework": "megatron" if fused else "eager",
             "recompute": _recompute(s),

@@ -10,7 +10,13 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
-from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS, MEGATRON_SCHEDULES
+from sim.inputs.trainer_names import (
+    MEGATRON_BACKENDS,
+    MEGATRON_CP,
+    MEGATRON_FSDP,
+    MEGATRON_FUSIONS,
+    MEGATRON_SCHEDULES,
+)
 from sim.models.frameworks import framework_of
 from sim.models.moe.dispatchers import dispatcher_of
 from sim.models.recipes import RECIPES, recipe_of
@@ -24,6 +30,7 @@ class Megatron(Emission):
     """Write a command that trains twenty steps on mock data and logs each step."""
 
     TRAINER: ClassVar = "Megatron-LM"
+    KERNELS: ClassVar = MEGATRON_BACKENDS
 
     def build(self) -> str:
         """Return the command, one flag on each line."""
@@ -299,13 +306,21 @@ class Megatron(Emission):
             "fp8-recipe": recipe.name if recipe is not None and recipe.name != "delayed" else None,
             "grad-reduce-in-bf16": pair[0] == "bf16",
             "accumulate-allreduce-grads-in-fp32": pair[0] == "fp32",
-            "attention-backend": "flash" if t.attention == "fused" else "unfused",
+            "attention-backend": self._backend(),
             "optimizer": "adam" if t.optimizer == "adamw" else "sgd",
             "clip-grad": 1.0 if t.gradient_clipping else 0.0,
             "cross-entropy-loss-fusion": t.cross_entropy == "fused",
             **{f"no-{name}-fusion": not getattr(framework, fact) for name, fact in MEGATRON_FUSIONS.items()},
             **self._recompute(),
         }
+
+    def _backend(self) -> str:
+        t = self.training
+        if t.attention == "unfused":
+            return "unfused"
+        if t.attention_kernel == "flash3":
+            self.notes.append("attention_kernel flash3: Transformer Engine has it only where flash-attn-3 is installed")
+        return MEGATRON_BACKENDS.get(t.attention_kernel or "", "auto")
 
     def _recompute(self) -> Flags:
         r = self.training.recompute
