@@ -32,6 +32,7 @@ from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 from sim.search.cached import cached
 
 SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_stages")
+SIZES = ("tp", "cp", "pp", "dp")  # whose product is the number of ranks
 # Keys whose defaults follow from searched keys. Each layout has its own value, unless the scenario sets the key.
 DERIVED = ("shard_size", "expert_tp", "layers_per_stage", "p2p_overlap", "ep_overlap")
 RECOMPUTE: tuple[str, ...] = get_args(RecomputeMode)
@@ -175,20 +176,21 @@ def make_space(
 ) -> Space:
     """Return the space of a scenario as its file says it (`sim.inputs.scenario.read_source`); `name`: see `resolve`.
 
-    `gpus`: None for the scenario's ranks or, if it has no section `parallelism`, its cluster's GPUs.
+    `gpus`: None for the scenario's ranks or, if it has none of `SIZES` in `parallelism`, its cluster's GPUs.
 
     Raises:
         InputError: if the scenario is no training step or has a wrong or unsupported key; for too many GPUs.
     """
     data = source.data
+    section = {} if data.get("parallelism") is None else data["parallelism"]
     if gpus is None:
         as_written = resolve(source, name)
         cluster = as_written.cluster
         # Written ranks say how many GPUs the user wants; the cluster may be larger.
-        gpus = as_written.parallelism.ranks if data.get("parallelism") else cluster.nodes * cluster.gpus_per_node
+        sized = any(section.get(key) is not None for key in SIZES)
+        gpus = as_written.parallelism.ranks if sized else cluster.nodes * cluster.gpus_per_node
     if gpus > MOST_GPUS:
         raise InputError(f"{source.label}: a search covers at most {MOST_GPUS:,} GPUs; found {gpus:,}")
-    section = {} if data.get("parallelism") is None else data["parallelism"]
     given = validate(Parallelism, section, source, ("parallelism",))
     _check_written(source, given)
     kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}

@@ -201,11 +201,14 @@ def test_the_rule_that_leaves_no_layout_is_named(
     assert rule in capsys.readouterr().out
 
 
-def test_without_a_layout_the_whole_cluster_is_laid_out(scenario_file: Path) -> None:
-    scenario_file.write_text(json.dumps({k: v for k, v in BASE.items() if k != "parallelism"}), encoding="utf-8")
+@pytest.mark.parametrize(("layout", "gpus"), [(None, 4), ({"tp_overlap": "wgrad"}, 4), ({"tp": 2, "sp": True}, 2)])
+def test_without_degrees_the_whole_cluster_is_laid_out(
+    scenario_file: Path, layout: dict[str, Any] | None, gpus: int
+) -> None:
+    scenario_file.write_text(json.dumps({**BASE, "parallelism": layout}), encoding="utf-8")
     overrides = ["cluster={preset: dgx-h100, nodes: 2, gpus_per_node: 2}"]
     only = ["schedule=1f1b", "recompute=none", "zero=0"]
-    assert run_search(scenario_file, overrides, only, top=1)["gpus"] == 4
+    assert run_search(scenario_file, overrides, only, top=1)["gpus"] == gpus
 
 
 def test_files_beside_the_scenario_are_found(scenario_file: Path) -> None:
