@@ -265,14 +265,13 @@ class Megatron(Emission):
         return "|".join(stages)
 
     def _replicas(self) -> Flags:
-        p, t = self.scenario.parallelism, self.training
+        p, _t = self.scenario.parallelism, self.training
         members = p.dp * p.cp
         experts = 1 if self.scenario.model.moe is None else p.expert_replicas  # may have more than dense layers have
         alone = max(members, experts) == 1
         out: Flags = {}
         if not alone and p.dp_sync == "bucketed":
-            elements = int(p.bucket_bytes // dtype_bytes(t.grad_reduce_dtype))
-            out = {"overlap-grad-reduce": True, "ddp-bucket-size": elements}
+            out = {"overlap-grad-reduce": True, "ddp-bucket-size": self._bucket()}
         if p.zero == 0 or alone:
             return out
         out["use-distributed-optimizer"] = True
@@ -287,6 +286,15 @@ class Megatron(Emission):
             "no-gradient-accumulation-fusion": True,
             "ckpt-format": "fsdp_dtensor",
         }
+
+    def _bucket(self) -> int | None:
+        """Gradients of a bucket; None where the scenario leaves it to Megatron-LM."""
+        p = self.scenario.parallelism
+        if "bucket_bytes" in p.model_fields_set:
+            return int(p.bucket_bytes // dtype_bytes(self.training.grad_reduce_dtype))
+        own = "Megatron-LM's own buckets have max(40,000,000, 1,000,000 dp) parameters"
+        self.notes.append(f"bucket_bytes is not set, {p.bucket_bytes:,.0f} bytes are simulated; {own}")
+        return None
 
     def _numbers(self) -> Flags:
         t = self.training

@@ -118,7 +118,7 @@ def test_programs_kept_from_one_schedule_to_the_next_change_no_time(variant: int
 def test_what_a_schedule_is_searched_with_is_what_runs(faults: dict[str, Any]) -> None:
     """Programs compiled for the search are not compiled again; with faults, those of the search know none of them."""
     space = varied({"faults": faults}, 8)
-    scenario = scenario_of(space, Layout(1, False, 1, 4, 2, 1, 1, "zb_search", 1, 1, "none"))
+    scenario = scenario_of(space, Layout(1, False, 1, 4, 2, 1, 1, "zb_search", 1, 1, "none", "none"))
     costs = Costs(load_profile("h100-sxm"), space.base.cluster.gpu)
     step = prepare(scenario, costs)
     compiled = {template for known in step.cache.by_content.values() for _, template in known}
