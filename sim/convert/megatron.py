@@ -39,7 +39,8 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
-    s = Settings(file, {**slurm_flags(text), **flags_of(words_of(file, text, ends=True), listed=LISTED)}, "--")
+    flags = flags_of(words_of(file, text, ends=True), listed=LISTED)
+    s = Settings(file, {**slurm_flags(text), **flags}, "--", text=text)
     return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
 
 
@@ -154,14 +155,15 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
     dp = s.ranks(gpus, machine, tp * pp * cp, "tp · pp · cp")
     overlap = s.flag("overlap-grad-reduce")
     experts = s.take("num-experts") is not None
+    ep, expert_tp = _expert_degrees(s, tp, tp * cp * dp) if experts else (None, None)
     p: dict[str, Any] = {
         "dp": dp,
         "tp": tp,
         "pp": pp,
         "cp": cp,
         "sp": s.flag("sequence-parallel") and tp > 1,
-        "ep": s.integer("expert-model-parallel-size", 1) if experts else None,
-        "expert_tp": s.integer("expert-tensor-parallel-size", tp) if experts else None,
+        "ep": ep,
+        "expert_tp": expert_tp,
         "ep_overlap": s.flag("overlap-moe-expert-parallel-comm") or None,
         "cp_method": s.choice("cp-comm-type", CP_METHODS, "p2p"),
         "tp_overlap": "full" if s.flag("tp-comm-overlap") else "wgrad" if tp > 1 else None,
@@ -174,6 +176,20 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         elements = s.integer("ddp-bucket-size", max(40_000_000, 1_000_000 * dp))  # core/distributed
         p["bucket_bytes"] = int(elements * dtype_bytes(_grad_dtype(s) or "fp32"))
     return without_none(p)
+
+
+def _expert_degrees(s: Settings, tp: int, ranks: int) -> tuple[int, int]:
+    """The degrees ep and expert_tp, whose product divides a stage's ranks."""
+    of_experts, of_tensors = "expert-model-parallel-size", "expert-tensor-parallel-size"
+    ep, expert_tp = s.size(of_experts, 1), s.size(of_tensors, tp)
+    if ranks % (ep * expert_tp):
+        taken = f"{s.written_as(of_tensors)} {expert_tp}"
+        if s.take(of_tensors) is None:
+            whose = s.written_as("tensor-model-parallel-size")
+            taken = f"{s.written_as(of_tensors)} is not given, so Megatron takes {whose} ({tp})"
+        ends = f"{ep}·{expert_tp} does not divide the {ranks} ranks of tp · cp · dp"
+        raise InputError(f"{s.place(of_experts)}: found {ep}; {taken}; {ends}")
+    return ep, expert_tp
 
 
 def _zero(s: Settings, members: int) -> dict[str, Any]:

@@ -265,7 +265,7 @@ class Megatron(Emission):
         return "|".join(stages)
 
     def _replicas(self) -> Flags:
-        p, _t = self.scenario.parallelism, self.training
+        p = self.scenario.parallelism
         members = p.dp * p.cp
         experts = 1 if self.scenario.model.moe is None else p.expert_replicas  # may have more than dense layers have
         alone = max(members, experts) == 1

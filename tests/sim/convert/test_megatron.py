@@ -214,3 +214,26 @@ def test_the_backend_of_attention_says_its_kernel(
     assert (data["training"]["attention"], data["training"].get("attention_kernel")) == expected
     assert said in comment
     assert ("attention-backend" in comment) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "said"),
+    [
+        (
+            "--expert-model-parallel-size 16",
+            "found 16; --expert-tensor-parallel-size is not given, so Megatron takes --tensor-model-parallel-size (4); "
+            "16·4 does not divide the 16 ranks of tp · cp · dp",
+        ),
+        (
+            "--expert_model_parallel_size 8 --expert-tensor-parallel-size 3",
+            "found 8; --expert-tensor-parallel-size 3; 8·3 does not divide the 16 ranks of tp · cp · dp",
+        ),
+    ],
+)
+def test_degrees_of_experts_that_do_not_go_with_the_ranks_are_told_in_the_scripts_words(
+    tmp_path: Path, degrees: str, said: str
+) -> None:
+    text = f"{MEGATRON.rstrip()} \\\n --num-experts 64 {degrees}\n"
+    line = len(text.splitlines())
+    message = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert f"train.sh:{line}: --expert-model-parallel-size: {said}" in message
