@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import sim
 from sim.commands.options import Study
 from sim.commands.search import main
+from sim.commands.search_tables import _reasons
 from sim.commands.sweep import run_sweep
 from sim.core.errors import InputError
 from sim.inputs.overrides import merge
@@ -66,6 +68,30 @@ def test_a_number_of_virtual_stages_makes_no_layout_of_its_own() -> None:
     alike = [o.layout._replace(virtual_stages=0) for o in found.best]
     assert len(alike) == len(set(alike)) > 1
     assert found.best[0] == found.fitting[0]
+
+
+def test_recomputation_that_saves_no_memory_makes_no_layout_of_its_own() -> None:
+    """With a fused kernel selective recomputation has nothing to save; without one it has."""
+    only = {"pp": (1,), "zero": (0, 1), "sp": (True,), "recompute": ("none", "selective", "full")}
+    model, listed = {"layers": 8, "tied_embeddings": False}, {}
+    for attention in ("fused", "unfused"):
+        space = varied({"model": model, "training": {"attention": attention}}, 4, only)
+        found = search(space, float("inf"), top=1000)
+        listed[attention] = Counter(o.layout.recompute for o in found.best)
+        rest = [o for o in found.fitting if o not in found.best]
+        for o in rest:
+            twins = [b for b in found.best if b.layout._replace(recompute="") == o.layout._replace(recompute="")]
+            faster = [b for b in twins if b.step_time_s <= o.step_time_s]
+            assert any(o.peak_memory_bytes > 0.99 * b.peak_memory_bytes for b in faster)
+        assert [key(o) for o in search(space, float("inf"), top=4).best] == [key(o) for o in found.best[:4]]
+    assert listed["fused"]["none"] > 0 == listed["fused"]["selective"]
+    assert min(listed["unfused"]["selective"], listed["fused"]["full"]) > 0
+
+
+def test_a_rule_that_refuses_several_layouts_is_told_once() -> None:
+    refusals = [{"reason": f"megatron: parallelism.pp: found {pp}; flags are for one stage"} for pp in (2, 4)]
+    other = {"reason": "megatron: parallelism.cp: found 2; no flags"}
+    assert _reasons([*refusals, other]) == [refusals[0]["reason"], other["reason"]]
 
 
 def test_whole_front_is_that_of_exhaustive_search() -> None:
