@@ -56,9 +56,9 @@ def _value(key: str, word: str, option: str) -> Any:
     from sim.inputs.input_source import nearest
     from sim.inputs.yaml_input import parse_yaml
     from sim.schedules import FORMS
-    from sim.search.space import RECOMPUTE
+    from sim.search.space import RECOMPUTE, TP_OVERLAPS
 
-    words = {"schedule": tuple(FORMS), "recompute": RECOMPUTE}
+    words = {"schedule": tuple(FORMS), "recompute": RECOMPUTE, "tp_overlap": TP_OVERLAPS}
     if key in words:
         if word.strip() not in words[key]:
             hint = nearest(word.strip(), words[key])

@@ -35,7 +35,7 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
     "--gpus",
     type=click.IntRange(1),
     metavar="N",
-    help="number of GPUs; by default the scenario's ranks or, without parallelism, its cluster's GPUs",
+    help="number of GPUs; by default the scenario's ranks or, without tp, cp, pp and dp, its cluster's GPUs",
 )
 @click.option(
     "--objective",

@@ -3,6 +3,7 @@ progress."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sim.search.best_first import BestFirst
 
 JsonRow = Mapping[str, Any]
+FOUND = re.compile(r"found [^;]*; ")
 REFUSALS_SHOWN = 3  # the most frequent; --json has all
 
 
@@ -66,13 +68,21 @@ def print_result(result: dict[str, Any], saved: Path | None = None) -> None:
         console.print(fits, highlight=False)
     took = f"{result['wall_s']:.1f} s on {counted(result['cores'], 'core')}"
     console.print(f"{_counts_words(c)}; {took}", highlight=False)
-    for refusal in result["refusals"][:REFUSALS_SHOWN]:
-        console.print(f"refused: {refusal['reason']}", highlight=False, markup=False)
+    for reason in _reasons(result["refusals"])[:REFUSALS_SHOWN]:
+        console.print(f"refused: {reason}", highlight=False, markup=False)
     if any(row["tight"] for row in result["best"]):
         said = "tight: less than 2 GiB is left for CUDA and NCCL; --memory-limit leaves such layouts out"
         console.print(said, highlight=False)
     if result["best"]:
         _print_runnable(result["best"], saved, console)
+
+
+def _reasons(refusals: Iterable[JsonRow]) -> list[str]:
+    """The most frequent reason of each rule; reasons of one rule differ in the value that was found."""
+    by_rule: dict[str, str] = {}
+    for refusal in refusals:
+        by_rule.setdefault(FOUND.sub("", refusal["reason"], count=1), refusal["reason"])
+    return list(by_rule.values())
 
 
 def _print_runnable(best: list[dict[str, Any]], saved: Path | None, console: Console) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.command_line import SLURM, flags_of, slurm_flags, words_of
+from sim.convert.megatron_attention import attention_of
 from sim.convert.megatron_model import DISPATCHER, model_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
@@ -38,7 +39,8 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
-    s = Settings(file, {**slurm_flags(text), **flags_of(words_of(file, text, ends=True), listed=LISTED)}, "--")
+    flags = flags_of(words_of(file, text, ends=True), listed=LISTED)
+    s = Settings(file, {**slurm_flags(text), **flags}, "--", text=text)
     return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
 
 
@@ -49,7 +51,7 @@ def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]
         InputError: for a flag without its value, or sizes that are missing.
     """
     p = _layout(s, machine, gpus)
-    training = _training(s, p["dp"])
+    training = _training(s, p["dp"], machine)
     with suppress(InputError) if machine.model else nullcontext():
         model = model_of(s)
     if s.take("num-experts") is not None:
@@ -90,7 +92,7 @@ def _grad_dtype(s: Settings) -> str | None:
     return ("fp32" if in_fp32 else "fp16") if s.flag("fp16") else None
 
 
-def _training(s: Settings, dp: int) -> dict[str, Any]:
+def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     precision = "bf16" if s.flag("bf16") else "fp16" if s.flag("fp16") else "fp32"
     recipe = s.take("fp8-recipe")
     if s.take("fp8-format") is not None:
@@ -101,8 +103,8 @@ def _training(s: Settings, dp: int) -> dict[str, Any]:
     if fused := not unfused <= s.values.keys():
         unfused = set()  # some of them: no framework is so
     s.taken |= unfused
-    attention = "unfused" if s.take("attention-backend") == "unfused" else "fused"
-    if attention == "fused":
+    attention = attention_of(s, machine)
+    if attention["attention"] == "fused":
         s.take("no-masked-softmax-fusion")  # of the unfused softmax
     micro_batch = s.integer("micro-batch-size")
     return without_none(
@@ -115,7 +117,7 @@ def _training(s: Settings, dp: int) -> dict[str, Any]:
             "grad_dtype": _grad_dtype(s),
             "optimizer": s.choice("optimizer", OPTIMIZERS, "adam"),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
-            "attention": attention,
+            **attention,
             "cross_entropy": "fused" if s.flag("cross-entropy-loss-fusion") else "unfused",
             "framework": "megatron" if fused else "eager",
             "recompute": _recompute(s),
@@ -153,14 +155,15 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
     dp = s.ranks(gpus, machine, tp * pp * cp, "tp · pp · cp")
     overlap = s.flag("overlap-grad-reduce")
     experts = s.take("num-experts") is not None
+    ep, expert_tp = _expert_degrees(s, tp, tp * cp * dp) if experts else (None, None)
     p: dict[str, Any] = {
         "dp": dp,
         "tp": tp,
         "pp": pp,
         "cp": cp,
         "sp": s.flag("sequence-parallel") and tp > 1,
-        "ep": s.integer("expert-model-parallel-size", 1) if experts else None,
-        "expert_tp": s.integer("expert-tensor-parallel-size", tp) if experts else None,
+        "ep": ep,
+        "expert_tp": expert_tp,
         "ep_overlap": s.flag("overlap-moe-expert-parallel-comm") or None,
         "ep_dispatcher": s.choice("moe-token-dispatcher-type", {"flex": "deepep"}, DISPATCHER) or None,
         "cp_method": s.choice("cp-comm-type", CP_METHODS, "p2p"),
@@ -174,6 +177,20 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         elements = s.integer("ddp-bucket-size", max(40_000_000, 1_000_000 * dp))  # core/distributed
         p["bucket_bytes"] = int(elements * dtype_bytes(_grad_dtype(s) or "fp32"))
     return without_none(p)
+
+
+def _expert_degrees(s: Settings, tp: int, ranks: int) -> tuple[int, int]:
+    """The degrees ep and expert_tp, whose product divides a stage's ranks."""
+    of_experts, of_tensors = "expert-model-parallel-size", "expert-tensor-parallel-size"
+    ep, expert_tp = s.size(of_experts, 1), s.size(of_tensors, tp)
+    if ranks % (ep * expert_tp):
+        taken = f"{s.written_as(of_tensors)} {expert_tp}"
+        if s.take(of_tensors) is None:
+            whose = s.written_as("tensor-model-parallel-size")
+            taken = f"{s.written_as(of_tensors)} is not given, so Megatron takes {whose} ({tp})"
+        ends = f"{ep}·{expert_tp} does not divide the {ranks} ranks of tp · cp · dp"
+        raise InputError(f"{s.place(of_experts)}: found {ep}; {taken}; {ends}")
+    return ep, expert_tp
 
 
 def _zero(s: Settings, members: int) -> dict[str, Any]:

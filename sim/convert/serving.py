@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sim.convert.command_line import flags_of, words_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
@@ -23,15 +24,18 @@ from sim.inputs.hub import as_model
 from sim.inputs.input_source import show
 from sim.serve.engines.names import engine_named
 
+VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
+OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
 GIB = 2**30  # vLLM counts --cpu-offload-gb in GiB (config/cache.py)
 _FILE = Path(__file__).with_name("serving_flags.yaml")
 
 
 class _Server(Struct, frozen=True):
-    """An engine: how its commands start, and its flags for each setting."""
+    """An engine: how its commands start, its flags for each setting, and flags by their names with one dash."""
 
     starts: tuple[str, ...]
     flags: dict[str, str]
+    short: dict[str, str] = field(default_factory=dict)
 
 
 class _Benchmark(_Server, frozen=True, kw_only=True):
@@ -79,14 +83,12 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     model = machine.model or served
     if not isinstance(model, str):
         raise InputError(f"{file}: names no model: give --model NAME")
-    engine = engine_named((product,))
-    assert engine is not None  # each server of the file has a record
-    inference: dict[str, Any] = {"engine": engine.name, **_inference(s)}
+    engine = _engine(s, product, words)
+    inference: dict[str, Any] = {"engine": engine, **_inference(s)}
     layout = _layout(s, machine)
     if s.flag("dp_attention"):  # SGLang's limits are of all replicas (managers/tp_worker.py, server_args.py)
         limits = {"max_running_requests", "max_batch_tokens"} & {*inference}
         inference |= {key: max(1, inference[key] // layout["dp"]) for key in limits}
-    s.notes.append(f"engine {engine.name}: the newest of its product; inference.engine names another version")
     if machine.model and isinstance(served, str) and "quantization" not in inference:
         s.notes.append(
             f"--model stands for {served.removeprefix('hf://')}; if its checkpoint is quantized, set "
@@ -94,7 +96,7 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         )
     if "speculative" in inference:
         s.notes.append("inference.speculative.acceptance: no flag says it, so the default is taken")
-    limit, left = str(s.take("longest")), s.left()
+    limit, left = s.take("longest"), s.left()
     if benchmark is None:
         s.notes.append("no benchmark's command in the file: requests are the default ones of `vllm bench serve`")
         inference["requests"] = _requests(Settings(file, {}), names.benchmarks["vLLM"])
@@ -106,10 +108,8 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         inference["requests"] = _requests(b, names.benchmarks[which])
         # One that starts the engine has its flags too.
         left = [x for x in left if x in b.left()] if of_benchmark == command else left + b.left()
-    if (most := _longest(inference["requests"])) > (int(limit) if limit.isdecimal() else math.inf):
-        s.notes.append(
-            f"{s.written['longest']} {limit}: requests have up to {most:,} tokens; the engine refuses longer ones"
-        )
+    if limit is not None:
+        s.notes.append(f"{s.written['longest']} {limit}: {_of_limit(str(limit), inference['requests'])}")
     sections = {"model": as_model(model), "inference": inference, "parallelism": layout}
     return s.converted("serving", machine, sections, left=left)
 
@@ -135,37 +135,54 @@ def _settings(file: Path, words: list[str], names: _Server) -> Settings:
     """A command's values by setting; of flags that are no setting by their own names."""
     ours = {flag: name for name, flags in names.flags.items() for flag in flags.split()}
     words = words[1:] if words[:1] == ["serve"] else words
+    words = [OPTIMIZATION.sub("-O=", word) for word in words]
     values: dict[str, Any] = {}
     written: dict[str, str] = {}
     for flag, value in flags_of(words, short=True).items():
-        begun = {name for full, name in ours.items() if full.startswith(flag)}
-        name = ours.get(flag) or (begun.pop() if len(begun) == 1 else flag)
-        values[name], written[name] = value, f"--{flag}" if len(flag) > 1 else f"-{flag}"
+        full = names.short.get(flag, flag)
+        begun = {name for one, name in ours.items() if one.startswith(full)}
+        name = ours.get(full) or (begun.pop() if len(begun) == 1 else full)
+        values[name], written[name] = value, f"-{flag}" if flag in names.short or len(flag) == 1 else f"--{flag}"
     if words and not words[0].startswith("-"):
         values["model"] = words[0]
     return Settings(file, values, written=written)
 
 
-def _longest(requests: Mapping[str, Any]) -> int:
-    """The most tokens of a request, beyond which an engine's limit is without effect: it refuses what is longer (vLLM
-    0.11, v1/engine/processor.py, 511; SGLang 0.5.3, managers/tokenizer_manager.py, 608 to 660)."""
-    most: float = 1 + requests.get("range_ratio", 0.0)
-    prompt, output = round(most * requests["prompt_len"]), round(most * requests["output_len"])
-    return int(prompt + output)
+def _engine(s: Settings, product: str, words: list[str]) -> str:
+    """The engine's record, by the version of a container (`vllm-openai:v0.11.0`) or package (`vllm==0.11.0`)."""
+    tags = tuple(word for word in words if VERSIONED.search(word) and product.lower() in word.lower())
+    engine = engine_named((product, *tags))
+    assert engine is not None  # each server of the file has a record
+    why = f"by the version in {tags[0]}" if tags else "the newest of its product"
+    s.notes.append(f"engine {engine.name}: {why}; inference.engine names another version")
+    return engine.name
+
+
+def _of_limit(limit: str, requests: Mapping[str, Any]) -> str:
+    """What an engine's limit on a request's tokens does: it refuses what is longer (vLLM 0.11,
+    v1/engine/processor.py, 511; SGLang 0.5.3, managers/tokenizer_manager.py, 608 to 660) and changes nothing else."""
+    ratio: float = 1 + requests.get("range_ratio", 0.0)
+    most = round(ratio * requests["prompt_len"]) + round(ratio * requests["output_len"])
+    if most > (int(limit) if limit.isdecimal() else math.inf):
+        return f"requests have up to {most:,} tokens; the engine refuses longer ones"
+    return f"without effect: requests have up to {most:,} tokens"
 
 
 def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
-    tp, pp, dp = (s.size(name, 1) for name in ("tp", "pp", "dp"))
+    tp, pp, dp, cp = (s.size(name, 1) for name in ("tp", "pp", "dp", "cp"))
+    # Prompts in two pieces a rank, keys and values gathered (vLLM, v1/worker: PCPManager, DualChunkSwap)
+    split = {"cp": cp, "cp_method": "all_gather"} if cp > 1 else {}
     if s.flag("experts_on_all"):
-        return {"tp": tp, "pp": pp, "dp": dp, "ep": tp * dp}
+        return {"tp": tp, "pp": pp, "dp": dp, "ep": tp * cp * dp, **split}
     ep = None if s.take("ep") is None else s.size("ep")
     if _by_deepep(s):
         ep = tp  # srt/server_args.py, _handle_deepep_moe
     if s.flag("dp_attention"):  # dp replicas of the attention within the tp ranks, which share the experts
         return {"tp": max(1, tp // dp), "pp": pp, "dp": dp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
     if machine.gpus and dp == 1:
-        dp = s.ranks(None, machine, tp * pp, "tp · pp")
-    return without_none({"tp": tp, "pp": pp, "dp": dp, "ep": ep, "expert_tp": max(1, tp // ep) if ep else None})
+        dp = s.ranks(None, machine, tp * cp * pp, "tp · cp · pp")
+    experts = {"ep": ep, "expert_tp": max(1, tp // ep) if ep else None}
+    return without_none({"tp": tp, "pp": pp, "dp": dp, **experts, **split})
 
 
 def _by_deepep(s: Settings) -> bool:
@@ -179,6 +196,7 @@ def _inference(s: Settings) -> dict[str, Any]:
     if tokens is not None and tokens < 0:  # SGLang: no chunks
         tokens, chunked = None, False
     dtype, cache, mode = (str(s.take(name, "auto")) for name in ("dtype", "cache", "deepep_mode"))
+    unoptimized = s.choice("optimization", dict.fromkeys("123", False) | {"0": True}, "3")  # 0: no CUDA graphs
     weights = _names().weights.get(str(s.values.get("quantization")))
     if weights is not None:
         s.take("quantization")
@@ -197,7 +215,7 @@ def _inference(s: Settings) -> dict[str, Any]:
             "chunked_prefill": chunked,
             "two_batch_overlap": True if s.flag("two_batches") else None,
             "eplb": _eplb(s),
-            "cuda_graphs": False if s.flag("eager") or (_by_deepep(s) and mode == "normal") else None,
+            "cuda_graphs": False if s.flag("eager") or unoptimized or (_by_deepep(s) and mode == "normal") else None,
             "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
             "kv_cache": without_none(kept) or None,
             "weight_offload": {"cpu_bytes": round(offload * GIB)} if offload else None,

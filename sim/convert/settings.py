@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -38,7 +39,8 @@ class Converted(Struct, frozen=True):
 
 class Settings(Struct, dict=True):
     """Values by name. `file` starts the messages; `prefix`: what the file writes before a name, `written`: how it
-    writes one where that differs. `notes`, `missing`: as `Converted` has them."""
+    writes one where that differs; `text`: the file's, to tell a name's line. `notes`, `missing`: as `Converted` has
+    them."""
 
     file: Path
     values: Mapping[str, Any]
@@ -48,11 +50,14 @@ class Settings(Struct, dict=True):
     taken: set[str] = field(default_factory=set)
     sections: list[Settings] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+    text: str = ""
 
     def section(self, name: str) -> Settings:
         """The settings of a mapping that is among them, whose notes are these; none where it is something else."""
         value = self.take(name)
-        own = Settings(self.file, value if isinstance(value, dict) else {}, f"{self._written(name)}.", notes=self.notes)
+        own = Settings(
+            self.file, value if isinstance(value, dict) else {}, f"{self.written_as(name)}.", notes=self.notes
+        )
         self.sections.append(own)
         return own
 
@@ -69,7 +74,7 @@ class Settings(Struct, dict=True):
         """
         value = self.take(name, default)
         if value is None:
-            raise InputError(f"{self.file}: {self._written(name)}: is required and missing")
+            raise InputError(f"{self.file}: {self.written_as(name)}: is required and missing")
         try:
             number = float(value)
             if isinstance(value, bool) or number != int(number):
@@ -77,14 +82,14 @@ class Settings(Struct, dict=True):
         except (TypeError, ValueError, OverflowError):
             unset = ", in which a variable has no value; write its value into the file" if "$" in str(value) else ""
             problem = f"found {show(value)}{unset}; must be a whole number"
-            raise InputError(f"{self.file}: {self._written(name)}: {problem}") from None
+            raise InputError(f"{self.file}: {self.written_as(name)}: {problem}") from None
         return int(number)
 
     def size(self, name: str, default: int | None = None) -> int:
         """A whole number from 1, read as `integer` reads it."""
         number = self.integer(name, default)
         if number < 1:
-            raise InputError(f"{self.file}: {self._written(name)}: found {number}; must be at least 1")
+            raise InputError(f"{self.file}: {self.written_as(name)}: found {number}; must be at least 1")
         return number
 
     def whole(self, name: str) -> int | None:
@@ -110,9 +115,17 @@ class Settings(Struct, dict=True):
         try:
             return float(value)
         except (TypeError, ValueError):
-            raise InputError(f"{self.file}: {self._written(name)}: found {show(value)}; must be a number") from None
+            raise InputError(f"{self.file}: {self.written_as(name)}: found {show(value)}; must be a number") from None
 
-    def _written(self, name: str) -> str:
+    def place(self, name: str) -> str:
+        """Where the file writes a name: file, line if it is in the text, name."""
+        parts = map(re.escape, re.split("[-_]", self.written_as(name)))
+        written = re.compile(rf"(?<![\w-]){'[-_]'.join(parts)}(?![\w-])")
+        lines = (n for n, line in enumerate(self.text.splitlines(), 1) if written.search(line))
+        line = next(lines, None)
+        return f"{self.file}{'' if line is None else f':{line}'}: {self.written_as(name)}"
+
+    def written_as(self, name: str) -> str:
         return self.written.get(name, self.prefix + name)
 
     def listed(self, name: str, of: type = str) -> list[Any]:
@@ -124,7 +137,7 @@ class Settings(Struct, dict=True):
         value = self.take(name) or []
         if not isinstance(value, list) or not all(isinstance(item, of) for item in value):
             what = "texts" if of is str else "lists"
-            raise InputError(f"{self.file}: {self._written(name)}: found {show(value)}; must be a list of {what}")
+            raise InputError(f"{self.file}: {self.written_as(name)}: found {show(value)}; must be a list of {what}")
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -136,14 +149,15 @@ class Settings(Struct, dict=True):
 
     def left(self) -> list[str]:
         """Names that nothing took, sorted, as the file writes them."""
-        own = map(self._written, set(self.values) - self.taken)
+        own = map(self.written_as, set(self.values) - self.taken)
         return sorted([*own, *(name for section in self.sections for name in section.left())])
 
     def converted(
         self, trainer: str, machine: Machine, sections: dict[str, Any], name: str = "", left: list[str] | None = None
     ) -> Converted:
         """The scenario of these sections, with a note of what was not taken (`left`, or all of it) and may matter."""
-        without_effect = set(_without_effect()[trainer].split())
+        listed = _without_effect()[trainer].split()
+        without_effect = {*listed, *(self.written_as(name).lstrip("-") for name in listed)}
         names = [name for name in (self.left() if left is None else left) if name.lstrip("-") not in without_effect]
         notes = [*self.notes, *([f"not expressed here: {', '.join(names)}"] if names else [])]
         scenario = {"version": 1, "name": name or self.file.stem, **sections, "cluster": machine.cluster}

@@ -264,8 +264,10 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     low = next((p for word, p in PRECISIONS.items() if word in converters), None)
     precision = low or ("bf16" if sixteen else "fp32")
     recipe = s.take("float8.recipe_name")
-    if low is None:  # sections of converters that are off
-        s.taken |= {name for name in s.values if name.startswith(("float8.", "mx."))}
+    if low is None and (off := {name for name in s.values if name.startswith(("float8.", "mx."))}):
+        s.taken |= off
+        sections = " and ".join(sorted({f"[{name.partition('.')[0]}]" for name in off}))
+        s.notes.append(f"{sections} without effect, precision {precision}: model.converters does not name it")
     s.take("training.mixed_precision_reduce")
     s.take("training.steps")
     dtype = str(s.take("training.dtype", "float32"))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 # Kinds of the two ends of a message between pipeline stages: activations forward, their gradients backward.
@@ -86,6 +87,11 @@ class Timeline(Struct, frozen=True, eq=False):
     def step_time_s(self) -> float:
         """From zero to the end of the last span."""
         return float(self.end_s.max()) if len(self) else 0.0
+
+    def only(self, kept: NDArray[np.int64]) -> Timeline:
+        """Return the spans of these indices alone."""
+        columns = ("class_index", "stream", "kind", "detail", "stage", "micro_batch", "flow", "start_s", "end_s")
+        return replace(self, **{name: getattr(self, name)[kept] for name in columns})
 
     def spans(self) -> Iterator[Span]:
         """Every span as a record, for views and traces."""

@@ -51,7 +51,7 @@ TRAINERS = {
     "torchtitan-python": replace(_TITAN, writer=TitanPython),
     "megatron": Trainer(
         Megatron,
-        {"training.framework": "megatron"},
+        {"training.framework": "megatron", "parallelism.tp_overlap": "wgrad"},
         {"schedule": MEGATRON_SCHEDULES, "recompute": ("none", "selective", "full")},
     ),
 }

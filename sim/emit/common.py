@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, ClassVar, NamedTuple
 
 from msgspec import Struct, field
@@ -28,9 +29,11 @@ class Reason(NamedTuple):
 
 
 class Emission(Struct, dict=True):
-    """Write a scenario's flags, and collect reasons and notes. `TRAINER`: the trainer's name, used in every reason."""
+    """Write a scenario's flags, and collect reasons and notes. `TRAINER`: the trainer's name, used in every reason.
+    `KERNELS`: values of `attention_kernel` that its flags can say."""
 
     TRAINER: ClassVar[str]
+    KERNELS: ClassVar[Collection[str]] = ()
 
     scenario: Scenario
     training: Training
@@ -92,7 +95,7 @@ class Emission(Struct, dict=True):
             self.refuse("ranks", f"is started by torchrun with as many ranks on every node, here {each}")
         if self.scenario.faults is not None:
             self.notes.append("faults are left out")
-        if self.training.attention_kernel is not None:
+        if self.training.attention_kernel not in (None, *self.KERNELS):
             self.notes.append("attention_kernel is left out: the trainer chooses its kernel")
         if left_out := self.scenario.model.left_out:
             self.notes.append(f"the decoder alone is trained, without the config's {', '.join(left_out)}")

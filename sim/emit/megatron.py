@@ -10,7 +10,13 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
-from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS, MEGATRON_SCHEDULES
+from sim.inputs.trainer_names import (
+    MEGATRON_BACKENDS,
+    MEGATRON_CP,
+    MEGATRON_FSDP,
+    MEGATRON_FUSIONS,
+    MEGATRON_SCHEDULES,
+)
 from sim.models.frameworks import framework_of
 from sim.models.moe.routing import dispatcher_of
 from sim.models.recipes import RECIPES, recipe_of
@@ -24,6 +30,7 @@ class Megatron(Emission):
     """Write a command that trains twenty steps on mock data and logs each step."""
 
     TRAINER: ClassVar = "Megatron-LM"
+    KERNELS: ClassVar = MEGATRON_BACKENDS
 
     def build(self) -> str:
         """Return the command, one flag on each line."""
@@ -258,14 +265,13 @@ class Megatron(Emission):
         return "|".join(stages)
 
     def _replicas(self) -> Flags:
-        p, t = self.scenario.parallelism, self.training
+        p = self.scenario.parallelism
         members = p.dp * p.cp
         experts = 1 if self.scenario.model.moe is None else p.expert_replicas  # may have more than dense layers have
         alone = max(members, experts) == 1
         out: Flags = {}
         if not alone and p.dp_sync == "bucketed":
-            elements = int(p.bucket_bytes // dtype_bytes(t.grad_reduce_dtype))
-            out = {"overlap-grad-reduce": True, "ddp-bucket-size": elements}
+            out = {"overlap-grad-reduce": True, "ddp-bucket-size": self._bucket()}
         if p.zero == 0 or alone:
             return out
         out["use-distributed-optimizer"] = True
@@ -280,6 +286,15 @@ class Megatron(Emission):
             "no-gradient-accumulation-fusion": True,
             "ckpt-format": "fsdp_dtensor",
         }
+
+    def _bucket(self) -> int | None:
+        """Gradients of a bucket; None where the scenario leaves it to Megatron-LM."""
+        p = self.scenario.parallelism
+        if "bucket_bytes" in p.model_fields_set:
+            return int(p.bucket_bytes // dtype_bytes(self.training.grad_reduce_dtype))
+        own = "Megatron-LM's own buckets have max(40,000,000, 1,000,000 dp) parameters"
+        self.notes.append(f"bucket_bytes is not set, {p.bucket_bytes:,.0f} bytes are simulated; {own}")
+        return None
 
     def _numbers(self) -> Flags:
         t = self.training
@@ -299,13 +314,21 @@ class Megatron(Emission):
             "fp8-recipe": recipe.name if recipe is not None and recipe.name != "delayed" else None,
             "grad-reduce-in-bf16": pair[0] == "bf16",
             "accumulate-allreduce-grads-in-fp32": pair[0] == "fp32",
-            "attention-backend": "flash" if t.attention == "fused" else "unfused",
+            "attention-backend": self._backend(),
             "optimizer": "adam" if t.optimizer == "adamw" else "sgd",
             "clip-grad": 1.0 if t.gradient_clipping else 0.0,
             "cross-entropy-loss-fusion": t.cross_entropy == "fused",
             **{f"no-{name}-fusion": not getattr(framework, fact) for name, fact in MEGATRON_FUSIONS.items()},
             **self._recompute(),
         }
+
+    def _backend(self) -> str:
+        t = self.training
+        if t.attention == "unfused":
+            return "unfused"
+        if t.attention_kernel == "flash3":
+            self.notes.append("attention_kernel flash3: Transformer Engine has it only where flash-attn-3 is installed")
+        return MEGATRON_BACKENDS.get(t.attention_kernel or "", "auto")
 
     def _recompute(self) -> Flags:
         r = self.training.recompute

@@ -22,6 +22,9 @@ TITAN_MODELS = {f"llama3 {flavor}".lower(): name for flavor, name in LLAMA3_FLAV
 TITAN_POLICIES = {"SelectiveAC": "selective", "FullAC": "full"}
 TITAN_GATHERS_8_BITS = "enable_fsdp_float8_all_gather"  # false by default; refused beside `recipe_name`
 MEGATRON_CP = {"ring": "p2p", "all_gather": "allgather", "all_to_all": "a2a"}  # by parallelism.cp_method
+# --attention-backend by training.attention_kernel. It makes Transformer Engine try nothing else (NVTE_FLASH_ATTN,
+# NVTE_FUSED_ATTN, NVTE_UNFUSED_ATTN in core/transformer): flash is FlashAttention alone, fused is cuDNN alone.
+MEGATRON_BACKENDS = {"cudnn": "fused", "flash2": "flash", "flash3": "flash"}
 # Its FSDP's strategies of sharding, by parallelism.zero.
 MEGATRON_FSDP = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 MEGATRON_FUSIONS = {  # --no-…-fusion, and the fact of a framework's record that each switches off

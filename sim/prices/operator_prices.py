@@ -260,6 +260,11 @@ class Costs:
         """Return the seconds that no call of the operator's kind goes below, by its table; 0 where it has none."""
         return self._points.floor_s(op)
 
+    @property
+    def attention_kernels(self) -> set[str]:
+        """Return the kernels that a scenario may name (`AttentionKernel`) and whose speed the profile has."""
+        return (set(self.coefficients.attention) & set(get_args(AttentionKernel))) | self._points.attention_kernels
+
     def check_attention_kernel(self, wanted: str) -> None:
         """Check that the profile has the attention kernel that a scenario names; the bare roofline accepts all.
 
@@ -270,8 +275,7 @@ class Costs:
         picks = attention_picks() | {SPARSE, SCORES}
         if wanted in picks or self.profile.bare:
             return
-        known = set(self.coefficients.attention) & set(get_args(AttentionKernel))
-        known |= self._points.attention_kernels
+        known = self.attention_kernels
         if wanted not in known:
             found = ", ".join(sorted(known)) or "none by name"
             raise InputError(f"training.attention_kernel: found '{wanted}'; profile {self.profile.name} has: {found}")

@@ -4,8 +4,9 @@ A part of the space is a mesh, a partial layout (mesh and how its layers run), o
 the part with the least lower bound on the step time. It divides a mesh or a partial layout into smaller parts with
 sharper bounds, and simulates a layout. It leaves out a part only if the part's bound is above the `top`-th best
 simulated time. With true lower bounds the best `top` layouts are therefore those of an exhaustive search, in whatever
-order workers answer. Layouts that differ in the number of virtual stages alone count as one, the best of them: most
-take nearly the same time, and would fill the list.
+order workers answer. Two sorts of twins would fill the list, and are left out of it: of layouts that differ in the
+number of virtual stages alone, which mostly take nearly the same time, all but the fastest; and layouts whose
+recomputation makes the step longer and does not save `WORTH` of the memory of an otherwise equal one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sim.search.evaluation import FATES, Fate, Outcome, bound_grid, bound_partia
 from sim.search.space import Grid, Layout, PartialLayout, Space, grid_is_legal, grids
 from sim.studies.executors import Workers
 
+WORTH = 0.01
 COUNTED = ("enumerated", "legal", "pruned_by_memory", "pruned_by_bound", "evaluated", *FATES)
 
 
@@ -55,7 +57,7 @@ class BestFirst(Struct, dict=True):
     wall_s: float = 0.0
     cores: int = 0
     _heap: list[Bounded] = field(default_factory=list)
-    _best_s: dict[Layout, float] = field(default_factory=dict)  # the least time of layouts that count as one
+    _best_s: dict[Layout, float] = field(default_factory=dict)  # the least time of each `_family`
     _front: list[tuple[float, float]] = field(default_factory=list)
     _put_back: set[Layout] = field(default_factory=set)  # layouts that are in the heap again, with their least time
 
@@ -94,12 +96,20 @@ class BestFirst(Struct, dict=True):
         found: dict[Layout, Outcome] = {}
         for outcome in self.fitting:
             found.setdefault(_alike(outcome.layout), outcome)
-        return list(found.values())[: self.top]
+        listed: list[Outcome] = []
+        least: dict[Layout, float] = {}  # bytes of each family's listed layouts
+        for outcome in found.values():
+            family = _family(outcome.layout)
+            if outcome.peak_memory_bytes <= (1 - WORTH) * least.get(family, math.inf):
+                least[family] = outcome.peak_memory_bytes
+                listed.append(outcome)
+        return listed[: self.top]
 
     @property
     def ceiling_s(self) -> float:
-        """Return the time of the `top`-th best layout so far, in seconds; infinite with fewer than `top` layouts."""
-        # With fewer than `top` times the slowest layout may still be among the best, so nothing may be ruled out.
+        """Return a time within which `top` layouts are listed so far, in seconds; infinite with fewer layouts."""
+        # With fewer than `top` times the slowest layout may still be among the best, so nothing may be ruled out. The
+        # fastest of a family is surely listed. Others may yet be found to be no better than it, so they do not count.
         least = heapq.nsmallest(self.top, self._best_s.values())
         return least[-1] if len(least) == self.top else float("inf")
 
@@ -184,8 +194,8 @@ class BestFirst(Struct, dict=True):
         if result.fate != "simulated":
             return
         self.fitting.append(result)
-        alike = _alike(result.layout)
-        self._best_s[alike] = min(result.step_time_s, self._best_s.get(alike, math.inf))
+        family = _family(result.layout)
+        self._best_s[family] = min(result.step_time_s, self._best_s.get(family, math.inf))
         # Only undominated points are kept, because each part that is popped is compared with all of them.
         if not any(t <= point[0] and m <= point[1] for t, m in self._front):
             self._front = [f for f in self._front if not (point[0] <= f[0] and point[1] <= f[1])] + [point]
@@ -204,6 +214,11 @@ def pareto(outcomes: list[Outcome]) -> list[Outcome]:
 def _alike(layout: Layout) -> Layout:
     """Return what layouts have in common that differ in the number of virtual stages alone."""
     return layout._replace(virtual_stages=0)
+
+
+def _family(layout: Layout) -> Layout:
+    """Return what layouts have in common that differ in recomputation and the number of virtual stages alone."""
+    return _alike(layout)._replace(recompute="")
 
 
 def _rank(outcome: Outcome) -> tuple[float, float, Layout]:

@@ -8,7 +8,7 @@ from typing import Any
 from sim.results.beside_allocator import is_tight, memory_limit, most_allocator_bytes
 from sim.search.best_first import BestFirst, pareto
 from sim.search.evaluation import Outcome
-from sim.search.space import SEARCHED, Space, scenario_of
+from sim.search.space import LAID_OUT, Space, scenario_of
 from sim.search.why_none import why_none_legal
 
 
@@ -60,7 +60,7 @@ def _row(space: Space, outcome: Outcome) -> dict[str, Any]:
         "tokens_per_s_per_gpu": tokens / outcome.step_time_s / space.gpus if outcome.step_time_s else 0.0,
         "peak_memory_bytes": outcome.peak_memory_bytes,
         "layout": outcome.layout._asdict(),
-        "parallelism": {key: getattr(outcome.layout, key) for key in SEARCHED},
+        "parallelism": {key: getattr(outcome.layout, key) for key in LAID_OUT},
     }
 
 

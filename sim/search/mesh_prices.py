@@ -123,7 +123,7 @@ class GridPrices:
         self.costs, self._space, self._grid = costs, space, grid
         self._programs = {} if programs is None else programs
         # Groups depend on the mesh alone, so the simplest layout serves.
-        x = simplest(grid)
+        x = simplest(space, grid)
         # Faults would make equal ranks differ. `_fault_scale` of `bound.py` replaces them by one factor.
         self.plan = make_plan(scenario_of(space, x).model_copy(update={"faults": None}))
         self.pricing = Pricing(self.plan, costs, network)

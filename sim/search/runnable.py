@@ -18,7 +18,7 @@ from sim.inputs.overrides import with_overrides
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.shipped import shipped_name
 from sim.schedules import FORMS
-from sim.search.space import RECOMPUTE, SEARCHED, Layout, Space, scenario_of
+from sim.search.space import LAID_OUT, RECOMPUTE, Layout, Space, scenario_of
 
 TRAINING = {"micro_batch_size": 1, "recompute": "none"}  # a layout's keys of this section, and their defaults
 
@@ -40,7 +40,7 @@ def runnable(space: Space, layout: Layout, source: Source, path: Path, overrides
 def sets_of(space: Space, layout: Layout, written: Mapping[str, Any]) -> list[str]:
     """Return KEY=VALUE for each key in which a layout differs from the written scenario."""
     # A command with all twenty keys would hide the three that matter.
-    found: dict[tuple[str, str], Any] = {("parallelism", key): getattr(layout, key) for key in SEARCHED}
+    found: dict[tuple[str, str], Any] = {("parallelism", key): getattr(layout, key) for key in LAID_OUT}
     found |= {("training", key): getattr(layout, key) for key in TRAINING}
     # Here the key follows from the layout. The scenario's default would run another step.
     if space.sums_in_pipelines:

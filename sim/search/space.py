@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple, get_args
 
 from msgspec import Struct
@@ -32,6 +33,10 @@ from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 from sim.search.cached import cached
 
 SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_stages")
+# What a layout has of `parallelism`. `tp_overlap` is the scenario's unless --only names values.
+LAID_OUT = (*SEARCHED, "tp_overlap")
+TP_OVERLAPS: tuple[str, ...] = get_args(Parallelism.model_fields["tp_overlap"].annotation)
+SIZES = ("tp", "cp", "pp", "dp")  # whose product is the number of ranks
 # Keys whose defaults follow from searched keys. Each layout has its own value, unless the scenario sets the key.
 DERIVED = ("shard_size", "expert_tp", "layers_per_stage", "p2p_overlap", "ep_overlap")
 RECOMPUTE: tuple[str, ...] = get_args(RecomputeMode)
@@ -54,6 +59,7 @@ class Layout(NamedTuple):
     virtual_stages: int
     micro_batch_size: int
     recompute: str
+    tp_overlap: str
 
 
 class Grid(NamedTuple):
@@ -73,6 +79,7 @@ class PartialLayout(NamedTuple):
     sp: bool
     micro_batch_size: int
     recompute: str
+    tp_overlap: str
 
 
 class Linked(NamedTuple):
@@ -150,6 +157,11 @@ class Space(Struct, frozen=True, dict=True):
                     forms.append((name, least))
         return [f for f in forms if self.allows("schedule", f[0]) and self.allows("virtual_stages", f[1])]
 
+    def tp_overlaps(self, tp: int) -> tuple[str, ...]:
+        """Return the values of `tp_overlap` to try: the scenario's own where --only has none or tp is 1."""
+        own = (self.base.parallelism.tp_overlap,)
+        return own if tp == 1 else self.only.get("tp_overlap", own)
+
     @cached_property
     def cost_of_last(self) -> float:
         """Return `sim.models.balance.cost_of_last` of the base scenario."""
@@ -175,20 +187,21 @@ def make_space(
 ) -> Space:
     """Return the space of a scenario as its file says it (`sim.inputs.scenario.read_source`); `name`: see `resolve`.
 
-    `gpus`: None for the scenario's ranks or, if it has no section `parallelism`, its cluster's GPUs.
+    `gpus`: None for the scenario's ranks or, if it has none of `SIZES` in `parallelism`, its cluster's GPUs.
 
     Raises:
         InputError: if the scenario is no training step or has a wrong or unsupported key; for too many GPUs.
     """
     data = source.data
+    section = {} if data.get("parallelism") is None else data["parallelism"]
     if gpus is None:
         as_written = resolve(source, name)
         cluster = as_written.cluster
         # Written ranks say how many GPUs the user wants; the cluster may be larger.
-        gpus = as_written.parallelism.ranks if data.get("parallelism") else cluster.nodes * cluster.gpus_per_node
+        sized = any(section.get(key) is not None for key in SIZES)
+        gpus = as_written.parallelism.ranks if sized else cluster.nodes * cluster.gpus_per_node
     if gpus > MOST_GPUS:
         raise InputError(f"{source.label}: a search covers at most {MOST_GPUS:,} GPUs; found {gpus:,}")
-    section = {} if data.get("parallelism") is None else data["parallelism"]
     given = validate(Parallelism, section, source, ("parallelism",))
     _check_written(source, given)
     kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}
@@ -264,34 +277,35 @@ def partial_layouts_of(space: Space, grid: Grid) -> Iterator[PartialLayout]:
     modes = [r for r in space.recomputes if space.allows("recompute", r)]
     for sp in (False, True) if grid.tp > 1 else (False,):
         if space.allows("sp", sp):
-            yield from (PartialLayout(grid, sp, size, mode) for size in sizes for mode in modes)
+            options = product(sizes, modes, space.tp_overlaps(grid.tp))
+            yield from (PartialLayout(grid, sp, size, mode, overlap) for size, mode, overlap in options)
 
 
 def layouts_of(space: Space, partial: PartialLayout) -> Iterator[tuple[Layout, bool]]:
     """Yield the layouts that a partial layout leaves open, each with whether it is legal."""
-    (tp, cp, pp, dp, ep), sp, size, mode = partial
+    (tp, cp, pp, dp, ep), sp, size, mode, overlap = partial
     # With one replica there is nothing to shard. `reduce_broadcast` needs unsharded gradients on every rank.
     whole = dp * cp == 1 or space.base.parallelism.dp_sync == "reduce_broadcast"
     zeros = [z for z in ((0,) if whole else (0, 1, 2, 3)) if space.allows("zero", z)]
     for schedule, v in space.schedule_forms(pp):
         # One check serves all ZeRO stages, because no rule about sizes reads `zero`.
-        legal = is_legal(space, Layout(tp, sp, cp, pp, dp, ep, 0, schedule, v, size, mode))
+        legal = is_legal(space, Layout(tp, sp, cp, pp, dp, ep, 0, schedule, v, size, mode, overlap))
         for zero in zeros:
-            layout = Layout(tp, sp, cp, pp, dp, ep, zero, schedule, v, size, mode)
+            layout = Layout(tp, sp, cp, pp, dp, ep, zero, schedule, v, size, mode, overlap)
             if not space.linked or space.allows_together(layout):
                 yield layout, legal
 
 
-def simplest(grid: Grid) -> Layout:
+def simplest(space: Space, grid: Grid) -> Layout:
     """Return the layout of a mesh without options, with micro-batches of one sequence."""
     tp, cp, pp, dp, ep = grid
-    return Layout(tp, False, cp, pp, dp, ep, 0, ONE_RANK.name, 1, 1, "none")
+    return Layout(tp, False, cp, pp, dp, ep, 0, ONE_RANK.name, 1, 1, "none", space.base.parallelism.tp_overlap)
 
 
 def grid_problem(space: Space, grid: Grid) -> Problem | None:
     """Return the first rule that the mesh alone breaks, with micro-batches of one sequence; None for a legal mesh."""
     # A mesh that is illegal with one sequence and no options is illegal with any.
-    return first_problem(MESH_RULES, sizes_of(space, simplest(grid)))
+    return first_problem(MESH_RULES, sizes_of(space, simplest(space, grid)))
 
 
 def grid_is_legal(space: Space, grid: Grid) -> bool:
@@ -349,7 +363,7 @@ def scenario_of(space: Space, layout: Layout) -> Scenario:
     """Return the layout's scenario, the same as parsing would give."""
     x, base = layout, space.base
     # `model_copy` does not validate. Validation would take longer than a bound, and the rules have passed already.
-    changes: dict[str, Any] = {k: getattr(x, k) for k in SEARCHED}
+    changes: dict[str, Any] = {k: getattr(x, k) for k in LAID_OUT}
     changes |= {"shard_size": x.dp * x.cp, "expert_tp": 1, "ep_overlap": False}
     changes |= {k: space.fixed[k] for k in ("shard_size", "expert_tp", "ep_overlap") if k in space.fixed}
     stages = FORMS[x.schedule].model_stages(x.pp, x.virtual_stages) if x.pp > 1 else 1

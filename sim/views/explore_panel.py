@@ -28,12 +28,12 @@ from sim.views.figures import memory_figure, timeline_figure
 from sim.views.headline import Number, headline, layout_line, memory_limit_bytes
 from sim.views.page import asset
 from sim.views.palette import memory_styles, style_of
-from sim.views.rows import Layout, kinds_of, tracks_of
+from sim.views.rows import Layout, kinds_of, tracks_of, used_spans
 from sim.views.serving_summary import cache_lines
 from sim.views.templating import fragment
 
-EXPAND_UP_TO = 20_000  # spans: a step of so few, by this estimate, is drawn operator by operator
-OPERATORS = 4  # of a layer that stand apart in it
+EXPAND_UP_TO = 5000  # layers' forwards and backwards, of all classes of ranks: so few are drawn operator by operator
+INSIDE_LAYERS = ("tp", "cp", "ep")  # groups whose messages have spans in a step that is drawn so, and few in others
 MEMORY_POINTS = 1500
 WIDGETS = asset("widgets.css")
 Simulated = Simulation | ServingSimulation
@@ -63,10 +63,9 @@ def _simulated(scenario: Scenario) -> Simulated:
     if scenario.inference is not None:
         return simulate_serving(scenario)
     whole = simulate(scenario)
-    layers = scenario.model.layers / scenario.parallelism.stages
-    if len(whole.timeline) * layers * OPERATORS > EXPAND_UP_TO:
-        return whole
-    return simulate(scenario, expand=True)
+    # Spans would not do as a measure: where messages hinder an action it has one for each operator already.
+    a_class = 2 * scenario.micro_batches * scenario.model.layers / scenario.parallelism.pp
+    return whole if len(whole.plan.classes) * a_class > EXPAND_UP_TO else simulate(scenario, expand=True)
 
 
 def styled(sheet: InlineStyleSheet, text: str = "", name: str | None = None) -> Any:
@@ -236,8 +235,11 @@ def _largest(simulation: Simulated) -> str:
 
 
 def _pictures(simulation: Simulated, until_s: float, most_bytes: float, sheet: InlineStyleSheet) -> list[Any]:
-    timeline = simulation.timeline
-    chart, layout = timeline_figure([timeline], tracks_of(timeline), simulation.critical_rows)
+    whole = isinstance(simulation, ServingSimulation) or simulation.expanded
+    kept = used_spans(simulation.timeline, () if whole else INSIDE_LAYERS)
+    timeline = simulation.timeline.only(kept)
+    critical = np.flatnonzero(np.isin(kept, simulation.critical_rows)).tolist()
+    chart, layout = timeline_figure([timeline], tracks_of(timeline), critical)
     chart.x_range.update(start=0.0, end=until_s, bounds=(-0.02 * until_s, 1.02 * until_s))
     _explain(chart, timeline, layout)
     _number(chart)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -15,6 +15,7 @@ from sim.views.palette import in_order
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+NEXT_TO_NOTHING = 1e-3  # of the step, as in assets/rows.js
 TALLEST = 6000.0  # pixels: canvases of 8192 and more fail on some machines
 GROUPS = ("tp", "cp", "ep", "dp", "shard", "replica", "copies", "embedding", "model")  # of collectives
 STREAM_ORDER = ("compute", *GROUPS, "collectives", "send", "recv", "host")
@@ -64,6 +65,22 @@ def tracks_of(timeline: Timeline) -> list[Track]:
         range(len(timeline.classes)), key=lambda i: (timeline.classes[i].pipeline_rank, timeline.classes[i].rank)
     )
     return [Track(ranks_text(timeline.classes[i].ranks), 0, i) for i in order]
+
+
+def used_spans(timeline: Timeline, hidden: Collection[str] = ()) -> Ints:
+    """Indices of the spans whose rows are worth drawing: not those that run for next to nothing of the step, nor rows
+    of `hidden` streams."""
+    stream_rows = [row_stream(stream) for stream in timeline.streams]
+    names = list(dict.fromkeys(stream_rows))
+    row = (
+        timeline.class_index * len(names)
+        + np.array([names.index(r) for r in stream_rows], dtype=np.int64)[timeline.stream]
+    )
+    busy_s = np.bincount(row, timeline.end_s - timeline.start_s, len(timeline.classes) * len(names))
+    drawn = (busy_s >= NEXT_TO_NOTHING * timeline.step_time_s) & np.tile(
+        [n not in hidden for n in names], len(timeline.classes)
+    )
+    return np.flatnonzero(drawn[row])
 
 
 def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float = 1500.0) -> Layout:

@@ -54,9 +54,11 @@ def cost_cell(row: JsonRow) -> Cell:
     return NOTHING if cost is None else (f"{cost:.3f}", count(cost))
 
 
-def mesh_words(layout: Mapping[str, Any]) -> str:
-    """A mesh and its ZeRO stage in one line."""
-    return ", ".join(layout_words(layout))
+def mesh_words(layout: Mapping[str, Any], short: bool = False) -> str:
+    """A mesh, its ZeRO stage and `tp_overlap` in one line, in few characters or in words."""
+    overlap = layout["tp_overlap"] if layout["tp"] > 1 else "none"
+    said = [] if overlap == "none" else [overlap if short else f"overlap {overlap}"]
+    return (" " if short else ", ").join([*layout_words(layout, short), *said])
 
 
 def schedule_words(layout: Mapping[str, Any]) -> str:
@@ -141,7 +143,7 @@ def cells(row: JsonRow, short: bool = False) -> list[Cell]:
     and what goes with it."""
     x, exposed_s = row["layout"], row.get("exposed_comm_s")
     return [
-        word(" ".join(layout_words(x, short=True)) if short else mesh_words(x)),
+        word(mesh_words(x, short)),
         (f"{row['step_time_s']:.12f}", seconds(row["step_time_s"])),
         (f"{row['tokens_per_s_per_gpu']:.6f}", count(row["tokens_per_s_per_gpu"])),
         share(row.get("mfu")),

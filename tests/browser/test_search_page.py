@@ -40,3 +40,15 @@ def test_a_row_goes_away_as_yaml_and_command(open_page: Callable[[str], Any]) ->
     head, first, _ = page.evaluate("navigator.clipboard.readText()").splitlines()
     assert head == "Layout,Step,Tokens/s/GPU,MFU,Exposed,Bubble,Memory,Schedule,Micro-batch,Recompute"
     assert first.startswith('"tp 2 with sp, pp 2, dp 2, ZeRO-1",0.500000000000,')
+
+
+@pytest.mark.parametrize("width", [1400, 1000])
+def test_the_buttons_of_wide_rows_are_in_sight(open_page: Callable[[str], Any], width: int) -> None:
+    wide = {"schedule": "interleaved_1f1b", "virtual_stages": 6, "recompute": "selective", "tp_overlap": "wgrad"}
+    more = {"mfu": 0.4, "exposed_comm_s": 0.05, "bubble_fraction": 0.1, "yaml": "x", "command": "y", "flags": "z"}
+    page = open_page(search_page(result([row(0.5, 3 * 2.0**33, **wide) | more])))
+    page.set_viewport_size({"width": width, "height": 900})
+    box = page.locator('table[data-table="best"] tbody').get_by_role("button", name="Flags").bounding_box()
+    assert box["x"] + box["width"] <= width
+    if width == 1400:
+        assert page.evaluate("[...document.querySelectorAll('.scroll')].every(e => e.scrollWidth <= e.clientWidth)")

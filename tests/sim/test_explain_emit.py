@@ -235,11 +235,13 @@ def test_megatron_takes_the_same_layout() -> None:
         "ffn-hidden-size": "28672",
         "recompute-granularity": "full",
         "swiglu": "",
-        "ddp-bucket-size": str(25 * 2**20 // 4),
         "global-batch-size": "256",
         "nnodes": "32",
     }
     assert {k: found.get(k) for k in expected} == expected
+    assert "ddp-bucket-size" not in found
+    sized = scenario(training={"param_dtype": None}, parallelism={"zero": 1, "bucket_bytes": 100_000_000})
+    assert flags(emit(sized, "megatron"))["ddp-bucket-size"] == "25000000"
     uneven = scenario(
         training={"param_dtype": None},
         parallelism={"zero": 1, "schedule": "1f1b", "layers_per_stage": [19, 21, 21, 19]},

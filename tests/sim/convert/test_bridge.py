@@ -150,7 +150,10 @@ def test_nemo_says_its_gpus_and_not_its_vocabulary(tmp_path: Path) -> None:
     [
         (("micro_batch_size: 2", "micro_batch_size: ${MBS}"), "train.micro_batch_size: found '${MBS}', in which a"),
         (("seq_length: 4096", "seq_length: [1]"), "model.seq_length"),
-        (("expert_model_parallel_size: 4", "expert_model_parallel_size: 3"), "parallelism.ep"),
+        (
+            ("expert_model_parallel_size: 4", "expert_model_parallel_size: 3"),
+            "model.expert_model_parallel_size: found 3; ",
+        ),
     ],
 )
 def test_wrong_values_are_named_as_the_file_has_them(tmp_path: Path, change: tuple[str, str], problem: str) -> None:

@@ -207,3 +207,32 @@ def test_graphs_that_no_flag_asks_for_are_refused() -> None:
         InputError, match=r"training\.cuda_graphs: found layers; Megatron-LM launches kernels one by one"
     ):
         emit(scenario, "megatron")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kernel", "backend"),
+    [
+        ("dgx-h100", None, "auto"),
+        ("dgx-h100", "cudnn", "fused"),
+        ("dgx-h100", "flash2", "flash"),
+        ("dgx-a100", "flash2", "flash"),
+        ("dgx-b200", None, "auto"),
+    ],
+)
+def test_the_kernel_of_attention_is_written_and_read_back(
+    tmp_path: Path, cluster: str, kernel: str | None, backend: str
+) -> None:
+    training = {"seq_len": 8192, "global_batch_size": 1, "framework": "megatron", "attention_kernel": kernel}
+    before = {"model": {"preset": "llama3-8b", "layers": 4}, "training": training, "cluster": cluster}
+    text = emit(parse_scenario(before), "megatron")
+    assert f"--attention-backend {backend} " in text
+    after, _ = converted(tmp_path, "x.sh", text, "--cluster", cluster, "--gpus", "1")
+    one, other = (simulate(parse_scenario(x)).outcome.step_time_s for x in (before, after))
+    assert one == other
+
+
+def test_flash_attention_3_is_named_beside_its_flag() -> None:
+    training = {"seq_len": 8192, "global_batch_size": 1, "framework": "megatron", "attention_kernel": "flash3"}
+    text = emit(parse_scenario({"model": "llama3-8b", "training": training, "cluster": "dgx-h100"}), "megatron")
+    assert "--attention-backend flash " in text
+    assert "only where flash-attn-3 is installed" in text

@@ -191,3 +191,49 @@ def test_the_vocabulary_that_a_tokenizer_says_can_be_set(tmp_path: Path) -> None
     assert "add --set model.vocab=N" in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--set", "model.vocab=50257")
     assert data["model"]["vocab"] == 50257
+
+
+@pytest.mark.parametrize(
+    ("cluster", "backend", "expected", "said"),
+    [
+        ("dgx-h100", "flash", ("fused", "flash2"), "where FlashAttention-3 is installed"),
+        ("dgx-a100", "flash", ("fused", "flash2"), ""),
+        ("dgx-b200", "flash", ("fused", None), "profile b200-sxm has no flash2 by name"),
+        ("dgx-h100", "fused", ("fused", "cudnn"), ""),
+        ("dgx-a100", "fused", ("fused", None), "profile a100-sxm has no cudnn by name"),
+        ("dgx-h100", "auto", ("fused", None), ""),
+        ("dgx-h100", "local", ("unfused", None), ""),
+        ("dgx-h100", "new", ("fused", None), "not expressed here: --attention-backend"),
+    ],
+)
+def test_the_backend_of_attention_says_its_kernel(
+    tmp_path: Path, cluster: str, backend: str, expected: tuple[str, str | None], said: str
+) -> None:
+    text = f"{MEGATRON.rstrip()} --attention-backend {backend}"
+    data, comment = converted(tmp_path, "train.sh", text, "--cluster", cluster, "--gpus", "8")
+    assert (data["training"]["attention"], data["training"].get("attention_kernel")) == expected
+    assert said in comment
+    assert ("attention-backend" in comment) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "said"),
+    [
+        (
+            "--expert-model-parallel-size 16",
+            "found 16; --expert-tensor-parallel-size is not given, so Megatron takes --tensor-model-parallel-size (4); "
+            "16·4 does not divide the 16 ranks of tp · cp · dp",
+        ),
+        (
+            "--expert_model_parallel_size 8 --expert-tensor-parallel-size 3",
+            "found 8; --expert-tensor-parallel-size 3; 8·3 does not divide the 16 ranks of tp · cp · dp",
+        ),
+    ],
+)
+def test_degrees_of_experts_that_do_not_go_with_the_ranks_are_told_in_the_scripts_words(
+    tmp_path: Path, degrees: str, said: str
+) -> None:
+    text = f"{MEGATRON.rstrip()} \\\n --num-experts 64 {degrees}\n"
+    line = len(text.splitlines())
+    message = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert f"train.sh:{line}: --expert-model-parallel-size: {said}" in message

@@ -80,6 +80,7 @@ def test_requests_that_the_engine_would_refuse_are_told(tmp_path: Path, server: 
     for limit, told in (("1319", True), ("1320", False), ("auto", False)):
         _, text = converted(tmp_path, f"{server} {flag} {limit} &\n{BENCH} --random-range-ratio 0.1")
         assert (f"{limit}: requests have up to 1,320 tokens; the engine refuses longer ones" in text) == told
+        assert (f"{limit}: without effect: requests have up to 1,320 tokens" in text) != told
         assert "not expressed here" not in text
 
 
@@ -91,6 +92,39 @@ def test_sglangs_mixed_chunks(tmp_path: Path) -> None:
 def test_all_gpus_share_the_experts_with_vllms_expert_parallelism(tmp_path: Path) -> None:
     found, _ = converted(tmp_path, f"vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel\n{BENCH}")
     assert found["parallelism"] == {"tp": 1, "pp": 1, "dp": 8, "ep": 8}
+
+
+def test_vllms_short_forms(tmp_path: Path) -> None:
+    flags = "-tp 8 -ep -dp 2 -dpl 1 -dpa node0 -dpp 13345 -n 2 -r 0 -asc 2 -q fp8 -O0 -dcp 2 --eplb-conf '{}' -cc '{}'"
+    flags += """ -sc '{"method": "mtp", "num_speculative_tokens": 2}'"""
+    found, text = converted(tmp_path, f"vllm serve deepseek-ai/DeepSeek-V3 {flags}\n{BENCH}")
+    assert found["parallelism"] == {"tp": 8, "pp": 1, "dp": 2, "ep": 16}
+    wanted = {"quantization": "fp8", "cuda_graphs": False, "speculative": {"tokens": 2}}
+    assert {key: found["inference"].get(key) for key in wanted} == wanted
+    assert "# not expressed here: -cc, -dcp\n" in text
+    parse_scenario(found)
+
+
+def test_prompts_over_several_ranks(tmp_path: Path) -> None:
+    found, text = converted(tmp_path, f"vllm serve llama3-8b -tp 2 -pcp 2 -O3\n{BENCH}", "--gpus", "8")
+    assert found["parallelism"] == {"tp": 2, "pp": 1, "dp": 2, "cp": 2, "cp_method": "all_gather"}
+    assert "not expressed" not in text
+    parse_scenario(found)
+
+
+@pytest.mark.parametrize(
+    ("script", "engine"),
+    [
+        ("docker run vllm/vllm-openai:v0.11.0 --model llama3-8b", "vllm-v1"),
+        ("pip install vllm==0.6.3\nvllm serve llama3-8b", "vllm-0.6"),
+        ("docker run vllm/vllm-openai:latest --model llama3-8b", "vllm-0.19"),
+        ("docker run lmsysorg/sglang:v0.4.6 python -m sglang.launch_server --model llama3-8b", "sglang-0.4.6"),
+    ],
+)
+def test_the_engine_is_of_the_version_that_the_script_names(tmp_path: Path, script: str, engine: str) -> None:
+    found, text = converted(tmp_path, f"{script} &\n{BENCH}")
+    assert found["inference"]["engine"] == engine
+    assert ("by the version in" in text) == ("latest" not in script)
 
 
 @pytest.mark.parametrize(

@@ -121,3 +121,4 @@ def test_model_converters_decide_about_torchtitan_s_precision(
     data, said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "16")
     assert data["training"]["precision"] == precision
     assert ("# not expressed here: float8.filter_fqns\n" in said) == (precision == "fp8") == ("# not" in said)
+    assert ("# [float8] without effect, precision bf16: model.converters" in said) == (precision == "bf16")

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import sim
 from sim.commands.options import Study
 from sim.commands.search import main
+from sim.commands.search_tables import _reasons
 from sim.commands.sweep import run_sweep
 from sim.core.errors import InputError
 from sim.inputs.overrides import merge
@@ -68,6 +70,30 @@ def test_a_number_of_virtual_stages_makes_no_layout_of_its_own() -> None:
     assert found.best[0] == found.fitting[0]
 
 
+def test_recomputation_that_saves_no_memory_makes_no_layout_of_its_own() -> None:
+    """With a fused kernel selective recomputation has nothing to save; without one it has."""
+    only = {"pp": (1,), "zero": (0, 1), "sp": (True,), "recompute": ("none", "selective", "full")}
+    model, listed = {"layers": 8, "tied_embeddings": False}, {}
+    for attention in ("fused", "unfused"):
+        space = varied({"model": model, "training": {"attention": attention}}, 4, only)
+        found = search(space, float("inf"), top=1000)
+        listed[attention] = Counter(o.layout.recompute for o in found.best)
+        rest = [o for o in found.fitting if o not in found.best]
+        for o in rest:
+            twins = [b for b in found.best if b.layout._replace(recompute="") == o.layout._replace(recompute="")]
+            faster = [b for b in twins if b.step_time_s <= o.step_time_s]
+            assert any(o.peak_memory_bytes > 0.99 * b.peak_memory_bytes for b in faster)
+        assert [key(o) for o in search(space, float("inf"), top=4).best] == [key(o) for o in found.best[:4]]
+    assert listed["fused"]["none"] > 0 == listed["fused"]["selective"]
+    assert min(listed["unfused"]["selective"], listed["fused"]["full"]) > 0
+
+
+def test_a_rule_that_refuses_several_layouts_is_told_once() -> None:
+    refusals = [{"reason": f"megatron: parallelism.pp: found {pp}; flags are for one stage"} for pp in (2, 4)]
+    other = {"reason": "megatron: parallelism.cp: found 2; no flags"}
+    assert _reasons([*refusals, other]) == [refusals[0]["reason"], other["reason"]]
+
+
 def test_whole_front_is_that_of_exhaustive_search() -> None:
     space, outcomes = all_outcomes(0)
     line = pareto(outcomes)
@@ -118,7 +144,7 @@ def test_programs_kept_from_one_schedule_to_the_next_change_no_time(variant: int
 def test_what_a_schedule_is_searched_with_is_what_runs(faults: dict[str, Any]) -> None:
     """Programs compiled for the search are not compiled again; with faults, those of the search know none of them."""
     space = varied({"faults": faults}, 8)
-    scenario = scenario_of(space, Layout(1, False, 1, 4, 2, 1, 1, "zb_search", 1, 1, "none"))
+    scenario = scenario_of(space, Layout(1, False, 1, 4, 2, 1, 1, "zb_search", 1, 1, "none", "none"))
     costs = Costs(load_profile("h100-sxm"), space.base.cluster.gpu)
     step = prepare(scenario, costs)
     compiled = {template for known in step.cache.by_content.values() for _, template in known}
@@ -201,11 +227,14 @@ def test_the_rule_that_leaves_no_layout_is_named(
     assert rule in capsys.readouterr().out
 
 
-def test_without_a_layout_the_whole_cluster_is_laid_out(scenario_file: Path) -> None:
-    scenario_file.write_text(json.dumps({k: v for k, v in BASE.items() if k != "parallelism"}), encoding="utf-8")
+@pytest.mark.parametrize(("layout", "gpus"), [(None, 4), ({"tp_overlap": "wgrad"}, 4), ({"tp": 2, "sp": True}, 2)])
+def test_without_degrees_the_whole_cluster_is_laid_out(
+    scenario_file: Path, layout: dict[str, Any] | None, gpus: int
+) -> None:
+    scenario_file.write_text(json.dumps({**BASE, "parallelism": layout}), encoding="utf-8")
     overrides = ["cluster={preset: dgx-h100, nodes: 2, gpus_per_node: 2}"]
     only = ["schedule=1f1b", "recompute=none", "zero=0"]
-    assert run_search(scenario_file, overrides, only, top=1)["gpus"] == 4
+    assert run_search(scenario_file, overrides, only, top=1)["gpus"] == gpus
 
 
 def test_files_beside_the_scenario_are_found(scenario_file: Path) -> None:

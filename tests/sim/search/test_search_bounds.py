@@ -82,7 +82,7 @@ def test_of_equal_work_the_first_rank_s_shapes_are_bounded_as_they_are_simulated
     cluster = {"preset": "gb200-nvl72", "gpus_per_node": 4}
     space = varied({"model": model, "cluster": cluster, "calibration": "gb200", "training": training}, 12)
     for tp, dp in ((3, 2), (6, 1)):
-        x = Layout(tp, False, 2, 1, dp, 1, 0, "1f1b", 1, 1, "none")
+        x = Layout(tp, False, 2, 1, dp, 1, 0, "1f1b", 1, 1, "none", "none")
         step = simulate(scenario_of(space, x))
         assert len(step.plan.classes) > 1
         assert grid_search(space, x).bound_s(x) <= step.step_time_s
@@ -95,13 +95,13 @@ def test_of_equal_work_the_first_rank_s_shapes_are_bounded_as_they_are_simulated
             {"preset": "dgx-h100", "gpus_per_node": 4, "inter_node": {"oversubscription": 2.0, "nodes_per_leaf": 2}},
             {},
             "roofline",
-            Layout(6, False, 1, 3, 1, 1, 0, "zb_h1", 1, 8, "full"),
+            Layout(6, False, 1, 3, 1, 1, 0, "zb_h1", 1, 8, "full", "none"),
         ),
         (  # inside a node messages are quicker, and slow what is computed beside them by more
             {"preset": "dgx-a100", "gpus_per_node": 3},
             {"tp_overlap": "full"},
             "a100-sxm",
-            Layout(2, False, 1, 2, 1, 1, 0, "1f1b", 1, 1, "none"),
+            Layout(2, False, 1, 2, 1, 1, 0, "1f1b", 1, 1, "none", "full"),
         ),
     ],
 )
@@ -123,7 +123,7 @@ def test_stages_that_lie_unlike_are_bounded_by_what_is_least(
 
 def test_bound_is_exact_for_even_1f1b() -> None:
     """Where nothing but equal stages of layers runs, the bound is the time: it is no trivial one."""
-    x = Layout(1, False, 1, 4, 1, 1, 0, "1f1b", 1, 1, "none")
+    x = Layout(1, False, 1, 4, 1, 1, 0, "1f1b", 1, 1, "none", "none")
     model = {"layers": 16, "hidden": 2048, "ffn": 8192, "vocab": 128}
     space = varied({"model": model, "training": {"seq_len": 2048, "gradient_clipping": False}}, 4)
     search = grid_search(space, x)
@@ -148,7 +148,7 @@ def test_searched_schedule_fills_its_first_rank() -> None:
 def test_least_time_is_nearly_the_time(name: str, zero: int) -> None:
     """But for what ends the step, where ranks wait for each other's norms, and for what it begins and ends with."""
     v = 1 if name == "zb_h1" else 2
-    x = Layout(1, False, 1, 2, 4, 1, zero, name, v, 1, "none")
+    x = Layout(1, False, 1, 2, 4, 1, zero, name, v, 1, "none", "none")
     space = varied({"training": {"gradient_clipping": False}, "model": {"tied_embeddings": False}}, 8)
     step = prepare(scenario_of(space, x), Costs(load_profile("h100-sxm"), space.base.cluster.gpu))
     alone_s = step.run(share_links=False).step_time_s

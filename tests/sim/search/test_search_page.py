@@ -16,6 +16,7 @@ LAYOUT = {
     "zero": 1,
     "schedule": "1f1b",
     "virtual_stages": 1,
+    "tp_overlap": "none",
     "micro_batch_size": 1,
     "recompute": "none",
 }
@@ -60,6 +61,7 @@ def test_page_shows_layouts_and_counts() -> None:
     assert "<dd>102<small>12 need too much memory</small>" in html
     assert "<dd>7<small>83 cannot be better</small>" in html
     assert "zb_v, 2 stages a rank" in html
+    assert "ZeRO-1, overlap wgrad" in search_page(result([row(0.5, 2.0**33, tp_overlap="wgrad")]))
     assert "https://cdn" not in html
 
 

@@ -79,6 +79,28 @@ def test_a_trainer_s_best_is_the_best_of_all_that_it_can_run() -> None:
     assert found["best"][0]["step_time_s"] == min(simulate(s, engine="static").step_time_s for s in able)
 
 
+def test_the_overlap_of_tensor_parallel_messages_is_searched_where_only_names_it(file: Path) -> None:
+    fixed = "tp=1,2 cp=1 pp=1 zero=0 recompute=none micro_batch_size=1"
+    overrides = ("parallelism={dp: 8}",)
+    study = Study(workers=1, overrides=overrides)
+
+    def found(only: str, study: Study = study, **more: Any) -> set[tuple[int, str]]:
+        rows = search_one(file, study, asked(f"{fixed} {only}", top=50, **more))["best"]
+        for row in rows:
+            ran = load_scenario(file, shlex.split(row["command"])[4::2])
+            assert simulate(ran, engine="static").step_time_s == row["step_time_s"]
+        return {(row["layout"]["tp"], row["layout"]["tp_overlap"]) for row in rows}
+
+    assert found("") == {(1, "none"), (2, "none")}
+    assert found("tp_overlap=wgrad,none") == {(1, "none"), (2, "none"), (2, "wgrad")}
+    # Megatron-LM always overlaps the backward's messages, so its layouts are priced so unless the scenario says none.
+    assert found("", trainer="megatron") == {(1, "wgrad"), (2, "wgrad")}
+    said = Study(workers=1, overrides=(*overrides, "parallelism.tp_overlap=none"))
+    assert found("", said, trainer="megatron") == {(1, "none"), (2, "none")}
+    with pytest.raises(InputError, match="found 'wgrat'; must be one of none, wgrad, full; did you mean 'wgrad'"):
+        found("tp_overlap=wgrat")
+
+
 def test_a_trainer_that_never_runs_the_model_is_refused_before_anything_is_laid_out(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ any_layout = st.builds(
     virtual_stages=st.just(1),
     micro_batch_size=st.sampled_from([1, 2, 3, 4, 16]),
     recompute=st.sampled_from(["none", "selective", "selective_op", "full"]),
+    tp_overlap=st.sampled_from(["none", "wgrad", "full"]),
 )
 
 
@@ -84,7 +85,8 @@ def test_enumeration_misses_nothing_legal(variant: int) -> None:
         for ep, zero, name in itertools.product((1, 2, 4), (0, 3), ("1f1b", "gpipe", "zb_v", "interleaved_1f1b")):
             dp = 8 // (tp * cp * pp)
             v = 2 if name in ("zb_v", "interleaved_1f1b") and pp > 1 else 1
-            x = Layout(tp, False, cp, pp, dp, ep, zero, name, v, 2, "full")
+            overlap = space_of(variant).base.parallelism.tp_overlap
+            x = Layout(tp, False, cp, pp, dp, ep, zero, name, v, 2, "full", overlap)
             same = (
                 (pp == 1 and name != "1f1b")
                 or (zero and dp * cp == 1)

@@ -1,0 +1,42 @@
+"""Megatron-LM's `--attention-backend` as a scenario's `training.attention` and `attention_kernel`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.convert.settings import Machine, Settings
+from sim.inputs.calibration_input import profile_of
+from sim.inputs.cluster_input import resolve_cluster
+from sim.inputs.input_source import Source
+from sim.prices.operator_prices import Costs
+from sim.prices.profiles import load_profile
+
+UNFUSED = ("unfused", "local")  # Transformer Engine's matmuls and softmax, Megatron-LM's own
+# The kernel that a backend leaves Transformer Engine (`get_attention_backend`); auto leaves the choice that is also
+# framework megatron's. Of FlashAttention it takes 3 on Hopper only where that is installed, which packages do not do.
+KERNELS = {"flash": "flash2", "fused": "cudnn", "auto": None}
+
+
+def attention_of(s: Settings, machine: Machine) -> dict[str, Any]:
+    """The two keys; `attention_kernel` only where the GPU's profile has the kernel's speed, else a note."""
+    backend = f"{s.prefix}attention-backend {s.values.get('attention-backend')}"
+    if s.choice("attention-backend", dict.fromkeys(UNFUSED, True), "auto"):
+        return {"attention": "unfused"}
+    kernel = s.choice("attention-backend", KERNELS, "auto")
+    if kernel is None:
+        return {"attention": "fused"}
+    profile, known = _kernels(s, machine)
+    if kernel not in known:
+        s.notes.append(f"{backend}: profile {profile} has no {kernel} by name, so auto is simulated")
+        return {"attention": "fused"}
+    if kernel == "flash2" and "flash3" in known:
+        said = "taken for FlashAttention-2; where FlashAttention-3 is installed, training.attention_kernel is flash3"
+        s.notes.append(f"{backend}: {said}")
+    return {"attention": "fused", "attention_kernel": kernel}
+
+
+def _kernels(s: Settings, machine: Machine) -> tuple[str, set[str]]:
+    """The profile of the machine's GPU, and the attention kernels that it has by name."""
+    gpu = resolve_cluster(machine.cluster, 1, Source(str(s.file), {"cluster": machine.cluster})).gpu
+    profile = load_profile(profile_of(gpu))
+    return profile.name, Costs(profile, gpu).attention_kernels

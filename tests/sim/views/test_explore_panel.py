@@ -1,0 +1,45 @@
+"""What the explorer draws of a step: its operators where they are few, and rows in which something runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from sim.simulation import Simulation
+from sim.views.explore_panel import INSIDE_LAYERS, attempt
+from sim.views.rows import NEXT_TO_NOTHING, used_spans
+
+MESH = Path(__file__).parents[3] / "scenarios" / "mesh_llama8b.yaml"
+
+
+def drawn(*chosen: str) -> tuple[Simulation, set[str]]:
+    """The step, and the streams of its rows."""
+    found = attempt(MESH, list(chosen)).simulation
+    assert isinstance(found, Simulation)
+    timeline = found.timeline
+    kept = used_spans(timeline, () if found.expanded else INSIDE_LAYERS)
+    return found, {timeline.streams[s] for s in timeline.stream[kept]}
+
+
+def test_messages_inside_layers_are_drawn_throughout_or_not_at_all() -> None:
+    """Where gathers of parameters hinder the first forward, a step has its operators without being expanded."""
+    step, streams = drawn()
+    assert step.expanded
+    assert streams == {"compute", "tp", "cp", "dp"}
+    timeline = step.timeline
+    tp = timeline.stream == timeline.streams.index("tp")
+    # In both halves of the step, on both stages.
+    assert len(np.unique(timeline.class_index[tp & (timeline.start_s > step.step_time_s / 2)])) == 2
+    long, streams = drawn("training.global_batch_size=256")
+    assert not long.expanded
+    assert "tp" in long.timeline.streams
+    assert streams == {"compute", "dp"}
+
+
+def test_rows_in_which_next_to_nothing_runs_are_left_out() -> None:
+    timeline = drawn()[0].timeline
+    left = np.setdiff1d(np.arange(len(timeline)), used_spans(timeline))
+    assert {timeline.streams[s] for s in timeline.stream[left]} >= {"shard", "model"}
+    assert (timeline.end_s - timeline.start_s)[left].max() < NEXT_TO_NOTHING * timeline.step_time_s
+    assert len(timeline.only(left)) == len(left) > 0
