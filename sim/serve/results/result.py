@@ -93,7 +93,7 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def gaps(self) -> TokenGaps | None:
         """How long each token took after a request's first; None where no request has a second."""
-        return token_gaps(self.pools[-1].replicas, len(self.costs.stages))
+        return token_gaps(self.replicas)
 
     @cached_property
     def shares(self) -> Shares:
