@@ -21,7 +21,7 @@ CURVE = {  # columns of the curve, and their keys
 
 def print_serving_search(result: JsonRow, top: int) -> None:
     """A table of the best layouts, the fewest GPUs for the scenario's own rate, and the curve."""
-    from sim.views.serving_search_page import layouts_table, row_words
+    from sim.views.serving_search_page import layouts_table, row_words, same_host_words
 
     console = console_of()
     say = partial(console.print, highlight=False)
@@ -30,6 +30,8 @@ def print_serving_search(result: JsonRow, top: int) -> None:
         console.print(as_printed(layouts_table(result["best"][:top])))
     if words := _fewest_words(result):
         say(words)
+    for engines in result["same_host_times"]:
+        say(same_host_words(engines))
     for refusal in result["refusals"]:
         say(f"not simulated: {row_words(refusal, 1)}: {refusal['reason']}", markup=False)
     shown = result["curve"][:: max(1, len(result["curve"]) // CURVE_SHOWN)]

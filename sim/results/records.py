@@ -83,6 +83,7 @@ class MemoryRow(Record, frozen=True, kw_only=True):
     peak: float
     limit: float
     beside: float | None = None
+    reserved: float | None = None  # serving only: what the engine holds from its start, the whole cache included
     teacher: float | None = None  # of `parameters`, where a teacher is on the same rank
 
     @property

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sim.core.errors import InputError
 from sim.inputs.input_source import nearest
 from sim.inputs.overrides import nested
 from sim.inputs.synonyms import synonym
+from sim.serve.engines import ENGINES
 
 SECTION = "inference."
 OPTIONS = (
@@ -50,6 +51,32 @@ def choices_of(axes: Axes) -> tuple[Choice, ...]:
         dict(zip(names, itertools.chain(*chosen), strict=True))
         for chosen in itertools.product(*(rows for _, rows in axes))
     )
+
+
+def by_engine(choices: Sequence[Choice]) -> tuple[tuple[Choice, ...], ...]:
+    """The choices of each engine, in the order in which they are written: engines are compared, while of one engine's
+    options the best are wanted."""
+    found: dict[str, list[Choice]] = {}
+    for choice in choices:
+        found.setdefault(str(choice.get("engine")), []).append(choice)
+    return tuple([tuple(own) for own in found.values()])
+
+
+def of_one_host(engines: Iterable[str]) -> list[list[str]]:
+    """Of these engines, those that are shipped with the same host times: nobody has measured what tells them apart.
+
+    >>> of_one_host(["vllm-0.2", "vllm-0.14", "sglang-0.5"])
+    [['vllm-0.14', 'sglang-0.5']]
+    """
+    found: list[list[str]] = []
+    for name in dict.fromkeys(engines):
+        host = ENGINES[name].host if name in ENGINES else {}
+        own = next((names for names in found if host and ENGINES[names[0]].host == host), None)
+        if own is not None:
+            own.append(name)
+        elif host:
+            found.append([name])
+    return [names for names in found if len(names) > 1]
 
 
 def as_section(choice: Choice) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from sim.inputs.scenario import Scenario, resolve
 from sim.inputs.workloads import Disaggregated, RequestPattern
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.search.engine_options import Choice, as_section
+from sim.search.engine_options import Choice, as_section, by_engine, of_one_host
 from sim.search.slo import Promise, share_within
 from sim.search.space import divisors
 from sim.serve.prices.costs import IterationCosts
@@ -264,7 +264,7 @@ def tuned(of: Callable[[Choice], UnitSearch], choices: Sequence[Choice], start_p
 
 class ServingSearch(Struct, frozen=True):
     """What is searched: layouts of a scenario on `gpus` GPUs (None: as many as it has), all with the same promises,
-    and each with all choices of the engine's options."""
+    and each with every engine and all choices of its options."""
 
     source: Source
     name: str
@@ -302,7 +302,7 @@ def search_serving(asked: ServingSearch, pool: Callable[[bool], AbstractContextM
     with pool(len(units) >= POOL_FROM_UNITS) as workers:
         tasks = results(workers, _searched, [(asked, gpus, unit) for unit in units])
         found = list(tracked(tasks, "layouts", len(units)))
-    layouts = [each.layout for each in found if each.layout is not None]
+    layouts = [layout for each in found for layout in each.layouts]
     # All layouts fill the same GPUs, so the rate alone ranks them.
     layouts.sort(key=lambda row: -row["rate_per_s"])
     return {
@@ -315,19 +315,20 @@ def search_serving(asked: ServingSearch, pool: Callable[[bool], AbstractContextM
         "fewest_gpus": _fewest(layouts),
         "curve": _front([point for each in found for point in each.curve]),
         "refusals": [refusal for each in found for refusal in each.refusals],
+        "same_host_times": of_one_host([str(choice["engine"]) for choice in asked.choices if "engine" in choice]),
     }
 
 
 class _Found(Struct, frozen=True):
-    """What a task has found for its unit: rows of the result."""
+    """What a task has found for its unit: rows of the result, one layout for each engine."""
 
-    layout: dict[str, Any] | None
+    layouts: list[dict[str, Any]]
     curve: list[dict[str, Any]]
     refusals: list[dict[str, Any]]
 
 
 def _searched(asked: ServingSearch, gpus: int, unit: Unit) -> _Found:
-    """Search one unit with all choices of the engine's options, as a part of `gpus` GPUs."""
+    """Search one unit with every engine and all choices of its options, as a part of `gpus` GPUs."""
     base = resolve(asked.source, asked.name)
     wanted, profile, units = own_rate(base), load_profile(base.calibration), gpus // unit.gpus
 
@@ -337,14 +338,12 @@ def _searched(asked: ServingSearch, gpus: int, unit: Unit) -> _Found:
 
     # Units share no queue, so a service of n units has n times the rate of one. The limit mostly lies within a few
     # doublings of the rate that the scenario wants of one unit.
-    found = tuned(of, asked.choices, (wanted or 1.0) / units)
-    refusals = _refusals(unit, found)
-    if found.search is None:
-        return _Found(None, [], refusals)
+    every = [tuned(of, choices, (wanted or 1.0) / units) for choices in by_engine(asked.choices)]
     watts = base.cluster.mean_over(gpus, lambda gpu: gpu.power_limit_w)
     figures = partial(_figures, units, gpus, asked.price_per_gpu_hour, watts)
-    layout = _layout(unit, units, found, found.search, wanted, figures)
-    return _Found(layout, [_on_curve(p, unit, choice) for choice, p in found.points], refusals)
+    layouts = [_layout(unit, units, x, x.search, wanted, figures) for x in every if x.search is not None]
+    curve = [_on_curve(p, unit, choice) for x in every for choice, p in x.points]
+    return _Found(layouts, curve, _refusals(unit, every))
 
 
 def _layout(
@@ -404,12 +403,12 @@ def _figures(units: int, gpus: int, price: float | None, watts: float, point: Po
     return out
 
 
-def _refusals(unit: Unit, found: Tuned) -> list[dict[str, Any]]:
+def _refusals(unit: Unit, every: Sequence[Tuned]) -> list[dict[str, Any]]:
     """Each reason once, with the first choice that it meets; where it meets all, the layout alone is refused."""
     first: dict[str, Choice] = {}
-    for choice, reason in found.refused:
+    for choice, reason in (refused for x in every for refused in x.refused):
         first.setdefault(reason, choice)
-    alone = found.search is None and len(first) == 1
+    alone = all(x.search is None for x in every) and len(first) == 1
     return [
         {"parallelism": unit.degrees, "options": {} if alone else dict(choice), "reason": reason}
         for reason, choice in first.items()

@@ -10,6 +10,7 @@ all), `settle` writes every sequence's own numbers back, and the scheduler decid
 from __future__ import annotations
 
 import heapq
+from array import array
 from itertools import accumulate
 
 from msgspec import Struct, field
@@ -32,6 +33,9 @@ class Lockstep(Struct):
         default_factory=list
     )  # members that lack a block in a step, by its number modulo a block
     others: list[Sequence] = field(default_factory=list)
+    last_s: float = 0.0  # when members last got tokens, save `fresh` ones, who got none as members
+    before_s: float = 0.0  # and the time before that
+    fresh: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.lacking = [0] * self.scheduler.cache.block_tokens
@@ -104,6 +108,7 @@ class Lockstep(Struct):
             self.others = [x for x in self.others if x.running]
         if batch.prompts_alone:
             return left
+        self._got_tokens(end_s)
         self.step += 1
         return left + self._leave(end_s)
 
@@ -114,6 +119,7 @@ class Lockstep(Struct):
         for sequence, base in self.members.items():
             self._write(sequence, base)
         self.members.clear()
+        self.fresh.clear()
         self.lacking = [0] * len(self.lacking)
         self.ends.clear()
         self.bases = self.newest = 0
@@ -150,9 +156,14 @@ class Lockstep(Struct):
                 high = middle - 1
         return low
 
-    def run(self, steps: int, end_s: float) -> list[Sequence]:
-        """Do `steps` alike iterations at once (see `steady_steps`), the last ending at `end_s`; who left."""
-        s, last = self.scheduler, self.step + steps
+    def run(self, ends: array[float]) -> list[Sequence]:
+        """Do alike iterations (see `steady_steps`) at once, which end at these times; who left."""
+        s, steps = self.scheduler, len(ends)
+        last = self.step + steps
+        self._got_tokens(ends[0])
+        if steps > 1:
+            s.gaps.runs.append((ends, len(self.members)))
+            self.before_s, self.last_s = ends[-2:]
         s.before_tokens()
         while self.step < last:
             more = last - self.step
@@ -163,7 +174,17 @@ class Lockstep(Struct):
             self.step += more
         s.note_end()
         s.added_tokens(steps)
-        return self._leave(end_s)
+        return self._leave(ends[-1])
+
+    def _got_tokens(self, end_s: float) -> None:
+        """Every member got a token."""
+        gaps = self.scheduler.gaps
+        if old := len(self.members) - len(self.fresh):
+            gaps.add(end_s - self.last_s, old)
+        for x in self.fresh:
+            gaps.add(end_s - x.last_output_s, 1)
+        self.fresh.clear()
+        self.before_s, self.last_s = self.last_s, end_s
 
     def mean_occupancy(self, steps: int) -> tuple[float, float, float]:
         """`KvCache.occupancy`'s means over `steps` alike iterations, as if each took as long; called before them.
@@ -190,6 +211,7 @@ class Lockstep(Struct):
                 still.append(x)
                 continue
             base = self.members[x] = x.computed - self.step
+            self.fresh.append(x)
             self.bases += base
             self.newest = max(self.newest, x.order)
             self.lacking[-base % block] += 1
@@ -239,6 +261,9 @@ class Lockstep(Struct):
         new = base + self.step - sequence.computed
         sequence.computed += new
         sequence.generated += new
+        if new:
+            sequence.output_before_s = self.before_s if new > 1 else sequence.last_output_s
+            sequence.last_output_s = self.last_s
         sequence.private = self._blocks(sequence)
 
     def _blocks(self, sequence: Sequence) -> int:

@@ -40,6 +40,11 @@ class Capacity(NamedTuple):
     host_tokens: int
 
     @property
+    def starts(self) -> bool:
+        """Whether an engine finds room for a cache at all."""
+        return self.blocks_fit > 0
+
+    @property
     def stage_token_bytes(self) -> float:
         return max(self.token_bytes)
 

@@ -48,8 +48,9 @@ class Number(NamedTuple):
 
 
 def headline(result: StepResult | ServingResult) -> list[Number]:
-    """Step time, throughput, MFU, bubble, communication and memory; for serving its latencies."""
-    return [*(_step(result) if isinstance(result, StepResult) else _serving(result)), _peak(result)]
+    """Step time, throughput, MFU, bubble, communication and memory; for serving its latencies and memory, of an engine
+    that does not start why."""
+    return [*_step(result), _peak(result)] if isinstance(result, StepResult) else _serving(result)
 
 
 def _step(result: StepResult) -> list[Number]:
@@ -119,6 +120,8 @@ def _contention(result: StepResult) -> list[Number]:
 
 
 def _serving(result: ServingResult) -> list[Number]:
+    if result.does_not_start is not None:
+        return [Number("Server", "does not start", result.does_not_start, "bad")]
     likely, rate_per_s, numbers = result.intervals, result.output_tokens_per_s, list[Number]()
     for name, key in LATENCIES.items():
         p: Percentiles = getattr(result, key)
@@ -126,7 +129,22 @@ def _serving(result: ServingResult) -> list[Number]:
         words = f"median{within}; p90 {seconds(p.p90)}, p99 {seconds(p.p99)}"
         numbers.append(Number(name, seconds(p.p50), words, compared=p.p50))
     within = "" if likely is None else _interval(likely.output_tokens_per_s, count)
-    return [*numbers, Number("Output tokens/s", count(rate_per_s), within, compared=rate_per_s)]
+    tokens = Number("Output tokens/s", count(rate_per_s), within, compared=rate_per_s)
+    return [*numbers, tokens, *_reserved(result), _peak(result)]
+
+
+def _reserved(result: ServingResult) -> list[Number]:
+    """What the engine takes of its GPUs when it starts, used or not."""
+    if _takes_as_needed(result):
+        return []
+    reserved, limit = result.peak_reserved_bytes, memory_limit_bytes(result)
+    note = f"{percent(reserved / limit)} of {n_bytes(limit)}: weights, the whole cache, buffers"
+    return [Number("Reserved memory", n_bytes(reserved), note, compared=reserved)]
+
+
+def _takes_as_needed(result: StepResult | ServingResult) -> bool:
+    """Whether the most memory in use is all that is taken."""
+    return isinstance(result, StepResult) or result.scenario.for_serving.batching == "static"
 
 
 def _interval(bounds: tuple[float, float], words: Callable[[float], str]) -> str:
@@ -143,7 +161,8 @@ def _peak(result: StepResult | ServingResult) -> Number:
     elif is_tight(peak, MemoryLimit(limit, row.beside), result.scenario.cluster.gpu):
         left = f"{n_bytes(limit - peak)} left for CUDA and NCCL, which take 2 to 4 GiB"
         note, mood = f"tight, {share}: {left}", "bad"
-    return Number("Peak memory", n_bytes(peak), note, mood, result.peak_memory_bytes)
+    name = "Peak memory" if _takes_as_needed(result) else "Peak memory in use"
+    return Number(name, n_bytes(peak), note, mood, result.peak_memory_bytes)
 
 
 def anchor_numbers(found: Anchor | None) -> list[Number]:

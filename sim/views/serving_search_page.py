@@ -44,12 +44,13 @@ def serving_search_page(result: Result) -> str:
         what=f"{counted(result['gpus'], 'GPU')} within {', '.join(result['slo'])}",
         headline=_headline(result),
         table=layouts_table(result["best"]),
+        same_hosts=[same_host_words(engines) for engines in result["same_host_times"]],
         refusals=[(row_words(r), r["reason"]) for r in result["refusals"]],
     )
 
 
 def layouts_table(rows: Sequence[JsonRow]) -> SortedTable:
-    """The highest rate of each layout."""
+    """The highest rate of each layout with each engine."""
     return sorted_table("best", HEAD, [_cells(row) for row in rows])
 
 
@@ -69,6 +70,11 @@ def layout_words(parallelism: Mapping[str, int], least: int = 2) -> str:
 def row_words(row: JsonRow, least: int = 2) -> str:
     """The layout's degrees of at least so many, and the engine's options if any were searched."""
     return ", ".join([layout_words(row["parallelism"], least), *[choice_words(row["options"])] * bool(row["options"])])
+
+
+def same_host_words(engines: Sequence[str]) -> str:
+    """What engines have in common whose host nobody has measured apart."""
+    return f"{', '.join(engines)}: one record of host times; between them only schedulers, kernels and memory differ"
 
 
 def _headline(result: Result) -> list[Number]:

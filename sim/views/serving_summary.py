@@ -24,6 +24,9 @@ def print_serving(
 ) -> None:
     """Print a serving result for a person; `more` follows the headline. `within`: the part of requests that keep all
     `promises` by themselves."""
+    if result.does_not_start is not None:  # what follows would be said of a server that nobody has
+        print_summary(result, terminal)
+        return
     print_summary(result, terminal, more=more)
     limits = [(f"limit {p.text}", promise_words(p, result)) for p in promises]
     if within is not None:

@@ -12,21 +12,24 @@ from sim.serve.results.records import KvCacheUse, TierUse
 
 
 def kv_cache_use(pool: Pool, start_s: float) -> KvCacheUse:
-    """A pool's cache from `start_s` on, which is when the first request came."""
+    """A pool's cache from `start_s` on, which is when the first request came; no block where its engine does not
+    start."""
     cache, capacity, replicas = pool.scenario.for_serving.kv_cache, pool.capacity, pool.replicas
     states = [r.states.arrays() for r in replicas]
     counts, tiers = [r.counts for r in replicas], _tiers(pool)
     prompts = sum(c.prompt_tokens for c in counts)
     hits = sum(c.hit_tokens for c in counts)
     block = cache.block_tokens
+    blocks = capacity.blocks if capacity.starts else 0
+    used = [(s.time_s, s.held) for s in states] if capacity.starts else []
     return KvCacheUse(
         layout=cache.layout,
         block_tokens=block,
-        blocks=capacity.blocks,
-        capacity_tokens=capacity.blocks * block,
+        blocks=blocks,
+        capacity_tokens=blocks * block,
         bytes_per_token=capacity.stage_token_bytes,
-        blocks_used=max([int(s.held.max()) for s in states]),
-        blocks_used_mean=_mean_over_time([(s.time_s, s.held) for s in states], start_s),
+        blocks_used=max([int(held.max()) for _, held in used], default=0),
+        blocks_used_mean=_mean_over_time(used, start_s),
         waste=_waste(states),
         running_max=max([int(s.running.max()) for s in states]),
         running_mean=_mean_over_time([(s.time_s, s.running) for s in states], start_s),

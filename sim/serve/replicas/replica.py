@@ -20,16 +20,11 @@ LONGEST_RUN = 1 << 16  # iterations priced at once
 
 
 class Iteration(Struct, frozen=True):
-    """One iteration, or `steps` alike, on every stage: (start, end) each. `since_s`: when it was put together, where
-    nobody could compute before. `handed_over_s`: for each sequence that another replica handed over and that adds its
-    first token here, when that replica made the token before. `ends`: of alike ones, when each ended."""
+    """One iteration, or `steps` alike, on every stage: (start, end) each."""
 
     spans: tuple[tuple[float, float], ...]
     load: Load
     steps: int
-    since_s: float | None = None
-    handed_over_s: tuple[float, ...] = ()
-    ends: array[float] | None = None
 
 
 class Replica(Struct):
@@ -47,19 +42,16 @@ class Replica(Struct):
 
 
 class Work(Struct, frozen=True):
-    """An iteration under way. `together`: its sequences in lockstep are no pieces; `ready_s`: when it may start;
-    `since_s` and `handed_over_s`: as an iteration's."""
+    """An iteration under way. `together`: its sequences in lockstep are no pieces; `ready_s`: when it may start."""
 
     batch: Batch
     load: Load
     together: bool
     ready_s: float
-    since_s: float | None = None
-    handed_over_s: tuple[float, ...] = ()
 
     def iteration(self, spans: tuple[tuple[float, float], ...], load: Load | None = None) -> Iteration:
         """What it is once it has passed the stages."""
-        return Iteration(spans, load or self.load, 1, self.since_s, self.handed_over_s)
+        return Iteration(spans, load or self.load, 1)
 
 
 class Worker:
@@ -96,18 +88,7 @@ class Worker:
         return self._work(batch, load, True, now) if load.tokens else None
 
     def _work(self, batch: Batch, load: Load, together: bool, now: float) -> Work:
-        handed_over_s = self._first_here(batch) if self.scheduler.handed_over else ()
-        return Work(batch, load, together, max(now, batch.ready_s), now if self.idle else None, handed_over_s)
-
-    def _first_here(self, batch: Batch) -> tuple[float, ...]:
-        """When others made the last tokens of the sequences that add their first ones here in this iteration."""
-        adding = {piece.sequence for piece in batch.pieces if piece.samples}
-        if self.lockstep is not None and not batch.prompts_alone:
-            adding |= self.lockstep.members.keys()
-        s = self.scheduler
-        found = [x for x in s.handed_over if x in adding]
-        s.handed_over = [x for x in s.handed_over if x not in adding]
-        return tuple([x.first_token_s for x in found])
+        return Work(batch, load, together, max(now, batch.ready_s))
 
     def _looking_at_all(self, now: float) -> Work | None:
         if self.lockstep is not None:
@@ -139,8 +120,8 @@ class Worker:
             s.catch_up()
 
     def steady_steps(self, now: float) -> int:
-        """As `Lockstep.steady_steps`. An iteration with a sequence's first token here stands alone: its gap is."""
-        return 0 if self.lockstep is None or self.scheduler.handed_over else self.lockstep.steady_steps(now)
+        """As `Lockstep.steady_steps`."""
+        return 0 if self.lockstep is None else self.lockstep.steady_steps(now)
 
     def run_ends(self, now: float, steps: int, until_s: float = math.inf) -> list[float]:
         """When the next iterations end, which are all alike (see `steady_steps`): `steps` of them, or fewer where
@@ -160,13 +141,12 @@ class Worker:
         n, kv = len(self.lockstep.members), self.lockstep.seen
         steps = min(len(ends), bisect_left(ends, until_s) + 1)
         end_s = ends[steps - 1]
-        run = Iteration(((now, end_s),), Load(n, n, kv, (), n), steps, ends=array("d", ends[:steps]))
-        self.replica.iterations.append(run)
+        self.replica.iterations.append(Iteration(((now, end_s),), Load(n, n, kv, (), n), steps))
         self.step_s, self.idle = (end_s - now) / steps, False
         mean = self.lockstep.mean_occupancy(steps)
         for at_s in (now, end_s):
             self.replica.states.note(at_s, mean, n)
-        left = self.lockstep.run(steps, end_s)
+        left = self.lockstep.run(array("d", ends[:steps]))
         self._none_left()
         self._note_end(end_s, n, bool(left))
         return left

@@ -60,36 +60,25 @@ class TokenGaps(Struct, frozen=True, eq=False):
         return float(self.seconds[np.searchsorted(self.below, share * self.below[-1])])
 
 
-def token_gaps(replicas: tuple[Replica, ...], pp: int) -> TokenGaps | None:
-    """The gaps before every token but a request's first; None where no request has a second.
+def token_gaps(replicas: tuple[Replica, ...]) -> TokenGaps | None:
+    """The gaps before every output but a request's first; None where no request has a second.
 
-    A sequence that adds a token in an iteration added its last one in the iteration before, with a pipeline in the
-    pp-th before, so the gap is the time between their ends. Where nobody could compute before, its last one is older
-    than that iteration, and the gap begins as this one is put together: what a preempted sequence waits for is not
-    among them. A sequence whose prompt another replica computed has its first token from there, so the gap before its
-    second one holds its waits and the transfer of its cache.
+    What a request waits for between two outputs is in the gap: iterations of others' prompts, preemption and computing
+    again, the transfer to a replica that goes on.
     """
-    gaps: list[float] = []
-    tokens: list[int] = []
-    for replica in replicas:
-        ends = [0.0] * pp
-        for number, iteration in enumerate(replica.iterations):
-            start, end = iteration.spans[0][0], iteration.spans[-1][1]
-            if iteration.ends is not None:
-                gaps.extend(np.diff(np.array(iteration.ends), prepend=start).tolist())
-                tokens.extend([iteration.load.decodes] * iteration.steps)
-            elif iteration.load.decodes:
-                since = ends[number % pp] if iteration.since_s is None else iteration.since_s
-                handed_over_s = iteration.handed_over_s
-                if more := iteration.load.decodes - len(handed_over_s):
-                    gaps.append(end - since)
-                    tokens.append(more)
-                for first_s in handed_over_s:
-                    gaps.append(end - first_s)
-                    tokens.append(1)
-            ends[number % pp] = end
-    if not gaps:
+    found = [r.scheduler.gaps for r in replicas]
+    ends, run_outputs = [e for g in found for e, _ in g.runs], [n for g in found for _, n in g.runs]
+    lengths = np.array([len(e) for e in ends], dtype=int)
+    within = np.ones(lengths.sum(), dtype=bool)
+    within[np.cumsum(lengths) - lengths] = False  # the first end of a run ends no gap of it
+    runs = np.diff(np.concatenate([[], *ends]), prepend=0.0)[within]
+    lost = [s for g in found for s in g.lost]
+    seconds = np.concatenate([runs, *[g.seconds for g in found], lost])
+    weights = np.concatenate([np.repeat(run_outputs, lengths - 1), *[g.outputs for g in found], -np.ones(len(lost))])
+    if not len(seconds):
         return None
-    order = np.argsort(gaps)
-    weights = np.array(tokens, dtype=float)[order]
-    return TokenGaps(np.array(gaps)[order], weights, np.cumsum(weights))
+    order = np.argsort(seconds, kind="stable")
+    seconds = seconds[order]
+    distinct = np.flatnonzero(np.diff(seconds, prepend=-1.0))
+    tokens = np.add.reduceat(weights[order], distinct)
+    return TokenGaps(seconds[distinct], tokens, np.cumsum(tokens))

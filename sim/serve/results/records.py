@@ -181,9 +181,11 @@ class ServingResult(Record, frozen=True, kw_only=True):
     lora: AdapterUse | None = None
     weight_offload: OffloadUse | None = None
     comm_share: float
-    peak_memory_bytes: float
+    peak_memory_bytes: float  # the most in use
+    peak_reserved_bytes: float  # by the engine: weights, the whole cache, an iteration's tensors
     memory: tuple[MemoryRow, ...]
     fits_in_memory: bool
+    does_not_start: str | None = None  # why; the figures are then those of a server with more memory
     provenance: Provenance
     warnings: tuple[str, ...]
     engine: Engine

@@ -19,10 +19,10 @@ from sim.programs.priced_items import Shares, add_all
 from sim.ranks.faults import has_jitter
 from sim.results.certainty import StepInterval
 from sim.results.memory import MemoryCurve
-from sim.results.metrics import provenance, roofline_warnings, text_of
-from sim.results.records import Engine, MemoryRow
+from sim.results.metrics import provenance, roofline_warnings
+from sim.results.records import Engine
 from sim.serve.cache.use import kv_cache_use
-from sim.serve.memory import Capacity, adapter_bytes, buffer_bytes, routed_bytes
+from sim.serve.memory import Capacity, adapter_bytes
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.iteration_shares import HOST, LAUNCHES
 from sim.serve.replicas.pools import Pool
@@ -30,6 +30,7 @@ from sim.serve.replicas.replica import Replica
 from sim.serve.replicas.scaling_use import scaling_use
 from sim.serve.results.certainty import server_interval
 from sim.serve.results.latencies import RequestTimes, TokenGaps, request_times, token_gaps
+from sim.serve.results.memory_rows import memory_rows, why_no_start
 from sim.serve.results.records import (
     AdapterUse,
     OffloadUse,
@@ -40,7 +41,7 @@ from sim.serve.results.records import (
     TransferUse,
     percentiles,
 )
-from sim.serve.results.timeline import classes_of, make_timeline, memory_curves
+from sim.serve.results.timeline import make_timeline, memory_curves
 from sim.serve.scheduling.sequences import Sequence
 from sim.serve.scheduling.speculation import expected_tokens
 
@@ -93,7 +94,7 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def gaps(self) -> TokenGaps | None:
         """How long each token took after a request's first; None where no request has a second."""
-        return token_gaps(self.pools[-1].replicas, len(self.costs.stages))
+        return token_gaps(self.replicas)
 
     @cached_property
     def shares(self) -> Shares:
@@ -172,7 +173,7 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
     output = sum(s.request.output_tokens for s in sequences)
     busy_s = sim.end_s - sim.start_s if sim.end_s > sim.start_s else math.inf
     rate = output / busy_s
-    memory = _memory(sim)
+    memory = memory_rows(sim.pools)
     peak = max(row.peak for row in memory)
     fits = all(row.peak <= row.limit for row in memory) and all(
         pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools
@@ -205,10 +206,12 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         weight_offload=_offload(sim),
         comm_share=_comm_share(sim),
         peak_memory_bytes=peak,
+        peak_reserved_bytes=max(row.reserved or 0.0 for row in memory),
         memory=memory,
         fits_in_memory=fits,
+        does_not_start=why_no_start(sim.pools),
         provenance=provenance(sim.profile, shares),
-        warnings=(*sim.scenario.warnings, *_warnings(sim, fits, shares)),
+        warnings=(*_lacks_memory(sim), *sim.scenario.warnings, *_warnings(sim, fits, shares)),
         engine=Engine(tasks=sum(len(r.iterations) for r in sim.replicas), wall_s=sim.wall_s, path=sim.path),
     )
 
@@ -295,48 +298,6 @@ def _offload(sim: ServingSimulation) -> OffloadUse | None:
     return None if most is None else OffloadUse(host_bytes=most.host_bytes, copy_s=most.copy_s)
 
 
-def _memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
-    """Per pool and pipeline stage: weights, the most cache in use (as activations), and an iteration's own tensors."""
-    block, out = sim.scenario.for_serving.kv_cache.block_tokens, []
-    for pool in sim.pools:
-        used = max([int((s.held + s.unused).max()) for s in [r.states.arrays() for r in pool.replicas]])
-        for i, c in enumerate(classes_of(pool, pool.replicas[0])):
-            cache = used * block * pool.capacity.token_bytes[i]
-            weights, buffers = pool.capacity.weight_bytes[i], pool.capacity.buffer_bytes[i]
-            out.append(
-                MemoryRow(
-                    ranks=text_of(c.ranks),
-                    rank=c.rank,
-                    count=len(c.ranks),
-                    parameters=weights,
-                    gradients=0.0,
-                    optimizer=0.0,
-                    activations=cache,
-                    kv_cache=cache,
-                    buffers=buffers,
-                    peak=weights + cache + buffers,
-                    limit=sim.scenario.cluster.gpu.memory_bytes,
-                )
-            )
-    return (*out, *_expert_memory(sim))
-
-
-def _expert_memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
-    """GPUs that have routed experts alone: these, and the tensors of the largest micro-batch."""
-    costs, apart = sim.costs, sim.costs.apart
-    if apart is None:
-        return ()
-    d, (stage,) = apart.experts.dims, costs.stages
-    tokens = max([apart.tokens_of(i.load) for r in sim.replicas for i in r.iterations])
-    weights = routed_bytes(d, costs.specs, stage)
-    buffers = buffer_bytes(d, costs.specs, replace(stage, embedding=False, head=False), tokens, 0)
-    first, limit = sim.scenario.parallelism.ranks, sim.scenario.cluster.gpu.memory_bytes
-    ranks = text_of(tuple(range(first, first + apart.gpus)))
-    none = {"gradients": 0.0, "optimizer": 0.0, "activations": 0.0, "kv_cache": 0.0}
-    held = {"parameters": weights, "buffers": buffers, "peak": weights + buffers, "limit": limit}
-    return (MemoryRow(ranks=ranks, rank=first, count=apart.gpus, **none, **held),)
-
-
 def waiting_at_last_arrival(sequences: Iterable[Sequence]) -> int:
     """Requests that have come and are not admitted yet when the last one comes; 0 where all come at once."""
     sequences = list(sequences)
@@ -347,17 +308,24 @@ def waiting_at_last_arrival(sequences: Iterable[Sequence]) -> int:
     return sum(s.admitted_s > last_s for s in sequences if s.arrival_s < last_s)
 
 
-def _warnings(sim: ServingSimulation, fits: bool, shares: Shares) -> list[str]:
+def _lacks_memory(sim: ServingSimulation) -> list[str]:
+    """Of an engine that does not start, or requests that do not fit."""
+    if (why := why_no_start(sim.pools)) is not None:
+        return [f"does not fit in memory, so it does not start: {why}; its times are of a server with more memory"]
     out = []
-    inference = sim.scenario.for_serving
-    for pool in [] if fits else sim.pools:
-        c, block = pool.capacity, inference.kv_cache.block_tokens
+    for pool in sim.pools:
+        c, block = pool.capacity, sim.scenario.for_serving.kv_cache.block_tokens
         if c.blocks > c.blocks_fit:
             where = "" if len(sim.pools) == 1 else f", pool {pool.name}"
             out.append(
                 f"does not fit in memory{where}: the requests need a cache of {c.blocks * block:,} tokens; beside "
                 f"weights and buffers there is room for {c.blocks_fit * block:,}"
             )
+    return out
+
+
+def _warnings(sim: ServingSimulation, fits: bool, shares: Shares) -> list[str]:
+    out, inference = [], sim.scenario.for_serving
     if has_jitter(sim.scenario):
         out.append("faults.jitter: is not simulated for serving; stragglers and links are")
     out += [*_whole_prompts(sim), *_beyond_positions(sim)]

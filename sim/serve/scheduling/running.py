@@ -18,6 +18,7 @@ from msgspec import field
 from sim.serve.cache.found_prefixes import FoundPrefixes
 from sim.serve.cache.host_copies import Copied, Copy, copied, copy_s
 from sim.serve.scheduling.adapters import AdapterSlots
+from sim.serve.scheduling.output_gaps import OutputGaps
 from sim.serve.scheduling.reserved_output import ReservedOutput
 from sim.serve.scheduling.sequences import Batch, Sequence
 
@@ -38,13 +39,13 @@ class RunningSequences(FoundPrefixes):
     acceptance: Accepts | None = None
     hands_over: bool = False  # sequences leave with their first token, for a replica that adds the others
     fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
-    handed_over: list[Sequence] = field(default_factory=list)  # by another replica, and without a token of this one
     adapters: AdapterSlots | None = None
     output: ReservedOutput = field(default_factory=ReservedOutput)  # for which a request that enters leaves room
     known: int = 0  # of those who wait, the first ones, who had come when the last iteration was put together
     leaving: list[Sequence] = field(default_factory=list)  # who is done, but not for the next iteration
     blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
     copies: list[Copy] = field(default_factory=list)
+    gaps: OutputGaps = field(default_factory=OutputGaps)
     before_end: tuple[int, int, float] = (0, 0, 0.0)  # held, unused, waste when an iteration ended, before any left
 
     def added_tokens(self, steps: int) -> None:
@@ -77,7 +78,6 @@ class RunningSequences(FoundPrefixes):
         if sequence.remote:
             assert self.fetch is not None
             sequence.remote, sequence.ready_s = 0, math.inf
-            self.handed_over.append(sequence)
             self.fetch(sequence)
         elif loaded:
             if self.tiers is not None and not sequence.swapped:
@@ -124,8 +124,6 @@ class RunningSequences(FoundPrefixes):
             self.swap_tokens -= victim.computed
             victim.swapped = victim.computed
         self.free(victim)
-        if victim in self.handed_over:  # its next token comes out of a prompt that is computed anew
-            self.handed_over.remove(victim)
         victim.computed = 0
         victim.ready_s = 0.0
         victim.running = False
@@ -204,6 +202,9 @@ class RunningSequences(FoundPrefixes):
     def _sampled(self, sequence: Sequence, tokens: int, end_s: float) -> bool:
         if sequence.first_token_s < 0:
             sequence.first_token_s = end_s
+        else:
+            self.gaps.add(end_s - sequence.last_output_s, 1)
+        sequence.output_before_s, sequence.last_output_s = sequence.last_output_s, end_s
         sequence.generated += tokens
         if sequence.generated < sequence.request.output_tokens:
             sequence.running = not self.hands_over

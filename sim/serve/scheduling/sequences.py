@@ -33,6 +33,8 @@ class Sequence(Struct, eq=False):
     ready_s: float = 0.0  # when its prefix, or all of its cache, has come from the host's memory
     admitted_s: float = -1.0
     first_token_s: float = -1.0
+    last_output_s: float = -1.0  # when it last got tokens; `output_before_s`: the time before that
+    output_before_s: float = -1.0
     finish_s: float = -1.0
     preemptions: int = 0
 

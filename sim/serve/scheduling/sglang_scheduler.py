@@ -194,9 +194,13 @@ class SglangScheduler(Scheduler):
         return sequence.generated - unknown
 
     def _preempt(self, victim: Sequence, now_s: float) -> None:
-        victim.generated = self._known_output(victim)
-        if not victim.generated:
+        known = self._known_output(victim)
+        if not known:
             victim.first_token_s = -1.0
+        elif known < victim.generated:  # its client gets the next output in the place of the lost one
+            self.gaps.lost.append(victim.last_output_s - victim.output_before_s)
+            victim.last_output_s = victim.output_before_s
+        victim.generated = known
         if self.swap_tokens:  # what goes to the host leaves a token to compute
             unknown = max(0, 1 - victim.remaining)
             victim.computed -= unknown

@@ -94,7 +94,7 @@ def test_the_gap_before_the_second_token_holds_the_handover() -> None:
     first, second = sim.transfers
     token_s = sim.costs.stage_seconds(Load(1, 1, 4001, (), 1))[0]
     assert first.end_s == second.start_s < second.end_s < first.end_s + token_s
-    found = token_gaps(sim.pools[1].replicas, 1)
+    found = token_gaps(sim.replicas)
     assert found is not None
     assert found.tokens.tolist() == [1.0, 1.0]
     transfer_s = first.end_s - first.asked_s
@@ -109,7 +109,7 @@ def test_gaps_between_tokens_add_up_to_the_time_from_first_to_last(
     requests: tuple[Request, ...], replicas: int, group: bool
 ) -> None:
     sim = simulate_serving(pools({"replicas": 2}, {"replicas": replicas}), requests=requests, group=group)
-    found = token_gaps(sim.pools[1].replicas, 1)
+    found = token_gaps(sim.replicas)
     seconds, tokens = (0.0, 0) if found is None else (float(found.seconds @ found.tokens), int(found.tokens.sum()))
     assert tokens == sum(r.output_tokens - 1 for r in requests)
     assert seconds == pytest.approx(sum(s.finish_s - s.first_token_s for s in sim.sequences), rel=1e-9)

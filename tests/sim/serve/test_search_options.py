@@ -70,9 +70,32 @@ def test_engines_are_compared(file: Path) -> None:
         (best,) = searched(file, slo, "--gpus", "1", "--set", f"inference.engine={engine}")["best"]
         found[engine] = best["rate_per_s"]
     assert found["sglang-0.5"] > 1.1 * found["vllm-0.2"]
-    (best,) = searched(file, slo, "--gpus", "1", "--vary", f"inference.engine={','.join(found)}")["best"]
-    assert best["options"] == {"engine": "sglang-0.5"}
-    assert best["rate_per_s"] == pytest.approx(found["sglang-0.5"], rel=2 * (CLOSE - 1))
+    result = searched(file, slo, "--gpus", "1", "--vary", f"inference.engine={','.join(found)}")
+    assert {row["options"]["engine"]: row["rate_per_s"] for row in result["best"]} == found
+    assert result["best"][0]["options"] == {"engine": "sglang-0.5"}
+    assert result["same_host_times"] == []
+
+
+def test_each_engine_has_its_best_options_and_who_has_another_s_host_times_is_named(file: Path) -> None:
+    engines, tokens = ("vllm-0.14", "sglang-0.5", "vllm-0.2"), (8192, 512)
+    vary = ("--vary", f"engine={','.join(engines)}", "--vary", f"max_batch_tokens={','.join(map(str, tokens))}")
+    result = searched(file, BOTH, "--gpus", "1", *vary)
+    for row in result["best"]:
+        alone = searched(file, BOTH, "--gpus", "1", "--set", f"inference.engine={row['options']['engine']}", *vary[2:])
+        (best,) = alone["best"]
+        assert {**row, "options": row["options"]["max_batch_tokens"]} == {
+            **best,
+            "options": best["options"]["max_batch_tokens"],
+        }
+    assert sorted(row["options"]["engine"] for row in result["best"]) == sorted(engines)
+    assert result["same_host_times"] == [["vllm-0.14", "sglang-0.5"]]
+    assert "one record of host times" in serving_search_page(result)
+
+
+def test_a_layout_that_no_engine_can_serve_is_left_out_once(file: Path) -> None:
+    result = searched(file, BOTH, "--gpus", "1", "--set", "model=llama3-70b", "--vary", "engine=vllm-0.14,sglang-0.5")
+    assert result["best"] == []
+    assert [(row["options"], row["reason"]) for row in result["refusals"]] == [({}, "does not fit in memory")]
 
 
 def test_without_vary_nothing_but_layouts_is_searched(file: Path) -> None:

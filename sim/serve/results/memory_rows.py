@@ -1,0 +1,91 @@
+"""What the GPUs of a served workload hold: in use, reserved by the engine, and whether the engine starts at all."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.core.units import n_bytes, percent
+from sim.results.metrics import text_of
+from sim.results.records import MemoryRow
+from sim.serve.memory import buffer_bytes, routed_bytes
+from sim.serve.replicas.pools import Pool
+from sim.serve.results.timeline import classes_of
+
+
+def memory_rows(pools: tuple[Pool, ...]) -> tuple[MemoryRow, ...]:
+    """Per pool and pipeline stage: weights, the most cache in use (as activations), and an iteration's own tensors.
+
+    An engine reserves the whole cache when it starts, static batching what its batch needs. One that does not start
+    has no cache.
+    """
+    out = list[MemoryRow]()
+    for pool in pools:
+        inference = pool.scenario.for_serving
+        block = inference.kv_cache.block_tokens
+        used = max([int((s.held + s.unused).max()) for s in [r.states.arrays() for r in pool.replicas]])
+        whole = used if inference.batching == "static" else pool.capacity.blocks
+        if not pool.capacity.starts:
+            used = whole = 0
+        for i, c in enumerate(classes_of(pool, pool.replicas[0])):
+            block_bytes = block * pool.capacity.token_bytes[i]
+            cache = used * block_bytes
+            weights, buffers = pool.capacity.weight_bytes[i], pool.capacity.buffer_bytes[i]
+            out.append(
+                MemoryRow(
+                    ranks=text_of(c.ranks),
+                    rank=c.rank,
+                    count=len(c.ranks),
+                    parameters=weights,
+                    gradients=0.0,
+                    optimizer=0.0,
+                    activations=cache,
+                    kv_cache=cache,
+                    buffers=buffers,
+                    peak=weights + cache + buffers,
+                    limit=pool.scenario.cluster.gpu.memory_bytes,
+                    reserved=weights + whole * block_bytes + buffers,
+                )
+            )
+    return (*out, *_expert_memory(pools[-1]))
+
+
+def _expert_memory(pool: Pool) -> tuple[MemoryRow, ...]:
+    """GPUs that have routed experts alone: these, and the tensors of the largest micro-batch."""
+    costs, apart = pool.costs, pool.costs.apart
+    if apart is None:
+        return ()
+    d, (stage,) = apart.experts.dims, costs.stages
+    tokens = max([apart.tokens_of(i.load) for r in pool.replicas for i in r.iterations])
+    weights = routed_bytes(d, costs.specs, stage)
+    buffers = buffer_bytes(d, costs.specs, replace(stage, embedding=False, head=False), tokens, 0)
+    first, limit = pool.scenario.parallelism.ranks, pool.scenario.cluster.gpu.memory_bytes
+    ranks, held = text_of(tuple(range(first, first + apart.gpus))), weights + buffers
+    none = {"gradients": 0.0, "optimizer": 0.0, "activations": 0.0, "kv_cache": 0.0}
+    of_all = {"parameters": weights, "buffers": buffers, "peak": held, "limit": limit, "reserved": held}
+    return (MemoryRow(ranks=ranks, rank=first, count=apart.gpus, **none, **of_all),)
+
+
+def why_no_start(pools: tuple[Pool, ...]) -> str | None:
+    """What a GPU would hold and what it has, where beside that there is no room for one block of the cache; None where
+    there is. vLLM ends with "No available memory for the cache blocks" then (v1/core/kv_cache_utils.py), others alike.
+    """
+    pool = next((p for p in pools if not p.capacity.starts), None)
+    if pool is None:
+        return None
+    c, memory = pool.capacity, pool.scenario.cluster.gpu.memory_bytes
+    weights, buffers = max(zip(c.weight_bytes, c.buffer_bytes, strict=True), key=sum)
+    where = "" if len(pools) == 1 else f"pool {pool.name}: "
+    held = f"{where}weights {n_bytes(weights)}"
+    if weights > memory:
+        return f"{held}, the GPU has {n_bytes(memory)}"
+    held += f" and an iteration's tensors {n_bytes(buffers)}"
+    return f"{held}, the GPU has {n_bytes(memory)}{_part_for_engine(pool, memory)}"
+
+
+def _part_for_engine(pool: Pool, memory: float) -> str:
+    """What the engine takes of a GPU, where that is not all."""
+    inference = pool.scenario.for_serving
+    share = 1.0 if inference.batching == "static" else inference.kv_cache.memory_fraction
+    if share == 1.0:
+        return ""
+    return f", of which the engine takes {n_bytes(share * memory)} (kv_cache.memory_fraction {percent(share)})"
