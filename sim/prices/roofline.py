@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from sim.core.dtypes import dtype_bytes
+from sim.core.dtypes import dtype_bytes, peak_flops_per_s
 from sim.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ COUNTED = (*MATMULS, *ATTENTION, ATTENTION_DECODE, MOE_LAYER)  # kinds whose FLO
 ACTIVATION_BYTES = 2.0  # bytes of an activation of served layers, for any dtype of weights
 # Several kernels of these kinds read `bytes / kernels` each; an optimizer's or a copy's bytes are one sweep.
 MEMORY_BOUND = ("norm", "elementwise", "softmax", "embedding", "cross_entropy", "optimizer", "permute", "cast", "copy")
-# Products in bf16 that replace one in fp32: each factor is a sum of three bf16 numbers, and the three smallest of nine
-# products are left out (Henry, Tang and Heinecke 2019, arXiv:1904.06376; `bf16_6x` in StableHLO's specification).
-FP32_PRODUCTS = 6
 N = TypeVar("N", float, NDArray[np.float64])  # one shape, or a column of many shapes
 M = TypeVar("M", int, float, NDArray[np.float64])
 
@@ -51,24 +48,18 @@ class Device(Struct, frozen=True):
         return Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s, gpu.sm_count)
 
     def peak(self, dtype: str) -> float:
-        """Return the dense peak of matmuls in FLOP/s.
-
-        Microscaling formats have the peak of their element type (mxfp8 of fp8, nvfp4 of fp4). fp32 has the fp32 peak,
-        never that of tf32; on a device without one (TPU, Gaudi) it takes `FP32_PRODUCTS` products in bf16.
+        """Return the dense peak of matmuls in FLOP/s (`sim.core.dtypes.peak_flops_per_s`).
 
         Raises:
             InputError: if the device has no peak for `dtype`.
         """
-        # The format's own name is first, because a measured peak of mxfp8 precedes the data sheet's fp8.
-        for name in (dtype, {"mxfp8": "fp8", "nvfp4": "fp4"}.get(dtype, dtype)):
-            if name in self.peak_flops_per_s:
-                return self.peak_flops_per_s[name]
-        if dtype == "fp32" and "bf16" in self.peak_flops_per_s:
-            return self.peak_flops_per_s["bf16"] / FP32_PRODUCTS
-        raise InputError(
-            f"cluster.gpu.peak_flops_per_s: {self.name} has no rate for {dtype}; "
-            f"it has {', '.join(sorted(self.peak_flops_per_s))}"
-        )
+        peak = peak_flops_per_s(self.peak_flops_per_s, dtype)
+        if peak is None:
+            raise InputError(
+                f"cluster.gpu.peak_flops_per_s: {self.name} has no rate for {dtype}; "
+                f"it has {', '.join(sorted(self.peak_flops_per_s))}"
+            )
+        return peak
 
     def seconds(self, kind: str, flops: float, bytes_: float, dtype: str) -> float:
         """Return max(flops/peak, bytes/bandwidth) in seconds; memory-bound kinds have only the second term."""
