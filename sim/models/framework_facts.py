@@ -314,6 +314,9 @@ class Framework(Struct, frozen=True):
     [nanotron: parallel/pipeline_parallel/p2p.py, `_send_meta`]"""
     plain_host: bool = True
     """an operator costs the host `host_operator_eager_s`; otherwise `host_operator_s` [docs/calibration.md]"""
+    captures_layers: bool = False
+    """a flag of the trainer captures each layer as a CUDA graph [core/transformer/cuda_graphs.py: TECudaGraphHelper,
+    `--cuda-graph-impl`]"""
     uses_torch_compile: bool = False
     """torch.compile generates the kernels [torchtitan: training.compile]"""
     emitted_for: tuple[str, ...] = ()
