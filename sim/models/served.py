@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sim.core.attention_pairs import attended_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
 from sim.models.attention import Core, SoftmaxPass, unfused_core
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.operators import F, collective, gemm, memory_op
-from sim.prices.roofline import attended_pairs
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig

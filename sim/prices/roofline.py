@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from sim.core.attention_pairs import attended_pairs, least
 from sim.core.dtypes import dtype_bytes, peak_flops_per_s
 from sim.core.errors import InputError
 
@@ -31,7 +32,6 @@ ACTIVATION_BYTES = 2.0  # bytes of an activation of served layers, for any dtype
 # Several kernels of these kinds read `bytes / kernels` each; an optimizer's or a copy's bytes are one sweep.
 MEMORY_BOUND = ("norm", "elementwise", "softmax", "embedding", "cross_entropy", "optimizer", "permute", "cast", "copy")
 N = TypeVar("N", float, NDArray[np.float64])  # one shape, or a column of many shapes
-M = TypeVar("M", int, float, NDArray[np.float64])
 
 
 class Device(Struct, frozen=True):
@@ -99,21 +99,6 @@ def shape_flops(kind: str, shape: Sequence[N]) -> N:
     return 0.0 * shape[0]
 
 
-def attended_pairs(q_len: M, kv_len: M, causal: M | bool) -> M:
-    """Return the query-key pairs of one head; a causal query sees keys up to its own position, aligned at the end.
-
-    >>> attended_pairs(4, 4, True), attended_pairs(1, 4, True), attended_pairs(4, 4, False), attended_pairs(4, 2, True)
-    (10, 4, 16, 3)
-    """
-    # Arithmetic instead of branches on `causal`, because arguments may be whole columns.
-    pairs, shorter = q_len * kv_len, _least(q_len, kv_len)
-    return pairs - causal * (pairs - shorter * kv_len + shorter * (shorter - 1) // 2)
-
-
-def _least(a: M, b: M) -> M:
-    return np.minimum(a, b) if isinstance(a, np.ndarray) else min(a, b)
-
-
 def shape_bytes(kind: str, shape: Sequence[N], dtype: str) -> N:
     """Return the bytes of operands and result, each moved once; memory-bound kinds have `shape` (bytes,)."""
     if kind in MATMULS:
@@ -130,8 +115,8 @@ def shape_bytes(kind: str, shape: Sequence[N], dtype: str) -> N:
     if kind == MOE_LAYER:
         tokens, hidden, ffn, top_k, experts, expert_tp, ep = shape
         rows = tokens * top_k / ep  # evenly spread, as measured: no expert gets a second row before all have one
-        # -_least(-rows, -1) is max(rows, 1): a rank with less than one row still reads an expert.
-        read = _least(experts / ep, -_least(-rows, rows * 0.0 - 1.0))
+        # -least(-rows, -1) is max(rows, 1): a rank with less than one row still reads an expert.
+        read = least(experts / ep, -least(-rows, rows * 0.0 - 1.0))
         inner = ffn / expert_tp
         return read * 3 * hidden * inner * dtype_bytes(dtype) + rows * (2 * hidden + 3 * inner) * ACTIVATION_BYTES
     return 1.0 * shape[0]

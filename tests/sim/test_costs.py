@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from sim.core.attention_pairs import attended_pairs
 from sim.core.errors import InputError
 from sim.core.program import EAGER_NORM, BlockRef, Compute, Phase
 from sim.inputs.scenario import parse_scenario
@@ -15,7 +16,7 @@ from sim.prices.interpolation import Surface
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import attended_pairs, shape_flops
+from sim.prices.roofline import shape_flops
 from sim.simulation import simulate
 from topology.presets import GPUS
 
@@ -287,6 +288,10 @@ def test_attention_flops_are_counted_pair_by_pair() -> None:
     for q, kv, causal in ((5, 5, True), (3, 7, True), (7, 3, True), (4, 6, False)):
         pairs = sum(1 for i in range(q) for j in range(kv) if not causal or j <= i + kv - q)
         assert attended_pairs(q, kv, causal) == pairs
+        first = sum(1 for i in range(q) for j in range(kv) if not causal or j <= i)
+        assert attended_pairs(q, kv, causal, "first") == first
+        columns = [np.array([float(n)] * 2) for n in (q, kv, causal)]
+        assert attended_pairs(*columns, "first").tolist() == [first] * 2
     shape = (2, 8, 2, 128, 128, 64, 32, 0)
     forward = 2 * 2 * 8 * 128 * 128 * (64 + 32)
     assert shape_flops("attention_forward", shape) == forward
