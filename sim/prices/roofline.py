@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 MATMULS = ("gemm", "grouped_gemm")
 ATTENTION = ("attention_forward", "attention_backward")
+MODEL_FLOPS_KINDS = (*MATMULS, *ATTENTION)  # of training: those whose FLOPs are counted as the model's
 # A rank's routed experts as serving libraries run them, from the choice of experts to the weighted sum. Shape: (tokens,
 # hidden, ffn, top_k, experts, expert_tp, ep) of a gated layer with experts over ep ranks, each split over expert_tp.
 MOE_LAYER = "moe_layer"
-SENT = "sent"  # `Compute.kernel` of experts on a rank that has only the tokens sent to it
 ATTENTION_DECODE = "attention_decode"  # (batch, heads, kv_heads, kv_len, head_dim): one query a sequence
 COUNTED = (*MATMULS, *ATTENTION, ATTENTION_DECODE, MOE_LAYER)  # kinds whose FLOPs follow from the shape
 ACTIVATION_BYTES = 2.0  # bytes of an activation of served layers, for any dtype of weights
