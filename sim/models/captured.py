@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from sim.core.attention_pairs import Alignment, half_diagonal_pairs
 from sim.core.program import Comm, Compute, Phase, Role
-from sim.inputs.program_file import BYTES, CapturedOperator, HostCopy, Tensor
+from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostCopy, Tensor
 from sim.models.captured_kernels import FOREACH, KERNELS, kernels_of, moved_bytes, written_bytes
 from sim.models.captured_layout import casts_of, is_pointwise, is_transposing, kernel_of, single_elements
 from sim.models.captured_recurrent import RECURRENT, multiplied, recurrent_computes
@@ -24,7 +24,6 @@ MATMUL_INPUTS = {
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten._scaled_mm", "aten._scaled_mm_v2", "aten._int_mm"), 0),
     **dict.fromkeys(("aten.addmm", "aten.baddbmm"), 1),
 }
-CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
 TORCH_GROUPED = ("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2")
 GROUPED = (*TORCH_GROUPED, "calibrate.grouped_mm")
 ATTENTION = "aten._scaled_dot_product_"
