@@ -23,6 +23,7 @@ class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
+CollectivesOf = Literal["v100", "a100", "h100", "b200", "gb200", "gb300"]  # GPUs of topology.timing.TIMINGS
 Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cpu", "other"]
 
 
@@ -45,7 +46,7 @@ class GpuSpec(_Spec):
 
     name: str
     architecture: Architecture = "other"
-    collectives_like: Literal["v100", "a100", "h100", "b200", "gb200", "gb300"] | None = None
+    collectives_like: CollectivesOf | None = None
     variant_of: str = ""
     nvlink: bool = True  # False: links within a node are PCIe, unless `intra_node` says otherwise
     link_bandwidth_bytes_per_s: float | None = Field(default=None, gt=0, le=1e18)

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from topology.protocols import SIMPLE_NETWORK_S
-from topology.spec import Architecture, GpuSpec, InterNode
+from topology.spec import Architecture, CollectivesOf, GpuSpec, InterNode
 
 CHANNEL_LL_BYTES = 16384.0  # largest message in LL on one channel: NCCL_P2P_LL_THRESHOLD, src/enqueue.cc
 MESSAGE_CHANNELS = 32  # inside a domain, for messages to all peers: MAXCHANNELS, src/include/device.h, before Blackwell
@@ -166,8 +166,15 @@ _GB200 = Timing(
 )
 _GB300 = replace(_GB200, direct=_exchange(10.6, 16.0, 0.924, 0.144, 59.4))
 
-_TIMINGS = {"v100": _V100, "a100": _A100, "h100": _H100, "b200": _B200, "gb200": _GB200, "gb300": _GB300}
-_MEASURED: dict[Architecture, str] = {
+TIMINGS: dict[CollectivesOf, Timing] = {
+    "v100": _V100,
+    "a100": _A100,
+    "h100": _H100,
+    "b200": _B200,
+    "gb200": _GB200,
+    "gb300": _GB300,
+}
+_MEASURED: dict[Architecture, CollectivesOf] = {
     "volta": "v100",
     "ampere": "a100",
     "ada": "a100",  # NCCL's own model treats compute capabilities below 9.0 as Ampere (src/graph/tuning.cc)
@@ -180,7 +187,7 @@ _MEASURED: dict[Architecture, str] = {
 
 def timing_of(gpu: GpuSpec) -> Timing:
     """Return the constants of a GPU's collectives: of its `collectives_like`, or of its architecture."""
-    return _TIMINGS[gpu.collectives_like or _MEASURED[gpu.architecture]]
+    return TIMINGS[gpu.collectives_like or _MEASURED[gpu.architecture]]
 
 
 def slower(one: Timing, other: Timing) -> Timing:

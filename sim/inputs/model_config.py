@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from sim.core.dtypes import Quantization, StorageDtype
-from sim.inputs.input_source import UserInput, as_tuple
+from sim.inputs.input_source import OneOf, UserInput, as_tuple
+from sim.models.activation_facts import ACTIVATIONS
 
 MAX_POSITIONS = 100_000_000
 MAX_LAYERS = 10_000
@@ -249,9 +250,7 @@ class ModelConfig(UserInput):
         default_factory=lambda data: 4 * data["hidden"], ge=1, le=100_000_000, description="null: 4 * hidden"
     )
     vocab: int = Field(ge=1, le=100_000_000)
-    mlp: Literal[
-        "gelu", "gelu_new", "swiglu", "geglu", "relu", "relu2", "xielu", "clamped_swiglu", "limited_swiglu"
-    ] = "gelu"
+    mlp: Annotated[str, OneOf(ACTIVATIONS)] = "gelu"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
     norm_bias: bool | None = Field(default=None, description="null: bias")

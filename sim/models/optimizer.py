@@ -11,14 +11,15 @@ from sim.models.muon import Dealt, muon_items
 from sim.models.operators import items_of_part, memory_op
 
 if TYPE_CHECKING:
-    from sim.inputs.training_config import Training
+    from sim.inputs.training_config import OptimizerName, Training
 
 # Decay (2 accesses), first moment scaled (2) and joined by the gradient (3), second moment likewise (2 and 3), its root
 # (2) divided (2) and shifted (2), the parameter moved (4).
 ADAMW_OPERATOR_ACCESSES = 22
 
 
-MOMENTS = {"adamw": 2, "muon": 1, "sgd": 0}  # of a parameter; Muon's are those of matrices, all else has AdamW's
+# Moments kept of a parameter. Muon's are those of matrices, all else has AdamW's.
+MOMENTS: dict[OptimizerName, int] = {"adamw": 2, "muon": 1, "sgd": 0}
 NOTHING_DEALT = Dealt()  # to Muon
 INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.py: `optimizer_update_8bit_blockwise`)
 
