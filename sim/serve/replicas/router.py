@@ -28,7 +28,7 @@ class Router:
 
 
 class RoundRobin(Router):
-    """One after another."""
+    """Gives requests to the replicas in turn, and leaves out those that are not ready."""
 
     _next = 0
 
