@@ -182,7 +182,7 @@ class PriceOptions(Struct, frozen=True):
         """Return the coefficients, with neutral values for the effects that are switched off."""
         changes: dict[str, Any] = {}
         if not self.power:
-            # `_throttled` takes 0 for a GPU without a limit.
+            # `PowerLimit` takes 0 for a GPU without a limit.
             changes["power_at_peak"] = 0.0
         if not self.host:
             # With None plain torch has `host_operator_s`, which is 0 now.
