@@ -255,11 +255,10 @@ def _cross_entropy(bench: Bench, dtype: str, tokens: int, vocab: int) -> list[Re
 
 
 def memory_cases(bench: Bench) -> list[Case]:
-    """Return the measurements of copies within the device and, on a GPU, to pinned host memory."""
+    """Return the measurements of copies within the device."""
     exponents = (16, 20, 24, 26) if bench.device == "cpu" else (20, 24, 28, 30)
     sizes = [1 << e for e in exponents]
-    cases = [Case(f"memory copy {n}", partial(_copy, size=n, last=n == sizes[-1])) for n in sizes]
-    return cases if bench.device == "cpu" else [*cases, Case("memory host", _host_copy)]
+    return [Case(f"memory copy {n}", partial(_copy, size=n, last=n == sizes[-1])) for n in sizes]
 
 
 def _copy(bench: Bench, size: int, last: bool) -> list[Record]:
@@ -278,13 +277,6 @@ def _copy(bench: Bench, size: int, last: bool) -> list[Record]:
         source = f"copy of {size} bytes, read and written"
         records.append(Constant("memory_bandwidth_bytes_per_s", rate, source))
     return records
-
-
-def _host_copy(bench: Bench) -> list[Record]:
-    host = torch.zeros(1 << 28, dtype=torch.uint8, pin_memory=True)
-    device = torch.zeros(1 << 28, dtype=torch.uint8, device=bench.device)
-    rate = host.numel() / bench.time([partial(host.copy_, device, non_blocking=True)]).seconds
-    return [Constant("host_bandwidth_bytes_per_s", rate, "copy of 256 MiB to pinned host memory")]
 
 
 def optimizer_cases(bench: Bench) -> list[Case]:

@@ -25,15 +25,9 @@ from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE, Runner
 from calibrate.torch_model import TorchEmbedding, TorchHead, TorchLayer, TorchStage, bundled_gradients, mean_loss
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
+from sim.inputs.trainer_names import TITAN_SCHEDULES
 
-SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved_1f1b": "Interleaved1F1B",
-    "zb_h1": "InterleavedZeroBubble",
-    "zb_v": "ZBVZeroBubble",
-    "dualpipe_v": "DualPipeV",
-}
+SCHEDULES = TITAN_SCHEDULES | {"zb_h1": "InterleavedZeroBubble"}  # torchtitan runs all of torch's but this one
 
 
 def which(scenario: Scenario) -> str:

@@ -28,7 +28,6 @@ from msgspec.structs import replace
 
 from sim.core.actions import Schedule
 from sim.core.engines import Engine
-from sim.core.errors import InputError
 from sim.core.gc_paused import no_collection
 from sim.core.timeline import Timeline
 from sim.core.units import counted
@@ -36,7 +35,7 @@ from sim.engine.shared_links import RunOutcome, run_alone, run_messages, run_ste
 from sim.graph.build import Built, StepBuilder
 from sim.graph.compiled import Fineness, ProgramCache
 from sim.graph.schedule_columns import ScheduleColumns
-from sim.graph.scheduling import make_schedule
+from sim.graph.scheduling import make_schedule, needs_overlap
 from sim.graph.taskgraph import Deadlock
 from sim.inputs.scenario import Scenario
 from sim.models.balance import with_balanced_stages
@@ -57,7 +56,7 @@ from sim.results.operator_times import host_wait_s, time_by_operator, time_by_pa
 from sim.results.processes import ProcessesRun, processes_result, timeline_with_processes
 from sim.results.result import StepResult, make_result
 from sim.results.states import states
-from sim.results.step import FinishedStep, SpanWaits, make_timeline, rows_of, span_waits
+from sim.results.step import FinishedStep, SpanWaits, make_timeline, optimizer_starts_s, rows_of, span_waits
 from sim.results.teacher import Teacher, memory_with_teacher, timeline_with_teacher
 from sim.results.training_run import training_run
 
@@ -231,7 +230,7 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
         except Deadlock as error:
             if self.plan.scenario.parallelism.p2p_overlap:
                 raise
-            raise _needs_overlap(self.plan.scenario) from error
+            raise needs_overlap(self.plan.scenario) from error
         return self._simulation(ran)
 
     def run_with(self, processes: Sequence[Process], alone: Simulation) -> Simulation:
@@ -261,11 +260,6 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
         return Simulation(
             plan.scenario, profile, plan, self.schedule, self.pricing, self.stages, ran, wall_s, self.expand
         )
-
-
-def _needs_overlap(scenario: Scenario) -> InputError:
-    needs = f"found false; schedule {scenario.parallelism.schedule} needs overlapped messages (true)"
-    return scenario.error(("parallelism", "p2p_overlap"), f"{needs}: with blocking ones its ranks wait for each other")
 
 
 class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
@@ -372,10 +366,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
             before_s = self.teacher.own_s if self.teacher.placement == "same" else 0.0
         if steps == 1:
             return curves
-        slots = self.built.graph.slot_table()  # task, class, stream, kind
-        slots = slots[slots[:, 3] == self.built.graph.span_kinds.get("OPTIMIZER", -1)]
-        of_class = [slots[slots[:, 1] == c, 0] for c in range(len(curves))]  # each rank's own optimizer
-        starts = [float(self.times.start_s[tasks].min()) if len(tasks) else 0.0 for tasks in of_class]
+        starts = optimizer_starts_s(self.built, self.times, len(curves))
         return [
             over_steps(c, before_s + self.step_time_s, before_s + start, steps)
             for c, start in zip(curves, starts, strict=True)

@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cpu", "other"]
+CollectivesOf = Literal["v100", "a100", "h100", "b200", "gb200", "gb300"]  # GPUs of topology.timing.TIMINGS
 
 
 class Chip(Struct, frozen=True):
@@ -16,7 +17,7 @@ class Chip(Struct, frozen=True):
     Behind each fact stand its meaning and, in brackets, its source. NCCL is version 2.27.
     """
 
-    collectives_like: str = "h100"
+    collectives_like: CollectivesOf = "h100"
     """the GPU whose measured startup and step times NCCL's collectives have [topology.timing]"""
     nvlink_bytes_per_s: float = 25e9
     """bandwidth of one NVLink per direction [NCCL: src/graph/topo.h]"""

@@ -36,7 +36,7 @@ from topology.collectives import (
     ring_broadcast,
 )
 from topology.group import Group
-from topology.protocols import SIMPLE_NVLINK_S
+from topology.protocols import SIMPLE_NETWORK_S, SIMPLE_NVLINK_S
 from topology.timing import (
     LINES_WINDOW_BYTES,
     LL_WINDOW_BYTES,
@@ -44,7 +44,6 @@ from topology.timing import (
     NETWORK_SHARE,
     RENDEZVOUS_BYTES,
     TREE_SHARE,
-    USUAL_LATENCY_S,
     WINDOW_BYTES,
     WINDOW_FILL,
     WINDOW_NICS,
@@ -65,8 +64,8 @@ def _far(group: Group, step_s: float) -> float:
 
 
 def _far_step(latency_s: float, step_s: float) -> float:
-    usual_s = min(latency_s, USUAL_LATENCY_S)
-    return step_s * usual_s / USUAL_LATENCY_S + latency_s - usual_s
+    usual_s = min(latency_s, SIMPLE_NETWORK_S)
+    return step_s * usual_s / SIMPLE_NETWORK_S + latency_s - usual_s
 
 
 def _start(group: Group, kernel: Kernel, protocol: str) -> tuple[float, float]:
@@ -109,7 +108,7 @@ def _floor(group: Group, protocol: str) -> float:
     """Return the least time between two blocks of a ring on the hop between nodes; LL sends without waiting."""
     if protocol == "LL":
         return 0.0
-    return group.fabric.ring_floor_s * min(1.0, group.inter_latency_s / USUAL_LATENCY_S)
+    return group.fabric.ring_floor_s * min(1.0, group.inter_latency_s / SIMPLE_NETWORK_S)
 
 
 def ring_gather(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
@@ -193,7 +192,7 @@ def switches_and_trees(group: Group, protocol: str, size_bytes: float) -> AlphaB
     domain, a hop's step is NCCL's own. `TREE_SHARE` is not used, because it was measured on trees of chains.
     """
     hops = 2 * math.ceil(math.log2(group.domains))
-    latency_s = group.timing.nvls_start_s * _near(group) + hops * _far(group, USUAL_LATENCY_S)
+    latency_s = group.timing.nvls_start_s * _near(group) + hops * _far(group, SIMPLE_NETWORK_S)
     near = nvls_all_reduce(replace(group, ranks=group.members), size_bytes)
     share = min(group.inter_tree_bytes_per_s, group.inter_ring_bytes_per_s) * group.members * NETWORK_SHARE
     window = min(size_bytes, WINDOW_BYTES * min(1.0, group.nics / WINDOW_NICS))

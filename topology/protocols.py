@@ -13,6 +13,9 @@ from msgspec import Struct
 
 SIMPLE_NVLINK_S = 3.4e-6  # hwLat of a ring's step in Simple: NVLink
 SIMPLE_NETWORK_S = 14e-6  # and network
+# Channels within a node behind NVLink switches, as logs of eight A100 (github.com/NVIDIA/nccl-tests, issue 100) and of
+# eight H100 (github.com/NVIDIA/nccl, issue 1685) print them.
+NODE_CHANNELS = 24
 
 
 class Protocol(Struct, frozen=True):

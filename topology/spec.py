@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from topology.architectures import ARCHITECTURES, Architecture, Chip
+from topology.architectures import ARCHITECTURES, Architecture, Chip, CollectivesOf
 from topology.wiring import Wiring, node_link
 
 
@@ -43,7 +43,7 @@ class GpuSpec(_Spec):
 
     name: str
     architecture: Architecture = "other"
-    collectives_like: Literal["v100", "a100", "h100", "b200", "gb200", "gb300"] | None = None
+    collectives_like: CollectivesOf | None = None
     variant_of: str = ""
     nvlink: bool = True  # False: links within a node are PCIe, unless `intra_node` says otherwise
     link_bandwidth_bytes_per_s: float | None = Field(default=None, gt=0, le=1e18)

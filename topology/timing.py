@@ -15,6 +15,8 @@ from math import inf
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
+from topology.architectures import CollectivesOf
+from topology.protocols import SIMPLE_NETWORK_S
 from topology.spec import GpuSpec, InterNode
 
 CHANNEL_LL_BYTES = 16384.0  # largest message in LL on one channel: NCCL_P2P_LL_THRESHOLD, src/enqueue.cc
@@ -91,7 +93,7 @@ WINDOW_NICS = 4  # NICs of these windows (GH200's node); fewer NICs have fewer c
 WINDOW_FILL = 0.686  # part of the window's time at each hop that the next hop does not hide
 NETWORK_SHARE = 0.983  # part of the NICs' usable bandwidth that rings and trees sustain
 TREE_SHARE = 0.673  # part of the NICs' bandwidth that a tree uses if a node has more than one neighbour in it
-USUAL_LATENCY_S = 14e-6  # the latency for which the steps below are stated: NCCL's step on InfiniBand in Simple
+# The steps below are stated for a latency of SIMPLE_NETWORK_S between nodes.
 
 MATCHED = Fabric(6.94e-6, 31.1e-6, 31.1e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 38.3e-6, 13.4e-6, 9.92, False)
 """Libfabric and other transports that match sender and receiver for each message (GH200 over Slingshot)."""
@@ -116,7 +118,7 @@ def fabric_of(inter: InterNode) -> Fabric:
         return EFA
     if inter.rendezvous:
         return MATCHED
-    return POSTED if inter.latency_s <= 2 * USUAL_LATENCY_S else HOST
+    return POSTED if inter.latency_s <= 2 * SIMPLE_NETWORK_S else HOST
 
 
 _US = 1e-6
@@ -165,12 +167,19 @@ _GB200 = Timing(
 )
 _GB300 = replace(_GB200, direct=_exchange(10.6, 16.0, 0.924, 0.144, 59.4))
 
-_TIMINGS = {"v100": _V100, "a100": _A100, "h100": _H100, "b200": _B200, "gb200": _GB200, "gb300": _GB300}
+TIMINGS: dict[CollectivesOf, Timing] = {
+    "v100": _V100,
+    "a100": _A100,
+    "h100": _H100,
+    "b200": _B200,
+    "gb200": _GB200,
+    "gb300": _GB300,
+}
 
 
 def timing_of(gpu: GpuSpec) -> Timing:
     """Return the constants of a GPU's collectives: of its `collectives_like`, or of its architecture."""
-    return _TIMINGS[gpu.collectives_like or gpu.chip.collectives_like]
+    return TIMINGS[gpu.collectives_like or gpu.chip.collectives_like]
 
 
 def slower(one: Timing, other: Timing) -> Timing:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
-RECURRENT = ("calibrate.rnn", "calibrate.rnn_backward")
+from sim.inputs.program_file import CONVOLUTIONS, CUDNN_RECURRENT
+
 MATMULS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
 
 
@@ -22,7 +22,7 @@ def rounds_to_tf32(name: str, inputs: Sequence[tuple[Any, int]]) -> bool:
     cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
     if name in CONVOLUTIONS:
         allowed = _allows(getattr(cudnn, "conv", None), cudnn)
-    elif name in RECURRENT:
+    elif name in CUDNN_RECURRENT:
         allowed = _allows(getattr(cudnn, "rnn", None), cudnn)
     else:
         allowed = name in MATMULS and _allows(cublas, cublas)

@@ -1,7 +1,8 @@
-"""Number formats: the usual spellings, and bytes per element."""
+"""Number formats: the usual spellings, bytes per element, and the rate at which a device multiplies each."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -56,9 +57,25 @@ def dtype_bytes(dtype: str) -> float:
 MUON_DTYPE = "bf16"  # of the products that make a momentum orthogonal (`sim.models.muon`)
 
 
-def matmul_peak_names(precision: str) -> tuple[str, ...]:
-    """Names under which a GPU's `peak_flops_per_s` may hold the peak of a precision, the best first."""
-    return {"fp32": ("fp32", "tf32"), "nvfp4": ("nvfp4", "fp4")}.get(precision, (precision,))
+# Products in bf16 that replace one in fp32: each factor is a sum of three bf16 numbers, and the three smallest of nine
+# products are left out (Henry, Tang and Heinecke 2019, arXiv:1904.06376; `bf16_6x` in StableHLO's specification).
+FP32_PRODUCTS = 6
+
+
+def peak_flops_per_s(peaks: Mapping[str, float], dtype: str) -> float | None:
+    """Return the dense rate in FLOP/s at which a device of these peaks by dtype multiplies in `dtype`; None: it cannot.
+
+    nvfp4 has the peak of fp4 where it has none of its own. mxfp8 never has that of fp8: only some of the chips that
+    multiply in fp8 apply a scale for every 32 elements as they multiply. fp32 never has the peak of tf32; a device
+    without fp32 units (TPU, Gaudi) takes `FP32_PRODUCTS` products in bf16.
+
+    >>> peak_flops_per_s({"bf16": 6e14, "fp8": 12e14}, "fp32"), peak_flops_per_s({"fp8": 12e14}, "mxfp8")
+    (100000000000000.0, None)
+    """
+    for name in (dtype, "fp4") if dtype == "nvfp4" else (dtype,):
+        if name in peaks:
+            return peaks[name]
+    return peaks["bf16"] / FP32_PRODUCTS if dtype == "fp32" and "bf16" in peaks else None
 
 
 def sixteen_bit(precision: str) -> str:

@@ -94,13 +94,15 @@ class Compute(Struct, frozen=True):
     `kind` says how `shape` is read and how it is priced:
     gemm (batch, m, n, k): `[m, k] x [k, n]`, batch times; grouped_gemm (groups, m per group, n, k);
     attention_forward, attention_backward (batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim, causal 0/1):
-    fused; norm, elementwise, softmax, embedding, cross_entropy, optimizer, permute, cast, copy (elements,): bound by
-    memory;
+    fused; attention_decode (batch, heads, kv_heads, kv_len, head_dim): fused, one query a sequence;
+    moe_layer (tokens, hidden, ffn, top_k, experts, expert_tp, ep): a rank's routed experts in serving, from the choice
+    of experts to the weighted sum; norm, elementwise, softmax, embedding, cross_entropy, optimizer, permute, cast, copy
+    (elements,): bound by memory; host_update (elements,): an optimizer on the host's CPUs, bound by their memory;
     block: a measured run of a block's computations, shape (), priced by its place `block` in the profile.
     `flops` counts a multiply-add as 2; `bytes` is what is read from and written to device memory;
     `kernels` is how many launches it takes; 0: they are counted with another operator, which issues them too.
     `role`: of a matmul. `kernel`: the library's kernel, where a profile may know more than one for the kind
-    (attention: flash2, megatron, ...; bound by memory: gelu, adamw, ...; experts: sent). `served`: run as serving
+    (attention: flash2, megatron, ...; bound by memory: gelu, adamw, ...). `served`: run as serving
     libraries do: a matmul takes a 16-bit input and quantizes it, an attention is one of the measured points.
     `aligned`: false for a matmul whose sizes leave the fast kernels. `plain_host`: torch's own functions issue its
     kernels, whatever the framework. `looped`: one call of a library does, in a loop over groups. `strided`: bound
@@ -108,7 +110,8 @@ class Compute(Struct, frozen=True):
     where it is known how many elements such a kernel handles one at a time, their number (`strided` is false then);
     `casts`: for how many operands, with the result, it chooses a cast for each element. `share`: the part of a
     step's micro-batches in which
-    it runs; `flops` and `bytes` are means over all of them. `part`: whose work it is; no price depends on it.
+    it runs; `flops` and `bytes` are means over all of them. `sent_tokens`: of a moe_layer on a rank that has no tokens
+    but those that an all-to-all sends to it. `part`: whose work it is; no price depends on it.
     """
 
     name: str
@@ -129,11 +132,9 @@ class Compute(Struct, frozen=True):
     single_elements: float = 0.0
     casts: int = 0
     share: float = 1.0
+    sent_tokens: bool = False
     block: BlockRef | None = None
     part: ModelPart = ModelPart.OTHER
-
-
-MATMUL_KINDS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward")  # what model FLOPs count
 
 
 class Comm(Struct, frozen=True):

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from sim.core.actions import Kind, Schedule
+from sim.core.errors import InputError
 from sim.core.units import counted
 from sim.graph.compiled import ProgramCache
 from sim.inputs.scenario import Scenario
@@ -77,3 +78,9 @@ def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel,
     message_s = max(pricing.healthy.send(a.rank, b.rank, size).seconds for a, b in zip(first, second, strict=True))
     apart = plan.scenario.for_training.optimizer_post_validation
     return UnitTimes(forward, inputs, weights, message_s, apart=apart)
+
+
+def needs_overlap(scenario: Scenario) -> InputError:
+    """Return the error of a schedule whose ranks wait for each other in a circle if messages block them."""
+    needs = f"found false; schedule {scenario.parallelism.schedule} needs overlapped messages (true)"
+    return scenario.error(("parallelism", "p2p_overlap"), f"{needs}: with blocking ones its ranks wait for each other")

@@ -188,27 +188,27 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def seconds(self) -> Floats:
-        """See `Columns`."""
+        """Seconds that each task takes, `[tasks]`, without other traffic on its links."""
         return self.columns.seconds
 
     @property
     def task_kind(self) -> Ints:
-        """See `Columns`."""
+        """The place of each task's kind in `task_kinds`, `[tasks]`."""
         return self.columns.task_kind
 
     @property
     def task_kinds(self) -> list[TaskKind]:
-        """See `KindTable`."""
+        """Kinds of tasks: what a task does, and the rows of the timeline on which it is shown."""
         return self.table.task_kinds
 
     @property
     def streams(self) -> dict[str, int]:
-        """See `KindTable`."""
+        """Names of streams, each with its number in rows of the timeline."""
         return self.table.streams
 
     @property
     def span_kinds(self) -> dict[str, int]:
-        """See `KindTable`."""
+        """Names of what the timeline shows, each with its number in rows of the timeline."""
         return self.table.span_kinds
 
     @cached_property

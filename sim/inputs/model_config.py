@@ -14,11 +14,10 @@ from sim.inputs.attention_config import (
     MlaConfig,
 )
 from sim.inputs.embedding_config import LayerEmbeddingConfig, NgramEmbeddingConfig
-from sim.inputs.input_source import UserInput, as_tuple
+from sim.inputs.input_source import OneOf, UserInput, as_tuple
+from sim.models.activation_facts import ACTIVATIONS
 
-Activation = Literal[
-    "gelu", "gelu_new", "swiglu", "geglu", "relu", "relu2", "xielu", "clamped_swiglu", "limited_swiglu"
-]
+Activation = Annotated[str, OneOf(ACTIVATIONS)]
 MAX_POSITIONS = 100_000_000
 MAX_LAYERS = 10_000
 

@@ -71,6 +71,11 @@ class Tensor(NamedTuple):
         return self.elements * BYTES.get(self.dtype, 4)
 
 
+# Operators that cuDNN may compute in tf32: convolutions, and whole recurrent layers as the capture writes them.
+CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
+CUDNN_RECURRENT = ("calibrate.rnn", "calibrate.rnn_backward")
+
+
 class HostCopy(NamedTuple):
     """A copy between the host's memory and the GPU's. `pinned`: the host's memory is page-locked."""
 

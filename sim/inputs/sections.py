@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from sim.core.dtypes import matmul_peak_names
+from sim.core.dtypes import peak_flops_per_s
 from sim.inputs.layout_rules import Sizes
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
@@ -31,7 +31,7 @@ class Sections(NamedTuple):
         """What to say of a GPU of the cluster that does not multiply in `dtype`; None: all do."""
         for gpu in self.cluster.gpus:
             peaks = gpu.peak_flops_per_s
-            if not any(name in peaks for name in matmul_peak_names(dtype)):
+            if peak_flops_per_s(peaks, dtype) is None:
                 return f"GPU {gpu.name} has no {dtype} peak (it has: {', '.join(peaks)})"
         return None
 

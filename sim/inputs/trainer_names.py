@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-# torchtitan's schedules, by the scenario's. Megatron-LM has two and a number of virtual stages.
+# torchtitan's schedules, by the scenario's; the names are torch.distributed.pipelining's. Megatron-LM has two, and a
+# number of virtual stages.
 TITAN_SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",

@@ -66,6 +66,7 @@ def _of_framework(key: str) -> Callable[[dict[str, Any]], Any]:
 
 
 USUAL_FRAMEWORK = "eager"  # the published defaults of keys that a framework decides are this one's
+OptimizerName = Literal["adamw", "sgd", "muon"]  # those of sim.models.optimizer.MOMENTS
 FrameworkName = Annotated[str, OneOf(FRAMEWORKS)]
 SoftwareDate = Annotated[
     str,
@@ -136,7 +137,7 @@ class Training(UserInput):
     grad_reduce_dtype: StorageDtype = Field(
         default_factory=lambda data: data["grad_dtype"], description="null: grad_dtype"
     )
-    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     optimizer_dtype: MomentDtype = Field(default="fp32", description="of Adam's two moments")
     master_weights: Literal[False] | None = Field(
         default=None, description="null: an fp32 copy where parameters are kept in 16 bits; false: none"

@@ -133,6 +133,7 @@ def _record_of(name: str) -> str:
     return "" if found is None else found.name
 
 
+RouterName = Literal["round_robin", "least_loaded", "prefix_aware"]  # those of sim.serve.replicas.router.ROUTERS
 EngineName = Annotated[str, OneOf(ENGINES, ENGINE_FILES, _record_of)]
 
 
@@ -168,7 +169,7 @@ class Inference(UserInput):
     eplb: Eplb | None = Field(
         default=None, description="experts placed by popularity, with copies; null: in order, one of each"
     )
-    router: Literal["round_robin", "least_loaded", "prefix_aware"] = Field(
+    router: RouterName = Field(
         default="round_robin", description="which of the dp replicas, or of a pool's, a request goes to"
     )
     autoscaling: Autoscaling | None = Field(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sim.core.attention_pairs import half_diagonal_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Phase, Program, Saved, TensorRole
 from sim.models.dims import Dims
@@ -49,7 +50,7 @@ class Core(Struct, frozen=True):
 
     @property
     def visible(self) -> float:
-        """Scores computed by a kernel that skips what is masked, per batch and head (half of the square when
+        """Scores computed by a kernel that skips what is masked, per batch and head (`half_diagonal_pairs` when
         causal; with a window exactly what it shows).
         """
         whole = self._of_one_document
@@ -61,7 +62,9 @@ class Core(Struct, frozen=True):
             return self.share * self.q_len * self.kv_len
         if self.windowed is not None:
             return float(self.windowed.pairs(self.q_len, self.kv_len))
-        return self.q_len * (self.kv_len - self.q_len / 2 if self.causal else self.kv_len)
+        if self.causal:
+            return half_diagonal_pairs(self.q_len, self.kv_len)
+        return float(self.q_len * self.kv_len)
 
     @property
     def windowed(self) -> Window | None:

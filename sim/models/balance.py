@@ -22,10 +22,11 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from sim.core.program import MATMUL_KINDS, Block, Compute
+from sim.core.program import Block, Compute
 from sim.inputs.parallelism import split_layers
 from sim.models.dims import Shard
 from sim.models.source import source_of
+from sim.prices.roofline import MODEL_FLOPS_KINDS
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -67,4 +68,4 @@ def _with_layers(scenario: Scenario, layers: tuple[int, ...]) -> Scenario:
 
 def _flops(block: Block) -> float:
     items = (*block.forward, *block.backward)
-    return sum(i.flops for i in items if isinstance(i, Compute) and i.kind in MATMUL_KINDS)
+    return sum(i.flops for i in items if isinstance(i, Compute) and i.kind in MODEL_FLOPS_KINDS)

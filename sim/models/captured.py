@@ -10,8 +10,9 @@ import math
 
 from msgspec.structs import replace
 
+from sim.core.attention_pairs import Alignment, half_diagonal_pairs
 from sim.core.program import Comm, Compute, Phase, Role
-from sim.inputs.program_file import BYTES, CapturedOperator, HostCopy, Tensor
+from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostCopy, Tensor
 from sim.models.captured_kernels import FOREACH, KERNELS, kernels_of, moved_bytes, written_bytes
 from sim.models.captured_layout import casts_of, is_pointwise, is_transposing, kernel_of, single_elements
 from sim.models.captured_recurrent import RECURRENT, multiplied, recurrent_computes
@@ -23,7 +24,6 @@ MATMUL_INPUTS = {
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten._scaled_mm", "aten._scaled_mm_v2", "aten._int_mm"), 0),
     **dict.fromkeys(("aten.addmm", "aten.baddbmm"), 1),
 }
-CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
 TORCH_GROUPED = ("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2")
 GROUPED = (*TORCH_GROUPED, "calibrate.grouped_mm")
 ATTENTION = "aten._scaled_dot_product_"
@@ -107,7 +107,7 @@ def compute_of(op: CapturedOperator) -> Compute:
     if op.name in FLEX:
         return _flex_attention(op)
     if op.name.startswith(VARLEN) and len(op.inputs) >= 4:
-        return _attention(_as_equally_long(op))
+        return _attention(_as_equally_long(op), "last")  # FlashAttention's own interface
     if op.name in SOLVERS and op.inputs and len(op.inputs[0].shape) >= 2:
         return _solver(op)
     return _by_bytes(op)
@@ -180,19 +180,40 @@ def _grouped(op: CapturedOperator) -> Compute:
     return Compute(op.name, "grouped_gemm", (groups, m, n, k), left.dtype, flops, moved, phase, kernels, role=role)
 
 
-def _attention(op: CapturedOperator) -> Compute:
+def _attention(op: CapturedOperator, aligned: Alignment = "first") -> Compute:
     backward = "backward" in op.name
     q, _, v = op.inputs[1:4] if backward else op.inputs[:3]
     batch, heads, q_len, head_dim = q.shape
     kv_heads, kv_len, v_dim = v.shape[1:]
-    shape = (batch, heads, kv_heads, q_len, kv_len, head_dim, v_dim, int(op.causal))
     kind = "attention_backward" if backward else "attention_forward"
+    flops = shape_flops(kind, (batch, heads, kv_heads, q_len, kv_len, head_dim, v_dim, 0))
+    block = (q_len, kv_len, 0)
+    if op.causal:
+        flops *= half_diagonal_pairs(q_len, kv_len, aligned) / max(1, q_len * kv_len)
+        block = _causal_block(q_len, kv_len, aligned)
+    shape = (batch, heads, kv_heads, *block[:2], head_dim, v_dim, block[2])
     moved = float(sum(x.bytes for x in (*op.inputs, *op.outputs)))
-    # a causal mask halves the work, as the simulator's own attention has it: half the diagonal is left out
-    flops = shape_flops(kind, (*shape[:-1], 0)) * (0.5 if op.causal else 1.0)
     on_gpu = "for_cpu" not in op.name
     kernel = next((k for part, k in KERNEL_OF.items() if part in op.name), "") if on_gpu else ""
     return Compute(op.name, kind, shape, q.dtype, flops, moved, _phase(op), kernel=kernel)
+
+
+def _causal_block(q_len: int, kv_len: int, aligned: Alignment) -> tuple[int, int, int]:
+    """Queries, keys and mask of a block with as many pairs, as `Compute.shape` has it: aligned to the last key.
+
+    >>> _causal_block(8, 16, "first"), _causal_block(16, 8, "first"), _causal_block(8, 16, "last")
+    ((8, 8, 1), (16, 6, 0), (8, 16, 1))
+    """
+    if aligned == "last" or q_len == kv_len:
+        return q_len, kv_len, 1
+    if q_len < kv_len:
+        return q_len, q_len, 1
+    return q_len, max(1, round(half_diagonal_pairs(q_len, kv_len, aligned) / q_len)), 0
+
+
+def masked_flops(op: CapturedOperator) -> float:
+    """Return the FLOPs that an operator's causal mask saves; 0 without one."""
+    return compute_of(op._replace(causal=False)).flops - compute_of(op).flops if op.causal else 0.0
 
 
 def _flex_attention(op: CapturedOperator) -> Compute:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from sim.core.program import PART_OF_BLOCK, Block, BlockKind, Comm, Compute, ModelPart, Phase, Program, Role
 from sim.inputs.program_blocks import INPUT, PARAMETERS, Pieces, owners, pieces_of, tied_elements
 from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_program
-from sim.models.captured import items_of, known
+from sim.models.captured import items_of, known, masked_flops
 from sim.models.captured_memory import PieceMemory, ProgramLives
 from sim.prices.roofline import ATTENTION, COUNTED, MEMORY_BOUND
 
@@ -76,7 +76,7 @@ def _model(program: CapturedProgram) -> CapturedModel:
     sorts: dict[Block, int] = {}
     numbers = tuple([sorts.setdefault(replace(b, name=""), len(sorts)) for b in blocks[1:-1]])
     ran = (i for part in parts for i in (*part["forward"], *part["backward"]) if isinstance(i, Compute))
-    counted = [c for c in ran if c.kind in COUNTED]
+    flops = sum(c.flops for c in ran if c.kind in COUNTED)
     return CapturedModel(
         tuple(blocks),
         numbers,
@@ -86,7 +86,7 @@ def _model(program: CapturedProgram) -> CapturedModel:
         tuple(end["clip"]),
         tuple(end["optimizer"]),
         memory.optimizer_peak_bytes,
-        (sum(c.flops for c in counted), sum(c.flops * (1 + _halved(c)) for c in counted)),
+        (flops, flops + _masked_flops(program, pieces)),
         dict(Counter(o.name for o in program.operators if o.launches and not known(o.name))),
     )
 
@@ -111,15 +111,21 @@ class _Items:
         return found
 
 
+def _masked_flops(program: CapturedProgram, pieces: Pieces) -> float:
+    """FLOPs of a micro-batch that causal masks save."""
+    ran = (
+        op
+        for piece, op in zip(pieces.of_operator, program.operators, strict=True)
+        if op.launches and piece >= 0 and op.phase in ("forward", "backward")
+    )
+    return sum(map(masked_flops, ran))
+
+
 def _is_weight_gradient(items: _Items, op: CapturedOperator) -> bool:
     if not op.launches or op.phase != "backward":
         return False
     first = items.of(op, ModelPart.LAYER)[0]
     return isinstance(first, Compute) and first.role is Role.WEIGHT_GRADIENT
-
-
-def _halved(c: Compute) -> bool:
-    return c.kind in ATTENTION and bool(c.shape[-1])
 
 
 def _kind(piece: int, pieces: Pieces) -> BlockKind:

@@ -12,11 +12,10 @@ import math
 from typing import NamedTuple
 
 from sim.core.program import Compute, Phase, Role
-from sim.inputs.program_file import BYTES, CapturedOperator, Tensor
+from sim.inputs.program_file import BYTES, CUDNN_RECURRENT, CapturedOperator, Tensor
 
-CUDNN = ("calibrate.rnn", "calibrate.rnn_backward")
 ONE_LAYER = ("aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward")
-RECURRENT = (*CUDNN, *ONE_LAYER)
+RECURRENT = (*CUDNN_RECURRENT, *ONE_LAYER)
 
 
 class _Layers(NamedTuple):

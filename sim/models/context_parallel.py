@@ -104,9 +104,9 @@ def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None,
 
     >>> own = Core(8, 8, 1, 1, 4, 4)
     >>> [b.visible if b else 0 for b in ring_blocks(own, 4, 1, "contiguous")]
-    [32.0, 64, 0, 0]
+    [32.0, 64.0, 0, 0]
     >>> [b.visible for b in ring_blocks(own, 4, 1, "zigzag")]
-    [32.0, 32, 32, 32]
+    [32.0, 32.0, 32.0, 32.0]
     """
     n, half = own.q_len, ceil_div(own.q_len, 2)
     blocks: list[Core | None] = []

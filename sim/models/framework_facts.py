@@ -9,13 +9,17 @@ from msgspec import Struct
 
 
 class UnfusedLoss(NamedTuple):
-    """The kernels of `cross_entropy: unfused`. Bytes are those of one logit, e of them to a 16-bit number.
+    """Hold the kernels of a loss written in separate operators (`cross_entropy: unfused`), and the bytes they move.
 
-    Forward moves a copy to fp32 (e + 4, where `copies`), `reads` times e, and `forward_bytes`; backward the copy back
-    (4 + e, or e where the last kernel casts by itself), and `backward_bytes`. `overwrites`: the tensor in fp32 that
-    becomes the gradient: none (the gradient is one of its own), the softmax, or the logits, which become the softmax
-    first. `split_tensors`: fp32 tensors of all logits beside the log-softmax in the backward where the vocabulary is
-    split and none is overwritten, and one less beside the 16-bit logits in the forward.
+    All bytes are for one logit; e are those of a logit as the output matrix writes it (2 in 16 bits). The forward moves
+    e + 4 to copy 16-bit logits to fp32 (where `copies`), e for each of `reads`, and `forward_bytes`. The backward moves
+    `backward_bytes`, and 4 + e to copy the gradient back to 16 bits, or e where its last kernel casts by itself (not
+    `copies`).
+
+    `overwrites`: which fp32 tensor of all logits the gradient is written over. nothing: it is a tensor of its own;
+    softmax: over the softmax; logits: the softmax is written over the fp32 logits, and the gradient over that.
+    `split_tensors`: where the vocabulary is split over ranks and nothing is overwritten, how many fp32 tensors of all
+    logits the backward holds beside the log-softmax; the forward holds one less beside the 16-bit logits.
     """
 
     forward_kernels: int
@@ -324,6 +328,9 @@ class Framework(Struct, frozen=True):
     scatter_gather_tensors_in_pipeline]"""
     plain_host: bool = True
     """an operator costs the host `host_operator_eager_s`; otherwise `host_operator_s` [docs/calibration.md]"""
+    captures_layers: bool = False
+    """a flag of the trainer captures each layer as a CUDA graph [core/transformer/cuda_graphs.py: TECudaGraphHelper,
+    `--cuda-graph-impl`]"""
     uses_torch_compile: bool = False
     """torch.compile generates the kernels [torchtitan: training.compile]"""
     emitted_for: tuple[str, ...] = ()

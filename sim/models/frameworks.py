@@ -92,6 +92,7 @@ _MEGATRON = Framework(
     zeroes_gradients=True,
     copies_updated=True,
     plain_host=False,
+    captures_layers=True,
     emitted_for=("megatron",),
     former=(
         Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0"),

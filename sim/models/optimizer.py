@@ -11,14 +11,15 @@ from sim.models.muon import Dealt, muon_items
 from sim.models.operators import items_of_part, memory_op
 
 if TYPE_CHECKING:
-    from sim.inputs.training_config import Training
+    from sim.inputs.training_config import OptimizerName, Training
 
 # Decay (2 accesses), first moment scaled (2) and joined by the gradient (3), second moment likewise (2 and 3), its root
 # (2) divided (2) and shifted (2), the parameter moved (4).
 ADAMW_OPERATOR_ACCESSES = 22
 
 
-MOMENTS = {"adamw": 2, "muon": 1, "sgd": 0}  # of a parameter; Muon's are those of matrices, all else has AdamW's
+# Moments kept of a parameter. Muon's are those of matrices, all else has AdamW's.
+MOMENTS: dict[OptimizerName, int] = {"adamw": 2, "muon": 1, "sgd": 0}
 NOTHING_DEALT = Dealt()  # to Muon
 INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.py: `optimizer_update_8bit_blockwise`)
 
@@ -69,7 +70,7 @@ class KeptBytes(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Both."""
+        """Bytes of a parameter that the optimizer keeps: moments and master copy together."""
         return self.moments + self.master
 
 
@@ -147,13 +148,14 @@ def shard_items(n_params: int, t: Training) -> Program:
 
 
 def gradient_buffer_items(n_params: int, t: Training, replicas: int) -> Program:
-    """Return what Megatron does to its whole gradient buffer besides reducing it (`framework: megatron`).
+    """Return what the framework does to the whole gradient buffer of `n_params` besides reducing it.
 
-    It reads it for a norm that shows NaNs, scales it to the mean over data-parallel ranks before it is reduced, and
-    zeroes it for the next step (megatron/core/distributed: `check_grads`, `start_grad_sync`, `zero_grad_buffer`). Where
+    The framework's record says what: it may read the buffer for a norm that shows NaNs (`checks_gradients`), scale it
+    to the mean over `replicas` data-parallel ranks before it is reduced (`averages_gradients`), and zero it for the
+    next step (`zeroes_gradients`); plain torch does none of these, because NCCL averages and gradients are freed. Where
     each micro-batch's gradients are reduced (ZeRO-2 and -3) no more is kept than a shard: `n_params` are those of it.
 
-    Elsewhere gradients are freed rather than zeroed, and NCCL averages.
+    Source: megatron/core/distributed: `check_grads`, `start_grad_sync`, `zero_grad_buffer`.
 
     >>> from types import SimpleNamespace as N
     >>> t = N(framework="megatron", grad_dtype="fp32", software_date=None)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sim.core.attention_pairs import attended_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
 from sim.core.quantization import Quantization
@@ -24,7 +25,6 @@ from sim.models.layer_inputs import layer_inputs_of
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.operators import F, collective, gemm, memory_op
 from sim.models.streams import Streams, streams_of
-from sim.prices.roofline import attended_pairs
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig

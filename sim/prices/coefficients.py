@@ -27,6 +27,8 @@ from sim.prices.roofline import MEMORY_BOUND
 
 BURST_S = 1e-3  # on a CPU: computation before each message that is measured, about that of a small model's layer
 USUAL_KERNEL = "attention"  # training's kernel if none is named
+# Names that files of earlier versions have, which no price ever read: their entries are left out.
+FORMER = ("host_bandwidth_bytes_per_s", "linear_forward_overhead_s", "linear_backward_overhead_s")
 STRIDED = "strided"  # the efficiency of memory-bound operators that torch does not vectorize (`Compute.strided`)
 
 
@@ -132,9 +134,6 @@ class Coefficients:
         0.0, "part of the GPU that a collective within a node takes from kernels beside it"
     )
     # Not used in prices of operators:
-    host_bandwidth_bytes_per_s: float | None = _constant(
-        None, "bandwidth of copies to pinned host memory; shown only", True
-    )
     overlap_compute_slowdown: float | None = _constant(
         None, "time of matmuls beside all-reduces ÷ their time alone; for replays on a CPU only", True
     )
@@ -145,8 +144,6 @@ class Coefficients:
         0.0, "on a CPU: seconds for which ranks wait for the last at a collective after 1 ms of computation"
     )
     peak_bytes: Mapping[str, float] = _entries("peak bytes of a measured fused case; shown only", False)
-    linear_forward_overhead_s: float | None = _constant(None, "forward of a small Linear in old profiles; not used")
-    linear_backward_overhead_s: float | None = _constant(None, "backward of a small Linear in old profiles; not used")
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -185,7 +182,7 @@ class PriceOptions(Struct, frozen=True):
         """Return the coefficients, with neutral values for the effects that are switched off."""
         changes: dict[str, Any] = {}
         if not self.power:
-            # `_throttled` takes 0 for a GPU without a limit.
+            # `PowerLimit` takes 0 for a GPU without a limit.
             changes["power_at_peak"] = 0.0
         if not self.host:
             # With None plain torch has `host_operator_s`, which is 0 now.

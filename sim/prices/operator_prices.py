@@ -25,6 +25,7 @@ from sim.prices.coefficients import AS_STATED, STRIDED, PriceOptions
 from sim.prices.collective_tables import collective_cost
 from sim.prices.cost import Cost, measured
 from sim.prices.kernel_tables import least_waves, measured_bytes
+from sim.prices.power_limit import PowerLimit
 from sim.prices.profile import BlockPoint, CollectiveTable, Profile
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 from sim.prices.table_prices import TablePrices
@@ -34,8 +35,6 @@ from topology.spec import GpuSpec
 
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline
 MEMORY_UNCERTAINTY = 0.15  # spread of published efficiencies of one GPU's streaming kernels
-POWER_UNCERTAINTY = 0.25  # of the time that the power limit adds, which depends on temperature, data and the chip
-POWER_AT_REST = 0.5  # part of the power limit that a GPU draws while it streams from memory
 GROUPED_UNCERTAINTY = 0.1  # error of pricing a grouped matmul as one matmul and its weights' traffic (b200_kernels)
 STRIDED_UNCERTAINTY = 0.3  # a cast took 1.28 times as long before it was vectorized (pytorch pull request 137053)
 # As in all shipped profiles (vtrain_single_node, A100). Hopper runs Ampere's kernels for such sizes: at one size they
@@ -62,9 +61,7 @@ class Costs:
         self._device = _own_device(profile, gpu) if not profile.reference else Device.of(gpu)
         home = _gpu_named(profile) if profile.reference else gpu
         reference = Device.of(home) if profile.reference else self._device
-        # Relative to the reference's limit, as `power_at_peak` is; below 1 for a GPU with a lowered limit.
-        self._power_limit = gpu.power_limit_w / _reference_w(gpu, home)
-        self._power_at_peak = _power_at_peak(self.coefficients.power_at_peak, gpu, home)
+        self.power = PowerLimit.of(self.coefficients.power_at_peak, gpu, home)
         self._borrowed = _borrowed_uncertainty(gpu, home)
         self._points = TablePrices(profile, self._device, reference, self.coefficients, self.launch_overhead_s)
         self._sm_clocks_per_s = sm_clocks_per_s(gpu)
@@ -164,7 +161,7 @@ class Costs:
             cost = price(op, pace)
             if cost is not None:
                 return self._not_vectorized(op, cost)
-        return self._not_vectorized(op, self._throttled(op, self._roofline(op), pace))
+        return self._not_vectorized(op, self.power.throttled(op, self._roofline(op), pace, self._device))
 
     def _not_vectorized(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a kernel that handles one element at a time to the time of its instructions."""
@@ -238,7 +235,7 @@ class Costs:
         if seconds is None:
             return None
         cost = Cost(seconds / self.coefficients.attention_speed, "interpolated", FLASH_UNCERTAINTY)
-        return self._throttled(op, cost, pace)
+        return self.power.throttled(op, cost, pace, self._device)
 
     def _from_points(self, op: Compute, pace: float) -> Cost | None:
         """Price by the table of points with the least uncertainty; several memory-bound kernels share bytes evenly."""
@@ -253,7 +250,7 @@ class Costs:
         # A measured point precedes any interpolation, even with a larger spread, because it is exactly this kernel.
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
         # The power limit slows the matmul, but not the memory that takes the result.
-        cost = self._throttled(op, best._replace(seconds=best.seconds * repeats), pace)
+        cost = self.power.throttled(op, best._replace(seconds=best.seconds * repeats), pace, self._device)
         return cost._replace(seconds=cost.seconds + self._result_seconds(op))
 
     def floor_s(self, op: Compute) -> float:
@@ -313,26 +310,6 @@ class Costs:
             slower = c.fp8_gradient_slowdown
         return cost._replace(seconds=cost.seconds * slower / c.matmul_speed)
 
-    def _throttled(self, op: Compute, cost: Cost, pace: float) -> Cost:
-        """Slow a kernel by the power limit: under a sustained load the clock falls until the power fits the limit.
-
-        Power relative to the reference GPU's limit grows linearly with the used share of the tensor cores' peak, from
-        `POWER_AT_REST` at 0 to `power_at_peak` at 1 (fp32 does not use tensor cores). At the low voltages of a limited
-        GPU the energy of a FLOP is nearly constant, so time grows as power / limit.
-        """
-        at_peak = self._power_at_peak
-        # fp32 runs on vector units, which stay below the limit.
-        unlimited = not at_peak or op.kind in MEMORY_BOUND or op.dtype == "fp32"
-        if unlimited or not op.flops or cost.seconds <= 0:
-            return cost
-        # The used share follows from the seconds: an inefficient matmul draws little power and keeps its clock.
-        used = op.flops / (cost.seconds * self._device.peak(op.dtype))
-        draw = POWER_AT_REST + (at_peak - POWER_AT_REST) * used
-        slower = max(1.0, draw * pace / self._power_limit)
-        # Only the time that the limit adds has the additional uncertainty.
-        error = math.hypot(cost.uncertainty, POWER_UNCERTAINTY * (slower - 1.0))
-        return Cost(cost.seconds * slower, cost.source, error)
-
     def _result_seconds(self, op: Compute) -> float:
         """Return the exposed seconds of a matmul's bytes beyond those of its points (accumulation in fp32)."""
         # Points of the user's own machine were timed with the operator's own result.
@@ -372,36 +349,6 @@ def _borrowed_uncertainty(gpu: GpuSpec, home: GpuSpec) -> float:
     if replace(own, name=other.name) == other:
         return 0.0
     return SAME_MULTIPROCESSORS_UNCERTAINTY if gpu.same_multiprocessors(home) else OTHER_CHIP_UNCERTAINTY
-
-
-def _reference_w(gpu: GpuSpec, home: GpuSpec) -> float:
-    """Return the power limit in watts to which the coefficients of `home` are relative on `gpu`.
-
-    It is `home`'s limit for the same chip (equal multiprocessors and peak, on any board), else the data sheet's limit.
-    """
-    from topology.presets import GPUS
-
-    # Two boards with one chip (SXM, PCIe) draw equal power for equal work, so both are relative to one limit.
-    return home.power_limit_w if _one_chip(gpu, home) else GPUS.get(gpu.name, gpu).power_limit_w
-
-
-def _power_at_peak(at_peak: float, gpu: GpuSpec, home: GpuSpec) -> float:
-    """Return `home`'s `power_at_peak` for `gpu`, relative to `_reference_w`.
-
-    Another chip draws the same share of its limit, but beyond `POWER_AT_REST` at least the energy that `home` draws for
-    a FLOP: an H100's 0.53 pJ and a B200's 0.57 pJ were measured apart, so more FLOPs a joule in a data sheet are not
-    sustained.
-    """
-    own, other = (each.peak_flops_per_s.get("fp16", each.peak_flops_per_s.get("bf16")) for each in (gpu, home))
-    if not at_peak or not own or not other or _one_chip(gpu, home):
-        return at_peak
-    more = own / _reference_w(gpu, home) / (other / home.power_limit_w)
-    return POWER_AT_REST + (at_peak - POWER_AT_REST) * max(1.0, more)
-
-
-def _one_chip(gpu: GpuSpec, home: GpuSpec) -> bool:
-    same_peak = gpu.peak_flops_per_s.get("fp16") == home.peak_flops_per_s.get("fp16")
-    return gpu.sm_count == home.sm_count and same_peak
 
 
 def _gpu_named(profile: Profile) -> GpuSpec:

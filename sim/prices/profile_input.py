@@ -20,7 +20,7 @@ from sim.inputs.file_kinds import other_format
 from sim.inputs.input_source import nearest, show
 from sim.inputs.plain_data import listed, mapping, one_of, text, whole
 from sim.inputs.yaml_input import one_line
-from sim.prices.coefficients import Coefficient, Coefficients, coefficients_from, place_of
+from sim.prices.coefficients import FORMER, Coefficient, Coefficients, coefficients_from, place_of
 from sim.prices.profile import FORMAT, HOST_COPIES, BlockPoint, CollectiveTable, Facts, PointTable, Profile
 from sim.prices.roofline import ATTENTION, ATTENTION_DECODE, MATMULS, MEMORY_BOUND
 
@@ -68,7 +68,7 @@ def profile_from(data: object, where: str = "profile") -> Profile:
 
 
 def _coefficients(data: object, where: str) -> Coefficients:
-    given = mapping(data, where)
+    given = {name: value for name, value in mapping(data, where).items() if name not in FORMER}
     places = {name: place_of(name, where) for name in given}  # unknown names first: their values may be anything
     read = {name: _coefficient(given[name], f"{where}.{name}", place.positive) for name, place in places.items()}
     return coefficients_from(read, where)

@@ -23,10 +23,10 @@ from sim.ranks.places import aligned
 from sim.ranks.plan import Plan
 from topology.network import Network
 from topology.presets import CLUSTERS
+from topology.protocols import NODE_CHANNELS
 from topology.spec import ClusterSpec, GpuSpec
 
 LINK_UNCERTAINTY = 0.2  # real collectives reach 0.6 to 0.95 of closed forms on data-sheet links
-CHANNELS_IN_NODE = 24  # NCCL's channels within a node, for which `collective_sm_share` holds
 SMALL_BYTES = 64.0  # bytes of a message that describes a tensor
 # Of the host memory's bandwidth, for AdamW on all cores: STREAM reaches 0.8 of data sheets, and torch's fused AdamW on
 # a CPU no less than a copy. The uncertainty is a judgement.
@@ -157,7 +157,7 @@ class Pricing:
         if inter.nic_bandwidth_bytes_per_s > FAST_NIC_BYTES_PER_S and channels < FEW_CHANNELS:
             channels *= 2
         # Limited, because `collective_sm_share` was measured with the channels within a node.
-        return min(1.0, channels / CHANNELS_IN_NODE)
+        return min(1.0, channels / NODE_CHANNELS)
 
     def _in_first_node(self, ranks: list[int]) -> int:
         """Count the members of a group (ascending ranks) in its first member's node."""

@@ -13,7 +13,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from sim.core.dtypes import dtype_bytes
+from sim.core.attention_pairs import attended_pairs, least
+from sim.core.dtypes import dtype_bytes, peak_flops_per_s
 from sim.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,20 +22,16 @@ if TYPE_CHECKING:
 
 MATMULS = ("gemm", "grouped_gemm")
 ATTENTION = ("attention_forward", "attention_backward")
+MODEL_FLOPS_KINDS = (*MATMULS, *ATTENTION)  # of training: those whose FLOPs are counted as the model's
 # A rank's routed experts as serving libraries run them, from the choice of experts to the weighted sum. Shape: (tokens,
 # hidden, ffn, top_k, experts, expert_tp, ep) of a gated layer with experts over ep ranks, each split over expert_tp.
 MOE_LAYER = "moe_layer"
-SENT = "sent"  # `Compute.kernel` of experts on a rank that has only the tokens sent to it
 ATTENTION_DECODE = "attention_decode"  # (batch, heads, kv_heads, kv_len, head_dim): one query a sequence
 COUNTED = (*MATMULS, *ATTENTION, ATTENTION_DECODE, MOE_LAYER)  # kinds whose FLOPs follow from the shape
 ACTIVATION_BYTES = 2.0  # bytes of an activation of served layers, for any dtype of weights
 # Several kernels of these kinds read `bytes / kernels` each; an optimizer's or a copy's bytes are one sweep.
 MEMORY_BOUND = ("norm", "elementwise", "softmax", "embedding", "cross_entropy", "optimizer", "permute", "cast", "copy")
-# Products in bf16 that replace one in fp32: each factor is a sum of three bf16 numbers, and the three smallest of nine
-# products are left out (Henry, Tang and Heinecke 2019, arXiv:1904.06376; `bf16_6x` in StableHLO's specification).
-FP32_PRODUCTS = 6
 N = TypeVar("N", float, NDArray[np.float64])  # one shape, or a column of many shapes
-M = TypeVar("M", int, float, NDArray[np.float64])
 
 
 class Device(Struct, frozen=True):
@@ -51,24 +48,18 @@ class Device(Struct, frozen=True):
         return Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s, gpu.sm_count)
 
     def peak(self, dtype: str) -> float:
-        """Return the dense peak of matmuls in FLOP/s.
-
-        Microscaling formats have the peak of their element type (mxfp8 of fp8, nvfp4 of fp4). fp32 has the fp32 peak,
-        never that of tf32; on a device without one (TPU, Gaudi) it takes `FP32_PRODUCTS` products in bf16.
+        """Return the dense peak of matmuls in FLOP/s (`sim.core.dtypes.peak_flops_per_s`).
 
         Raises:
             InputError: if the device has no peak for `dtype`.
         """
-        # The format's own name is first, because a measured peak of mxfp8 precedes the data sheet's fp8.
-        for name in (dtype, {"mxfp8": "fp8", "nvfp4": "fp4"}.get(dtype, dtype)):
-            if name in self.peak_flops_per_s:
-                return self.peak_flops_per_s[name]
-        if dtype == "fp32" and "bf16" in self.peak_flops_per_s:
-            return self.peak_flops_per_s["bf16"] / FP32_PRODUCTS
-        raise InputError(
-            f"cluster.gpu.peak_flops_per_s: {self.name} has no rate for {dtype}; "
-            f"it has {', '.join(sorted(self.peak_flops_per_s))}"
-        )
+        peak = peak_flops_per_s(self.peak_flops_per_s, dtype)
+        if peak is None:
+            raise InputError(
+                f"cluster.gpu.peak_flops_per_s: {self.name} has no rate for {dtype}; "
+                f"it has {', '.join(sorted(self.peak_flops_per_s))}"
+            )
+        return peak
 
     def seconds(self, kind: str, flops: float, bytes_: float, dtype: str) -> float:
         """Return max(flops/peak, bytes/bandwidth) in seconds; memory-bound kinds have only the second term."""
@@ -108,21 +99,6 @@ def shape_flops(kind: str, shape: Sequence[N]) -> N:
     return 0.0 * shape[0]
 
 
-def attended_pairs(q_len: M, kv_len: M, causal: M | bool) -> M:
-    """Return the query-key pairs of one head; a causal query sees keys up to its own position, aligned at the end.
-
-    >>> attended_pairs(4, 4, True), attended_pairs(1, 4, True), attended_pairs(4, 4, False), attended_pairs(4, 2, True)
-    (10, 4, 16, 3)
-    """
-    # Arithmetic instead of branches on `causal`, because arguments may be whole columns.
-    pairs, shorter = q_len * kv_len, _least(q_len, kv_len)
-    return pairs - causal * (pairs - shorter * kv_len + shorter * (shorter - 1) // 2)
-
-
-def _least(a: M, b: M) -> M:
-    return np.minimum(a, b) if isinstance(a, np.ndarray) else min(a, b)
-
-
 def shape_bytes(kind: str, shape: Sequence[N], dtype: str) -> N:
     """Return the bytes of operands and result, each moved once; memory-bound kinds have `shape` (bytes,)."""
     if kind in MATMULS:
@@ -139,8 +115,8 @@ def shape_bytes(kind: str, shape: Sequence[N], dtype: str) -> N:
     if kind == MOE_LAYER:
         tokens, hidden, ffn, top_k, experts, expert_tp, ep = shape
         rows = tokens * top_k / ep  # evenly spread, as measured: no expert gets a second row before all have one
-        # -_least(-rows, -1) is max(rows, 1): a rank with less than one row still reads an expert.
-        read = _least(experts / ep, -_least(-rows, rows * 0.0 - 1.0))
+        # -least(-rows, -1) is max(rows, 1): a rank with less than one row still reads an expert.
+        read = least(experts / ep, -least(-rows, rows * 0.0 - 1.0))
         inner = ffn / expert_tp
         return read * 3 * hidden * inner * dtype_bytes(dtype) + rows * (2 * hidden + 3 * inner) * ACTIVATION_BYTES
     return 1.0 * shape[0]

@@ -297,8 +297,8 @@ def gradients_of(item: Compute) -> tuple[int, int]:
     return 0, 0
 
 
-def _limit_bytes(dp: DataParallel) -> float:
-    """At which a bucket of gradients is full."""
+def limit_bytes(dp: DataParallel) -> float:
+    """Return the bytes at which a bucket of gradients is full; 0: each tensor fills one, infinite: nothing does."""
     if dp.zero == 3 and not dp.engine.buckets_shards:
         return float("inf")
     return {"per_parameter": 0.0, "bucketed": dp.bucket_bytes}.get(dp.sync, float("inf"))
@@ -309,7 +309,7 @@ class _Buckets:
 
     def __init__(self, dp: DataParallel) -> None:
         self.dp, self.count = dp, 0
-        self.limit_bytes = _limit_bytes(dp)
+        self.limit_bytes = limit_bytes(dp)
         self.dense, self.experts, self.tensors = 0.0, 0.0, 0
 
     def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Comm | Compute]:
@@ -357,48 +357,6 @@ def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> l
     return [replace(made, part=ModelPart.OPTIMIZER)]
 
 
-def gather_units(blocks: Sequence[Block], dp: DataParallel) -> list[tuple[int, int, int]]:
-    """Return what ZeRO-1 and -2 gather at once: the buckets that gradients fill in backward, the first block's first.
-
-    Each: dense and expert elements, and the first block that has some of them.
-    """
-    limit_bytes = _limit_bytes(dp)
-    units: list[tuple[int, int, int]] = []
-    dense = experts = 0
-    for i in reversed(range(len(blocks))):
-        own = blocks[i].tensors or (blocks[i].params,)
-        for a, b in (*((n, 0) for n in reversed(own)), (0, blocks[i].expert_params)):
-            dense, experts = dense + a, experts + b
-            if (dense + experts) * dp.gradient_bytes >= max(limit_bytes, 1.0):
-                units.append((dense, experts, i))
-                dense = experts = 0
-    if dense + experts > 0:
-        units.append((dense, experts, 0))
-    return units[::-1]
-
-
-def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
-    """ZeRO-1 and -2: the updated parameters of the step before, gathered under this step's forward."""
-    if dp.zero not in (1, 2) or not dp.gather_overlap:
-        return ()
-    return tuple(
-        c
-        for k, (dense, experts, i) in enumerate(gather_units(blocks, dp))
-        for c in dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, f"p{k}")
-    )
-
-
-def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel) -> list[list[Wait | Compute]]:
-    """Return what each block's first forward waits for: the gathers of `prologue` that bring it something, and their
-    cast."""
-    out: list[list[Wait | Compute]] = [[] for _ in blocks]
-    if dp.zero in (1, 2) and dp.gather_overlap:
-        for k, (dense, experts, i) in enumerate(gather_units(blocks, dp)):
-            gathered = dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, f"p{k}")
-            out[i] += [*waits(gathered, Phase.FORWARD), *cast(gathered, dp, Phase.FORWARD)]
-    return out
-
-
 def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
     """Gradients reduced once all backwards are done (`DataParallel.at_the_end`), nothing beside them."""
     if not dp.at_the_end or dp.each_micro_batch or dp.zero == 3:
@@ -406,30 +364,3 @@ def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
     dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
     reduced, tensors = dp.reduce("all", dense, experts, ""), sum(len(b.tensors) for b in blocks)
     return (*join_gradients(reduced, dp, tensors), *reduced)
-
-
-def gather_after_optimizer(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
-    """ZeRO-1 and -2 without overlap: the updated parameters are gathered before the next step starts."""
-    if dp.zero not in (1, 2) or dp.gather_overlap:
-        return ()
-    dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
-    gathered = dp.gather("all", dense, experts, Phase.OPTIMIZER, "")
-    copied = copies_by_tensor(blocks, dp) if gathered and dp.by_tensor else ()
-    return (*copied[:1], *gathered, *copied[1:], *cast(gathered, dp, Phase.OPTIMIZER))
-
-
-def copies_by_tensor(blocks: Sequence[Block], dp: DataParallel) -> Program:
-    """Return the copies before and after a gather of which each tensor is a list of its ranks' parts.
-
-    All parameters are joined rank by rank, whatever is gathered into them. torch copies what arrives from the buffer
-    of its own collective (ProcessGroupNCCL, `allgather`), and then each part of each tensor is copied back.
-    """
-    elements = sum(b.params + b.expert_params for b in blocks)
-    moved = 2 * elements * dp.gathered_bytes
-    tensors = sum(len(b.tensors) or 1 for b in blocks)
-    phase, dtype = Phase.OPTIMIZER, "bf16"
-    joined = memory_op("join parameters", phase, "copy", elements, moved, dtype, dp.shard)
-    put = memory_op("put parameters", phase, "copy", elements, moved, dtype, dp.shard)
-    back = memory_op("copy parameters back", phase, "copy", elements, moved, dtype, tensors * dp.shard)
-    made = (joined, put, replace(back, looped=True))
-    return tuple([replace(op, part=ModelPart.PARAMETER_COPIES) for op in made])

@@ -1,8 +1,8 @@
 """The program of one action of a stage: the programs of its blocks, joined, with everything around them.
 
-Around the blocks: data parallelism (`data_parallel.py`), activations offloaded to host memory and fetched back, a
-stage's input sent in tensor-parallel pieces and gathered (Megatron's scatter/gather), and measured blocks, which
-stand in for their operators where the profile has them.
+Around the blocks: data parallelism (`data_parallel.py`, `updated_parameters.py`), activations offloaded to host memory
+and fetched back, a stage's input sent in tensor-parallel pieces and gathered (Megatron's scatter/gather), and measured
+blocks, which stand in for their operators where the profile has them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,8 @@ from sim.models.operators import rerun
 from sim.models.optimizer import gradient_buffer_items, host_update_items, shard_items, state_bytes
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
-from sim.programs.data_parallel import (
-    DataParallel,
-    after_backward,
-    gather_after_optimizer,
-    prologue,
-    prologue_waits,
-    weave_backward,
-    weave_forward,
-)
+from sim.programs.data_parallel import DataParallel, after_backward, weave_backward, weave_forward
+from sim.programs.updated_parameters import gather_after_optimizer, prologue, prologue_waits
 from sim.ranks.equal_ranks import expert_rank, position_of
 from sim.ranks.plan import ModelSlice, Plan
 
@@ -110,7 +103,7 @@ class Stage(Struct, frozen=True, eq=False):
         return tuple(_measured(b, kind, self.costs) for b in self.blocks)
 
     def prologue(self) -> Program:
-        """The program at the beginning of the step: see `data_parallel.prologue`."""
+        """The program at the beginning of the step: see `updated_parameters.prologue`."""
         return prologue(self.blocks, self.dp)
 
     def block_seconds(self, kind: Kind) -> list[float]:

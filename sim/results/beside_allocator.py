@@ -8,9 +8,9 @@ page of 2 MiB, the two sizes that its log shows on eight H100 (github.com/NVIDIA
 channel: a ring's, and up and down a tree. Every communicator has its own (issue 864: 1.6 GB with one, 6 GB with three
 and more).
 
-Eight H100 (issue 1685) and eight A100 (github.com/NVIDIA/nccl-tests, issue 100) behind NVLink switches print 24
-channels. The same is assumed of other links and between nodes, where logs show fewer (eight H800: 16, issue 892; two
-nodes of two H20: 8, issue 1189): there too much is taken off, on eight H800 a third of the buffers.
+`NODE_CHANNELS` are those of eight GPUs behind NVLink switches. The same is assumed of other links and between nodes,
+where logs show fewer (eight H800: 16, issue 892; two nodes of two H20: 8, issue 1189): there too much is taken off, on
+eight H800 a third of the buffers.
 
 Which communicators a trainer makes is its record's fact. Of one whose communicators nobody counted nothing is taken
 off, so that its runs are said to fit in the whole memory.
@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 from sim.inputs.scenario import Scenario
 from sim.models.frameworks import framework_of
+from topology.protocols import NODE_CHANNELS
 from topology.spec import GpuSpec
 
 # Assumption: CUDA's context with the kernels of torch, cuBLAS and NCCL on a data-centre GPU.
 CONTEXT_BYTES = 0.5 * 2**30
 CONNECTION_BYTES = 12.0 * 2**20
 CONNECTIONS = 3
-CHANNELS = 24
 TIGHT_BYTES = 2.0 * 2**30  # CUDA's context, NCCL's buffers and the driver take about so much or more
 
 
@@ -52,7 +52,7 @@ def memory_limit(scenario: Scenario, gpu: GpuSpec) -> MemoryLimit:
     """Return the memory of a GPU that a training step can have; all of it while serving."""
     if not _counted(scenario, gpu):
         return MemoryLimit(gpu.memory_bytes, None)
-    buffers = communicators(scenario) * CHANNELS * CONNECTIONS * CONNECTION_BYTES
+    buffers = communicators(scenario) * NODE_CHANNELS * CONNECTIONS * CONNECTION_BYTES
     limit = max(1.0, _without_context_bytes(gpu) - buffers)  # a share of nothing would be no number
     return MemoryLimit(limit, gpu.memory_bytes - limit)
 

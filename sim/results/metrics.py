@@ -46,7 +46,7 @@ class Spans(NamedTuple):
     end_s: Floats
 
     def only(self, rows: Ints | NDArray[np.bool_]) -> Spans:
-        """Some of them."""
+        """The intervals of these rows: places in their order, or a truth for each interval."""
         return Spans(self.group[rows], self.start_s[rows], self.end_s[rows])
 
     def seconds(self, groups: int) -> Floats:

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.gc_paused import no_collection
-from sim.core.program import MATMUL_KINDS, Compute
+from sim.core.program import Compute
 from sim.inputs.scenario import Scenario
 from sim.models.source import source_of
+from sim.prices.roofline import MODEL_FLOPS_KINDS, Device
 from sim.programs.compile import compile_program
 from sim.ranks.equal_ranks import APART_RANKS
 from sim.ranks.faults import disturbs, has_jitter
@@ -216,7 +217,7 @@ def _utilization(sim: FinishedStep, tokens_per_s: float) -> Utilization:
     s = sim.scenario
     t = s.for_training
     ranks = s.parallelism.ranks
-    peak = s.cluster.mean_over(ranks, lambda gpu: gpu.peak_flops_per_s[t.precision])
+    peak = s.cluster.mean_over(ranks, lambda gpu: Device.of(gpu).peak(t.precision))
     source = source_of(s)
     per_token, full = source.flops_per_token(causal_half=True), source.flops_per_token(causal_half=False)
     per_gpu = per_token * tokens_per_s / ranks
@@ -230,7 +231,9 @@ def _recomputed_flops(sim: FinishedStep, class_index: int) -> float:
     """Matmul FLOPs that one rank of a class recomputes in a step."""
     stages = sim.stages[class_index]
     per_stage = {
-        i: sum(op.flops for b in s.blocks for op in b.recompute if isinstance(op, Compute) and op.kind in MATMUL_KINDS)
+        i: sum(
+            op.flops for b in s.blocks for op in b.recompute if isinstance(op, Compute) and op.kind in MODEL_FLOPS_KINDS
+        )
         for i, s in stages.items()
     }
     if not any(per_stage.values()):

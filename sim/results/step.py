@@ -186,3 +186,11 @@ def rows_of(built: Built, times: Times) -> NDArray[np.int64]:
     """The slots of all tasks, in order of start, then of class."""
     slots = built.graph.slot_table()
     return slots[np.lexsort((slots[:, 1], times.start_s[slots[:, 0]]))]
+
+
+def optimizer_starts_s(built: Built, times: Times, classes: int) -> list[float]:
+    """Return when each class of ranks starts its own optimizer, in seconds, `[classes]`; 0 for one without."""
+    slots = built.graph.slot_table()  # task, class, stream, kind
+    slots = slots[slots[:, 3] == built.graph.span_kinds.get("OPTIMIZER", -1)]
+    of_class = [slots[slots[:, 1] == c, 0] for c in range(classes)]
+    return [float(times.start_s[tasks].min()) if len(tasks) else 0.0 for tasks in of_class]

@@ -49,7 +49,7 @@ class WeightTransfer(Record, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """One after another."""
+        """Seconds of the whole transfer: its gather, broadcast and load follow each other."""
         return self.gather_s + self.broadcast_s + self.load_s
 
 

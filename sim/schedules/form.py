@@ -91,11 +91,11 @@ class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
         return self.lists(p, m) if self.least_stages is None else self.lists(p, m, v or self.least_stages)
 
     def ranks_problem(self, p: int) -> str | None:
-        """A sentence's end that says which numbers of ranks can be, if p is none."""
+        """What is wrong with p pipeline ranks, as the end of a sentence ("must be a multiple of 2"); None: nothing."""
         return f"must be a multiple of {self.ranks_multiple}" if p % self.ranks_multiple else None
 
     def micro_batches_problem(self, p: int, m: int) -> str | None:
-        """A sentence's end that says which numbers of micro-batches can be on p ranks, if m is none."""
+        """What is wrong with m micro-batches on p ranks, as the end of a sentence ("must be at least 4"); or None."""
         multiple, fewest = self.micro_batches_multiple(p), self.fewest_micro_batches(p)
         if m % multiple == 0 and m >= fewest:
             return None
@@ -103,7 +103,7 @@ class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
         return f"must be {least}" if multiple == 1 else f"must be a multiple of {multiple}, {least}"
 
     def stages_problem(self, v: int) -> str | None:
-        """A sentence that says which numbers of stages per rank can be, if v is none."""
+        """What is wrong with v stages per rank, as a sentence ("it needs 2 or more stages per rank"); None: nothing."""
         n = self.stages_per_rank
         if self.least_stages is None:
             return None if v == n else f"it has {counted(n, 'stage')} per rank"
@@ -126,7 +126,7 @@ class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def stages_per_rank(self) -> int:
-        """Stages per rank: all that can be, or the least."""
+        """Stages that each rank has: the schedule's fixed number, or the least where a scenario may choose more."""
         return self.least_stages or len(self.example.rank_of_stage) // len(self.example.ranks)
 
     @cached_property

@@ -23,8 +23,8 @@ from msgspec import Struct
 from sim.core.actions import Kind
 from sim.core.program import Phase
 from sim.inputs.scenario import Scenario
-from sim.programs.data_parallel import gather_units
 from sim.programs.stages import Stage, epilogue
+from sim.programs.updated_parameters import gather_units
 from sim.ranks.faults import has_jitter, link_scales
 from sim.results.memory_changes import on_device
 from sim.results.states import states

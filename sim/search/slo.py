@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.inputs.units import TIME
+from sim.serve.results.records import STATISTICS
 from sim.serve.results.result import ServingSimulation
 
 QUANTITIES = {
@@ -18,7 +19,6 @@ QUANTITIES = {
     "itl": "inter_token_latency_s",
     "latency": "request_latency_s",
 }
-STATISTICS = ("p50", "p90", "p95", "p99", "mean")
 # What results and benchmarks call the quantities (`vllm bench serve --goodput`, genai-perf).
 OTHER_NAMES = {key.removesuffix("_s"): name for name, key in QUANTITIES.items()} | {
     "e2e": "latency",

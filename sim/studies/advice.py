@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
+from sim.models.frameworks import framework_of
 from sim.results.losses import lost_parts
 from sim.results.records import Record
 from sim.schedules import FORMS
@@ -21,7 +22,6 @@ from sim.simulation import Simulation, simulate
 
 LEAST_GAIN = 0.002  # of the step: less is not worth a change
 QUICK_TASKS = 5_000  # a step of so many has proposals tried unasked; by tasks, since times differ from run to run
-GRAPHED = ("megatron",)  # frameworks with a flag that captures layers as CUDA graphs (--cuda-graph-impl)
 MEMORY = "memory"  # the part of a step that does not fit
 
 
@@ -142,7 +142,7 @@ def _below_peak(scenario: Scenario) -> Iterator[Changes]:
     yield ("training.framework=compiled",)
     moe = scenario.model.moe
     fixed_shapes = moe is None or moe.pad_to_capacity  # else no graph holds a whole layer
-    if t.framework in GRAPHED and t.cuda_graphs == "none" and fixed_shapes:
+    if framework_of(t).captures_layers and t.cuda_graphs == "none" and fixed_shapes:
         yield ("training.cuda_graphs=layers",)
     if t.cross_entropy == "unfused":
         yield ("training.cross_entropy=fused",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sim.serve.results.records import STATISTICS
 from sim.validation.prediction import NotSimulated, Prediction, Predictions, profile_named
 from sim.validation.records import Measurement
 
@@ -67,7 +68,7 @@ def _statistic(key: str, usual: str) -> tuple[str, str]:
     >>> _statistic("time_to_first_token_p99_s", "p50"), _statistic("time_to_first_token_s", "mean")
     (('time_to_first_token_s', 'p99'), ('time_to_first_token_s', 'mean'))
     """
-    for which in ("mean", "p50", "p90", "p95", "p99"):
+    for which in STATISTICS:
         if key.endswith(f"_{which}_s"):
             return key.removesuffix(f"{which}_s") + "s", which
     return key, usual

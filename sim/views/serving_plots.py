@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sim.core.units import count, counted, percent, seconds
+from sim.serve.results.records import STATISTICS
 
 if TYPE_CHECKING:
     from sim.results.records import Record
@@ -22,7 +23,7 @@ LATENCIES = {
     "request_latency_s": "End to end",
     "inter_token_latency_s": "Between two tokens",
 }
-STATISTICS = (("p50", 50.0), ("p90", 90.0), ("p99", 99.0))
+DRAWN = (("p50", 50.0), ("p90", 90.0), ("p99", 99.0))
 FAR_LIMIT = 3.0  # times p99: a promise beyond it is named in words, since the curve would be all at the left
 # Lines: readable on white and on the dark page alike. The limit's red is that of the page, which changes with it.
 _BLUE, _ORANGE, _LIMIT, _LIMIT_KEY = "#2b8cc9", "#d55e00", "#b3261e", "var(--bad)"
@@ -65,7 +66,7 @@ def serving_plots(
         over_time=_over_time(history),
         window_s=(float(np.diff(history.rate_edges_s[:2])[0]), float(np.diff(history.level_edges_s[:2])[0])),
         latencies=tuple([_latency(key, result, found[key], promises) for key in latencies]),
-        head=("", "p50", "p90", "p95", "p99", "Mean", "Slowest", *(["Limits"] if promises else [])),
+        head=("", *(name.replace("mean", "Mean") for name in STATISTICS), "Slowest", *(["Limits"] if promises else [])),
         table=tuple([_row(key, result, found[key], promises) for key in latencies]),
         promises=bool(promises),
         within=within,
@@ -81,7 +82,7 @@ def promise_words(promise: Promise, result: ServingResult) -> str:
 
 def _row(key: str, result: ServingResult, found: Seconds, promises: Sequence[Promise]) -> tuple[str, ...]:
     stated: Record = getattr(result, key)
-    values = [getattr(stated, name) for name in ("p50", "p90", "p95", "p99", "mean")]
+    values = [getattr(stated, name) for name in STATISTICS]
     asked = ", ".join([promise_words(p, result) for p in promises if p.key == key])
     return (LATENCIES[key], *(seconds(v) for v in (*values, float(found[-1]))), *([asked or "–"] if promises else []))
 
@@ -171,9 +172,9 @@ def _latency(key: str, result: ServingResult, found: Seconds, promises: Sequence
     line = plot.line(x="x", y="y", source=source, line_color=_BLUE, line_width=2, name=f"cumulative:{key}")
     plot.add_tools(HoverTool(renderers=[line], mode="hline", line_policy="nearest", tooltips=_TIP))
     marks = {
-        "x": [getattr(stated, statistic) for statistic, _ in STATISTICS],
-        "y": [p / 100 for _, p in STATISTICS],
-        "text": [f"{statistic} {seconds(getattr(stated, statistic))}" for statistic, _ in STATISTICS],
+        "x": [getattr(stated, statistic) for statistic, _ in DRAWN],
+        "y": [p / 100 for _, p in DRAWN],
+        "text": [f"{statistic} {seconds(getattr(stated, statistic))}" for statistic, _ in DRAWN],
     }
     dots = ColumnDataSource(marks)
     plot.scatter(x="x", y="y", source=dots, size=7, fill_color=_BLUE, line_color=None, name=f"marks:{key}")

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from calibrate.lora import Adapted, add_adapters, merged  # noqa: E402
 from calibrate.model import Build, make_blocks  # noqa: E402
 from calibrate.parallel.memory import resident, saved_storages  # noqa: E402
 from calibrate.quantization import loss as mean_loss  # noqa: E402
@@ -17,6 +16,7 @@ from sim.core.program import Block, Compute  # noqa: E402
 from sim.inputs.scenario import Scenario, parse_scenario  # noqa: E402
 from sim.programs.stages import stage_blocks  # noqa: E402
 from sim.ranks.plan import make_plan  # noqa: E402
+from tests.real.adapters import Adapted, add_adapters, merged  # noqa: E402
 
 torch.set_num_threads(1)
 ALL = ["qkv", "attention_out", "mlp_up", "mlp_down"]

@@ -61,12 +61,10 @@ def test_what_the_scenario_has_is_not_said_beside_another_change() -> None:
     assert ("parallelism.zero=3", "training.recompute=full") not in changes
 
 
-def test_graphs_are_tried_where_the_host_is_late() -> None:
-    short = ("model=llama3.2-3b", "training.seq_len=256")
-    _, found = advice("dp8", *short, "training.framework=megatron")
-    assert ("training.cuda_graphs=layers",) in {t.changes for t in found}
-    _, found = advice("dp8", *short)
-    assert ("training.cuda_graphs=layers",) not in {t.changes for t in found}
+@pytest.mark.parametrize(("framework", "tried"), [("megatron", True), ("megatron_bridge", True), ("eager", False)])
+def test_graphs_are_tried_where_the_host_is_late_and_the_framework_captures_layers(framework: str, tried: bool) -> None:
+    _, found = advice("dp8", "model=llama3.2-3b", "training.seq_len=256", f"training.framework={framework}")
+    assert (("training.cuda_graphs=layers",) in {t.changes for t in found}) == tried
 
 
 @pytest.mark.parametrize("padded", ["true", "false"])

@@ -14,8 +14,9 @@ from sim.commands.validate import validate_tables
 from sim.core.errors import InputError
 from sim.core.program import Role
 from sim.inputs.program_file import CapturedOperator, Tensor, read_program
-from sim.models.captured import compute_of, computes_of, known
+from sim.models.captured import compute_of, computes_of, known, masked_flops
 from sim.models.captured_kernels import moved_bytes
+from sim.prices.roofline import shape_flops
 from sim.validation.tables import read_table
 
 MLP = Path(__file__).parent / "data" / "mlp.json.gz"  # 64 -> 256 -> 64 on 32 rows, autocast bf16, fused AdamW
@@ -286,3 +287,25 @@ def test_a_diagonal_is_read_alone_and_its_gradient_put_into_zeros() -> None:
     matrix, diagonal = Tensor("fp32", (64, 64), ()), Tensor("fp32", (64,), ())
     assert moved_bytes(_operator("diagonal_copy", (matrix,), diagonal)) == 2 * diagonal.bytes
     assert moved_bytes(_operator("diagonal_backward", (diagonal,), matrix)) == matrix.bytes + 2 * diagonal.bytes
+
+
+@pytest.mark.parametrize(("q", "kv"), [(64, 64), (64, 256), (256, 64)])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_causal_mask_begins_at_the_first_key_as_torchs_does(q: int, kv: int, backward: bool) -> None:
+    """torch.nn.functional.scaled_dot_product_attention: `is_causal` of unequal lengths is aligned at the upper left."""
+    x, y = Tensor("bf16", (2, 4, q, 32), ()), Tensor("bf16", (2, 4, kv, 32), ())
+    name = f"aten._scaled_dot_product_efficient_attention{'_backward' if backward else ''}"
+    op = operator(name, [x, x, y, y] if backward else [x, y, y], [x])._replace(causal=True)
+    found = compute_of(op)
+    pairs = sum(min(i + 1, kv) for i in range(q)) - min(q, kv) / 2  # half of the diagonal
+    assert found.flops == pytest.approx((10 if backward else 4) * 2 * 4 * 32 * pairs)
+    assert shape_flops(found.kind, found.shape) == pytest.approx(found.flops, rel=0.02)
+    assert found.flops + masked_flops(op) == compute_of(op._replace(causal=False)).flops
+
+
+def test_joined_sequences_end_at_the_last_key_as_flash_attention_has_it() -> None:
+    starts = Tensor("int32", (3,), ())
+    x, y = Tensor("bf16", (64, 4, 32), ()), Tensor("bf16", (512, 4, 32), ())
+    found = compute_of(operator("torch_attn._varlen_attn", [x, y, y, starts, starts], [x])._replace(causal=True))
+    pairs = sum(256 - 32 + i + 1 for i in range(32)) - 16
+    assert found.flops == pytest.approx(4 * 2 * 4 * 32 * pairs)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from sim.core.attention_pairs import attended_pairs
 from sim.core.errors import InputError
 from sim.core.program import EAGER_NORM, BlockRef, Compute, Phase
 from sim.inputs.scenario import parse_scenario
@@ -15,7 +16,7 @@ from sim.prices.interpolation import Surface
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import attended_pairs, shape_flops
+from sim.prices.roofline import shape_flops
 from sim.simulation import simulate
 from topology.presets import GPUS
 
@@ -208,6 +209,14 @@ def test_fp32_is_not_tf32_and_takes_six_products_in_bf16_without_a_peak_of_its_o
     assert one / two == pytest.approx(times)
 
 
+@pytest.mark.parametrize("cluster", ["tpu-v5p-torus", "gaudi3-node"])
+def test_a_step_in_fp32_runs_where_six_products_in_bf16_make_one(cluster: str) -> None:
+    training = {"seq_len": 512, "global_batch_size": 8, "precision": "fp32"}
+    result = simulate(parse_scenario({"model": "llama3.2-1b", "cluster": cluster, "training": training})).outcome
+    gpu, use = result.scenario.cluster.gpu, result.utilization
+    assert use.model_flops_per_s_per_gpu / use.mfu == pytest.approx(gpu.peak_flops_per_s["bf16"] / 6)
+
+
 @pytest.mark.parametrize("op", [gemm(4096, 4096, 4096), gemm(5000, 3000, 2000), gemm(1, 4096, 4096)])
 @pytest.mark.parametrize("profile", [MEASURED, NOTHING])
 def test_a_gpu_twice_as_fast_takes_half_as_long(profile: Profile, op: Compute) -> None:
@@ -279,6 +288,10 @@ def test_attention_flops_are_counted_pair_by_pair() -> None:
     for q, kv, causal in ((5, 5, True), (3, 7, True), (7, 3, True), (4, 6, False)):
         pairs = sum(1 for i in range(q) for j in range(kv) if not causal or j <= i + kv - q)
         assert attended_pairs(q, kv, causal) == pairs
+        first = sum(1 for i in range(q) for j in range(kv) if not causal or j <= i)
+        assert attended_pairs(q, kv, causal, "first") == first
+        columns = [np.array([float(n)] * 2) for n in (q, kv, causal)]
+        assert attended_pairs(*columns, "first").tolist() == [first] * 2
     shape = (2, 8, 2, 128, 128, 64, 32, 0)
     forward = 2 * 2 * 8 * 128 * 128 * (64 + 32)
     assert shape_flops("attention_forward", shape) == forward

@@ -80,8 +80,8 @@ def test_the_same_chip_draws_the_same_watts_on_any_board() -> None:
     assert 1.2 < step_s("a100-pcie", "a100-pcie") / step_s("a100-sxm", "a100-sxm") <= 1.3334
     assert 1.0 < step_s("b200-sxm", "b200-sxm") / step_s("b300-sxm", "b200-sxm") <= 1.1001
     volta = Costs(load_profile("v100"), GPUS["v100"])  # throttles as an A100 does, each at its own limit
-    assert volta._power_limit == 1.0
-    assert Costs(load_profile("v100"), GPUS["v100"].model_copy(update={"power_limit_w": 150.0}))._power_limit == 0.5
+    assert volta.power.limit == 1.0
+    assert Costs(load_profile("v100"), GPUS["v100"].model_copy(update={"power_limit_w": 150.0})).power.limit == 0.5
     b200, gb200 = (load_profile(g).coefficients.power_at_peak for g in ("b200-sxm", "gb200"))
     watts = 500 + (b200 - 0.5) * 1000 * 2500 / 2250  # by their peaks in 16 bits
     assert gb200 * GPUS["gb200"].power_limit_w == pytest.approx(watts, rel=0.005)

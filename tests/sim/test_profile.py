@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sim.core.errors import InputError
 from sim.core.files import write_json
 from sim.core.shipped import shipped_profiles
-from sim.prices.coefficients import AttentionSpeed, Coefficients, PriceOptions, coefficients_from
+from sim.prices.coefficients import FORMER, AttentionSpeed, Coefficients, PriceOptions, coefficients_from
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.prices.profile_input import profile_from
 from sim.prices.profiles import load_profile
@@ -229,6 +229,13 @@ def test_the_docs_say_what_each_coefficient_is() -> None:
     for record in (Coefficients, AttentionSpeed):
         for field in fields(record):
             assert not field.metadata or f"| {field.metadata['meaning']} |" in text, field.name
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_coefficients_of_an_earlier_version_are_left_out(name: str) -> None:
+    data = small()
+    data["coefficients"][name] = {"value": 1e-5, "source": "measured then"}
+    assert list(profile_from(data, "p.json").coefficients.flat()) == ["launch_overhead_s"]
 
 
 def test_names_on_disk_come_back_as_they_were() -> None:

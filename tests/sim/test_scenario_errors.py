@@ -202,6 +202,7 @@ LAYOUTS: list[tuple[list[str], str]] = [
     (["cluster=dgx-v100"], "training.precision: found 'bf16'; GPU v100 has no bf16 peak"),
     (["training.precision=fp8", "cluster=dgx-a100"], "GPU a100-sxm has no fp8 peak"),
     (["training.precision=nvfp4"], "GPU h100-sxm has no nvfp4 peak"),
+    (["training.precision=mxfp8"], "GPU h100-sxm has no mxfp8 peak"),
     (
         ["training.param_dtype=fp16"],
         "training.param_dtype: found 'fp16'; precision bf16 keeps parameters in bf16 or fp32",

@@ -20,6 +20,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from sim.core.attention_pairs import attended_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Program, Saved
 from sim.models.dims import Dims, ceil_div
@@ -27,7 +28,6 @@ from sim.models.layers.indexer import INDEX_BYTES, SELECT_READS, score_kernel
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, memory_op
-from sim.prices.roofline import attended_pairs
 
 
 class BlockIndexer(Struct, frozen=True):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DenseMlp(Struct, frozen=True):
-    """Sizes of the whole model. `activation`: a name of `sim.models.activations.ACTIVATIONS`."""
+    """Sizes of the whole model. `activation`: a name of `sim.models.activation_facts.ACTIVATIONS`."""
 
     part: ClassVar = ModelPart.MLP
     module: ClassVar[RecomputeModule] = "mlp"

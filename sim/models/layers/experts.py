@@ -17,7 +17,7 @@ from sim.models.moe.routing import routing
 from sim.models.moe.shared import shared_parts
 from sim.models.operators import F, I, Operator, collective, gemm, memory_op
 from sim.models.served import ServedElements, ServingDims
-from sim.prices.roofline import MOE_LAYER, SENT
+from sim.prices.roofline import MOE_LAYER
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
@@ -173,8 +173,8 @@ class Experts(Struct, frozen=True):
         evenly = max(1, round(rows * d.ep / moe.top_k))
         shape = (evenly, h, moe.ffn, moe.top_k, moe.experts, d.expert_tp, d.ep)
         moved = groups * matrices * h * inner * d.expert_weight_bytes + rows * (2 * h + matrices * inner) * d.act_bytes
-        flops, kernel = 2.0 * matrices * rows * h * inner, SENT if sent else ""
-        return Compute("experts", MOE_LAYER, shape, d.experts_dtype, flops, moved, F, kernel=kernel)
+        flops = 2.0 * matrices * rows * h * inner
+        return Compute("experts", MOE_LAYER, shape, d.experts_dtype, flops, moved, F, sent_tokens=sent)
 
     def _kernels(self, d: ServingDims, tokens: int, rows: float, groups: int) -> list[Item]:
         """Return the experts' work kernel by kernel, for GPUs without measurements of whole layers."""

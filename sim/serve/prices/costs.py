@@ -40,7 +40,7 @@ from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.experts_apart import ExpertsApart, in_micro_batches
 from sim.serve.prices.host import Host, host_of
 from sim.serve.prices.iteration_parts import Key, StageLayers, Work
-from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, sizes_around
+from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, prefill_parts, sizes_around
 from sim.serve.prices.load import Load
 from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram
 from sim.serve.prices.stages import attentions_of, experts_measured, launched_kernels, stages_of
@@ -335,25 +335,6 @@ class IterationCosts(Struct):
         if key.work is Work.COMBINE:
             return self.specs[key.spec].serve_exchange(self.dims, key.a)[1:]
         return self.specs[key.spec].serve_tokens(self.dims, key.a)
-
-
-def prefill_parts(prefills: tuple[tuple[int, int, int], ...]) -> list[tuple[int, int, int, float]]:
-    """Attention of prompt chunks, which are one kernel however their lengths differ (vLLM: flash_attn_varlen_func):
-    each takes its part of what as many equal chunks take as have the iteration's prompt tokens, a number between two
-    kept ones. For each kind of chunk and kept number: its tokens, those cached before them, the number and the part.
-
-    >>> prefill_parts(((32, 32, 2), (64, 96, 1)))
-    [(32, 0, 4, 0.5), (64, 32, 2, 0.5)]
-    """
-    tokens = sum([q * alike for q, _, alike in prefills])
-    out = []
-    for q, kv, alike in prefills:
-        equal = tokens / q
-        low, high, share = chunks_around(equal)
-        out.append((q, kv - q, low, alike * (1.0 - share) / equal))
-        if share:
-            out.append((q, kv - q, high, alike * share / equal))
-    return out
 
 
 def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec, ...] | None = None) -> IterationCosts:

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.programs.priced_items import Shares, add_all
-from sim.serve.prices.costs import IterationCosts, prefill_parts
+from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.experts_apart import ExpertsApart
 from sim.serve.prices.host import MEETING
 from sim.serve.prices.iteration_parts import Key, Work
-from sim.serve.prices.kept_sizes import CHUNKS, LENGTHS, below, sizes_around
+from sim.serve.prices.kept_sizes import CHUNKS, LENGTHS, below, prefill_parts, sizes_around
 from sim.serve.prices.load import Load
 from sim.serve.prices.operator_prices import PricedProgram
 from sim.serve.prices.two_batches import hidden_seconds

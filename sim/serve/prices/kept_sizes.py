@@ -38,3 +38,22 @@ def chunks_around(length: float) -> tuple[int, int, float]:
     at = below(CHUNKS, length)
     low, high = CHUNKS[at : at + 2]
     return low, high, (length - low) / (high - low)
+
+
+def prefill_parts(prefills: tuple[tuple[int, int, int], ...]) -> list[tuple[int, int, int, float]]:
+    """Attention of prompt chunks, which are one kernel however their lengths differ (vLLM: flash_attn_varlen_func):
+    each takes its part of what as many equal chunks take as have the iteration's prompt tokens, a number between two
+    kept ones. For each kind of chunk and kept number: its tokens, those cached before them, the number and the part.
+
+    >>> prefill_parts(((32, 32, 2), (64, 96, 1)))
+    [(32, 0, 4, 0.5), (64, 32, 2, 0.5)]
+    """
+    tokens = sum([q * alike for q, _, alike in prefills])
+    out = []
+    for q, kv, alike in prefills:
+        equal = tokens / q
+        low, high, share = chunks_around(equal)
+        out.append((q, kv - q, low, alike * (1.0 - share) / equal))
+        if share:
+            out.append((q, kv - q, high, alike * share / equal))
+    return out

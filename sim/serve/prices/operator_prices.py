@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sim.core.program import Comm, Compute, Program, Wait
 from sim.prices.price import Priced
 from sim.prices.rank_prices import Pricing
-from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, SENT, Device, shape_bytes, shape_flops
+from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, Device, shape_bytes, shape_flops
 from sim.prices.weight_only import WeightOnly
 from sim.programs.priced_items import Shares
 from sim.serve.prices.all_reduce_prices import AllReduces
@@ -99,7 +99,7 @@ class OperatorPrices(Struct, frozen=True):
                 there = self.device.shape_seconds(known.kind, known.shape, known.dtype)
                 floor_s = self.pricing.costs_of(self.rank).floor_s(known)
                 price = price._replace(seconds=price.seconds * (here + floor_s) / (there + floor_s))
-            if op.kernel == SENT:
+            if op.sent_tokens:
                 price = price._replace(seconds=price.seconds - self._of_others(op))
             if op.kind == MOE_LAYER and op.dtype == "fp8":
                 price = price._replace(seconds=price.seconds / self.host.engine.experts_speed)

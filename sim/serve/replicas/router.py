@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
+from sim.inputs.workloads import RouterName
 from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Sequence
 
@@ -27,7 +28,7 @@ class Router:
 
 
 class RoundRobin(Router):
-    """One after another."""
+    """Gives requests to the replicas in turn, and leaves out those that are not ready."""
 
     _next = 0
 
@@ -71,7 +72,7 @@ class PrefixAware(LeastLoaded):
         return chosen
 
 
-ROUTERS: dict[str, type[Router]] = {
+ROUTERS: dict[RouterName, type[Router]] = {
     "round_robin": RoundRobin,
     "least_loaded": LeastLoaded,
     "prefix_aware": PrefixAware,

@@ -18,6 +18,7 @@ class Percentiles(Record, frozen=True):
     mean: float
 
 
+STATISTICS = Percentiles.__struct_fields__
 Bounds = tuple[float, float]
 
 

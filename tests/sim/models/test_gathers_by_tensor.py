@@ -6,7 +6,8 @@ import pytest
 
 from sim.core.program import Comm, Compute
 from sim.models.layer import layer_block
-from sim.programs.data_parallel import gather_after_optimizer, make_data_parallel
+from sim.programs.data_parallel import make_data_parallel
+from sim.programs.updated_parameters import gather_after_optimizer
 from sim.ranks.plan import make_plan
 from tests.sim.models.test_nanotron_memory import scenario
 

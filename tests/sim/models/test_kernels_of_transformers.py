@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sim.inputs.scenario import parse_scenario
-from sim.models.activations import ACTIVATIONS
+from sim.models.activation_facts import ACTIVATIONS
 from sim.models.dims import dims
 from sim.models.elementwise import layer_norm_in_fp32, rms_norm_eager, rope, rope_join
 from sim.models.moe.exchange import INDEXED

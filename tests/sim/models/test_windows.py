@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sim.core.attention_pairs import attended_pairs
 from sim.core.errors import InputError
 from sim.emit import emit
 from sim.inputs.scenario import Scenario
@@ -14,7 +15,7 @@ from sim.models.flops import model_flops_per_token
 from sim.models.layer import layer_parts
 from sim.models.layers import layer_specs
 from sim.models.window import Window
-from sim.prices.roofline import attended_pairs, shape_flops
+from sim.prices.roofline import shape_flops
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from tests.sim.cases import scenario_with

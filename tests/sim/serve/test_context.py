@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.core.attention_pairs import attended_pairs
 from sim.core.errors import InputError
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import load_scenario
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.served_context import split_decode, split_prefill
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import attended_pairs
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.load import Load
 from sim.serve.simulation import simulate_serving

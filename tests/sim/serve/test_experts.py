@@ -16,7 +16,7 @@ from sim.inputs.model_config import MoeConfig
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.moe.fullest import fullest_rank
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import MOE_LAYER, SENT, shape_bytes, shape_flops
+from sim.prices.roofline import MOE_LAYER, shape_bytes, shape_flops
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.load import Load
 from sim.serve.requests import Request
@@ -158,17 +158,17 @@ def test_tokens_that_were_not_sent_to_a_rank_cost_it_nothing() -> None:
     prices = deepseek("dgx-h100", 8).prices
     shape = (4096, 4096, 1536, 8, 128, 1, 64)
 
-    def seconds(*shape: int, kernel: str = "") -> float:
+    def seconds(*shape: int, sent: bool = False) -> float:
         sizes = shape_flops(MOE_LAYER, shape), shape_bytes(MOE_LAYER, shape, "fp8")
-        return prices.priced((Compute("x", MOE_LAYER, shape, "fp8", *sizes, Phase.FORWARD, kernel=kernel),)).seconds
+        return prices.priced((Compute("x", MOE_LAYER, shape, "fp8", *sizes, Phase.FORWARD, sent_tokens=sent),)).seconds
 
     def work(tokens: int) -> float:
         return (seconds(tokens, *shape[1:6], 1) - seconds(tokens, *shape[1:])) / 63
 
     expected = work(4096) + seconds(512, *shape[1:]) - work(512)
-    assert seconds(*shape, kernel=SENT) == pytest.approx(expected)
-    assert seconds(*shape, kernel=SENT) < 0.8 * seconds(*shape)
-    assert seconds(*shape[:6], 8, kernel=SENT) == seconds(*shape[:6], 8)  # as many copies as tokens
+    assert seconds(*shape, sent=True) == pytest.approx(expected)
+    assert seconds(*shape, sent=True) < 0.8 * seconds(*shape)
+    assert seconds(*shape[:6], 8, sent=True) == seconds(*shape[:6], 8)  # as many copies as tokens
 
 
 def test_a_pool_s_replicas_share_their_experts_as_whole_replicas_do() -> None:

@@ -1,0 +1,79 @@
+"""Slow kernels by the power limit of a GPU: under a sustained load the clock falls until the power fits the limit.
+
+Power relative to the limit grows linearly with the used share of the tensor cores' peak, from `POWER_AT_REST` at 0 to
+the coefficient `power_at_peak` at 1. At the low voltages of a limited GPU the energy of a FLOP is nearly constant, so
+time grows as power / limit.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from sim.core.program import Compute
+from sim.prices.cost import Cost
+from sim.prices.roofline import MEMORY_BOUND, Device
+from topology.spec import GpuSpec
+
+POWER_UNCERTAINTY = 0.25  # of the time that the power limit adds, which depends on temperature, data and the chip
+POWER_AT_REST = 0.5  # part of the power limit that a GPU draws while it streams from memory
+
+
+class PowerLimit(Struct, frozen=True):
+    """Hold a GPU's limit, and its draw at the tensor cores' peak, both relative to `_reference_w`.
+
+    `limit` is below 1 for a GPU with a lowered limit. `at_peak` 0: no kernel reaches the limit.
+    """
+
+    limit: float
+    at_peak: float
+
+    @staticmethod
+    def of(at_peak: float, gpu: GpuSpec, home: GpuSpec) -> PowerLimit:
+        """Return the limit of `gpu`; `at_peak`: `power_at_peak` of a profile that was measured on `home`."""
+        return PowerLimit(gpu.power_limit_w / _reference_w(gpu, home), _at_peak(at_peak, gpu, home))
+
+    def throttled(self, op: Compute, cost: Cost, pace: float, device: Device) -> Cost:
+        """Return a kernel's cost under the limit. `pace`: time there ÷ that of an average GPU (`Costs.pace`)."""
+        # fp32 runs on vector units, which stay below the limit.
+        unlimited = not self.at_peak or op.kind in MEMORY_BOUND or op.dtype == "fp32"
+        if unlimited or not op.flops or cost.seconds <= 0:
+            return cost
+        # The used share follows from the seconds: an inefficient matmul draws little power and keeps its clock.
+        used = op.flops / (cost.seconds * device.peak(op.dtype))
+        draw = POWER_AT_REST + (self.at_peak - POWER_AT_REST) * used
+        slower = max(1.0, draw * pace / self.limit)
+        # Only the time that the limit adds has the additional uncertainty.
+        error = math.hypot(cost.uncertainty, POWER_UNCERTAINTY * (slower - 1.0))
+        return Cost(cost.seconds * slower, cost.source, error)
+
+
+def _reference_w(gpu: GpuSpec, home: GpuSpec) -> float:
+    """Return the power limit in watts to which the coefficients of `home` are relative on `gpu`.
+
+    It is `home`'s limit for the same chip (equal multiprocessors and peak, on any board), else the data sheet's limit.
+    """
+    from topology.presets import GPUS
+
+    # Two boards with one chip (SXM, PCIe) draw equal power for equal work, so both are relative to one limit.
+    return home.power_limit_w if _one_chip(gpu, home) else GPUS.get(gpu.name, gpu).power_limit_w
+
+
+def _at_peak(at_peak: float, gpu: GpuSpec, home: GpuSpec) -> float:
+    """Return `home`'s `power_at_peak` for `gpu`, relative to `_reference_w`.
+
+    Another chip draws the same share of its limit, but beyond `POWER_AT_REST` at least the energy that `home` draws for
+    a FLOP: an H100's 0.53 pJ and a B200's 0.57 pJ were measured apart, so more FLOPs a joule in a data sheet are not
+    sustained.
+    """
+    own, other = (each.peak_flops_per_s.get("fp16", each.peak_flops_per_s.get("bf16")) for each in (gpu, home))
+    if not at_peak or not own or not other or _one_chip(gpu, home):
+        return at_peak
+    more = own / _reference_w(gpu, home) / (other / home.power_limit_w)
+    return POWER_AT_REST + (at_peak - POWER_AT_REST) * max(1.0, more)
+
+
+def _one_chip(gpu: GpuSpec, home: GpuSpec) -> bool:
+    same_peak = gpu.peak_flops_per_s.get("fp16") == home.peak_flops_per_s.get("fp16")
+    return gpu.sm_count == home.sm_count and same_peak

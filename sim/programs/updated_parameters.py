@@ -1,0 +1,80 @@
+"""Gathers of the parameters that ZeRO-1 and -2 have updated shard by shard: beside the next forward, or before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from sim.core.program import Block, Compute, ModelPart, Phase, Program, Wait
+from sim.models.operators import memory_op
+from sim.programs.data_parallel import DataParallel, cast, limit_bytes, waits
+
+
+def gather_units(blocks: Sequence[Block], dp: DataParallel) -> list[tuple[int, int, int]]:
+    """Return what ZeRO-1 and -2 gather at once: the buckets that gradients fill in backward, the first block's first.
+
+    Each: dense and expert elements, and the first block that has some of them.
+    """
+    limit = limit_bytes(dp)
+    units: list[tuple[int, int, int]] = []
+    dense = experts = 0
+    for i in reversed(range(len(blocks))):
+        own = blocks[i].tensors or (blocks[i].params,)
+        for a, b in (*((n, 0) for n in reversed(own)), (0, blocks[i].expert_params)):
+            dense, experts = dense + a, experts + b
+            if (dense + experts) * dp.gradient_bytes >= max(limit, 1.0):
+                units.append((dense, experts, i))
+                dense = experts = 0
+    if dense + experts > 0:
+        units.append((dense, experts, 0))
+    return units[::-1]
+
+
+def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
+    """ZeRO-1 and -2: the updated parameters of the step before, gathered under this step's forward."""
+    if dp.zero not in (1, 2) or not dp.gather_overlap:
+        return ()
+    return tuple(
+        c
+        for k, (dense, experts, i) in enumerate(gather_units(blocks, dp))
+        for c in dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, f"p{k}")
+    )
+
+
+def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel) -> list[list[Wait | Compute]]:
+    """Return what each block's first forward waits for: the gathers of `prologue` that bring it something, and their
+    cast."""
+    out: list[list[Wait | Compute]] = [[] for _ in blocks]
+    if dp.zero in (1, 2) and dp.gather_overlap:
+        for k, (dense, experts, i) in enumerate(gather_units(blocks, dp)):
+            gathered = dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, f"p{k}")
+            out[i] += [*waits(gathered, Phase.FORWARD), *cast(gathered, dp, Phase.FORWARD)]
+    return out
+
+
+def gather_after_optimizer(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
+    """ZeRO-1 and -2 without overlap: the updated parameters are gathered before the next step starts."""
+    if dp.zero not in (1, 2) or dp.gather_overlap:
+        return ()
+    dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
+    gathered = dp.gather("all", dense, experts, Phase.OPTIMIZER, "")
+    copied = copies_by_tensor(blocks, dp) if gathered and dp.by_tensor else ()
+    return (*copied[:1], *gathered, *copied[1:], *cast(gathered, dp, Phase.OPTIMIZER))
+
+
+def copies_by_tensor(blocks: Sequence[Block], dp: DataParallel) -> Program:
+    """Return the copies before and after a gather of which each tensor is a list of its ranks' parts.
+
+    All parameters are joined rank by rank, whatever is gathered into them. torch copies what arrives from the buffer
+    of its own collective (ProcessGroupNCCL, `allgather`), and then each part of each tensor is copied back.
+    """
+    elements = sum(b.params + b.expert_params for b in blocks)
+    moved = 2 * elements * dp.gathered_bytes
+    tensors = sum(len(b.tensors) or 1 for b in blocks)
+    phase, dtype = Phase.OPTIMIZER, "bf16"
+    joined = memory_op("join parameters", phase, "copy", elements, moved, dtype, dp.shard)
+    put = memory_op("put parameters", phase, "copy", elements, moved, dtype, dp.shard)
+    back = memory_op("copy parameters back", phase, "copy", elements, moved, dtype, tensors * dp.shard)
+    made = (joined, put, replace(back, looped=True))
+    return tuple([replace(op, part=ModelPart.PARAMETER_COPIES) for op in made])
