@@ -78,6 +78,7 @@ def serving_search() -> str:
             "name": "small",
             "gpus": 4,
             "slo": ["ttft_p99=0.25", "tpot_p99=0.035"],
+            "same_host_times": [],
             "wanted_rate_per_s": 20.0,
             "fewest_gpus": {"gpus": 8, "parallelism": {"tp": 4, "pp": 1}, "options": {}},
             "best": [
