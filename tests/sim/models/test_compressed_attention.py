@@ -23,6 +23,7 @@ from sim.models.streams import Streams
 from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from tests.sim.cases import llama_like
 from tests.sim.test_model_families import written
 
 FLASH = {
@@ -52,18 +53,10 @@ FLASH = {
     "quantization_config": {"quant_method": "fp8"},
     "expert_dtype": "fp4",
 }
-SMALL: dict[str, Any] = {
-    "layers": 3,
-    "hidden": 256,
-    "heads": 8,
+SMALL = llama_like(3, 256, 8, 1024) | {
     "kv_heads": 1,
     "head_dim": 64,
     "ffn": 512,
-    "vocab": 1024,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
     "window": 64,
     "attention_pattern": ["sliding", "compressed_sparse", "compressed"],
     "compressed_attention": {

@@ -15,17 +15,10 @@ from sim.models.layers import layer_specs
 from sim.models.parameters import count_parameters
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from tests.sim.cases import llama_like
 
-MODEL: dict[str, Any] = {
-    "layers": 4,
-    "hidden": 256,
-    "heads": 8,
+MODEL = llama_like(4, 256, 8, 1024) | {
     "ffn": 512,
-    "vocab": 1024,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
     "norm_gate_rank": 16,
     "moe": {"experts": 8, "top_k": 2, "ffn": 128, "dense_layers": 1},
 }

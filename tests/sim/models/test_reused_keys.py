@@ -16,18 +16,11 @@ from sim.models.parameters import count_parameters
 from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from tests.sim.cases import llama_like
 
 MLA = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 32}
-MODEL: dict[str, Any] = {
-    "layers": 4,
-    "hidden": 256,
-    "heads": 8,
+MODEL = llama_like(4, 256, 8, 1024) | {
     "ffn": 512,
-    "vocab": 1024,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
     "mla": MLA,
     "indexer": {"heads": 4, "head_dim": 32, "top_k": 128},
     "attention_gate": True,

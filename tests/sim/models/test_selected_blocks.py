@@ -18,21 +18,14 @@ from sim.models.parameters import count_parameters
 from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from tests.sim.cases import llama_like
 
 SCORES = {"heads": 2, "head_dim": 32, "top_k": 256, "block": 64, "pools": "scores"}
 KEYS = {"heads": 4, "head_dim": 32, "top_k": 256, "block": 16, "pools": "keys"}
-MODEL: dict[str, Any] = {
-    "layers": 4,
-    "hidden": 256,
-    "heads": 8,
+MODEL = llama_like(4, 256, 8, 1024) | {
     "kv_heads": 2,
     "head_dim": 64,
     "ffn": 512,
-    "vocab": 1024,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
     "attention_pattern": ["full", "selected"],
 }
 
