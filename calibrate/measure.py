@@ -183,7 +183,7 @@ class ProofError(RuntimeError):
 
 def device_of(scenario: Scenario) -> str:
     """Return the torch device of the scenario's cluster: cpu or cuda."""
-    return "cpu" if scenario.cluster.gpu.architecture == "cpu" else "cuda"
+    return "cpu" if scenario.cluster.gpu.chip.is_host else "cuda"
 
 
 def _measure(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ def check_program(scenario: Scenario, where: str) -> CapturedProgram:
         found = scenario.parallelism.ranks
         raise InputError(f"{where}: parallelism: found {found} ranks; calibrate.measure --program runs one")
     program = read_program(Path(scenario.model.program))
-    wanted = "cpu" if scenario.cluster.gpu.architecture == "cpu" else "cuda"
+    wanted = "cpu" if scenario.cluster.gpu.chip.is_host else "cuda"
     if program.device != wanted:
         said = f"was captured for {program.device}, the cluster has {wanted}: capture it with --device {wanted}"
         raise InputError(f"{where}: model.program: {scenario.model.program} {said}")

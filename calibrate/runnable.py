@@ -162,7 +162,7 @@ def _recomputation(s: Scenario, t: Training) -> Iterator[Problem]:
 
 
 def _attention(s: Scenario, t: Training) -> Iterator[Problem]:
-    drops, cpu = t.attention == "fused" and s.model.dropout > 0, s.cluster.gpu.architecture == "cpu"
+    drops, cpu = t.attention == "fused" and s.model.dropout > 0, s.cluster.gpu.chip.is_host
     if drops and not cpu:
         yield "training.attention", f"fused, dropout {s.model.dropout:g}", "on GPUs fused without dropout, or unfused"
     if drops and t.recompute.mode == "selective_op":
@@ -181,7 +181,7 @@ def _attention(s: Scenario, t: Training) -> Iterator[Problem]:
 def _eight_bits(s: Scenario) -> Iterator[Problem]:
     """Check fp8: a tensor has one scale, and ranks with parts of it would have to agree on the largest value."""
     p, t = s.parallelism, s.for_training
-    if s.cluster.gpu.architecture != "cpu":
+    if not s.cluster.gpu.chip.is_host:
         rest = "8-bit matmuls are emulated in 16 bits, so their times would say nothing about a GPU"
         yield "training.precision", "fp8 on GPUs", f"bf16 on GPUs, fp8 on CPU ranks ({rest})"
     found = "fp8 with " + (f"tp {p.tp}, cp {p.cp}" if p.tp * p.cp > 1 else "experts")
@@ -206,13 +206,13 @@ def _layout(s: Scenario) -> Iterator[Problem]:
     if p.gather_bucket_bytes is not None:
         yield "parallelism.gather_bucket_bytes", p.gather_bucket_bytes, "null: a layer in one message"
     most = RANKS_PER_CORE * (os.cpu_count() or 1)
-    if s.cluster.gpu.architecture == "cpu" and p.ranks > most:
+    if s.cluster.gpu.chip.is_host and p.ranks > most:
         yield (
             "parallelism",
             counted(p.ranks, "rank"),
             f"at most {most} here ({RANKS_PER_CORE} for each core)",
         )
-    if s.cluster.gpu.architecture != "cpu":
+    if not s.cluster.gpu.chip.is_host:
         from calibrate.machine import gpu_ranks
 
         if gpu_ranks() < p.ranks:
@@ -261,7 +261,7 @@ def _experts(s: Scenario) -> Iterator[Problem]:
         yield "parallelism.ep_dispatcher", p.ep_dispatcher, "all_to_all"
     if p.ep > 1 and p.ep_dispatch_dtype != t.precision:
         yield "parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, t.precision
-    if p.ep > 1 and p.ep_overlap and s.cluster.gpu.architecture != "cpu":
+    if p.ep > 1 and p.ep_overlap and not s.cluster.gpu.chip.is_host:
         yield "parallelism.ep_overlap", "true on GPUs", "false (two threads would share a stream)"
     if p.ep > 1 and p.ep_overlap and t.recompute.mode != "none":
         yield "training.recompute", f"{t.recompute.mode} with ep_overlap", "none (a recomputation cannot overlap)"

@@ -158,7 +158,7 @@ def print_steps() -> None:
     """Print the third table."""
     found: dict[str, list[tuple[float, float, float, float]]] = {}
     for gpu in GPUS.values():
-        if gpu.architecture == "cpu" or "bf16" not in gpu.peak_flops_per_s or gpu.variant_of:
+        if gpu.chip.is_host or "bf16" not in gpu.peak_flops_per_s or gpu.variant_of:
             continue
         scenario = {**STEP, "cluster": {"gpu": {"preset": gpu.name, "memory_bytes": ENOUGH_BYTES}}}
         read = parse_scenario(scenario)

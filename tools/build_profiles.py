@@ -265,7 +265,7 @@ def profile(
         "source": source,
         "date": date,
         "reference": relative,
-        "hardware": {"device": "cpu" if GPUS[name].architecture == "cpu" else "cuda", "gpu": name},
+        "hardware": {"device": "cpu" if GPUS[name].chip.is_host else "cuda", "gpu": name},
         "software": {},
         "settings": {},
         "coefficients": {k: {"value": v, "source": s} for k, (v, s) in COEFFICIENTS[name].items()},

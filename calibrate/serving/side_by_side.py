@@ -206,7 +206,7 @@ def usable_device(scenario: Scenario) -> str:
     Raises:
         InputError: for a GPU where torch finds none.
     """
-    if scenario.cluster.gpu.architecture == "cpu":
+    if scenario.cluster.gpu.chip.is_host:
         return "cpu"
     if not torch.cuda.is_available():
         gpu = scenario.cluster.gpu.name
@@ -318,7 +318,7 @@ def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int, overr
     loaded = load_scenario(scenario, overrides)
     check_output("--out", out)
     tp, rank = loaded.parallelism.tp, 0
-    if cpu_seconds and loaded.cluster.gpu.architecture != "cpu":
+    if cpu_seconds and not loaded.cluster.gpu.chip.is_host:
         raise InputError("--cpu-seconds: a GPU's work takes no CPU time; leave it out")
     if tp > 1 and cpu_seconds:
         raise InputError("--cpu-seconds: ranks that wait for each other take no CPU time; leave it out")

@@ -31,6 +31,7 @@ SIZES = {
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
 LATENT = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+INDEXER = {"index_n_heads": 4, "index_head_dim": 32, "index_topk": 32}
 GEMMA_4 = {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
 DEEPSEEK = {
     **EXPERTS,
@@ -224,9 +225,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         {
             **{key: value for key, value in DEEPSEEK.items() if key not in ("first_k_dense_replace", "head_dim")},
             "n_shared_experts": 1,
-            "index_n_heads": 4,
-            "index_head_dim": 32,
-            "index_topk": 32,
+            **INDEXER,
             "mlp_layer_types": ["sparse"],
         },
     ),
@@ -236,9 +235,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         {
             **{key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"},
             "n_shared_experts": 1,
-            "index_n_heads": 4,
-            "index_head_dim": 32,
-            "index_topk": 32,
+            **INDEXER,
             "mlp_layer_types": ["sparse", "sparse"],
             "indexer_types": ["full", "shared"],
         },
