@@ -3,11 +3,11 @@
     PYTHON tools/record_sglang.py --source FOLDER --out tests/sim/serve/data/sglang_VERSION.json
 
 FOLDER has SGLang's Python sources (an unpacked source archive of PyPI), 0.5.3 or near it. PYTHON is an interpreter with
-torch, transformers, triton, openai and fastapi; what else SGLang imports is replaced by empty modules. The overlap scheduler's loop,
-its admission, retraction and radix cache are SGLang's; in place of the model a function returns a token for each
-sequence. Requests, and when they come, are as in tools/record_vllm.py; tokens are sorted by request. Blocks are of one
-token; those of a token too many (for a request that has just ended) are left out, and so is an iteration of nothing but
-such requests, while nobody waits.
+torch, transformers, triton, openai and fastapi; what else SGLang imports is replaced by empty modules. The overlap
+scheduler's loop, its admission, retraction and radix cache are SGLang's; in place of the model a function returns a
+token for each sequence. Requests, and when they come, are as in tools/record_vllm.py; tokens are sorted by request.
+Blocks are of one token; those of a token too many (for a request that has just ended) are left out, and so is an
+iteration of nothing but such requests, while nobody waits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def import_sglang() -> None:
     """Import the scheduler, with stubs in place of what it lacks."""
-    import torch._dynamo  # before stubs replace what torch looks for
+    import torch._dynamo  # noqa: F401  before stubs replace what torch looks for
 
     sys.meta_path.append(Stubs())
     while True:

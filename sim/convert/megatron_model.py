@@ -27,66 +27,97 @@ def model_of(s: Settings) -> dict[str, Any]:
     Raises:
         InputError: for a flag whose value is not one of its own, or sizes that are missing.
     """
-    layers, heads = s.integer("num-layers"), s.integer("num-attention-heads")
+    layers = s.integer("num-layers")
+    model = {**_sizes(s), **_norms_and_biases(s), **_attention(s, layers), **_states(s, layers)}
+    if s.take("num-experts") is not None:
+        model |= _expert_layers(s, layers, model)
+    return without_none(model)
+
+
+def _sizes(s: Settings) -> dict[str, Any]:
+    """Layers, widths, vocabulary and the activation."""
     gated = s.flag("swiglu") or s.flag("quick-geglu")
+    return {
+        "layers": s.integer("num-layers"),
+        "hidden": s.integer("hidden-size"),
+        "heads": s.integer("num-attention-heads"),
+        "kv_heads": s.integer("num-query-groups", 1) if s.flag("group-query-attention") else None,
+        "ffn": s.integer("ffn-hidden-size", _default_ffn(s, gated)),
+        "vocab": _vocab(s),
+        "mlp": _activation(s),
+        "tied_embeddings": not s.flag("untie-embeddings-and-output-weights"),
+        "mtp_layers": s.integer("mtp-num-layers", 0),
+    }
+
+
+def _vocab(s: Settings) -> int | None:
+    """The vocabulary: a flag's, or that of the model whose tokenizer is named; else None, and noted as missing."""
     vocab, tokenizer = s.whole("vocab-size"), s.take("tokenizer-type")
     if vocab is None and (preset := config_of(str(s.take("tokenizer-model")))):
         vocab = load_model(str(preset)).vocab
         s.notes.append(f"model.vocab: that of the model whose tokenizer --tokenizer-model names, {vocab:,}")
     if vocab is None:
         s.missing["model.vocab"] = f"{s.prefix}vocab-size, which the tokenizer would say"
-    positions = s.take("position-embedding-type", "learned_absolute")
-    if s.take("use-rotary-position-embeddings"):
-        positions = "rope"
-    groups = s.integer("num-query-groups", 1) if s.flag("group-query-attention") else None
+        return None
+    return int(vocab) + (tokenizer == "NullTokenizer")  # which adds one for the end of a document
+
+
+def _norms_and_biases(s: Settings) -> dict[str, Any]:
+    """Norms, biases and dropout."""
     norm = "rmsnorm" if str(s.take("normalization", "LayerNorm")).lower() == "rmsnorm" else "layernorm"
-    bias, rope_share = not s.flag("disable-bias-linear"), s.number("rotary-percent", 1.0)
+    bias = not s.flag("disable-bias-linear")
     s.flag("apply-layernorm-1p")  # one addition to a weight
-    model: dict[str, Any] = {
-        "layers": layers,
-        "hidden": s.integer("hidden-size"),
-        "heads": heads,
-        "kv_heads": groups,
-        "ffn": s.integer("ffn-hidden-size", _default_ffn(s, gated)),
-        # NullTokenizer adds one for the end of a document
-        "vocab": None if vocab is None else vocab + (tokenizer == "NullTokenizer"),
-        "mlp": _activation(s),
+    return {
         "norm": norm,
         "bias": bias,
         "norm_bias": True if norm == "layernorm" and not bias else None,  # of its layer norms, whatever else has any
         "qkv_bias": s.flag("add-qkv-bias"),
         "qk_norm": "layernorm" if s.flag("qk-layernorm") and norm == "layernorm" else s.flag("qk-layernorm"),
         "dropout": max(s.number(f"{where}-dropout", 0.1) or 0.0 for where in ("attention", "hidden")),
-        "tied_embeddings": not s.flag("untie-embeddings-and-output-weights"),
+    }
+
+
+def _attention(s: Settings, layers: int) -> dict[str, Any]:
+    """Positions, heads' widths, windows and gates."""
+    positions = s.take("position-embedding-type", "learned_absolute")
+    if s.take("use-rotary-position-embeddings"):
+        positions = "rope"
+    rope_share = s.number("rotary-percent", 1.0)
+    return {
         "positions": {"learned_absolute": "learned"}.get(str(positions), positions),
         "max_positions": s.integer("max-position-embeddings", s.integer("seq-length")),
-        "mtp_layers": s.integer("mtp-num-layers", 0),
         "rope_share": rope_share if positions == "rope" and rope_share != 1.0 else None,
         "no_rope_every": _no_rope_every(s, layers),
         "sinks": s.choice("softmax-type", {"learnable": True, "vanilla": None}, "vanilla"),
         "attention_gate": s.flag("attention-output-gate") or None,
         **_windows(s, layers),
-        **_states(s, layers),
+        **_head_sizes(s),
     }
-    if s.flag("multi-latent-attention"):
-        model["mla"] = {
+
+
+def _head_sizes(s: Settings) -> dict[str, Any]:
+    """The width of a head, or those of multi-latent attention."""
+    if not s.flag("multi-latent-attention"):
+        return {"head_dim": s.whole("kv-channels")}
+    return {
+        "mla": {
             "q_lora_rank": s.whole("q-lora-rank"),
             "kv_lora_rank": s.integer("kv-lora-rank", 32),
             "qk_nope_head_dim": s.integer("qk-head-dim", 128),
             "qk_rope_head_dim": s.integer("qk-pos-emb-head-dim", 64),
             "v_head_dim": s.integer("v-head-dim", 128),
         }
-    else:
-        model["head_dim"] = s.whole("kv-channels")
-    if s.take("num-experts") is not None:
-        model["moe"] = _experts(s, model)
-        routed = _layers_with(s, "moe-layer-freq", layers, lambda layer, each: layer % each == 0, "1")
-        dense = routed.index(1) if 1 in routed else len(routed)
-        if 0 in routed[dense:]:
-            model["mlp_pattern"] = ["experts" if one else "dense" for one in routed]
-        elif dense:
-            model["moe"]["dense_layers"] = dense
-    return without_none(model)
+    }
+
+
+def _expert_layers(s: Settings, layers: int, model: dict[str, Any]) -> dict[str, Any]:
+    """Experts, and which layers have them: all behind the first dense ones, or a pattern."""
+    moe = _experts(s, model)
+    routed = _layers_with(s, "moe-layer-freq", layers, lambda layer, each: layer % each == 0, "1")
+    dense = routed.index(1) if 1 in routed else len(routed)
+    if 0 in routed[dense:]:
+        return {"moe": moe, "mlp_pattern": ["experts" if one else "dense" for one in routed]}
+    return {"moe": {**moe, "dense_layers": dense} if dense else moe}
 
 
 def _activation(s: Settings) -> str:

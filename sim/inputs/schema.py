@@ -29,6 +29,47 @@ def scenario_schema() -> Schema:
     classes = (Training, Parallelism, Inference, Distillation, Rl, Faults, Processes)
     sections = {section.__name__.lower(): _section(section, definitions) for section in classes}
     sections["engine"] = _section(EngineOptions, definitions)
+    _add_former_names(sections, definitions)
+    _add_models(definitions)
+    _open_cluster(_section(ClusterSpec, definitions), definitions)
+    defaults: dict[str, Any] = {"parallelism": {}, "engine": {}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "stepsim scenario",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["model", "cluster"],
+        "properties": {
+            **_OWN_KEYS,
+            **{name: {"anyOf": [schema, _NULL], "default": defaults.get(name)} for name, schema in sections.items()},
+        },
+        "oneOf": [{"required": ["training"]}, {"required": ["inference"]}],
+        "$defs": definitions,
+    }
+
+
+# Keys of a scenario that are no sections.
+_OWN_KEYS: Schema = {
+    "version": {"const": 1, "default": 1},
+    "name": {"type": ["string", "null"], "default": None, "description": "null: the file's own name"},
+    "model": {"$ref": "#/$defs/Model"},
+    "cluster": {"$ref": "#/$defs/Cluster"},
+    "calibration": {
+        "type": ["string", "null"],
+        "default": None,
+        "description": "a profile's name or path, or roofline; null: the GPU's, or the nearest measured one's",
+    },
+    "calibrations": {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "default": {},
+        "description": "of nodes of two kinds, the profiles of the less usual GPUs, by the GPU's name",
+    },
+}
+
+
+def _add_former_names(sections: dict[str, Schema], definitions: dict[str, Schema]) -> None:
+    """Add the former names of keys, which are still read, to their sections' definitions."""
     for (section, former), present in FORMER_NAMES.items():
         known = definitions[sections[section]["$ref"].rpartition("/")[2]]["properties"]
         known[former] = {
@@ -37,47 +78,18 @@ def scenario_schema() -> Schema:
             "deprecated": True,
             "description": f"the former name of {section}.{present}, still read",
         }
+
+
+def _add_models(definitions: dict[str, Schema]) -> None:
+    """Add what stands for a model, a mapping or a name, to `definitions`, and let each key of a model refer to it."""
     model = _section(ModelConfig, definitions)
     definitions["Model"] = _or_preset(
         model, definitions["ModelConfig"], "a shipped model's name, or a path to a Hugging Face config.json"
     )
-    for owner, key in (("Distillation", "teacher"), ("Speculative", "draft"), ("RewardModel", "model")):
-        definitions[owner]["properties"][key] = {"$ref": "#/$defs/Model"}
-    draft = definitions["Speculative"]["properties"]["draft"]
-    definitions["Speculative"]["properties"]["draft"] = {"anyOf": [draft, _NULL], "default": None}
-    _open_cluster(_section(ClusterSpec, definitions), definitions)
-    nullable: dict[str, Schema] = {
-        name: {"anyOf": [schema, _NULL], "default": None} for name, schema in sections.items()
-    }
-    for name in ("parallelism", "engine"):
-        nullable[name] = {"anyOf": [sections[name], _NULL], "default": {}}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "stepsim scenario",
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["model", "cluster"],
-        "properties": {
-            "version": {"const": 1, "default": 1},
-            "name": {"type": ["string", "null"], "default": None, "description": "null: the file's own name"},
-            "model": {"$ref": "#/$defs/Model"},
-            "cluster": {"$ref": "#/$defs/Cluster"},
-            "calibration": {
-                "type": ["string", "null"],
-                "default": None,
-                "description": "a profile's name or path, or roofline; null: the GPU's, or the nearest measured one's",
-            },
-            "calibrations": {
-                "type": "object",
-                "additionalProperties": {"type": "string"},
-                "default": {},
-                "description": "of nodes of two kinds, the profiles of the less usual GPUs, by the GPU's name",
-            },
-            **nullable,
-        },
-        "oneOf": [{"required": ["training"]}, {"required": ["inference"]}],
-        "$defs": definitions,
-    }
+    one = {"$ref": "#/$defs/Model"}
+    for owner, key in (("Distillation", "teacher"), ("RewardModel", "model")):
+        definitions[owner]["properties"][key] = one
+    definitions["Speculative"]["properties"]["draft"] = {"anyOf": [one, _NULL], "default": None}
 
 
 def _section(model: type[BaseModel], definitions: dict[str, Schema]) -> Schema:
