@@ -59,7 +59,7 @@ def _vocab(s: Settings) -> int | None:
     if vocab is None:
         s.missing["model.vocab"] = f"{s.prefix}vocab-size, which the tokenizer would say"
         return None
-    return int(vocab) + (tokenizer == "NullTokenizer")  # which adds one for the end of a document
+    return int(vocab) + int(tokenizer == "NullTokenizer")  # which adds one for the end of a document
 
 
 def _norms_and_biases(s: Settings) -> dict[str, Any]:
