@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sim.commands.rich_tables import as_printed, console_of
-from sim.core.units import counted
+from sim.core.units import counted, n_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,8 +64,7 @@ def print_result(result: dict[str, Any], saved: Path | None = None) -> None:
     if result["best"]:
         console.print(_table("", ((str(number), row) for number, row in enumerate(result["best"], 1))))
     else:
-        fits = "No legal layout fits in memory" + (" and can be simulated." if c["refused"] else ".")
-        console.print(fits, highlight=False)
+        console.print(_none_fits(result), highlight=False)
     took = f"{result['wall_s']:.1f} s on {counted(result['cores'], 'core')}"
     console.print(f"{_counts_words(c)}; {took}", highlight=False)
     for reason in _reasons(result["refusals"])[:REFUSALS_SHOWN]:
@@ -75,6 +74,14 @@ def print_result(result: dict[str, Any], saved: Path | None = None) -> None:
         console.print(said, highlight=False)
     if result["best"]:
         _print_runnable(result["best"], saved, console)
+
+
+def _none_fits(result: dict[str, Any]) -> str:
+    """Say that no layout fits, and how much memory the smallest would need."""
+    if result["counts"]["refused"]:
+        return "No legal layout fits in memory and can be simulated."
+    least = f"at least {n_bytes(result['too_large_bytes'])} on its fullest GPU"
+    return f"No legal layout fits in memory; the one that needs least needs {least}."
 
 
 def _reasons(refusals: Iterable[JsonRow]) -> list[str]:

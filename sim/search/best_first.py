@@ -39,8 +39,8 @@ class BestFirst(Struct, dict=True):
     its least memory. The Pareto front is then that of the whole space.
 
     `fitting`: all simulated layouts that fit in memory, at the end best first. `counts`: number of layouts by COUNTED;
-    legal = pruned by memory + pruned by bound + evaluated; evaluated = the sum over FATES. `refusals`: their number by
-    reason. `cpu_s`: CPU seconds of all workers, for bounds and for the evaluations of each fate. `wall_s`: seconds of
+    legal = pruned by memory + pruned by bound + evaluated; evaluated = the sum over FATES. `too_large_bytes`: as in
+    `Bounds`. `refusals`: their number by reason. `cpu_s`: CPU seconds of all workers, for bounds and for the evaluations of each fate. `wall_s`: seconds of
     the search. `cores`: workers' cores.
     """
 
@@ -54,6 +54,7 @@ class BestFirst(Struct, dict=True):
     fitting: list[Outcome] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
     cpu_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("bounding", *FATES), 0.0))
+    too_large_bytes: float = math.inf
     wall_s: float = 0.0
     cores: int = 0
     _heap: list[Bounded] = field(default_factory=list)
@@ -177,6 +178,7 @@ class BestFirst(Struct, dict=True):
             return
         self.cpu_s["bounding"] += result.cpu_s
         self.counts.update(result.counts)
+        self.too_large_bytes = min(self.too_large_bytes, result.too_large_bytes)
         for part in result.bounded:
             heapq.heappush(self._heap, part)
 
@@ -191,6 +193,8 @@ class BestFirst(Struct, dict=True):
         self._settle(result.fate)
         if result.fate == "refused":
             self.refusals[result.reason] += 1
+        if result.fate == "too_large":
+            self.too_large_bytes = min(self.too_large_bytes, result.peak_memory_bytes)
         if result.fate != "simulated":
             return
         self.fitting.append(result)

@@ -13,6 +13,7 @@ Memory: exact states, and the activations of the forwards that a schedule runs b
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -63,10 +64,14 @@ class Bounded(NamedTuple):
 
 
 class Bounds(Struct, frozen=True):
-    """Hold the parts of a mesh or a partial layout that the bounds leave; `counts`: number of layouts by outcome."""
+    """Hold the parts of a mesh or a partial layout that the bounds leave; `counts`: number of layouts by outcome.
+
+    `too_large_bytes`: of the layouts that their memory rules out, the least bytes of a worst rank.
+    """
 
     bounded: list[Bounded]
     counts: Counter[str]
+    too_large_bytes: float = math.inf
     cpu_s: float = 0.0  # of computing the bounds
 
 
@@ -80,43 +85,49 @@ class GridSearch:
         self._of_order: dict[Signature, Blocks] = {}  # one example each: blocks of one order have equal parameters
 
     def ways(self) -> Bounds:
-        """Return the ways to run layers on the mesh, which is legal, each with the least work of its layouts."""
-        bounded, counts = [], Counter[str]()
+        """Return the ways to run layers on the mesh, which is legal, each with the least work of its layouts.
+
+        Layouts whose states alone do not fit in memory are ruled out here, before anything is priced.
+        """
+        bounded, counts, too_large_bytes = [], Counter[str](), math.inf
         for partial in partial_layouts_of(self.space, self.grid):
             found = list(layouts_of(self.space, partial))
             legal = [x for x, fine in found if fine]
-            counts.update(enumerated=len(found), legal=len(legal))
-            if legal:
+            left = [x for x in legal if self._states_alone(x) <= self.limit_bytes]
+            counts.update(enumerated=len(found), legal=len(legal), pruned_by_memory=len(legal) - len(left))
+            if len(left) < len(legal):
+                too_large = [x for x in map(self._states_alone, legal) if x > self.limit_bytes]
+                too_large_bytes = min(too_large_bytes, *too_large)
+            if left:
                 # The least work of these layouts differs only by whether their schedule pairs (see `blocks`).
-                examples = {schedule_form(self.space, x).pairs: x for x in legal}.values()
-                bounded.append(Bounded(min(map(self.least_work_s, examples)), 0.0, 1, partial, len(legal)))
-        return Bounds(bounded, counts)
+                examples = {schedule_form(self.space, x).pairs: x for x in left}.values()
+                bounded.append(Bounded(min(map(self.least_work_s, examples)), 0.0, 1, partial, len(left)))
+        return Bounds(bounded, counts, too_large_bytes)
 
     def layouts(self, partial: PartialLayout, patience_s: float, ceiling_s: float) -> Bounds:
         """Return the layouts of a partial layout that may fit in memory and take at most `ceiling_s` seconds.
 
         If the work alone takes longer than `patience_s` seconds, return the partial layout with a sharper bound.
         """
-        legal = [x for x, fine in layouts_of(self.space, partial) if fine]
+        left = [x for x, fine in layouts_of(self.space, partial) if fine and self._states_alone(x) <= self.limit_bytes]
         # ZeRO-3 adds gathers, but its recomputation may stop earlier, so it is bounded by itself.
-        least = {y for x in legal for y in ((x,) if x.zero == 3 else _least_zeros(x))}
+        least = {y for x in left for y in ((x,) if x.zero == 3 else _least_zeros(x))}
         if (work_s := min(map(self.work_bound_s, least))) > patience_s:
-            return Bounds([Bounded(work_s, 0.0, 1, partial, len(legal))], Counter())
-        bounded, counts = [], Counter[str]()
-        for layout in legal:
+            return Bounds([Bounded(work_s, 0.0, 1, partial, len(left))], Counter())
+        bounded, counts, too_large_bytes = [], Counter[str](), math.inf
+        for layout in left:
             found = self._bounded(layout, ceiling_s)
             if isinstance(found, Bounded):
                 bounded.append(found)
-            else:
-                counts[found] += 1
-        return Bounds(bounded, counts)
+                continue
+            counts[found] += 1
+            if found == "pruned_by_memory":
+                too_large_bytes = min(too_large_bytes, self.memory_bytes(layout))
+        return Bounds(bounded, counts, too_large_bytes)
 
     def _bounded(self, x: Layout, ceiling_s: float) -> Bounded | Literal["pruned_by_memory", "pruned_by_bound"]:
         """Return a layout with its bounds, or the name of the bound that rules it out."""
-        # From the cheapest test to the most expensive: states (no blocks of the layout's own), work, all memory, the
-        # pipeline's bound.
-        if self._states_alone(x) > self.limit_bytes:
-            return "pruned_by_memory"
+        # From the cheapest test to the most expensive: work, memory, the pipeline's bound.
         if self.work_bound_s(x) > ceiling_s:
             return "pruned_by_bound"
         if (memory := self.memory_bytes(x)) > self.limit_bytes:
@@ -131,14 +142,15 @@ class GridSearch:
     # --- memory
 
     def _states_alone(self, x: Layout) -> float:
-        """Return bytes of parameters, gradients and optimizer on the worst rank; recomputation does not change them."""
-        placement = placement_of(x.schedule, x.pp, x.virtual_stages)
-        order = self.blocks(_least_zeros(x)[-1]._replace(recompute="none"))[0].order
-        return self._most_state_bytes(x.zero, placement, self.cut(order, placement))
+        """Return bytes of parameters, gradients and optimizer on the worst rank."""
+        # Recomputation and the micro-batch's size do not change them, so most layouts share the few that are left.
+        return self._states_of(x._replace(recompute="none", micro_batch_size=1))
 
     @cached
-    def _most_state_bytes(self, zero: int, placement: StagePlacement, cut: Cut) -> float:
-        return float(self._state_bytes(zero, placement, cut).max()) * ROUNDING
+    def _states_of(self, x: Layout) -> float:
+        placement = placement_of(x.schedule, x.pp, x.virtual_stages)
+        cut = self.cut(self.blocks(_least_zeros(x)[-1])[0].order, placement)
+        return float(self._state_bytes(x.zero, placement, cut).max()) * ROUNDING
 
     def memory_bytes(self, x: Layout, timed: bool = False) -> float:
         """Return the least bytes of the worst rank; `timed`: use the actions' seconds if the schedule follows them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ def make_result(found: BestFirst, objective: str, details: Sequence[dict[str, fl
         "counts": c,
         # This goes through the whole space again, so only if no layout is legal.
         "why_none_legal": "" if c["legal"] else why_none_legal(space),
+        "too_large_bytes": found.too_large_bytes if math.isfinite(found.too_large_bytes) else None,
         "refusals": [{"reason": reason, "count": n} for reason, n in found.refusals.most_common()],
         "wall_s": found.wall_s,
         "cores": found.cores,

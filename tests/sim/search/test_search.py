@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -58,6 +59,16 @@ def test_best_is_that_of_exhaustive_search(variant: int, share: float) -> None:
     assert c["simulated"] == len(found.fitting)
     assert found.cpu_s["bounding"] > 0
     assert all(found.cpu_s[fate] > 0 for fate in FATES if c[fate])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_what_no_layout_fits_into_is_told_with_the_least_that_one_needs(share: float) -> None:
+    """Exact below the states; a bound below the peak of each layout otherwise."""
+    space, outcomes = all_outcomes(0)
+    least = min(o.peak_memory_bytes for o in outcomes)
+    found = search(space, share * least)
+    assert found.counts["pruned_by_memory"] + found.counts["too_large"] == found.counts["legal"] == len(outcomes)
+    assert share * least < found.too_large_bytes <= least
 
 
 def test_a_number_of_virtual_stages_makes_no_layout_of_its_own() -> None:
@@ -200,7 +211,8 @@ def test_command_writes_a_result_that_parses(
 def test_nothing_fits(scenario_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--gpus", "2", "--only", "schedule=1f1b", "--memory-limit", "1MiB")
     assert exit_code(main, str(scenario_file), *options) == 1
-    assert "No legal layout fits" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"No legal layout fits in memory; .* needs at least [\d.]+ [KMG]iB on its fullest GPU", said)
 
 
 def test_nothing_is_legal(scenario_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
