@@ -39,9 +39,9 @@ class BestFirst(Struct, dict=True):
     its least memory. The Pareto front is then that of the whole space.
 
     `fitting`: all simulated layouts that fit in memory, at the end best first. `counts`: number of layouts by COUNTED;
-    legal = pruned by memory + pruned by bound + evaluated; evaluated = the sum over FATES. `too_large_bytes`: as in
-    `Bounds`. `refusals`: their number by reason. `cpu_s`: CPU seconds of all workers, for bounds and for the evaluations of each fate. `wall_s`: seconds of
-    the search. `cores`: workers' cores.
+    legal = pruned by memory + pruned by bound + evaluated; evaluated = the sum over FATES. `refusals`: their number by
+    reason. `too_large_bytes`: as in `Bounds`. `cpu_s`: CPU seconds of all workers, for bounds and for the evaluations of
+    each fate. `wall_s`: seconds of the search. `cores`: workers' cores.
     """
 
     space: Space
