@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from topology.protocols import NVLS, PLAIN, RING, TREE, Protocol
+from topology.protocols import NVLS, PLAIN, RING, TREE, Estimate
 
 if TYPE_CHECKING:
     from topology.group import Group
@@ -30,7 +30,7 @@ class Traits(Struct, frozen=True):
 
     sent_bytes: Callable[[str, Group, float], tuple[float, float]]
     crossing: Crossing = "all"
-    protocols: tuple[Protocol, ...] = PLAIN
+    protocols: tuple[Estimate, ...] = PLAIN
     usable: Callable[[Group, float], bool] = lambda group, size_bytes: True
     exchanges: tuple[str, ...] = ()
 

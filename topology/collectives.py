@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from topology.algorithms import TRAITS
 from topology.group import Group
-from topology.protocols import PLAIN
+from topology.protocols import LL, PLAIN, SIMPLE, Protocol
 from topology.timing import Timing
 
 P2P_PER_ROUND = 8 * 16
@@ -231,14 +231,14 @@ MESSAGES = ("all_to_all", "gather", "scatter", "send_recv")
 """Collectives that are grouped sends and receives in NCCL; it chooses no algorithm for them."""
 
 
-def message_protocol(timing: Timing, between_domains: bool, size_bytes: float) -> str:
+def message_protocol(timing: Timing, between_domains: bool, size_bytes: float) -> Protocol:
     """Return LL for a message of up to 16 KiB a channel inside a domain, otherwise Simple (`addP2pToPlan`, enqueue.cc).
 
     In NCCL 2.29 a message gets a channel for each 64 KiB, so above 16 KiB it uses Simple; 2.27 counts all channels that
     the message might get. Between nodes there are no buffers for LL (NCCL_ALLOC_P2P_NET_LL_BUFFERS is 0 by default;
     `sendProxyConnect`, src/transport/net.cc).
     """
-    return "LL" if not between_domains and size_bytes <= timing.message_ll_bytes else "Simple"
+    return LL if not between_domains and size_bytes <= timing.message_ll_bytes else SIMPLE
 
 
 def bus_factor(kind: str, ranks: int) -> float:
@@ -253,17 +253,18 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 
 class Choice(NamedTuple):
-    """Hold the algorithm and protocol that NCCL chooses for one collective; the protocol is "" on hosts without NCCL.
+    """Hold the algorithm and protocol that NCCL chooses for one collective; the protocol is None on hosts without NCCL.
 
-    >>> str(Choice("ring", "LL128")), str(Choice("ring"))
+    >>> from topology.protocols import LL128
+    >>> str(Choice("ring", LL128)), str(Choice("ring"))
     ('ring LL128', 'ring')
     """
 
     algorithm: str
-    protocol: str = ""
+    protocol: Protocol | None = None
 
     def __str__(self) -> str:
-        return f"{self.algorithm} {self.protocol}".rstrip()
+        return f"{self.algorithm} {self.protocol.name}" if self.protocol else self.algorithm
 
 
 def choose(kind: str, group: Group, size_bytes: float) -> Choice:
@@ -284,11 +285,11 @@ def choose(kind: str, group: Group, size_bytes: float) -> Choice:
     for name, algorithm in ALGORITHMS[kind].items():
         if not TRAITS[name].usable(group, size_bytes):
             continue
-        for protocol in TRAITS[name].protocols if group.protocols else PLAIN:
-            cost = algorithm(group.stepped(protocol.step, protocol.inter_step), size_bytes)
-            start_s = protocol.base * group.latency_s
-            seconds = start_s + cost.latency_s + cost.transfer_s / protocol.bandwidth
+        for estimate in TRAITS[name].protocols if group.protocols else PLAIN:
+            cost = algorithm(group.stepped(estimate.step, estimate.inter_step), size_bytes)
+            start_s = estimate.base * group.latency_s
+            seconds = start_s + cost.latency_s + cost.transfer_s / estimate.bandwidth
             if best is None or seconds < least_s:
-                best, least_s = Choice(name, protocol.name), seconds
+                best, least_s = Choice(name, estimate.protocol), seconds
     assert best is not None
     return best
