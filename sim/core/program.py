@@ -190,12 +190,8 @@ class TensorRole(StrEnum):
 
 
 class Saved(NamedTuple):
-    """Bytes that a forward keeps for its backward. `part`: attention | mlp | norm | embedding | head | moe | layer.
+    """Bytes that a forward keeps for its backward. `name` is a label for people."""
 
-    `name` is a label for people.
-    """
-
-    part: str
     name: str
     bytes: float
     needed_by: NeededBy = NeededBy.INPUT_GRAD
