@@ -269,8 +269,8 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = F
     kv = d.batch * kv_heads * own.kv_len * d.act_bytes
     saved = [
         Saved("query", q, role=TensorRole.INPUT),
-        Saved("key", kv * own.head_dim, role=TensorRole.INPUT),
-        Saved("value", kv * own.v_head_dim, role=TensorRole.INPUT),
+        Saved("key", kv * own.head_dim, role=TensorRole.INPUT, keys=True),
+        Saved("value", kv * own.v_head_dim, role=TensorRole.INPUT, keys=True),
     ]
     if d.fused_attention:
         rows = d.batch * own.heads * own.q_len
