@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from topology.collective_kinds import sent_between_trees
 from topology.collectives import (
     ALGORITHMS,
     P2P_PER_ROUND,
@@ -190,9 +191,8 @@ def switches_and_trees(group: Group, protocol: Protocol, size_bytes: float) -> A
     near = nvls_all_reduce(replace(group, ranks=group.members), size_bytes)
     share = min(group.inter_tree_bytes_per_s, group.inter_ring_bytes_per_s) * group.members * NETWORK_SHARE
     window = _window(group, SIMPLE, size_bytes)
-    sent = 1 if group.domains == 2 else 2
     rest = 1.0 - window / size_bytes if size_bytes else 0.0
-    flow_s = max(near.transfer_s / group.timing.nvls_share, sent * size_bytes / share)
+    flow_s = max(near.transfer_s / group.timing.nvls_share, sent_between_trees(group.domains) * size_bytes / share)
     return AlphaBeta(latency_s, window * hops * WINDOW_FILL / share + rest * flow_s)
 
 

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from topology.algorithms import TRAITS, Crossing
+from topology.collective_kinds import KINDS
 from topology.collectives import Choice
 from topology.durations import NetworkPath, duration
 from topology.group import Group
@@ -93,7 +94,7 @@ def collective_load(
     traits = TRAITS[algorithm]
     near, far = traits.sent_bytes(kind, group, size_bytes)
     wire = protocol.sent_bytes if protocol else 1.0
-    if kind in traits.exchanges:
+    if KINDS[kind].exchanges:
         far *= network.regular.exchange_on_torus(ranks)[1]
     load = _load(0.0, near * wire, far * wire, _crossing(network.cluster, traits.crossing, ranks, group))
     carried = capacities(network.cluster)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topology.collective_kinds import bus_factor
 from topology.collectives import (
     ALGORITHMS,
-    bus_factor,
     ring_all_reduce,
 )
 from topology.durations import duration
