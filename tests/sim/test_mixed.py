@@ -8,7 +8,7 @@ from sim.core.actions import Kind
 from sim.core.errors import InputError
 from sim.inputs.input_source import Source
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.search.space import make_space
+from sim.search.space_of_scenario import make_space
 from sim.simulation import simulate
 from sim.studies.sweep_worker import attempt, pack
 
