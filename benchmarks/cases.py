@@ -20,7 +20,7 @@ from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.search.best_first import BestFirst
-from sim.search.space import make_space
+from sim.search.space_of_scenario import make_space
 from sim.simulation import simulate
 from sim.studies.executors import local_workers
 

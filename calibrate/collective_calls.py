@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,15 @@ from torch import Tensor
 
 MAX_CPU_RANKS = 8
 Work = Callable[[], object]
+
+
+class Call(NamedTuple):
+    """A collective to be timed: `size_bytes` as nccl-tests counts them; `key` names its measurement."""
+
+    key: str
+    op: str
+    ranks: int
+    size_bytes: int
 
 
 def repeat(work: Work, times: int) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from calibrate import overlap, shared_cores
-from calibrate.collective_calls import MAX_CPU_RANKS, Work, make, repeat
+from calibrate.collective_calls import MAX_CPU_RANKS, Call, Work, make, repeat
 from calibrate.launch import join
 from calibrate.machine import gpu_ranks
 from calibrate.ranks import stream_ranks
@@ -44,9 +44,15 @@ def sizes(bench: Bench) -> list[int]:
     return [1 << i for i in range(10, last, step)]
 
 
-def keys(bench: Bench, ranks: int) -> list[str]:
-    """Return the keys of all measurements on this number of ranks."""
-    return [*(f"collective {op} {ranks} {size}" for op in OPS for size in sizes(bench)), f"overlap {ranks}"]
+def calls(bench: Bench, ranks: int) -> dict[str, Call]:
+    """Return the collectives to measure on this number of ranks, by key."""
+    each = [Call(f"collective {op} {ranks} {size}", op, ranks, size) for op in OPS for size in sizes(bench)]
+    return {call.key: call for call in each}
+
+
+def overlap_key(ranks: int) -> str:
+    """Return the key of the measurement of communication beside computation."""
+    return f"overlap {ranks}"
 
 
 def measure(bench: Bench, ranks: int, wanted: Sequence[str]) -> Iterator[tuple[str, list[Record]]]:
@@ -75,23 +81,25 @@ def main(device: str, parent: int, limit_s: float, quick: bool, keys: tuple[str,
     if os.getppid() != parent:
         return  # the parent died while this rank was starting
     bench = Bench(device, quick, limit_s)
-    rank, _ = join(device)
+    rank, ranks = join(device)
     burst = shared_cores.make_burst(rank) if device == "cpu" else None
+    planned = calls(bench, ranks)
     for key in keys:
-        records = overlap.interference(bench) if key.startswith("overlap") else [_collective(bench, key, burst)]
+        beside = key == overlap_key(ranks)
+        records = overlap.interference(bench) if beside else [_collective(bench, planned[key], burst)]
         if rank == 0:
             print(json.dumps([key, [to_json(r) for r in records]]), flush=True)
     dist.destroy_process_group()
 
 
-def _collective(bench: Bench, key: str, burst: Work | None) -> Record:
+def _collective(bench: Bench, planned: Call, burst: Work | None) -> Record:
     """Time a collective; on a CPU after computations, because ranks that compute do not arrive at once, and sleep."""
-    _, op, ranks, size = key.split()
-    call = make(op, int(size), bench.device)
+    _, op, ranks, size = planned
+    call = make(op, size, bench.device)
     if burst is not None:
-        return Collective(op, int(ranks), float(size), *shared_cores.message(burst, call, bench.quick))
+        return Collective(op, ranks, float(size), *shared_cores.message(burst, call, bench.quick))
     timing = together(bench, call)
-    return Collective(op, int(ranks), float(size), timing.seconds, timing.spread)
+    return Collective(op, ranks, float(size), timing.seconds, timing.spread)
 
 
 def together(bench: Bench, call: Work) -> Timing:

@@ -147,8 +147,7 @@ def _work(bench: Bench, group: str) -> Iterator[tuple[list[str], Callable[[list[
         return
     if group in ("collectives", "overlap"):
         for ranks in collectives.group_sizes(bench.device):
-            overlap = group == "overlap"
-            keys = [k for k in collectives.keys(bench, ranks) if k.startswith("overlap") == overlap]
+            keys = [collectives.overlap_key(ranks)] if group == "overlap" else [*collectives.calls(bench, ranks)]
             yield keys, partial(collectives.measure, bench, ranks)
         return
     cases = {

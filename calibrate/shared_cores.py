@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrate.collective_calls import MAX_CPU_RANKS, Work, make, repeat
+from calibrate.collective_calls import MAX_CPU_RANKS, Call, Work, make, repeat
 from calibrate.launch import join
 from calibrate.ranks import stream_ranks
 from calibrate.records import Collective, Constant, Record, from_json, to_json
@@ -51,12 +51,16 @@ def ranks_sharing() -> int:
 
 
 def keys(bench: Bench) -> list[str]:
-    """Return the keys of all measurements, on groups of two ranks and on one group of all ranks."""
+    """Return the keys of all measurements; none where ranks do not share cores."""
     ranks = ranks_sharing()
-    if bench.device != "cpu" or ranks < 4:
-        return []
-    each = [f"sharing {op} {n} {size}" for op in OPS for n in sorted({2, ranks}) for size in SIZES[bench.quick]]
-    return [COMPUTE, *each]
+    return [COMPUTE, *calls(ranks, bench.quick)] if bench.device == "cpu" and ranks >= 4 else []
+
+
+def calls(ranks: int, quick: bool) -> dict[str, Call]:
+    """Return the messages to measure, on groups of two ranks and on one group of all ranks, by key."""
+    sizes = [(op, n, size) for op in OPS for n in sorted({2, ranks}) for size in SIZES[quick]]
+    each = [Call(f"sharing {op} {n} {size}", op, n, size) for op, n, size in sizes]
+    return {call.key: call for call in each}
 
 
 def measure(bench: Bench, wanted: Sequence[str]) -> Iterator[tuple[str, list[Record]]]:
@@ -92,15 +96,15 @@ def main(parent: int, quick: bool, wanted: tuple[str, ...]) -> None:
         return  # the parent died while this rank was starting
     rank, ranks = join("cpu")
     pairs: list[Any] = [dist.new_group([i, i + 1]) for i in range(0, ranks, 2)]  # collective for all ranks
-    burst = make_burst(rank)
+    burst, planned = make_burst(rank), calls(ranks, quick)
     for key in wanted:
         if key == COMPUTE:
             records: list[Record] = [_slowdown(burst, rank, ranks, SAMPLES[quick])]
         else:
-            _, op, members, size = key.split()
-            group = pairs[rank // 2] if int(members) == 2 else None
-            seconds, spread = message(burst, make(op, int(size), "cpu", group), quick)
-            records = [Collective(op, int(members), float(size), seconds, spread, float(RANKS_PER_CORE))]
+            _, op, members, size = planned[key]
+            group = pairs[rank // 2] if members == 2 else None
+            seconds, spread = message(burst, make(op, size, "cpu", group), quick)
+            records = [Collective(op, members, float(size), seconds, spread, float(RANKS_PER_CORE))]
         if rank == 0:
             print(json.dumps([key, [to_json(r) for r in records]]), flush=True)
     dist.destroy_process_group()

@@ -31,7 +31,7 @@ from sim.prices.profile_input import profile_from  # noqa: E402
 from sim.prices.roofline import Device  # noqa: E402
 from sim.validation.fused_rows import fused_kernel  # noqa: E402
 from sim.validation.tables import read_table  # noqa: E402
-from topology.collectives import bus_factor  # noqa: E402
+from topology.collective_kinds import bus_factor  # noqa: E402
 from topology.presets import GPUS  # noqa: E402
 from topology.spec import GpuSpec  # noqa: E402
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from topology.protocols import NVLS, PLAIN, RING, TREE, Protocol
+from topology.collective_kinds import KINDS, bus_factor, sent_between_trees
+from topology.protocols import NVLS, PLAIN, RING, TREE, Estimate
 
 if TYPE_CHECKING:
     from topology.group import Group
@@ -24,27 +25,24 @@ class Traits(Struct, frozen=True):
     """Hold the facts of one algorithm.
 
     `sent_bytes`: from the collective's kind, the group and the size, the bytes that a member sends inside its domain
-    and through its share of the NICs. `usable`: whether a group can run the algorithm at a size. `exchanges`: the kinds
-    of collectives in which every rank sends to each other rank.
+    and through its share of the NICs. `usable`: whether a group can run the algorithm at a size.
     """
 
     sent_bytes: Callable[[str, Group, float], tuple[float, float]]
     crossing: Crossing = "all"
-    protocols: tuple[Protocol, ...] = PLAIN
+    protocols: tuple[Estimate, ...] = PLAIN
     usable: Callable[[Group, float], bool] = lambda group, size_bytes: True
-    exchanges: tuple[str, ...] = ()
 
 
 def _around(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
     """All bytes pass a ring: twice in an all-reduce, once in a broadcast."""
     n, near = group.ranks, group.members_max
-    passes = {"all_reduce": 2 * (n - 1) / n, "all_gather": (n - 1) / n, "reduce_scatter": (n - 1) / n}
-    sent = size_bytes * passes.get(kind, 1.0)
+    sent = size_bytes * bus_factor(kind, n)
     return (sent * (near - 1) / near, sent / group.members) if group.domains > 1 else (sent, 0.0)
 
 
 def _between_trees(group: Group, size_bytes: float) -> float:
-    return size_bytes * (1 if group.domains == 2 else 2) / group.members
+    return size_bytes * sent_between_trees(group.domains) / group.members
 
 
 def _along_trees(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
@@ -68,7 +66,7 @@ def _to_each(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
 
 
 def _directly(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
-    if kind != "send_recv":
+    if KINDS[kind].exchanges:
         return _to_each(kind, group, size_bytes)
     far = size_bytes / max(1.0, group.members / group.nics) if group.domains > 1 else 0.0
     return size_bytes if group.members_max > 1 else 0.0, far
@@ -87,7 +85,7 @@ TRAITS: Mapping[str, Traits] = {
     ),
     "mesh": Traits(_around, protocols=RING, usable=lambda group, _: group.sends_directly and group.domains == 1),
     "torus": Traits(_around, usable=lambda group, _: group.torus_steps > 0),
-    "pairwise": Traits(_to_each, "exchange", exchanges=("all_to_all",)),
-    "direct": Traits(_directly, exchanges=("gather", "scatter")),
+    "pairwise": Traits(_to_each, "exchange"),
+    "direct": Traits(_directly),
 }
 """All algorithms of `collectives.ALGORITHMS`."""

@@ -28,8 +28,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from topology.algorithms import TRAITS
+from topology.collective_kinds import KINDS, sent_between_trees
 from topology.group import Group
-from topology.protocols import PLAIN
+from topology.protocols import LL, PLAIN, SIMPLE, Protocol
 from topology.timing import Timing
 
 P2P_PER_ROUND = 8 * 16
@@ -99,16 +100,14 @@ def tree_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     """Double binary tree over the domains, a chain inside each (NCCL 2.4).
 
     2((g-1)α + ⌈log2 d⌉α') + max(S/C, wS / gb). A GPU inside a chain passes S up and S down, so C is half of B
-    (NCCL's busBw · 0.5). Each of the two trees carries S/2 up and down; an inner node of one is a leaf of the
-    other, so a domain sends S up and S down in all: w = 2. Of two domains each is the other's only neighbour,
-    root of one tree and leaf of the other: S/2 up one and S/2 down the other, w = 1.
+    (NCCL's busBw · 0.5). w: `sent_between_trees`.
     """
     g, d = group.members_max, group.domains
     latency_s = 2 * ((g - 1) * group.latency_s + math.ceil(math.log2(d)) * group.inter_latency_s)
     inside = size_bytes / group.chain_bytes_per_s if g > 1 else 0.0
     if d == 1:
         return AlphaBeta(latency_s, inside)
-    sent_bytes = size_bytes * (1 if d == 2 else 2)
+    sent_bytes = size_bytes * sent_between_trees(d)
     return AlphaBeta(latency_s, max(inside, sent_bytes / (group.members * group.inter_tree_bytes_per_s)))
 
 
@@ -138,7 +137,7 @@ def nvls_tree_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     near = nvls_all_reduce(replace(group, ranks=group.members), size_bytes)
     far_latency_s = 2 * math.ceil(math.log2(group.domains)) * group.inter_latency_s
     between = min(group.inter_tree_bytes_per_s, group.inter_ring_bytes_per_s) * group.members
-    sent_bytes = size_bytes * (1 if group.domains == 2 else 2)
+    sent_bytes = size_bytes * sent_between_trees(group.domains)
     return AlphaBeta(near.latency_s + far_latency_s, max(near.transfer_s, sent_bytes / between))
 
 
@@ -227,43 +226,29 @@ all-gather and its all-pairs kernels), the second by compilers for a torus.
 """
 
 
-MESSAGES = ("all_to_all", "gather", "scatter", "send_recv")
-"""Collectives that are grouped sends and receives in NCCL; it chooses no algorithm for them."""
-
-
-def message_protocol(timing: Timing, between_domains: bool, size_bytes: float) -> str:
+def message_protocol(timing: Timing, between_domains: bool, size_bytes: float) -> Protocol:
     """Return LL for a message of up to 16 KiB a channel inside a domain, otherwise Simple (`addP2pToPlan`, enqueue.cc).
 
     In NCCL 2.29 a message gets a channel for each 64 KiB, so above 16 KiB it uses Simple; 2.27 counts all channels that
     the message might get. Between nodes there are no buffers for LL (NCCL_ALLOC_P2P_NET_LL_BUFFERS is 0 by default;
     `sendProxyConnect`, src/transport/net.cc).
     """
-    return "LL" if not between_domains and size_bytes <= timing.message_ll_bytes else "Simple"
-
-
-def bus_factor(kind: str, ranks: int) -> float:
-    """Return bus bandwidth ÷ (size/time), as nccl-tests defines it (PERFORMANCE.md).
-
-    >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("broadcast", 8)
-    (1.75, 0.875, 1.0)
-    """
-    if kind in ("broadcast", "reduce", "send_recv"):
-        return 1.0
-    return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks
+    return LL if not between_domains and size_bytes <= timing.message_ll_bytes else SIMPLE
 
 
 class Choice(NamedTuple):
-    """Hold the algorithm and protocol that NCCL chooses for one collective; the protocol is "" on hosts without NCCL.
+    """Hold the algorithm and protocol that NCCL chooses for one collective; the protocol is None on hosts without NCCL.
 
-    >>> str(Choice("ring", "LL128")), str(Choice("ring"))
+    >>> from topology.protocols import LL128
+    >>> str(Choice("ring", LL128)), str(Choice("ring"))
     ('ring LL128', 'ring')
     """
 
     algorithm: str
-    protocol: str = ""
+    protocol: Protocol | None = None
 
     def __str__(self) -> str:
-        return f"{self.algorithm} {self.protocol}".rstrip()
+        return f"{self.algorithm} {self.protocol.name}" if self.protocol else self.algorithm
 
 
 def choose(kind: str, group: Group, size_bytes: float) -> Choice:
@@ -276,19 +261,19 @@ def choose(kind: str, group: Group, size_bytes: float) -> Choice:
     """
     if kind not in ALGORITHMS:
         raise ValueError(f"collective is {kind!r}; it must be one of {', '.join(sorted(ALGORITHMS))}")
-    if kind in MESSAGES and group.protocols:
+    if KINDS[kind].messages and group.protocols:
         (name,) = ALGORITHMS[kind]
-        size = size_bytes if kind == "send_recv" else size_bytes / group.ranks
+        size = size_bytes / group.ranks if KINDS[kind].exchanges else size_bytes
         return Choice(name, message_protocol(group.timing, group.domains > 1, size))
     best, least_s = None, math.inf
     for name, algorithm in ALGORITHMS[kind].items():
         if not TRAITS[name].usable(group, size_bytes):
             continue
-        for protocol in TRAITS[name].protocols if group.protocols else PLAIN:
-            cost = algorithm(group.stepped(protocol.step, protocol.inter_step), size_bytes)
-            start_s = protocol.base * group.latency_s
-            seconds = start_s + cost.latency_s + cost.transfer_s / protocol.bandwidth
+        for estimate in TRAITS[name].protocols if group.protocols else PLAIN:
+            cost = algorithm(group.stepped(estimate.step, estimate.inter_step), size_bytes)
+            start_s = estimate.base * group.latency_s
+            seconds = start_s + cost.latency_s + cost.transfer_s / estimate.bandwidth
             if best is None or seconds < least_s:
-                best, least_s = Choice(name, protocol.name), seconds
+                best, least_s = Choice(name, estimate.protocol), seconds
     assert best is not None
     return best

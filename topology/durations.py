@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from topology.collective_kinds import sent_between_trees
 from topology.collectives import (
     ALGORITHMS,
     P2P_PER_ROUND,
@@ -36,21 +37,21 @@ from topology.collectives import (
     ring_broadcast,
 )
 from topology.group import Group
-from topology.protocols import SIMPLE_NETWORK_S, SIMPLE_NVLINK_S
+from topology.protocols import SIMPLE, SIMPLE_NETWORK_S, SIMPLE_NVLINK_S, Protocol
 from topology.timing import (
-    LINES_WINDOW_BYTES,
-    LL_WINDOW_BYTES,
     MESSAGE_CHANNELS,
     NETWORK_SHARE,
     RENDEZVOUS_BYTES,
     TREE_SHARE,
-    WINDOW_BYTES,
     WINDOW_FILL,
     WINDOW_NICS,
     Fabric,
     Kernel,
+    Messages,
     Timing,
 )
+
+Duration = Callable[[Group, Protocol, float], AlphaBeta]
 
 
 def _near(group: Group) -> float:
@@ -68,123 +69,117 @@ def _far_step(latency_s: float, step_s: float) -> float:
     return step_s * usual_s / SIMPLE_NETWORK_S + latency_s - usual_s
 
 
-def _start(group: Group, kernel: Kernel, protocol: str) -> tuple[float, float]:
+def _start(group: Group, kernel: Kernel, protocol: Protocol) -> tuple[float, float]:
     """Return the startup and step time of a kernel, in seconds."""
-    if protocol == "LL":
-        return kernel.ll_start_s * _near(group), kernel.ll_step_s * _near(group)
-    step_s = kernel.ll128_step_s if protocol == "LL128" else kernel.step_s
-    return kernel.start_s * _near(group), step_s * _near(group)
+    return protocol.of(kernel.starts_s) * _near(group), protocol.of(kernel.steps_s) * _near(group)
 
 
-def _wire(kernel: Kernel, protocol: str) -> float:
-    """Return the bytes sent for a byte of data; in LL128 120 of every 128 bytes are data."""
-    return kernel.ll_bytes if protocol == "LL" else 128 / 120 if protocol == "LL128" else 1.0
+def _window(group: Group, protocol: Protocol, size_bytes: float) -> float:
+    """Return the bytes of a message that fill a tree."""
+    return min(size_bytes, protocol.window_bytes * min(1.0, group.nics / WINDOW_NICS))
 
 
-def _slow(group: Group, kernel: Kernel) -> Group:
+def _slow(group: Group, kernel: Kernel | Messages) -> Group:
     """Return the group with the bandwidths that kernels sustain."""
     return group.sustained(kernel.share, NETWORK_SHARE)
 
 
-def _ring(group: Group, protocol: str, block_bytes: float, steps: int, bare: AlphaBeta) -> AlphaBeta:
+def _ring(group: Group, protocol: Protocol, block_bytes: float, steps: int, bare: AlphaBeta) -> AlphaBeta:
     """Return the time of `steps` ring steps; `bare`: the transfer alone, at the bandwidth that kernels sustain."""
     kernel = group.timing.ring
     start_s, step_s = _start(group, kernel, protocol)
-    transfer_s = bare.transfer_s * _wire(kernel, protocol)
+    transfer_s = bare.transfer_s * protocol.sent_bytes
     if group.domains == 1:
-        fill_s = kernel.fill * block_bytes * _wire(kernel, protocol) / group.ring_bytes_per_s / kernel.share
+        fill_s = kernel.fill * block_bytes * protocol.sent_bytes / group.ring_bytes_per_s / kernel.share
         return AlphaBeta(start_s + steps * step_s, transfer_s + fill_s)
-    far_s = _far(group, group.fabric.ring_steps_s[("LL", "LL128", "Simple").index(protocol)])
+    far_s = _far(group, protocol.of(group.fabric.ring_steps_s))
     far = min(group.domains, group.ranks - 1) * steps // (group.ranks - 1)
     hops_s = (steps - far) * step_s + far * far_s
     held_s = steps * _floor(group, protocol)
-    fill_s = kernel.fill * block_bytes * _wire(kernel, protocol) / group.nodes_share_bytes_per_s
-    alike = group.fabric.lines and group.members_max == 1 and protocol != "LL"
-    hidden_s = min(hops_s, transfer_s / 2) if alike else 0.0
+    fill_s = kernel.fill * block_bytes * protocol.sent_bytes / group.nodes_share_bytes_per_s
+    halved = group.fabric.lines and group.members_max == 1 and protocol.slices
+    hidden_s = min(hops_s, transfer_s / 2) if halved else 0.0
     return AlphaBeta(start_s + hops_s + held_s, max(0.0, transfer_s - held_s - hidden_s) + fill_s)
 
 
-def _floor(group: Group, protocol: str) -> float:
-    """Return the least time between two blocks of a ring on the hop between nodes; LL sends without waiting."""
-    if protocol == "LL":
+def _floor(group: Group, protocol: Protocol) -> float:
+    """Return the least time between two blocks of a ring on the hop between nodes."""
+    if not protocol.waits:
         return 0.0
     return group.fabric.ring_floor_s * min(1.0, group.inter_latency_s / SIMPLE_NETWORK_S)
 
 
-def ring_gather(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+def ring_gather(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
     """Return the time of an all-gather or reduce-scatter: n-1 steps of blocks of S/n."""
     bare = ring_all_gather(_slow(group, group.timing.ring), size_bytes)
     return _ring(group, protocol, size_bytes / group.ranks, group.ranks - 1, bare)
 
 
-def ring_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+def ring_reduce(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
     """Return the time of an all-reduce: 2(n-1) steps of blocks of S/n."""
     bare = ring_all_gather(_slow(group, group.timing.ring), size_bytes).twice()
     return _ring(group, protocol, size_bytes / group.ranks, 2 * (group.ranks - 1), bare)
 
 
-def straight(passes: int) -> Callable[[Group, str, float], AlphaBeta]:
+def straight(passes: int) -> Duration:
     """Return the function for `passes` all-gathers or reduce-scatters over a mesh: a step each, nothing to fill.
 
     Startup, steps and shares are those of rings, because no measured table of a mesh is known here.
     """
 
-    def duration(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+    def duration(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
         kernel = group.timing.ring
         start_s, step_s = _start(group, kernel, protocol)
         bare = mesh_all_gather(_slow(group, kernel), size_bytes)
-        return AlphaBeta(start_s + passes * step_s, passes * bare.transfer_s * _wire(kernel, protocol))
+        return AlphaBeta(start_s + passes * step_s, passes * bare.transfer_s * protocol.sent_bytes)
 
     return duration
 
 
-def ring_pipeline(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+def ring_pipeline(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
     """Return the time of a broadcast or reduce: S passes every hop in pieces; the first takes n-1 steps to the end."""
     bare = ring_broadcast(_slow(group, group.timing.ring), size_bytes)
     return _ring(group, protocol, size_bytes / group.ranks, group.ranks - 1, bare)
 
 
-def tree_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+def tree_reduce(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
     """Return the time of an all-reduce over two trees: 2(g-1) hops inside a domain, 2⌈log2 d⌉ between domains."""
     kernel, fabric = group.timing.ring, group.fabric
     start_s, step_s = _start(group, kernel, protocol)
     near, far = 2 * (group.members_max - 1), 2 * math.ceil(math.log2(group.domains))
     if group.domains == 1:
         chain = _slow(group, kernel).chain_bytes_per_s
-        return AlphaBeta(start_s + near * step_s, size_bytes * _wire(kernel, protocol) / chain)
+        return AlphaBeta(start_s + near * step_s, size_bytes * protocol.sent_bytes / chain)
     share = group.members * group.inter_tree_bytes_per_s * NETWORK_SHARE
-    lines = protocol == "LL128" and fabric.lines
-    if protocol != "LL" and not lines:
+    run = fabric.as_run(protocol)
+    if not run.streams:
         step_s = fabric.near_step_s * _near(group)
-    far_step_s = {"LL": fabric.ll_step_s}.get(protocol, fabric.ll128_step_s if lines else fabric.step_s)
-    latency_s = start_s + near * step_s + far * _far(group, far_step_s)
-    window = LL_WINDOW_BYTES if protocol == "LL" else LINES_WINDOW_BYTES if lines else WINDOW_BYTES
-    window = min(size_bytes, window * min(1.0, group.nics / WINDOW_NICS))
-    wire = _wire(kernel, protocol if lines or protocol == "LL" else "")
-    fill_s = window * far * (fabric.ll_bytes if protocol == "LL" else WINDOW_FILL) / share
+    latency_s = start_s + near * step_s + far * _far(group, run.of(fabric.tree_steps_s))
+    window = _window(group, run, size_bytes)
+    fill_s = window * far * run.of(fabric.fills) / share
     chain = group.chain_bytes_per_s * min(1.0, kernel.share)  # shares above 1 are rings'
-    if protocol == "LL" or lines:  # GPUs of a domain pass words and lines on as they arrive
-        fill_s = max(fill_s, window * wire / chain)
+    if run.streams:
+        fill_s = max(fill_s, window * run.sent_bytes / chain)
     else:
         fill_s += window * near * WINDOW_FILL / group.ring_bytes_per_s
-    if protocol == "LL" and size_bytes >= RENDEZVOUS_BYTES:
+    if not run.waits and size_bytes >= RENDEZVOUS_BYTES:
         fill_s += far * _far(group, fabric.rendezvous_s)
     flow = 1.0 if group.domains == 2 else 2 / TREE_SHARE
-    rest = (size_bytes - window) * wire
+    rest = (size_bytes - window) * run.sent_bytes
     return AlphaBeta(latency_s, fill_s + max(rest * flow / share, rest / chain))
 
 
-def in_switch(bare: Callable[[Group, float], AlphaBeta]) -> Callable[[Group, str, float], AlphaBeta]:
+def in_switch(bare: Callable[[Group, float], AlphaBeta]) -> Duration:
     """Return the function for NVLS: one startup, then its part of the links' bandwidth."""
 
-    def duration(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+    def duration(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
         timing = group.timing
         return AlphaBeta(timing.nvls_start_s * _near(group), bare(group, size_bytes).transfer_s / timing.nvls_share)
 
     return duration
 
 
-def switches_and_trees(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+def switches_and_trees(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
     """Return the time of NVLS in each domain with trees between domains.
 
     It is NVLS's startup, one NCCL step for each hop between domains, the filling of the trees as in `tree_reduce`, and
@@ -195,21 +190,20 @@ def switches_and_trees(group: Group, protocol: str, size_bytes: float) -> AlphaB
     latency_s = group.timing.nvls_start_s * _near(group) + hops * _far(group, SIMPLE_NETWORK_S)
     near = nvls_all_reduce(replace(group, ranks=group.members), size_bytes)
     share = min(group.inter_tree_bytes_per_s, group.inter_ring_bytes_per_s) * group.members * NETWORK_SHARE
-    window = min(size_bytes, WINDOW_BYTES * min(1.0, group.nics / WINDOW_NICS))
-    sent = 1 if group.domains == 2 else 2
+    window = _window(group, SIMPLE, size_bytes)
     rest = 1.0 - window / size_bytes if size_bytes else 0.0
-    flow_s = max(near.transfer_s / group.timing.nvls_share, sent * size_bytes / share)
+    flow_s = max(near.transfer_s / group.timing.nvls_share, sent_between_trees(group.domains) * size_bytes / share)
     return AlphaBeta(latency_s, window * hops * WINDOW_FILL / share + rest * flow_s)
 
 
-def exchange(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+def exchange(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
     """Return the time of an all-to-all, gather or scatter: all sends at once, with the own block's copy beside them."""
     kernel = group.timing.direct
     bare = pairwise_exchange(_slow(group, kernel), size_bytes)
-    start_s, _ = _start(group, kernel, protocol)
+    start_s = protocol.of(kernel.starts_s) * _near(group)
     block_s = size_bytes / group.ranks / (group.exchange_bytes_per_s * kernel.share)
-    if protocol == "LL":
-        return AlphaBeta(start_s, _channel_share(group.timing, group.ranks - 1) * kernel.ll_bytes * block_s)
+    if protocol.few_channels:
+        return AlphaBeta(start_s, _channel_share(group.timing, group.ranks - 1) * kernel.ll_channels * block_s)
     if group.domains == 1:
         return AlphaBeta(start_s, bare.transfer_s + kernel.fill * block_s)
     rounds = math.ceil((group.ranks - group.members) / P2P_PER_ROUND)
@@ -222,21 +216,18 @@ def _channel_share(timing: Timing, messages: int) -> float:
     return math.ceil(messages * channels / MESSAGE_CHANNELS) / channels
 
 
-def send_recv(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+def send_recv(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
     """Return the time in which every rank sends S to the next."""
     kernel, bare = group.timing.direct, direct_send_recv(group, size_bytes)
-    start_s, _ = _start(group, kernel, protocol)
+    start_s = protocol.of(kernel.starts_s) * _near(group)
     if group.domains == 1:
         return AlphaBeta(start_s, bare.transfer_s * _message_wire(group.timing, protocol) / kernel.share)
     return AlphaBeta(start_s + _far(group, group.fabric.message_step_s), bare.transfer_s)
 
 
-def _message_wire(timing: Timing, protocol: str) -> float:
+def _message_wire(timing: Timing, protocol: Protocol) -> float:
     """Return the time of one message's bytes ÷ the time that a GPU's links need for them."""
-    return timing.direct.ll_bytes * _channel_share(timing, 1) if protocol == "LL" else 1.0
-
-
-Duration = Callable[[Group, str, float], AlphaBeta]
+    return timing.direct.ll_channels * _channel_share(timing, 1) if protocol.few_channels else 1.0
 
 
 class NetworkPath(Struct, frozen=True):
@@ -274,9 +265,9 @@ DURATIONS: Mapping[str, Mapping[str, Duration]] = {
 """The function for each algorithm of `collectives.ALGORITHMS` with a protocol; rings of a torus run without one."""
 
 
-def duration(kind: str, algorithm: str, protocol: str, group: Group, size_bytes: float) -> AlphaBeta:
+def duration(kind: str, algorithm: str, protocol: Protocol | None, group: Group, size_bytes: float) -> AlphaBeta:
     """Return the seconds of a collective with the chosen algorithm and protocol; without a protocol the bare form."""
-    if not protocol:
+    if protocol is None:
         return ALGORITHMS[kind][algorithm](group, size_bytes)
     return DURATIONS[kind][algorithm](group, protocol, size_bytes)
 
@@ -293,12 +284,9 @@ def message_seconds(
     protocol = message_protocol(timing, path.hops > 0, size_bytes)
     share = 1.0 if path.hops else kernel.share
     further_s = max(0.0, path.latency_s - (0.0 if path.hops else near_latency_s))
-    if protocol == "LL":
-        start_s, step_s = kernel.ll_start_s, timing.ring.ll_step_s
-    else:
-        start_s, step_s = kernel.start_s, SIMPLE_NVLINK_S
+    step_s = SIMPLE_NVLINK_S if protocol == SIMPLE else protocol.of(timing.ring.steps_s)  # latencies are Simple's
     return (
-        start_s * scale
+        protocol.of(kernel.starts_s) * scale
         + further_s * step_s / SIMPLE_NVLINK_S
         + path.hops * _far_step(path.inter_latency_s / max(1, path.hops), fabric.message_step_s)
         + size_bytes * _message_wire(timing, protocol) / (path.bytes_per_s * share)

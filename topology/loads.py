@@ -8,15 +8,13 @@ from itertools import groupby, pairwise
 
 from msgspec import Struct
 
+from topology.collective_kinds import KINDS
 from topology.graph import wiring_of
 from topology.mesh import ring_cycles
 from topology.routes import Routes
 from topology.spec import ClusterSpec
 from topology.torus import torus_position, torus_shape
 from topology.wiring import Ends, Wiring
-
-_PASSES = {"all_reduce": 2.0}
-_EXCHANGES = ("all_to_all", "gather", "scatter")
 
 
 class Traffic(Struct, frozen=True):
@@ -56,7 +54,7 @@ def _on_all_routers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...])
 
     A torus splits into Hamiltonian rings, so these hops load all its links equally.
     """
-    rings = each.kind not in (*_EXCHANGES, "send_recv")
+    rings = not KINDS[each.kind].messages
     whole = len({rank // cluster.gpus_per_node for rank in ranks}) == cluster.nodes
     return cluster.inter_node.kind == "torus" and rings and whole
 
@@ -75,11 +73,12 @@ def _transfers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...]) -> l
     n = len(each.ranks)
     if n < 2:
         return []
-    if each.kind == "send_recv":
-        return [(a, b, each.size_bytes) for a, b in pairwise(ranks)]
-    if each.kind in _EXCHANGES:
+    kind = KINDS[each.kind]
+    if kind.exchanges:
         return [(a, b, each.size_bytes / n) for a in ranks for b in ranks if a != b]
-    sent = _PASSES.get(each.kind, 1.0) * each.size_bytes * (n - 1) / n
+    if kind.messages:
+        return [(a, b, each.size_bytes) for a, b in pairwise(ranks)]
+    sent = kind.passes * each.size_bytes * (n - 1) / n
     if cluster.intra_node.meshed:
         return _over_meshes(cluster, ranks, sent)
     if cluster.inter_node.kind == "torus" and cluster.gpus_per_node == 1:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topology.collectives import Choice, bus_factor, choose
+from topology.collective_kinds import bus_factor
+from topology.collectives import Choice, choose
 from topology.durations import NetworkPath, duration, message_seconds
 from topology.group import Group
 from topology.regular import RegularNetwork, of_several

@@ -1,15 +1,20 @@
-"""Hold the costs of NCCL's protocols beyond the bare links: startup, steps, part of the bandwidth.
+"""Hold NCCL's protocols: what each one sends and waits for, and what NCCL's cost model assumes of it.
 
 LL sends 8-byte words, half data and half flag, so it does not wait for the receiver but has a fraction of the
-bandwidth. LL128 does the same with 120 data bytes of 128. Simple moves whole chunks and synchronizes on each. All
-figures are from NCCL's own cost model (version 2.21, src/graph/tuning.cc: `baseLat`, `hwLat`, the bandwidth factors
-in `ncclTopoTuneModel`). They are stated relative to a ring's step in Simple, which is a cluster's `latency_s`, so a
-cluster with latencies of zero has none at all.
+bandwidth. LL128 does the same with 120 data bytes of 128. Simple moves whole chunks and synchronizes on each.
+
+The figures of `Estimate` are from NCCL's own cost model (version 2.21, src/graph/tuning.cc: `baseLat`, `hwLat`, the
+bandwidth factors in `ncclTopoTuneModel`). They are stated relative to a ring's step in Simple, which is a cluster's
+`latency_s`, so a cluster with latencies of zero has none at all.
 """
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from msgspec import Struct
+
+T = TypeVar("T")
 
 SIMPLE_NVLINK_S = 3.4e-6  # hwLat of a ring's step in Simple: NVLink
 SIMPLE_NETWORK_S = 14e-6  # and network
@@ -19,32 +24,68 @@ NODE_CHANNELS = 24
 
 
 class Protocol(Struct, frozen=True):
-    """Hold one protocol of one algorithm: startup and steps relative to each level's `latency_s`, part of bandwidth."""
+    """Hold the facts of one protocol.
+
+    `number`: NCCL's own (src/include/nccl_common.h), the place of the protocol in tables with a value for each.
+    `sent_bytes`: the bytes on the links for a byte of data. `window_bytes`: the data that fills a tree hop by hop.
+    `streams`: whether a GPU passes on words or lines as they arrive; otherwise it stores a whole chunk first.
+    `waits`: whether a sender between nodes waits until its receiver is ready. `slices`: whether the second half of a
+    ring's block arrives while the first is sent on. `few_channels`: whether a message's channels limit its bandwidth;
+    otherwise the links do.
+    """
 
     name: str
+    number: int
+    sent_bytes: float
+    window_bytes: float
+    streams: bool = True
+    waits: bool = True
+    slices: bool = True
+    few_channels: bool = False
+
+    def of(self, values: tuple[T, T, T]) -> T:
+        """Return this protocol's value of those for LL, LL128 and Simple."""
+        return values[self.number]
+
+
+# Windows: half of a step's 64 KiB of words is data, on up to 32 channels; chunks of 128 KiB (src/enqueue.cc) on 16; a
+# buffer step of 1 MiB on each of 16.
+LL = Protocol("LL", 0, 2.0, float(1 << 20), waits=False, slices=False, few_channels=True)
+LL128 = Protocol("LL128", 1, 128 / 120, float(2 << 20))
+SIMPLE = Protocol("Simple", 2, 1.0, float(16 << 20), streams=False)
+
+
+class Estimate(Struct, frozen=True):
+    """Hold what NCCL assumes of one protocol of one algorithm when it chooses.
+
+    `base`, `step`, `inter_step`: startup and steps relative to each level's `latency_s`. `bandwidth`: part of the
+    links'. `protocol`: None for the bare links.
+    """
+
+    protocol: Protocol | None
     base: float
     step: float
     inter_step: float
     bandwidth: float
 
 
-def _protocol(name: str, base_us: float, nvlink_us: float, network_us: float, bandwidth: float) -> Protocol:
+def _estimate(protocol: Protocol, base_us: float, nvlink_us: float, network_us: float, bandwidth: float) -> Estimate:
     step, inter_step = nvlink_us * 1e-6 / SIMPLE_NVLINK_S, network_us * 1e-6 / SIMPLE_NETWORK_S
-    return Protocol(name, base_us * 1e-6 / SIMPLE_NVLINK_S, step, inter_step, bandwidth)
+    return Estimate(protocol, base_us * 1e-6 / SIMPLE_NVLINK_S, step, inter_step, bandwidth)
 
 
-PLAIN = (Protocol("", 0.0, 1.0, 1.0, 1.0),)
+PLAIN = (Estimate(None, 0.0, 1.0, 1.0, 1.0),)
 """No protocol: α–β of the bare links, for hosts without NVLink (gloo, MPI)."""
 
 RING = (
-    _protocol("LL", 6.6, 0.6, 2.7, 1 / 4),
-    _protocol("LL128", 14.0, 1.9, 4.0, 0.92),  # NCCL writes 0.92 for 120/128 in rings, 120/128 in trees
-    _protocol("Simple", 8.4, 3.4, 14.0, 1.0),
+    _estimate(LL, 6.6, 0.6, 2.7, 1 / 4),
+    _estimate(LL128, 14.0, 1.9, 4.0, 0.92),  # NCCL writes 0.92 for 120/128 in rings, 120/128 in trees
+    _estimate(SIMPLE, 8.4, 3.4, 14.0, 1.0),
 )
 TREE = (
-    _protocol("LL", 6.8, 0.6, 5.0, 0.92 / 3.8),
-    _protocol("LL128", 14.0, 1.25, 8.5, 0.92 * 120 / 128),
-    _protocol("Simple", 0.0, 28.0, 28.0, 0.92),
+    _estimate(LL, 6.8, 0.6, 5.0, 0.92 / 3.8),
+    _estimate(LL128, 14.0, 1.25, 8.5, 0.92 * 120 / 128),
+    _estimate(SIMPLE, 0.0, 28.0, 28.0, 0.92),
 )
 # NCCL counts 23 µs in all; the closed form has 5 steps (an all-gather has 4, which makes no difference here).
-NVLS = (_protocol("Simple", 0.0, 23 / 5, 14.0, 1.0),)
+NVLS = (_estimate(SIMPLE, 0.0, 23 / 5, 14.0, 1.0),)

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from topology.algorithms import TRAITS, Crossing
+from topology.collective_kinds import KINDS
 from topology.collectives import Choice
 from topology.durations import NetworkPath, duration
 from topology.group import Group
@@ -40,7 +41,6 @@ class Load(NamedTuple):
 
 
 NOTHING = Load(0.0, {})
-_WIRE = {"LL": 2.0, "LL128": 128 / 120}  # bytes sent for a byte of data: a flag beside each word, or each line
 
 
 def capacities(cluster: ClusterSpec) -> dict[str, float]:
@@ -93,8 +93,8 @@ def collective_load(
     cost = duration(kind, algorithm, protocol, group, size_bytes)
     traits = TRAITS[algorithm]
     near, far = traits.sent_bytes(kind, group, size_bytes)
-    wire = _WIRE.get(protocol, 1.0)
-    if kind in traits.exchanges:
+    wire = protocol.sent_bytes if protocol else 1.0
+    if KINDS[kind].exchanges:
         far *= network.regular.exchange_on_torus(ranks)[1]
     load = _load(0.0, near * wire, far * wire, _crossing(network.cluster, traits.crossing, ranks, group))
     carried = capacities(network.cluster)

@@ -11,35 +11,47 @@ and steps inside a domain are stated for a `latency_s` of 3.4 µs and scale with
 from __future__ import annotations
 
 from math import inf
+from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 from topology.architectures import CollectivesOf
-from topology.protocols import SIMPLE_NETWORK_S
+from topology.protocols import LL, LL128, SIMPLE, SIMPLE_NETWORK_S, Protocol
 from topology.spec import GpuSpec, InterNode
 
 CHANNEL_LL_BYTES = 16384.0  # largest message in LL on one channel: NCCL_P2P_LL_THRESHOLD, src/enqueue.cc
 MESSAGE_CHANNELS = 32  # inside a domain, for messages to all peers: MAXCHANNELS, src/include/device.h, before Blackwell
 
 
-class Kernel(Struct, frozen=True):
-    """Hold the constants of one family of collectives inside a domain.
+Each = tuple[float, float, float]
+"""A value for each protocol: LL, LL128, Simple (`Protocol.of`)."""
 
-    `ll_`: protocol LL; LL128 has the startup of Simple and its own steps. `share`: the part of the links' usable
-    bandwidth that kernels sustain. `ll_bytes`: bytes sent in LL for a byte of data; for messages, the bandwidth that
-    kernels sustain ÷ that of one channel in LL. `fill`: time to fill and drain the pipeline, or to copy the own block,
-    as a number of steps' transfers; once per operation.
+
+class Kernel(Struct, frozen=True):
+    """Hold the constants of rings and trees inside a domain.
+
+    `share`: the part of the links' usable bandwidth that kernels sustain. `fill`: time to fill and drain the pipeline,
+    as a number of steps' transfers; once per operation. LL128 has the startup of Simple.
     """
 
-    ll_start_s: float
-    ll_step_s: float
-    start_s: float
-    step_s: float
+    starts_s: Each
+    steps_s: Each
     share: float
     fill: float
-    ll128_step_s: float = 0.0
-    ll_bytes: float = 2.0
+
+
+class Messages(Struct, frozen=True):
+    """Hold the constants of sends, receives and exchanges inside a domain.
+
+    `share`: as in `Kernel`. `fill`: time to copy the own block of an exchange ÷ the time of a block on the links.
+    `ll_channels`: the bandwidth that kernels sustain ÷ that of one channel in LL.
+    """
+
+    starts_s: Each
+    share: float
+    fill: float
+    ll_channels: float
 
 
 class Timing(Struct, frozen=True):
@@ -49,7 +61,7 @@ class Timing(Struct, frozen=True):
     """
 
     ring: Kernel
-    direct: Kernel
+    direct: Messages
     nvls_start_s: float
     nvls_share: float
     message_channels: int = 1
@@ -63,44 +75,55 @@ class Timing(Struct, frozen=True):
 class Fabric(Struct, frozen=True):
     """Hold the steps between nodes.
 
-    `ll_step_s`, `ll128_step_s`, `step_s`: a tree's hop. `near_step_s`: a tree's hop inside a domain in Simple.
-    `ring_steps_s`: a ring's hop between nodes in LL, LL128, Simple. `message_step_s`: a message's hop (in Simple).
-    `ring_floor_s`: the least time between two blocks on a ring's hop. `rendezvous_s`: added to a hop's step in LL from
-    `RENDEZVOUS_BYTES` on. `ll_bytes`: as in `Kernel`. `lines`: whether LL128 works, which forwards lines of data as
-    they arrive. `nvls_tree_bytes`, `nvls_tree_domains`: the least size and the most domains for which NVLS with trees
-    between domains is considered.
+    `tree_steps_s`, `ring_steps_s`: a hop between nodes. `near_step_s`: a tree's hop inside a domain in Simple.
+    `message_step_s`: a message's hop (in Simple). `ring_floor_s`: the least time between two blocks on a ring's hop.
+    `rendezvous_s`: added to a hop's step in LL from `RENDEZVOUS_BYTES` on; steps of protocols that wait contain it.
+    `fills`: the part of a tree's window's time on the NICs, at each hop, that the next hop does not hide. `lines`:
+    whether LL128 works, which forwards lines of data as they arrive. `nvls_tree_bytes`, `nvls_tree_domains`: the least
+    size and the most domains for which NVLS with trees between domains is considered.
     """
 
-    ll_step_s: float
-    ll128_step_s: float
-    step_s: float
+    tree_steps_s: Each
     near_step_s: float
-    ring_steps_s: tuple[float, float, float]
+    ring_steps_s: Each
     message_step_s: float
     ring_floor_s: float
     rendezvous_s: float
-    ll_bytes: float
+    fills: Each
     lines: bool
     nvls_tree_bytes: float = 0.0
     nvls_tree_domains: float = inf
 
+    def as_run(self, protocol: Protocol) -> Protocol:
+        """Return the protocol as which a tree between nodes runs: without lines LL128 is as slow as Simple."""
+        return SIMPLE if protocol == LL128 and not self.lines else protocol
+
 
 RENDEZVOUS_BYTES = 4096.0
-WINDOW_BYTES = float(16 << 20)  # the bytes that fill a tree: a buffer step of 1 MiB on each of 16 channels
-LL_WINDOW_BYTES = float(1 << 20)  # LL: half of a step's 64 KiB of lines is data, on up to 32 channels
-LINES_WINDOW_BYTES = float(2 << 20)  # LL128: chunks of 128 KiB (NCCL, src/enqueue.cc) on as many channels
-WINDOW_NICS = 4  # NICs of these windows (GH200's node); fewer NICs have fewer channels (NCCL, src/graph/connect.cc)
-WINDOW_FILL = 0.686  # part of the window's time at each hop that the next hop does not hide
+WINDOW_NICS = 4  # NICs of the protocols' windows (GH200's node); fewer have fewer channels (NCCL, src/graph/connect.cc)
+WINDOW_FILL = 0.686  # part of the window's time at each hop that the next hop does not hide, in LL128 and Simple
+_FILLS = (LL.sent_bytes, WINDOW_FILL, WINDOW_FILL)
 NETWORK_SHARE = 0.983  # part of the NICs' usable bandwidth that rings and trees sustain
 TREE_SHARE = 0.673  # part of the NICs' bandwidth that a tree uses if a node has more than one neighbour in it
 # The steps below are stated for a latency of SIMPLE_NETWORK_S between nodes.
 
-MATCHED = Fabric(6.94e-6, 31.1e-6, 31.1e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 38.3e-6, 13.4e-6, 9.92, False)
+MATCHED = Fabric(
+    (6.94e-6, 31.1e-6, 31.1e-6),
+    0.92e-6,
+    (2.7e-6, 14e-6, 14e-6),
+    14e-6,
+    ring_floor_s=38.3e-6,
+    rendezvous_s=13.4e-6,
+    fills=(9.92, WINDOW_FILL, WINDOW_FILL),
+    lines=False,
+)
 """Libfabric and other transports that match sender and receiver for each message (GH200 over Slingshot)."""
-HOST = Fabric(5e-6, 14e-6, 14e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 0.0, 0.0, 2.0, False, nvls_tree_domains=1)
+HOST = Fabric(
+    (5e-6, 14e-6, 14e-6), 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 0.0, 0.0, _FILLS, lines=False, nvls_tree_domains=1
+)
 """Posted buffers, but through the host's memory or kernel: no LL128 and no NVLS (TCPX; its machines set
 NCCL_ALGO=Ring,Tree and NCCL_NVLS_ENABLE=0: NVIDIA DGX Cloud, "GCP TCPXO Networking")."""
-POSTED = Fabric(5e-6, 8.5e-6, 28e-6, 0.92e-6, (5e-6, 8.5e-6, 28e-6), 14e-6, 0.0, 0.0, 2.0, True)
+POSTED = Fabric((5e-6, 8.5e-6, 28e-6), 0.92e-6, (5e-6, 8.5e-6, 28e-6), 14e-6, 0.0, 0.0, _FILLS, lines=True)
 """InfiniBand and RoCE: receivers post buffers in advance (NCCL, src/transport/net_ib.cc); steps are NCCL's own.
 
 A ring's hop has the full network latency, as a tree's hop (src/graph/tuning.cc uses the tree's for rings with one GPU a
@@ -132,16 +155,16 @@ _US = 1e-6
 def _kernel(
     ll: float, ll_step: float, start: float, step: float, share: float, fill: float, ll128: float = 2.0
 ) -> Kernel:
-    return Kernel(ll * _US, ll_step * _US, start * _US, step * _US, share, fill, ll128 * _US)
+    return Kernel((ll * _US, start * _US, start * _US), (ll_step * _US, ll128 * _US, step * _US), share, fill)
 
 
-def _exchange(ll: float, start: float, share: float, fill: float, ll_bytes: float) -> Kernel:
-    return Kernel(ll * _US, 0.0, start * _US, 0.0, share, fill, 0.0, ll_bytes)
+def _messages(ll: float, start: float, share: float, fill: float, ll_channels: float) -> Messages:
+    return Messages((ll * _US, start * _US, start * _US), share, fill, ll_channels)
 
 
 _A100 = Timing(
     ring=_kernel(9.35, 0.944, 24.0, 5.76, 0.936, 0.461, 0.756),
-    direct=_exchange(12.8, 22.1, 0.818, 0.239, 85.1),
+    direct=_messages(12.8, 22.1, 0.818, 0.239, 85.1),
     nvls_start_s=0.0,
     nvls_share=1.0,
     message_channels=32,  # NCCL 2.27: 16 KiB for each channel of a peer; 2.29: for each that the message uses
@@ -149,23 +172,23 @@ _A100 = Timing(
 _V100 = replace(_A100, ring=_kernel(9.0, 3.02, 19.3, 3.04, 1.15, 0.048, 4.45))
 _H100 = Timing(
     ring=_kernel(4.83, 0.893, 10.6, 1.99, 0.961, 0.542),
-    direct=_exchange(7.02, 12.7, 0.813, 0.11, 41.0),
+    direct=_messages(7.02, 12.7, 0.813, 0.11, 41.0),
     nvls_start_s=18.4 * _US,
     nvls_share=0.829,
 )
 _B200 = Timing(
     ring=_kernel(8.05, 1.31, 12.3, 6.21, 1.05, 0.765),
-    direct=_exchange(10.2, 16.2, 0.807, 0.722, 82.9),
+    direct=_messages(10.2, 16.2, 0.807, 0.722, 82.9),
     nvls_start_s=32.2 * _US,
     nvls_share=0.703,
 )
 _GB200 = Timing(
     ring=_kernel(8.59, 1.27, 11.2, 7.33, 1.05, 0.754),
-    direct=_exchange(10.6, 16.0, 0.819, 0.74, 59.4),
+    direct=_messages(10.6, 16.0, 0.819, 0.74, 59.4),
     nvls_start_s=32.2 * _US,
     nvls_share=0.937,
 )
-_GB300 = replace(_GB200, direct=_exchange(10.6, 16.0, 0.924, 0.144, 59.4))
+_GB300 = replace(_GB200, direct=_messages(10.6, 16.0, 0.924, 0.144, 59.4))
 
 TIMINGS: dict[CollectivesOf, Timing] = {
     "v100": _V100,
@@ -187,18 +210,20 @@ def slower(one: Timing, other: Timing) -> Timing:
     if one == other:
         return one
     return Timing(
-        _slower_kernel(one.ring, other.ring),
-        _slower_kernel(one.direct, other.direct),
+        _slower_part(one.ring, other.ring),
+        _slower_part(one.direct, other.direct),
         max(one.nvls_start_s, other.nvls_start_s),
         min(one.nvls_share, other.nvls_share),
         min(one.message_channels, other.message_channels),
     )
 
 
-def _slower_kernel(one: Kernel, other: Kernel) -> Kernel:
-    longest = {
-        field.name: max(getattr(one, field.name), getattr(other, field.name))
-        for field in fields(Kernel)
-        if field.name != "share"
-    }
-    return Kernel(**longest, share=min(one.share, other.share))
+Part = TypeVar("Part", Kernel, Messages)
+
+
+def _slower_part(one: Part, other: Part) -> Part:
+    larger: dict[str, float | Each] = {}
+    for name in one.__struct_fields__:
+        a, b = getattr(one, name), getattr(other, name)
+        larger[name] = tuple(map(max, a, b)) if isinstance(a, tuple) else max(a, b)
+    return replace(one, **larger | {"share": min(one.share, other.share)})

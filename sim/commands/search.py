@@ -277,7 +277,7 @@ def space_of(
     """
     from sim.emit import TRAINERS, check_every_layout
     from sim.inputs.scenario import name_of, read_source
-    from sim.search.space import make_space
+    from sim.search.space_of_scenario import make_space
 
     source = read_source(path, overrides)
     only, linked = parse_only(narrowing.only)

@@ -75,7 +75,9 @@ def _outcome(job: Job) -> Outcome:
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:  # a row that lacks what its operator needs
         return Outcome(index, row.id, (), True, f"{type(error).__name__}: {error}")
     errors = tuple(
-        Error(row.id, row.group, quantity(key), found[key].value, row.measured[key], found[key].low, found[key].high)
+        Error(
+            row.id, row.group, quantity(key), key, found[key].value, row.measured[key], found[key].low, found[key].high
+        )
         for key in row.measured
         if key in found
     )

@@ -190,16 +190,14 @@ class TensorRole(StrEnum):
 
 
 class Saved(NamedTuple):
-    """Bytes that a forward keeps for its backward. `part`: attention | mlp | norm | embedding | head | moe | layer.
+    """Bytes that a forward keeps for its backward. `name` is a label for people. `keys`: an attention core's keys or
+    values, which other layers may read."""
 
-    `name` is a label for people.
-    """
-
-    part: str
     name: str
     bytes: float
     needed_by: NeededBy = NeededBy.INPUT_GRAD
     role: TensorRole = TensorRole.INNER
+    keys: bool = False
 
     @property
     def late(self) -> bool:

@@ -52,6 +52,15 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:,.1f}"
 
 
+def plain(value: float) -> str:
+    """A number with at most twelve digits.
+
+    >>> plain(700.0), plain(0.1 + 0.2)
+    ('700', '0.3')
+    """
+    return f"{value:.12g}"
+
+
 def counted(number: float, noun: str) -> str:
     """A number with its noun, in the plural unless the number is one.
 

@@ -30,6 +30,7 @@ from sim.graph.build import ActionTasks, Built
 from sim.graph.taskgraph import Collective, CollectiveStep, Launches, Waits, ints
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import LocalTask
+from topology.collective_kinds import KINDS
 
 MAX_MESSAGES = 1_000_000  # half a minute of simulation
 PIECES = 8  # pieces into which each of the two trees divides its half
@@ -169,15 +170,16 @@ def _depth(parent: list[int | None], i: int) -> int:
 
 def pattern_of(kind: str, algorithm: str, members: int) -> Pattern | None:
     """Return the messages of a collective; None if it stays one task (reduction in the switch, broadcasts)."""
-    if algorithm == "ring" and kind in ("all_reduce", "all_gather", "reduce_scatter"):
-        return ring(members, 2 if kind == "all_reduce" else 1)
+    facts = KINDS[kind]
+    if algorithm == "ring" and not facts.whole:
+        return ring(members, facts.passes)
     # Ring attention sends keys and values to the next member, all members at once.
-    if kind == "send_recv":
+    if facts.messages and not facts.exchanges:
         return Pattern(tuple(Hop(i, (i + 1) % members, ()) for i in range(members)), 1, 1.0)
     if algorithm == "tree":
         return tree(members)
     if algorithm == "mesh":
-        return mesh(members, 2 if kind == "all_reduce" else 1)
+        return mesh(members, facts.passes)
     if algorithm == "pairwise":
         return exchange(members)
     return None

@@ -46,6 +46,23 @@ def _counts_form(value: Any) -> str:
     return "<name>" if isinstance(value, str) else "<list>"
 
 
+def all_replicas(dp: int, cp: int) -> int:
+    """`shard_size` where a scenario leaves it out."""
+    return dp * cp
+
+
+def overlaps_messages(schedule: str) -> bool:
+    """`p2p_overlap` where a scenario leaves it out."""
+    return not FORMS[schedule].blocking_sends
+
+
+def form_of(schedule: str, pp: int, paired: bool) -> ScheduleForm:
+    """The record of a schedule; with pp 1, that of a model that is not cut. `paired`: exchanges are hidden (`ep`)."""
+    if pp == 1:
+        return ONE_RANK
+    return FORMS[schedule].paired if paired else FORMS[schedule]
+
+
 class Parallelism(UserInput):
     """The split of a model and its batch over ranks; see docs/scenario.md for each key.
 
@@ -62,7 +79,9 @@ class Parallelism(UserInput):
     ep: Degree = 1
     expert_tp: Degree = 1
     zero: Annotated[Literal[0, 1, 2, 3], BeforeValidator(_zero)] = 0
-    shard_size: Degree = Field(default_factory=lambda data: data["dp"] * data["cp"], description="null: dp * cp")
+    shard_size: Degree = Field(
+        default_factory=lambda data: all_replicas(data["dp"], data["cp"]), description="null: dp * cp"
+    )
     reshard_after_forward: bool = True
     accumulate_unsharded: bool = False
     accumulate_in_a_row: bool | None = Field(
@@ -112,7 +131,7 @@ class Parallelism(UserInput):
         default=None, description="null: deepep with model.moe.max_nodes_per_token, else all_to_all"
     )
     p2p_overlap: bool = Field(
-        default_factory=lambda data: not FORMS[data["schedule"]].blocking_sends,
+        default_factory=lambda data: overlaps_messages(data["schedule"]),
         description=f"null: false for {', '.join(f.name for f in FORMS.values() if f.blocking_sends)}, else true",
     )
     p2p_scatter: bool = Field(default=False, description="left out: true where the framework does so")
@@ -158,13 +177,11 @@ class Parallelism(UserInput):
 
     @property
     def form(self) -> ScheduleForm:
-        """The schedule's record; with pp 1, that of a model that is not cut."""
-        if self.pp == 1:
-            return ONE_RANK
-        form = FORMS[self.schedule]
-        if self.micro_batch_group is None or form.in_groups_of is None:
-            return form.paired if self.ep_overlap and self.ep > 1 else form
-        return form.grouped(self.micro_batch_group)
+        """The schedule's record; see `form_of`."""
+        group = self.micro_batch_group
+        if group is not None and self.pp > 1 and FORMS[self.schedule].in_groups_of is not None:
+            return FORMS[self.schedule].grouped(group)
+        return form_of(self.schedule, self.pp, self.ep_overlap and self.ep > 1)
 
     @property
     def stages(self) -> int:

@@ -1,4 +1,4 @@
-"""Numbers with units as people write them, by what a key's name ends with: `latency_s: 5us`, `memory_bytes: 96GB`."""
+"""The unit of a key by what its name ends with, and numbers in it as people write them: `latency_s: 5us`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from sim.core.units import n_bytes, plain, rate, seconds
 from sim.inputs.input_source import Source, show
 from sim.inputs.yaml_input import KeyPath
 
@@ -22,12 +23,13 @@ MOST_LATENCY_S = 1.0  # of a link or a disk; a number from it on lacks its unit
 
 class Unit(Struct, frozen=True):
     """Hold the unit of keys with one ending. `pattern`: of what stands behind a text's number; `read`: the number and
-    that in base units; `what`: the rest of the message for another text."""
+    that in base units; `what`: the rest of the message for another text; `write`: the number as people read it."""
 
     ending: str
     pattern: str
     read: Callable[[float, re.Match[str]], float]
     what: str
+    write: Callable[[float], str]
 
     def parse(self, value: Any) -> Any:
         """A text as a number in base units; what is no text comes back as it is.
@@ -82,36 +84,42 @@ FLOPS = Unit(
     r"([GTPgtp])?(?:FLOPS|FLOP/s|flops|flop/s|Flop/s|Flops)?",
     _flops,
     "flops a second, or one with a unit: GFLOPS, TFLOPS, PFLOPS",
+    lambda value: rate(value, "FLOP/s"),
 )
 RATE = Unit(
     "bytes_per_s",
     r"([KMGTkmgt])(bps|bit/s|b/s|B/s|Bps)",
     _bytes_per_s,
     "bytes a second, or one with a unit, such as 50GB/s or 400Gbps",
+    lambda value: rate(value, "B/s"),
 )
 BYTES = Unit(
     "_bytes",
     r"(?i:([KMGT])(i?B)?|B)?",
     _bytes,
     "bytes, or one with a unit: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB",
+    n_bytes,
 )
-TIME = Unit("_s", r"(ns|us|µs|μs|ms|s|min|h|d)?", _seconds, "seconds, or one with a unit: ns, us, ms, s, min, h, d")
-POWER = Unit("_w", r"(k?W)?", _watts, "watts, or one with a unit: W, kW")
-TOKENS = Unit("tokens", r"([KMBTkmbt])?", _tokens, "tokens, or one with K, M, B or T, such as 15T")  # of a training
+TIME = Unit(
+    "_s", r"(ns|us|µs|μs|ms|s|min|h|d)?", _seconds, "seconds, or one with a unit: ns, us, ms, s, min, h, d", seconds
+)
+POWER = Unit("_w", r"(k?W)?", _watts, "watts, or one with a unit: W, kW", plain)
+TOKENS = Unit(  # of a training
+    "tokens", r"([KMBTkmbt])?", _tokens, "tokens, or one with K, M, B or T, such as 15T", plain
+)
 UNITS = (FLOPS, RATE, BYTES, TIME, POWER)  # the longer endings first: a rate's name ends as a time's does
-_OTHER = ("rate_per_s",)  # requests a second: a plain number
+_PER_S = "_per_s"  # a plain number of requests, tokens or whatever else in a second
 
 
 def unit_of(key: object) -> Unit | None:
-    """The unit of a key by its name; None for a number without one.
+    """The unit of a key by its name, of a scenario, a result or a measurement; None for a number without one.
 
-    >>> unit_of("latency_s").ending, unit_of("memory_bytes").ending, unit_of("nodes")
-    ('_s', '_bytes', None)
+    >>> unit_of("latency_s").ending, unit_of("memory_bytes").ending, unit_of("nodes"), unit_of("requests_per_s")
+    ('_s', '_bytes', None, None)
     """
     name = str(key)
-    if name.endswith(_OTHER):
-        return None
-    return next((unit for unit in UNITS if name.endswith(unit.ending)), None)
+    found = next((unit for unit in UNITS if name.endswith(unit.ending)), None)
+    return None if found is TIME and name.endswith(_PER_S) else found
 
 
 def with_units(given: Any, source: Source, path: KeyPath, skipped: tuple[str, ...] = ()) -> Any:

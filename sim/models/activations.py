@@ -45,19 +45,19 @@ def _clamps_apart(d: Dims, record: Activation) -> bool:
     return record.clamped and d.framework.fuses_activation and d.framework.clamps_apart
 
 
-def activation_saved(d: Dims, mlp: str, elements: float, part: str) -> tuple[Saved, ...]:
+def activation_saved(d: Dims, mlp: str, elements: float) -> tuple[Saved, ...]:
     """Return what is kept of `elements` of the inner width."""
     record, size = ACTIVATIONS[mlp], elements * d.act_bytes
     needed = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the output is made of them
     names = record.kept_fused if _fused(d, record) else record.kept
     names += ("clamped gate", "clamped up") if _clamps_apart(d, record) else ()
-    saved = tuple(Saved(part, name, size, needed, record.role) for name in names)
+    saved = tuple(Saved(name, size, needed, record.role) for name in names)
     if _fused(d, record) or not record.truths:
         return saved
-    return (*saved, Saved(part, "comparison", record.truths * elements, needed))
+    return (*saved, Saved("comparison", record.truths * elements, needed))
 
 
-def activation(d: Dims, mlp: str, elements: float, part: str = "mlp") -> Operator:
+def activation(d: Dims, mlp: str, elements: float) -> Operator:
     """The activation of `elements` of the inner width, whose operators carry its name, or that of torch's kernel."""
     t, record = activation_traffic(d, mlp), ACTIVATIONS[mlp]
     name = record.torch_kernel if record.torch_kernel and _fused(d, record) else mlp
@@ -79,6 +79,6 @@ def activation(d: Dims, mlp: str, elements: float, part: str = "mlp") -> Operato
         name,
         (memory_op(name, F, "elementwise", elements, forward, d.act, t.forward_kernels, name, strided=strided),),
         backwards,
-        activation_saved(d, mlp, elements, part),
+        activation_saved(d, mlp, elements),
         backward_bytes=(1 + inputs) * elements * d.act_bytes,
     )

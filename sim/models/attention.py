@@ -268,23 +268,23 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = F
     q = d.batch * own.heads * own.q_len * own.head_dim * d.act_bytes
     kv = d.batch * kv_heads * own.kv_len * d.act_bytes
     saved = [
-        Saved("attention", "query", q, role=TensorRole.INPUT),
-        Saved("attention", "key", kv * own.head_dim, role=TensorRole.INPUT),
-        Saved("attention", "value", kv * own.v_head_dim, role=TensorRole.INPUT),
+        Saved("query", q, role=TensorRole.INPUT),
+        Saved("key", kv * own.head_dim, role=TensorRole.INPUT, keys=True),
+        Saved("value", kv * own.v_head_dim, role=TensorRole.INPUT, keys=True),
     ]
     if d.fused_attention:
         rows = d.batch * own.heads * own.q_len
         # Else the projection keeps this very tensor.
         beside = exchanged or (d.recipe is not None and d.recipe.keeps_quantized)
-        output = Saved("attention", "output", rows * own.v_head_dim * d.act_bytes if beside else 0.0)
-        statistics = Saved("attention", "log-sum-exp", rows * LSE_BYTES, role=TensorRole.STATISTICS)
+        output = Saved("output", rows * own.v_head_dim * d.act_bytes if beside else 0.0)
+        statistics = Saved("log-sum-exp", rows * LSE_BYTES, role=TensorRole.STATISTICS)
         return (*saved, statistics, output)
     scores = sum(_scores(d, c) for c in blocks)
     saved += _softmax_saved(d, own, scores)
     if d.dropout:
         saved += [
-            Saved("attention", "dropout mask", scores * MASK_BYTES),
-            Saved("attention", "dropped probabilities", scores * d.act_bytes),
+            Saved("dropout mask", scores * MASK_BYTES),
+            Saved("dropped probabilities", scores * d.act_bytes),
         ]
     return tuple(saved)
 
@@ -294,13 +294,13 @@ def _softmax_saved(d: Dims, own: Core, scores: float) -> list[Saved]:
     are joined to the scores and kept in their dtype, a column, and the place of each row's maximum, 64 bits.
     """
     rows = scores / own.kv_len
-    saved = [Saved("attention", "softmax output", (scores + (rows if own.sinks else 0.0)) * d.act_bytes)]
+    saved = [Saved("softmax output", (scores + (rows if own.sinks else 0.0)) * d.act_bytes)]
     if d.framework.softmax_in_fp32 and d.act_bytes < FP32_BYTES and not own.sinks:
-        saved.append(Saved("attention", "softmax output in fp32", scores * FP32_BYTES))
+        saved.append(Saved("softmax output in fp32", scores * FP32_BYTES))
     if own.sinks and d.framework.softmax_in_fp32:
-        saved.append(Saved("attention", "maximum's place", rows * 8.0, role=TensorRole.STATISTICS))
+        saved.append(Saved("maximum's place", rows * 8.0, role=TensorRole.STATISTICS))
     if own.softcap and not d.framework.fuses_chains:
-        saved.append(Saved("attention", "capped scores' tanh", scores * d.act_bytes))
+        saved.append(Saved("capped scores' tanh", scores * d.act_bytes))
     return saved
 
 

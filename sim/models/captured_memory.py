@@ -84,7 +84,7 @@ class ProgramLives:
                 self._peak(first, k, False) - float(saved + after),
                 float(self.until_end[k]),
             )
-            kept = (Saved("layer", "activations", float(x[k]), needed) for needed, x in self.saved.items() if x[k])
+            kept = (Saved("activations", float(x[k]), needed) for needed, x in self.saved.items() if x[k])
             peaks = self._peak(alive, k, True) - float(held), self._peak(later, k, False) - float(saved)
             found.append(PieceMemory(tuple(kept), *peaks, own))
             before = held

@@ -41,13 +41,13 @@ def chunked_output(d: Dims, name: str, vocab: int) -> Operator:
                 memory_op(f"{name}_wgrad_sum_{i}", F, "elementwise", size, 3 * e * size, d.act),
             ]
     backward: list[Item] = [memory_op(f"{name}_dgrad_scale", I, "elementwise", rows * h, 2 * e * rows * h, d.act)]
-    saved = [Saved("head", "input's gradient", e * rows * h)]
+    saved = [Saved("input's gradient", e * rows * h)]
     if trained:
         backward += [
             memory_op(f"{name}_wgrad_scale", W, "elementwise", size, 2 * e * size, d.act),
             *accumulation(d, f"{name}_wgrad", size)[1],
         ]
-        saved.append(Saved("head", "weight's gradient", e * size, NeededBy.WEIGHT_GRAD))
+        saved.append(Saved("weight's gradient", e * size, NeededBy.WEIGHT_GRAD))
     temporary = e * (chunk * vocab + (size if trained else 0))
     return Operator(
         name,

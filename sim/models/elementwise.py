@@ -113,7 +113,7 @@ def norm(
     kernel = "" if fused else EAGER_NORM
     t = norm_traffic(d, kind, after_sum, vectors > 0)
     again = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the next input is made of it
-    kept = Saved("norm", f"{name} input", elements * d.act_bytes, again, TensorRole.INPUT)
+    kept = Saved(f"{name} input", elements * d.act_bytes, again, TensorRole.INPUT)
     saved: tuple[Saved, ...] = (kept,) if keeps_input else ()
     if d.framework.norms_keep_operators and (kind == "rmsnorm" or d.norm_in_fp32):
         shares = not keeps_input and d.act_bytes == FP32_BYTES  # no cast makes a copy of what the other norm keeps
@@ -141,10 +141,10 @@ def _kept_by_operators(d: Dims, name: str, kind: str, rows: int, width: int, wei
     copies = 2 if kind == "layernorm" and weighted else 1
     normalized = FP32_BYTES if d.norm_in_fp32 else d.act_bytes
     kept = (
-        Saved("norm", f"{name} input in fp32", copies * n * FP32_BYTES, role=TensorRole.INPUT),
-        Saved("norm", f"{name} statistics", rows * FP32_BYTES, role=TensorRole.STATISTICS),
+        Saved(f"{name} input in fp32", copies * n * FP32_BYTES, role=TensorRole.INPUT),
+        Saved(f"{name} statistics", rows * FP32_BYTES, role=TensorRole.STATISTICS),
     )
-    return (*kept, Saved("norm", f"{name} normalized", n * normalized)) if weighted else kept
+    return (*kept, Saved(f"{name} normalized", n * normalized)) if weighted else kept
 
 
 def rope(d: Dims, elements: float) -> Operator:
@@ -227,7 +227,7 @@ def copied(name: str, d: Dims, elements: float, kernels: tuple[int, int] = (1, 1
     return Operator(name, (forward,), (backward,))
 
 
-def residual(d: Dims, name: str, part: str, bias_after: bool) -> Operator:
+def residual(d: Dims, name: str, bias_after: bool) -> Operator:
     """Bias (where the matmul could not add it), dropout and the sum with the residual stream."""
     elements, e = d.rows * d.hidden, d.act_bytes
     mask = MASK_BYTES if d.dropout else 0.0
@@ -241,7 +241,7 @@ def residual(d: Dims, name: str, part: str, bias_after: bool) -> Operator:
         name,
         (memory_op(name, F, "elementwise", elements, moved * elements, d.act, kernels),),
         backward,
-        (Saved(part, f"{name} dropout mask", mask * elements),),
+        (Saved(f"{name} dropout mask", mask * elements),),
         forward_bytes=elements * e,
         backward_bytes=(2 if d.dropout else 1) * elements * e,
     )

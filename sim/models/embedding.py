@@ -86,7 +86,7 @@ def _looked_up(d: Dims, name: str, width: int, table: int) -> Operator:
         name,
         forward,
         backward,
-        (Saved("embedding", "tokens", d.tokens * TOKEN_BYTES, NeededBy.WEIGHT_GRAD),),
+        (Saved("tokens", d.tokens * TOKEN_BYTES, NeededBy.WEIGHT_GRAD),),
         params=table,
         forward_bytes=size,
         backward_bytes=size + table * d.act_bytes,
@@ -117,8 +117,7 @@ def _norm(m: ModelConfig, d: Dims) -> tuple[Operator, ...]:
     if not m.embedding_norm:
         return ()
     own = stream_norm(m, d, "embedding_norm")
-    kept = tuple(s._replace(part="embedding") for s in own.saved)
-    return (replace(own, backward=tuple(replace(item, phase=W) for item in own.backward), saved=kept),)
+    return (replace(own, backward=tuple(replace(item, phase=W) for item in own.backward)),)
 
 
 def _dropout(d: Dims) -> tuple[Operator, ...]:
@@ -131,7 +130,7 @@ def _dropout(d: Dims) -> tuple[Operator, ...]:
             "embedding_dropout",
             (memory_op("embedding_dropout", F, "elementwise", n, moved, d.act),),
             (memory_op("embedding_dropout_backward", W, "elementwise", n, moved, d.act),),
-            (Saved("embedding", "dropout mask", float(n)),),
+            (Saved("dropout mask", float(n)),),
             backward_bytes=2 * n * d.act_bytes,
         ),
     )

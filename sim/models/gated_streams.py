@@ -36,15 +36,15 @@ def stream_norms(d: Dims, name: str, keeps_input: bool = True) -> Operator:
 def gated_sum(d: Dims, name: str, injects: bool) -> tuple[Operator, ...]:
     """The branch `name`'s input, a mean of gated streams, and where it `injects` the streams' shares of its result."""
     s, keep = d.streams, not d.framework.rebuilds_pointwise
-    down = Linear(f"{name}_gates_down", "norm", d.rows, s.width, (s.rank,), save_input=keep)
-    up = Linear(f"{name}_gates_up", "norm", d.rows, s.rank, (s.width,), save_input=keep)
-    share = Linear(f"{name}_shares", "norm", d.rows, s.width, (s.number,), save_input=False)
+    down = Linear(f"{name}_gates_down", d.rows, s.width, (s.rank,), save_input=keep)
+    up = Linear(f"{name}_gates_up", d.rows, s.rank, (s.width,), save_input=keep)
+    share = Linear(f"{name}_shares", d.rows, s.width, (s.number,), save_input=False)
     low, e = d.rows * s.rank, d.act_bytes
     middle = Operator(
         f"{name}_gates_silu",
         (memory_op(f"{name}_gates_silu", F, "elementwise", low, 3 * e * low, d.act, 2),),
         (memory_op(f"{name}_gates_silu_backward", I, "elementwise", low, 5 * e * low, d.act, 2),),
-        (Saved("norm", f"{name} gates of low rank", e * low),),
+        (Saved(f"{name} gates of low rank", e * low),),
     )
     shares = (linear(d, share), _shares(d, name)) if injects else ()
     return (
@@ -67,7 +67,7 @@ def _gated_mean(d: Dims, name: str) -> Operator:
         f"{name}_streams",
         (memory_op(f"{name}_streams", F, "elementwise", elements, ahead * elements, d.act, kernels),),
         (memory_op(f"{name}_streams_backward", I, "elementwise", elements, back * elements, d.act, back_kernels),),
-        (Saved("norm", f"{name} {gates}", elements * e, NeededBy.INPUT_GRAD),),
+        (Saved(f"{name} {gates}", elements * e, NeededBy.INPUT_GRAD),),
         forward_bytes=elements * e,
         backward_bytes=2 * elements * e,
     )
@@ -81,7 +81,7 @@ def _shares(d: Dims, name: str) -> Operator:
         f"{name}_shares_sigmoid",
         (memory_op(f"{name}_shares_sigmoid", F, "elementwise", n, 6 * size, d.act, 3),),
         (memory_op(f"{name}_shares_sigmoid_backward", I, "elementwise", n, 7 * size, d.act, 3),),
-        (Saved("norm", f"{name} shares", 2 * size),),
+        (Saved(f"{name} shares", 2 * size),),
     )
 
 
@@ -96,7 +96,7 @@ def gated_spread(d: Dims, name: str) -> Operator:
         label,
         (memory_op(label, F, "elementwise", elements, ahead * elements, d.act, kernels),),
         (memory_op(f"{label}_backward", I, "elementwise", elements, back * elements, d.act, back_kernels),),
-        (Saved(name, f"{name} result", elements / n * e),),
+        (Saved(f"{name} result", elements / n * e),),
         forward_bytes=elements * e,
         backward_bytes=2 * elements * e,
     )

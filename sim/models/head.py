@@ -78,7 +78,7 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     name = "output" if aligned else "output_unaligned"
     output = linear(
         plain,
-        Linear(name, "head", d.tokens, d.hidden, (vocab,), "column", m.head_bias, not d.framework.rebuilds_pointwise),
+        Linear(name, d.tokens, d.hidden, (vocab,), "column", m.head_bias, not d.framework.rebuilds_pointwise),
     )
     kernel = scenario.for_training.cross_entropy
     if kernel == "chunked":
@@ -89,13 +89,12 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
         output = replace(output, params=0, frozen=0)
     output = output if aligned else _unaligned(output)
     final = stream_norm(m, d, "final_norm")
-    kept = tuple(s._replace(part="head") for s in final.saved)
     loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel == "fused")
     loss = replace(loss, forward=(*loss.forward, *after_loss_check(d)))
     if m.logit_softcap is not None and kernel == "unfused":
         output = _capped(d, output, vocab)
     (final,), (output, loss) = (
-        of_part(ModelPart.NORM, [replace(final, saved=kept)]),
+        of_part(ModelPart.NORM, [final]),
         of_part(ModelPart.HEAD, [output, loss]),
     )
     return (output, loss) if d.streams.gated else (final, output, loss)
@@ -110,7 +109,7 @@ def _capped(d: Dims, part: Operator, vocab: int) -> Operator:
     (ahead, kernels), back = ((2, 1), (3, 1)) if d.framework.fuses_chains else ((6, 3), (7, 3))
     cap = memory_op("logit_softcap", F, "elementwise", n, ahead * e * n, d.act, kernels)
     uncap = memory_op("logit_softcap_backward", I, "elementwise", n, back[0] * e * n, d.act, back[1])
-    saved = (*part.saved, Saved("head", "capped logits' tanh", e * n))
+    saved = (*part.saved, Saved("capped logits' tanh", e * n))
     return replace(part, forward=(*part.forward, cap), backward=(uncap, *part.backward), saved=saved)
 
 
@@ -141,7 +140,7 @@ def cross_entropy(d: Dims, vocab: int, fused: bool = False) -> Operator:
         forward.append(memory_op("cross_entropy", F, "cross_entropy", n, 3 * e * n, d.act, 2))
         forward += _reductions(d, 1)
         backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, 2 * e * n, d.act, 1)
-        saved = Saved("head", "logits gradient", e * n)
+        saved = Saved("logits gradient", e * n)
         return Operator("cross_entropy", tuple(forward), (backward,), (saved,), forward_bytes=0.0, backward_bytes=0.0)
     loss = d.framework.loss
     copy = 0.0 if e == FP32_BYTES else e + FP32_BYTES
@@ -150,7 +149,7 @@ def cross_entropy(d: Dims, vocab: int, fused: bool = False) -> Operator:
     forward += [*_per_token(d, F, loss.forward_token_kernels), *_reductions(d, 3)]
     back = (loss.backward_bytes + (copy if loss.copies else e)) * n
     backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, back, d.act, loss.backward_kernels)
-    saved = Saved("head", "log-softmax in fp32", FP32_BYTES * n)
+    saved = Saved("log-softmax in fp32", FP32_BYTES * n)
     narrow = e if copy else 0.0  # the logits, or their gradient, in 16 bits
     tensors = loss.split_tensors if d.tp > 1 else 2
     held = {
@@ -210,7 +209,7 @@ def soft_loss(scenario: Scenario, d: Dims) -> Operator:
     if fused:
         return Operator(name, tuple(forward), (), (), forward_bytes=e * n, backward_bytes=0.0)
     backward = memory_op(f"{name}_backward", I, "cross_entropy", n, 32.0 * n, d.act, 3)
-    saved = Saved("head", "softened distributions in fp32", 2 * FP32_BYTES * n)
+    saved = Saved("softened distributions in fp32", 2 * FP32_BYTES * n)
     held = (e + 2 * FP32_BYTES) * n  # the teacher's logits, what is divided and summed
     return Operator(name, tuple(forward), (backward,), (saved,), forward_bytes=held, backward_bytes=2 * FP32_BYTES * n)
 

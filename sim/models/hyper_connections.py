@@ -85,12 +85,12 @@ def _sum(d: Dims, name: str, own: _Sum) -> tuple[Operator, ...]:
         gemm(f"{label}_weights_dgrad", I, rows, width, numbers, dtype),
         gemm(f"{label}_weights_wgrad", W, numbers, width, rows, dtype),
     )
-    kept = [Saved("norm", f"{name} streams", elements * e, NeededBy.BOTH, TensorRole.INPUT)]
+    kept = [Saved(f"{name} streams", elements * e, NeededBy.BOTH, TensorRole.INPUT)]
     if not fused:
         copies = own.normalizes + (e < FP32_BYTES)  # normalized, and before
-        kept.append(Saved("norm", f"{name} streams in fp32", copies * elements * FP32_BYTES, role=TensorRole.INPUT))
+        kept.append(Saved(f"{name} streams in fp32", copies * elements * FP32_BYTES, role=TensorRole.INPUT))
         statistics = rows * own.kept * FP32_BYTES
-        kept.append(Saved("norm", f"{name} streams' weights", statistics, role=TensorRole.STATISTICS))
+        kept.append(Saved(f"{name} streams' weights", statistics, role=TensorRole.STATISTICS))
     return (
         Operator(
             label,
@@ -127,7 +127,7 @@ def spread(d: Dims, name: str) -> Operator:
         f"{name}_residual",
         (memory_op(f"{name}_residual", F, "elementwise", elements, moved * elements, d.act, kernels),),
         (memory_op(f"{name}_residual_backward", I, "elementwise", elements, 2 * moved * elements, d.act, 2 * kernels),),
-        (Saved(name, f"{name} result", kept),),
+        (Saved(f"{name} result", kept),),
         forward_bytes=elements * e,
         backward_bytes=2 * elements * e,
     )

@@ -76,11 +76,11 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
         *inside("layernorm", norms),
         branch_sum(d),
         *spec.attention.train(scenario, d, shard),
-        residual(d, "attention_residual", "attention", m.biased_attention_out and d.tp > 1),
+        residual(d, "attention_residual", m.biased_attention_out and d.tp > 1),
     )
     mlp = (
         *inside(spec.mlp.module, (replace(first, saved=own), *rest)),
-        residual(d, "mlp_residual", "mlp", spec.mlp.bias_after and d.tp > 1),
+        residual(d, "mlp_residual", spec.mlp.bias_after and d.tp > 1),
     )
     return (*of_part(spec.attention.part, attention), *of_part(spec.mlp.part, mlp))
 
@@ -114,7 +114,7 @@ def _branch(
         *of_part(ModelPart.NORM, () if gate is None else gate.train(d, f"{name}_norm")),
         *inner,
         *norms(f"{name}_post_norm", spec.norm_position != "pre"),
-        residual(d, f"{name}_residual", name, bias_after),
+        residual(d, f"{name}_residual", bias_after),
     )
 
 

@@ -59,9 +59,8 @@ class LayerInputs(Struct, frozen=True):
         look-up."""
         rows, n, e = d.rows * self.layers, d.rows * self.layers * self.width, d.act_bytes
         accesses, kernels = (3, 1) if d.framework.fuses_chains else (9, 4)  # scale, sum, scale, and one more backward
-        project = Linear("layer_inputs", "embedding", d.rows, self.hidden, (self.layers * self.width,))
+        project = Linear("layer_inputs", d.rows, self.hidden, (self.layers * self.width,))
         normed = norm(d, "layer_inputs_norm", "rmsnorm", rows, self.width)
-        kept = tuple(s._replace(part="embedding") for s in normed.saved)
         together = Operator(
             "layer_inputs_sum",
             (memory_op("layer_inputs_sum", F, "elementwise", n, accesses * e * n, d.act, kernels),),
@@ -69,21 +68,21 @@ class LayerInputs(Struct, frozen=True):
             forward_bytes=n * e,
             backward_bytes=2 * n * e,
         )
-        parts = (linear(d, project), replace(normed, saved=kept), together)
+        parts = (linear(d, project), normed, together)
         return tuple(replace(p, backward=tuple(replace(item, phase=W) for item in p.backward)) for p in parts)
 
     def branch(self, m: ModelConfig, d: Dims) -> tuple[Operator, ...]:
         """One layer's branch: gate, product with the layer's inputs, projection, norm, and the sum with the stream."""
         keep = not d.framework.rebuilds_pointwise
-        gate = Linear("layer_input_gate", "mlp", d.rows, self.hidden, (self.width,))
-        project = Linear("layer_input_projection", "mlp", d.rows, self.width, (self.hidden,), save_input=keep)
+        gate = Linear("layer_input_gate", d.rows, self.hidden, (self.width,))
+        project = Linear("layer_input_projection", d.rows, self.width, (self.hidden,), save_input=keep)
         return (
             branch_sum(d),
             linear(d, gate),
             activation(d, "geglu", d.rows * self.width),
             linear(d, project),
             stream_norm(m, d, "layer_input_norm"),
-            residual(d, "layer_input_residual", "mlp", False),
+            residual(d, "layer_input_residual", False),
         )
 
     def served_table(self, tp: int) -> int:

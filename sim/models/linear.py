@@ -51,7 +51,7 @@ def linear(d: Dims, spec: Linear) -> Operator:
     column_sp = split and d.sp and spec.mode == "column"
     input_rows = ceil_div(spec.rows, d.tp) if column_sp and not d.framework.keeps_gathered else spec.rows
     size = input_rows * spec.k * saved_element_bytes(d)
-    saved = Saved(spec.part, f"{spec.name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
+    saved = Saved(f"{spec.name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     forward = _column_forward(d, spec) if spec.mode != "row" else _row_forward(d, spec)
     backward = _column_backward(d, spec) if spec.mode != "row" else _row_backward(d, spec)
     bias = spec.n if spec.bias else 0

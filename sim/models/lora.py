@@ -67,14 +67,14 @@ def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
     part = _in_four_bits(d, spec, part) if d.four_bit else part
     if d.lora is None or spec.target not in d.lora.targets:
         fused = d.fused_attention and spec.target == "attention_out"
-        output = Saved("attention", "output", spec.rows * spec.k * d.act_bytes)
+        output = Saved("output", spec.rows * spec.k * d.act_bytes)
         return replace(part, saved=(*part.saved, output)) if fused else part
     adapters = [_adapter(d, spec, i) for i in range(len(spec.outs))]
     r, rows, k, e = d.lora.rank, spec.rows, spec.k, d.act_bytes
     wide = len(spec.outs) * rows * r * e
     inputs = tuple(s._replace(bytes=k * rows * e) for s in base.saved if s.late)
-    saved = (*part.saved, *inputs, Saved(spec.part, f"{spec.name} A x", wide, NeededBy.WEIGHT_GRAD))
-    again = Saved(spec.part, f"{spec.name} input", k * rows * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
+    saved = (*part.saved, *inputs, Saved(f"{spec.name} A x", wide, NeededBy.WEIGHT_GRAD))
+    again = Saved(f"{spec.name} input", k * rows * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     return replace(
         part,
         forward=(*part.forward, *chain.from_iterable(x.forward for x in adapters)),

@@ -33,7 +33,7 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     shard = shard or Shard()
     d = dims(scenario)
     m, last = scenario.model, scenario.model.layers - 1
-    project = linear(d, Linear("mtp_projection", "layer", d.rows, 2 * d.hidden, (d.hidden,)))
+    project = linear(d, Linear("mtp_projection", d.rows, 2 * d.hidden, (d.hidden,)))
     before = (
         *of_part(ModelPart.EMBEDDING, [replace(lookup(scenario, d), params=0)]),
         *of_part(

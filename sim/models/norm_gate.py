@@ -36,13 +36,13 @@ class NormGate(Struct, frozen=True):
     def train(self, d: Dims, name: str) -> tuple[Operator, ...]:
         """Both matrices, the activation between them, and the product."""
         keep, low, e = not d.framework.rebuilds_pointwise, d.rows * self.rank, d.act_bytes
-        down = Linear(f"{name}_gate_down", "norm", d.rows, self.hidden, (self.rank,), save_input=keep)
-        up = Linear(f"{name}_gate_up", "norm", d.rows, self.rank, (self.hidden,), save_input=keep)
+        down = Linear(f"{name}_gate_down", d.rows, self.hidden, (self.rank,), save_input=keep)
+        up = Linear(f"{name}_gate_up", d.rows, self.rank, (self.hidden,), save_input=keep)
         middle = Operator(
             f"{name}_gate_silu",
             (memory_op(f"{name}_gate_silu", F, "elementwise", low, 2 * e * low, d.act),),
             (memory_op(f"{name}_gate_silu_backward", I, "elementwise", low, 3 * e * low, d.act),),
-            (Saved("norm", f"{name} gate of low rank", e * low),),
+            (Saved(f"{name} gate of low rank", e * low),),
         )
         return linear(d, down), middle, linear(d, up), self._product(d, name)
 
@@ -56,7 +56,7 @@ class NormGate(Struct, frozen=True):
             f"{name}_gate",
             (memory_op(f"{name}_gate", F, "elementwise", n, ahead * n, d.act, kernels),),
             (memory_op(f"{name}_gate_backward", I, "elementwise", n, back * n, d.act, back_kernels),),
-            (Saved("norm", f"{name} {gate}", n * size),),
+            (Saved(f"{name} {gate}", n * size),),
             backward_bytes=3 * n * e,
         )
 

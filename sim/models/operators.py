@@ -58,7 +58,6 @@ class Linear(Struct, frozen=True):
     """
 
     name: str
-    part: str
     rows: int
     k: int
     outs: tuple[int, ...]
@@ -77,7 +76,7 @@ class Linear(Struct, frozen=True):
 
 def keeping(part: Operator, name: str, size: float) -> Operator:
     """The attention core `part`, which also keeps `size` bytes of what was made before it."""
-    return replace(part, saved=(*part.saved, Saved("attention", name, size)))
+    return replace(part, saved=(*part.saved, Saved(name, size)))
 
 
 def of_part(part: ModelPart, operators: Iterable[Operator]) -> tuple[Operator, ...]:

@@ -124,7 +124,7 @@ def keep(
     peak = backward_peak(parts, stream)
     if mode == "none":
         return RecomputePlan((), saved, peak)
-    layer_input = Saved("layer", "input", stream, role=TensorRole.INPUT)
+    layer_input = Saved("input", stream, role=TensorRole.INPUT)
     rebuilt = sum(s.bytes for s in saved if s.late)
     if mode == "full":
         again = _until_last_saved(parts) if early_stop else forward_of(parts)
@@ -162,7 +162,7 @@ def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Save
     for part in parts:
         if part.core:
             statistics = _statistics(part)
-            kept += [Saved("attention", "attention output", part.output_bytes), *statistics] if statistics else []
+            kept += [Saved("attention output", part.output_bytes), *statistics] if statistics else []
             again += () if statistics else part.forward
             continue
         for item in part.forward:
@@ -176,7 +176,7 @@ def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Save
             if size is None or isinstance(item, Wait):
                 again.append(item)
             else:
-                kept.append(Saved("layer", f"{item.name} output", size))
+                kept.append(Saved(f"{item.name} output", size))
     return tuple(again), kept
 
 

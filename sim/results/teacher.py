@@ -84,12 +84,12 @@ def timeline_with_teacher(timeline: Timeline, teacher: Teacher) -> Timeline:
         "start_s": 0.0,
         "end_s": teacher.own_s,
     }
-    shift = teacher.own_s if same else 0.0
+    later = dict.fromkeys(("start_s", "end_s"), teacher.own_s if same else 0.0)
     columns = {
         name: np.concatenate(
             [
                 np.full(len(rows), value) if np.isscalar(value) else value,
-                getattr(timeline, name) + (shift if name.endswith("_s") else 0),
+                getattr(timeline, name) + later.get(name, 0),
             ]
         )
         for name, value in new.items()

@@ -27,12 +27,11 @@ from sim.inputs.scenario import Scenario
 from sim.programs.stages import Stage, epilogue
 from sim.programs.updated_parameters import gather_units
 from sim.ranks.faults import has_jitter, link_scales
-from sim.results.memory_changes import on_device
 from sim.results.states import states
 from sim.schedules import FORMS
 from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Cut, Signature
 from sim.search.cached import cached
-from sim.search.mesh_prices import BlockSort, GridPrices
+from sim.search.mesh_prices import GridPrices
 from sim.search.pipeline_bound import Actions, Floats, StagePlacement, StageSeconds, pipeline_bound_s, placement_of
 from sim.search.space import (
     Grid,
@@ -46,6 +45,7 @@ from sim.search.space import (
     schedule_form,
     stage_layers,
 )
+from sim.search.stage_bytes import stage_bytes
 
 ROUNDING = 1 - 1e-9  # keeps a bound below the simulated time though the engine adds in another order
 
@@ -358,7 +358,7 @@ class GridSearch:
         """Return the blocks of a layout, for each rank that is bounded."""
         s = self.space
         # The key must hold everything that changes a block or its price.
-        paired = bool(s.fixed.get("ep_overlap")) and schedule_form(s, x).pairs
+        paired = s.fixed["ep_overlap"] and schedule_form(s, x).pairs
         # Blocks depend on the cut into stages only if the first n layers of each stage are recomputed.
         by_stage = s.recomputes[x.recompute].layers is not None
         # Additions of unsharded gradients (`accumulated` of `sim.models.dims`) change the weight-gradient half.
@@ -408,30 +408,3 @@ def _fault_scale(scenario: Scenario) -> float:
         return 0.0
     # Prices here have no faults. A slower link only adds time; a faster link lowers the bound.
     return min([1.0, *(1 / scale for scale in link_scales(scenario).values())])
-
-
-def stage_bytes(blocks: list[BlockSort], offload: bool) -> tuple[float, float, float]:
-    """Return the bytes that a stage keeps of a micro-batch, and the bytes of its forward and backward beyond these.
-
-    A block runs while the blocks after it hold nothing of the micro-batch: their forward has not run, or their backward
-    has. Offloaded activations are not kept; while a block runs, only its own and those of the block before are present.
-    """
-    saved = [b.saved_bytes for b in blocks]
-    # A block's activations leave for the host while the next block runs, so a micro-batch keeps nothing on the device.
-    if offload:
-        present = list(zip(on_device(saved), (b.block for b in blocks), strict=True))
-        return (
-            0.0,
-            max((size + b.forward_peak_bytes for size, b in present), default=0.0),
-            max((size + b.backward_peak_bytes for size, b in present), default=0.0),
-        )
-    total = sum(saved)
-    # The caller adds all saved bytes, so a peak counts from that sum. A block in the middle of a stage runs while the
-    # blocks after it have saved nothing, so its peak is smaller by their bytes.
-    now = -total
-    forward = backward = 0.0
-    for block, size in zip(blocks, saved, strict=True):
-        now += size
-        forward = max(forward, now + block.block.forward_peak_bytes)
-        backward = max(backward, now + block.block.backward_peak_bytes)
-    return total, forward, backward

@@ -11,21 +11,16 @@ Keys whose defaults follow from searched keys get the defaults of each layout, u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple, get_args
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from sim.core.errors import InputError
-from sim.emit import TRAINERS
-from sim.inputs.input_source import Source, validate
 from sim.inputs.layout_rules import LAYOUT_RULES, MESH_RULES, Problem, Sizes, first_problem
-from sim.inputs.overrides import merge
-from sim.inputs.parallelism import Parallelism, split_layers
-from sim.inputs.scenario import Scenario, resolve
+from sim.inputs.parallelism import Parallelism, all_replicas, form_of, overlaps_messages, split_layers
+from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Recompute, RecomputeMode, Training
 from sim.inputs.zero_keys import zero_keys
 from sim.models.balance import cost_of_last, deal
@@ -38,11 +33,11 @@ LAID_OUT = (*SEARCHED, "tp_overlap")
 TP_OVERLAPS: tuple[str, ...] = get_args(Parallelism.model_fields["tp_overlap"].annotation)
 SIZES = ("tp", "cp", "pp", "dp")  # whose product is the number of ranks
 # Keys whose defaults follow from searched keys. Each layout has its own value, unless the scenario sets the key.
-DERIVED = ("shard_size", "expert_tp", "layers_per_stage", "p2p_overlap", "ep_overlap")
+DERIVED = ("shard_size", "layers_per_stage", "p2p_overlap")
+# Keys of which all layouts have the scenario's value. The base lacks them, because they need searched keys to be legal.
+KEPT = ("expert_tp", "ep_overlap")
 RECOMPUTE: tuple[str, ...] = get_args(RecomputeMode)
 EXTRA_STAGES = 2
-# A search holds a list of ranks in memory, and more GPUs are surely a mistake.
-MOST_GPUS = 1_000_000
 
 
 class Layout(NamedTuple):
@@ -177,81 +172,6 @@ class Space(Struct, frozen=True, dict=True):
         return found
 
 
-def make_space(
-    source: Source,
-    gpus: int | None,
-    name: str,
-    only: Mapping[str, Sequence[Any]] | None = None,
-    linked: Sequence[Linked] = (),
-    trainer: str = "",
-) -> Space:
-    """Return the space of a scenario as its file says it (`sim.inputs.scenario.read_source`); `name`: see `resolve`.
-
-    `gpus`: None for the scenario's ranks or, if it has none of `SIZES` in `parallelism`, its cluster's GPUs.
-
-    Raises:
-        InputError: if the scenario is no training step or has a wrong or unsupported key; for too many GPUs.
-    """
-    data = source.data
-    section = {} if data.get("parallelism") is None else data["parallelism"]
-    if gpus is None:
-        as_written = resolve(source, name)
-        cluster = as_written.cluster
-        # Written ranks say how many GPUs the user wants; the cluster may be larger.
-        sized = any(section.get(key) is not None for key in SIZES)
-        gpus = as_written.parallelism.ranks if sized else cluster.nodes * cluster.gpus_per_node
-    if gpus > MOST_GPUS:
-        raise InputError(f"{source.label}: a search covers at most {MOST_GPUS:,} GPUs; found {gpus:,}")
-    given = validate(Parallelism, section, source, ("parallelism",))
-    _check_written(source, given)
-    kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}
-    # The written layout need not match the searched GPUs, so one pipeline of all ranks replaces it.
-    neutral = {**data, "parallelism": {**kept, "pp": gpus}}
-    model = data.get("model")
-    captured = isinstance(model, dict) and model.get("program") is not None
-    if isinstance(data.get("training"), dict) and not captured:
-        # The written micro-batch size may not divide the batch of other numbers of replicas. One sequence does.
-        neutral["training"] = merge(data["training"], {"micro_batch_size": 1})
-    base = resolve(replace(source, data=neutral), name)
-    _check_resolved(source, base)
-    # Keys that the scenario sets, even to their default.
-    fixed = {k: getattr(given, k) for k in DERIVED if k in given.model_fields_set}
-    narrowed = {k: tuple(v) for k, v in (only or {}).items()}
-    sums = bool(trainer) and TRAINERS[trainer].sums_in_pipelines
-    derives = sums and "accumulate_unsharded" not in given.model_fields_set
-    return Space(base, gpus, fixed, narrowed, tuple(linked), trainer, derives, frozenset(given.model_fields_set))
-
-
-def _check_written(source: Source, given: Parallelism) -> None:
-    """Refuse keys that stay as they are written in every layout."""
-    data = source.data
-    # The bounds know the forwards before the first backward only for groups of pp micro-batches.
-    if given.micro_batch_group is not None:
-        said = "a search runs interleaved_1f1b in groups of pp micro-batches (null)"
-        raise source.error(("parallelism", "micro_batch_group"), f"found {given.micro_batch_group}; {said}")
-    if data.get("rl") is not None:
-        why = "a search covers training steps and serving; sim.sweep varies keys of an rl step"
-        raise source.error(("rl",), why)
-    # The bounds count a step until its last rank ends.
-    if isinstance(data.get("training"), dict) and data["training"].get("optimizer_post_validation"):
-        why = "found true; a search compares steps that all ranks end together (false)"
-        raise source.error(("training", "optimizer_post_validation"), why)
-
-
-def _check_resolved(source: Source, base: Scenario) -> None:
-    """Refuse what is known once presets are read."""
-    # With messages every hop is a task, which is too slow for a search, and bounds know only closed forms.
-    if base.engine.collectives != "closed_form":
-        raise source.error(("engine", "collectives"), "found messages; a search compares closed forms (closed_form)")
-    # The kind of GPU that a stage gets would be one more dimension of the space.
-    if base.cluster.others:
-        raise source.error(("cluster",), "has GPUs of several kinds; a search needs GPUs of one kind")
-    if base.processes is not None:
-        raise source.error(("processes",), "a search compares steps without processes; leave it out")
-    if base.training is None:
-        raise InputError(f"{source.label}: training: is missing; a search needs a training step (with --slo, serving)")
-
-
 def grids(space: Space) -> Iterator[Grid]:
     """Yield all meshes (tp, cp, pp, dp, ep) of the space's GPUs, legal or not."""
     moe = space.base.model.moe
@@ -333,9 +253,9 @@ def sizes_of(space: Space, x: Layout) -> Sizes:
         x.pp,
         x.dp,
         x.ep,
-        fixed.get("expert_tp", 1),
-        fixed.get("ep_overlap", False),
-        fixed.get("shard_size", x.dp * x.cp),
+        fixed["expert_tp"],
+        fixed["ep_overlap"],
+        fixed.get("shard_size", all_replicas(x.dp, x.cp)),
         p.cp_method,
         p.cp_split,
         schedule_form(space, x),
@@ -346,9 +266,7 @@ def sizes_of(space: Space, x: Layout) -> Sizes:
 
 def schedule_form(space: Space, x: Layout) -> ScheduleForm:
     """Return the schedule's record, as `Parallelism.form` does."""
-    if x.pp == 1:
-        return ONE_RANK
-    return FORMS[x.schedule].paired if x.ep > 1 and space.fixed.get("ep_overlap", False) else FORMS[x.schedule]
+    return form_of(x.schedule, x.pp, x.ep > 1 and space.fixed["ep_overlap"])
 
 
 def stage_layers(space: Space, stages: int) -> tuple[int, ...]:
@@ -364,9 +282,9 @@ def scenario_of(space: Space, layout: Layout) -> Scenario:
     x, base = layout, space.base
     # `model_copy` does not validate. Validation would take longer than a bound, and the rules have passed already.
     changes: dict[str, Any] = {k: getattr(x, k) for k in LAID_OUT}
-    changes |= {"shard_size": x.dp * x.cp, "expert_tp": 1, "ep_overlap": False}
-    changes |= {k: space.fixed[k] for k in ("shard_size", "expert_tp", "ep_overlap") if k in space.fixed}
-    stages = FORMS[x.schedule].model_stages(x.pp, x.virtual_stages) if x.pp > 1 else 1
+    changes |= {key: space.fixed[key] for key in KEPT}
+    changes["shard_size"] = space.fixed.get("shard_size", all_replicas(x.dp, x.cp))
+    stages = schedule_form(space, x).model_stages(x.pp, x.virtual_stages) if x.pp > 1 else 1
     changes["layers_per_stage"] = stage_layers(space, stages)
     changes["p2p_overlap"] = overlaps(space, x)
     changes |= space.keys_of_zero(x.pp, x.zero)
@@ -389,7 +307,7 @@ def divisors(n: int) -> list[int]:
 
 def overlaps(space: Space, layout: Layout) -> bool:
     """Return `p2p_overlap`: the scenario's value, else the schedule's default."""
-    return bool(space.fixed.get("p2p_overlap", not FORMS[layout.schedule].blocking_sends))
+    return bool(space.fixed.get("p2p_overlap", overlaps_messages(layout.schedule)))
 
 
 def _recompute_name(recompute: Recompute) -> str:

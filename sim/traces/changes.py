@@ -12,7 +12,7 @@ from sim.core.collectives import COLLECTIVES
 from sim.core.errors import InputError
 from sim.inputs.input_source import nearest
 from sim.traces.recording import Node, Recording
-from topology.collectives import bus_factor
+from topology.collective_kinds import bus_factor
 from topology.network import Network
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import GpuSpec

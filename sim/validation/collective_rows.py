@@ -12,7 +12,7 @@ from sim.inputs.rules import MAX_RANKS
 from sim.prices.rank_prices import LINK_UNCERTAINTY
 from sim.validation.prediction import NotSimulated, Predictions, cluster_of, costs_of, spread
 from sim.validation.records import Measurement
-from topology.collectives import bus_factor
+from topology.collective_kinds import KINDS, bus_factor
 from topology.network import Network
 from topology.spec import ClusterSpec
 
@@ -46,7 +46,7 @@ def collective_predictions(row: Measurement, calibration: str | None) -> Predict
     known = {"seconds": spread(seconds, sigma)}
     if seconds:
         known["algorithm_bandwidth_bytes_per_s"] = spread(size / seconds, sigma)
-    if seconds and op not in MESSAGES:
+    if seconds and op in KINDS:  # a profile may have operators of other names
         known["bus_bandwidth_bytes_per_s"] = spread(size / seconds * bus_factor(op, count), sigma)
     return {key: value for key, value in known.items() if key in row.measured}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.core.errors import InputError
+from sim.inputs.units import BYTES, TIME, unit_of
 from sim.validation.collective_rows import collective_predictions
 from sim.validation.kernel_rows import kernel_predictions
 from sim.validation.prediction import (
@@ -59,9 +60,8 @@ def quantity(key: str) -> str:
     >>> quantity("step_time_s"), quantity("peak_memory_bytes"), quantity("seconds")
     ('step_time', 'peak_memory', 'seconds')
     """
-    if key.endswith("_per_s"):
-        return key
-    return key.removesuffix("_bytes").removesuffix("_s")
+    unit = unit_of(key)
+    return key.removesuffix(unit.ending) if unit in (BYTES, TIME) else key
 
 
 def _training_step(row: Measurement, calibration: str | None) -> tuple[Predictions, Answers]:
@@ -115,9 +115,9 @@ def _from_result(result: Mapping[str, Any], key: str) -> Prediction:
     """
     value, (low, high) = result[_name(key)], result["step_time_interval_s"]
     down, up = low / result["step_time_s"], high / result["step_time_s"]
-    if key.endswith("_bytes"):
+    if unit_of(key) is BYTES:
         return spread(value, RESERVED_UNCERTAINTY if "reserved" in key else PEAK_UNCERTAINTY)
-    if key.endswith("_s") and not key.endswith("_per_s"):
+    if unit_of(key) is TIME:
         return Prediction(value, value * down, value * up)
     return Prediction(value, value / up, value / down)
 

@@ -18,8 +18,9 @@ class Quantity(Struct, frozen=True):
 
 
 class Error(Quantity, frozen=True):
-    """One predicted quantity of one row; `error` is predicted ÷ measured − 1."""
+    """One predicted quantity of one row; `error` is predicted ÷ measured − 1. `key`: the row's, with its unit."""
 
+    key: str
     predicted: float
     measured: float
     low: float

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sim.core.units import count, counted, is_rate, n_bytes, percent, seconds
+from sim.inputs.units import BYTES, unit_of
 from sim.validation.report import Validation
 from sim.validation.statistics import Error, by_group, summary
 from sim.views.headline import Number
@@ -126,22 +127,22 @@ def _groups(errors: Sequence[Error]) -> list[tuple[str, ...]]:
 
 def _worst(errors: Sequence[Error]) -> list[tuple[str, ...]]:
     return [
-        (e.id, quantity_text(e.quantity, e.predicted), quantity_text(e.quantity, e.measured), f"{e.error:+.1%}")
+        (e.id, quantity_text(e.key, e.predicted), quantity_text(e.key, e.measured), f"{e.error:+.1%}")
         for e in _by_error(errors)[:WORST]
     ]
 
 
-def quantity_text(quantity: str, value: float) -> str:
-    """A measured quantity in its unit.
+def quantity_text(key: str, value: float) -> str:
+    """A measured value in its key's unit.
 
-    >>> quantity_text("peak_memory", 2.0**33), quantity_text("step_time", 0.25), quantity_text("mfu", 0.4)
+    >>> quantity_text("max_allocated_bytes", 2.0**33), quantity_text("step_time_s", 0.25), quantity_text("mfu", 0.4)
     ('8.000 GiB', '250.0 ms', '40.0 %')
     """
-    if quantity.startswith("peak_"):
+    if unit_of(key) is BYTES:
         return n_bytes(value)
-    if quantity in FRACTIONS:
+    if key in FRACTIONS:
         return percent(value)
-    return rate_text(value) if is_rate(quantity) else seconds(value)
+    return rate_text(value) if is_rate(key) else seconds(value)
 
 
 def rate_text(value: float) -> str:
@@ -170,7 +171,7 @@ def scatter(errors: Sequence[Error], title: str) -> str:
     circles = []
     for e in dots:
         x, y = at(math.log10(e.measured), math.log10(e.predicted))
-        said, real = (quantity_text(e.quantity, v) for v in (e.predicted, e.measured))
+        said, real = (quantity_text(e.key, v) for v in (e.predicted, e.measured))
         tip = f"{e.id}: predicted {said}, measured {real}, {e.error:+.1%}"
         circles.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{html.escape(tip)}</title></circle>')
     lines = []
@@ -184,19 +185,19 @@ def scatter(errors: Sequence[Error], title: str) -> str:
     middle = (SIZE + MARGIN - EDGE) / 2
     return (
         f'<svg viewBox="0 0 {SIZE} {SIZE}" role="img" aria-label="{html.escape(title)}: predicted against measured">'
-        f"{_axes(low, high, at, title)}{''.join(lines)}{''.join(circles)}"
+        f"{_axes(low, high, at, dots[0].key)}{''.join(lines)}{''.join(circles)}"
         f'<text x="{middle}" y="{SIZE - 8}" class="name">measured {html.escape(title.replace("_", " "))}</text>'
         f'<text x="12" y="{SIZE - middle}" class="name" transform="rotate(-90 12 {SIZE - middle})">predicted</text>'
         "</svg>"
     )
 
 
-def _axes(low: float, high: float, at: Callable[[float, float], tuple[float, float]], quantity: str) -> str:
+def _axes(low: float, high: float, at: Callable[[float, float], tuple[float, float]], key: str) -> str:
     """Grid lines with their values along both axes."""
     out = []
-    unit = 2.0**30 if quantity.startswith("peak_") else 1.0  # round numbers of GiB
+    unit = 2.0**30 if unit_of(key) is BYTES else 1.0  # round numbers of GiB
     for value in (unit * v for v in log_ticks(10**low / unit, 10**high / unit)):
-        text = html.escape(re.sub(r"(\.\d*?)0+(?= )", r"\1", quantity_text(quantity, value)).replace(". ", " "))
+        text = html.escape(re.sub(r"(\.\d*?)0+(?= )", r"\1", quantity_text(key, value)).replace(". ", " "))
         place = math.log10(value)
         (x, bottom), (_, top) = at(place, low), at(place, high)
         (left, y), (right, _) = at(low, place), at(high, place)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.core.units import as_written, count, is_rate, n_bytes, percent, rate, seconds
+from sim.core.units import as_written, count, is_rate, n_bytes, percent, plain, seconds
+from sim.inputs.units import unit_of
 from sim.views.palette import style_of
 
 if TYPE_CHECKING:
@@ -145,13 +146,9 @@ def key_words(key: str, value: Any) -> str:
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return as_written(value)
-    if "flops_per_s" in key:
-        return rate(value, "FLOP/s")
-    if key.endswith("bytes_per_s"):
-        return rate(value, "B/s")
-    if key.endswith("_bytes"):
-        return n_bytes(value)
-    return seconds(value) if key.endswith("_s") and not is_rate(key) else f"{value:.12g}"
+    last, *above = key.split(".")[::-1]
+    unit = unit_of(last) or (unit_of(above[0]) if above else None)  # a peak for each dtype has the unit of all
+    return plain(value) if unit is None else unit.write(value)
 
 
 def _shown(name: str, value: float) -> str:

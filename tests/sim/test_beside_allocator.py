@@ -11,7 +11,7 @@ from sim.core.units import n_bytes, percent
 from sim.inputs.input_source import Source
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.results.beside_allocator import allocator_bytes, communicators
-from sim.search.space import make_space
+from sim.search.space_of_scenario import make_space
 from sim.simulation import simulate
 from sim.studies.executors import local_workers
 from sim.views.headline import headline, memory_limit_bytes

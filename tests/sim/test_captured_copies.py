@@ -16,7 +16,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.models.captured_model import CapturedModel, captured_model
 from sim.search.best_first import BestFirst
 from sim.search.evaluation import evaluate, pack
-from sim.search.space import make_space
+from sim.search.space_of_scenario import make_space
 from sim.simulation import Simulation, simulate
 from sim.studies.executors import local_workers
 from tests.sim.search.search_spaces import legal

@@ -21,7 +21,7 @@ from sim.models.captured_memory import rounded
 from sim.models.captured_model import captured_model
 from sim.search.best_first import BestFirst
 from sim.search.evaluation import evaluate, pack
-from sim.search.space import make_space
+from sim.search.space_of_scenario import make_space
 from sim.simulation import Simulation, simulate
 from sim.studies.executors import local_workers
 from tests.sim.search.search_spaces import legal

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sim.core.attention_pairs import attended_pairs
 from sim.core.errors import InputError
 from sim.core.program import EAGER_NORM, BlockRef, Compute, Phase
 from sim.inputs.scenario import parse_scenario
@@ -16,19 +15,11 @@ from sim.prices.interpolation import Surface
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import shape_flops
 from sim.simulation import simulate
+from tests.sim.priced_gemms import BANDWIDTH, COSTS, H100, MEASURED, NOTHING, PEAK, efficiency, gemm, roof, table
 from topology.presets import GPUS
 
-H100 = GPUS["h100-sxm"]
-PEAK, BANDWIDTH = H100.peak_flops_per_s["bf16"], H100.memory_bandwidth_bytes_per_s
 SIZES = st.integers(1, 2**17)
-NOTHING = Profile("roofline", "nothing measured")
-
-
-def gemm(m: int, n: int, k: int, batch: int = 1, dtype: str = "bf16", phase: Phase = Phase.FORWARD) -> Compute:
-    moved = 2.0 * batch * (m * k + k * n + m * n)
-    return Compute("x", "gemm", (batch, m, n, k), dtype, 2.0 * batch * m * n * k, moved, phase)
 
 
 def stream(
@@ -42,29 +33,9 @@ def stream(
     return Compute("add", kind, (int(moved),), dtype, moved, moved, phase, kernels, kernel=kernel)
 
 
-def roof(m: int, n: int, k: int) -> float:
-    return max(2.0 * m * n * k / PEAK, 2.0 * (m * k + k * n + m * n) / BANDWIDTH)
-
-
-def efficiency(m: int, n: int, k: int) -> float:
-    """A smooth law such as real matmuls follow: small sides lose."""
-    return 0.9 / ((1 + 200 / m) * (1 + 150 / n) * (1 + 300 / k))
-
-
-def table(op: str = "gemm", dtype: str = "bf16", seconds_scale: float = 1.0) -> PointTable:
-    sides = [2**i for i in range(6, 15)]
-    shapes = np.array([(1, m, n, k) for m in sides for n in sides for k in sides])
-    seconds = np.array([seconds_scale * roof(*s[1:]) / efficiency(*s[1:]) for s in shapes.tolist()])
-    return PointTable(op, dtype, shapes, seconds, np.full(len(seconds), 0.01), np.full(len(seconds), 9))
-
-
 def streams(op: str, bandwidth: float, dtype: str = "bf16") -> PointTable:
     size = np.array([[1 << 12], [1 << 20], [1 << 28]])
     return PointTable(op, dtype, size, size[:, 0] / bandwidth, np.zeros(3), np.ones(3, dtype=np.int64))
-
-
-MEASURED = Profile("m", "test", reference="h100-sxm", points=(table(),))
-COSTS = Costs(MEASURED, H100)
 
 
 def test_a_measured_shape_is_its_measurement() -> None:
@@ -284,48 +255,6 @@ def test_what_is_bound_by_memory_is_looked_up_by_kernel_then_phase_then_kind() -
     assert costs.compute(stream(1 << 20, dtype="fp32")).source == "measured"  # only bytes matter
 
 
-def test_attention_flops_are_counted_pair_by_pair() -> None:
-    for q, kv, causal in ((5, 5, True), (3, 7, True), (7, 3, True), (4, 6, False)):
-        pairs = sum(1 for i in range(q) for j in range(kv) if not causal or j <= i + kv - q)
-        assert attended_pairs(q, kv, causal) == pairs
-        first = sum(1 for i in range(q) for j in range(kv) if not causal or j <= i)
-        assert attended_pairs(q, kv, causal, "first") == first
-        columns = [np.array([float(n)] * 2) for n in (q, kv, causal)]
-        assert attended_pairs(*columns, "first").tolist() == [first] * 2
-    shape = (2, 8, 2, 128, 128, 64, 32, 0)
-    forward = 2 * 2 * 8 * 128 * 128 * (64 + 32)
-    assert shape_flops("attention_forward", shape) == forward
-    assert shape_flops("attention_backward", shape) == 2 * 2 * 8 * 128 * 128 * (3 * 64 + 2 * 32)
-
-
-def test_attention_points_serve_their_own_mask_alone() -> None:
-    shape = (1, 8, 8, 4096, 4096, 128, 128, 1)
-    points = PointTable(
-        "attention_forward",
-        "bf16",
-        np.array([shape]),
-        np.array([1e-3]),
-        np.zeros(1),
-        np.ones(1, dtype=np.int64),
-    )
-    costs = Costs(Profile("p", "t", reference="h100-sxm", points=(points,)), H100)
-
-    def price(kind: str, causal: int, s: int = 4096) -> tuple[float, str]:
-        at = (1, 8, 8, s, s, 128, 128, causal)
-        cost = costs.compute(Compute("a", kind, at, "bf16", shape_flops(kind, at), 0.0, Phase.FORWARD))
-        return cost.seconds, cost.source
-
-    assert price("attention_forward", 1) == (1e-3, "measured")
-    full, source = price("attention_forward", 0)  # the other mask's efficiency, and a doubt
-    assert source == "interpolated"
-    assert full == pytest.approx(1e-3 * 4096**2 / attended_pairs(4096, 4096, True), rel=1e-6)
-    longer, source = price("attention_forward", 1, 8192)
-    assert source == "interpolated"
-    ratio = attended_pairs(8192, 8192, True) / attended_pairs(4096, 4096, True)
-    assert longer == pytest.approx(1e-3 * ratio, rel=1e-6)
-    assert price("attention_backward", 1)[0] == pytest.approx(2.5e-3, rel=1e-3)  # forward's efficiency, 2.5 x flops
-
-
 def test_blocks() -> None:
     points = (BlockPoint("layer", "forward", 0, 2e-3, 0.1), BlockPoint("layer", "backward", 1, 3e-3, 0.0))
     profile = Profile("p", "t", blocks=points)
@@ -383,28 +312,6 @@ def test_equal_operators_are_priced_once() -> None:
 def test_zero_work_costs_a_launch() -> None:
     assert COSTS.compute(gemm(0, 64, 64)).seconds == H100.launch_overhead_s
     assert math.isfinite(COSTS.compute(stream(0)).seconds)
-
-
-def test_an_attention_kernel_can_be_named() -> None:
-    def step_s(cluster: str, kernel: str | None) -> float:
-        return simulate(
-            parse_scenario(
-                {
-                    "version": 1,
-                    "name": "x",
-                    "model": "llama3-8b",
-                    "cluster": cluster,
-                    "training": {"seq_len": 8192, "global_batch_size": 8, "attention_kernel": kernel},
-                    "parallelism": {"tp": 8},
-                }
-            )
-        ).step_time_s
-
-    chosen, flash2, cudnn, flash3 = (step_s("dgx-h100", k) for k in (None, "flash2", "cudnn", "flash3"))
-    assert flash3 < cudnn < flash2, "as the kernels were published"
-    assert chosen == cudnn  # what torch picks
-    with pytest.raises(InputError, match=r"training.attention_kernel: found 'flash3'; profile a100-sxm has: .*flash2"):
-        step_s("dgx-a100", "flash3")
 
 
 def test_an_rms_norm_in_separate_kernels_is_priced_by_such_kernels() -> None:

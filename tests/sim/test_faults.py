@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from sim.core.errors import InputError
 from sim.core.program import Comm, Phase
-from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
-from sim.inputs.workloads import LinkFault, NicFault
+from sim.inputs.scenario import load_scenario, parse_scenario
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.prices.rank_prices import Pricing
@@ -26,6 +25,7 @@ from sim.schedules import FORMS
 from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import FREE_LINKS, case, even_profile, slow
+from tests.sim.faulty_links import links, with_faults
 from tests.sim.measured_runs import recorded
 from tests.sim.measured_runs import scenario as small
 from topology.network import Network
@@ -33,10 +33,6 @@ from topology.network import Network
 LAYER_S = 1e-3
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 SLOWER = st.sampled_from([1.1, 1.3, 2.0, 4.0])
-
-
-def with_faults(scenario: Scenario, faults: dict[str, Any] | None) -> Scenario:
-    return parse_scenario({**scenario.model_dump(mode="json"), "faults": faults}, scenario.name)
 
 
 @settings(deadline=None, max_examples=60)
@@ -209,10 +205,6 @@ def test_faults_that_are_off_change_no_bit_of_any_schedule(schedule: str) -> Non
     assert hit.step_time_s > healthy.step_time_s
 
 
-def links(a: int, b: int, scale: float) -> dict[str, Any]:
-    return {"links": [{"between": [f"node{a}", f"node{b}"], "bandwidth_scale": scale}]}
-
-
 @settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 3),
@@ -370,41 +362,3 @@ def test_faults_that_unfold_too_much_are_refused() -> None:
     faults = {"stragglers": [{"rank": r, "compute_scale": 1 + r * 1e-6} for r in range(1, 4096)]}
     with pytest.raises(InputError, match="faults: tell 4,096 sorts of ranks"):
         simulate(with_faults(scenario, faults))
-
-
-def test_a_cut_nvlink_goes_over_pcie_and_is_blamed() -> None:
-    """The ring of eight on H100 has 63 GB/s of PCIe a GPU in place of NVLink's 371."""
-    scenario = case({"dp": 8, "dp_sync": "after_backward"}, {"gradient_clipping": False})
-    cut = simulate(with_faults(scenario, links(0, 0, 0.0)))
-    slow_s = simulate(with_faults(scenario, links(0, 0, 63e9 / (450e9 * 20.6 / 25)))).step_time_s
-    assert cut.step_time_s == pytest.approx(slow_s, rel=1e-9)
-    assert slow_s > simulate(scenario).step_time_s
-    assert cut.result["blame"][0]["cause"] == "links inside node0, cut, 0.17 of the bandwidth over the detour"
-
-
-@pytest.mark.parametrize(
-    ("kind", "a", "b", "why"),
-    [
-        ("fat_tree", 0, 1, "between node0 and node1 there is no other way"),
-        ("rail_optimized", 1, 0, "between node0 and node1 there is no other way"),
-        ("torus", 0, 5, "between node0 and node5 no link joins them"),
-    ],
-)
-def test_a_cut_link_without_a_detour_is_an_error(kind: str, a: int, b: int, why: str) -> None:
-    inter = {"kind": kind, "nics_per_node": 4}
-    scenario = case({"dp": 128}, {"global_batch_size": 128}, cluster={"preset": "dgx-h100", "inter_node": inter})
-    with pytest.raises(InputError, match=f"faults.links\\[0\\].bandwidth_scale.*found 0: {why}"):
-        with_faults(scenario, links(a, b, 0.0))
-
-
-def test_neighbours_on_a_torus_go_round_a_cut_link() -> None:
-    inter = {"kind": "torus", "nics_per_node": 4}
-    scenario = case({"pp": 2, "dp": 64}, {"global_batch_size": 64}, cluster={"preset": "dgx-h100", "inter_node": inter})
-    assert link_scales(with_faults(scenario, links(0, 1, 0.0))) == {(0, 1): pytest.approx(1 / 3)}
-
-
-def test_a_node_without_a_number_is_refused_and_not_taken_for_the_first() -> None:
-    for fault in (lambda: NicFault(node="head").node_number, lambda: LinkFault(between=("node3", "leaf2")).nodes):
-        with pytest.raises(ValueError, match="is no node's name"):
-            fault()
-    assert (NicFault(node="node7").node_number, LinkFault(between=("node3", "node1")).nodes) == (7, (1, 3))

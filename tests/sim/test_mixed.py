@@ -8,7 +8,7 @@ from sim.core.actions import Kind
 from sim.core.errors import InputError
 from sim.inputs.input_source import Source
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.search.space import make_space
+from sim.search.space_of_scenario import make_space
 from sim.simulation import simulate
 from sim.studies.sweep_worker import attempt, pack
 
@@ -115,7 +115,7 @@ def test_a_group_of_both_kinds_starts_as_the_slower_and_reduces_in_no_switch() -
     network = Network(scenario(mixed("dgx-h100", "dgx-a100"), {"tp": 8, "dp": 2}).cluster)
     fast, slow, both = (network.group(ranks) for ranks in (range(8), range(8, 16), range(16)))
     assert (fast.nvls_share, slow.nvls_share, both.nvls_share) == (0.85, 0.0, 0.0)
-    assert both.timing.ring.start_s == slow.timing.ring.start_s > fast.timing.ring.start_s
+    assert both.timing.ring.starts_s == slow.timing.ring.starts_s > fast.timing.ring.starts_s
     assert both.timing.ring.share == min(fast.timing.ring.share, slow.timing.ring.share)
     assert not both.fabric.lines  # NCCL: LL128 among GPUs of one compute capability
     assert both.inter_ring_bytes_per_s == pytest.approx(24e9)  # the A100's NIC

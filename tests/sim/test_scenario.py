@@ -14,25 +14,8 @@ from sim.core.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import split_layers
 from sim.inputs.scenario import load_mapping, load_scenario, parse_scenario
+from tests.sim.small_scenario import SMALL, small
 from topology.presets import CLUSTERS, GPUS
-
-SMALL = """\
-model: llama3-8b
-training:
-  seq_len: 4096
-  global_batch_size: 64
-cluster: dgx-h100
-"""
-
-
-def small(**sections: Any) -> dict[str, Any]:
-    base = {
-        "model": {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1000},
-        "training": {"seq_len": 128, "global_batch_size": 32},
-        "cluster": "dgx-h100",
-    }
-    merged: dict[str, Any] = merge(base, sections)
-    return merged
 
 
 @pytest.fixture
@@ -246,74 +229,6 @@ def test_nvlink_domain_stays_the_node() -> None:
 
     assert domain({"preset": "dgx-h100", "gpus_per_node": 4}) == 4
     assert domain({"preset": "gb200-nvl72", "gpus_per_node": 2}) == 72
-
-
-def test_warnings_name_the_padded_vocabulary_and_keys_without_effect() -> None:
-    changes = {"reshard_after_forward": False, "accumulate_unsharded": True, "schedule_memory": 2.0}
-    warnings = " ".join(parse_scenario(small(parallelism=changes)).warnings)
-    assert "1000 is padded to 1024" in warnings
-    for key in changes:
-        assert f"parallelism.{key}: of no effect" in warnings
-
-
-@pytest.mark.parametrize(
-    ("parallelism", "training", "noted"),
-    [
-        ({}, {}, ""),
-        ({"reshard_after_forward": False}, {}, "parallelism.reshard_after_forward"),
-        ({"reshard_after_forward": False, "zero": 3}, {}, ""),
-        ({"accumulate_unsharded": True, "zero": 1}, {}, "parallelism.accumulate_unsharded"),
-        ({"accumulate_unsharded": True, "zero": 2}, {}, ""),
-        ({"accumulate_in_a_row": True, "zero": 1}, {}, "parallelism.accumulate_in_a_row"),
-        ({"accumulate_in_a_row": True, "zero": 2}, {}, ""),
-        ({"schedule_memory": 1.0}, {}, ""),
-        ({"schedule_memory": 2.0}, {}, "parallelism.schedule_memory"),
-        ({"schedule_memory": 2.0, "schedule": "zb_search"}, {}, ""),
-        ({"param_gather_dtype": "fp32"}, {}, "parallelism.param_gather_dtype"),
-        ({"param_gather_dtype": "fp32", "zero": 1}, {}, ""),
-        ({"micro_batch_group": 2}, {}, "parallelism.micro_batch_group"),
-        ({"ep_overlap": False}, {"optimizer": "sgd"}, ""),
-        ({}, {"optimizer": "sgd", "optimizer_dtype": "bf16"}, "training.optimizer_dtype"),
-        ({}, {"optimizer_dtype": "bf16", "zero_grad": "keep"}, ""),
-        ({}, {"master_weights": False}, ""),
-        ({}, {"master_weights": False, "param_dtype": "fp32"}, "training.master_weights"),
-    ],
-)
-def test_a_key_without_effect_is_named_alone(parallelism: dict[str, Any], training: dict[str, Any], noted: str) -> None:
-    data = small(parallelism={"dp": 2, **parallelism})
-    warnings = parse_scenario({**data, "training": {**data["training"], **training}}).warnings
-    assert [text.partition(":")[0] for text in warnings if "of no effect" in text] == [noted] * bool(noted)
-
-
-@pytest.mark.parametrize(("zero", "param_dtype", "said"), [(0, "fp32", True), (3, "fp32", False), (0, "bf16", False)])
-def test_what_of_autocast_is_not_simulated_is_said(zero: int, param_dtype: str, said: bool) -> None:
-    """FSDP casts parameters before the layer; torch.autocast leaves the residual stream in fp32."""
-    data = small(parallelism={"dp": 2, "zero": zero})
-    warnings = parse_scenario({**data, "training": {**data["training"], "param_dtype": param_dtype}}).warnings
-    assert any("torch.autocast" in text for text in warnings) is said
-
-
-def test_gpus_that_idle_are_named() -> None:
-    def warnings(**parallelism: int) -> str:
-        data = {**small(parallelism=parallelism), "cluster": {"preset": "dgx-h100", "nodes": 8}}
-        return " ".join(parse_scenario(data).warnings)
-
-    assert "one of the cluster's 64 GPUs computes" in warnings()
-    assert "computes" not in warnings(dp=2)
-
-
-def test_keys_of_training_alone_are_named_when_serving() -> None:
-    data = {
-        "model": "llama3-8b",
-        "cluster": "dgx-h100",
-        "inference": {"requests": {"prompt_len": 10, "output_len": 5}},
-        "parallelism": {"dp": 2, "pp": 2, "schedule": "zb_v", "rank_order": "pp-tp-cp-dp"},
-    }
-    s = parse_scenario(data)
-    assert s.warnings == ()
-    assert parse_scenario(s.model_dump()).warnings == ()
-    zero = parse_scenario({**data, "parallelism": {"dp": 2, "zero": 3, "tp_overlap": "full"}})
-    assert zero.warnings == tuple(f"parallelism.{k}: of no effect on serving" for k in ("zero", "tp_overlap"))
 
 
 def test_inference_defaults() -> None:

@@ -24,7 +24,9 @@ EVERY = {"trtllm_017_throughput": 53}  # thousands of requests a row
 
 
 def error(predicted: float, measured: float, group: str = "g", width: float = 0.2) -> Error:
-    return Error("row", group, "step_time", predicted, measured, predicted * (1 - width), predicted * (1 + width))
+    return Error(
+        "row", group, "step_time", "step_time_s", predicted, measured, predicted * (1 - width), predicted * (1 + width)
+    )
 
 
 def validation(name: str, every: int = 1) -> Validation:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from topology.collectives import ALGORITHMS, choose
 from topology.group import Group
 from topology.presets import GPUS
+from topology.protocols import LL, LL128, SIMPLE, Protocol
 from topology.timing import POSTED, timing_of
 
 THREE = Group(
@@ -80,9 +81,9 @@ def test_a_closed_form_is_its_formula(
     assert (cost.latency_s, cost.transfer_s) == (pytest.approx(latency_s), pytest.approx(transfer_s))
 
 
-@pytest.mark.parametrize(("transfer_us", "chosen"), [(8.7, "LL"), (8.9, "LL128"), (176.0, "LL128"), (178.0, "Simple")])
+@pytest.mark.parametrize(("transfer_us", "chosen"), [(8.7, LL), (8.9, LL128), (176.0, LL128), (178.0, SIMPLE)])
 def test_nccl_weighs_each_protocols_start_and_steps_against_its_part_of_the_bandwidth(
-    transfer_us: float, chosen: str
+    transfer_us: float, chosen: Protocol
 ) -> None:
     """14 steps: 6.6 + 14 · 0.6 + 4x us in LL, 14 + 14 · 1.9 + x/0.92 in LL128, 8.4 + 14 · 3.4 + x in Simple."""
     ring = replace(ONE, protocols=True, nvls_share=0.0, latency_s=3.4e-6, ring_bytes_per_s=1e11, chain_bytes_per_s=1.0)

@@ -5,11 +5,13 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from topology.collectives import choose
+from topology.collectives import Choice, choose
 from topology.durations import duration
 from topology.group import Group
 from topology.network import Network
 from topology.presets import CLUSTERS, GPUS
+from topology.protocols import LL, LL128, SIMPLE, Protocol
+from topology.shares import collective_load
 from topology.spec import ClusterSpec, InterNode, IntraNode
 from topology.timing import (
     HOST,
@@ -18,7 +20,6 @@ from topology.timing import (
     POSTED,
     RENDEZVOUS_BYTES,
     TREE_SHARE,
-    WINDOW_BYTES,
     WINDOW_FILL,
     fabric_of,
     timing_of,
@@ -39,8 +40,10 @@ def group(cluster: ClusterSpec, ranks: range) -> Group:
 
 @pytest.mark.parametrize("ranks", [range(4), range(8), range(64), range(0, 64, 4)])
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
-@pytest.mark.parametrize("protocol", ["LL", "LL128", "Simple"])
-def test_time_of_one_algorithm_grows_with_size_from_its_latency_on(ranks: range, algorithm: str, protocol: str) -> None:
+@pytest.mark.parametrize("protocol", [LL, LL128, SIMPLE])
+def test_time_of_one_algorithm_grows_with_size_from_its_latency_on(
+    ranks: range, algorithm: str, protocol: Protocol
+) -> None:
     where = group(SLINGSHOT, ranks)
     costs = [duration("all_reduce", algorithm, protocol, where, 4.0**power) for power in range(4, 17)]
     assert all(a.seconds < b.seconds for a, b in pairwise(costs))
@@ -51,15 +54,15 @@ def test_a_tree_pays_its_depth_for_the_first_window_and_flows_after_it() -> None
     where = group(SLINGSHOT, range(64))
 
     def slope(start: float, end: float) -> float:
-        a, b = (duration("all_reduce", "tree", "Simple", where, size).seconds for size in (start, end))
+        a, b = (duration("all_reduce", "tree", SIMPLE, where, size).seconds for size in (start, end))
         return (b - a) / (end - start)
 
-    filling = slope(WINDOW_BYTES / 8, WINDOW_BYTES)
-    assert filling == pytest.approx(slope(WINDOW_BYTES / 2, WINDOW_BYTES))
-    assert filling > 1.5 * slope(2 * WINDOW_BYTES, 8 * WINDOW_BYTES)
+    filling = slope(SIMPLE.window_bytes / 8, SIMPLE.window_bytes)
+    assert filling == pytest.approx(slope(SIMPLE.window_bytes / 2, SIMPLE.window_bytes))
+    assert filling > 1.5 * slope(2 * SIMPLE.window_bytes, 8 * SIMPLE.window_bytes)
     deeper = replace(where, domains=2 * where.domains, ranks=2 * where.ranks)
-    more = duration("all_reduce", "tree", "Simple", deeper, WINDOW_BYTES).seconds
-    assert more > duration("all_reduce", "tree", "Simple", where, WINDOW_BYTES).seconds
+    more = duration("all_reduce", "tree", SIMPLE, deeper, SIMPLE.window_bytes).seconds
+    assert more > duration("all_reduce", "tree", SIMPLE, where, SIMPLE.window_bytes).seconds
 
 
 def test_a_matched_ring_is_held_back_by_its_messages_until_bytes_cover_them() -> None:
@@ -67,7 +70,7 @@ def test_a_matched_ring_is_held_back_by_its_messages_until_bytes_cover_them() ->
     held, free = ({"fabric": fabric} for fabric in (MATCHED, replace(MATCHED, ring_floor_s=0.0)))
 
     def seconds(size: float, fabric: dict[str, object]) -> float:
-        return duration("all_reduce", "ring", "Simple", replace(where, **fabric), size).seconds  # type: ignore[arg-type]
+        return duration("all_reduce", "ring", SIMPLE, replace(where, **fabric), size).seconds  # type: ignore[arg-type]
 
     small, large = 64 * 2.0**17, 64 * 2.0**24
     assert seconds(small, held) - seconds(small, free) == pytest.approx(126 * MATCHED.ring_floor_s, rel=0.2)
@@ -79,7 +82,7 @@ def test_of_single_gpus_a_block_s_first_half_is_sent_while_the_other_arrives() -
     where = group(CLUSTERS["dgx-h100"].model_copy(update={"nodes": 4}), range(0, 32, 8))
 
     def slope(start: float) -> float:
-        one, two = (duration("all_gather", "ring", "Simple", where, size).seconds for size in (start, 2 * start))
+        one, two = (duration("all_gather", "ring", SIMPLE, where, size).seconds for size in (start, 2 * start))
         return (two - one) / start
 
     filled = where.timing.ring.fill / 4 / where.inter_ring_bytes_per_s
@@ -92,8 +95,8 @@ def test_a_step_between_nodes_scales_below_the_usual_latency_and_grows_by_what_e
     latency_s: float, step_s: float
 ) -> None:
     where = group(CLUSTERS["dgx-h100"].model_copy(update={"nodes": 4}), range(0, 32, 8))
-    cost = duration("all_gather", "ring", "Simple", replace(where, inter_latency_s=latency_s), 2.0**20)
-    assert cost.latency_s - where.timing.ring.start_s == pytest.approx(3 * step_s)
+    cost = duration("all_gather", "ring", SIMPLE, replace(where, inter_latency_s=latency_s), 2.0**20)
+    assert cost.latency_s - where.timing.ring.starts_s[SIMPLE.number] == pytest.approx(3 * step_s)
 
 
 def test_small_trees_meet_their_receivers_only_where_the_transport_matches() -> None:
@@ -101,7 +104,7 @@ def test_small_trees_meet_their_receivers_only_where_the_transport_matches() -> 
     below, above = RENDEZVOUS_BYTES - 1, RENDEZVOUS_BYTES
 
     def jump(place: Group) -> float:
-        a, b = (duration("all_reduce", "tree", "LL", place, size).seconds for size in (below, above))
+        a, b = (duration("all_reduce", "tree", LL, place, size).seconds for size in (below, above))
         return b - a
 
     assert jump(where) == pytest.approx(8 * MATCHED.rendezvous_s, rel=0.01)  # 16 nodes: 4 hops up, 4 down
@@ -120,8 +123,8 @@ def test_what_a_choice_takes_does_not_move_the_choice() -> None:
     sizes = [2.0**power for power in range(3, 33)]
     chosen = [choose("all_reduce", where, size) for size in sizes]
     assert chosen == [choose("all_reduce", slower, size) for size in sizes]
-    assert chosen[0] == ("tree", "LL")
-    assert chosen[-1] == ("ring", "Simple")
+    assert chosen[0] == ("tree", LL)
+    assert chosen[-1] == ("ring", SIMPLE)
 
 
 def test_gpus_without_measurements_borrow_from_their_nearest_relative() -> None:
@@ -149,11 +152,11 @@ def test_lines_pass_through_a_domain_as_they_arrive() -> None:
     """LL and LL128 forward words and lines, so a deep domain costs a tree its hops' latency and no stores."""
     where = group(CLUSTERS["dgx-h100"].model_copy(update={"nodes": 16}), range(128))
     size, share = float(1 << 20), 8 * 48e9 * NETWORK_SHARE
-    for protocol, stored in (("LL", 2.0), ("LL128", WINDOW_FILL)):  # bytes of a byte at each of 8 hops between nodes
+    for protocol, stored in ((LL, 2.0), (LL128, WINDOW_FILL)):  # bytes of a byte at each of 8 hops between nodes
         cost = duration("all_reduce", "tree", protocol, where, size)
         assert cost.transfer_s == pytest.approx(8 * stored * size / share)
     deep = replace(where, members=64, members_max=64, ranks=64 * where.domains)
-    cost = duration("all_reduce", "tree", "LL", deep, size)
+    cost = duration("all_reduce", "tree", LL, deep, size)
     assert cost.transfer_s == pytest.approx(2 * size / (where.chain_bytes_per_s * where.timing.ring.share))
 
 
@@ -172,9 +175,26 @@ def test_one_adapter_fills_a_tree_with_the_channels_that_it_has() -> None:
     cluster = CLUSTERS["dgx-a100"].model_copy(update={"nodes": 16})
     where, whole = group(cluster, range(0, 128, 8)), group(cluster, range(128))
     size, share = 2.0 * (1 << 20), 24e9 * NETWORK_SHARE
-    cost = duration("all_reduce", "tree", "LL128", where, size)
+    cost = duration("all_reduce", "tree", LL128, where, size)
     stored, rest = 8 * WINDOW_FILL * size / 4, 0.75 * size * 128 / 120 * 2 / TREE_SHARE
     assert cost.transfer_s == pytest.approx((stored + rest) / share)
     assert whole.nics == 8
     four = replace(whole, nics=4.0)
-    assert duration("all_reduce", "tree", "Simple", whole, 1e9) == duration("all_reduce", "tree", "Simple", four, 1e9)
+    assert duration("all_reduce", "tree", SIMPLE, whole, 1e9) == duration("all_reduce", "tree", SIMPLE, four, 1e9)
+
+
+@pytest.mark.parametrize("protocol", [LL, LL128, SIMPLE])
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+def test_times_and_loads_come_from_a_protocol_s_facts_not_from_its_name(protocol: Protocol, algorithm: str) -> None:
+    network, size = Network(CLUSTERS["dgx-h100"].model_copy(update={"nodes": 4})), 2.0**22
+    renamed = replace(protocol, name="A")
+    for ranks in (range(8), range(32), range(0, 32, 8)):
+        costs = [duration("all_reduce", algorithm, each, network.group(ranks), size) for each in (protocol, renamed)]
+        assert costs[0] == costs[1]
+        loads = [
+            collective_load(network, "all_reduce", ranks, size, Choice(algorithm, each))
+            for each in (replace(protocol, sent_bytes=1.0), protocol, renamed)
+        ]
+        assert loads[1] == loads[2]
+        for link, plain in loads[0].bytes.items():
+            assert loads[1].bytes[link] == pytest.approx(plain * protocol.sent_bytes)

@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topology.collective_kinds import bus_factor
 from topology.collectives import (
     ALGORITHMS,
-    bus_factor,
     ring_all_reduce,
 )
 from topology.durations import duration
 from topology.network import Network
 from topology.presets import CLUSTERS, GPUS
+from topology.protocols import LL, SIMPLE
 from topology.spec import ClusterSpec, InterNode
 from topology.timing import timing_of
 
@@ -105,8 +106,8 @@ def test_small_all_reduces_over_many_nodes_go_by_tree_and_large_ones_by_ring() -
     assert (small.algorithm, large.algorithm) == ("tree LL", "ring Simple")
     # 128 nodes: 7 levels up and down against 254 steps round, each after the machine's start
     ring = timing_of(GPUS["a100-sxm"]).ring
-    assert small.latency_s == pytest.approx(ring.ll_start_s + 2 * 7 * 5.0e-6)
-    assert large.latency_s == pytest.approx(ring.start_s + 254 * 28e-6)
+    assert small.latency_s == pytest.approx(ring.starts_s[LL.number] + 2 * 7 * 5.0e-6)
+    assert large.latency_s == pytest.approx(ring.starts_s[SIMPLE.number] + 254 * 28e-6)
 
 
 def test_nvls_is_taken_where_the_switch_has_it() -> None:
@@ -124,9 +125,9 @@ def test_switches_and_trees_reduce_where_nccl_says_so() -> None:
             update={"inter_node": CLUSTERS["dgx-h100"].inter_node.model_copy(update={"latency_s": 5e-5})}
         )
     )
-    assert h100.chosen("all_reduce", range(16), SIZE) == ("nvls_tree", "Simple")
-    assert h100.chosen("all_reduce", range(64), SIZE) == ("nvls_tree", "Simple")
-    assert efa.chosen("all_reduce", range(16), 31 << 20) == ("nvls_tree", "Simple")
+    assert h100.chosen("all_reduce", range(16), SIZE) == ("nvls_tree", SIMPLE)
+    assert h100.chosen("all_reduce", range(64), SIZE) == ("nvls_tree", SIMPLE)
+    assert efa.chosen("all_reduce", range(16), 31 << 20) == ("nvls_tree", SIMPLE)
     for network, ranks, size in (
         (efa, range(16), 29 << 20),
         (efa, range(32), SIZE),
@@ -146,7 +147,7 @@ def test_switches_and_trees_take_what_the_slower_of_both_takes() -> None:
     nvlink = cluster.intra_node.usable_bytes_per_s * cluster.intra_node.nvls_efficiency * timing.nvls_share
     nics = 8 * cluster.inter_node.usable_bytes_per_s * 0.983
     for ranks, expected in ((16, size * (1 + 1 / 8) / nvlink), (64, 2 * size / nics)):
-        found = duration("all_reduce", "nvls_tree", "Simple", network.group(range(ranks)), size)
+        found = duration("all_reduce", "nvls_tree", SIMPLE, network.group(range(ranks)), size)
         assert found.seconds == pytest.approx(expected, rel=1e-3)
 
 
@@ -190,11 +191,11 @@ def test_links_without_latency_cost_their_bytes_alone() -> None:
 def test_a_message_sends_small_sizes_fast_and_large_ones_wide() -> None:
     network = Network(CLUSTERS["dgx-h100"])
     direct = timing_of(GPUS["h100-sxm"]).direct
-    assert network.send(0, 1, 0) == pytest.approx(direct.ll_start_s)
+    assert network.send(0, 1, 0) == pytest.approx(direct.starts_s[LL.number])
     inside = network.cluster.intra_node.usable_bytes_per_s * direct.share
-    assert network.send(0, 1, inside) == pytest.approx(1 + direct.start_s)
-    assert network.send(0, 8, 0) == pytest.approx(direct.start_s + 14e-6)  # no LL between nodes
-    assert network.send(0, 8, 48e9) == pytest.approx(1 + direct.start_s + 14e-6)
+    assert network.send(0, 1, inside) == pytest.approx(1 + direct.starts_s[SIMPLE.number])
+    assert network.send(0, 8, 0) == pytest.approx(direct.starts_s[SIMPLE.number] + 14e-6)  # no LL between nodes
+    assert network.send(0, 8, 48e9) == pytest.approx(1 + direct.starts_s[SIMPLE.number] + 14e-6)
 
 
 @pytest.mark.parametrize("preset", ["dgx-h100", "dgx-b200", "gb200-nvl72", "gb300-nvl72"])
@@ -257,7 +258,7 @@ def test_on_a_torus_a_message_pays_for_every_hop() -> None:
     network = Network(with_fabric("dgx-h100", nodes=64, kind="torus"))
     hops = {8: 1, 16: 2, 24: 1, 32: 1, 8 * 21: 3}
     for dst, count in hops.items():
-        start_s = timing_of(GPUS["h100-sxm"]).direct.start_s
+        start_s = timing_of(GPUS["h100-sxm"]).direct.starts_s[SIMPLE.number]
         assert network.send(0, dst, 0) == pytest.approx(start_s + count * 14e-6)
     assert network.send(0, 16, 1e10) == pytest.approx(2 * network.send(0, 8, 1e10), rel=1e-3)
 

@@ -12,7 +12,7 @@ from topology.durations import DURATIONS
 from topology.group import Group
 from topology.network import Network
 from topology.presets import CLUSTERS
-from topology.protocols import RING
+from topology.protocols import RING, SIMPLE, Protocol
 from topology.shares import collective_load
 
 NAME, MIB = "halving", 1 << 20
@@ -25,7 +25,7 @@ def halving(group: Group, size_bytes: float) -> AlphaBeta:
     return AlphaBeta(steps * group.latency_s, ring_all_reduce(group, size_bytes).transfer_s)
 
 
-def halving_s(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+def halving_s(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
     return AlphaBeta(2 * math.log2(group.ranks) * LATENCY_S, halving(group, size_bytes).transfer_s)
 
 
@@ -44,7 +44,7 @@ def test_it_is_chosen_where_it_is_fastest_and_can_run() -> None:
     network = Network(CLUSTERS["dgx-a100"])
     found = network.collective("all_reduce", range(8), MIB)
     assert found.choice.algorithm == NAME
-    assert found.seconds == pytest.approx(halving_s(network.group(range(8)), "", MIB).seconds)
+    assert found.seconds == pytest.approx(halving_s(network.group(range(8)), SIMPLE, MIB).seconds)
     for ranks in (range(6), range(16)):
         assert network.chosen("all_reduce", ranks, MIB).algorithm != NAME
     assert network.chosen("all_gather", range(8), MIB).algorithm == "ring"
@@ -52,6 +52,6 @@ def test_it_is_chosen_where_it_is_fastest_and_can_run() -> None:
 
 def test_its_load_on_links_is_its_traits() -> None:
     network = Network(CLUSTERS["dgx-a100"])
-    load = collective_load(network, "all_reduce", range(8), MIB, Choice(NAME, "Simple"))
+    load = collective_load(network, "all_reduce", range(8), MIB, Choice(NAME, SIMPLE))
     assert load.bytes == {"domain": pytest.approx(2 * MIB * 7 / 8)}
     assert 0 < load.flowing < 1

@@ -11,6 +11,7 @@ from topology.collectives import Choice
 from topology.loads import ring_transfers
 from topology.network import Network
 from topology.presets import CLUSTERS
+from topology.protocols import SIMPLE
 from topology.shares import (
     LINKS,
     Load,
@@ -45,7 +46,7 @@ def loaded(load: dict[str, float], members: int) -> dict[str, float]:
 @pytest.mark.parametrize(("kind", "passes"), [("all_gather", 1.0), ("all_reduce", 2.0)])
 def test_rings_send_what_lies_on_the_graph(kind: str, passes: float, ranks: range) -> None:
     spec, n = cluster("dgx-a100", 8, kind="fat_tree", oversubscription=2.0, nodes_per_leaf=2), len(ranks)
-    load = collective_load(Network(spec), kind, ranks, 1e9, Choice("ring", "Simple"))
+    load = collective_load(Network(spec), kind, ranks, 1e9, Choice("ring", SIMPLE))
     transfers = ring_transfers(spec, ranks, passes * 1e9 * (n - 1) / n)
     found = sent_bytes(Links(spec), transfers)
     for name in ("domain", "nic", "spine"):
@@ -56,7 +57,7 @@ def test_rings_send_what_lies_on_the_graph(kind: str, passes: float, ranks: rang
 @pytest.mark.parametrize("ranks", RANKS.values(), ids=RANKS)
 def test_exchanges_send_what_lies_on_the_graph(ranks: range) -> None:
     spec, n = cluster("dgx-h100", 8, kind="fat_tree", oversubscription=2.0, nodes_per_leaf=2), len(ranks)
-    load = collective_load(Network(spec), "all_to_all", ranks, 1e9, Choice("pairwise", "Simple"))
+    load = collective_load(Network(spec), "all_to_all", ranks, 1e9, Choice("pairwise", SIMPLE))
     found = sent_bytes(Links(spec), exchange_transfers(ranks, 1e9))
     for name in ("domain", "nic", "spine"):
         assert loaded(dict(load.bytes), n).get(name, 0.0) == pytest.approx(found[name]), name

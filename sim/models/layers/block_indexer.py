@@ -125,7 +125,7 @@ class BlockIndexer(Struct, frozen=True):
         """
         matrix = self.matrix(hidden)
         forward = (
-            *linear(d, matrix.linear("attention", d.tokens, False)).forward,
+            *linear(d, matrix.linear(d.tokens, False)).forward,
             *self.made(d.act, d.act_bytes, d.tokens),
             *(self.scores(d.batch, d.full_seq, d.full_seq, d.act) if used else ()),
         )
@@ -134,4 +134,4 @@ class BlockIndexer(Struct, frozen=True):
 
     def _kept(self, d: Dims) -> tuple[Saved, ...]:
         places = self.choices * (self.top_k // self.block)
-        return (Saved("attention", "selected blocks", d.tokens * places * INDEX_BYTES),)
+        return (Saved("selected blocks", d.tokens * places * INDEX_BYTES),)

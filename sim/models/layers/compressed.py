@@ -160,12 +160,12 @@ class CompressedAttention(Struct, frozen=True):
         mode = scenario.for_training.indexer
         shared = self.head_dim + ceil_div(self.head_dim * self.vectors(d.full_seq), d.full_seq)
         return (
-            linear(d, query_down.linear("attention", d.rows, keep)),
+            linear(d, query_down.linear(d.rows, keep)),
             latent_norm(d, "query", self.query_rank),
             *self._selection(d, mode == "trained" and not d.framework.masks_unselected),
-            linear(d, query_up.linear("attention", d.tokens, keep)),
+            linear(d, query_up.linear(d.tokens, keep)),
             self._query_norm(d, heads),
-            linear(d, key_value.linear("attention", d.rows, False)),  # its input is that of the first matrix
+            linear(d, key_value.linear(d.rows, False)),  # its input is that of the first matrix
             latent_norm(d, "key", self.head_dim),
             latent_rope(d, d.tokens * (heads + 1) * self.rope_width),
             *self._compression(d),
@@ -173,7 +173,7 @@ class CompressedAttention(Struct, frozen=True):
             self._dense_core(scenario, d, shard, heads) if masks else self._core(d, heads),
             latent_rope(d, d.tokens * heads * self.rope_width),
             per_head(d, "output_down", groups, self.heads // self.groups * self.head_dim, self.output_rank, masks),
-            linear(d, out.linear("attention", d.tokens)),
+            linear(d, out.linear(d.tokens)),
         )
 
     def _query_norm(self, d: Dims, heads: int) -> Operator:
@@ -181,7 +181,7 @@ class CompressedAttention(Struct, frozen=True):
         own = norm(d, "query_norm", "rmsnorm", d.tokens * heads, self.head_dim, 0)
         if not d.framework.norms_keep_operators or d.act_bytes == FP32_BYTES:
             return own
-        beside = Saved("norm", "query_norm input", d.tokens * heads * self.head_dim * d.act_bytes)
+        beside = Saved("query_norm input", d.tokens * heads * self.head_dim * d.act_bytes)
         return replace(own, saved=(*own.saved, beside))
 
     def _selection(self, d: Dims, trained: bool) -> tuple[Operator, ...]:
@@ -212,10 +212,10 @@ class CompressedAttention(Struct, frozen=True):
         size = both * e
         if not d.framework.fuses_chains:  # values, and the softmax in fp32 and cast back
             size = both / 2 * (FP32_BYTES + e + (e if e < FP32_BYTES else 0.0))
-        kept = Saved("attention", "compression's operands", size, NeededBy.INPUT_GRAD, TensorRole.INPUT)
+        kept = Saved("compression's operands", size, NeededBy.INPUT_GRAD, TensorRole.INPUT)
         params = self.rate * c + self.head_dim
         pool = Operator("compress_pool", (forward,), (back,), (kept,), params=params, backward_bytes=both * e)
-        return linear(d, project.linear("attention", d.rows, False)), pool
+        return linear(d, project.linear(d.rows, False)), pool
 
     def _core(self, d: Dims, heads: int) -> Operator:
         per_token = 1.0 + self.vectors(d.full_seq) / d.full_seq

@@ -56,15 +56,15 @@ class DenseMlp(Struct, frozen=True):
         Keeps, at 16 bits and in units of s·b·h for GELU at ffn 4h: up's input 2, GELU's input 8, down's input 8
         (Korthikanti 2022, section 4.1; the dropout mask is the residual's).
         """
-        return self.projections(d, "mlp")
+        return self.projections(d)
 
-    def projections(self, d: Dims, part: str) -> tuple[Operator, ...]:
+    def projections(self, d: Dims) -> tuple[Operator, ...]:
         """The operators of `train`, their kept tensors counted under `part`."""
         (up, down), keep = self.matrices(d.tp), not d.framework.rebuilds_pointwise
         return (
-            linear(d, up.linear(part, d.tokens, keep, self.merged or d.framework.merges_projections)),
-            activation(d, self.activation, d.tokens * down.inputs, part),
-            linear(d, down.linear(part, d.tokens, keep)),
+            linear(d, up.linear(d.tokens, keep, self.merged or d.framework.merges_projections)),
+            activation(d, self.activation, d.tokens * down.inputs),
+            linear(d, down.linear(d.tokens, keep)),
         )
 
     @property

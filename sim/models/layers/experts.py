@@ -52,7 +52,7 @@ class Experts(Struct, frozen=True):
             routed = (*routed, self._zero_experts(d, r.tokens))
         if self.shared is None:
             return routed
-        return (*routed, *shared_parts(d, self.shared.projections(d, "moe"), self.moe.shared_gate))
+        return (*routed, *shared_parts(d, self.shared.projections(d), self.moe.shared_gate))
 
     def _zero_experts(self, d: Dims, tokens: int) -> Operator:
         """A token times the weights of its zero experts, added to what the others give (arXiv 2509.01322, section

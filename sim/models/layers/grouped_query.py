@@ -128,13 +128,13 @@ class GroupedQueryAttention(Struct, frozen=True):
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
         if qkv.bias and d.framework.adds_projection_bias_apart:
             turn = (_bias(d, d.tokens * sum(qkv.outputs)), *turn)
-        before = qkv.linear("attention", d.tokens, not d.framework.rebuilds_pointwise, merged)
+        before = qkv.linear(d.tokens, not d.framework.rebuilds_pointwise, merged)
         return (
             linear(d, before),
             *turn,
             core,
             *self._gates(d, d.tokens * out.inputs),
-            linear(d, out.linear("attention", d.tokens)),
+            linear(d, out.linear(d.tokens)),
         )
 
     def turned_heads(self, tp: int) -> int:
@@ -205,7 +205,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         """One with weights and biases; of rows as narrow as a head its mean and deviation, in fp32, count for something
         (torch's native_layer_norm keeps both)."""
         made = norm(d, name, "layernorm", rows, self.head_dim, 2)
-        return replace(made, saved=(*made.saved, Saved("norm", f"{name} statistics", 2 * FP32_BYTES * rows)))
+        return replace(made, saved=(*made.saved, Saved(f"{name} statistics", 2 * FP32_BYTES * rows)))
 
     def _sums_over_heads(self, d: Dims) -> Operator:
         """What norms over all heads need of other ranks' heads: for each token the sum of squares of its queries and

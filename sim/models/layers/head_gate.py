@@ -23,7 +23,7 @@ def head_gate(d: Dims, elements: int, gates: int) -> Operator:
     forward = memory_op("attention_gate", F, "elementwise", elements, ahead * e, d.act, kernels[0])
     backward = memory_op("attention_gate_backward", I, "elementwise", elements, back * e, d.act, kernels[1])
     gate = "attention gate" if fused else "sigmoid of the gate"
-    saved = (Saved("attention", "attention output", e * elements), Saved("attention", gate, e * gates))
+    saved = (Saved("attention output", e * elements), Saved(gate, e * gates))
     return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=2 * e * elements)
 
 
@@ -44,8 +44,8 @@ def element_gate(d: Dims, elements: int, in_fp32: bool = False) -> Operator:
     moved = ((3 + 2 * kernels) * e + 4 * wider) * elements
     backward = memory_op("attention_gate_backward", I, "elementwise", elements, moved, d.act, kernels + 1)
     saved = (
-        Saved("attention", "attention output", e * elements),
-        Saved("attention", "attention gate" if kernels == 1 else "sigmoid of the gate", (e + wider) * elements),
+        Saved("attention output", e * elements),
+        Saved("attention gate" if kernels == 1 else "sigmoid of the gate", (e + wider) * elements),
     )
     return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=3 * e * elements)
 

@@ -188,7 +188,7 @@ def index_operator(
     if d.sp:
         size = tokens * (of.hidden + of.query_rank) * e
         forward.append(collective("index_input_gather", "all_gather", size, F))
-    linears = [linear(d, m.linear("attention", tokens, False)) for m in matrices]
+    linears = [linear(d, m.linear(tokens, False)) for m in matrices]
     forward += [i for part in linears for i in part.forward]
     norm = tokens * x.head_dim
     forward.append(memory_op("index_key_norm", F, "norm", norm, 2 * norm * e, d.act))
@@ -200,18 +200,18 @@ def index_operator(
         forward += scores(x, keys.batch, q, kv, d.act, keys.striped)
     slots = keys.kv_len if dense else x.slots(keys.kv_len)
     params = sum(m.parameters for m in matrices) + x.norm_parameters
-    saved = [] if dense else [Saved("attention", "selected keys", tokens * slots * INDEX_BYTES)]
+    saved = [] if dense else [Saved("selected keys", tokens * slots * INDEX_BYTES)]
     if not trained:
         return Operator("indexer", tuple(forward), (), tuple(saved), frozen=params)
     saved += [
-        Saved("attention", "index queries", tokens * width * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
-        Saved("attention", "index keys", tokens * x.kept_key_numbers * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
-        Saved("attention", "index weights", tokens * x.heads * FP32_BYTES, NeededBy.WEIGHT_GRAD),
+        Saved("index queries", tokens * width * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
+        Saved("index keys", tokens * x.kept_key_numbers * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
+        Saved("index weights", tokens * x.heads * FP32_BYTES, NeededBy.WEIGHT_GRAD),
     ]
     if alone:
         heads = -(-of.heads // d.tp)
         inputs = tokens * (of.hidden + of.query_rank + 2 * heads * of.widths[0]) * e
-        saved.append(Saved("attention", "inputs and target's operands", inputs, NeededBy.WEIGHT_GRAD, TensorRole.INPUT))
+        saved.append(Saved("inputs and target's operands", inputs, NeededBy.WEIGHT_GRAD, TensorRole.INPUT))
     pairs = keys.pairs if dense else float(tokens * slots)
     return Operator(
         "indexer",

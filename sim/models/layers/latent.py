@@ -106,7 +106,7 @@ class LatentAttention(Struct, frozen=True):
         heads, keep = ceil_div(self.heads, d.tp), not d.framework.rebuilds_pointwise
 
         def layer(matrix: Matrix, save_input: bool) -> Linear:
-            return matrix.linear("attention", d.rows if matrix.split == "plain" else d.tokens, save_input)
+            return matrix.linear(d.rows if matrix.split == "plain" else d.tokens, save_input)
 
         queries = [linear(d, layer(matrix, keep)) for matrix in query]
         if self.query_rank is not None:
@@ -130,7 +130,7 @@ class LatentAttention(Struct, frozen=True):
             *gates,
             core,
             *self.gating(d),
-            linear(d, out.linear("attention", d.tokens)),
+            linear(d, out.linear(d.tokens)),
         )
 
     def _normed(self, d: Dims, rank: int) -> tuple[Operator, ...]:

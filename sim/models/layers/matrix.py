@@ -42,7 +42,7 @@ class Matrix(Struct, frozen=True):
         """Weights and bias."""
         return self.elements + (self.width if self.bias else 0)
 
-    def linear(self, part: str, rows: int, save_input: bool = True, merged: bool = True) -> Linear:
+    def linear(self, rows: int, save_input: bool = True, merged: bool = True) -> Linear:
         """The layer over `rows` tokens in training; `merged`: products that share the input are one matmul."""
         outs = (self.width,) if merged else self.outputs
-        return Linear(self.name, part, rows, self.inputs, outs, self.split, self.bias, save_input, self.target)
+        return Linear(self.name, rows, self.inputs, outs, self.split, self.bias, save_input, self.target)

@@ -67,8 +67,8 @@ class NgramEmbedding(Struct, frozen=True):
     def train(self, d: Dims) -> tuple[Operator, ...]:
         """Look-up, keys and value, norms, gates, convolution and sums."""
         keep, width = not d.framework.rebuilds_pointwise, self.streams.width
-        key = Linear("ngram_key", "embedding", d.rows, self.width, (width,), save_input=keep)
-        value = Linear("ngram_value", "embedding", d.rows, self.width, (self.streams.hidden,), save_input=False)
+        key = Linear("ngram_key", d.rows, self.width, (width,), save_input=keep)
+        value = Linear("ngram_value", d.rows, self.width, (self.streams.hidden,), save_input=False)
         return (
             self._lookup(d),
             linear(d, key),
@@ -93,7 +93,7 @@ class NgramEmbedding(Struct, frozen=True):
             "ngram_embedding",
             forward,
             (memory_op("ngram_embedding_wgrad", W, "embedding", n / d.tp, moved, d.act, 3),),
-            (Saved("embedding", "n-grams' rows", ids, NeededBy.WEIGHT_GRAD),),
+            (Saved("n-grams' rows", ids, NeededBy.WEIGHT_GRAD),),
             params=table,
             forward_bytes=size,
             backward_bytes=size + table * d.act_bytes,
@@ -106,9 +106,9 @@ class NgramEmbedding(Struct, frozen=True):
         ahead, kernels = (3 * e + e / n, 1) if fused else (5 * e + e / n, 3 + SMALL_KERNELS)
         back, back_kernels = (5 * e + 2 * e / n, 1) if fused else (10 * e, 6 + SMALL_KERNELS)
         kept = (
-            Saved("embedding", "n-grams' normed keys and streams", 2 * elements * e),
-            Saved("embedding", "n-grams' value", elements / n * e),
-            Saved("embedding", "n-grams' gates", gates * e * (1 if fused else KEPT_GATES)),
+            Saved("n-grams' normed keys and streams", 2 * elements * e),
+            Saved("n-grams' value", elements / n * e),
+            Saved("n-grams' gates", gates * e * (1 if fused else KEPT_GATES)),
         )
         return Operator(
             "ngram_gate",
@@ -134,8 +134,8 @@ class NgramEmbedding(Struct, frozen=True):
                 memory_op("ngram_convolution_wgrad", W, "elementwise", elements, 2 * size, d.act),
             ),
             (
-                Saved("embedding", "n-grams' convolution's input", size + padding),
-                Saved("embedding", "n-grams' convolved", size),
+                Saved("n-grams' convolution's input", size + padding),
+                Saved("n-grams' convolved", size),
             ),
             params=self.kernel * self.streams.width,
             forward_bytes=2 * size,

@@ -78,13 +78,13 @@ class SelectiveScan(Struct, frozen=True):
         keep, small = not d.framework.rebuilds_pointwise, self.rank + 2 * self.state
         norms = (norm(d, "steps_norm", "rmsnorm", d.tokens, small),) if self.inner_norms else ()
         return (
-            linear(d, first.linear("attention", d.tokens, keep)),
+            linear(d, first.linear(d.tokens, keep)),
             self._convolution(d),
-            linear(d, down.linear("attention", d.tokens, False)),  # its input is the scan's
+            linear(d, down.linear(d.tokens, False)),  # its input is the scan's
             *norms,
-            linear(d, up.linear("attention", d.tokens, keep)),
+            linear(d, up.linear(d.tokens, keep)),
             self._scan(d),
-            linear(d, last.linear("attention", d.tokens)),
+            linear(d, last.linear(d.tokens)),
         )
 
     def _convolution(self, d: Dims) -> Operator:
@@ -96,7 +96,7 @@ class SelectiveScan(Struct, frozen=True):
                 _over("convolution_backward", I, n, 3, d.act_bytes, d.act),
                 _over("convolution_wgrad", W, n, 2, d.act_bytes, d.act),
             ),
-            (Saved("attention", "projected input", 2 * n * d.act_bytes),),
+            (Saved("projected input", 2 * n * d.act_bytes),),
             params=self.channels(d.tp) * (self.conv_kernel + self.conv_bias),
             backward_bytes=2 * n * d.act_bytes,
         )
@@ -109,10 +109,10 @@ class SelectiveScan(Struct, frozen=True):
             (self._kernel("selective_scan", F, d.tokens, d.tp, 5, e, d.act),),
             (self._kernel("selective_scan_backward", I, d.tokens, d.tp, 9, e, d.act),),
             (
-                Saved("attention", "convolved", n * e),
-                Saved("attention", "steps", n * e),
-                Saved("attention", "scanned", n * e),
-                Saved("attention", "states", states),
+                Saved("convolved", n * e),
+                Saved("steps", n * e),
+                Saved("scanned", n * e),
+                Saved("states", states),
             ),
             params=self.channels(d.tp) * (self.state + 1),  # decays and skip weights
             backward_bytes=4 * n * e,

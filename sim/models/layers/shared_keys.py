@@ -39,7 +39,7 @@ class SharedKeysAttention(GroupedQueryAttention, frozen=True):
         """The core, which keeps keys and values only where it copies them for each query head."""
         core = super().attended(scenario, d, shard)
         own = repeated(d, self.core(d)).repeats == 1
-        saved = tuple(s for s in core.saved if not (own and s.name in ("key", "value")))
+        saved = tuple(s for s in core.saved if not (own and s.keys))
         elements = d.tokens * self.heads_of(d.tp)[1] * sum(self.widths)
         added = accumulate(d, "shared_keys_grad_sum", elements, phase=I)
         return replace(core, saved=saved, backward=(*core.backward, added))

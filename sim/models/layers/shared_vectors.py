@@ -35,10 +35,10 @@ def sparse_core(
         backward.insert(0, collective("latent_regather", "all_gather", vectors * e, I, group="cp"))
         backward.append(collective("latent_grad_scatter", "reduce_scatter", vectors * e, I, group="cp"))
     saved = (
-        Saved("attention", "query", query, role=TensorRole.INPUT),
-        Saved("attention", "latents", own, role=TensorRole.INPUT),
-        Saved("attention", "log-sum-exp", tokens * heads * LSE_BYTES, role=TensorRole.STATISTICS),
-        Saved("attention", "output", result),  # which what comes next reads too
+        Saved("query", query, role=TensorRole.INPUT),
+        Saved("latents", own, role=TensorRole.INPUT),
+        Saved("log-sum-exp", tokens * heads * LSE_BYTES, role=TensorRole.STATISTICS),
+        Saved("output", result),  # which what comes next reads too
     )
     gathered = vectors * e if d.cp > 1 else 0.0
     return Operator(
@@ -71,7 +71,7 @@ def per_head(d: Dims, name: str, heads: int, inputs: int, outputs: int, keeps: b
         *added,
     )
     size = d.tokens * heads * inputs * e
-    saved = (Saved("attention", f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keeps else ()
+    saved = (Saved(f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keeps else ()
     return Operator(
         name,
         forward,

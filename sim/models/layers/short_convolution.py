@@ -64,11 +64,11 @@ class ShortConvolution(Struct, frozen=True):
         """Projection to B, C and x; B·x; convolution; its result times C; output projection."""
         first, last = self.matrices(d.tp)
         return (
-            linear(d, first.linear("attention", d.tokens, not d.framework.rebuilds_pointwise)),
+            linear(d, first.linear(d.tokens, not d.framework.rebuilds_pointwise)),
             self._products(d),
             self._convolution(d),
             self._gate(d, "output_gate"),
-            linear(d, last.linear("attention", d.tokens)),
+            linear(d, last.linear(d.tokens)),
         )
 
     def _products(self, d: Dims) -> Operator:
@@ -78,7 +78,7 @@ class ShortConvolution(Struct, frozen=True):
         gate = self._gate(d, "input_gate")
         apart = memory_op("chunks_backward", I, "copy", 3 * d.tokens * self.width(d.tp), 6 * size, d.act)
         joined = () if d.framework.fuses_activation else (apart,)
-        saved = (Saved("attention", "projected input", 3 * size),)
+        saved = (Saved("projected input", 3 * size),)
         return Operator("input_gate", gate.forward, (*gate.backward, *joined), saved, backward_bytes=3 * size)
 
     def _gate(self, d: Dims, name: str) -> Operator:
@@ -94,8 +94,8 @@ class ShortConvolution(Struct, frozen=True):
         n, e = d.tokens * self.width(d.tp), d.act_bytes
         made_again = d.framework.rebuilds_pointwise
         saved = (
-            Saved("attention", "convolution's input", 0.0 if made_again else n * e),
-            Saved("attention", "convolved", n * e),
+            Saved("convolution's input", 0.0 if made_again else n * e),
+            Saved("convolved", n * e),
         )
         return Operator(
             "convolution",

@@ -105,23 +105,23 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
         """Operators of the multi-query mode; the latents' rope key is turned, and gathered over tp with the latent."""
         *query, kv_down, _, out = self.projections(d.tp)
         heads, keep = ceil_div(self.heads, d.tp), not d.framework.rebuilds_pointwise
-        down, up = (linear(d, m.linear("attention", d.rows if m.split == "plain" else d.tokens, keep)) for m in query)
+        down, up = (linear(d, m.linear(d.rows if m.split == "plain" else d.tokens, keep)) for m in query)
         shared = (latents_shared(d, self.latent_rank + self.rope_width),) if d.tp > 1 else ()
         return (
             down,
             *self._normed(d, self.query_rank or 0),
             *indexer,
             *inside("mla_up_proj", (up,)),
-            linear(d, kv_down.linear("attention", d.rows, False)),
+            linear(d, kv_down.linear(d.rows, False)),
             latent_norm(d, "kv", self.latent_rank),
             *inside("mla_up_proj", (latent_rope(d, d.tokens * (heads + 1) * self.rope_width),)),
             *shared,
             *inside("mla_up_proj", (per_head(d, "query_absorb", heads, self.plain_width, self.latent_rank, True),)),
-            *(linear(d, gate.linear("attention", d.tokens, False)) for gate in self._gate(d.tp)),
+            *(linear(d, gate.linear(d.tokens, False)) for gate in self._gate(d.tp)),
             sparse_core(d, heads, slots, self.shared_width, self.latent_rank, sinks=heads if self.sinks else 0),
             per_head(d, "value_expand", heads, self.latent_rank, self.value_width, False),
             *self.gating(d),
-            linear(d, out.linear("attention", d.tokens)),
+            linear(d, out.linear(d.tokens)),
         )
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:

@@ -112,12 +112,12 @@ class StateSpace(Struct, frozen=True):
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Input projection, convolution, scan, gated norm, output projection."""
         first, *low, last = self.matrices(d.tp)
-        gates = [m.linear("attention", d.rows if m.split == "plain" else d.tokens, i == 1) for i, m in enumerate(low)]
+        gates = [m.linear(d.rows if m.split == "plain" else d.tokens, i == 1) for i, m in enumerate(low)]
         return (
-            linear(d, first.linear("attention", d.tokens, not d.framework.rebuilds_pointwise)),
+            linear(d, first.linear(d.tokens, not d.framework.rebuilds_pointwise)),
             *(linear(d, gate) for gate in gates),
             self._mixing(d),
-            linear(d, last.linear("attention", d.tokens)),
+            linear(d, last.linear(d.tokens)),
         )
 
     def _mixing(self, d: Dims) -> Operator:
@@ -149,18 +149,18 @@ class StateSpace(Struct, frozen=True):
         heads, groups = self.split(d.tp)
         convolved, fp32 = at.tokens * self.convolved(d.tp) * at.size, at.tokens * FP32_BYTES
         kept = [
-            Saved("attention", "projected input", at.tokens * self._projected(d.tp) * at.size),
-            Saved("attention", "scanned", self._moved("X", at)),
+            Saved("projected input", at.tokens * self._projected(d.tp) * at.size),
+            Saved("scanned", self._moved("X", at)),
         ]
         if self.gated_norm:
-            kept.append(Saved("attention", "gated norm statistics", fp32 * groups))
+            kept.append(Saved("gated norm statistics", fp32 * groups))
         if self.scan.keeps_convolved:
-            kept.append(Saved("attention", "convolved", convolved))
+            kept.append(Saved("convolved", convolved))
         if self.scan.systems:
             decays = fp32 * (self.state if self.scan.channel_gates else 1)
             kept += [
-                Saved("attention", "gates", heads * (decays + at.tokens * at.size)),
-                Saved("attention", "triangular systems", self._moved("T", at)),
+                Saved("gates", heads * (decays + at.tokens * at.size)),
+                Saved("triangular systems", self._moved("T", at)),
             ]
         return tuple(kept)
 

@@ -183,7 +183,7 @@ def dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
         *trip.exchange("dispatch_backward", I, quantized=False, beside_bytes=back),
         *trip.at_home("permute_backward", I, moved),
     )
-    index = Saved("moe", "permutation", trip.map_bytes)
+    index = Saved("permutation", trip.map_bytes)
     held = (n + r.received * d.hidden) * e
     return Operator("dispatch", forward, backward, (index,), forward_bytes=n * e, backward_bytes=held)
 
@@ -212,6 +212,6 @@ def combine(scenario: Scenario, d: Dims, r: Routing) -> Operator:
         size = d.tokens * d.hidden * e
         forward += (collective("moe_output_gather", "all_gather", size, F),)
         backward += (collective("moe_input_grad_gather", "all_gather", size, I),)
-    kept = (Saved("moe", "expert results", 0.0 if d.framework.weights_experts_after_activation else n * e),)
+    kept = (Saved("expert results", 0.0 if d.framework.weights_experts_after_activation else n * e),)
     held = (n + r.received * d.hidden) * e
     return Operator("combine", forward, backward, kept, forward_bytes=n * e, backward_bytes=held)

@@ -123,7 +123,7 @@ def _activated(d: Dims, mlp: str, elements: float) -> tuple[Operator, ...]:
     fusions/fused_bias_swiglu.py). torch compiles its backward into two kernels, since the gradients of both halves and
     the weights', a sum over one half, have different sizes: the second reads gradient, gate and up again.
     """
-    made = activation(d, mlp, elements, "moe")
+    made = activation(d, mlp, elements)
     if not d.framework.weights_experts_after_activation:
         return (made,)
     if mlp == "gelu":
@@ -149,7 +149,7 @@ def _weighting(d: Dims, elements: float) -> Operator:
         "expert_weighting",
         (memory_op("expert_weighting", F, "elementwise", elements, forward, d.act, 2),),
         (memory_op("expert_weighting_backward", I, "elementwise", elements, backward, d.act, 5),),
-        (Saved("moe", "gelu output", elements * e),),
+        (Saved("gelu output", elements * e),),
         backward_bytes=(3 * FP32_BYTES + e) * elements,
     )
 
@@ -196,6 +196,6 @@ def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep:
         *added,
     )
     size = rows * k * saved_element_bytes(d)
-    saved = (Saved("moe", f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keep else ()
+    saved = (Saved(f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keep else ()
     held = rows * (k + n) * e + weight_gradient_bytes(d, weights)
     return Operator(name, forward, backward, saved, expert_params=weights, weights=((n, k),), backward_bytes=held)

@@ -54,9 +54,9 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
         accumulate(d, "router_grad_sum", m * h),
     )
     saved = (
-        Saved("moe", "router input", m * h * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
-        Saved("moe", "router probabilities", m * x * FP32_BYTES),
-        *((Saved("moe", "router input in fp32", m * h * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if keeps else ()),
+        Saved("router input", m * h * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
+        Saved("router probabilities", m * x * FP32_BYTES),
+        *((Saved("router input in fp32", m * h * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if keeps else ()),
     )
     return Operator(
         "router",

@@ -53,5 +53,5 @@ def _shared_gate(d: Dims) -> Operator:
         gemm("shared_gate", F, m, 1, h, d.act),
         memory_op("shared_gate_product", F, "elementwise", n, 2 * n * e, d.act, 2),
     )
-    saved = (Saved("moe", "shared expert's result", n * e),)
+    saved = (Saved("shared expert's result", n * e),)
     return Operator("shared_gate", forward, backward, saved, params=h, weights=((1, h),), backward_bytes=2 * n * e)

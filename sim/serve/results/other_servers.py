@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from sim.inputs.units import TIME, unit_of
 from sim.serve.results.records import Bounds, PercentileBounds, Percentiles, ServingIntervals, ServingResult
 from sim.serve.simulation import coupling, simulate_serving
 
@@ -64,7 +65,7 @@ def other_server(sim: ServingSimulation, times: float) -> ServingResult:
     quicker = tuple([r._replace(arrival_s=r.arrival_s / times) for r in sim.requests[:FIRST_REQUESTS]])
     scenario, rule = sim.scenario, sim.scenario.for_serving.autoscaling
     if rule is not None:
-        own = {key: value / times for key, value in rule if key.endswith("_s")}
+        own = {key: value / times for key, value in rule if unit_of(key) is TIME}
         inference = scenario.for_serving.model_copy(update={"autoscaling": rule.model_copy(update=own)})
         scenario = scenario.model_copy(update={"inference": inference})
     costs = sim.pools[0].costs if len(sim.pools) == 1 else None

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from sim.core.program import Comm, Compute, Item, Phase, Saved
+from sim.core.program import Comm, Compute, Item, ModelPart, Phase, Saved
 from sim.inputs.scenario import Scenario, parse_scenario
+from sim.models.dims import Shard, dims
+from sim.models.layer import layer_block, layer_parts
 from tests.sim.cases import llama_like
 
 GPT = {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 51200}
@@ -36,8 +38,18 @@ def comm_bytes(items: Iterable[Item], group: str, kind: str = "") -> float:
     return sum(i.bytes for i in items if isinstance(i, Comm) and i.group == group and kind in ("", i.kind))
 
 
-def saved_bytes(saved: Iterable[Saved], part: str = "") -> float:
-    return sum(s.bytes for s in saved if part in ("", s.part))
+def saved_bytes(saved: Iterable[Saved]) -> float:
+    return sum(s.bytes for s in saved)
+
+
+def saved_by_part(scenario: Scenario, layer: int = 0) -> dict[ModelPart, float]:
+    """What a layer's operators keep without recomputation, by the part of the model whose work they are."""
+    out: dict[ModelPart, float] = {}
+    for operator in layer_parts(scenario, dims(scenario), layer, Shard()):
+        (part,) = {i.part for i in (*operator.forward, *operator.backward) if isinstance(i, Compute)}
+        out[part] = out.get(part, 0.0) + saved_bytes(operator.saved)
+    assert sum(out.values()) == saved_bytes(layer_block(scenario, layer).saved)
+    return out
 
 
 def named(program: Any, name: str) -> list[Any]:

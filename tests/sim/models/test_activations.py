@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_programs import GPT, LLAMA, make, saved_bytes
+from model_programs import GPT, LLAMA, make, saved_by_part, saved_bytes
 
+from sim.core.program import ModelPart
 from sim.inputs.scenario import parse_scenario
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
@@ -19,11 +20,12 @@ S, B, H, A = 512, 2, 1024, 16
 
 @pytest.mark.parametrize("style", ["eager", "megatron"])
 def test_named_parts_of_equation_1(style):
-    saved = layer_block(make(DROPOUT, UNFUSED | {"framework": style}), 0).saved
-    assert saved_bytes(saved, "attention") == 11 * S * B * H + 5 * A * S**2 * B
-    assert saved_bytes(saved, "mlp") == 19 * S * B * H
-    assert saved_bytes(saved, "norm") == 4 * S * B * H
-    assert saved_bytes(saved) == 34 * S * B * H + 5 * A * S**2 * B
+    saved = saved_by_part(make(DROPOUT, UNFUSED | {"framework": style}))
+    assert saved == {
+        ModelPart.ATTENTION: 11 * S * B * H + 5 * A * S**2 * B,
+        ModelPart.MLP: 19 * S * B * H,
+        ModelPart.NORM: 4 * S * B * H,
+    }
 
 
 @settings(max_examples=25, deadline=None)
@@ -73,12 +75,11 @@ def test_llama_layer(style, inner):
 
     A compiler keeps neither the norms' results nor SwiGLU's.
     """
-    saved = layer_block(make(LLAMA, {"framework": style}), 0).saved
+    saved = saved_by_part(make(LLAMA, {"framework": style}))
     sbh, normalized = S * B * H, 0 if style == "compiled" else 2
     attention = normalized * sbh + (2 + 1) * sbh + 2 * sbh + 4 * A * S * B  # input, q, k and v, output
-    assert saved_bytes(saved, "attention") == attention
-    assert saved_bytes(saved, "mlp") == normalized * sbh + inner * 2 * S * B * 2816
-    assert saved_bytes(saved, "norm") == 4 * sbh
+    mlp = normalized * sbh + inner * 2 * S * B * 2816
+    assert saved == {ModelPart.ATTENTION: attention, ModelPart.MLP: mlp, ModelPart.NORM: 4 * sbh}
 
 
 def test_embedding_and_head():

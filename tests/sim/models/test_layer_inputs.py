@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import sim.models.attention
 from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario, parse_scenario
@@ -74,6 +75,16 @@ def test_keys_are_kept_once_and_their_gradients_are_added() -> None:
     assert not {"key", "value"} & {*kept(6)}
     backward = [i.name for i in layer_block(training(), 6).backward if isinstance(i, Compute)]
     assert "shared_keys_grad_sum" in backward
+
+
+def test_which_tensors_are_keys_does_not_depend_on_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept() -> list[float]:
+        return [s.bytes for s in layer_block(training(framework="megatron"), 6).saved]
+
+    before, made = kept(), sim.models.attention.core_saved
+    renamed = lambda *args: tuple(s._replace(name="a tensor") for s in made(*args))  # noqa: E731
+    monkeypatch.setattr(sim.models.attention, "core_saved", renamed)
+    assert kept() == before
 
 
 def test_the_cache_has_keys_of_the_layers_that_make_them() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_programs import LLAMA, MOE, TOKENS, comm_bytes, comms, flops, make, named, saved_bytes
+from model_programs import LLAMA, MOE, TOKENS, comm_bytes, comms, flops, make, named, saved_by_part, saved_bytes
 
-from sim.core.program import Compute
+from sim.core.program import Compute, ModelPart
 from sim.inputs.model_config import MoeConfig
 from sim.models.dims import Shard
 from sim.models.layer import layer_block
@@ -185,10 +185,10 @@ def test_saved_bytes_of_experts():
     """Router input and fp32 probabilities, indices and weights of copies, copies in, gate, silu(gate) and up, product,
     results for the weights.
     """
-    saved = layer_block(make(MOE), 0).saved
+    saved = saved_by_part(make(MOE))
     copies, h, f = TOKENS * 2, 1024, 512
     expected = TOKENS * h * 2 + TOKENS * 16 * 4 + copies * (32 + (h + 3 * f + f + h) * 2)
-    assert saved_bytes(saved, "moe") == expected
+    assert saved[ModelPart.EXPERTS] == expected
 
 
 @pytest.mark.parametrize(("mlp", "kept", "in_flight"), [("swiglu", 3, 3 * 2), ("gelu", 3, 3 * 4 + 2)])
@@ -202,11 +202,11 @@ def test_megatrons_experts_by_hand(mlp, kept, in_flight):
     inner, copies = 8192, TOKENS * 2
     maps = 4 * (TOKENS * (2 * 16 + 1) + 2 * copies)
     model = LLAMA | {"mlp": mlp, "moe": {"experts": 16, "top_k": 2, "ffn": inner}}
-    block = layer_block(make(model, {"framework": "megatron"}, dp=4, ep=4), 0)
+    scenario = make(model, {"framework": "megatron"}, dp=4, ep=4)
     expected = TOKENS * 1024 * 2 + TOKENS * 16 * 4 + maps + copies * (1024 + kept * inner) * 2
-    assert saved_bytes(block.saved, "moe") == expected
+    assert saved_by_part(scenario)[ModelPart.EXPERTS] == expected
     residual = TOKENS * 1024 * 2
-    assert block.backward_peak_bytes == residual + copies * inner * (in_flight - 2)
+    assert layer_block(scenario, 0).backward_peak_bytes == residual + copies * inner * (in_flight - 2)
 
 
 def test_megatron_copies_tokens_by_a_map_which_grows_with_the_experts():

@@ -38,7 +38,7 @@ def scenario(
 
 
 def layer(mode: str = "row", **changes: Any) -> Operator:
-    return linear(dims(scenario(**changes)), Linear("x", "mlp", M, K, (N,), mode=mode))
+    return linear(dims(scenario(**changes)), Linear("x", M, K, (N,), mode=mode))
 
 
 def cast_bytes(program: Program, *ends: str) -> float:
@@ -143,7 +143,7 @@ def test_transformer_engine_quantizes_experts_weights_one_by_one() -> None:
 def test_what_is_kept(framework: str, recipe: str, kept: float, weights: float) -> None:
     """The input in 8 bits with its scales, or in 16 where the backward wants other scales; weights in both orders."""
     d = dims(scenario(framework=framework, fp8_recipe=recipe))
-    part = linear(d, Linear("x", "mlp", M, K, (N,)))
+    part = linear(d, Linear("x", M, K, (N,)))
     assert [s.bytes for s in part.saved] == [kept * M * K]
     assert quantized_weight_bytes(d, [part]) == weights * K * N
     assert passing_weight_bytes(d, [part, part]) == (0 if weights else K * N)  # one matrix at a time
@@ -197,7 +197,7 @@ def test_one_scale_is_transposed_after_the_gather_on_hopper() -> None:
     layout = {"tp": 8, "sp": True}
     for cluster, recipe, wanted in (("h100", "delayed", 2), ("b200", "delayed", 0), ("h100", "blockwise", 0)):
         s = scenario(f"dgx-{cluster}", layout, framework="megatron", fp8_recipe=recipe)
-        program = linear(dims(s), Linear("x", "mlp", M, K, (N,), mode="column")).backward
+        program = linear(dims(s), Linear("x", M, K, (N,), mode="column")).backward
         assert cast_bytes(program, "_transpose") == wanted * M * K
 
 
@@ -210,7 +210,7 @@ def test_other_matmuls_have_a_speed_of_their_own(recipe: str) -> None:
     slower = costs.coefficients.matmul_slowdown_of[recipe]
 
     def seconds(of: Scenario, name: str) -> float:
-        part = linear(dims(of), Linear("x", "mlp", 256, K, (N,)))
+        part = linear(dims(of), Linear("x", 256, K, (N,)))
         return next(costs.compute(i).seconds for i in (*part.forward, *part.backward) if i.name == name)  # type: ignore
 
     assert seconds(s, "x") == pytest.approx(slower * seconds(usual, "x"))
@@ -260,7 +260,7 @@ def test_a_cast_that_looks_for_each_blocks_largest_value_is_slower() -> None:
 
     def share(recipe: str) -> float:
         s = scenario(framework="megatron", fp8_recipe=recipe)
-        part = linear(dims(s), Linear("x", "mlp", 1 << 16, K, (N,)))
+        part = linear(dims(s), Linear("x", 1 << 16, K, (N,)))
         cast = next(i for i in part.forward if isinstance(i, Compute) and i.name == "x_cast")
         seconds = Costs(profile_named("h100-sxm"), s.cluster.gpu).compute(cast).seconds
         return cast.bytes / (seconds - 2e-6 * cast.kernels) / s.cluster.gpu.memory_bandwidth_bytes_per_s

@@ -57,7 +57,7 @@ def test_attention_of_2024_takes_longer_on_hopper_alone() -> None:
 
 
 def column_layer(s: Scenario) -> Operator:
-    return linear(dims(s), Linear("up", "mlp", 4096, 4096, (8192,), "column"))
+    return linear(dims(s), Linear("up", 4096, 4096, (8192,), "column"))
 
 
 def test_blackwell_quantizes_a_tensor_of_one_scale_once() -> None:

@@ -12,7 +12,8 @@ from sim.commands.search import Asked, search_one
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.search.evaluation import Outcome, evaluate, pack
-from sim.search.space import Layout, Space, grid_is_legal, grids, layouts_of, make_space, partial_layouts_of
+from sim.search.space import Layout, Space, grid_is_legal, grids, layouts_of, partial_layouts_of
+from sim.search.space_of_scenario import make_space
 
 GPT: dict[str, Any] = {
     "layers": 4,

@@ -18,7 +18,8 @@ import pytest
 from sim.inputs.input_source import Source
 from sim.search.best_first import BestFirst
 from sim.search.evaluation import Outcome
-from sim.search.space import Layout, make_space
+from sim.search.space import Layout
+from sim.search.space_of_scenario import make_space
 from sim.studies.executors import dask_workers, local_workers
 from tests.processes import HANGS_AFTER_S
 

@@ -23,7 +23,8 @@ from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.search.bound import GridSearch
 from sim.search.mesh_prices import GridPrices
-from sim.search.space import Grid, make_space, scenario_of
+from sim.search.space import Grid, scenario_of
+from sim.search.space_of_scenario import make_space
 from sim.simulation import simulate
 from sim.studies.executors import local_workers
 from tests.processes import exit_code

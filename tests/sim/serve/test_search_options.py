@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from sim.commands.search import main
 from sim.inputs.scenario import parse_scenario
-from sim.search.serving import CLOSE
+from sim.search.serving_units import CLOSE
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_search_page import serving_search_page
 from tests.processes import invoked

@@ -1,0 +1,59 @@
+"""Engines by their product and version, as scenarios and published tables name them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.core.errors import InputError
+from sim.serve.engines.names import engine_named
+from tests.sim.serve.serving_cases import (
+    engine_scenario,
+)
+
+
+def test_an_unknown_engine_is_refused_with_those_known() -> None:
+    with pytest.raises(InputError, match=r"inference\.engine.*'bundled'.*'vllm-v1'"):
+        engine_scenario("vlm")
+
+
+@pytest.mark.parametrize(
+    ("texts", "engine"),
+    [
+        (("vLLM v0.15.1",), "vllm-0.14"),
+        (("SGLang 0.5.3",), "sglang-0.5"),
+        (("SGLang 0.5.2",), "sglang-0.4.8"),
+        (("SGLang 0.4.7",), "sglang-0.4.7"),
+        (("SGLang v0.4.6.post2",), "sglang-0.4.6"),
+        (("SGLang",), "sglang-0.5"),
+        (("vLLM",), "vllm-0.19"),
+        (("TensorRT-LLM 1.0",), "trtllm-1.0"),
+        (("vLLM 2023", ""), "vllm-0.2"),
+        (("vLLM 0.6.3",), "vllm-0.6"),
+        (("vLLM V1",), "vllm-v1"),
+        (("vLLM 0.8.5",), "vllm-0.8"),
+        (("vLLM v0.11",), "vllm-v1"),
+        (("SGLang v0.4.1",), "sglang"),
+        (("TensorRT-LLM 0.14", "TensorRT-LLM 0.14, Triton"), "trtllm-triton"),
+        (
+            ("", "TensorRT-LLM static batching", "'Performance of TensorRT-LLM' (v0.6.1; v0.5 for latency)"),
+            "trtllm-0.6",
+        ),
+        (("LMDeploy 0.6",), None),
+        (("CUDA 12.4, vLLM 0.6.6",), "vllm-0.6.5"),
+        (("PyTorch 2.5.1, vLLM v0.6.3.post1, CUDA 12.4",), "vllm-0.6"),
+        (("Llama-3.1-70B with vLLM 0.8.4",), "vllm-0.8"),
+        (("vLLM (V1 engine, 0.10.2)",), "vllm-v1"),
+        (("Dynamo 0.4 with vLLM 0.10",), "vllm-v1"),
+        (("vllm/vllm-openai:v0.11.0",), "vllm-v1"),
+        (("rocm7.0_vllm_0.9.1_20250715",), "vllm-v1"),
+        (("vllm-0.11.0",), "vllm-v1"),
+        (("vLLM", "0.6.6"), "vllm-0.6.5"),
+        (("vLLM", "CUDA 12.4"), "vllm-0.19"),
+        (("TensorRT LLM 1.1",), "trtllm-1.0"),
+        (("TRT-LLM v0.17.0",), "trtllm"),
+        (("tensorrt_llm 0.7, Triton 24.08",), "trtllm-triton"),
+    ],
+)
+def test_tables_name_engines_by_product_and_version(texts: tuple[str, ...], engine: str | None) -> None:
+    found = engine_named(texts)
+    assert (found and found.name) == engine

@@ -1,0 +1,43 @@
+"""What weights and the cache take on a rank that serves."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.inputs.scenario import Scenario
+from sim.models.layers import attention_spec
+from sim.models.parameters import count_parameters
+from sim.prices.profiles import load_profile
+from sim.serve.memory import cached_bytes, weight_bytes
+from sim.serve.prices.costs import iteration_costs
+from sim.serve.prices.dims import serving_dims
+from tests.sim.serve.serving_cases import serving
+
+
+@pytest.mark.parametrize("preset", ["llama3-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-8b", "qwen2.5-7b", "llama2-7b"])
+def test_weights_are_the_models_parameters(preset: str) -> None:
+    scenario = serving(model=preset)
+    costs = iteration_costs(scenario, load_profile("roofline"))
+    assert scenario.model.padded_vocab(1) == scenario.model.vocab
+    assert weight_bytes(costs.dims, costs.specs, costs.stages[0]) == 2 * count_parameters(scenario.model).total
+
+
+def test_split_weights_add_up() -> None:
+    whole = serving(model="llama3-8b")
+    split = serving(model="llama3-8b", parallelism={"tp": 4, "pp": 2})
+    one, many = (iteration_costs(s, load_profile("roofline")) for s in (whole, split))
+    per_rank = [weight_bytes(many.dims, many.specs, stage) for stage in many.stages]
+    norms = 2 * 65 * 4096 * 3  # held by every rank of a tensor-parallel group
+    padding = 2 * 256 * 4096 * 2  # 128,256 entries to a multiple of 512, in two tables
+    assert 4 * sum(per_rank) == weight_bytes(one.dims, one.specs, one.stages[0]) + norms + padding
+
+
+def test_cache_of_a_token() -> None:
+    """DeepSeek-V3 keeps 512 + 64 numbers a layer (arXiv 2412.19437), Llama 3 8B 2·8·128."""
+
+    def of_a_layer(scenario: Scenario) -> float:
+        return cached_bytes(serving_dims(scenario), (attention_spec(scenario.model),), (1,))
+
+    assert of_a_layer(serving(model="deepseek-v3")) == 2 * 576
+    assert of_a_layer(serving(model="llama3-8b")) == 2 * 2 * 8 * 128
+    assert of_a_layer(serving({"kv_cache": {"dtype": "fp8"}}, model="llama3-8b")) == 2 * 8 * 128

@@ -1,0 +1,78 @@
+"""Prices of attention: its pairs, its masks, its kernels."""
+
+import numpy as np
+import pytest
+
+from sim.core.attention_pairs import attended_pairs
+from sim.core.errors import InputError
+from sim.core.program import Compute, Phase
+from sim.inputs.scenario import parse_scenario
+from sim.prices.operator_prices import Costs
+from sim.prices.profile import PointTable, Profile
+from sim.prices.roofline import shape_flops
+from sim.simulation import simulate
+from tests.sim.priced_gemms import H100
+
+
+def test_attention_flops_are_counted_pair_by_pair() -> None:
+    for q, kv, causal in ((5, 5, True), (3, 7, True), (7, 3, True), (4, 6, False)):
+        pairs = sum(1 for i in range(q) for j in range(kv) if not causal or j <= i + kv - q)
+        assert attended_pairs(q, kv, causal) == pairs
+        first = sum(1 for i in range(q) for j in range(kv) if not causal or j <= i)
+        assert attended_pairs(q, kv, causal, "first") == first
+        columns = [np.array([float(n)] * 2) for n in (q, kv, causal)]
+        assert attended_pairs(*columns, "first").tolist() == [first] * 2
+    shape = (2, 8, 2, 128, 128, 64, 32, 0)
+    forward = 2 * 2 * 8 * 128 * 128 * (64 + 32)
+    assert shape_flops("attention_forward", shape) == forward
+    assert shape_flops("attention_backward", shape) == 2 * 2 * 8 * 128 * 128 * (3 * 64 + 2 * 32)
+
+
+def test_attention_points_serve_their_own_mask_alone() -> None:
+    shape = (1, 8, 8, 4096, 4096, 128, 128, 1)
+    points = PointTable(
+        "attention_forward",
+        "bf16",
+        np.array([shape]),
+        np.array([1e-3]),
+        np.zeros(1),
+        np.ones(1, dtype=np.int64),
+    )
+    costs = Costs(Profile("p", "t", reference="h100-sxm", points=(points,)), H100)
+
+    def price(kind: str, causal: int, s: int = 4096) -> tuple[float, str]:
+        at = (1, 8, 8, s, s, 128, 128, causal)
+        cost = costs.compute(Compute("a", kind, at, "bf16", shape_flops(kind, at), 0.0, Phase.FORWARD))
+        return cost.seconds, cost.source
+
+    assert price("attention_forward", 1) == (1e-3, "measured")
+    full, source = price("attention_forward", 0)  # the other mask's efficiency, and a doubt
+    assert source == "interpolated"
+    assert full == pytest.approx(1e-3 * 4096**2 / attended_pairs(4096, 4096, True), rel=1e-6)
+    longer, source = price("attention_forward", 1, 8192)
+    assert source == "interpolated"
+    ratio = attended_pairs(8192, 8192, True) / attended_pairs(4096, 4096, True)
+    assert longer == pytest.approx(1e-3 * ratio, rel=1e-6)
+    assert price("attention_backward", 1)[0] == pytest.approx(2.5e-3, rel=1e-3)  # forward's efficiency, 2.5 x flops
+
+
+def test_an_attention_kernel_can_be_named() -> None:
+    def step_s(cluster: str, kernel: str | None) -> float:
+        return simulate(
+            parse_scenario(
+                {
+                    "version": 1,
+                    "name": "x",
+                    "model": "llama3-8b",
+                    "cluster": cluster,
+                    "training": {"seq_len": 8192, "global_batch_size": 8, "attention_kernel": kernel},
+                    "parallelism": {"tp": 8},
+                }
+            )
+        ).step_time_s
+
+    chosen, flash2, cudnn, flash3 = (step_s("dgx-h100", k) for k in (None, "flash2", "cudnn", "flash3"))
+    assert flash3 < cudnn < flash2, "as the kernels were published"
+    assert chosen == cudnn  # what torch picks
+    with pytest.raises(InputError, match=r"training.attention_kernel: found 'flash3'; profile a100-sxm has: .*flash2"):
+        step_s("dgx-a100", "flash3")
