@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from sim.search.bound import Bounded, Bounds
+from sim.search.bounded import Bounded, Bounds
 from sim.search.evaluation import FATES, Fate, Outcome, bound_grid, bound_partial_layout, evaluate, pack
 from sim.search.space import Grid, Layout, PartialLayout, Space, grid_is_legal, grids
 from sim.studies.executors import Workers

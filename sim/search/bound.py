@@ -16,10 +16,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
-from msgspec import Struct
 
 from sim.core.actions import Kind
 from sim.core.program import Phase
@@ -30,6 +29,7 @@ from sim.ranks.faults import has_jitter, link_scales
 from sim.results.states import states
 from sim.schedules import FORMS
 from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Cut, Signature
+from sim.search.bounded import Bounded, Bounds
 from sim.search.cached import cached
 from sim.search.mesh_prices import GridPrices
 from sim.search.pipeline_bound import Actions, Floats, StagePlacement, StageSeconds, pipeline_bound_s, placement_of
@@ -48,31 +48,6 @@ from sim.search.space import (
 from sim.search.stage_bytes import stage_bytes
 
 ROUNDING = 1 - 1e-9  # keeps a bound below the simulated time though the engine adds in another order
-
-
-class Bounded(NamedTuple):
-    """Hold a part of the space with its bounds in seconds and bytes. Parts sort by bounds, then by `depth` and part.
-
-    `depth`: 0 for a mesh, 1 for a partial layout, 2 for a layout. `legal`: the number of its legal layouts.
-    """
-
-    bound_s: float
-    memory_bytes: float
-    depth: int
-    part: Grid | PartialLayout | Layout
-    legal: int = 1
-
-
-class Bounds(Struct, frozen=True):
-    """Hold the parts of a mesh or a partial layout that the bounds leave; `counts`: number of layouts by outcome.
-
-    `too_large_bytes`: of the layouts that their memory rules out, the least bytes of a worst rank.
-    """
-
-    bounded: list[Bounded]
-    counts: Counter[str]
-    too_large_bytes: float = math.inf
-    cpu_s: float = 0.0  # of computing the bounds
 
 
 class GridSearch:
