@@ -69,6 +69,7 @@ def model_of(s: Settings) -> dict[str, Any]:
         **_states(s, layers),
     }
     if s.flag("multi-latent-attention"):
+        s.take("kv-channels")  # of heads without a latent
         model["mla"] = {
             "q_lora_rank": s.whole("q-lora-rank"),
             "kv_lora_rank": s.integer("kv-lora-rank", 32),
