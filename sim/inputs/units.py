@@ -105,10 +105,10 @@ _OTHER = ("rate_per_s",)  # requests a second: a plain number
 def unit_of(key: object) -> Unit | None:
     """The unit of a key by its name; None for a number without one.
 
-    >>> unit_of("latency_s").ending, unit_of("memory_bytes").ending, unit_of("nodes")
-    ('_s', '_bytes', None)
+    >>> unit_of("latency_s").ending, unit_of("memory_bytes").ending, unit_of("mtbf_s_per_gpu").ending, unit_of("nodes")
+    ('_s', '_bytes', '_s', None)
     """
-    name = str(key)
+    name = str(key).removesuffix("_per_gpu")
     if name.endswith(_OTHER):
         return None
     return next((unit for unit in UNITS if name.endswith(unit.ending)), None)
