@@ -279,7 +279,7 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         **({"fp8_recipe": str(recipe)} if precision == "fp8" and recipe else {}),
         "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
         "framework": "compiled" if "model" in parts else "eager",
-        **({"cross_entropy": "fused"} if {"model", "loss"} <= set(parts) else {}),
+        **({"cross_entropy": "fused"} if "loss" in parts else {}),  # compiled by itself (components/loss.py)
         "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,
         "recompute": _recompute(s),
     }
