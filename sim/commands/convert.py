@@ -79,12 +79,25 @@ def main(
 
 
 def _converted(file: Path, machine: Machine, trainer: str | None, seq_len: int | None, config: str | None) -> Converted:
+    from sim.convert.launched import is_launched
+
     text = read_text(file, MAX_BYTES)
     found = trainer or _kind(file, text)
     if found == "torchtitan":
         from sim.convert.torchtitan import convert_torchtitan
 
         return convert_torchtitan(file, text, machine, config)
+    if found == "deepspeed" and (file.suffix in DATA or not is_launched(text)):
+        return _of_data(file, text, machine, seq_len)
+    from sim.convert.branches import taken_branches
+
+    text, notes = taken_branches(text)
+    read = _of_script(file, text, found, machine, seq_len)
+    return replace(read, notes=(*notes, *read.notes))
+
+
+def _of_script(file: Path, text: str, found: str, machine: Machine, seq_len: int | None) -> Converted:
+    """What a script's command lines say."""
     if found == "serving":
         from sim.convert.serving import convert_serving
 
@@ -94,12 +107,17 @@ def _converted(file: Path, machine: Machine, trainer: str | None, seq_len: int |
 
         return convert_megatron(file, text, machine)
     from sim.convert.deepspeed import convert_deepspeed
-    from sim.convert.launched import is_launched, launched_arguments
+    from sim.convert.launched import launched_arguments
 
-    if file.suffix not in DATA and is_launched(text):
-        arguments, processes = launched_arguments(file, text)
-        machine = machine if machine.gpus else replace(machine, gpus=processes)
-        return convert_deepspeed(file, arguments, machine, seq_len)
+    arguments, processes = launched_arguments(file, text)
+    machine = machine if machine.gpus else replace(machine, gpus=processes)
+    return convert_deepspeed(file, arguments, machine, seq_len)
+
+
+def _of_data(file: Path, text: str, machine: Machine, seq_len: int | None) -> Converted:
+    """What a JSON or YAML says."""
+    from sim.convert.bridge import convert_bridge, is_bridge
+    from sim.convert.deepspeed import convert_deepspeed
     from sim.inputs.file_kinds import refuse_other_kind
     from sim.inputs.yaml_input import parse_yaml
 
@@ -107,8 +125,6 @@ def _converted(file: Path, machine: Machine, trainer: str | None, seq_len: int |
     if not isinstance(data, dict):
         raise InputError(f"{file}: holds no mapping; a DeepSpeed JSON or TrainingArguments does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
-    from sim.convert.bridge import convert_bridge, is_bridge
-
     if is_bridge(data):
         return convert_bridge(file, data, machine)
     return convert_deepspeed(file, data, machine, seq_len)

@@ -84,7 +84,6 @@ NOTED = (
     "num_layers_in_first_pipeline_stage",
     "num_layers_in_last_pipeline_stage",
     "rampup_batch_size",
-    "use_precision_aware_optimizer",
     "window_size",
 )
 OFF = (None, False, "", "none")
@@ -152,6 +151,7 @@ def _of_nemo(data: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, An
             "use_distributed_optimizer": True,
             "overlap_grad_reduce": bool(merged.get("overlap_grad_sync")),
             "overlap_param_gather": bool(merged.get("overlap_param_sync")),
+            "grad_reduce_in_fp32": merged.get("grad_sync_dtype", "fp32") == "fp32",
         }
     if merged.get("fp8") is True:
         found |= {"fp8": "e4m3" if merged.get("fp8_e4m3") else "hybrid"}

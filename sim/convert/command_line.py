@@ -1,7 +1,8 @@
 """Flags of a launch script, read as text and never run.
 
 Assignments of plain values (`TP=8`, `ARGS+=" --bf16"`), `$TP`, `${TP:-8}` and `$((TP * 2))` are put in, arrays and
-continued lines are joined, and so is a command in quotes (`bash -c "…"`). Slurm's directives say nodes and GPUs.
+continued lines are joined, and so is a command in quotes (`bash -c "…"`). Slurm's directives say nodes
+and GPUs. Branches that are not taken are blank already (`sim.convert.branches`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sim.core.errors import InputError
 ASSIGNMENT = re.compile(
     r"(?m)(?:^|;)[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s();]*)[ \t]*(?=;|#|$)"
 )
-VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*))?\}|(\w+))")
 # `$((NODES * 8))`, kept as `$[NODES*8]`: brackets of arrays are dropped before variables are put in.
 ARITHMETIC, KEPT = re.compile(r"\$\(\(([^()]*)\)\)"), re.compile(r"\$\[([^\[\]]*)\]")
 NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
@@ -36,8 +37,10 @@ SLURM_VARIABLES = {  # sbatch's manual, "output environment variables"
     "SLURM_GPUS_ON_NODE": "gpus-per-node",
 }
 QUOTED_COMMAND = re.compile(r"(?s)^(?!\w+\+?=).*\s--[A-Za-z]")  # not what a variable is given
+QUOTED_FLAG = re.compile(r"--[A-Za-z][\w-]*\s")  # of an array, which a shell splits again: ("--fp8-format hybrid")
 QUOTED = r"('[^']*'|\"[^\"]*\")"
 MAX_CHARACTERS = 8 * 2**20
+LONGEST_VALUE = 100_000  # characters of a variable that is made of itself
 
 
 def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
@@ -45,18 +48,18 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
 
     `ends`: the end of a line is the word `;`.
     """
-    of_slurm = slurm_flags(text)
-    preset = {variable: of_slurm[name] for variable, name in SLURM_VARIABLES.items() if name in of_slurm}
+    preset = slurm_values(text)
     text = text.replace("\\\n", " ")
     text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text)
     text = ARITHMETIC.sub(lambda found: f"$[{''.join(found[1].split())}]", text)
     text = re.sub(rf"{QUOTED}|[()]", lambda found: found[1] or " ", text).replace("[@]", "")
     for _ in range(4):  # a variable may be made of others
-        text = _with_variables(text, preset)
+        text = _with_variables(_with_earlier_values(text, preset), preset)
         if len(text) > MAX_CHARACTERS:
             raise InputError(f"{file}: variables make it longer than {MAX_CHARACTERS:,} characters")
     text = re.sub(rf"{QUOTED}|\n", lambda found: found[1] or " ; ", text) if ends else text
-    inner = (_split(word) if QUOTED_COMMAND.search(word) else [word] for word in _split(text))
+    again = (QUOTED_COMMAND.search, QUOTED_FLAG.match)
+    inner = (_split(word) if any(found(word) for found in again) else [word] for word in _split(text))
     return [word for words in inner for word in words]
 
 
@@ -73,6 +76,12 @@ def slurm_flags(text: str) -> dict[str, str]:
     words = re.sub(r"--(?:gres|gpus-per-node)[ =](?:gpu:)?(?:[A-Za-z]\w*:)?(?=\d)", "--gpus-per-node=", words)
     given = flags_of(words.split())
     return {name: given[name] for name in SLURM if str(given.get(name)).isdigit()}
+
+
+def slurm_values(text: str) -> dict[str, str]:
+    """Variables that Slurm sets by the script's `#SBATCH` lines."""
+    flags = slurm_flags(text)
+    return {variable: flags[name] for variable, name in SLURM_VARIABLES.items() if name in flags}
 
 
 def flags_of(words: list[str], short: bool = False, listed: Collection[str] = ()) -> dict[str, Any]:
@@ -99,15 +108,39 @@ def flags_of(words: list[str], short: bool = False, listed: Collection[str] = ()
 
 
 def _with_variables(text: str, preset: Mapping[str, str]) -> str:
-    """The text with values for variables that it assigns, or of `preset`, and defaults (`${TP:-8}`) for others that
-    have one."""
+    """The text with values for variables that it assigns, or of `preset`."""
     variables = dict(preset)
     for name, more, quoted in ASSIGNMENT.findall(text):
         variables[name] = variables.get(name, "") * bool(more) + quoted.strip("\"'")
+    return with_values(text, variables)
+
+
+def _with_earlier_values(text: str, preset: Mapping[str, str]) -> str:
+    """The text with a variable's earlier value, or its default, where it is made of itself (`TP=${TP:-8}`)."""
+    earlier = dict(preset)
+
+    def rewritten(found: re.Match[str]) -> str:
+        name, more, quoted = found.groups()
+        before = {name: earlier[name]} if name in earlier else {}
+        value = with_values(quoted, before, {name})
+        if len(value) > LONGEST_VALUE:
+            return found[0]
+        earlier[name] = earlier.get(name, "") * bool(more) + value.strip("\"'")
+        return found[0][: found.start(3) - found.start()] + value + found[0][found.end(3) - found.start() :]
+
+    return ASSIGNMENT.sub(rewritten, text)
+
+
+def with_values(text: str, variables: Mapping[str, str], only: Collection[str] | None = None) -> str:
+    """The text with values for these variables, and defaults (`${TP:-8}`) for others that have one. `only`: defaults
+    of these alone."""
 
     def value(found: re.Match[str]) -> str:
         name, default = found[1] or found[3], found[2]
-        return variables.get(name, found[0] if default is None else default)
+        if name in variables:
+            return variables[name]
+        has_default = default is not None and (only is None or name in only)
+        return default.strip("\"'") if has_default else found[0]
 
     def number(found: re.Match[str]) -> str:
         terms = NAME.sub(lambda name: variables.get(name[1], name[0]), found[1])

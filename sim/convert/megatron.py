@@ -21,6 +21,12 @@ from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSION
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
+MOMENTS = {"fp32": "fp32", "bf16": "bf16", "torch.float32": "fp32", "torch.bfloat16": "bf16"}
+OF_MOMENTS = ("exp-avg-dtype", "exp-avg-sq-dtype")
+REMAINDERS = (
+    "precision-aware optimizer: master weights are simulated in 4 bytes; beside bf16 parameters Megatron-LM keeps the "
+    "other 2 alone"  # `store_param_remainders` (core/optimizer/optimizer_config.py), on by default
+)
 LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules")  # flags with several values
 # By --cuda-graph-impl (core/transformer/transformer_config.py).
 GRAPHS: dict[str, str | None] = {
@@ -81,6 +87,9 @@ def _note_experts(s: Settings, p: dict[str, Any], framework: str) -> None:
         )
     if absent := [f"--{name}" for name in SIMULATED_OF_EXPERTS[framework] if not s.flag(name)]:
         s.notes.append(f"simulated as with {' and '.join(absent)}")
+    if p.get("ep_dispatcher") == "deepep":  # older and newer names of what flex does by default
+        s.flag("moe-enable-deepep")
+        s.choice("moe-flex-dispatcher-backend", {"deepep": True}, "deepep")
     s.notes.append("experts are loaded evenly; model.moe.imbalance says otherwise")
 
 
@@ -88,7 +97,8 @@ def _grad_dtype(s: Settings) -> str | None:
     """What gradients are summed up and reduced in; None where parameters are in fp32 (`validate_args`)."""
     in_fp32 = s.flag("accumulate-allreduce-grads-in-fp32")
     if s.flag("bf16"):
-        return "bf16" if s.flag("grad-reduce-in-bf16") or s.choice("main-grads-dtype", {"bf16": True}, "") else "fp32"
+        main = s.choice("main-grads-dtype", {"bf16": True, "fp32": False}, "fp32")
+        return "bf16" if s.flag("grad-reduce-in-bf16") or main else "fp32"
     return ("fp32" if in_fp32 else "fp16") if s.flag("fp16") else None
 
 
@@ -116,6 +126,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "fp8_recipe": recipe if precision in ("fp8", "mxfp8") else None,
             "grad_dtype": _grad_dtype(s),
             "optimizer": s.choice("optimizer", OPTIMIZERS, "adam"),
+            "optimizer_dtype": _moments(s),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
             "cross_entropy": "fused" if s.flag("cross-entropy-loss-fusion") else "unfused",
@@ -124,6 +135,18 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "cuda_graphs": _graphs(s),
         }
     )
+
+
+def _moments(s: Settings) -> str | None:
+    """What Adam's moments are kept in; None where they are in fp32. Two of different dtypes are not simulated."""
+    s.choice("main-params-dtype", {"fp32": True, "torch.float32": True}, "fp32")
+    if not s.flag("use-precision-aware-optimizer"):
+        return None
+    s.notes.append(REMAINDERS)
+    if len({s.values.get(name, "fp32") for name in OF_MOMENTS}) > 1:
+        return None
+    first, _ = (s.choice(name, MOMENTS, "fp32") for name in OF_MOMENTS)
+    return first
 
 
 def _graphs(s: Settings) -> str | None:
@@ -218,8 +241,12 @@ def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
     out: dict[str, Any] = {}
     stages = pp
     if isinstance(layout, str):
-        counts = [stage.count("t") for stage in _unrolled(layout).split("|")]
-        stages, out["layers_per_stage"] = len(counts), counts
+        parts = _unrolled(layout).split("|")
+        stages, out["layers_per_stage"] = len(parts), [part.count("t") for part in parts]
+        if any("m" in part for part in parts[:-1]):
+            s.notes.append(
+                f"{s.written_as('pipeline-model-parallel-layout')}: m is simulated in the last stage, with L"
+            )
     elif virtual is not None:
         stages = pp * virtual
     elif per_virtual is not None:

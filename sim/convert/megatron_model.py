@@ -97,8 +97,9 @@ def _attention(s: Settings, layers: int) -> dict[str, Any]:
 
 def _head_sizes(s: Settings) -> dict[str, Any]:
     """The width of a head, or those of multi-latent attention."""
+    width = s.whole("kv-channels")  # of no effect with a latent
     if not s.flag("multi-latent-attention"):
-        return {"head_dim": s.whole("kv-channels")}
+        return {"head_dim": width}
     return {
         "mla": {
             "q_lora_rank": s.whole("q-lora-rank"),

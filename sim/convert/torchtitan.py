@@ -50,6 +50,8 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     model = machine.model or _model(s)
     layout = _layout(s, machine, str(model))
     training = _training(s, layout)
+    if layout.get("schedule") == "interleaved_1f1b":
+        layout["micro_batch_group"] = _in_a_row(s, _local_batch(s) // training["micro_batch_size"], layout["pp"])
     in_graph = not s.flag("training.disable_cuda_graphs") and layout["pp"] == 1 and layout["ep"] is None
     if file.suffix == ".py" and in_graph:
         training["cuda_graphs"] = "step"
@@ -236,6 +238,20 @@ def _pipeline(s: Settings, pp: int, layers: int) -> dict[str, Any]:
     return {"schedule": schedule, "virtual_stages": len(counts) // pp, "layers_per_stage": counts}
 
 
+def _in_a_row(s: Settings, micro_batches: int, pp: int) -> int | None:
+    """Micro-batches that a stage takes in a row (`ScheduleInterleaved1F1B`, torch/distributed/pipelining/schedules.py);
+    None for pp."""
+    rounds = max(1, micro_batches // pp)
+    if micro_batches % rounds:
+        why = f"Interleaved1F1B takes a multiple of {micro_batches} // {pp} = {rounds}"
+        raise InputError(f"{s.file}: training.local_batch_size: makes {micro_batches} micro-batches; {why}")
+    return None if micro_batches == rounds * pp else micro_batches // rounds
+
+
+def _local_batch(s: Settings) -> int:
+    return s.size("training.local_batch_size", s.size("training.batch_size", 8))
+
+
 def _usual_stages(s: Settings, pp: int, stages_per_rank: int, layers: int) -> list[int]:
     """Layers of each stage where none are named: embedding and output count as layers.
 
@@ -251,7 +267,7 @@ def _usual_stages(s: Settings, pp: int, stages_per_rank: int, layers: int) -> li
 
 
 def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
-    local = s.size("training.local_batch_size", s.size("training.batch_size", 8))
+    local = _local_batch(s)
     split = s.size("parallelism.pipeline_parallel_microbatch_size", 1)
     micro = split if layout["pp"] > 1 else local
     whole = s.integer("training.global_batch_size", -1)
@@ -279,7 +295,7 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         **({"fp8_recipe": str(recipe)} if precision == "fp8" and recipe else {}),
         "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
         "framework": "compiled" if "model" in parts else "eager",
-        **({"cross_entropy": "fused"} if {"model", "loss"} <= set(parts) else {}),
+        **({"cross_entropy": "fused"} if "loss" in parts else {}),  # compiled by itself (components/loss.py)
         "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,
         "recompute": _recompute(s),
     }

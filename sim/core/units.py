@@ -25,6 +25,15 @@ def seconds(value: float) -> str:
     return f"{_digits(value / 3600)} h" if abs(value) >= 3600 else f"{_digits(value / 60)} min"
 
 
+def change_s(value: float) -> str:
+    """A change of seconds with its sign.
+
+    >>> change_s(3.81), change_s(-0.0005), change_s(0)
+    ('+3.810 s', '−500.0 µs', '0 s')
+    """
+    return f"{'+' if value > 0 else '−' if value < 0 else ''}{seconds(abs(value))}"
+
+
 def n_bytes(value: float) -> str:
     """Bytes in powers of 1024.
 

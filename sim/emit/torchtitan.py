@@ -43,10 +43,10 @@ class Titan(Emission):
         flavor = self._flavor()
         compiles = self.framework("torchtitan").uses_torch_compile
         self._check_layout(compiles)
-        self._check_training(compiles)
+        self._check_training()
         replicate, shard = self._data_parallel()
         accumulated = s.micro_batches if p.pp > 1 else 1
-        fuses_loss = t.cross_entropy == "fused"  # compiled with the model, unless it is left out
+        compiled = ["model"] * compiles + ["loss"] * (t.cross_entropy == "fused")
         return {
             "model": {"name": "llama3", "flavor": flavor, "converters": CONVERTERS.get(t.precision, [])},
             "training": {
@@ -70,7 +70,7 @@ class Titan(Emission):
                 **self._pipeline(),
             },
             "activation_checkpoint": self._recompute(),
-            "compile": {"enable": compiles} | ({"components": ["model"]} if compiles and not fuses_loss else {}),
+            "compile": {"enable": bool(compiled)} | ({"components": compiled} if len(compiled) == 1 else {}),
             **self._float8(),
         }
 
@@ -105,14 +105,12 @@ class Titan(Emission):
         if p.dp > 1 and p.dp_sync == "after_backward":
             self.refuse("parallelism.dp_sync", "overlaps reductions with backward")
 
-    def _check_training(self, compiles: bool) -> None:
+    def _check_training(self) -> None:
         self.has_only("model.dropout", (0,), "has no dropout")
         self.has_only("training.param_dtype", ("fp32",), "keeps parameters in fp32 (param_dtype: fp32)")
         self.has_only("training.zero_grad", ("set_to_none", None), "sets gradients to none")
         self.has_only("training.grad_dtype", ("fp32",), "keeps gradients in fp32")
         self.has_only("training.grad_reduce_dtype", ("fp32",), "reduces gradients in fp32")
-        if self.training.cross_entropy == "fused" and not compiles:
-            self.refuse("training.cross_entropy", "fuses the loss by compiling it (training.framework: compiled)")
         self.has_only("training.precision", ("bf16", "fp32", "fp8", "mxfp8"), "has bf16, fp32, fp8 and mxfp8")
         self.has_only("training.optimizer", ("adamw",), "has Adam and AdamW")
         self.has_only("training.optimizer_dtype", ("fp32",), "keeps fp32 moments")

@@ -199,7 +199,7 @@ def json_schema() -> dict[str, Any]:
 
 def _plain_numbers(source: Source) -> Source:
     """The source with numbers that have units as plain ones; the cluster's are read with its presets."""
-    sections = ("training", "parallelism", "inference", "rl", "faults")
+    sections = ("training", "parallelism", "inference", "rl", "faults", "processes")
     plain = {key: with_units(source.data[key], source, (key,)) for key in sections if key in source.data}
     return Source(source.label, {**source.data, **plain}, source.origins, source.folder)
 

@@ -114,10 +114,10 @@ _PER_S = "_per_s"  # a plain number of requests, tokens or whatever else in a se
 def unit_of(key: object) -> Unit | None:
     """The unit of a key by its name, of a scenario, a result or a measurement; None for a number without one.
 
-    >>> unit_of("latency_s").ending, unit_of("memory_bytes").ending, unit_of("nodes"), unit_of("requests_per_s")
-    ('_s', '_bytes', None, None)
+    >>> unit_of("latency_s").ending, unit_of("mtbf_s_per_gpu").ending, unit_of("nodes"), unit_of("requests_per_s")
+    ('_s', '_s', None, None)
     """
-    name = str(key)
+    name = str(key).removesuffix("_per_gpu")
     found = next((unit for unit in UNITS if name.endswith(unit.ending)), None)
     return None if found is TIME and name.endswith(_PER_S) else found
 

@@ -7,9 +7,11 @@ The parts of the mean rank's step, which add up to it:
     below_peak    mfu/hfu · passes − useful           kernels slower than the peak
     optimizer     seconds in the optimizer
     communication exposed_comm_s                      nothing computes meanwhile
-    bubble        bubble_fraction · step              waiting for another stage, or for slower ranks
+    bubble        bubble_fraction · step              waiting for another stage
     teacher       step − student's step               distillation: the teacher's turn, or waiting for it
     other         what is left                        waiting outside the pipeline phase
+
+Where only slower ranks can be waited for, bubble and other are one part, waiting for ranks.
 
 with passes = compute_s − optimizer. Splitting passes by FLOPs takes recomputed operators to be as efficient
 as the rest.
@@ -26,7 +28,7 @@ from sim.core.timeline import COMPUTE_KINDS, Timeline, row_stream
 from sim.core.units import counted, percent, ranks_text, seconds
 from sim.inputs.parallelism import Parallelism
 from sim.results.records import tightest
-from sim.results.result import StepResult
+from sim.results.result import RankRow, StepResult
 from sim.schedules import FORMS
 
 WORTH_A_WORD = 0.005  # of the step: less is listed and not advised on
@@ -74,7 +76,7 @@ def parts_of_step(result: StepResult, timeline: Timeline) -> tuple[LossShare, ..
         "recompute": (1 - share) * passes,
         "optimizer": optimizer,
         "communication": mean.exposed_comm_s,
-        "bubble": mean.bubble_fraction * step_s,
+        "bubble": waiting_s(result),
     }
     if distilled is not None:
         lengths["teacher"] = max(0.0, step_s - distilled.student_step_s)
@@ -86,6 +88,26 @@ def parts_of_step(result: StepResult, timeline: Timeline) -> tuple[LossShare, ..
 def bubble_name(layout: Parallelism) -> str:
     """Name of idle time within the passes: a pipeline's bubble; without one, ranks wait for each other."""
     return "Pipeline bubble" if layout.pp > 1 else "Waiting for ranks"
+
+
+def waits_for_ranks(result: StepResult) -> bool:
+    """Whether a rank that neither computes nor communicates waits for slower ranks: there are no other stages, no
+    teacher and no process beside the step."""
+    return result.scenario.parallelism.pp == 1 and result.distillation is None and result.processes is None
+
+
+def waiting_s(result: StepResult) -> float:
+    """Seconds of the mean rank's step that `bubble_name` names."""
+    mean, step_s = result.mean_rank, result.step_time_s
+    idle_s = step_s - mean.compute_s - mean.exposed_comm_s
+    return max(0.0, idle_s) if waits_for_ranks(result) else mean.bubble_fraction * step_s
+
+
+def idle_parts(result: StepResult, row: RankRow) -> tuple[tuple[str, float], ...]:
+    """A rank's idle time by name: all waiting where it is for slower ranks, else the bubble and other waiting."""
+    if waits_for_ranks(result):
+        return (("waiting", row.bubble_s + row.waiting_s),)
+    return ("bubble", row.bubble_s), ("other waiting", row.waiting_s)
 
 
 def lost_parts(result: StepResult, timeline: Timeline) -> list[LossShare]:
@@ -166,7 +188,7 @@ def _uneven(result: StepResult) -> str:
     """Advice where the bubble is mostly the wait for one rank that computes longer than the mean."""
     slowest = max(result.ranks, key=lambda row: row.compute_s)
     more_s = slowest.compute_s - sum(row.compute_s for row in result.ranks) / len(result.ranks)
-    if more_s < 0.5 * result.mean_rank.bubble_fraction * result.step_time_s:
+    if more_s < 0.5 * waiting_s(result):
         return ""
     who = ranks_text(slowest.ranks)
     compute = "compute" if who.startswith("ranks") else "computes"

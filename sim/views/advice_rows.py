@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sim.core.units import n_bytes, percent, seconds
+from sim.core.units import change_s, n_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from sim.studies.advice import Tried
@@ -19,7 +19,7 @@ def advice_rows(tried: Sequence[Tried]) -> list[tuple[str, ...]]:
         (
             " ".join(t.changes),
             seconds(t.step_time_s),
-            f"{_sign(t)}{seconds(abs(t.gain_s))}",
+            change_s(-t.gain_s),
             f"{_sign(t)}{percent(abs(t.gain))}",
             n_bytes(t.peak_memory_bytes),
         )

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.units import billions, count, counted, n_bytes, percent, rate, seconds
+from sim.core.units import billions, change_s, count, counted, n_bytes, percent, rate, seconds
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import preset_name
 from sim.inputs.scenario import Scenario
 from sim.models.parameters import count_parameters
 from sim.results.beside_allocator import MemoryLimit, is_tight
-from sim.results.losses import bubble_name
+from sim.results.losses import bubble_name, waiting_s
 from sim.results.records import tightest
 from sim.results.result import StepResult
 from topology.spec import ClusterSpec
@@ -54,7 +54,7 @@ def headline(result: StepResult | ServingResult) -> list[Number]:
 
 
 def _step(result: StepResult) -> list[Number]:
-    step_s, mean, exposed_s = result.step_time_s, result.mean_rank, result.mean_rank.exposed_comm_s
+    step_s, exposed_s = result.step_time_s, result.mean_rank.exposed_comm_s
     if not step_s:
         return []
     use = result.utilization
@@ -66,7 +66,7 @@ def _step(result: StepResult) -> list[Number]:
         Number("Step time", seconds(step_s), interval, compared=step_s),
         Number("Tokens/s per GPU", count(per_gpu), f"{count(result.tokens_per_s)} in all", compared=per_gpu),
         Number("MFU", percent(use.mfu), f"{flops}; HFU {percent(use.hfu)}", compared=use.mfu),
-        Number(bubble_name(result.scenario.parallelism), percent(mean.bubble_fraction), "of the step"),
+        Number(bubble_name(result.scenario.parallelism), percent(waiting_s(result) / step_s), "of the step"),
         Number("Exposed communication", seconds(exposed_s), f"{percent(exposed_s / step_s)} of the step"),
         *_faults(result),
         *_contention(result),
@@ -98,7 +98,7 @@ def _processes(result: StepResult) -> list[Number]:
     if result.processes is None:
         return []
     longer_s, names = result.step_time_s - result.processes.step_time_without_s, dict.fromkeys(result.processes.names)
-    return [Number("By processes", f"{longer_s * 1e3:+,.3g} ms", ", ".join(names).replace("_", " "))]
+    return [Number("By processes", change_s(longer_s), ", ".join(names).replace("_", " "))]
 
 
 def _faults(result: StepResult) -> list[Number]:

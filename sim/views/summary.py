@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sim.core.shipped import shipped_profiles
 from sim.core.units import count, counted, n_bytes, percent, ranks_text, seconds
 from sim.results.evidence import nearest
+from sim.results.losses import idle_parts
 from sim.results.records import tightest
 from sim.results.result import StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
@@ -89,21 +90,23 @@ def numbers_table(numbers: Sequence[Number]) -> TextTable:
 
 
 def _ranks(result: StepResult, terminal_width: int) -> TextTable:
-    """A bar per class of ranks; of many, the first and last ones. Waiting has a column where it is a percent of the
-    step, so that a row adds up to the step."""
+    """A bar per class of ranks; of many, the first and last ones. Waiting beside a bubble has a column where it is a
+    percent of the step, so that a row adds up to the step."""
     step = result.step_time_s or 1.0
-    waits = any(row.waiting_s > WAITING_SHOWN * step for row in result.ranks)
-    names = ("computing", "exposed", "bubble", *(("waiting",) if waits else ()))
+    idle = [dict(idle_parts(result, row)) for row in result.ranks]
+    first, *other = idle[0] if idle else ("bubble",)
+    waits = any(parts[name] > WAITING_SHOWN * step for parts in idle for name in other)
+    names = ("computing", "exposed", first, *(("waiting",) if waits else ()))
     columns = (
         Column(most=NAME_WIDTH),
         *(Column(name, right=True) for name in names),
-        Column("█ computing ▓ exposed ░ bubble", wraps=True),  # its head may take two lines, numbers may not be cut
+        Column(f"█ computing ▓ exposed ░ {first}", wraps=True),  # its head may take two lines, numbers may not be cut
     )
     width = min(36, max(9, terminal_width - 73) if waits else max(12, terminal_width - 62))  # characters of the bars
     table: list[TextRow] = []
-    for row in result.ranks:
-        lengths = row.compute_s, row.exposed_comm_s, row.bubble_s
-        numbers = (*lengths, row.waiting_s)[: len(names)]
+    for row, parts in zip(result.ranks, idle, strict=True):
+        numbers = (row.compute_s, row.exposed_comm_s, *parts.values())[: len(names)]
+        lengths = row.compute_s, row.exposed_comm_s, parts[first]
         table.append(TextRow((ranks_text(row.ranks), *(seconds(s) for s in numbers), _bar(lengths, step, width))))
     slowest = max(range(len(table)), key=lambda i: result.ranks[i].compute_s, default=0)
     return TextTable(columns, _shortened(table, slowest))

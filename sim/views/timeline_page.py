@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sim.core.timeline import Timeline
 from sim.core.units import counted, percent, ranks_text, seconds
 from sim.results.evidence import nearest
-from sim.results.losses import LossShare, largest_losses, mean_seconds, parts_of_step
+from sim.results.losses import LossShare, idle_parts, largest_losses, mean_seconds, parts_of_step
 from sim.results.operator_times import host_wait_s
 from sim.results.result import StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 OPERATOR_CLASSES, OPERATORS_SHOWN = 4, 20  # of so many classes of ranks so many operators
 MEMORY_POINTS = 200_000  # of all curves together
 CURVE_POINTS = 20_000  # of one: a wide screen shows ten in a pixel
-_RANK_BARS = (
-    ("computing", "#0072b2"),
-    ("exposed communication", "#d55e00"),
-    ("bubble", "#aab4bf"),
-    ("other waiting", "#e6eaee"),
-)
+_RANK_COLOURS = {
+    "computing": "#0072b2",
+    "exposed communication": "#d55e00",
+    "bubble": "#aab4bf",
+    "waiting": "#aab4bf",
+    "other waiting": "#e6eaee",
+}
 
 
 def timeline_page(
@@ -100,13 +101,25 @@ def timeline_page(
         advice_head=ADVICE_HEAD,
         fullest=fullest(memory) if memory else 0,
         styles=styles,
-        rank_bars=_RANK_BARS,
+        rank_colours=_RANK_COLOURS,
+        rank_rows=_rank_rows(result) if isinstance(result, StepResult) else (),
         provenance=_provenance_words(result),
         operators=[_operator_rows(x) for x in operators[:OPERATOR_CLASSES]],
         model_parts=[_part_rows(x) for x in model_parts[:OPERATOR_CLASSES]],
         scenario_json=json.dumps(result.scenario.model_dump(mode="json"), indent=2, ensure_ascii=False),
         **parts,
     )
+
+
+def _rank_rows(result: StepResult) -> list[tuple[str, dict[str, float]]]:
+    """Each class of ranks with the seconds of its step by name."""
+    return [
+        (
+            row.ranks,
+            {"computing": row.compute_s, "exposed communication": row.exposed_comm_s, **dict(idle_parts(result, row))},
+        )
+        for row in result.ranks
+    ]
 
 
 def _operator_rows(x: RankOperators) -> tuple[str, list[tuple[str, str, str, str]]]:

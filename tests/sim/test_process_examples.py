@@ -14,6 +14,7 @@ from sim.inputs.scenario import Scenario, parse_scenario
 from sim.processes.cluster import Process
 from sim.processes.examples import background_traffic, checkpoint, link_flap, storage_read, thermal_throttling
 from sim.simulation import Simulation, simulate
+from sim.views.headline import headline
 
 PAGE = Path(__file__).parents[2] / "docs" / "processes.md"
 
@@ -164,3 +165,10 @@ def test_each_disturbance_of_the_shipped_scenario_costs_something() -> None:
     for name in whole["processes"]:
         others = {key: value for key, value in whole["processes"].items() if key != name}
         assert simulate(parse_scenario({**whole, "processes": others})).step_time_s < step_s
+
+
+def test_the_headline_says_in_seconds_how_much_longer_a_step_takes() -> None:
+    processes = {"checkpoint": [{"n_bytes": 30e9, "bytes_per_s": 10e9}]}
+    read = parse_scenario({**PIPELINE.model_dump(mode="json"), "processes": processes})
+    (said,) = [number for number in headline(simulate(read).outcome) if number.name == "By processes"]
+    assert (said.value, said.note) == ("+3.000 s", "checkpoint")

@@ -63,6 +63,7 @@ def test_any_text_is_a_number_or_one_message(text: str) -> None:
         ("cluster.gpu.peak_flops_per_s.bf16", "989TFLOPS", 989e12),
         ("parallelism.bucket_bytes", "100MB", 10**8),
         ("faults.failures.checkpoint_interval_s", "20min", 1200.0),
+        ("faults.failures.mtbf_s_per_gpu", "50000h", 1.8e8),
     ],
 )
 def test_wherever_a_number_has_that_unit(path: str, text: str, number: float) -> None:
@@ -79,6 +80,19 @@ def test_wherever_a_number_has_that_unit(path: str, text: str, number: float) ->
     assert getattr(scenario(text), path.partition(".")[0]) == getattr(scenario(number), path.partition(".")[0])
     with pytest.raises(InputError, match=path.replace(".", r"\.") + ": found '3 parsecs'; must be a number of"):
         scenario("3 parsecs")
+
+
+def test_shipped_processes_take_units() -> None:
+    def listed(n_bytes: Any, bytes_per_s: Any, at_s: Any) -> Any:
+        flap = {"at_s": at_s, "down_s": 0.5}
+        processes = {"checkpoint": [{"n_bytes": n_bytes, "bytes_per_s": bytes_per_s}], "link_flap": [flap]}
+        return parse_scenario({**BASE, "processes": processes}).processes
+
+    assert listed("100GB", "2GB/s", "10ms") == listed(100e9, 2e9, 0.01)
+    with pytest.raises(
+        InputError, match=r"processes\.checkpoint\[0\]\.n_bytes: found '3 parsecs'; must be a number of"
+    ):
+        listed("3 parsecs", 2e9, 0.01)
 
 
 def test_the_schema_takes_texts_too() -> None:

@@ -142,7 +142,13 @@ def test_nemo_says_its_gpus_and_not_its_vocabulary(tmp_path: Path) -> None:
     described = load_model("llama3-8b")
     assert all(getattr(described, key) == value for key, value in data["model"].items() if key != "max_positions")
     assert of(data, "parallelism", "dp", "schedule", "virtual_stages", "zero") == [4, "interleaved_1f1b", 2, 1]
-    assert of(data, "training", "precision", "recompute") == ["bf16", "full"]
+    assert of(data, "training", "precision", "recompute", "grad_dtype") == ["bf16", "full", "fp32"]
+
+
+def test_nemo_says_what_gradients_are_reduced_in(tmp_path: Path) -> None:
+    text = NEMO.replace("overlap_grad_sync: true", "overlap_grad_sync: true, grad_sync_dtype: bf16")
+    data, _ = converted(tmp_path, "n.yaml", text, "--cluster", "dgx-h100", "--set", "model.vocab=128256")
+    assert data["training"]["grad_dtype"] == "bf16"
 
 
 @pytest.mark.parametrize(

@@ -153,14 +153,15 @@ def decides(scenario: Scenario, key: str) -> bool:
 
 
 @pytest.mark.parametrize("trainer", ["torchtitan", "torchtitan-python"])
+@pytest.mark.parametrize("framework", ["compiled", "eager"])
 @pytest.mark.parametrize("loss", ["fused", "unfused"])
-def test_whether_the_loss_is_compiled_is_written_and_read_back(tmp_path: Path, trainer: str, loss: str) -> None:
+def test_what_is_compiled_is_written_and_read_back(tmp_path: Path, trainer: str, loss: str, framework: str) -> None:
     before = {
         "model": "llama3-8b",
         "training": {
             "seq_len": 8192,
             "global_batch_size": 8,
-            "framework": "compiled",
+            "framework": framework,
             "param_dtype": "fp32",
             "cross_entropy": loss,
         },
@@ -170,7 +171,8 @@ def test_whether_the_loss_is_compiled_is_written_and_read_back(tmp_path: Path, t
     text = emit(parse_scenario(before), trainer)
     file = "x.toml" if trainer == "torchtitan" else "x.py"
     after, _ = converted(tmp_path, file, text, "--cluster", "dgx-h100", "--gpus", "8")
-    assert parse_scenario(after).for_training.cross_entropy == loss
+    training = parse_scenario(after).for_training
+    assert (training.cross_entropy, training.framework) == (loss, framework)
 
 
 def test_experts_with_more_replicas_than_layers_are_sharded_by_the_flags_too(tmp_path: Path) -> None:

@@ -186,6 +186,33 @@ def test_a_layout_of_stages_is_unrolled_as_megatron_does(tmp_path: Path) -> None
     assert parallelism["virtual_stages"] == 12
 
 
+def test_a_prediction_layer_before_the_last_stage_is_said(tmp_path: Path) -> None:
+    layout = '--sequence-parallel --mtp-num-layers 1 --pipeline-model-parallel-layout "Et*16|t*16,m|L"'
+    text = MEGATRON.replace("--sequence-parallel", layout).replace("PP=2", "PP=3").replace("-4}", "-3}")
+    said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[1]
+    assert "--pipeline-model-parallel-layout: m is simulated in the last stage, with L" in said
+
+
+PRECISION_AWARE = "--use-precision-aware-optimizer --main-grads-dtype fp32 --main-params-dtype fp32"
+
+
+@pytest.mark.parametrize(
+    ("flags", "moments", "left"),
+    [
+        (f"{PRECISION_AWARE} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", "bf16", ""),
+        (PRECISION_AWARE, "fp32", ""),
+        (f"{PRECISION_AWARE} --exp-avg-dtype bf16", None, "--exp-avg-dtype"),
+        (f"{PRECISION_AWARE} --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8", None, "--exp-avg-dtype, --exp-avg-sq-dtype"),
+    ],
+)
+def test_what_adam_s_moments_are_kept_in(tmp_path: Path, flags: str, moments: str | None, left: str) -> None:
+    text = MEGATRON.replace("    --cuda-graph-scope full\n", f"    {flags}\n")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["training"].get("optimizer_dtype") == moments
+    assert "master weights are simulated in 4 bytes" in said
+    assert (f"not expressed here: {left}\n" in said) if left else ("not expressed" not in said)
+
+
 def test_the_vocabulary_that_a_tokenizer_says_can_be_set(tmp_path: Path) -> None:
     text = MEGATRON.replace("--vocab-size 128256", "--vocab-file vocab.json --merge-file merges.txt")
     assert "add --set model.vocab=N" in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")

@@ -44,6 +44,35 @@ def test_a_variable_without_a_value_is_named(tmp_path: Path, value: str) -> None
     assert "in which a variable has no value" in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("TP=4\n", "TP=${TP:-4}\n"),
+        ("TP=4\n", "TP=2\nTP=$((TP * 2))\n"),
+        ("TP=4\n", 'export TP=${TP:-"4"}\n'),
+        ("TP=4\n", "TP=${TP:-${TP_SIZE:=4}}\n"),
+    ],
+)
+def test_a_variable_made_of_itself_has_its_earlier_value_or_its_default(tmp_path: Path, old: str, new: str) -> None:
+    data, _ = converted(tmp_path, "train.sh", MEGATRON.replace(old, new), "--cluster", "dgx-h100")
+    assert (data["parallelism"]["tp"], data["parallelism"]["dp"]) == (4, 4)
+
+
+def test_flags_added_to_a_variable_keep_those_before(tmp_path: Path) -> None:
+    more = 'MORE="--fp8-format hybrid"\nMORE="$MORE --grad-reduce-in-bf16"\n'
+    data, _ = converted(tmp_path, "train.sh", f"{more}{MEGATRON.rstrip()} $MORE\n", "--cluster", "dgx-h100")
+    assert (data["training"]["precision"], data["training"]["grad_dtype"]) == ("fp8", "bf16")
+
+
+def test_a_flag_in_quotes_with_its_value_is_two_words(tmp_path: Path) -> None:
+    array = 'DTYPE_ARGS=(\n    "--fp8-format hybrid"\n    "--fp8-recipe blockwise"\n)\n'
+    data, said = converted(
+        tmp_path, "a.sh", f"{array}{MEGATRON.rstrip()} ${{DTYPE_ARGS[@]}}\n", "--cluster", "dgx-h100"
+    )
+    assert (data["training"]["precision"], data["training"]["fp8_recipe"]) == ("fp8", "blockwise")
+    assert "not expressed here: --fp8" not in said
+
+
 def test_nodes_that_nobody_needs_are_not_asked_for(tmp_path: Path) -> None:
     text = MEGATRON.replace("${SLURM_NNODES:-4}", "$UNKNOWN")
     data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--gpus", "16")

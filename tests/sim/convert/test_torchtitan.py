@@ -21,6 +21,10 @@ def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> 
     assert data["model"] == "llama3.1-8b"
 
 
+INTERLEAVED = """[parallelism]
+pipeline_parallel_degree = 4
+pipeline_parallel_schedule = "Interleaved1F1B"
+"""
 FIRST_STAGES = [[f"layers.{n}" for n in range(*ends)] for ends in ((0, 10), (10, 20), (20, 32))]
 
 
@@ -44,6 +48,22 @@ def test_torchtitan_counts_embedding_and_output_as_layers_of_a_pipeline(
     data, _ = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
     assert data["parallelism"]["layers_per_stage"] == layers
     assert data["parallelism"]["virtual_stages"] == len(layers) // 4
+
+
+@pytest.mark.parametrize(("local", "group"), [(2, 2), (4, None), (6, 6), (8, None), (10, 5)])
+def test_how_many_micro_batches_an_interleaved_stage_takes_in_a_row(
+    tmp_path: Path, local: int, group: int | None
+) -> None:
+    """4 stages; torch divides the micro-batches by (micro-batches // 4) rounds."""
+    text = TITAN.replace("local_batch_size = 2", f"local_batch_size = {local}").replace("[parallelism]\n", INTERLEAVED)
+    data, _ = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    assert data["parallelism"].get("micro_batch_group") == group
+
+
+def test_micro_batches_that_torch_refuses_are_refused(tmp_path: Path) -> None:
+    text = TITAN.replace("local_batch_size = 2", "local_batch_size = 9").replace("[parallelism]\n", INTERLEAVED)
+    said = refused(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    assert "training.local_batch_size: makes 9 micro-batches; Interleaved1F1B takes a multiple of 9 // 4 = 2" in said
 
 
 def test_torchtitan_s_settings_without_effect_are_not_listed(tmp_path: Path) -> None:

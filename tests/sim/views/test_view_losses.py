@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -9,11 +10,14 @@ import synthetic
 from msgspec.structs import replace
 
 from sim.core.timeline import Detail, RankClass, Span, from_spans
-from sim.core.units import seconds
+from sim.core.units import percent, seconds
 from sim.inputs.scenario import load_scenario
-from sim.results.losses import exposed_by_stream, largest_losses, parts_of_step
+from sim.results.losses import exposed_by_stream, idle_parts, largest_losses, parts_of_step
 from sim.results.result import StepResult
 from sim.simulation import simulate
+from sim.views.headline import headline
+from sim.views.summary import print_summary
+from sim.views.terminal import Terminal
 
 
 def example(**changes: Any) -> tuple[StepResult, Any]:
@@ -75,6 +79,23 @@ def test_without_stages_it_is_slower_ranks_that_others_wait_for() -> None:
     waiting = {part.label: text for part, text in found}["Waiting for ranks"]
     assert waiting.startswith("Rank 5 computes ")
     assert "tage" not in waiting
+
+
+def test_without_stages_all_waiting_is_one_number() -> None:
+    """One slow rank of 32 with ZeRO-3: others wait at gathers, within the passes and behind them."""
+    slow = ["parallelism.dp=32", "faults.stragglers.0.rank=3", "faults.stragglers.0.compute_scale=1.3"]
+    result = simulate(load_scenario("scenarios/zero3_llama8b_dp64.yaml", slow)).outcome
+    row = max(result.ranks, key=lambda row: row.count)
+    (waited,) = result.waiting
+    assert row.bubble_s + row.waiting_s == pytest.approx(waited.seconds, rel=0.01)
+    assert row.waiting_s > row.bubble_s > 0.01
+    said = {number.name: number.value for number in headline(result)}["Waiting for ranks"]
+    assert said == percent((row.bubble_s + row.waiting_s) * row.count / 32 / result.step_time_s)
+    assert [name for name, _ in idle_parts(result, row)] == ["waiting"]
+    printed = io.StringIO()
+    print_summary(result, Terminal(file=printed))
+    assert f"{seconds(row.bubble_s + row.waiting_s)}   █" in printed.getvalue()
+    assert "bubble" not in printed.getvalue()
 
 
 def test_waiting_for_the_host_is_part_of_what_is_below_the_peak() -> None:

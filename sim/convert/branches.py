@@ -1,0 +1,266 @@
+"""Branches of a launch script that its own variables decide: `if`, `case`, `while`, and a test before `&&` or `||`.
+
+The script is read as text and never run. Arguments of the script are taken to be absent, and variables of the
+environment to be unset; a comparison with one of these is left open, and all branches are kept with a note.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from itertools import groupby
+
+from msgspec import Struct
+
+from sim.convert.command_line import ASSIGNMENT, LONGEST_VALUE, slurm_values, with_values
+
+COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
+PIECE = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|\\.|;;|[;\n]|[^'"$\\;\n]+|.""", re.DOTALL)
+KEYWORD = re.compile(r"\s*(if|elif|else|then|fi|while|until|for|do|done|case|esac)(?=\s|$)")
+CASE = re.compile(r"\s*(\S+)\s+in(?=\s|$)")
+PATTERN = re.compile(r"\s*\(?([^()]+)\)")
+BEFORE = re.compile(r"\s*(!?\s*(?:\[\[.*?\]\]|\[\s.*?\s\]|\(\(.*?\)\)))\s*(&&|\|\|)")
+MATTERS = re.compile(r"(?m)(?:^|[\s;])(?:--[A-Za-z]|\w+\+?=)")  # a flag or an assignment
+UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
+NAMED = re.compile(r"(?<![\w$])[A-Za-z_]\w*")
+BRACKETS = {"[": "]", "[[": "]]", "test": ""}
+OF_NUMBERS: dict[str, Callable[[int, int], bool]] = {
+    **dict.fromkeys(("-eq", "(==)"), int.__eq__),
+    **dict.fromkeys(("-ne", "(!=)"), int.__ne__),
+    **dict.fromkeys(("-gt", "(>)"), int.__gt__),
+    **dict.fromkeys(("-ge", "(>=)"), int.__ge__),
+    **dict.fromkeys(("-lt", "(<)"), int.__lt__),
+    **dict.fromkeys(("-le", "(<=)"), int.__le__),
+}
+
+
+class _Block(Struct):
+    """An open `if`, `case` or loop. `runs`: whether the branch that is read does, None where that is open; `settled`:
+    a branch before was surely taken; `is_open`: nobody knows whether one was; `said`: its first open condition."""
+
+    word: str
+    start: int
+    runs: bool | None = True
+    settled: bool = False
+    is_open: bool = False
+    said: str = ""
+    subject: str = ""  # of `case`
+    wants_pattern: bool = False
+
+    def branch(self, verdict: bool | None, condition: str) -> None:
+        """Begin a branch whose condition has this verdict."""
+        if self.settled:
+            self.runs = False
+            return
+        self.runs = None if verdict and self.is_open else verdict
+        if verdict is None:
+            self.is_open, self.said = True, self.said or condition
+        self.settled = bool(verdict)
+
+
+def taken_branches(text: str) -> tuple[str, tuple[str, ...]]:
+    """The script with blanks in place of branches that are not taken, and a note for each condition that is open.
+
+    A script whose blocks do not close stays as it is.
+    """
+    reader = _Reader(text)
+    try:
+        for start, end, separator in _statements(reader.plain):
+            reader.read(start, end)
+            if separator == ";;" and reader.blocks and reader.blocks[-1].word == "case":
+                reader.blocks[-1].wants_pattern, reader.blocks[-1].runs = True, True
+    except IndexError:  # an end without a beginning
+        return text, ()
+    return (text, ()) if reader.blocks else (reader.result(), tuple(reader.notes))
+
+
+def _statements(text: str) -> Iterator[tuple[int, int, str]]:
+    """Start, end and separator of each; separators in quotes or a command's brackets are none."""
+    start = 0
+    for piece in PIECE.finditer(text):
+        if piece[0] in (";", ";;", "\n"):
+            yield start, piece.start(), piece[0]
+            start = piece.end()
+    yield start, len(text), ""
+
+
+class _Reader:
+    """Reads statements in order and remembers variables, open blocks and what is to be blank."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        joined = text.replace("\\\n", "  ")
+        self.plain = COMMENT.sub(lambda found: " " * len(found[0]), joined)
+        self.variables = slurm_values(text)
+        self.blocks: list[_Block] = []
+        self.blank: list[tuple[int, int]] = []
+        self.notes: list[str] = []
+
+    def read(self, start: int, end: int) -> None:
+        """A statement, with the keywords before it."""
+        while True:
+            if self.blocks and self.blocks[-1].wants_pattern and (pattern := PATTERN.match(self.plain, start, end)):
+                start = self._pattern(pattern)
+            found = KEYWORD.match(self.plain, start, end)
+            if found is None:
+                break
+            self.blank.append(found.span(1))
+            start = self._keyword(found[1], found.end(), end)
+        if any(block.runs is False for block in self.blocks):
+            self.blank.append((start, end))
+        elif self.plain[start:end].strip():
+            self._plain(start, end)
+
+    def _keyword(self, word: str, start: int, end: int) -> int:
+        """Where the statement goes on behind a keyword and its condition."""
+        if word == "for":
+            self.blocks.append(_Block(word, start))
+            self.blank.append((start, end))
+            self.variables.pop("".join(self.plain[start:end].split()[:1]), None)  # which takes several values
+            return end
+        if word in ("if", "while", "until"):
+            self.blocks.append(_Block(word, start))
+        if word in ("if", "elif", "while", "until"):
+            return self._condition(self.blocks[-1], start, end)
+        if word == "else":
+            block = self.blocks[-1]
+            block.runs = False if block.settled else None if block.is_open else True
+        elif word == "case" and (found := CASE.match(self.plain, start, end)):
+            self.blank.append(found.span())
+            self.blocks.append(_Block(word, start, subject=found[1], wants_pattern=True))
+            return found.end()
+        elif word in ("fi", "done", "esac"):
+            self._close(self.blocks.pop(), start)
+        return start
+
+    def _condition(self, block: _Block, start: int, end: int) -> int:
+        self.blank.append((start, end))
+        condition = self.plain[start:end].strip()
+        verdict = decided(condition, self.variables)
+        if block.word in ("while", "until"):
+            block.runs = verdict is not (block.word == "until")
+        else:
+            block.branch(verdict, condition)
+        return end
+
+    def _pattern(self, found: re.Match[str]) -> int:
+        block = self.blocks[-1]
+        if found[1].strip() == "esac":
+            return found.start()
+        self.blank.append(found.span())
+        subject = _value(block.subject.strip("\"'"), self.variables)
+        patterns = [part.strip().strip("\"'") for part in found[1].split("|")]
+        verdict = any(fnmatchcase(subject, p) for p in patterns) if subject is not None else None
+        block.branch(True if patterns == ["*"] else verdict, f"case {block.subject}")
+        block.wants_pattern = False
+        return found.end()
+
+    def _close(self, block: _Block, end: int) -> None:
+        kept = all(outer.runs is not False for outer in self.blocks)
+        if block.said and kept and MATTERS.search(self.plain, block.start, end):
+            self._note(block.said, block.start)
+
+    def _note(self, condition: str, where: int) -> None:
+        line = self.text.count("\n", 0, where) + 1
+        self.notes.append(
+            f"line {line}: the file does not decide `{condition[:80]}`: all its branches are read, and of two values "
+            "the last one counts"
+        )
+
+    def _plain(self, start: int, end: int) -> None:
+        """A statement that runs, perhaps after a test."""
+        if found := BEFORE.match(self.plain, start, end):
+            verdict = decided(found[1], self.variables)
+            if verdict is (found[2] == "||"):
+                self.blank.append((start, end))
+                return
+            if verdict is None and MATTERS.search(self.plain, found.end(), end):
+                self._note(found[1], start)
+            self.blank.append(found.span())
+            start = found.end()
+        for name, more, quoted in ASSIGNMENT.findall(self.plain[start:end].strip()):
+            value = with_values(quoted.strip("\"'"), self.variables)
+            value = self.variables.pop(name, "") * bool(more) + value
+            if len(value) <= LONGEST_VALUE:
+                self.variables[name] = value
+
+    def result(self) -> str:
+        """The text with blanks; lines stay where they are."""
+        characters = list(self.text)
+        for start, end in self.blank:
+            for at in range(start, end):
+                if characters[at] != "\n":
+                    characters[at] = " "
+        return "".join(characters)
+
+
+def decided(condition: str, variables: Mapping[str, str]) -> bool | None:
+    """Whether a test in brackets holds; None where it is no such test, or a variable has no value."""
+    if condition.startswith("((") and condition.endswith("))"):
+        named = NAMED.sub(lambda name: f"${{{name[0]}}}", condition[2:-2].replace("$", ""))
+        return _of_numbers(named.split(), variables)
+    try:
+        words = shlex.split(condition)
+    except ValueError:
+        return None
+    if any(word in ("(", ")") or "`" in word or "$(" in word for word in words):
+        return None
+    verdicts: list[bool | None] = []
+    for either in _split(words, ("||", "-o")):
+        found = [_term(term, variables) for term in _split(either, ("&&", "-a"))]
+        verdicts.append(False if False in found else None if None in found else True)
+    return True if True in verdicts else None if None in verdicts else False
+
+
+def _split(words: list[str], separators: tuple[str, ...]) -> list[list[str]]:
+    parts = groupby(words, lambda word: word in separators)
+    return [list(part) for is_separator, part in parts if not is_separator]
+
+
+def _term(words: list[str], variables: Mapping[str, str]) -> bool | None:
+    """One comparison. Without any bracket it is a command, unless it stands between two in the same brackets."""
+    negated = words.count("!") % 2 == 1
+    inner = [word for word in words if word != "!"]
+    if inner[:1] and inner[0] not in BRACKETS and len(inner) < 3:
+        return {"true": True, "false": False}.get(" ".join(inner))
+    verdict = _compared([word for word in inner if word not in ("[", "[[", "test", "]", "]]")], variables)
+    return None if verdict is None else verdict != negated
+
+
+def _compared(words: list[str], variables: Mapping[str, str]) -> bool | None:
+    match words:
+        case [word] | ["-n", word]:
+            empty = _is_empty(word, variables)
+            return None if empty is None else not empty
+        case ["-z", word]:
+            return _is_empty(word, variables)
+        case [left, "=" | "==" | "!=" as sign, right]:
+            one, other = _value(left, variables), _value(right, variables)
+            return None if one is None or other is None else fnmatchcase(one, other) == (sign != "!=")
+        case [left, sign, right] if sign in OF_NUMBERS:
+            return _of_numbers([left, sign, right], variables)
+    return None
+
+
+def _of_numbers(words: list[str], variables: Mapping[str, str]) -> bool | None:
+    match words:
+        case [left, sign, right]:
+            compare = OF_NUMBERS.get(sign) or OF_NUMBERS.get(f"({sign})")
+            numbers = [_value(word, variables) for word in (left, right)]
+            if compare and all(number is not None and number.lstrip("-").isdecimal() for number in numbers):
+                one, other = (int(str(number)) for number in numbers)
+                return compare(one, other)
+    return None
+
+
+def _value(word: str, variables: Mapping[str, str]) -> str | None:
+    """A word with values for its variables; None where one has none."""
+    found = with_values(with_values(word, variables), variables).replace("$#", "0")
+    return None if "$" in found or "`" in found else found
+
+
+def _is_empty(word: str, variables: Mapping[str, str]) -> bool | None:
+    value = _value(word, variables)
+    return not value if value is not None else True if UNSET.fullmatch(word) else None
