@@ -1,4 +1,7 @@
-"""A communication that has been started and not waited for, and its record."""
+"""A communication that has been started and not waited for, and its record.
+
+Documentation: docs/data_parallel.md.
+"""
 
 from __future__ import annotations
 
