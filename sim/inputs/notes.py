@@ -178,11 +178,11 @@ def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) ->
     from sim.serve.engines.file import engine_of  # most scenarios are training steps
 
     without_budget = {"max_batch_tokens"} if used.batching == "static" else set()
-    left = engine_of(used.engine).by_positions - given - without_budget
-    if model.longest or not left:
+    left = engine_of(used.engine).by_positions(used.chunked_prefill) - given - without_budget
+    if used.longest(model) or not left:
         return []
     values = ", ".join([f"{key} {str(getattr(used, key)).lower()}" for key in sorted(left)])
-    what = f"engine {used.engine} goes by the length that a model was made for"
+    what = f"engine {used.engine} goes by the length that a model was made for (or inference.max_request_tokens)"
     return [f"model.trained_positions: unknown; {what}; simulated with {values}"]
 
 
