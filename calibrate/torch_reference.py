@@ -52,6 +52,7 @@ def check(scenario: Scenario, where: str) -> None:
         ("parallelism", " and ".join(one) or "one rank", len(one) != 1),
         ("parallelism.cp", p.cp, p.cp > 1),
         ("parallelism.zero", p.zero, p.zero == 1 or (p.zero > 0 and p.dp == 1)),
+        ("parallelism.shard_size", p.shard_size, p.zero > 0 and p.sharded_over[0] < p.dp),
         ("parallelism.schedule", p.schedule, p.pp > 1 and p.schedule not in SCHEDULES),
         ("model", "experts, tied embeddings or dropout", bool(m.moe or m.tied_embeddings or m.dropout)),
         ("model.mla", "latent attention", m.mla is not None),

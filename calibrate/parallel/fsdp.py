@@ -30,11 +30,18 @@ class ShardedParameters(Sharded):
     both. It is reduced once the first block, whose backward comes last, has added to it.
 
     Without `reshard` parameters stay from the first forward until the step's end. `each`: gradients are reduced after
-    every micro-batch, else after the last.
+    every micro-batch, else after the last; `replicas_once`: see `Sharded`.
     """
 
     def __init__(
-        self, blocks: Sequence[nn.Module], shared: Shared, sync: Sync, each: bool, reshard: bool, stage: int
+        self,
+        blocks: Sequence[nn.Module],
+        shared: Shared,
+        sync: Sync,
+        each: bool,
+        replicas_once: bool,
+        reshard: bool,
+        stage: int,
     ) -> None:
         units: list[Unit] = []
         at: dict[int, int] = {}  # id of a unit's first parameter: the unit
@@ -49,7 +56,7 @@ class ShardedParameters(Sharded):
                     units.append(Unit(params, sharding))
             self.units_of.append([at[id(params[0])] for params, _ in groups])
             self.completes.append(list(range(first, len(units))))
-        super().__init__(units, stage)
+        super().__init__(units, stage, replicas_once)
         self.each, self.reshard = each, reshard
         self.sync = sync
         self.missing = [sync.micro_batches] * len(blocks)
@@ -106,7 +113,7 @@ class ShardedParameters(Sharded):
         self.missing[i] -= 1
         if self.each or self.missing[i] == 0:
             for u in self.completes[i]:
-                self.reduce(self.units[u])
+                self.reduce(self.units[u], self.missing[i] == 0)
 
     def begin(self) -> None:
         """Begin a step."""

@@ -194,7 +194,7 @@ class Runner:
         p, place = self.scenario.parallelism, self.place
         each_stage = self.micro_batches // len(self.schedule.chains)
         sync = Sync(p.dp_sync, p.bucket_bytes, each_stage)
-        each = p.zero >= 2 and not p.accumulate_unsharded
+        each, once = p.zero >= 2 and not p.accumulate_unsharded, p.holds_back_replicas
         if p.zero == 0 and self.scenario.model.moe is not None:
             groups = (place.data_group, place.model.expert_group)
             return ExpertDataParallel(blocks, groups, sync, s, self.store)
@@ -208,8 +208,8 @@ class Runner:
             frozenset(id(p) for p in _ends(blocks)) if alone else frozenset(),
         )
         if p.zero == 3:
-            return ShardedParameters(blocks, shared, sync, each, p.reshard_after_forward, s)
-        return ShardedOptimizer(blocks, shared, sync, each, p.param_gather_overlap, s, self.store)
+            return ShardedParameters(blocks, shared, sync, each, once, p.reshard_after_forward, s)
+        return ShardedOptimizer(blocks, shared, sync, each, once, p.param_gather_overlap, s, self.store)
 
     def _tied(self) -> list[nn.Parameter]:
         """Return the embedding matrix if another pipeline rank holds it too."""

@@ -8,7 +8,8 @@
 
 (Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277.) One rank of n keeps 1/n
 of a flat, padded buffer. A reduce-scatter gives it the sum of its part of the gradients, and an all-gather collects the
-parts of the parameters. With fewer shards than ranks (hybrid sharding) an all-reduce sums the shards of the replicas.
+parts of the parameters. With fewer shards than ranks (hybrid sharding) an all-reduce sums the shards of the replicas,
+with every reduction or, with `all_reduce_once`, with the step's last (torch's FSDP2, `set_requires_all_reduce`).
 
 Documentation: docs/data_parallel.md.
 """
@@ -27,6 +28,7 @@ from calibrate.linear import WeightGrads, gradient
 from calibrate.parallel.comm import all_gather, reduce_scatter
 from calibrate.parallel.data import Sent, Sync, Traffic, distinct_parameters, hook_gradients, make_buckets
 from calibrate.parallel.pipeline import Record
+from calibrate.parallel.running import Running
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Unit:
 
     `weights` is the flat, padded buffer of the parameters. `shard` is this rank's part of it, which the optimizer
     updates, and `shard.grad` the reduced gradients of that part. `kept` is the flat buffer of gradients that are kept
-    whole.
+    whole. `held_back` is a shard of gradients of the micro-batches so far that its replicas have not summed yet.
     """
 
     def __init__(self, params: Sequence[nn.Parameter], sharding: Sharding) -> None:
@@ -79,6 +81,7 @@ class Unit:
         self.shard = nn.Parameter(self.own(self.weights))
         self.shard.grad = torch.zeros_like(self.shard)
         self.kept: Tensor | None = None
+        self.held_back: Tensor | None = None
         self.bytes = self.weights.untyped_storage().nbytes()
 
     def pieces(self, flat: Tensor) -> list[Tensor]:
@@ -141,50 +144,20 @@ class Unit:
         return flat
 
 
-@dataclass(slots=True)
-class Running:
-    """A communication under way, and its index among the records."""
-
-    records: list[Record]
-    index: int
-    traffic: Traffic
-    sent: Sent
-    work: dist.Work
-    tells: bool = False
-
-    def watched(self) -> Running:
-        """Let the end be recorded when it happens; gloo's reduce-scatter hides it, so there the wait's end counts."""
-        try:
-            self.work.get_future().add_done_callback(lambda _: self.ended())
-            self.tells = True
-        except RuntimeError:
-            pass
-        return self
-
-    def ended(self) -> None:
-        """Record now as the end."""
-        self.records[self.index] = self.records[self.index]._replace(end_ns=time.perf_counter_ns())
-
-    def wait(self) -> None:
-        """Wait for the communication."""
-        self.traffic.wait(self.work, self.sent, self.records[self.index].start_ns)
-        if not self.tells:
-            self.ended()
-
-
 class Sharded:
     """The common part of ZeRO-1, -2 and -3 on one stage: units, their gathers and their reductions.
 
-    `silent`: communicate nothing, so that blocks can be timed by themselves.
+    `silent`: communicate nothing, so that blocks can be timed by themselves. `replicas_once`: only a step's last
+    reduction of a unit goes on to the replicas.
     """
 
-    def __init__(self, units: Sequence[Unit], stage: int) -> None:
-        self.units, self.stage = units, stage
+    def __init__(self, units: Sequence[Unit], stage: int, replicas_once: bool) -> None:
+        self.units, self.stage, self.replicas_once = units, stage, replicas_once
         self.silent = False
         self.records: list[Record] = []
         self.traffic = Traffic()
         self.gathers: dict[int, Running | None] = {}
-        self.reducing: tuple[Unit, Tensor, Running | None] | None = None
+        self.reducing: tuple[Unit, Tensor, Running | None, bool] | None = None
 
     def owned(self) -> list[nn.Parameter]:
         """Return the parameters that this rank's optimizer updates."""
@@ -203,12 +176,15 @@ class Sharded:
 
         If gradients are kept whole, it is the whole one, of which this rank's part is reduced; else this rank's part.
         """
-        (unit,) = (u for u in self.units if any(q is p for q in u.params))
+        unit = self._unit_of(p)
         return gradient(unit.shard) if unit.kept is None else unit.kept
 
     def own_gradient(self, p: nn.Parameter, row: int = 0) -> Tensor:
         """Return this rank's part of the reduced gradient of `p` from a row on, flat."""
-        return next(u for u in self.units if any(q is p for q in u.params)).own_gradient(p, row)
+        return self._unit_of(p).own_gradient(p, row)
+
+    def _unit_of(self, p: nn.Parameter) -> Unit:
+        return next(u for u in self.units if any(q is p for q in u.params))
 
     def state(self) -> list[Tensor]:
         """Return the tensors that hold this rank's parameters, to save and restore them."""
@@ -235,37 +211,43 @@ class Sharded:
         if work is not None:
             work.wait()
 
-    def reduce(self, unit: Unit) -> None:
+    def reduce(self, unit: Unit, last: bool = True) -> None:
         """Start reducing a unit's gradients; the sum of this rank's part is added to its shard's gradient.
 
-        Only one reduction runs at a time, so that at most two units' gradients are in memory.
+        `last`: nothing adds to them in this step any more. One reduction runs at a time, so that at most two units'
+        gradients are in memory.
         """
         self.settle()
         flat, sharding = unit.take_gradients(), unit.sharding
         if sharding.group is None or self.silent:
-            self.reducing = unit, unit.own(flat), None
+            self.reducing = unit, unit.own(flat), None, last
             return
         mine = torch.empty_like(unit.shard) if unit.kept is None else unit.own(flat)
         work = self._start(
             Sent("reduce_scatter", sharding.group, flat.nbytes),
             lambda: reduce_scatter(mine, flat, group=sharding.group, async_op=True),
         )
-        self.reducing = unit, mine, work
+        self.reducing = unit, mine, work, last
 
     @torch.no_grad()
     def settle(self) -> None:
         """Wait for the reduction under way, if there is one."""
         if self.reducing is None:
             return
-        (unit, mine, work), self.reducing = self.reducing, None
+        (unit, mine, work, last), self.reducing = self.reducing, None
         if work is not None:
             work.wait()
         replicas = unit.sharding.replicas
         if replicas is not None and not self.silent:
+            if unit.held_back is not None:
+                mine.add_(unit.held_back)
+            if self.replicas_once and not last:
+                unit.held_back = mine
+                return
+            unit.held_back = None
             sent = Sent("all_reduce", replicas, mine.nbytes)
-            added = self._start(sent, lambda: dist.all_reduce(mine, group=replicas, async_op=True))
-            assert added is not None
-            added.wait()
+            if added := self._start(sent, lambda: dist.all_reduce(mine, group=replicas, async_op=True)):
+                added.wait()
         if unit.kept is None:
             gradient(unit.shard).add_(mine)
 
@@ -311,8 +293,8 @@ class Sharded:
 class ShardedOptimizer(Sharded):
     """ZeRO-1 and -2: units are buckets, which are reduced as soon as all of their gradients are complete.
 
-    `each`: reduce after every micro-batch (ZeRO-2), else once a step. `gather_ahead`: gather the updated parameters
-    during the next step's first forward, else right after the optimizer.
+    `each`: reduce after every micro-batch (ZeRO-2), else once a step. `replicas_once`: see `Sharded`. `gather_ahead`:
+    gather the updated parameters during the next step's first forward, else right after the optimizer.
     """
 
     def __init__(
@@ -321,6 +303,7 @@ class ShardedOptimizer(Sharded):
         shared: Shared,
         sync: Sync,
         each: bool,
+        replicas_once: bool,
         gather_ahead: bool,
         stage: int,
         store: WeightGrads | None,
@@ -332,15 +315,16 @@ class ShardedOptimizer(Sharded):
             own = [[group[i] for i in members] for members in make_buckets(sizes, sync.limit_bytes)]
             buckets += own
             units += [Unit(members, sharding) for members in own]
-        super().__init__(units, stage)
+        super().__init__(units, stage, replicas_once)
         self.each, self.gather_ahead = each, gather_ahead
         self.hooked = each or not sync.after_backward
         self.bucket_of = {id(p): i for i, members in enumerate(buckets) for p in members}
         uses = hook_gradients(blocks, store, self.added) if self.hooked else {}
-        self.due = [sum(uses.get(id(p), 1) for p in members) for members in buckets]
         self.micro_batches = 1 if each else sync.micro_batches
-        self.due = [n * self.micro_batches for n in self.due]
+        self.due = [self.micro_batches * sum(uses.get(id(p), 1) for p in members) for members in buckets]
         self.missing = list(self.due)
+        self.reductions = sync.micro_batches if each else 1  # of a bucket, in a step
+        self.left = [self.reductions] * len(self.units)
         if not each:
             for u in self.units:
                 u.keep_gradients()
@@ -353,10 +337,12 @@ class ShardedOptimizer(Sharded):
         self.missing[i] -= 1
         if self.missing[i] == 0:
             self.missing[i] = self.due[i]
-            self.reduce(self.units[i])
+            self.left[i] -= 1
+            self.reduce(self.units[i], self.left[i] == 0)
 
     def begin(self) -> None:
         """Begin a step: start gathering the parameters that the last step updated, first block first."""
+        self.left = [self.reductions] * len(self.units)
         if self.gather_ahead:
             self.gathers = {}
             for i in reversed(range(len(self.units))):
@@ -365,6 +351,7 @@ class ShardedOptimizer(Sharded):
     def last(self) -> None:
         """Note that the next micro-batch is the step's last."""
         self.missing = [n // self.micro_batches for n in self.due]
+        self.left = [1] * len(self.units)
 
     def before_block(self, block: nn.Module) -> None:
         """Wait for the parameters of a block."""

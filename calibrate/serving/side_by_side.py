@@ -40,7 +40,7 @@ from sim.inputs.scenario import Scenario, load_scenario
 from sim.inputs.workloads import Inference
 from sim.prices.profile import BlockPoint, Profile
 from sim.prices.serving_parts import check_part, part_key
-from sim.serve.requests import Request, make_requests
+from sim.serve.requests import Request, accepted, make_requests
 from sim.serve.results.records import percentiles
 from sim.serve.simulation import simulate_serving
 
@@ -153,7 +153,7 @@ def compare(
     """
     inference, device = runnable(scenario), usable_device(scenario)
     torch.set_num_threads(1)
-    requests = make_requests(inference.requests)
+    requests = accepted(make_requests(inference.requests), inference)
     drafted = 0 if inference.speculative is None else inference.speculative.tokens
     longest = max(r.prompt_tokens + r.output_tokens for r in requests) + drafted
     model, tp = make_model(scenario.model, max(longest, LONGEST), device=device), scenario.parallelism.tp

@@ -25,6 +25,7 @@ from sim.inputs.input_source import show
 from sim.serve.engines.names import engine_named
 
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
+HUMAN_READABLE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
 GIB = 2**30  # vLLM counts --cpu-offload-gb in GiB (config/cache.py)
 _FILE = Path(__file__).with_name("serving_flags.yaml")
@@ -96,7 +97,9 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         )
     if "speculative" in inference:
         s.notes.append("inference.speculative.acceptance: no flag says it, so the default is taken")
-    limit, left = s.take("longest"), s.left()
+    if (limit := s.take("longest")) is not None and (most := _most_tokens(str(limit))):
+        inference["max_request_tokens"] = most
+    left = s.left()
     if benchmark is None:
         s.notes.append("no benchmark's command in the file: requests are the default ones of `vllm bench serve`")
         inference["requests"] = _requests(Settings(file, {}), names.benchmarks["vLLM"])
@@ -108,8 +111,8 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         inference["requests"] = _requests(b, names.benchmarks[which])
         # One that starts the engine has its flags too.
         left = [x for x in left if x in b.left()] if of_benchmark == command else left + b.left()
-    if limit is not None:
-        s.notes.append(f"{s.written['longest']} {limit}: {_of_limit(str(limit), inference['requests'])}")
+    if limit is not None and (beyond := _of_limit(inference)):
+        s.notes.append(f"{s.written['longest']} {limit}: {beyond}")
     sections = {"model": as_model(model), "inference": inference, "parallelism": layout}
     return s.converted("serving", machine, sections, left=left)
 
@@ -158,14 +161,31 @@ def _engine(s: Settings, product: str, words: list[str]) -> str:
     return engine.name
 
 
-def _of_limit(limit: str, requests: Mapping[str, Any]) -> str:
-    """What an engine's limit on a request's tokens does: it refuses what is longer (vLLM 0.11,
-    v1/engine/processor.py, 511; SGLang 0.5.3, managers/tokenizer_manager.py, 608 to 660) and changes nothing else."""
+def _most_tokens(limit: str) -> int | None:
+    """The tokens that an engine's limit on a request allows; None for `auto`, which goes by the memory.
+
+    vLLM's numbers may end in k, m and g for thousands, and in K, M and G for powers of 1,024
+    (engine/arg_utils.py, human_readable_int).
+
+    >>> [_most_tokens(text) for text in ("4096", "32k", "1.5K", "auto", "-1")]
+    [4096, 32000, 1536, None, None]
+    """
+    found = HUMAN_READABLE.fullmatch(limit)
+    if found is None:
+        return None
+    number, suffix = found.groups()
+    base, power = (1024.0 if suffix.isupper() else 1000.0), " kmg".index(suffix.lower() or " ")
+    return round(float(number) * math.pow(base, power))
+
+
+def _of_limit(inference: Mapping[str, Any]) -> str:
+    """What to say of the limit; the simulation says how many requests it refuses."""
+    limit, requests = inference.get("max_request_tokens"), inference["requests"]
+    if limit is None:
+        return "the engine takes as many as its cache has room for; inference.max_request_tokens is left out"
     ratio: float = 1 + requests.get("range_ratio", 0.0)
     most = round(ratio * requests["prompt_len"]) + round(ratio * requests["output_len"])
-    if most > (int(limit) if limit.isdecimal() else math.inf):
-        return f"requests have up to {most:,} tokens; the engine refuses longer ones"
-    return f"without effect: requests have up to {most:,} tokens"
+    return f"requests have up to {most:,} tokens; the engine refuses longer ones" if most > limit else ""
 
 
 def _layout(s: Settings, machine: Machine) -> dict[str, Any]:

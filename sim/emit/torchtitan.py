@@ -12,7 +12,7 @@ from sim.core.units import counted
 from sim.emit.common import Emission
 from sim.inputs.model_input import load_model
 from sim.inputs.trainer_names import LLAMA3_FLAVORS, TITAN_GATHERS_8_BITS, TITAN_SCHEDULES
-from sim.models.dims import gathers_quantized_shards
+from sim.models.dims import gathers_quantized_shards, holds_back_sums
 from sim.models.recipes import RECIPES, recipe_of
 from sim.models.recompute import stops_early
 
@@ -135,6 +135,8 @@ class Titan(Emission):
             self.refuse("parallelism.accumulate_in_a_row", does)
         elif several and p.accumulate_unsharded != (p.pp > 1) and not alone:
             self.refuse("parallelism.accumulate_unsharded", does)
+        if holds_back_sums(self.scenario):
+            self.refuse("parallelism.all_reduce_once", "all-reduces each reduced shard over the replicas")
         shards = max(1, p.shard_size // p.cp)
         if p.shard_size % p.cp:
             self.refuse("parallelism.shard_size", "shards over a multiple of cp ranks")

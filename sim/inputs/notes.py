@@ -107,9 +107,25 @@ def _sharding_notes(p: Parallelism, t: Training) -> Iterator[str]:
         yield f"parallelism.gather_bucket_bytes: of no effect with zero {p.zero}, only with 3"
     if p.accumulate_unsharded and p.zero < 2:
         yield f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3"
+    yield from _replica_notes(p, t)
     by_itself = framework_of(t).accumulates_in_a_row
     if p.accumulate_in_a_row and not p.reduces_rows and not by_itself:
         yield "parallelism.accumulate_in_a_row: of no effect but with zero 2 or 3, without accumulate_unsharded"
+
+
+def _replica_notes(p: Parallelism, t: Training) -> Iterator[str]:
+    """Return why no shards add up before their all-reduce, where the scenario says so."""
+    if not p.all_reduce_once:
+        return
+    without = "parallelism.all_reduce_once: of no effect"
+    if p.zero < 2:
+        yield f"{without} with zero {p.zero}, only with 2 and 3"
+    elif p.accumulate_unsharded:
+        yield f"{without} with accumulate_unsharded, which reduces once a step"
+    elif p.sharded_over[0] == p.dp * p.cp:
+        yield f"{without} with shard_size {p.shard_size}, as shards have no replicas"
+    elif p.zero in framework_of(t).zero.all_reduced_at:
+        yield f"{without} with framework {t.framework}, which all-reduces whole gradients with zero {p.zero}"
 
 
 def _schedule_notes(p: Parallelism) -> Iterator[str]:
@@ -162,11 +178,11 @@ def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) ->
     from sim.serve.engines.file import engine_of  # most scenarios are training steps
 
     without_budget = {"max_batch_tokens"} if used.batching == "static" else set()
-    left = engine_of(used.engine).by_positions - given - without_budget
-    if model.longest or not left:
+    left = engine_of(used.engine).by_positions(used.chunked_prefill) - given - without_budget
+    if used.longest(model) or not left:
         return []
     values = ", ".join([f"{key} {str(getattr(used, key)).lower()}" for key in sorted(left)])
-    what = f"engine {used.engine} goes by the length that a model was made for"
+    what = f"engine {used.engine} goes by the length that a model was made for (or inference.max_request_tokens)"
     return [f"model.trained_positions: unknown; {what}; simulated with {values}"]
 
 

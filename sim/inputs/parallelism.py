@@ -84,6 +84,11 @@ class Parallelism(UserInput):
     )
     reshard_after_forward: bool = True
     accumulate_unsharded: bool = False
+    all_reduce_once: bool = Field(
+        default=False,
+        description="zero 2 and 3 with replicas of shards (shard_size): reduced shards of micro-batches add up, and "
+        "replicas all-reduce their sum once a step",
+    )
     accumulate_in_a_row: bool | None = Field(
         default=None,
         description="zero 2 and 3: gradients of the micro-batches that a stage takes in a row are added up whole and "
@@ -148,6 +153,11 @@ class Parallelism(UserInput):
     def reduces_rows(self) -> bool:
         """Gradients are reduced once for the micro-batches that a stage takes in a row."""
         return self.zero >= 2 and bool(self.accumulate_in_a_row) and not self.accumulate_unsharded
+
+    @property
+    def holds_back_replicas(self) -> bool:
+        """Shards of the gradients of micro-batches add up before replicas all-reduce their sum."""
+        return self.all_reduce_once and self.zero >= 2 and not self.accumulate_unsharded
 
     @property
     def expert_replicas(self) -> int:

@@ -65,10 +65,10 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
     said = "quantization" in inference.model_fields_set or dtype_bytes(inference.precision) < 2
     if engine.reads_checkpoint and not said:
         inference = inference.model_copy(update={"quantization": model.checkpoint_quantization})
-    sizes = gpu.memory_bytes, tp, parallelism.pp, model.longest
-    own = engine.defaults_on(architecture, *sizes, inference.drafts)
+    longest, whole = inference.longest(model), _asks_for_whole_prompts(inference)
+    own = engine.defaults_on(architecture, gpu.memory_bytes, tp, parallelism.pp, longest, inference.drafts, whole)
     if pools is not None and pools.prefill.memory_fraction is None and not _says_memory(inference):
-        prefill = engine.defaults_on(architecture, gpu.memory_bytes, pools.prefill.tp, parallelism.pp, model.longest)
+        prefill = engine.defaults_on(architecture, gpu.memory_bytes, pools.prefill.tp, parallelism.pp, longest)
         size = pools.prefill.model_copy(update={"memory_fraction": prefill.memory_fraction})
         inference = inference.model_copy(update={"disaggregated": pools.model_copy(update={"prefill": size})})
     prefixes = model.state_space is None and inference.kv_cache.layout == "paged" and inference.fills_hashes
@@ -86,6 +86,10 @@ def with_engine_dispatch(parallelism: Parallelism, inference: Inference, gpu: Gp
     narrow = engine_of(inference.engine).deep_ep and linear == "fp8"
     own = "fp8" if narrow else sixteen_bit(inference.precision)
     return parallelism.model_copy(update={"ep_dispatch_dtype": own})
+
+
+def _asks_for_whole_prompts(inference: Inference) -> bool:
+    return "chunked_prefill" in inference.model_fields_set and not inference.chunked_prefill
 
 
 def _says_memory(inference: Inference) -> bool:

@@ -49,10 +49,7 @@ def _problems(sections: Sections) -> Problems:
     yield from _of_positions(sections)
     if problem := first_problem(ALL_RULES, sizes_of(sections)):
         yield problem
-    p = sections.parallelism
-    if p.dp_sync == "reduce_broadcast" and p.zero > 0:
-        why = f"needs whole gradients on every rank (zero 0, found {p.zero})"
-        yield ("parallelism", "dp_sync"), f"found 'reduce_broadcast'; {why}"
+    yield from _of_reductions(sections.parallelism)
     if sections.training is not None:
         yield from training_problems(sections, sections.training)
     yield from _of_precision(sections)
@@ -67,6 +64,15 @@ def _problems(sections: Sections) -> Problems:
         from sim.inputs.fault_rules import fault_problems
 
         yield from fault_problems(sections, sections.faults)
+
+
+def _of_reductions(p: Parallelism) -> Problems:
+    if p.dp_sync == "reduce_broadcast" and p.zero > 0:
+        why = f"needs whole gradients on every rank (zero 0, found {p.zero})"
+        yield ("parallelism", "dp_sync"), f"found 'reduce_broadcast'; {why}"
+    if p.all_reduce_once and p.reduces_rows:
+        why = "shards of single micro-batches add up, not of rows (accumulate_in_a_row must be false)"
+        yield ("parallelism", "all_reduce_once"), f"found true; {why}"
 
 
 def _of_ranks(sections: Sections) -> Problems:

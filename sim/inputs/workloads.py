@@ -149,6 +149,13 @@ class Inference(UserInput):
     ]
     max_running_requests: int = Field(default=256, ge=1, le=10_000_000)
     max_batch_tokens: int = Field(default=8192, ge=1, le=1_000_000_000)
+    max_request_tokens: int | None = Field(
+        default=None,
+        ge=2,
+        le=2 * MAX_TOKENS,
+        description="the most tokens of a request, prompt and answer; longer ones are refused; null: engines take the "
+        "model's positions, and longer requests are served all the same",
+    )
     attention: Literal["fused", "unfused"] = "fused"
     decode_attention: DecodeAttention | None = Field(
         default=None, description="single tokens' kernel reads a KV head once, or for each query head; null: engine's"
@@ -188,6 +195,10 @@ class Inference(UserInput):
         if self.disaggregated is not None:
             return self.disaggregated.ranks
         return parallelism.ranks + (0 if self.afd is None else self.afd.expert_gpus)
+
+    def longest(self, model: ModelConfig) -> int:
+        """Tokens of the longest request that the engine is made ready for; 0 where nobody says."""
+        return self.max_request_tokens or model.longest
 
     @property
     def drafts(self) -> Drafts:

@@ -60,6 +60,7 @@ class Dims(Struct, frozen=True):
     recipe: Recipe | None = None  # of quantizing; None: matmuls run in 16 bits or more
     reduced_over: int = 1
     experts_reduced_over: int = 1
+    shard_sum_bytes: float = 4.0  # of an element of such a sum
     weight_shards: int = 1  # ranks that each quantize their share of a weight before it is gathered
     lora: Lora | None = None
     four_bit: bool = False  # frozen matrices are kept in NF4
@@ -130,6 +131,12 @@ def gathers_quantized_shards(scenario: Scenario) -> bool:
     return recipe is not None and recipe.shards_quantized and p.zero == 3 and p.param_gather_dtype in (None, "fp8")
 
 
+def holds_back_sums(scenario: Scenario) -> bool:
+    """Tell whether shards of several micro-batches' gradients add up before the replicas reduce their sum."""
+    p = scenario.parallelism
+    return p.holds_back_replicas and p.sharded_over[0] < p.dp * p.cp and scenario.micro_batches > 1
+
+
 def dims(scenario: Scenario) -> Dims:
     """Sizes of one rank's shard of `scenario`.
 
@@ -174,6 +181,7 @@ def dims(scenario: Scenario) -> Dims:
         micro_batches=micro_batches,
         reduced_over=reduced_over,
         experts_reduced_over=experts_reduced_over,
+        shard_sum_bytes=dtype_bytes(t.grad_reduce_dtype if holds_back_sums(scenario) else t.grad_dtype),
         lora=t.lora,
         four_bit=t.lora is not None and t.lora.weights == "nf4",
         norm_in_fp32=m.norm_in_fp32,

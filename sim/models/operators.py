@@ -213,14 +213,15 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
     writes a temporary; a second kernel adds it in every micro-batch but the first, whose gradient is taken as
     it is, so its traffic is counted at (n − 1)/n of n; a gradient kept in another dtype is
     always converted. Where each micro-batch's gradient is reduced at once, a rank adds its shard of it to the shard
-    that it keeps (torch's FSDP2, `foreach_reduce`: `sharded_param.grad += `).
+    that it keeps (torch's FSDP2, `foreach_reduce`: `sharded_param.grad += `, or in the reduction's dtype
+    `partial_reduce_output += ` where the sum waits for the replicas).
     """
     if d.framework.accumulates_in_matmul:
         return 2.0 * d.grad_bytes * size, ()
     added = (d.accumulated - 1) / d.accumulated
     moved = (d.act_bytes + 2.0 * d.grad_bytes) * size * added
     if d.reduced_over > 1:
-        moved += 3.0 * d.grad_bytes * size / d.reduced_over * (d.micro_batches - 1) / d.micro_batches
+        moved += 3.0 * d.shard_sum_bytes * size / d.reduced_over * (d.micro_batches - 1) / d.micro_batches
     if d.grad_bytes != d.act_bytes:
         moved += (d.act_bytes + d.grad_bytes) * size * (1.0 - added)
     unlike = d.framework.reads_strided and d.grad_bytes != d.act_bytes

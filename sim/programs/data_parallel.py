@@ -11,7 +11,9 @@ reduce-scatter and an all-gather, a pass of Ψ each), with k micro-batches a ste
   `accumulate_unsharded` (2k+1)Ψ; without `reshard_after_forward` one gather a step instead of 2k.
 
 Hybrid sharding (`shard_size` below dp·cp) adds an all-reduce of the reduced shard over the replicas
-(Zhao et al. 2023, PyTorch FSDP, section 3.2). Experts do the same over the ranks that hold the same experts.
+(Zhao et al. 2023, PyTorch FSDP, section 3.2), with every reduction or, with `all_reduce_once`, with the step's last
+(torch's FSDP2, `set_requires_all_reduce`): 2kΨ/n or 2Ψ/n with shards over n ranks. Experts do the same over the ranks
+that hold the same experts.
 All of a rank's data-parallel traffic queues on one stream, "dp", but for that all-reduce: shards lie within nodes and
 replicas across, so it has a stream of its own and waits for its shard (torch's FSDP2, `foreach_reduce`).
 
@@ -30,7 +32,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Comm, Compute, Item, ModelPart, Phase, Program, Wait
-from sim.models.dims import gathers_quantized_shards
+from sim.models.dims import gathers_quantized_shards, holds_back_sums
 from sim.models.framework_facts import ZeroEngine
 from sim.models.frameworks import framework_of
 from sim.models.operators import memory_op
@@ -62,6 +64,8 @@ class DataParallel(Struct, frozen=True):
     matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
     engine: ZeroEngine = ZeroEngine()
     gather_bucket_bytes: int | None = None  # ZeRO-3 gathers a block's tensors in messages of at least so many bytes
+    replicas_once: bool = False  # of a step's reductions to a shard only the last goes on to the replicas
+    held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
     by_tensor: bool = False  # ZeRO-1 copies each rank's part of each gathered tensor by a kernel of its own
 
     @property
@@ -122,8 +126,8 @@ class DataParallel(Struct, frozen=True):
             return b.held_params
         return b.held_params - sum(m.elements for m in b.matrices) * (1.0 - self.matrix_bytes / self.gathered_bytes)
 
-    def reduce(self, name: str, params: float, experts: float, handle: str) -> list[Comm]:
-        """The reduction of a unit's gradients; asynchronous if `handle` is given."""
+    def reduce(self, name: str, params: float, experts: float, handle: str, last: bool = True) -> list[Comm]:
+        """The reduction of a unit's gradients; asynchronous if `handle` is given. `last`: the step's last."""
         b, phase, handle = self.gradient_bytes, Phase.WEIGHT_GRAD, "" if self.exposed else handle
         sharded = self.zero >= 1 and self.zero not in self.engine.all_reduced_at
         out: list[Comm] = []
@@ -135,7 +139,7 @@ class DataParallel(Struct, frozen=True):
             steps = [
                 ("reduce_scatter", f"{prefix}shard", size, shard, DP),
                 ("all_reduce", f"{prefix}replica", size / shard, replica, REPLICA),
-            ]
+            ][: 1 if self.replicas_once and not last else 2]
             if not sharded:
                 group = f"{prefix}dp" if prefix else "dp_cp"
                 steps = [(kind, group, size, shard * replica, DP) for kind in self._whole_reduction]
@@ -176,6 +180,7 @@ def make_data_parallel(plan: Plan) -> DataParallel:
     # DDP fills buckets with parameters' own gradients, where a hook reduces the sums kept beside them
     bucket = p.bucket_bytes * (reduced / compute_bytes(t.precision) if framework.adds_gradients_late else 1.0)
     engine = framework.zero
+    held_back = reduced if holds_back_sums(plan.scenario) else 0.0
     return DataParallel(
         p.zero,
         "after_backward" if p.zero in engine.at_once_at else p.dp_sync,
@@ -191,11 +196,13 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         p.zero >= 2 and not p.accumulate_unsharded and not p.reduces_rows,
         bool(p.param_gather_overlap),
         p.reduces_rows,
-        dtype_bytes(t.grad_dtype) if t.zero_grad == "set_to_none" else 0.0,
+        max(dtype_bytes(t.grad_dtype), held_back) if t.zero_grad == "set_to_none" else 0.0,
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
         engine=engine,
         gather_bucket_bytes=p.gather_bucket_bytes,
+        replicas_once=p.holds_back_replicas,
+        held_back_bytes=held_back,
         by_tensor=framework.gathers_tensor_by_tensor and p.zero == 1,
     )
 
@@ -265,7 +272,7 @@ def weave_backward(
             items += gathers[i + 1] if i + 1 < len(order) else []
             items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
     reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and not dp.at_the_end))
-    buckets = _Buckets(dp) if reduce_now or (last and dp.zero == 3) else None
+    buckets = _Buckets(dp, last) if reduce_now or (last and dp.zero == 3) else None
     for block, items in zip(order, out, strict=True):
         if phase in phases:
             items += block.recompute
@@ -307,8 +314,8 @@ def limit_bytes(dp: DataParallel) -> float:
 class _Buckets:
     """Gradients that wait for their bucket to fill. ZeRO-3 reduces block by block, per_parameter at once."""
 
-    def __init__(self, dp: DataParallel) -> None:
-        self.dp, self.count = dp, 0
+    def __init__(self, dp: DataParallel, last: bool) -> None:
+        self.dp, self.last, self.count = dp, last, 0
         self.limit_bytes = limit_bytes(dp)
         self.dense, self.experts, self.tensors = 0.0, 0.0, 0
 
@@ -340,7 +347,7 @@ class _Buckets:
         dense, experts, self.dense, self.experts = self.dense, self.experts, 0.0, 0.0
         tensors, self.tensors = self.tensors, 0
         self.count += 1
-        reduced = self.dp.reduce(name, dense, experts, f"g{self.count}")
+        reduced = self.dp.reduce(name, dense, experts, f"g{self.count}", self.last)
         return [*join_gradients(reduced, self.dp, tensors), *reduced]
 
 

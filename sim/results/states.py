@@ -95,7 +95,11 @@ def _gradient_bytes(t: Training, stages: Sequence[Stage], n: _Elements) -> float
     gradients = 0.0 if dp.fleeting_gradient_bytes else (n.sharded if gradients_sharded else n.whole)
     buckets = dp.late_gradient_bytes if dp.zero == 0 and dp.shard * dp.replica > 1 else 0.0  # DDP's
     whole = max(sum(b.params + b.expert_params for b in s.blocks) for s in stages) if reduces_rows(dp) else 0.0
-    return gradients * (dtype_bytes(t.grad_dtype) + buckets) + whole * dtype_bytes(t.grad_dtype)
+    # A sum that waits for the replicas takes the place of gradients, which torch frees between steps (foreach_reduce),
+    # or lies beside them where they are kept.
+    own_bytes, held_back = dtype_bytes(t.grad_dtype), dp.held_back_bytes
+    each = own_bytes + held_back if t.zero_grad == "keep" else max(own_bytes, held_back)
+    return gradients * (each + buckets) + whole * own_bytes
 
 
 def reduces_rows(dp: DataParallel) -> bool:

@@ -120,6 +120,8 @@ class UnitSearch:
         result = self._served(requests).result
         if not result["fits_in_memory"]:
             raise InputError("does not fit in memory")
+        if why := result.get("does_not_start"):
+            raise InputError(f"does not start: {why}")
         return all(p.kept(result) for p in self.slo)
 
     def highest(self, start_per_s: float, above_per_s: float = 0.0) -> Point | None:

@@ -27,12 +27,15 @@ from sim.serve.requests import Request
 class Capacity(NamedTuple):
     """Cache of one replica. `blocks` are simulated, `blocks_fit` what there is room for on the fullest stage.
 
-    `token_bytes`: of one token on the stage with most layers (`stage_token_bytes`: the same, what a host copy moves
-    per GPU). `reserve_tokens`: what a sequence holds from the start in the contiguous layout, else 0.
+    `longest_fit`: blocks of the longest request that the engine is made ready for, of which layers with windows keep
+    less (`Inference.longest`). `token_bytes`: of one token on the stage with most layers (`stage_token_bytes`: the
+    same, what a host copy moves per GPU). `reserve_tokens`: what a sequence holds from the start in the contiguous
+    layout, else 0.
     """
 
     blocks: int
     blocks_fit: int
+    longest_fit: int
     reserve_tokens: int
     token_bytes: tuple[float, ...]
     weight_bytes: tuple[float, ...]
@@ -167,6 +170,21 @@ class _Held(NamedTuple):
     drafts: tuple[float, float] = (0.0, 0.0)  # weights, and the cache of each token
 
 
+def _held(
+    i: Inference, costs: IterationCosts, weights: tuple[float, ...], buffers: tuple[float, ...], length: float
+) -> list[_Held]:
+    """What the GPUs of each stage hold, a token's cache as in sequences of `length`; a draft is the last stage's."""
+    per_token = [_token_bytes(costs, s, length) for s in costs.stages]
+    held = [_Held(*of_stage) for of_stage in zip(weights, buffers, per_token, strict=True)]
+    if (draft := costs.draft) is not None:
+        (own,) = draft.stages
+        if i.speculative is not None and i.speculative.draft is None:  # the tables are the last stage's
+            own = replace(own, embedding=len(costs.stages) > 1, head=False)
+        token = cached_bytes(draft.dims, draft.attentions, own.attentions, length)
+        held[-1] = held[-1]._replace(drafts=(weight_bytes(draft.dims, draft.specs, own), token))
+    return held
+
+
 def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _Held) -> int:
     """Blocks of a cache of f·(m·memory - weights - buffers) bytes on a GPU, of m `memory_fraction` and f
     `free_fraction`.
@@ -221,20 +239,18 @@ def cache_capacity(
         weights = tuple([w - own.host_bytes for w, own in zip(weights, costs.offloaded, strict=True)])
         buffers = tuple([b + own.room_bytes for b, own in zip(buffers, costs.offloaded, strict=True)])
     mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
-    per_token = tuple(_token_bytes(costs, s, mean) for s in costs.stages)
-    held = [_Held(*of_stage) for of_stage in zip(weights, buffers, per_token, strict=True)]
-    if (draft := costs.draft) is not None:
-        (own,) = draft.stages
-        if i.speculative is not None and i.speculative.draft is None:  # the tables are the last stage's
-            own = replace(own, embedding=len(costs.stages) > 1, head=False)
-        drafting = weight_bytes(draft.dims, draft.specs, own)
-        drafted_token = cached_bytes(draft.dims, draft.attentions, own.attentions, mean)
-        held[-1] = held[-1]._replace(drafts=(drafting, drafted_token))
-        weights = (*weights[:-1], weights[-1] + drafting)
-        per_token = (*per_token[:-1], per_token[-1] + drafted_token)
-    fit = min(_blocks_fit(scenario, held_bytes, static, of_stage) for of_stage in held if of_stage.token)
+    held = _held(i, costs, weights, buffers, mean)
+    per_token = tuple([of_stage.token + of_stage.drafts[1] for of_stage in held])
+    alone, weights = weights, tuple([of_stage.weights + of_stage.drafts[0] for of_stage in held])
+
+    def room(stages: list[_Held]) -> int:
+        return min(_blocks_fit(scenario, held_bytes, static, of_stage) for of_stage in stages if of_stage.token)
+
+    fit = room(held)
+    longest_fit = room(_held(i, costs, alone, buffers, i.longest(d.model) or mean))
     each = -(-max(longest - 1, reserve) // block)
     spare = int(engine_of(i.engine).watermark is not None)  # without a free block no sequence goes on
     needed = each * (sequences if static else 1) + spare
     host_bytes = scenario.cluster.gpu.memory_bytes
-    return Capacity(max(fit, needed), fit, reserve, per_token, weights, buffers, int(host_bytes // max(per_token)))
+    host_tokens = int(host_bytes // max(per_token))
+    return Capacity(max(fit, needed), fit, longest_fit, reserve, per_token, weights, buffers, host_tokens)

@@ -21,8 +21,9 @@ from sim.core.files import read_text
 from sim.core.json_text import parse_json
 from sim.core.units import counted
 from sim.inputs.input_source import show
-from sim.inputs.workloads import HASHED_SUFFIX, MAX_REQUESTS, MAX_TOKENS, RequestPattern, RequestTrace
+from sim.inputs.workloads import HASHED_SUFFIX, MAX_REQUESTS, MAX_TOKENS, Inference, RequestPattern, RequestTrace
 from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
+from sim.serve.engines.file import engine_of
 
 MAX_TRACE_BYTES = 256 * 2**20
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -72,6 +73,18 @@ def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...
         for length in (requests.prompt_len, requests.output_len)
     )
     return tuple(map(Request, np.cumsum(gaps).tolist(), prompts, outputs))
+
+
+def accepted(requests: tuple[Request, ...], inference: Inference) -> tuple[Request, ...]:
+    """Those that the engine does not refuse, with `max_request_tokens` and what `Engine.request_margin_tokens` takes.
+
+    vLLM compares prompt and answer with max_model_len (0.11, v1/engine/processor.py and
+    entrypoints/openai/serving_engine.py), SGLang with context_len (0.5.3, srt/managers/tokenizer_manager.py).
+    """
+    if inference.max_request_tokens is None:
+        return requests
+    most = inference.max_request_tokens - engine_of(inference.engine).request_margin_tokens
+    return tuple([r for r in requests if r.prompt_tokens + r.output_tokens <= most])
 
 
 def read_trace(path: str | Path) -> tuple[Request, ...]:

@@ -16,7 +16,7 @@ from sim.prices.profiles import load_profile
 from sim.serve.quick_pass import QuickPass
 from sim.serve.replicas.pools import Pool, decode_pool, experts_span, prefill_pool, whole_pool
 from sim.serve.replicas.router import ROUTERS
-from sim.serve.requests import Request, make_requests
+from sim.serve.requests import Request, accepted, make_requests
 from sim.serve.results.result import ServingSimulation
 from sim.serve.scheduling.adapters import with_adapters, with_named
 from sim.serve.scheduling.sequences import Sequence
@@ -63,13 +63,30 @@ def simulate_serving(
     elif any(r.adapter for r in found):
         why = "the trace names LoRA adapters (adapter_id); inference.lora says their rank"
         raise scenario.error(("inference", "requests"), why)
+    found = _accepted(scenario, sent := found)
     path = _path(scenario, engine, found)
     sequences = [Sequence(r, n) for n, r in enumerate(found)]
     with no_collection():
         pools = _pools(scenario, prices, sequences, held_bytes, costs)
         transfers, spans = _serve(pools, sequences, scenario, path, group)
     wall_s = time.perf_counter() - begin
-    return ServingSimulation(scenario, prices, pools, transfers, path, wall_s, found, held_bytes, spans)
+    refused = len(sent) - len(found)
+    return ServingSimulation(scenario, prices, pools, transfers, path, wall_s, found, refused, held_bytes, spans)
+
+
+def _accepted(scenario: Scenario, requests: tuple[Request, ...]) -> tuple[Request, ...]:
+    """The requests that the engine takes.
+
+    Raises:
+        InputError: if it takes none.
+    """
+    found = accepted(requests, scenario.for_serving)
+    if not found:
+        most = scenario.for_serving.max_request_tokens
+        shortest = min([r.prompt_tokens + r.output_tokens for r in requests])
+        why = f"every request has more tokens, prompt and answer together (the shortest {shortest:,})"
+        raise scenario.error(("inference", "max_request_tokens"), f"found {most:,}; {why}, and the engine refuses them")
+    return found
 
 
 def _pools(

@@ -79,6 +79,10 @@ FOUR_RANKS = {
     "zero 3 pp2 split": small({"dp": 2, "pp": 2, "zero": 3, "schedule": "zb_v"}, layers=4),
     "zero 2 hybrid": small({"dp": 4, "zero": 2, "shard_size": 2, "bucket_bytes": 50_000}),
     "zero 3 hybrid": small({"dp": 4, "zero": 3, "shard_size": 2}),
+    "zero 2 hybrid, once": small(
+        {"dp": 4, "zero": 2, "shard_size": 2, "bucket_bytes": 50_000, "all_reduce_once": True}, m=3
+    ),
+    "zero 3 hybrid, once": small({"dp": 4, "zero": 3, "shard_size": 2, "all_reduce_once": True}, m=3),
     "pp4": small({"pp": 4, "schedule": "1f1b"}),
     "pp4 dualpipe": small({"pp": 4, "schedule": "dualpipe"}, m=8),
     "dp2 pp2 dualpipe zero 1": small({"dp": 2, "pp": 2, "schedule": "dualpipe", "zero": 1, "bucket_bytes": 50_000}),

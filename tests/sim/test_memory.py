@@ -175,6 +175,28 @@ def test_hybrid_sharding_divides_by_the_shard_group() -> None:
     assert m["parameters"] == pytest.approx(2 * PSI / 2)
 
 
+@pytest.mark.parametrize(
+    ("zero_grad", "reduced", "once", "bytes_each"),
+    [
+        (None, "fp32", False, 2),
+        (None, "fp32", True, 4),  # the sum in the place of the gradients
+        (None, "bf16", True, 2),
+        ("set_to_none", "fp32", True, 4),
+        ("keep", "fp32", True, 2 + 4),
+        ("keep", "bf16", True, 2 + 2),
+    ],
+)
+def test_a_shards_sum_that_waits_for_its_replicas_is_kept_as_it_is_reduced(
+    zero_grad: str | None, reduced: str, once: bool, bytes_each: int
+) -> None:
+    """torch's FSDP2, `foreach_reduce`: `partial_reduce_output` is there before `sharded_param.grad` is."""
+    layout = {"dp": 8, "zero": 3, "shard_size": 2, "all_reduce_once": once}
+    dtypes = {"grad_dtype": "bf16", "grad_reduce_dtype": reduced, "zero_grad": zero_grad}
+    assert memory(layout, global_batch_size=16, **dtypes)["gradients"] == pytest.approx(bytes_each * PSI / 2)
+    alone = memory(layout, global_batch_size=8, **dtypes)["gradients"]  # one micro-batch
+    assert alone == pytest.approx(2 * PSI / 2)
+
+
 def test_the_stair_of_1f1b() -> None:
     """Rank r keeps the activations of p − r micro-batches, GPipe all of them (Narayanan 2021, figure 4)."""
     p, m = 4, 8

@@ -245,6 +245,7 @@ def test_inference_defaults() -> None:
         "precision": "bf16",
         "max_running_requests": 256,
         "max_batch_tokens": 8192,
+        "max_request_tokens": None,
         "preemption": "recompute",
         "attention": "fused",
         "requests": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,38 @@ def test_with_one_stage_a_rank_all_micro_batches_are_a_row(sync: str) -> None:
 
 def test_hybrid_sharding_adds_an_all_reduce_of_the_shard() -> None:
     assert passes({"zero": 3, "shard_size": 4}) == pytest.approx(3 + 2 / 4)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize(("zero", "of_shards"), [(2, lambda k: k + 1), (3, lambda k: 3 * k)])
+def test_replicas_all_reduce_each_micro_batchs_shard_or_their_sum_once(
+    zero: int, of_shards: Callable[[int], int], pp: int
+) -> None:
+    """2kΨ/n, or 2Ψ/n (torch's FSDP2, `set_requires_all_reduce`); what shards send is the same."""
+    n, k = 4, 6
+    layout = {"dp": 8, "pp": pp, "zero": zero, "shard_size": n}
+    each, once = (
+        traffic(("shard", "replica"), {**layout, "all_reduce_once": o}, global_batch_size=8 * k, grad_dtype="bf16")
+        for o in (False, True)
+    )
+    params = simulate(case({"dp": 8, "pp": pp}, {"global_batch_size": 8})).result["memory"][0]["parameters"]
+    assert each["all_reduce"] == pytest.approx(k * params / n, rel=1e-4)
+    assert once["all_reduce"] == pytest.approx(params / n, rel=1e-4)
+    for way in (each, once):
+        sent = way["reduce_scatter"] + way["all_gather"]
+        assert sent == pytest.approx(of_shards(k) * params, rel=1e-4)
+
+
+def test_the_sum_goes_on_to_the_replicas_with_the_last_micro_batch() -> None:
+    layout = {"dp": 16, "zero": 3, "shard_size": 8, "all_reduce_once": True}
+    result = simulate(case(layout, {"global_batch_size": 16 * 3}, cluster="dgx-h100"), expand=True)
+    spans = list(result.timeline.spans())
+    shards = [s for s in spans if s.kind == "REDUCE_SCATTER"]
+    replicas = [s for s in spans if s.stream == "replica"]
+    assert len(shards) == 3 * len(replicas) == 3 * (LAYERS + 2)
+    for shard, replica in zip(shards[-len(replicas) :], replicas, strict=True):
+        assert replica.start_s >= shard.end_s * (1 - 1e-9)
+    assert min(s.start_s for s in replicas) > shards[2 * len(replicas) - 1].end_s
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

@@ -204,8 +204,14 @@ class Engine:
         False, "memory_fraction is of weights and cache alone; an iteration's tensors are in the rest of the memory"
     )
     whole_prompt_tokens: int | None = fact(
-        None, "without chunks max_batch_tokens are the model's positions, where known, and at least so many"
+        None,
+        "without chunks max_batch_tokens are as many as a request may have, where that is known, and at least so many, "
+        "or (0) as many as with chunks",
     )
+    room_for_longest: bool = fact(
+        False, "it does not start unless its cache has room for one request as long as it may be"
+    )
+    request_margin_tokens: int = fact(0, "a request has to be shorter than the limit by so many tokens")
     defaults: Defaults = fact(Defaults(), "what keys are where a scenario leaves them out")  # noqa: RUF009  a tuple
     cases: tuple[Case, ...] = fact((), "where they are others; of those that hold the last decides")
 
@@ -225,24 +231,31 @@ class Engine:
             return HostTimes()
         return self.host.get(architecture) or list(self.host.values())[-1]
 
-    @property
-    def by_positions(self) -> frozenset[str]:
-        """Keys whose defaults depend on how many positions the model was made for."""
-        whole = {"max_batch_tokens"} if self.whole_prompt_tokens is not None else set()
+    def by_positions(self, chunked: bool) -> frozenset[str]:
+        """Keys whose defaults depend on how long a request may be, with or without chunks of prompts."""
+        depends = self.whole_prompt_tokens is not None and not (chunked and self.defaults.chunked_prefill)
+        whole = {"max_batch_tokens"} if depends else set()
         return frozenset(whole.union(*[case.changes for case in self.cases if case.positions]))
 
     def defaults_on(
-        self, architecture: str, memory_bytes: float, tp: int, pp: int, positions: int, drafts: Drafts = "none"
+        self,
+        architecture: str,
+        memory_bytes: float,
+        tp: int,
+        pp: int,
+        positions: int,
+        drafts: Drafts = "none",
+        whole: bool = False,
     ) -> Defaults:
-        """What the engine sets by itself on such GPUs for a model of so many positions (0: unknown), split over
-        `tp`·`pp` ranks; `drafts`: who drafts tokens for it."""
+        """What the engine sets by itself on such GPUs for requests of up to so many positions (0: unknown), split over
+        `tp`·`pp` ranks; `drafts`: who drafts tokens for it; `whole`: it is told to compute prompts whole."""
         d = self.defaults
         for case in self.cases:
             fits = memory_bytes >= case.memory_bytes and architecture not in case.but
             if fits and tp >= case.tp and positions >= case.positions and (drafts != "none") >= case.drafting:
                 d = d._replace(**case.changes)
-        if self.whole_prompt_tokens is not None and positions and not d.chunked_prefill:
-            d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens))
+        if self.whole_prompt_tokens is not None and positions and (whole or not d.chunked_prefill):
+            d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens or d.max_batch_tokens))
         return (
             d if self.fraction is None else d._replace(memory_fraction=self.fraction(memory_bytes, tp * pp, d, drafts))
         )

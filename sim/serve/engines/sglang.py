@@ -57,6 +57,7 @@ _SGLANG_04 = Engine(
     prompts_lead=True,
     retract_room_tokens=20,  # retract_decode_steps, as `sim.serve.scheduling.reserved_output`
     merges_prefixes=True,
+    request_margin_tokens=1,  # srt/managers/tokenizer_manager.py: fewer than context_len
     activations_outside=True,
     overlaps_stages=False,
     overlaps_drafting=(False, False),

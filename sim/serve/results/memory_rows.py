@@ -1,10 +1,9 @@
-"""What the GPUs of a served workload hold: in use, reserved by the engine, and whether the engine starts at all."""
+"""What the GPUs of a served workload hold: in use, and reserved by the engine."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.core.units import n_bytes, percent
 from sim.results.metrics import text_of
 from sim.results.records import MemoryRow
 from sim.serve.memory import buffer_bytes, routed_bytes
@@ -63,29 +62,3 @@ def _expert_memory(pool: Pool) -> tuple[MemoryRow, ...]:
     none = {"gradients": 0.0, "optimizer": 0.0, "activations": 0.0, "kv_cache": 0.0}
     of_all = {"parameters": weights, "buffers": buffers, "peak": held, "limit": limit, "reserved": held}
     return (MemoryRow(ranks=ranks, rank=first, count=apart.gpus, **none, **of_all),)
-
-
-def why_no_start(pools: tuple[Pool, ...]) -> str | None:
-    """What a GPU would hold and what it has, where beside that there is no room for one block of the cache; None where
-    there is. vLLM ends with "No available memory for the cache blocks" then (v1/core/kv_cache_utils.py), others alike.
-    """
-    pool = next((p for p in pools if not p.capacity.starts), None)
-    if pool is None:
-        return None
-    c, memory = pool.capacity, pool.scenario.cluster.gpu.memory_bytes
-    weights, buffers = max(zip(c.weight_bytes, c.buffer_bytes, strict=True), key=sum)
-    where = "" if len(pools) == 1 else f"pool {pool.name}: "
-    held = f"{where}weights {n_bytes(weights)}"
-    if weights > memory:
-        return f"{held}, the GPU has {n_bytes(memory)}"
-    held += f" and an iteration's tensors {n_bytes(buffers)}"
-    return f"{held}, the GPU has {n_bytes(memory)}{_part_for_engine(pool, memory)}"
-
-
-def _part_for_engine(pool: Pool, memory: float) -> str:
-    """What the engine takes of a GPU, where that is not all."""
-    inference = pool.scenario.for_serving
-    share = 1.0 if inference.batching == "static" else inference.kv_cache.memory_fraction
-    if share == 1.0:
-        return ""
-    return f", of which the engine takes {n_bytes(share * memory)} (kv_cache.memory_fraction {percent(share)})"

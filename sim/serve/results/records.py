@@ -162,7 +162,8 @@ class ServingResult(Record, frozen=True, kw_only=True):
     duration_interval_s: Bounds  # 90 %, of which `interval_from` says in words what it is made of
     interval_from: str
     intervals: ServingIntervals | None = None  # of the other quantities; None where nobody asked for them
-    requests: int
+    requests: int  # that were served
+    requests_refused: int = 0  # further ones, with more tokens than `inference.max_request_tokens`
     request_latency_s: Percentiles
     queue_time_s: Percentiles  # from a request's arrival to its first admission
     time_to_first_token_s: Percentiles

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.quantization import QUANTIZATIONS
 from sim.core.timeline import Timeline
 from sim.core.units import counted
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.programs.priced_items import Shares, add_all
-from sim.ranks.faults import has_jitter
 from sim.results.certainty import StepInterval
 from sim.results.memory import MemoryCurve
-from sim.results.metrics import provenance, roofline_warnings
+from sim.results.metrics import provenance
 from sim.results.records import Engine
 from sim.serve.cache.use import kv_cache_use
 from sim.serve.memory import Capacity, adapter_bytes
@@ -30,7 +27,7 @@ from sim.serve.replicas.replica import Replica
 from sim.serve.replicas.scaling_use import scaling_use
 from sim.serve.results.certainty import server_interval
 from sim.serve.results.latencies import RequestTimes, TokenGaps, request_times, token_gaps
-from sim.serve.results.memory_rows import memory_rows, why_no_start
+from sim.serve.results.memory_rows import memory_rows
 from sim.serve.results.records import (
     AdapterUse,
     OffloadUse,
@@ -41,6 +38,8 @@ from sim.serve.results.records import (
     TransferUse,
     percentiles,
 )
+from sim.serve.results.serving_warnings import lacks_memory, serving_warnings
+from sim.serve.results.starts import room_for_longest, why_no_room, why_not_so_long
 from sim.serve.results.timeline import make_timeline, memory_curves
 from sim.serve.scheduling.sequences import Sequence
 from sim.serve.scheduling.speculation import expected_tokens
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
     from sim.serve.replicas.autoscaler import Span
     from sim.serve.replicas.handover import Transfer
     from sim.serve.requests import Request
-
-OVERLOADED = 0.1  # of all requests: more that wait at the last arrival are a queue that grows
 
 
 class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
@@ -63,6 +60,7 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
     path: str  # simpy or static: what gave the times
     wall_s: float
     requests: tuple[Request, ...]
+    refused: int = 0  # further ones, which the engine did not take
     held_bytes: float = 0.0  # of every GPU, which belong to others
     spans: tuple[Span, ...] = ()  # autoscaling: when which replica was on
 
@@ -175,6 +173,8 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
     rate = output / busy_s
     memory = memory_rows(sim.pools)
     peak = max(row.peak for row in memory)
+    no_start = why_no_room(sim.pools) or why_not_so_long(sim.pools)
+    too_long = sim.scenario.for_serving.max_request_tokens is not None and room_for_longest(sim.pools) is not None
     fits = all(row.peak <= row.limit for row in memory) and all(
         pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools
     )
@@ -186,6 +186,7 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         duration_interval_s=(sim.start_s + sim.likely.low_s, sim.start_s + sim.likely.high_s),
         interval_from=sim.likely.why,
         requests=len(sequences),
+        requests_refused=sim.refused,
         request_latency_s=percentiles(times.latency_s.tolist()),
         queue_time_s=percentiles(times.queue_s.tolist()),
         time_to_first_token_s=percentiles(times.first_token_s.tolist()),
@@ -208,10 +209,10 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         peak_memory_bytes=peak,
         peak_reserved_bytes=max(row.reserved or 0.0 for row in memory),
         memory=memory,
-        fits_in_memory=fits,
-        does_not_start=why_no_start(sim.pools),
+        fits_in_memory=fits and not too_long,
+        does_not_start=no_start,
         provenance=provenance(sim.profile, shares),
-        warnings=(*_lacks_memory(sim), *sim.scenario.warnings, *_warnings(sim, fits, shares)),
+        warnings=(*lacks_memory(sim), *sim.scenario.warnings, *serving_warnings(sim, fits, shares)),
         engine=Engine(tasks=sum(len(r.iterations) for r in sim.replicas), wall_s=sim.wall_s, path=sim.path),
     )
 
@@ -296,77 +297,3 @@ def _offload(sim: ServingSimulation) -> OffloadUse | None:
     own = [stage for pool in sim.pools for stage in pool.costs.offloaded]
     most = max(own, key=lambda stage: stage.copy_s, default=None)
     return None if most is None else OffloadUse(host_bytes=most.host_bytes, copy_s=most.copy_s)
-
-
-def waiting_at_last_arrival(sequences: Iterable[Sequence]) -> int:
-    """Requests that have come and are not admitted yet when the last one comes; 0 where all come at once."""
-    sequences = list(sequences)
-    arrivals = [s.arrival_s for s in sequences]
-    last_s = max(arrivals, default=0.0)
-    if last_s == min(arrivals, default=0.0):
-        return 0
-    return sum(s.admitted_s > last_s for s in sequences if s.arrival_s < last_s)
-
-
-def _lacks_memory(sim: ServingSimulation) -> list[str]:
-    """Of an engine that does not start, or requests that do not fit."""
-    if (why := why_no_start(sim.pools)) is not None:
-        return [f"does not fit in memory, so it does not start: {why}; its times are of a server with more memory"]
-    out = []
-    for pool in sim.pools:
-        c, block = pool.capacity, sim.scenario.for_serving.kv_cache.block_tokens
-        if c.blocks > c.blocks_fit:
-            where = "" if len(sim.pools) == 1 else f", pool {pool.name}"
-            out.append(
-                f"does not fit in memory{where}: the requests need a cache of {c.blocks * block:,} tokens; beside "
-                f"weights and buffers there is room for {c.blocks_fit * block:,}"
-            )
-    return out
-
-
-def _warnings(sim: ServingSimulation, fits: bool, shares: Shares) -> list[str]:
-    out, inference = [], sim.scenario.for_serving
-    if has_jitter(sim.scenario):
-        out.append("faults.jitter: is not simulated for serving; stragglers and links are")
-    out += [*_whole_prompts(sim), *_beyond_positions(sim)]
-    waiting = waiting_at_last_arrival(sim.sequences)
-    if fits and waiting > OVERLOADED * len(sim.sequences):
-        out.append(
-            f"requests come faster than they are served: {waiting:,} of {len(sim.sequences):,} wait when the last one "
-            "arrives, so latencies grow with the number of requests (`stepsim search --slo` finds the highest rate)"
-        )
-    linear = sim.costs.dims.linear
-    if QUANTIZATIONS[inference.quantization].matmul not in (None, linear):
-        out.append(
-            f"inference.quantization: {sim.scenario.cluster.gpu.name} multiplies no {inference.quantization}; "
-            f"weights are kept in 8 bits and multiplied in {linear}"
-        )
-    return out + roofline_warnings(shares)
-
-
-def _whole_prompts(sim: ServingSimulation) -> list[str]:
-    """Of prompts that the engine would refuse: longer than an iteration's tokens, which it does not cut."""
-    i, scheduler = sim.scenario.for_serving, sim.replicas[0].scheduler
-    long = [s.request.prompt_tokens for s in sim.sequences if s.request.prompt_tokens > i.max_batch_tokens]
-    if scheduler.splits or not long or i.batching == "static":
-        return []
-    return [
-        f"inference.max_batch_tokens: {len(long):,} of {len(sim.sequences):,} prompts exceed {i.max_batch_tokens:,}, "
-        f"the longest has {max(long):,} tokens; engine {i.engine} cuts no prompts with chunked_prefill false and would "
-        f"refuse them; simulated with {scheduler.limits.batch_tokens:,}"
-    ]
-
-
-def _beyond_positions(sim: ServingSimulation) -> list[str]:
-    """Of requests that are longer than the model: vLLM (max_model_len), SGLang (context_length) and TensorRT-LLM
-    (max_seq_len) take the positions of its config.json as their limit, and refuse them."""
-    longest = sim.scenario.model.longest
-    lengths = [s.request.prompt_tokens + s.request.output_tokens for s in sim.sequences]
-    long = [tokens for tokens in lengths if tokens > longest]
-    if not longest or not long:
-        return []
-    return [
-        f"inference.requests: {len(long):,} of {len(lengths):,} have more tokens (prompt and answer, up to "
-        f"{max(long):,}) than the {longest:,} positions that the model was made for (model.trained_positions); engines "
-        "refuse such requests by default; simulated as if they were served"
-    ]

@@ -39,6 +39,7 @@ vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size $TP \\
         "quantization": "fp8",
         "max_running_requests": 128,
         "max_batch_tokens": 4096,
+        "max_request_tokens": 32768,
         "cuda_graphs": False,
         "prefix_cache": "none",
         "kv_cache": {"dtype": "fp8"},
@@ -77,11 +78,14 @@ python3 -m sglang.bench_serving --random-input 1024 --random-output 512 --random
 )
 def test_requests_that_the_engine_would_refuse_are_told(tmp_path: Path, server: str, flag: str) -> None:
     """1,100 and 220 tokens at most."""
-    for limit, told in (("1319", True), ("1320", False), ("auto", False)):
-        _, text = converted(tmp_path, f"{server} {flag} {limit} &\n{BENCH} --random-range-ratio 0.1")
+    for limit, most in (("1319", 1319), ("1320", 1320), ("1.3k", 1300), ("2K", 2048), ("auto", None)):
+        found, text = converted(tmp_path, f"{server} {flag} {limit} &\n{BENCH} --random-range-ratio 0.1")
+        assert found["inference"].get("max_request_tokens") == most
+        told = most is not None and most < 1320
         assert (f"{limit}: requests have up to 1,320 tokens; the engine refuses longer ones" in text) == told
-        assert (f"{limit}: without effect: requests have up to 1,320 tokens" in text) != told
+        assert (f"{limit}: the engine takes as many as its cache has room for" in text) == (most is None)
         assert "not expressed here" not in text
+        parse_scenario(found)
 
 
 def test_sglangs_mixed_chunks(tmp_path: Path) -> None:
@@ -202,7 +206,9 @@ def test_deepep_gives_each_rank_experts_of_its_own(tmp_path: Path) -> None:
 def test_benchmarks_that_start_the_engine_and_servers_without_one(
     tmp_path: Path, script: str, engine: str, requests: tuple[int, int, int]
 ) -> None:
-    found, text = converted(tmp_path, f"{script} --tensor-parallel-size 2 --max-model-len 4096 --new-flag 3")
+    limit = "--context-length" if engine == "sglang" else "--max-model-len"
+    found, text = converted(tmp_path, f"{script} --tensor-parallel-size 2 {limit} 4096 --new-flag 3")
+    assert found["inference"]["max_request_tokens"] == 4096
     assert found["inference"]["engine"].startswith(engine)
     assert found["parallelism"]["tp"] == 2
     asked = found["inference"]["requests"]

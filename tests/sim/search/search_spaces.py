@@ -68,7 +68,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {
         "model": {**MOE, "mtp_layers": 1},
         "calibration": "h100-sxm",
-        "parallelism": {"ep_overlap": True, "shard_size": 2},
+        "parallelism": {"ep_overlap": True, "shard_size": 2, "all_reduce_once": True},
     },
     {
         "training": {"precision": "fp8", "framework": "megatron"},

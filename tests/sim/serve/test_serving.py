@@ -16,7 +16,8 @@ from sim.models.parameters import count_parameters
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.load import Load
 from sim.serve.requests import Request
-from sim.serve.results.result import ServingSimulation, waiting_at_last_arrival
+from sim.serve.results.result import ServingSimulation
+from sim.serve.results.serving_warnings import waiting_at_last_arrival
 from sim.serve.simulation import simulate_serving
 from tests.sim.serve.serving_cases import SMALL, WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
 

@@ -1,0 +1,142 @@
+"""What is said of a simulated serving workload beside its numbers: whom the engine would refuse, what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from sim.core.quantization import QUANTIZATIONS
+from sim.programs.priced_items import Shares
+from sim.ranks.faults import has_jitter
+from sim.results.metrics import roofline_warnings
+from sim.serve.results.starts import room_for_longest, why_no_room, why_not_so_long
+from sim.serve.scheduling.sequences import Sequence
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+    from sim.serve.prices.costs import IterationCosts
+    from sim.serve.replicas.pools import Pool
+    from sim.serve.replicas.replica import Replica
+
+OVERLOADED = 0.1  # of all requests: more that wait at the last arrival are a queue that grows
+
+
+class Served(Protocol):
+    """What of a simulated workload decides the warnings: see `ServingSimulation`."""
+
+    @property
+    def scenario(self) -> Scenario: ...
+    @property
+    def pools(self) -> tuple[Pool, ...]: ...
+    @property
+    def refused(self) -> int: ...
+    @property
+    def costs(self) -> IterationCosts: ...
+    @property
+    def replicas(self) -> tuple[Replica, ...]: ...
+    @property
+    def sequences(self) -> list[Sequence]: ...
+
+
+def waiting_at_last_arrival(sequences: Iterable[Sequence]) -> int:
+    """Requests that have come and are not admitted yet when the last one comes; 0 where all come at once."""
+    sequences = list(sequences)
+    arrivals = [s.arrival_s for s in sequences]
+    last_s = max(arrivals, default=0.0)
+    if last_s == min(arrivals, default=0.0):
+        return 0
+    return sum(s.admitted_s > last_s for s in sequences if s.arrival_s < last_s)
+
+
+def lacks_memory(sim: Served) -> list[str]:
+    """Of an engine that does not start, or requests that do not fit."""
+    if (why := why_no_room(sim.pools)) is not None:
+        return [f"does not fit in memory, so it does not start: {why}; its times are of a server with more memory"]
+    if (why := why_not_so_long(sim.pools)) is not None:
+        return [f"does not start: {why}; its times are of a server that does"]
+    out = []
+    for pool in sim.pools:
+        c, block = pool.capacity, sim.scenario.for_serving.kv_cache.block_tokens
+        if c.blocks > c.blocks_fit:
+            where = "" if len(sim.pools) == 1 else f", pool {pool.name}"
+            out.append(
+                f"does not fit in memory{where}: the requests need a cache of {c.blocks * block:,} tokens; beside "
+                f"weights and buffers there is room for {c.blocks_fit * block:,}"
+            )
+    return out
+
+
+def serving_warnings(sim: Served, fits: bool, shares: Shares) -> list[str]:
+    out, inference = [], sim.scenario.for_serving
+    if has_jitter(sim.scenario):
+        out.append("faults.jitter: is not simulated for serving; stragglers and links are")
+    out += [*_whole_prompts(sim), *_too_long(sim), *_beyond_positions(sim)]
+    waiting = waiting_at_last_arrival(sim.sequences)
+    if fits and waiting > OVERLOADED * len(sim.sequences):
+        out.append(
+            f"requests come faster than they are served: {waiting:,} of {len(sim.sequences):,} wait when the last one "
+            "arrives, so latencies grow with the number of requests (`stepsim search --slo` finds the highest rate)"
+        )
+    linear = sim.costs.dims.linear
+    if QUANTIZATIONS[inference.quantization].matmul not in (None, linear):
+        out.append(
+            f"inference.quantization: {sim.scenario.cluster.gpu.name} multiplies no {inference.quantization}; "
+            f"weights are kept in 8 bits and multiplied in {linear}"
+        )
+    return out + roofline_warnings(shares)
+
+
+def _whole_prompts(sim: Served) -> list[str]:
+    """Of prompts that the engine would refuse: longer than an iteration's tokens, which it does not cut."""
+    i, scheduler = sim.scenario.for_serving, sim.replicas[0].scheduler
+    long = [s.request.prompt_tokens for s in sim.sequences if s.request.prompt_tokens > i.max_batch_tokens]
+    if scheduler.splits or not long or i.batching == "static":
+        return []
+    return [
+        f"inference.max_batch_tokens: {len(long):,} of {len(sim.sequences):,} prompts exceed {i.max_batch_tokens:,}, "
+        f"the longest has {max(long):,} tokens; engine {i.engine} cuts no prompts with chunked_prefill false and would "
+        f"refuse them; simulated with {scheduler.limits.batch_tokens:,}"
+    ]
+
+
+def _too_long(sim: Served) -> list[str]:
+    """Of requests that the engine has refused, and of a limit beyond the model's positions, which it only takes when
+    told so twice (vLLM, config/model.py: VLLM_ALLOW_LONG_MAX_MODEL_LEN; SGLang, srt/configs/model_config.py:
+    SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN)."""
+    i, positions, out = sim.scenario.for_serving, sim.scenario.model.longest, []
+    if i.max_request_tokens is None:
+        return []
+    if sim.refused:
+        out.append(
+            f"inference.max_request_tokens: {sim.refused:,} of {sim.refused + len(sim.sequences):,} requests have more "
+            f"than {i.max_request_tokens:,} tokens, prompt and answer together; engine {i.engine} refuses them"
+        )
+    if positions and i.max_request_tokens > positions:
+        out.append(
+            f"inference.max_request_tokens: {i.max_request_tokens:,} exceeds the {positions:,} positions that the "
+            "model was made for (model.trained_positions); engines refuse that unless an environment variable allows it"
+        )
+    return out
+
+
+def _beyond_positions(sim: Served) -> list[str]:
+    """Of requests that are longer than the model: vLLM (max_model_len), SGLang (context_length) and TensorRT-LLM
+    (max_seq_len) take the positions of its config.json as their limit, and refuse them. Of an engine that does not
+    start, as its cache has no room for one request of so many."""
+    longest, i = sim.scenario.model.longest, sim.scenario.for_serving
+    lengths = [s.request.prompt_tokens + s.request.output_tokens for s in sim.sequences]
+    long = [tokens for tokens in lengths if tokens > longest]
+    if not longest or i.max_request_tokens is not None:
+        return []
+    if (found := room_for_longest(sim.pools)) is not None and why_no_room(sim.pools) is None:
+        return [
+            f"inference.max_request_tokens: left out, so engine {i.engine} takes the model's {found[0]:,} positions "
+            f"and does not start, as its cache has room for {found[1]:,} tokens; simulated as if it had started"
+        ]
+    if not long:
+        return []
+    return [
+        f"inference.requests: {len(long):,} of {len(lengths):,} have more tokens (prompt and answer, up to "
+        f"{max(long):,}) than the {longest:,} positions that the model was made for (model.trained_positions); engines "
+        "refuse such requests by default; simulated as if they were served"
+    ]
