@@ -263,7 +263,15 @@ BEFORE = {"olmo_hybrid": ["linear_attention"], "bailing_hybrid": ["linear_attent
 
 
 # dtype of the weights, and whether the forward runs under torch.autocast, on a CPU and in bf16
-WAYS = {"fp32": (torch.float32,), "bf16": (torch.bfloat16,), "autocast": (torch.float32, True)}
+WAYS = {"fp32": (torch.float32, False), "bf16": (torch.bfloat16, False), "autocast": (torch.float32, True)}
+# What is measured under it. Left out: layers that are not simulated so, GPT-2 and Phi (a CPU casts no powers), Falcon
+# (whose matmuls read transposed weights, which are cast each time).
+AUTOCAST = """
+bloom cohere cohere2 cwm ernie4_5 exaone exaone4 gemma gemma2 gemma3_text gemma4_text glm glm4 gpt_bigcode gpt_neox
+granite helium hunyuan_v1_dense hyperclovax llama ministral3 mistral mpt olmo olmo2 olmo3 opt phi3 qwen3 seed_oss
+smollm3 stablelm starcoder2 vaultgemma
+"""
+UNDER_AUTOCAST = frozenset(AUTOCAST.split())
 
 
 def config_of(family: str, layers: int) -> Any:
@@ -330,6 +338,7 @@ def measured(family: str) -> dict[str, Any]:
     sizes = {
         name: kept_bytes(config_of(family, 2 * period), *way) - kept_bytes(config_of(family, period), *way)
         for name, way in WAYS.items()
+        if name != "autocast" or family in UNDER_AUTOCAST
     }
     keys = {k: v for k, v in json.loads(twice.to_json_string(use_diff=False)).items() if v is not None}
     row = {"config": keys, "attention": attention, "layers": period, "kept_bytes": sizes}
