@@ -126,6 +126,7 @@ class Titan(Emission):
         if p.zero == 0:
             if p.tp * p.cp * p.pp > 1 and not alone:
                 self.refuse("parallelism.zero", "replicates models without sharding only where tp, cp and pp are 1")
+            self.has_only("training.autocast", (None, True), "runs replicas under torch.autocast")
             return p.dp, 1
         # With a pipeline, gradients are reduced after the last micro-batch (`backward_maybe_with_nosync` of
         # torch.distributed.pipelining.stage); without one, in each micro-batch (torchtitan's `train_step`).

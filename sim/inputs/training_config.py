@@ -127,6 +127,11 @@ class Training(UserInput):
         default=None, description="how 8- and 4-bit matmuls are scaled; null: the framework's own"
     )
     param_dtype: StorageDtype = Field(default_factory=_param_dtype, description="null: precision's 16-bit dtype")
+    autocast: bool | None = Field(
+        default=None,
+        description="forwards run under torch.autocast, which casts fp32 parameters and inputs of matmuls and leaves "
+        "the residual stream in fp32; null: where FSDP does not cast parameters, as the framework does",
+    )
     framework: FrameworkName = USUAL_FRAMEWORK
     software_date: SoftwareDate | None = Field(
         default=None, description="month of the framework's release; null: as frameworks are today"

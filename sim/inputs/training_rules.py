@@ -9,6 +9,7 @@ from sim.inputs.layout_rules import batch, first_problem, micro_batches
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_config import Packing, Recompute, Training
+from sim.models.autocast import casts_on_use, not_under_autocast
 from sim.models.frameworks import framework_of
 from sim.models.recipes import recipe_of
 
@@ -17,6 +18,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
     """Return what is wrong with a training step."""
     for rule in (
         _dtypes,
+        _autocast,
         _indexer,
         _packing,
         _recipe,
@@ -37,6 +39,19 @@ def _dtypes(_: Sections, t: Training) -> Problems:
     if t.param_dtype not in allowed:
         why = f"precision {t.precision} keeps parameters in {' or '.join(allowed)}"
         yield ("training", "param_dtype"), f"found '{t.param_dtype}'; {why}"
+
+
+def _autocast(sections: Sections, t: Training) -> Problems:
+    """Autocast casts whole fp32 parameters, and not what was not followed through its lists."""
+    if not t.autocast:
+        return
+    path, p, model = ("training", "autocast"), sections.parallelism, sections.model
+    if not casts_on_use(t, p, model):
+        given = "a captured program has its own" if model.program is not None else f"zero {p.zero}"
+        why = "it casts whole fp32 parameters (training.param_dtype fp32, precision bf16 or fp16, zero below 3)"
+        yield path, f"found true with param_dtype {t.param_dtype}, precision {t.precision}, {given}; {why}"
+    elif bad := not_under_autocast(t, p, model):
+        yield path, f"found true; not simulated with {bad}"
 
 
 def _indexer(sections: Sections, t: Training) -> Problems:

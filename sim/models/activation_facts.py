@@ -21,12 +21,24 @@ class Passes(NamedTuple):
     backward_kernels: int
 
 
+class Promoted(NamedTuple):
+    """What an activation moves whose formula has an operator that autocast runs in fp32, so that what follows has
+    fp32, too: bytes of an element and kernels, forward and backward; what is kept of it, and its bytes."""
+
+    forward_bytes: float
+    forward_kernels: int
+    backward_bytes: float
+    backward_kernels: int
+    kept: tuple[tuple[str, float], ...]
+
+
 class Activation(Struct, frozen=True):
     """One activation. `gated`: a second projection of the input multiplies the result. `kept`: what eager code keeps
     of it for the backward, each as wide as the inner width; `kept_fused`: what one kernel keeps; `role`: of both.
     `truths`: how many comparisons eager code keeps, a byte for each element.
-    `clamped`: gate and up are clamped first. `torch_kernel`: torch's kernel of a formula that a model's own code writes
-    out (`writes_activations_out`).
+    `clamped`: gate and up are clamped first. `under_autocast`: it is known what autocast makes of it: 16 bits
+    throughout, or what eager code has in `promoted`. `torch_kernel`: torch's kernel of a formula that a model's own
+    code writes out (`writes_activations_out`).
     """
 
     gated: bool
@@ -36,6 +48,8 @@ class Activation(Struct, frozen=True):
     kept_fused: tuple[str, ...]
     role: TensorRole = TensorRole.INNER
     clamped: bool = False
+    under_autocast: bool = True
+    promoted: Promoted | None = None
     truths: int = 0
     torch_kernel: str = ""
 
@@ -55,13 +69,20 @@ ACTIVATIONS: dict[str, Activation] = {
         ("gelu input", "tanh", "half the input", "1 + tanh"),
         ("gelu input",),
         TensorRole.INPUT,
+        # Under autocast the power is of an fp32 copy. Forward: 0.5·x (4), the copy (6), power, product (8, 8), sum with
+        # x (10), product, tanh, 1 + (8, 8, 8), product of both dtypes (10). Backward: the product's factors (10, 12),
+        # one in 16 bits (6), tanh (12), product (8), its 16 bits for x (6), product, the power's x², 3 and product (8,
+        # 8, 8, 12), in 16 bits (6), 0.5 (4), two sums (6, 6).
+        promoted=Promoted(
+            70.0, 9, 112.0, 14, (("gelu input in fp32", 4.0), ("tanh", 4.0), ("half the input", 2.0), ("1 + tanh", 4.0))
+        ),
         torch_kernel="gelu",
     ),
     "swiglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "silu(gate)", "up"), ("gate", "up")),
     "geglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "gelu(gate)", "up"), ("gate", "up")),
     # Eager code keeps its result, which is the next matmul's input (torch derivatives.yaml: relu).
     "relu": Activation(False, _ONE, _ONE, (), ("relu input",), TensorRole.INPUT),
-    "relu2": Activation(False, Passes(4, 2, 8, 3), _ONE, ("relu output",), ("relu output",)),
+    "relu2": Activation(False, Passes(4, 2, 8, 3), _ONE, ("relu output",), ("relu output",), under_autocast=False),
     # xIELU (arXiv 2411.13010) as Transformers' activations.py writes it. Forward: a comparison (2), the positive half
     # (2, 3, 2, 3), the negative one (2, 2, 3, 2, 2, 3), the choice (4). Backward: the choice (5), beta·x twice (4), the
     # square's factors and alpha (3, 3, 2, 4), the negative half's (2, 4, 2, 5), the minimum's (2, 2, 2, 3, 2), sums of
@@ -73,6 +94,7 @@ ACTIVATIONS: dict[str, Activation] = {
         ("xielu input", "alpha times input", "expm1", "difference"),
         ("xielu input",),
         TensorRole.INPUT,
+        under_autocast=False,
         truths=1,
     ),
     # gpt-oss: gate and up clamped (2, 2), alpha times gate (2), its sigmoid (2), their product (3), up + 1 (2), product
@@ -86,6 +108,7 @@ ACTIVATIONS: dict[str, Activation] = {
         ("gate", "up", "clamped gate", "sigmoid", "up + 1", "gated"),
         ("gate", "up"),
         clamped=True,
+        under_autocast=False,
     ),
     # DeepSeek V4: gate and up clamped (2, 2), silu (2), product (3). Backward: product (3, 3), silu (3), clamps (3, 3)
     # (transformers/models/deepseek_v4/modeling_deepseek_v4.py: DeepseekV4Experts._apply_gate).
@@ -96,6 +119,7 @@ ACTIVATIONS: dict[str, Activation] = {
         ("gate", "up", "clamped gate", "silu(gate)", "clamped up"),
         ("gate", "up"),
         clamped=True,
+        under_autocast=False,
     ),
 }
 # Where a framework clamps before the fused kernel: two halves clamped (2, 2) and joined (2, 2). Backward, by operators

@@ -8,7 +8,8 @@ every torch operator.
 from __future__ import annotations
 
 from sim.core.program import NeededBy, Program, Saved
-from sim.models.activation_facts import ACTIVATIONS, CLAMP_TRUTH_BYTES, CLAMPS, Activation, Passes
+from sim.models.activation_facts import ACTIVATIONS, CLAMP_TRUTH_BYTES, CLAMPS, Activation, Passes, Promoted
+from sim.models.casts import casts_apart
 from sim.models.dims import Dims
 from sim.models.elementwise import Traffic
 from sim.models.operators import F, I, Operator, memory_op
@@ -22,6 +23,8 @@ def is_gated(mlp: str) -> bool:
 def activation_traffic(d: Dims, mlp: str) -> Traffic:
     """Bytes of an element of the MLP's inner width, and kernels."""
     record, e, fused = ACTIVATIONS[mlp], d.act_bytes, _fused(d, ACTIVATIONS[mlp])
+    if (own := promoted(d, mlp)) is not None:
+        return Traffic(own.forward_bytes, own.forward_kernels, own.backward_bytes, own.backward_kernels)
     passes = record.fused if fused else record.eager
     # backward writes the output again, for the weight gradient
     again = int(d.framework.rebuilds_pointwise and passes.forward_kernels == 1)
@@ -33,6 +36,11 @@ def activation_traffic(d: Dims, mlp: str) -> Traffic:
     backward, kernels = passes.backward + again + 4 * joined, passes.backward_kernels + joined
     truths = CLAMP_TRUTH_BYTES if apart else 0.0
     return Traffic(passes.forward * e, passes.forward_kernels, backward * e + truths, kernels)
+
+
+def promoted(d: Dims, mlp: str) -> Promoted | None:
+    """What the activation moves and keeps where autocast runs a part of it in fp32, which it then gives on."""
+    return None if _fused(d, ACTIVATIONS[mlp]) or not casts_apart(d) else ACTIVATIONS[mlp].promoted
 
 
 def _fused(d: Dims, record: Activation) -> bool:
@@ -48,6 +56,8 @@ def _clamps_apart(d: Dims, record: Activation) -> bool:
 def activation_saved(d: Dims, mlp: str, elements: float) -> tuple[Saved, ...]:
     """Return what is kept of `elements` of the inner width."""
     record, size = ACTIVATIONS[mlp], elements * d.act_bytes
+    if (own := promoted(d, mlp)) is not None:
+        return tuple(Saved(name, elements * each, NeededBy.INPUT_GRAD, record.role) for name, each in own.kept)
     needed = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the output is made of them
     names = record.kept_fused if _fused(d, record) else record.kept
     names += ("clamped gate", "clamped up") if _clamps_apart(d, record) else ()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from sim.core.dtypes import dtype_bytes, sixteen_bit
+from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
+from sim.models.autocast import autocasts
 from sim.models.framework_facts import Framework
 from sim.models.frameworks import framework_of
 from sim.models.packing import PackedBatch, pack
@@ -65,6 +67,8 @@ class Dims(Struct, frozen=True):
     lora: Lora | None = None
     four_bit: bool = False  # frozen matrices are kept in NF4
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
+    autocast: bool = False  # matmuls cast fp32 parameters and inputs, see `sim.models.autocast`
+    normed_bytes: float = 2.0  # of an element that a norm writes
     streams: Streams = Streams()  # of the residual stream, see `sim.models.hyper_connections`
 
     @property
@@ -75,7 +79,16 @@ class Dims(Struct, frozen=True):
     @property
     def stream_bytes(self) -> float:
         """The residual stream of one micro-batch on this rank, `[batch, seq, streams · hidden]`, in bytes."""
-        return self.rows * self.hidden * self.streams.number * self.act_bytes
+        return self.rows * self.hidden * self.streams.number * self.of_stream.act_bytes
+
+    @property
+    def of_stream(self) -> Dims:
+        """The sizes of what reads and writes the residual stream: under autocast it has fp32. Norms give that on, or
+        16 bits where a compiler puts the casts of the matmuls behind them into the same kernel."""
+        if not self.autocast:
+            return self
+        given = self.act_bytes if self.framework.fuses_chains else FP32_BYTES
+        return replace(self, act="fp32", act_bytes=FP32_BYTES, normed_bytes=given)
 
     @property
     def quantized(self) -> bool:
@@ -185,5 +198,7 @@ def dims(scenario: Scenario) -> Dims:
         lora=t.lora,
         four_bit=t.lora is not None and t.lora.weights == "nf4",
         norm_in_fp32=m.norm_in_fp32,
+        autocast=autocasts(t, p, m),
+        normed_bytes=dtype_bytes(act),
         streams=streams_of(m),
     )

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import EAGER_NORM, NeededBy, Program, Saved, TensorRole
+from sim.models.casts import branch_gradient_casts, mixed, promoted_rope
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, accumulate, memory_op
 
@@ -79,11 +80,12 @@ def norm_traffic(d: Dims, kind: str, after_sum: bool, weighted: bool = True) -> 
     if d.norm_in_fp32 and d.framework.norms_keep_operators:
         return layer_norm_in_fp32(e, weighted)
     # of 5 accesses dx takes 3, the weight's gradient reads x and dy once more; or partial sums of it come with dx
-    backward = d.framework.norm_backward_accesses * e
+    gradients = d.framework.norm_backward_accesses // 2  # reads of dy
+    backward = (d.framework.norm_backward_accesses - gradients) * e + gradients * d.normed_bytes
     kernels = d.framework.norm_backward_kernels
     if after_sum and d.framework.fuses_chains:
-        return Traffic(e, 0, backward, kernels)
-    return Traffic(2 * e, 1, backward, kernels)
+        return Traffic(d.normed_bytes, 0, backward, kernels)
+    return Traffic(e + d.normed_bytes, 1, backward, kernels)
 
 
 def stream_norm(m: ModelConfig, d: Dims, name: str, after_sum: bool = False, keeps_input: bool = True) -> Operator:
@@ -158,8 +160,11 @@ def rope(d: Dims, elements: float) -> Operator:
     fused = d.framework.fuses_rope
     size, (accesses, launches) = elements * d.act_bytes, (2, 1) if fused else (10, 5)
     back_accesses, back_launches = (17, 10) if d.framework.fills_cut_gradients else (accesses, launches)
-    forward = memory_op("rope", F, "elementwise", elements, accesses * size, d.act, 2 * launches)
-    backward = memory_op("rope_backward", I, "elementwise", elements, back_accesses * size, d.act, 2 * back_launches)
+    ahead, back = promoted_rope(d)
+    moved, moved_back = accesses * size + ahead.bytes * elements, back_accesses * size + back.bytes * elements
+    launches, back_launches = launches + ahead.kernels, back_launches + back.kernels
+    forward = memory_op("rope", F, "elementwise", elements, moved, d.act, 2 * launches)
+    backward = memory_op("rope_backward", I, "elementwise", elements, moved_back, d.act, 2 * back_launches)
     return Operator("rope", (forward,), (backward,), backward_bytes=2 * elements * d.act_bytes)
 
 
@@ -228,21 +233,25 @@ def copied(name: str, d: Dims, elements: float, kernels: tuple[int, int] = (1, 1
 
 
 def residual(d: Dims, name: str, bias_after: bool) -> Operator:
-    """Bias (where the matmul could not add it), dropout and the sum with the residual stream."""
-    elements, e = d.rows * d.hidden, d.act_bytes
+    """Bias (where the matmul could not add it), dropout and the sum with the residual stream.
+
+    Under autocast the stream has fp32 and the branch 16 bits, to which the stream's gradient is cast on its way back.
+    """
+    elements, e, wide = d.rows * d.hidden, d.act_bytes, d.of_stream.act_bytes
     mask = MASK_BYTES if d.dropout else 0.0
-    moved, kernels = 3 * e + mask, 1
+    moved, kernels = 2 * wide + e + mask, 1
     if not d.framework.fuses_residual:
         beside = bool(d.dropout) + bias_after
         moved, kernels = moved + 2 * e * beside, 1 + beside
     undrop = memory_op(f"{name}_dropout_backward", I, "elementwise", elements, (2 * e + mask) * elements, d.act)
-    backward: Program = (undrop,) if d.dropout else ()
+    backward: Program = (*branch_gradient_casts(d, name, elements), *((undrop,) if d.dropout else ()))
+    added = memory_op(name, F, "elementwise", elements, moved * elements, d.act, kernels)
     return Operator(
         name,
-        (memory_op(name, F, "elementwise", elements, moved * elements, d.act, kernels),),
+        (mixed(added, 3) if wide > e and not d.framework.fuses_chains else added,),
         backward,
         (Saved(f"{name} dropout mask", mask * elements),),
-        forward_bytes=elements * e,
+        forward_bytes=elements * wide,
         backward_bytes=(2 if d.dropout else 1) * elements * e,
     )
 
@@ -252,5 +261,5 @@ def branch_sum(d: Dims) -> Operator:
     compiler).
     """
     elements = d.rows * d.hidden
-    add = accumulate(d, "residual_grad_sum", elements, 1.0 if d.framework.fuses_chains else 3.0)
-    return Operator("residual_grad_sum", (), (add,), backward_bytes=2 * elements * d.act_bytes)
+    add = accumulate(d.of_stream, "residual_grad_sum", elements, 1.0 if d.framework.fuses_chains else 3.0)
+    return Operator("residual_grad_sum", (), (add,), backward_bytes=2 * elements * d.of_stream.act_bytes)

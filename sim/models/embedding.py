@@ -29,7 +29,7 @@ TOKEN_BYTES = 8.0  # an int64 token number
 
 def embedding_block(scenario: Scenario) -> Block:
     """Look-up, sum over vocabulary shards (a reduce-scatter with sp), positions, norm, dropout."""
-    d = dims(scenario)
+    d = dims(scenario).of_stream
     m = scenario.model
     own = (lookup(scenario, d), *_positions(m, d), *_norm(m, d), *_dropout(d), *copied_to_streams(d))
     parts = of_part(ModelPart.EMBEDDING, (*own, *_of_layers(m, d)))

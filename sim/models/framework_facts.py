@@ -226,6 +226,13 @@ class Framework(Struct, frozen=True):
     loss: UnfusedLoss = TORCH_LOSS
     """kernels of the unfused loss, forward and backward [core/tensor_parallel/cross_entropy.py]"""
 
+    autocasts: bool = True
+    """default of `training.autocast` for fp32 parameters [transformers/trainer.py: autocast_smart_context_manager;
+    torchtitan/distributed/utils.py: maybe_enable_amp]"""
+    turns_in_fp32: bool = False
+    """under autocast rope multiplies by fp32 cosines, which have the embedding's dtype, and its result is cast to 16
+    bits for attention [transformers/models/llama/modeling_llama.py: LlamaRotaryEmbedding]"""
+
     merges_projections: bool = False
     """query, key and value are one matmul; gate and up are one matmul [core/transformer/attention.py: linear_qkv]"""
     keeps_gathered: bool = False

@@ -85,6 +85,7 @@ _MEGATRON = Framework(
     engine_workspaces=1,
     grouped_streams=4,
     checkpoint_stops_early=False,
+    autocasts=False,  # core/transformer/module.py: Float16Module
     # The mask's sum, copied and cast (3); loss and sum as one record (2); the loss by tokens and micro-batches (3).
     kernels_after_loss_check=8,
     checks_gradients=True,
@@ -134,6 +135,7 @@ _TRANSFORMERS = Framework(
     copies_by_index=True,
     router=TRANSFORMERS_ROUTER,
     fills_cut_gradients=True,  # rotate_half and apply_rotary_pos_emb cut by slices
+    turns_in_fp32=True,
     former=TORCH_ATTENTION,
 )
 # deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements of 16 bits;
@@ -216,6 +218,7 @@ _RECORDS = (
         name="deepspeed",  # Transformers' modules under DeepSpeed's engine
         kin="transformers",
         zero=DEEPSPEED_ZERO,
+        autocasts=False,  # runtime/engine.py: _configure_distributed_model casts the model, unless torch_autocast is on
         copies_updated=True,  # runtime/zero/stage_1_and_2.py: step
         sums_in_fp32=False,  # runtime/engine.py: get_data_types, `grad_accum_dtype` unset
     ),
@@ -263,6 +266,7 @@ _RECORDS = (
         small_messages=(5, 2),
         plain_host=False,  # tensor-parallel linear layers and loss are Megatron's autograd functions, in Python
         adds_gradients_late=True,
+        autocasts=False,  # trainer.py: the model is made in 16 bits
         zero=ZeroEngine(all_reduced_at=(1,), at_once_at=(1,)),
         gathers_tensor_by_tensor=True,
         zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad

@@ -88,7 +88,7 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     if m.tied_embeddings:
         output = replace(output, params=0, frozen=0)
     output = output if aligned else _unaligned(output)
-    final = stream_norm(m, d, "final_norm")
+    final = stream_norm(m, d.of_stream, "final_norm")
     loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel == "fused")
     loss = replace(loss, forward=(*loss.forward, *after_loss_check(d)))
     if m.logit_softcap is not None and kernel == "unfused":

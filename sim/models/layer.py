@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart, TensorRole
+from sim.models.casts import casts_apart
 from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import branch_sum, residual, stream_norm
 from sim.models.hyper_connections import collapsed, spread
@@ -64,13 +65,14 @@ def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[
 
 
 def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
-    """Attention and MLP or experts on one norm; both results are added to the stream. Attention keeps their input."""
+    """Attention and MLP or experts on one norm; both results are added to the stream."""
     m, spec = scenario.model, layer_specs(scenario.model)[layer]
     assert spec.attention is not None
     assert spec.mlp is not None
     first, *rest = spec.mlp.train(scenario, d, layer, shard)
-    own = tuple(s for s in first.saved if s.role is not TensorRole.INPUT)
-    norms = of_part(ModelPart.NORM, (stream_norm(m, d, "attention_norm"),))
+    # Attention keeps their input, unless each casts it for itself.
+    own = tuple(s for s in first.saved if s.role is not TensorRole.INPUT or casts_apart(d))
+    norms = of_part(ModelPart.NORM, (stream_norm(m, d.of_stream, "attention_norm"),))
     attention = (
         branch_sum(d),
         *inside("layernorm", norms),
@@ -100,20 +102,21 @@ def _branch(
     """
     same = second and spec.parallel == "two_norms"
 
-    def norms(of: str, here: bool, after_sum: bool = False, keeps: bool = True) -> tuple[Operator, ...]:
-        made = (stream_norm(m, d, of, after_sum, keeps),) if here else ()
+    def norms(sizes: Dims, of: str, here: bool, after_sum: bool = False, keeps: bool = True) -> tuple[Operator, ...]:
+        made = (stream_norm(m, sizes, of, after_sum, keeps),) if here else ()
         return of_part(ModelPart.NORM, made)
 
     if d.streams.number > 1:
-        before, normed = collapsed(d, name), norms(f"{name}_norm", not d.streams.gated)
+        before, normed = collapsed(d, name), norms(d, f"{name}_norm", not d.streams.gated)
         return (*before, *inside("layernorm", normed), *inner, spread(d, name))
     gate = spec.gate_of(spec.mlp if name == "mlp" else spec.attention)
+    first = norms(d.of_stream, f"{name}_norm", spec.norm_position != "post", second and not same, not same)
     return (
         branch_sum(d),
-        *inside("layernorm", norms(f"{name}_norm", spec.norm_position != "post", second and not same, not same)),
+        *inside("layernorm", first),
         *of_part(ModelPart.NORM, () if gate is None else gate.train(d, f"{name}_norm")),
         *inner,
-        *norms(f"{name}_post_norm", spec.norm_position != "pre"),
+        *norms(d, f"{name}_post_norm", spec.norm_position != "pre"),
         residual(d, f"{name}_residual", bias_after),
     )
 
@@ -157,5 +160,6 @@ def shape_key(m: ModelConfig, d: Dims) -> str:
     """The part of a key that all blocks share."""
     return (
         f"b={d.batch} s={d.full_seq} h={d.hidden} norm={m.norm} bias={int(m.bias)} precision={d.linear}{d.recipe_key} "
+        f"{'autocast ' if d.autocast else ''}"
         f"elementwise={d.framework.name} tp={d.tp} sp={int(d.sp)} cp={d.cp}"
     )

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
+from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Item, NeededBy, Phase, Program, Saved, TensorRole, Wait
+from sim.models.casts import input_gradient_casts, kept_copies, operand_casts, reads_wide
 from sim.models.dims import Dims, ceil_div
 from sim.models.lora import with_adapters
 from sim.models.operators import (
@@ -17,7 +19,6 @@ from sim.models.operators import (
     Linear,
     Operator,
     W,
-    accumulate,
     collective,
     gemm,
     memory_op,
@@ -50,13 +51,15 @@ def linear(d: Dims, spec: Linear) -> Operator:
     split = d.tp > 1 and spec.mode != "plain"
     column_sp = split and d.sp and spec.mode == "column"
     input_rows = ceil_div(spec.rows, d.tp) if column_sp and not d.framework.keeps_gathered else spec.rows
-    size = input_rows * spec.k * saved_element_bytes(d)
+    size = input_rows * spec.k * saved_element_bytes(d) * kept_copies(d, spec)
     saved = Saved(f"{spec.name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     forward = _column_forward(d, spec) if spec.mode != "row" else _row_forward(d, spec)
     backward = _column_backward(d, spec) if spec.mode != "row" else _row_backward(d, spec)
     bias = spec.n if spec.bias else 0
     gathered = spec.rows * (spec.k if spec.mode == "column" else spec.n) if split and d.sp else 0
     gradients = (spec.rows * (spec.k + spec.n) + gathered) * d.act_bytes
+    if reads_wide(d, spec):  # the input's gradient in fp32, beside it those before it
+        gradients += spec.rows * spec.k * FP32_BYTES * min(2, len(spec.outs))
     part = Operator(
         spec.name,
         forward,
@@ -134,7 +137,7 @@ def _over_gathered(
 
 
 def _column_forward(d: Dims, spec: Linear) -> Program:
-    weights = weight_casts(d, spec.name, spec.k * spec.n)
+    weights = operand_casts(d, spec) + weight_casts(d, spec.name, spec.k * spec.n)
     if d.tp == 1 or not d.sp or spec.mode == "plain":
         cast = input_casts(d, spec.name, spec.rows * spec.k, spec.mode == "column")
         return cast + weights + _gemms(d, spec, spec.rows)
@@ -145,6 +148,7 @@ def _column_forward(d: Dims, spec: Linear) -> Program:
 
 def _row_forward(d: Dims, spec: Linear) -> Program:
     before = input_casts(d, spec.name, spec.rows * spec.k, False) + weight_casts(d, spec.name, spec.k * spec.n)
+    before = operand_casts(d, spec) + before
     if d.tp == 1:
         return before + _gemms(d, spec, spec.rows)
     kind = "reduce_scatter" if d.sp else "all_reduce"
@@ -167,8 +171,7 @@ def _input_gradient(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Progra
     for i, n in enumerate(spec.outs):
         name = f"{spec.out_name(i)}_dgrad{chunk}"
         items.append(gemm(name, I, rows, spec.k, n, d.linear, out_bytes=written, kernel=d.matmul))
-        if i:
-            items.append(accumulate(d, f"{spec.name}_dgrad_sum{chunk}", rows * spec.k))
+        items += input_gradient_casts(d, spec, i, rows)
     return tuple(items)
 
 
@@ -178,9 +181,8 @@ def _weight_gradients(d: Dims, spec: Linear) -> Program:
         items += weight_gradient(d, f"{spec.out_name(i)}_wgrad", spec.rows, spec.k, n)
         if spec.bias:
             elements = (ceil_div(spec.rows, d.tp) if spec.mode == "row" and d.sp else spec.rows) * n
-            items.append(
-                memory_op(f"{spec.out_name(i)}_bias_grad", W, "elementwise", elements, elements * d.act_bytes, d.act)
-            )
+            moved, kernels = elements * d.act_bytes, 1 + d.autocast  # the sum, and its cast to fp32
+            items.append(memory_op(f"{spec.out_name(i)}_bias_grad", W, "elementwise", elements, moved, d.act, kernels))
     return tuple(items)
 
 

@@ -65,6 +65,7 @@ class Linear(Struct, frozen=True):
     bias: bool = False
     save_input: bool = True
     target: LoraTarget | None = None
+    wide: bool | None = None  # under autocast its input has fp32; None: if a norm made it, as in mode column
 
     @property
     def n(self) -> int:
@@ -219,6 +220,8 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
     if d.framework.accumulates_in_matmul:
         return 2.0 * d.grad_bytes * size, ()
     added = (d.accumulated - 1) / d.accumulated
+    if d.autocast:
+        return d.act_bytes * size, _cast_and_added(d, name, size, added)
     moved = (d.act_bytes + 2.0 * d.grad_bytes) * size * added
     if d.reduced_over > 1:
         moved += 3.0 * d.shard_sum_bytes * size / d.reduced_over * (d.micro_batches - 1) / d.micro_batches
@@ -229,8 +232,21 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
     return d.act_bytes * size, (kernel,) if moved else ()
 
 
+def _cast_and_added(d: Dims, name: str, size: float, added: float) -> Program:
+    """Under autocast a weight's gradient comes to fp32 by a kernel of its own, which may be the gradient that is kept;
+    another one adds it to the sum in this part of micro-batches (`added`), or to a shard's."""
+    widened = memory_op(f"{name}_cast", W, "cast", size, (d.act_bytes + d.grad_bytes) * size, d.act)
+    moved = 3.0 * d.grad_bytes * size * added
+    if d.reduced_over > 1:
+        moved += 3.0 * d.shard_sum_bytes * size / d.reduced_over * (d.micro_batches - 1) / d.micro_batches
+    summed = memory_op(f"{name}_accumulate", W, "elementwise", size, moved, "fp32")
+    return (replace(widened, single_elements=float(size), casts=2), *((summed,) if moved else ()))
+
+
 def weight_gradient_bytes(d: Dims, size: float) -> float:
     """Return what a matmul leaves for the accumulation: nothing where it adds up itself or is the gradient."""
+    if d.autocast:
+        return (d.act_bytes + (d.grad_bytes if d.accumulated > 1 else 0.0)) * size
     only = d.accumulated == 1 and d.grad_bytes == d.act_bytes
     return 0.0 if d.framework.accumulates_in_matmul or only else d.act_bytes * size
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.core.dtypes import dtype_bytes
+from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, Program
+from sim.models.autocast import autocasts
 from sim.models.dims import Shard, dims, packed_batch
 from sim.models.embedding import embedding_block
 from sim.models.flops import indexer_gradient_flops_per_token, model_flops_per_token, packed_flops_per_token
@@ -77,7 +78,8 @@ class Described:
         s = self.scenario
         t, p = s.for_training, s.parallelism
         tokens = t.micro_batch_size * t.seq_len / p.cp / (p.tp if p.sp else 1)
-        return tokens * s.model.hidden * s.model.hyper_connections * compute_bytes(t.precision)
+        each = FP32_BYTES if autocasts(t, p, s.model) else compute_bytes(t.precision)
+        return tokens * s.model.hidden * s.model.hyper_connections * each
 
     def parameter_bytes(self) -> float:
         """Return the bytes of a parameter as the layers use it, and as ZeRO gathers it."""

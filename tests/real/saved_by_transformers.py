@@ -262,6 +262,18 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 BEFORE = {"olmo_hybrid": ["linear_attention"], "bailing_hybrid": ["linear_attention"]}
 
 
+# dtype of the weights, and whether the forward runs under torch.autocast, on a CPU and in bf16
+WAYS = {"fp32": (torch.float32, False), "bf16": (torch.bfloat16, False), "autocast": (torch.float32, True)}
+# What is measured under it. Left out: layers that are not simulated so, GPT-2 and Phi (a CPU casts no powers), Falcon
+# (whose matmuls read transposed weights, which are cast each time).
+AUTOCAST = """
+bloom cohere cohere2 cwm ernie4_5 exaone exaone4 gemma gemma2 gemma3_text gemma4_text glm glm4 gpt_bigcode gpt_neox
+granite helium hunyuan_v1_dense hyperclovax llama ministral3 mistral mpt olmo olmo2 olmo3 opt phi3 qwen3 seed_oss
+smollm3 stablelm starcoder2 vaultgemma
+"""
+UNDER_AUTOCAST = frozenset(AUTOCAST.split())
+
+
 def config_of(family: str, layers: int) -> Any:
     """Its config with so many layers behind those of `BEFORE`."""
     attention, period, own = CASES[family]
@@ -280,9 +292,9 @@ def config_of(family: str, layers: int) -> Any:
     return config
 
 
-def kept_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Bytes of all storages that one forward keeps, each counted once, without parameters and buffers, and without
-    attention masks, [batch, 1, queries, keys], which kernels of windows do not need."""
+def kept_bytes(config: Any, dtype: torch.dtype, autocast: bool = False) -> int:
+    """Bytes of all storages that one forward keeps, each counted once, without parameters, their casts and buffers, and
+    without attention masks, [batch, 1, queries, keys], which kernels of windows do not need."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
     if config.model_type in LARGE_IN_FP32:
@@ -300,14 +312,23 @@ def kept_bytes(config: Any, dtype: torch.dtype) -> int:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         mask = tensor.dim() == 4 and tuple(tensor.shape[1:]) == (1, SEQ, SEQ)
-        if storage.data_ptr() not in own and not mask:
+        if storage.data_ptr() not in own and not mask and not of_parameter(tensor):
             found[storage.data_ptr()] = storage.nbytes()
             held.append(tensor)  # so that no other storage gets its place
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    casts = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), casts:
         model(input_ids=torch.randint(0, VOCAB, (BATCH, SEQ)), use_cache=False)
     return sum(found.values())
+
+
+def of_parameter(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is the cast of a parameter, or a view of it."""
+    node = tensor.grad_fn
+    while node is not None and node.name() in ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0"):
+        node = node.next_functions[0][0]
+    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
 
 
 def measured(family: str) -> dict[str, Any]:
@@ -315,8 +336,9 @@ def measured(family: str) -> dict[str, Any]:
     attention, period, _ = CASES[family]
     twice = config_of(family, 2 * period)
     sizes = {
-        name: kept_bytes(config_of(family, 2 * period), dtype) - kept_bytes(config_of(family, period), dtype)
-        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+        name: kept_bytes(config_of(family, 2 * period), *way) - kept_bytes(config_of(family, period), *way)
+        for name, way in WAYS.items()
+        if name != "autocast" or family in UNDER_AUTOCAST
     }
     keys = {k: v for k, v in json.loads(twice.to_json_string(use_diff=False)).items() if v is not None}
     row = {"config": keys, "attention": attention, "layers": period, "kept_bytes": sizes}

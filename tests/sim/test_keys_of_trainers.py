@@ -19,12 +19,13 @@ ALWAYS = "version calibration calibrations engine warnings source software_date 
 # Not read by these files, and why that changes nothing.
 LEFT_OUT = {
     "megatron": "inference rl indexer layers_per_stage p2p_scatter "  # refused before; read as `stage_layers`; its own
-    "ep_dispatcher all_reduce_once",  # read by `dispatcher_of`; `shard_size` is refused before
+    # read by `dispatcher_of`; `shard_size` and fp32 parameters are refused before
+    "ep_dispatcher all_reduce_once autocast",
     "torchtitan": "inference rl indexer modules master_weights tokens virtual_stages bucket_bytes p2p_scatter "
     # it takes no experts and no two of ZeRO's stages, and prefetches always
     "ep expert_tp ep_overlap ep_dispatcher ep_dispatch_dtype param_gather_overlap p2p_overlap",
-    "runnable": "processes global_batch_size fp8_recipe indexer cuda_graphs "
-    # run as they are
+    "runnable": "autocast processes global_batch_size fp8_recipe indexer cuda_graphs "
+    # run as they are; other dtypes of parameters than precision's are refused
     "zero shard_size reshard_after_forward accumulate_unsharded virtual_stages micro_batch_group dp_sync bucket_bytes "
     "all_reduce_once param_gather_overlap param_gather_dtype p2p_overlap rank_order",
 }

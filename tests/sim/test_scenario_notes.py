@@ -60,10 +60,18 @@ def test_a_key_without_effect_is_named_alone(parallelism: dict[str, Any], traini
     assert [text.partition(":")[0] for text in warnings if "of no effect" in text] == [noted] * bool(noted)
 
 
-@pytest.mark.parametrize(("zero", "param_dtype", "said"), [(0, "fp32", True), (3, "fp32", False), (0, "bf16", False)])
-def test_what_of_autocast_is_not_simulated_is_said(zero: int, param_dtype: str, said: bool) -> None:
+@pytest.mark.parametrize(
+    ("layout", "param_dtype", "said"),
+    [
+        ({}, "fp32", False),
+        ({"tp": 2}, "fp32", True),
+        ({"dp": 2, "zero": 3, "tp": 2}, "fp32", False),
+        ({"tp": 2}, "bf16", False),
+    ],
+)
+def test_autocast_that_is_not_simulated_is_said(layout: dict[str, Any], param_dtype: str, said: bool) -> None:
     """FSDP casts parameters before the layer; torch.autocast leaves the residual stream in fp32."""
-    data = small(parallelism={"dp": 2, "zero": zero})
+    data = small(parallelism=layout)
     warnings = parse_scenario({**data, "training": {**data["training"], "param_dtype": param_dtype}}).warnings
     assert any("torch.autocast" in text for text in warnings) is said
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.program import Item, ModelPart, Program
-from sim.models.activations import activation, is_gated
+from sim.models.activations import activation, is_gated, promoted
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
@@ -61,10 +62,11 @@ class DenseMlp(Struct, frozen=True):
     def projections(self, d: Dims) -> tuple[Operator, ...]:
         """The operators of `train`, their kept tensors counted under `part`."""
         (up, down), keep = self.matrices(d.tp), not d.framework.rebuilds_pointwise
+        wide = promoted(d, self.activation) is not None
         return (
             linear(d, up.linear(d.tokens, keep, self.merged or d.framework.merges_projections)),
             activation(d, self.activation, d.tokens * down.inputs),
-            linear(d, down.linear(d.tokens, keep)),
+            linear(d, replace(down.linear(d.tokens, keep), wide=wide)),
         )
 
     @property

@@ -24,8 +24,14 @@ OWN_ROTATIONS = ("ernie4_5", "ernie4_5_moe")  # each layer interleaves cosines a
 JOINED_GATES = ("qwen4_exp_text",)  # in fp32 the norm's input is kept as a part of what holds attention's gates too
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", TABLE["families"])
+# Under autocast: heads that are turned, in fp32, before their norms; cosines and sines; gate and up of one matmul,
+# whose input is cast once.
+AUTOCAST_APART = {"hunyuan_v1_dense": 0.044, "helium": 0.011, "glm": 0.037, "glm4": 0.03}
+
+CASES = [(family, way) for family, row in TABLE["families"].items() for way in row["kept_bytes"]]
+
+
+@pytest.mark.parametrize(("family", "precision"), CASES)
 def test_saved_bytes_are_those_of_real_layers(tmp_path: Path, family: str, precision: str) -> None:
     row = TABLE["families"][family]
     attention = {"eager": "unfused", "sdpa": "fused"}[row["attention"]]
@@ -33,7 +39,8 @@ def test_saved_bytes_are_those_of_real_layers(tmp_path: Path, family: str, preci
         "seq_len": TABLE["seq_len"],
         "micro_batch_size": TABLE["batch"],
         "global_batch_size": TABLE["batch"],
-        "precision": precision,
+        "precision": "fp32" if precision == "fp32" else "bf16",
+        "param_dtype": "bf16" if precision == "bf16" else "fp32",
         "framework": "transformers",
         "attention": attention,
     }
@@ -42,6 +49,9 @@ def test_saved_bytes_are_those_of_real_layers(tmp_path: Path, family: str, preci
     layers = range(before + row["layers"], before + 2 * row["layers"])
     kept = sum(s.bytes for layer in layers for s in layer_block(scenario, layer).saved)
     apart = 0.014 if family in OWN_ROTATIONS else 0.019 if family in JOINED_GATES else 0.01
+    if precision == "autocast":
+        assert not any("torch.autocast" in warning for warning in scenario.warnings)
+        apart = AUTOCAST_APART.get(family, apart)
     assert kept == pytest.approx(row["kept_bytes"][precision], rel=apart)
 
 

@@ -70,6 +70,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
         "calibration": "h100-sxm",
         "parallelism": {"ep_overlap": True, "shard_size": 2, "all_reduce_once": True},
     },
+    {"training": {"param_dtype": "fp32"}, "calibration": "h100-sxm"},
     {
         "training": {"precision": "fp8", "framework": "megatron"},
         "calibration": "h100-sxm",

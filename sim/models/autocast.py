@@ -1,0 +1,65 @@
+"""torch.autocast over fp32 parameters: where a step runs under it. `sim.models.casts` has its kernels.
+
+torch's lists (aten/src/ATen/autocast_mode.h): linear layers, matmuls and attention cast their operands to 16 bits
+(AT_FORALL_LOWER_PRECISION_FP); norms, powers, softmax and losses to fp32 (AT_FORALL_FP32); all else runs in what it is
+given, and a sum of both dtypes is fp32 (type promotion). So the embedding gives fp32 rows, the residual stream stays in
+fp32 through its sums with 16-bit branches, and its norms read and write fp32. Under FSDP (zero 3) it is otherwise: FSDP
+casts parameters before a layer, whose activations all have 16 bits then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.core.dtypes import sixteen_bit
+from sim.models.activation_facts import ACTIVATIONS
+from sim.models.frameworks import framework_of
+
+if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
+    from sim.inputs.parallelism import Parallelism
+    from sim.inputs.training_config import Training
+
+# Keys of a model whose layers have operators that nobody has followed through autocast's lists.
+_NOT_FOLLOWED = (
+    "moe",
+    "mla",
+    "state_space",
+    "compressed_attention",
+    "indexer",
+    "block_indexer",
+    "ngram_embedding",
+    "layer_embedding",
+    "norm_gate_rank",
+    "attention_gate",
+    "shared_kv_layers",
+    "mtp_layers",
+)
+
+
+def autocasts(t: Training, p: Parallelism, model: ModelConfig) -> bool:
+    """Tell whether the step's forwards run under autocast: as the scenario says, else as the framework does."""
+    asked = framework_of(t).autocasts if t.autocast is None else t.autocast
+    return asked and casts_on_use(t, p, model) and not not_under_autocast(t, p, model)
+
+
+def casts_on_use(t: Training, p: Parallelism, model: ModelConfig) -> bool:
+    """Tell whether matmuls take whole fp32 parameters in 16 bits; a captured program's own operators do it all."""
+    wide = t.param_dtype == "fp32" and t.precision != "fp32"
+    return wide and p.zero < 3 and model.program is None
+
+
+def not_under_autocast(t: Training, p: Parallelism, model: ModelConfig) -> str:
+    """The first key with which autocast is not simulated, and its value; empty where it is."""
+    framework = framework_of(t)
+    found = (
+        ("training.precision", t.precision, sixteen_bit(t.precision) != t.precision),
+        ("training.framework", t.framework, framework.accumulates_in_matmul),
+        ("training.lora", "adapters", t.lora is not None),
+        ("training.cross_entropy", t.cross_entropy, t.cross_entropy == "chunked"),
+        ("parallelism.tp", p.tp, p.tp > 1),
+        ("model.hyper_connections", model.hyper_connections, model.hyper_connections > 1),
+        ("model.mlp", model.mlp, not ACTIVATIONS[model.mlp].under_autocast),
+        *((f"model.{key}", "given", bool(getattr(model, key))) for key in _NOT_FOLLOWED),
+    )
+    return next((f"{key} {value}" for key, value, bad in found if bad), "")

@@ -1,0 +1,102 @@
+"""Kernels of casts between a residual stream in fp32 and matmuls in 16 bits (`sim.models.autocast`).
+
+- Each matmul casts its own fp32 input, keeps the copy for its weight gradient, and casts the input's gradient back, so
+  that query, key and value have three copies. A compiler (`fuses_chains`) puts these casts into the kernels around them
+  and makes one copy.
+- Each weight is cast once in a forward: autocast keeps the copies of leaves until its region ends
+  (`cached_cast` in torch's aten/src/ATen/autocast_mode.cpp), and the region is a micro-batch's forward (Transformers'
+  Trainer, torchtitan). A forward that is run again in the backward casts again.
+- A weight's gradient is cast from the 16 bits of its matmul and then added to the sum (`sim.models.operators`).
+- The stream's gradient is cast to 16 bits where it enters a branch.
+
+All were counted in captured programs (`tests/sim/models/test_autocast.py`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import Compute, Phase, Program
+from sim.models.dims import Dims
+from sim.models.operators import F, I, Linear, accumulate, memory_op
+
+
+class More(NamedTuple):
+    """What a chain of kernels moves beside what it moves in 16 bits: bytes of an element, and kernels."""
+
+    bytes: float = 0.0
+    kernels: int = 0
+
+
+def mixed(op: Compute, operands: int) -> Compute:
+    """The pointwise kernel over so many operands, with the result, of both dtypes, for which torch has none that is
+    vectorized."""
+    return replace(op, single_elements=float(op.shape[0]), casts=operands)
+
+
+def cast(d: Dims, name: str, phase: Phase, elements: float, kernels: int = 1, widens: bool = False) -> Compute:
+    """A copy of fp32 in 16 bits, whose kernel is vectorized, or (`widens`) the other way."""
+    made = memory_op(name, phase, "cast", elements, (d.act_bytes + FP32_BYTES) * elements, d.act, kernels)
+    return mixed(made, 2) if widens else made
+
+
+def casts_apart(d: Dims) -> bool:
+    """Tell whether activations are cast by kernels of their own."""
+    return d.autocast and not d.framework.fuses_chains
+
+
+def reads_wide(d: Dims, spec: Linear) -> bool:
+    """Tell whether the layer's matmuls are given fp32: what a norm has made, or what it says."""
+    return casts_apart(d) and (spec.mode == "column" if spec.wide is None else spec.wide)
+
+
+def kept_copies(d: Dims, spec: Linear) -> int:
+    """How many copies of its input a layer keeps."""
+    return len(spec.outs) if reads_wide(d, spec) else 1
+
+
+def operand_casts(d: Dims, spec: Linear) -> Program:
+    """The casts before a layer's matmuls: of their inputs and of their weights and biases."""
+    if not d.autocast:
+        return ()
+    inputs = [
+        cast(d, f"{spec.out_name(i)}_cast", F, spec.rows * spec.k) for i in range(len(spec.outs)) if reads_wide(d, spec)
+    ]
+    each, elements = 1 + spec.bias, (spec.k + spec.bias) * spec.n
+    weights = cast(d, f"{spec.name}_weight_cast", F, elements, each * len(spec.outs))
+    return (*inputs, weights)
+
+
+def input_gradient_casts(d: Dims, spec: Linear, i: int, rows: int) -> Program:
+    """What follows the i-th matmul of a layer's input gradient: it comes to fp32, and is added to those before it."""
+    elements = rows * spec.k
+    if not reads_wide(d, spec):
+        return (accumulate(d, f"{spec.name}_dgrad_sum", elements),) if i else ()
+    widened = cast(d, f"{spec.out_name(i)}_dgrad_cast", I, elements, widens=True)
+    added = (accumulate(d.of_stream, f"{spec.name}_dgrad_sum", elements),) if i else ()
+    return (widened, *added)
+
+
+def branch_gradient_casts(d: Dims, name: str, elements: float) -> Program:
+    """The stream's gradient in 16 bits for a branch; a compiler writes it beside the sum that it is."""
+    if not d.autocast:
+        return ()
+    if d.framework.fuses_chains:
+        return (memory_op(f"{name}_grad_cast", I, "elementwise", elements, d.act_bytes * elements, d.act, 0),)
+    return (cast(d, f"{name}_grad_cast", I, elements),)
+
+
+def promoted_rope(d: Dims) -> tuple[More, More]:
+    """What rope moves more of a tensor that fp32 cosines and sines multiply, forward and backward.
+
+    Forward: two products are written in fp32 (2 more each), read and added in it (6 more), and their sum is cast (4 and
+    2). Backward: the gradient is cast to fp32 (6), both products read and write it (4 more each) and are cast (6 each).
+    """
+    if not (casts_apart(d) and d.framework.turns_in_fp32):
+        return More(), More()
+    e = d.act_bytes
+    more = FP32_BYTES - e
+    return More(2 * more + 3 * more + FP32_BYTES + e, 1), More(3 * (FP32_BYTES + e) + 2 * 2 * more, 3)

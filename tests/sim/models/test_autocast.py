@@ -1,0 +1,260 @@
+"""torch.autocast over fp32 parameters: against programs that were captured of Transformers' models, a plain model that
+runs on the CPU, and closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_programs import GPT, LLAMA, make
+
+from sim.core.errors import InputError
+from sim.core.program import Compute, Item
+from sim.inputs.program_file import CapturedProgram, read_program
+from sim.models.embedding import embedding_block
+from sim.models.head import head_block
+from sim.models.layer import layer_block
+from sim.models.source import source_of
+from sim.simulation import simulate
+
+FP32 = {"param_dtype": "fp32"}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 3,
+        "vocab_size": 1024,
+    },
+    "gpt2": {"n_embd": 512, "n_head": 8, "n_layer": 3, "n_inner": 2048, "vocab_size": 1024, "n_positions": 128}
+    | {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0},
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"layers": 3, "hidden": 512, "heads": 8, "kv_heads": 2, "ffn": 1408, "vocab": 1024, "bias": False}
+    | {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope"},
+    "gpt2": {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024, "mlp": "gelu_new", "positions": "learned"},
+}
+LAYER = {"llama": "layers.1", "gpt2": "h.1"}
+SEQ, BATCH = 128, 2
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], CapturedProgram]:
+    """Programs by model and attention, under CUDA's lists."""
+    pytest.importorskip("torch", reason="capturing runs torch's own code")
+    pytest.importorskip("transformers", reason="the models are Transformers'")
+    from calibrate.capture.huggingface_step import huggingface_maker
+    from calibrate.capture.options import Options
+    from calibrate.capture.program_out import write_program
+    from calibrate.capture.run_step import record
+
+    found = {}
+    for name, attention in (("llama", "sdpa"), ("llama", "eager"), ("gpt2", "sdpa")):
+        options = Options(SEQ, BATCH, autocast="bf16", attention=attention)
+        step, recorder = record(huggingface_maker({"model_type": name, **CONFIGS[name]}, options))
+        file: Path = tmp_path_factory.mktemp(name) / f"{attention}.json.gz"
+        write_program(file, step, recorder)
+        found[name, attention] = read_program(file)
+    return found
+
+
+def described(name: str, attention: str = "sdpa", **training: Any) -> Any:
+    sizes = {"seq_len": SEQ, "micro_batch_size": BATCH, "framework": "transformers", **FP32}
+    kind = {"sdpa": "fused", "eager": "unfused"}[attention]
+    return make(MODELS[name], {**sizes, "attention": kind, **training})
+
+
+def beside_matmuls(items: Iterable[Item]) -> list[Compute]:
+    kinds = ("gemm", "attention_forward", "attention_backward")
+    return [i for i in items if isinstance(i, Compute) and i.kind not in kinds]
+
+
+WAYS = [("llama", "sdpa"), ("llama", "eager"), ("gpt2", "sdpa")]
+
+
+@pytest.mark.parametrize(("name", "attention"), WAYS)
+def test_a_layer_keeps_what_the_captured_one_keeps(captured: Any, name: str, attention: str) -> None:
+    """Casts of weights apart, which are among a rank's copies of parameters."""
+    program = captured[name, attention]
+    parameters = {i for i, s in enumerate(program.storages) if s.kind == "parameter"}
+    mine = [s for s in program.storages if s.kind == "activation" and LAYER[name] in s.name]
+    of_weights = [
+        s
+        for s in mine
+        if parameters & {*program.operators[s.born].reads} and s.name.endswith(("proj", "c_attn", "c_fc"))
+    ]
+    scenario = described(name, attention)
+    block = layer_block(scenario, 1)
+    kept = sum(s.bytes for s in mine) - sum(s.bytes for s in of_weights)
+    assert sum(s.bytes for s in block.saved) == pytest.approx(kept, rel=0.001)
+    weights = sum(m.elements for m in block.matrices)
+    assert sum(s.bytes for s in of_weights) == 2 * weights
+    without = layer_block(described(name, attention, autocast=False), 1)
+    assert sum(s.bytes for s in without.saved) < 0.86 * kept
+
+
+@pytest.mark.parametrize(("name", "attention"), WAYS)
+def test_kernels_beside_matmuls_move_what_the_captured_ones_move(captured: Any, name: str, attention: str) -> None:
+    """Each input read and each output written once."""
+    program = captured[name, attention]
+    block = layer_block(described(name, attention), 1)
+    for phase, items, apart in (("forward", block.forward, 0.06), ("backward", block.backward, 0.06)):
+        mine = [o for o in program.operators if o.phase == phase and LAYER[name] in o.module and o.launches]
+        kernels = [o for o in mine if not ("mm" in o.name or "attention" in o.name)]
+        moved = sum(t.bytes for o in kernels for t in (*o.inputs, *o.outputs))
+        assert sum(i.bytes for i in beside_matmuls(items)) == pytest.approx(moved, rel=apart)
+        assert sum(i.kernels for i in beside_matmuls(items)) == pytest.approx(sum(o.launches for o in kernels), abs=3)
+
+
+def test_the_captured_step_and_the_described_one_hold_as_much(captured: Any) -> None:
+    """The captured one counts casts of weights as activations, the described one as copies of parameters."""
+    scenario = described("llama", zero_grad="set_to_none")
+    blocks = simulate(scenario).stages[0][0].blocks
+    kept = sum(s.bytes for b in blocks for s in b.saved)
+    cast = 2 * sum(b.params for b in blocks[1:])
+    program = captured["llama", "sdpa"]
+    assert kept + cast == pytest.approx(sum(s.bytes for s in program.storages if s.kind == "activation"), rel=0.01)
+
+
+def test_plain_modules_keep_on_a_cpu_what_the_eager_framework_keeps() -> None:
+    """A GPT layer of torch's own modules, run for real under `torch.autocast("cpu")`."""
+    torch = pytest.importorskip("torch", reason="runs torch's own modules")
+    nn, sequences, tokens, hidden, heads = torch.nn, 2, 128, 256, 8
+
+    class Layer(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+            self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+            self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+        def forward(self, x: Any) -> Any:
+            shape = (sequences, tokens, 3, heads, hidden // heads)
+            q, k, v = self.qkv(self.norm1(x)).view(shape).permute(2, 0, 3, 1, 4)
+            core = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(core.transpose(1, 2).flatten(2))
+            return x + self.down(nn.functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+    layer, found = Layer(), {}
+    shapes = {tuple(p.shape) for p in layer.parameters()} | {tuple(p.t().shape) for p in layer.parameters()}
+
+    def pack(x: Any) -> Any:
+        node = x.grad_fn
+        while node is not None and node.name() in ("ToCopyBackward0", "TBackward0"):
+            node = node.next_functions[0][0]
+        cast = node is not None and node.name() == "torch::autograd::AccumulateGrad" and tuple(x.shape) in shapes
+        if not cast and not isinstance(x, nn.Parameter):
+            found[x.untyped_storage().data_ptr()] = x
+        return x
+
+    given = torch.randn(sequences, tokens, hidden, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast("cpu", torch.bfloat16):
+        layer(given)
+    kept = sum(x.untyped_storage().nbytes() for x in found.values())
+    sizes = {"seq_len": tokens, "micro_batch_size": sequences, **FP32}
+    block = layer_block(make({"layers": 2, "hidden": hidden, "heads": heads, "vocab": 1024}, sizes), 1)
+    assert sum(s.bytes for s in block.saved) == pytest.approx(kept, rel=0.01)
+
+
+@pytest.mark.parametrize(("model", "more"), [(GPT, 4), (LLAMA, 4 + 4 + 2)])
+def test_what_is_kept_more_than_without(model: dict[str, Any], more: int) -> None:
+    """In units of s·b·h bytes: the inputs of two norms in fp32 (2 each), and where query, key and value, gate and up
+    are matmuls of their own, three and two copies of the norms' results."""
+    under, without = (layer_block(make(model, {**FP32, "autocast": how}), 1) for how in (None, False))
+    saved = [sum(s.bytes for s in block.saved) for block in (under, without)]
+    assert saved[0] - saved[1] == more * 1024 * 1024
+    assert [b.params for b in (under, without)] == [under.params] * 2
+
+
+@pytest.mark.parametrize("m", [1, 4])
+def test_weights_are_cast_in_each_forward_and_their_gradients_in_each_backward(m: int) -> None:
+    """6 bytes an element each; 12 to add a gradient to the sum, in all micro-batches but the first."""
+    block = layer_block(make(LLAMA, {**FP32, "global_batch_size": 2 * m}), 1)
+    weights = sum(x.elements for x in block.matrices)
+
+    def moved(items: Iterable[Item], end: str) -> float:
+        return sum(i.bytes for i in beside_matmuls(items) if i.name.endswith(end))
+
+    assert moved(block.forward, "weight_cast") == 6 * weights
+    assert moved(block.backward, "wgrad_cast") == 6 * weights
+    assert moved(block.backward, "accumulate") == pytest.approx(12 * weights * (m - 1) / m)
+    again = layer_block(make(LLAMA, {**FP32, "recompute": "full"}), 1)
+    assert moved(again.recompute, "weight_cast") == 6 * weights
+    assert [s.bytes for s in again.saved] == [4 * 1024 * 1024]  # the layer's input, in fp32
+
+
+def test_the_ends_of_a_model_and_messages_between_stages_have_fp32() -> None:
+    under, without = (make(LLAMA, {**FP32, "autocast": how}, pp=2) for how in (None, False))
+    assert source_of(under).input_bytes(2) == 2 * source_of(without).input_bytes(2)
+    looked_up = [next(i for i in embedding_block(s).forward if isinstance(i, Compute)) for s in (under, without)]
+    assert looked_up[0].bytes == 2 * looked_up[1].bytes
+    kept = [{s.name: s.bytes for s in head_block(s).saved} for s in (under, without)]
+    assert kept[0]["final_norm input"] == 2 * kept[1]["final_norm input"]
+    assert kept[0]["output input"] == kept[1]["output input"]
+    assert kept[0]["log-softmax in fp32"] == kept[1]["log-softmax in fp32"]
+
+
+def test_a_compiler_casts_where_it_makes_a_tensor() -> None:
+    """No cast but those of weights; the norm reads fp32 and writes 16 bits."""
+    block = layer_block(make(LLAMA, {**FP32, "framework": "compiled"}), 1)
+    casts = {i.name for i in beside_matmuls((*block.forward, *block.backward)) if i.kind == "cast"}
+    assert casts
+    assert all(name.endswith(("weight_cast", "wgrad_cast")) for name in casts)
+    norm = next(i for i in block.forward if isinstance(i, Compute) and i.kind == "norm")
+    assert norm.bytes == (4 + 2) * 1024 * 1024
+    kept = [
+        sum(s.bytes for s in layer_block(make(LLAMA, {**FP32, "framework": "compiled", "autocast": a}), 1).saved)
+        for a in (None, False)
+    ]
+    assert kept[0] - kept[1] == 2 * 2 * 1024 * 1024  # what two norms read
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "parallelism", "under", "said"),
+    [
+        (LLAMA, FP32, {}, True, ""),
+        (LLAMA, {}, {}, False, ""),
+        (LLAMA, {**FP32, "precision": "fp32"}, {}, False, ""),
+        (LLAMA, {**FP32, "precision": "fp16"}, {}, True, ""),
+        (LLAMA, {**FP32, "autocast": False}, {}, False, ""),
+        (LLAMA, {"autocast": False}, {}, False, "training.autocast: of no effect"),
+        (LLAMA, FP32, {"dp": 2, "zero": 3}, False, ""),  # FSDP casts parameters
+        (LLAMA, FP32, {"dp": 2, "zero": 2}, True, ""),
+        (LLAMA, {**FP32, "framework": "deepspeed"}, {}, False, "is not framework deepspeed's default"),
+        (LLAMA, {**FP32, "framework": "deepspeed", "autocast": True}, {}, True, ""),
+        (LLAMA, {**FP32, "framework": "megatron"}, {}, False, "not simulated with training.framework megatron"),
+        (LLAMA, FP32, {"tp": 2}, False, "not simulated with parallelism.tp 2"),
+        (LLAMA | {"mlp": "relu"}, FP32, {}, True, ""),
+        (LLAMA | {"mlp": "relu2"}, FP32, {}, False, "not simulated with model.mlp relu2"),
+        (LLAMA | {"moe": {"experts": 4, "top_k": 1, "ffn": 64}}, FP32, {}, False, "not simulated with model.moe"),
+    ],
+)
+def test_where_a_step_runs_under_autocast(
+    model: dict[str, Any], training: dict[str, Any], parallelism: dict[str, Any], under: bool, said: str
+) -> None:
+    scenario = make(model, training, **parallelism)
+    wide = [i for i in layer_block(scenario, 0).forward if isinstance(i, Compute) and i.name.endswith("_weight_cast")]
+    assert bool(wide) == under
+    notes = [w for w in scenario.warnings if "autocast" in w]
+    assert len(notes) == bool(said)
+    assert all(said in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "parallelism", "message"),
+    [
+        (LLAMA, {}, {}, "training.autocast: found true with param_dtype bf16, precision bf16, zero 0; it casts whole"),
+        (LLAMA, FP32, {"dp": 2, "zero": 3}, "zero 3; it casts whole fp32 parameters"),
+        (LLAMA, FP32, {"tp": 2}, "training.autocast: found true; not simulated with parallelism.tp 2"),
+        (LLAMA, {**FP32, "lora": {"rank": 4}}, {}, "not simulated with training.lora adapters"),
+        (LLAMA, {**FP32, "precision": "fp8"}, {}, "not simulated with training.precision fp8"),
+    ],
+)
+def test_where_it_cannot_be_asked_for(
+    model: dict[str, Any], training: dict[str, Any], parallelism: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        make(model, {**training, "autocast": True}, **parallelism)
