@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
-from sim.models.autocast import autocasts, casts_on_use, not_under_autocast
+from sim.models.autocast import autocasts, casts_on_use, fsdp_casts, not_under_autocast
 from sim.models.frameworks import framework_of
 from sim.schedules import FORMS
 
@@ -155,7 +155,8 @@ def _autocast_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[
     """Return that whole fp32 parameters are cast without `torch.autocast`, unless the scenario says so."""
     if t.autocast is False and not casts_on_use(t, p, model):
         yield "training.autocast: of no effect, as no matmul casts whole fp32 parameters"
-    if t.autocast is None and casts_on_use(t, p, model) and not autocasts(t, p, model):
+    alone = t.autocast is None and casts_on_use(t, p, model) and not fsdp_casts(t, p)
+    if alone and not autocasts(t, p, model):
         bad = not_under_autocast(t, p, model)
         why = f"is not simulated with {bad}" if bad else f"is not framework {t.framework}'s default (training.autocast)"
         held = "which keeps the residual stream in fp32 and casts the input of each matmul"

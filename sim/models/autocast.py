@@ -3,8 +3,9 @@
 torch's lists (aten/src/ATen/autocast_mode.h): linear layers, matmuls and attention cast their operands to 16 bits
 (AT_FORALL_LOWER_PRECISION_FP); norms, powers, softmax and losses to fp32 (AT_FORALL_FP32); all else runs in what it is
 given, and a sum of both dtypes is fp32 (type promotion). So the embedding gives fp32 rows, the residual stream stays in
-fp32 through its sums with 16-bit branches, and its norms read and write fp32. Under FSDP (zero 3) it is otherwise: FSDP
-casts parameters before a layer, whose activations all have 16 bits then.
+fp32 through its sums with 16-bit branches, and its norms read and write fp32. Under FSDP it is otherwise: it casts
+parameters before a layer, whose activations all have 16 bits then (`MixedPrecisionPolicy`). In torch's frameworks that
+is zero 3, and zero 2, which is FSDP that does not reshard after the forward (SHARD_GRAD_OP).
 """
 
 from __future__ import annotations
@@ -39,8 +40,13 @@ _NOT_FOLLOWED = (
 
 def autocasts(t: Training, p: Parallelism, model: ModelConfig) -> bool:
     """Tell whether the step's forwards run under autocast: as the scenario says, else as the framework does."""
-    asked = framework_of(t).autocasts if t.autocast is None else t.autocast
+    asked = framework_of(t).autocasts and not fsdp_casts(t, p) if t.autocast is None else t.autocast
     return asked and casts_on_use(t, p, model) and not not_under_autocast(t, p, model)
+
+
+def fsdp_casts(t: Training, p: Parallelism) -> bool:
+    """Tell whether the framework leaves casts to FSDP."""
+    return p.zero == 3 or (p.zero == 2 and framework_of(t).autocasts)
 
 
 def casts_on_use(t: Training, p: Parallelism, model: ModelConfig) -> bool:

@@ -340,7 +340,7 @@ class GridSearch:
         whole = x.zero < 2 or s.accumulates(x.pp, x.zero) or bool(s.base.parallelism.accumulate_in_a_row)
         stops_early = x.zero == 3 and s.recomputes[x.recompute].mode == "full"  # see `models.recompute`
         cut_of = (x.schedule, x.virtual_stages) if by_stage else None
-        casts = x.zero < 3 and s.base.for_training.param_dtype == "fp32"  # see `models.autocast`
+        casts = x.zero if s.base.for_training.param_dtype == "fp32" else 0  # see `models.autocast`
         key = (x.sp, x.tp_overlap, x.micro_batch_size, x.recompute, whole, stops_early, paired, cut_of, casts)
         if key not in self._blocks:
             scenario = scenario_of(s, x)

@@ -222,7 +222,10 @@ def test_a_compiler_casts_where_it_makes_a_tensor() -> None:
         (LLAMA, {**FP32, "autocast": False}, {}, False, ""),
         (LLAMA, {"autocast": False}, {}, False, "training.autocast: of no effect"),
         (LLAMA, FP32, {"dp": 2, "zero": 3}, False, ""),  # FSDP casts parameters
-        (LLAMA, FP32, {"dp": 2, "zero": 2}, True, ""),
+        (LLAMA, FP32, {"dp": 2, "zero": 2}, False, ""),  # as does FSDP that does not reshard
+        (LLAMA, FP32, {"dp": 2, "zero": 1}, True, ""),
+        (LLAMA, {**FP32, "autocast": True}, {"dp": 2, "zero": 2}, True, ""),
+        (LLAMA, {**FP32, "framework": "deepspeed"}, {"dp": 2, "zero": 2}, False, "framework deepspeed's default"),
         (LLAMA, {**FP32, "framework": "deepspeed"}, {}, False, "is not framework deepspeed's default"),
         (LLAMA, {**FP32, "framework": "deepspeed", "autocast": True}, {}, True, ""),
         (LLAMA, {**FP32, "framework": "megatron"}, {}, False, "not simulated with training.framework megatron"),
