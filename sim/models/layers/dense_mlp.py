@@ -60,7 +60,7 @@ class DenseMlp(Struct, frozen=True):
         return self.projections(d)
 
     def projections(self, d: Dims) -> tuple[Operator, ...]:
-        """The operators of `train`, their kept tensors counted under `part`."""
+        """The operators of `train`."""
         (up, down), keep = self.matrices(d.tp), not d.framework.rebuilds_pointwise
         wide = promoted(d, self.activation) is not None
         return (
