@@ -65,8 +65,12 @@ def _far(group: Group, step_s: float) -> float:
 
 
 def _far_step(latency_s: float, step_s: float) -> float:
-    usual_s = min(latency_s, SIMPLE_NETWORK_S)
-    return step_s * usual_s / SIMPLE_NETWORK_S + latency_s - usual_s
+    return step_s * _part_of_usual(latency_s) + max(0.0, latency_s - SIMPLE_NETWORK_S)
+
+
+def _part_of_usual(latency_s: float) -> float:
+    """Return the latency between nodes as a part of the usual one, 1 if it exceeds it."""
+    return min(1.0, latency_s / SIMPLE_NETWORK_S)
 
 
 def _start(group: Group, kernel: Kernel, protocol: Protocol) -> tuple[float, float]:
@@ -106,7 +110,7 @@ def _floor(group: Group, protocol: Protocol) -> float:
     """Return the least time between two blocks of a ring on the hop between nodes."""
     if not protocol.waits:
         return 0.0
-    return group.fabric.ring_floor_s * min(1.0, group.inter_latency_s / SIMPLE_NETWORK_S)
+    return group.fabric.ring_floor_s * _part_of_usual(group.inter_latency_s)
 
 
 def ring_gather(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
@@ -163,7 +167,8 @@ def tree_reduce(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBet
     else:
         fill_s += window * near * WINDOW_FILL / group.ring_bytes_per_s
     if not run.waits and size_bytes >= RENDEZVOUS_BYTES:
-        fill_s += far * _far(group, fabric.rendezvous_s)
+        # A hop's step already has the latency that exceeds the usual one.
+        fill_s += far * fabric.rendezvous_s * _part_of_usual(group.inter_latency_s)
     flow = 1.0 if group.domains == 2 else 2 / TREE_SHARE
     rest = (size_bytes - window) * run.sent_bytes
     return AlphaBeta(latency_s, fill_s + max(rest * flow / share, rest / chain))
