@@ -35,11 +35,15 @@ MALLOC = {
 
 
 class RankError(RuntimeError):
-    """A rank ended with an error or did not end in time; the others have been ended. `code`: exit code to pass on."""
+    """A rank ended with an error or did not end in time; the others have been ended.
 
-    def __init__(self, message: str, code: int = 1) -> None:
+    `code`: exit code to pass on. `killed_by`: the signal that ended the rank, 0 if none did.
+    """
+
+    def __init__(self, message: str, code: int = 1, killed_by: int = 0) -> None:
         super().__init__(message)
         self.code = code
+        self.killed_by = killed_by
 
 
 def is_rank() -> bool:
@@ -60,6 +64,7 @@ def rank_environment(rank: int, ranks: int, folder: str) -> dict[str, str]:
             FOLDER: folder,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",  # a crash in torch's own code says which Python line called it
             PARENT: str(os.getpid()),
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",  # torch makes this folder even if it compiles nothing
         }
@@ -138,7 +143,9 @@ def _fail(failed: list[int], processes: list[subprocess.Popen[bytes]], logs: lis
     if code == 2:
         raise RankError(tail, 2)
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    raise RankError(f"rank {rank} {how}; the others were ended" + (f":\n{tail}" if tail else ""))
+    raise RankError(
+        f"rank {rank} {how}; the others were ended" + (f":\n{tail}" if tail else ""), killed_by=max(0, -code)
+    )
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

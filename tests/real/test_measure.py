@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def test_rank_that_dies_ends_the_others(scenario: Path, tmp_path: Path) -> None:
     with pytest.raises(RankError, match="rank 1 was killed by SIGKILL") as error:
         run_ranks([sys.executable, WORKER, "dying", str(scenario), "--out", str(out)], 2, HANGS_AFTER_S)
     assert error.value.code == 1
+    assert error.value.killed_by == signal.SIGKILL
     assert not list(tmp_path.iterdir())
 
 
