@@ -33,7 +33,8 @@ def on_ranks(worker: str, cases: dict[str, Any], folder: Path, ranks: int, *argu
             raise
         warnings.warn(f"{worker}: {error}", stacklevel=2)
         run_ranks(command, ranks, HANGS_AFTER_S)
-    return json.loads(found.read_text())
+    rows: dict[str, Any] = json.loads(found.read_text())
+    return rows
 
 
 def find_on_this_rank(find: Callable[[str, Any, int], Any], given: str, found: str) -> None:
