@@ -75,6 +75,7 @@ class Costs:
         }
         # `pace` is in the key, because with a power limit a kernel takes longer in a large job.
         self._cache: dict[tuple[Compute, float], Cost] = {}
+        self._accepted: set[str] = set()  # attention kernels that were checked: a search asks for each operator
 
     @property
     def launch_overhead_s(self) -> float:
@@ -268,14 +269,15 @@ class Costs:
         Raises:
             InputError: if it does not.
         """
+        if wanted in self._accepted:
+            return
         # A framework's own choice is accepted by every profile; without coefficients it has the default kernel's.
         picks = attention_picks() | {SPARSE, SCORES}
-        if wanted in picks or self.profile.bare:
-            return
         known = self.attention_kernels
-        if wanted not in known:
+        if not (wanted in picks or self.profile.bare or wanted in known):
             found = ", ".join(sorted(known)) or "none by name"
             raise InputError(f"training.attention_kernel: found '{wanted}'; profile {self.profile.name} has: {found}")
+        self._accepted.add(wanted)
 
     def _unaligned(self, op: Compute, cost: Cost) -> Cost:
         """Slow a matmul whose sizes do not allow the fast kernels; a point of exactly these sizes had the slow ones."""

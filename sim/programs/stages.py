@@ -19,7 +19,13 @@ from sim.inputs.training_config import Training
 from sim.models.dims import Shard
 from sim.models.muon import Dealt, dealt_out
 from sim.models.operators import rerun
-from sim.models.optimizer import gradient_buffer_items, host_update_items, shard_items, state_bytes
+from sim.models.optimizer import (
+    NOTHING_DEALT,
+    gradient_buffer_items,
+    host_update_items,
+    shard_items,
+    state_bytes,
+)
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import DataParallel, after_backward, weave_backward, weave_forward
@@ -203,7 +209,8 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     if plan.group_size("copies") > 1:
         size = (dense + experts) * dp.gradient_bytes
         out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
-    dealt = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero)
+    muon = scenario.for_training.optimizer == "muon"
+    dealt = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero) if muon else NOTHING_DEALT
     clip, update = source.step_items(dense + experts, dealt)  # nothing on a stage without parameters
     if dp.zero:
         out += shard_items(dense + experts, scenario.for_training)

@@ -74,8 +74,7 @@ class GridSearch:
                 too_large = [x for x in map(self._states_alone, legal) if x > self.limit_bytes]
                 too_large_bytes = min(too_large_bytes, *too_large)
             if left:
-                # The least work of these layouts differs only by whether their schedule pairs (see `blocks`).
-                examples = {schedule_form(self.space, x).pairs: x for x in left}.values()
+                examples = self._unlike(left)
                 bounded.append(Bounded(min(map(self.least_work_s, examples)), 0.0, 1, partial, len(left)))
         return Bounds(bounded, counts, too_large_bytes)
 
@@ -86,7 +85,7 @@ class GridSearch:
         """
         left = [x for x, fine in layouts_of(self.space, partial) if fine and self._states_alone(x) <= self.limit_bytes]
         # ZeRO-3 adds gathers, but its recomputation may stop earlier, so it is bounded by itself.
-        least = {y for x in left for y in ((x,) if x.zero == 3 else _least_zeros(x))}
+        least = [y for x in self._unlike(left) for y in ((x,) if x.zero == 3 else _least_zeros(x))]
         if (work_s := min(map(self.work_bound_s, least))) > patience_s:
             return Bounds([Bounded(work_s, 0.0, 1, partial, len(left))], Counter())
         bounded, counts, too_large_bytes = [], Counter[str](), math.inf
@@ -99,6 +98,15 @@ class GridSearch:
             if found == "pruned_by_memory":
                 too_large_bytes = min(too_large_bytes, self.memory_bytes(layout))
         return Bounds(bounded, counts, too_large_bytes)
+
+    def _unlike(self, layouts: list[Layout]) -> list[Layout]:
+        """Return one of the layouts of each sort: a partial layout's with one work bound (see `blocks`)."""
+        by_stage = self.space.recomputes[layouts[0].recompute].layers is not None
+        pairs = {x.schedule: schedule_form(self.space, x).pairs for x in layouts}
+        sorts = {
+            (x.zero == 3, pairs[x.schedule], (x.schedule, x.virtual_stages) if by_stage else None): x for x in layouts
+        }
+        return list(sorts.values())
 
     def _bounded(self, x: Layout, ceiling_s: float) -> Bounded | Literal["pruned_by_memory", "pruned_by_bound"]:
         """Return a layout with its bounds, or the name of the bound that rules it out."""
@@ -119,13 +127,14 @@ class GridSearch:
     def _states_alone(self, x: Layout) -> float:
         """Return bytes of parameters, gradients and optimizer on the worst rank."""
         # Recomputation and the micro-batch's size do not change them, so most layouts share the few that are left.
-        return self._states_of(x._replace(recompute="none", micro_batch_size=1))
+        return self._states_of(x.sp, x.zero, x.schedule, x.virtual_stages, x.tp_overlap)
 
     @cached
-    def _states_of(self, x: Layout) -> float:
-        placement = placement_of(x.schedule, x.pp, x.virtual_stages)
+    def _states_of(self, sp: bool, zero: int, schedule: str, virtual_stages: int, tp_overlap: str) -> float:
+        (tp, cp, pp, dp, ep), placement = self.grid, placement_of(schedule, self.grid.pp, virtual_stages)
+        x = Layout(tp, sp, cp, pp, dp, ep, zero, schedule, virtual_stages, 1, "none", tp_overlap)
         cut = self.cut(self.blocks(_least_zeros(x)[-1])[0].order, placement)
-        return float(self._state_bytes(x.zero, placement, cut).max()) * ROUNDING
+        return float(self._state_bytes(zero, placement, cut).max()) * ROUNDING
 
     def memory_bytes(self, x: Layout, timed: bool = False) -> float:
         """Return the least bytes of the worst rank; `timed`: use the actions' seconds if the schedule follows them."""
