@@ -13,8 +13,11 @@ class UnfusedLoss(NamedTuple):
 
     All bytes are for one logit; e are those of a logit as the output matrix writes it (2 in 16 bits). The forward moves
     e + 4 to copy 16-bit logits to fp32 (where `copies`), e for each of `reads`, and `forward_bytes`. The backward moves
-    `backward_bytes`, and 4 + e to copy the gradient back to 16 bits, or e where its last kernel casts by itself (not
-    `copies`).
+    `backward_bytes`, e for each of `backward_reads`, and 4 + e to copy the gradient back to 16 bits, or e where its
+    last kernel casts by itself (not `copies`).
+
+    `keeps`: what of all logits the backward reads. softmax: their log-softmax in fp32; logits: themselves, with each
+    row's maximum and sum, and the gradient is a second tensor of theirs.
 
     `overwrites`: which fp32 tensor of all logits the gradient is written over. nothing: it is a tensor of its own;
     softmax: over the softmax; logits: the softmax is written over the fp32 logits, and the gradient over that.
@@ -28,6 +31,8 @@ class UnfusedLoss(NamedTuple):
     backward_bytes: float
     copies: bool = True
     reads: int = 0
+    backward_reads: int = 0
+    keeps: Literal["softmax", "logits"] = "softmax"
     overwrites: Literal["nothing", "softmax", "logits"] = "nothing"
     forward_token_kernels: int = 0  # beside those over all logits, on one number a token
     backward_token_kernels: int = 0

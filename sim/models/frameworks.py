@@ -36,7 +36,10 @@ NANOTRON_LOSS = MEGATRON_LOSS._replace(overwrites="softmax")
 # torch/distributed/tensor/parallel/loss.py: `_log_softmax` holds its fp32 input and what is shifted by its maximum;
 # `_nll_loss_and_log_softmax_backward` adds the exponentials to a dense gradient, each a tensor of its own.
 LOSS_PARALLEL = TORCH_LOSS._replace(split_tensors=3)
-COMPILED_LOSS = UnfusedLoss(3, 1, 4.0, 4.0, copies=False, reads=2)
+# torchtitan: components/loss.py compiles the loss by itself, so the logits are an input of the graph, and Inductor does
+# not write the gradient over them. torch/_functorch/partitioners.py keeps them for the backward with each row's maximum
+# and the logarithm of its sum, which one pass finds (torch/_inductor/config.py: `online_softmax`).
+COMPILED_LOSS = UnfusedLoss(3, 1, 0.0, 0.0, copies=False, reads=1, backward_reads=1, keeps="logits")
 # megatron/core/transformer/moe/moe_utils.py and router.py. Forward: softmax, top-k and its sort, cast, probabilities
 # (3) and map (5) written to [tokens, experts]; the auxiliary loss's own scores (8: softmax, top-k, sort, map), tokens
 # of each expert, four kernels of the loss, three of its record. Backward: gather, cast, top-k (2), softmax, cast; of

@@ -14,6 +14,7 @@ from sim.models.chunked_loss import chunked_output
 from sim.models.dims import Dims, dims
 from sim.models.elementwise import stream_norm
 from sim.models.embedding import table_elements
+from sim.models.framework_facts import UnfusedLoss
 from sim.models.host_waits import after_loss_check
 from sim.models.hyper_connections import last_sum
 from sim.models.layer import shape_key
@@ -131,8 +132,9 @@ def cross_entropy(d: Dims, vocab: int, fused: bool = False) -> Operator:
     back. Transient: that and the logits' own gradient, 2·tokens·vocab·4. Megatron's works in place, so that beside the
     fp32 logits, which become the softmax and then the gradient, there are only the 16-bit ones, or their gradient: 6
     bytes a logit at the most for torch's 12 (core/tensor_parallel/cross_entropy.py). nanotron's holds the fp32 logits
-    while it makes the softmax, 8 a logit, and only then works in place. Fused: logits read twice, gradient
-    written over them (3e), later scaled in place (2e).
+    while it makes the softmax, 8 a logit, and only then works in place. Compiled by itself: logits read once (e), and
+    kept; backward reads them and writes their gradient (2e). Fused: logits read twice, gradient written over them (3e),
+    later scaled in place (2e).
     """
     n, e = float(d.tokens * vocab), d.act_bytes
     forward: list[Item] = []
@@ -147,16 +149,11 @@ def cross_entropy(d: Dims, vocab: int, fused: bool = False) -> Operator:
     moved = ((copy if loss.copies else 0.0) + loss.reads * e + loss.forward_bytes) * n
     forward.append(memory_op("cross_entropy", F, "cross_entropy", n, moved, d.act, loss.forward_kernels))
     forward += [*_per_token(d, F, loss.forward_token_kernels), *_reductions(d, 3)]
-    back = (loss.backward_bytes + (copy if loss.copies else e)) * n
+    back = (loss.backward_bytes + loss.backward_reads * e + (copy if loss.copies else e)) * n
     backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, back, d.act, loss.backward_kernels)
-    saved = Saved("log-softmax in fp32", FP32_BYTES * n)
-    narrow = e if copy else 0.0  # the logits, or their gradient, in 16 bits
-    tensors = loss.split_tensors if d.tp > 1 else 2
-    held = {
-        "nothing": (e + FP32_BYTES * (tensors - (1 if copy else 2)), FP32_BYTES * tensors),
-        "softmax": (float(FP32_BYTES), narrow),
-        "logits": (narrow, narrow),
-    }[loss.overwrites]
+    kept_logits = loss.keeps == "logits"
+    saved = Saved("logits", e * n) if kept_logits else Saved("log-softmax in fp32", FP32_BYTES * n)
+    held = (0.0, e) if kept_logits else _held_beside_softmax(loss, d, e)
     return Operator(
         "cross_entropy",
         tuple(forward),
@@ -167,6 +164,17 @@ def cross_entropy(d: Dims, vocab: int, fused: bool = False) -> Operator:
     )
 
 
+def _held_beside_softmax(loss: UnfusedLoss, d: Dims, e: float) -> tuple[float, float]:
+    """Bytes a logit beside the fp32 log-softmax, in the forward and in the backward; e: those of a logit."""
+    narrow = e if e < FP32_BYTES else 0.0  # the logits, or their gradient, in 16 bits
+    if loss.overwrites == "logits":
+        return narrow, narrow
+    if loss.overwrites == "softmax":
+        return float(FP32_BYTES), narrow
+    tensors = loss.split_tensors if d.tp > 1 else 2
+    return e + FP32_BYTES * (tensors - (1 if narrow else 2)), FP32_BYTES * tensors
+
+
 def stranded_logits_bytes(scenario: Scenario) -> float:
     """Memory of the 16-bit logits, freed before torch's loss peaks and of no use to it.
 
@@ -175,7 +183,9 @@ def stranded_logits_bytes(scenario: Scenario) -> float:
     (of a loss that overwrites its softmax: as what the softmax asks for).
     """
     t, d = scenario.for_training, dims(scenario)
-    apart = t.cross_entropy == "unfused" and d.framework.loss.overwrites != "logits" and d.act_bytes < FP32_BYTES
+    loss = d.framework.loss
+    replaced = loss.keeps == "softmax" and loss.overwrites != "logits"
+    apart = t.cross_entropy == "unfused" and replaced and d.act_bytes < FP32_BYTES
     return d.act_bytes * d.tokens * scenario.model.padded_vocab(d.tp) / d.tp if apart else 0.0
 
 
