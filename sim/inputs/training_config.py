@@ -148,7 +148,8 @@ class Training(UserInput):
         default=None, description="null: an fp32 copy where parameters are kept in 16 bits; false: none"
     )
     zero_grad: Literal["keep", "set_to_none"] | None = Field(
-        default=None, description="null: keep, one buffer for the run; set_to_none: freed until the first backward"
+        default=None,
+        description="keep: one buffer for the run; set_to_none: freed until the first backward; null: the framework's",
     )
     gradient_clipping: bool = Field(default=True, description="norm of all gradients, and their scaling by it")
     recompute: Annotated[Recompute, BeforeValidator(_recompute), _recompute_schema()] = Field(

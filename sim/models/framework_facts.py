@@ -326,6 +326,10 @@ class Framework(Struct, frozen=True):
     start_grad_sync]"""
     zeroes_gradients: bool = False
     """the gradient buffer is zeroed; otherwise gradients are freed [core/distributed: zero_grad_buffer]"""
+    keeps_gradients_at: tuple[int, ...] = ()
+    """default of `training.zero_grad`: with these ZeRO stages gradients stay allocated between steps (keep), else they
+    are freed (set_to_none) [core/distributed: ParamAndGradBuffer; DeepSpeed runtime/zero/stage3.py:
+    grad_partitions_flat_buffer; torch/optim/optimizer.py: zero_grad]"""
     copies_updated: bool = False
     """updated fp32 copies are read once more to write the 16-bit parameters, which the update's own kernel does not
     write [core/optimizer: _copy_main_params_to_model_params]"""

@@ -36,6 +36,7 @@ NANOTRON_LOSS = MEGATRON_LOSS._replace(overwrites="softmax")
 # torch/distributed/tensor/parallel/loss.py: `_log_softmax` holds its fp32 input and what is shifted by its maximum;
 # `_nll_loss_and_log_softmax_backward` adds the exponentials to a dense gradient, each a tensor of its own.
 LOSS_PARALLEL = TORCH_LOSS._replace(split_tensors=3)
+EVERY_STAGE = (0, 1, 2, 3)  # of ZeRO
 # torchtitan: components/loss.py compiles the loss by itself, so the logits are an input of the graph, and Inductor does
 # not write the gradient over them. torch/_functorch/partitioners.py keeps them for the backward with each row's maximum
 # and the logarithm of its sum, which one pass finds (torch/_inductor/config.py: `online_softmax`).
@@ -94,6 +95,7 @@ _MEGATRON = Framework(
     checks_gradients=True,
     averages_gradients=True,
     zeroes_gradients=True,
+    keeps_gradients_at=EVERY_STAGE,
     copies_updated=True,
     plain_host=False,
     captures_layers=True,
@@ -223,6 +225,7 @@ _RECORDS = (
         zero=DEEPSPEED_ZERO,
         autocasts=False,  # runtime/engine.py: _configure_distributed_model casts the model, unless torch_autocast is on
         copies_updated=True,  # runtime/zero/stage_1_and_2.py: step
+        keeps_gradients_at=(3,),
         sums_in_fp32=False,  # runtime/engine.py: get_data_types, `grad_accum_dtype` unset
     ),
     Framework(
@@ -273,6 +276,7 @@ _RECORDS = (
         zero=ZeroEngine(all_reduced_at=(1,), at_once_at=(1,)),
         gathers_tensor_by_tensor=True,
         zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad
+        keeps_gradients_at=EVERY_STAGE,  # the same file: build_grad_buffers
         copies_updated=True,  # the same file: step
     ),
 )
@@ -291,6 +295,14 @@ class Named(Protocol):
         """A month or a day; None: today."""
 
 
+class Trained(Named, Protocol):
+    """The part of a scenario that says what becomes of gradients between steps: `training`."""
+
+    @property
+    def zero_grad(self) -> str | None:
+        """keep, set_to_none, or None: as the framework does."""
+
+
 def framework_of(training: Named) -> Framework:
     """The record that `training.framework` names, as it was on `training.software_date`."""
     return framework_at(training.framework, training.software_date)
@@ -307,6 +319,20 @@ def framework_at(name: str, date: str | None) -> Framework:
         if date is not None and date < former.until:
             record = replace(record, **former.facts)
     return record
+
+
+def frees_gradients(training: Trained, zero: int) -> bool:
+    """Whether gradients are freed between steps: as `training.zero_grad` says, else as the framework does.
+
+    >>> from types import SimpleNamespace as N
+    >>> frees_gradients(N(framework="eager", software_date=None, zero_grad=None), 0)
+    True
+    >>> frees_gradients(N(framework="megatron", software_date=None, zero_grad=None), 1)
+    False
+    """
+    if training.zero_grad is None:
+        return zero not in framework_of(training).keeps_gradients_at
+    return training.zero_grad == "set_to_none"
 
 
 def attention_picks() -> frozenset[str]:

@@ -34,7 +34,7 @@ from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Comm, Compute, Item, ModelPart, Phase, Program, Wait
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
 from sim.models.framework_facts import ZeroEngine
-from sim.models.frameworks import framework_of
+from sim.models.frameworks import framework_of, frees_gradients
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
 from sim.ranks.plan import Plan
@@ -196,7 +196,7 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         p.zero >= 2 and not p.accumulate_unsharded and not p.reduces_rows,
         bool(p.param_gather_overlap),
         p.reduces_rows,
-        max(dtype_bytes(t.grad_dtype), held_back) if t.zero_grad == "set_to_none" else 0.0,
+        max(dtype_bytes(t.grad_dtype), held_back) if frees_gradients(t, p.zero) else 0.0,
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
         engine=engine,

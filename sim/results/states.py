@@ -17,7 +17,7 @@ from msgspec import Struct
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, BlockKind
 from sim.inputs.training_config import Training
-from sim.models.frameworks import framework_of
+from sim.models.frameworks import framework_of, frees_gradients
 from sim.models.lora import NF4_BYTES
 from sim.models.optimizer import kept_bytes, matrix_kept_bytes
 from sim.models.source import captured_of, compute_bytes, source_of
@@ -98,7 +98,7 @@ def _gradient_bytes(t: Training, stages: Sequence[Stage], n: _Elements) -> float
     # A sum that waits for the replicas takes the place of gradients, which torch frees between steps (foreach_reduce),
     # or lies beside them where they are kept.
     own_bytes, held_back = dtype_bytes(t.grad_dtype), dp.held_back_bytes
-    each = own_bytes + held_back if t.zero_grad == "keep" else max(own_bytes, held_back)
+    each = max(own_bytes, held_back) if frees_gradients(t, dp.zero) else own_bytes + held_back
     return gradients * (each + buckets) + whole * own_bytes
 
 

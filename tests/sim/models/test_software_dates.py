@@ -79,14 +79,34 @@ def test_blackwell_quantizes_a_tensor_of_one_scale_once() -> None:
 def test_a_loss_over_a_split_vocabulary_holds_the_tensors_of_its_operators(tp: int) -> None:
     """torch/distributed/tensor/parallel/loss.py, not compiled: the dense gradient, the exponentials and their sum."""
 
-    def held_bytes(date: str) -> tuple[float, float]:
+    def held_bytes(date: str) -> tuple[float, float, float]:
         part = cross_entropy(dims(scenario(parallelism={"tp": tp}, framework="compiled", software_date=date)), 1000)
-        return part.forward_bytes, part.backward_bytes
+        return sum(s.bytes for s in part.saved), part.forward_bytes, part.backward_bytes
 
     logits = 4096 * 1000
     apart = (tp > 1) * 4 * logits
-    assert held_bytes("2025-04") == (6 * logits, 8 * logits)
-    assert held_bytes("2025-03") == (6 * logits + apart, 8 * logits + apart)
+    assert held_bytes("2025-04") == (2 * logits, 0, 2 * logits)  # 16-bit logits, then their gradient beside them
+    assert held_bytes("2025-03") == (4 * logits, 6 * logits + apart, 8 * logits + apart)
+
+
+def test_a_compiled_loss_keeps_what_torch_keeps() -> None:
+    torch = pytest.importorskip("torch")
+    kept: list[int] = []
+
+    def loss(logits: Any, targets: Any) -> Any:
+        return torch.nn.functional.cross_entropy(logits.float(), targets)
+
+    def keep(tensor: Any) -> Any:
+        kept.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    logits = torch.randn(64, 1000, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        torch.compile(loss, backend="aot_eager_decomp_partition")(logits, torch.zeros(64, dtype=torch.long))
+    part = cross_entropy(dims(scenario(framework="compiled")), 1000)
+    assert max(kept) == 2 * 64 * 1000
+    assert sum(kept) - max(kept) < 64 * 32  # each row's target, maximum and logarithm
+    assert sum(s.bytes for s in part.saved) == 2 * 4096 * 1000
 
 
 def test_captured_kernels_cost_the_host_nothing() -> None:
