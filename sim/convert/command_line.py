@@ -11,7 +11,7 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,18 @@ ASSIGNMENT = re.compile(
     r"(?m)(?:^|;)[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s();]*)[ \t]*(?=;|#|$)"
 )
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*))?\}|(\w+))")
-# `$((NODES * 8))`, kept as `$[NODES*8]`: brackets of arrays are dropped before variables are put in.
-ARITHMETIC, KEPT = re.compile(r"\$\(\(([^()]*)\)\)"), re.compile(r"\$\[([^\[\]]*)\]")
+# `$((NODES * (8 / TP)))`, kept as `$[NODES*‹8/TP›]`: brackets of arrays are dropped before variables are put in.
+ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
+KEPT = re.compile(r"\$\[([^\[\]]*)\]")
+INNER, OUTER = str.maketrans("()", "‹›"), str.maketrans("‹›", "()")  # of brackets
 NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
-SUM = re.compile(r"[0-9+*/%-]{1,100}")
-OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
-OPERATIONS |= {ast.Mod: operator.mod}
+SUM = re.compile(r"[0-9+*/%()<>=!-]{1,200}")
+TERNARY = re.compile(r"([^?:]+)\?([^?:]+):([^?:]+)")
+OPERATIONS: dict[type[ast.AST], Callable[[int, int], int]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv},
+    **{ast.Mod: operator.mod, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
+    **{ast.Eq: operator.eq, ast.NotEq: operator.ne},
+}
 DIRECTIVES = re.compile(r"(?m)^#SBATCH[ \t]+(.*)$")
 SLURM = ("nodes", "ntasks-per-node", "gpus-per-node")
 SLURM_VARIABLES = {  # sbatch's manual, "output environment variables"
@@ -51,7 +57,7 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
     preset = slurm_values(text)
     text = text.replace("\\\n", " ")
     text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text)
-    text = ARITHMETIC.sub(lambda found: f"$[{''.join(found[1].split())}]", text)
+    text = kept_arithmetic(text)
     text = re.sub(rf"{QUOTED}|[()]", lambda found: found[1] or " ", text).replace("[@]", "")
     for _ in range(4):  # a variable may be made of others
         text = _with_variables(_with_earlier_values(text, preset), preset)
@@ -61,6 +67,11 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
     again = (QUOTED_COMMAND.search, QUOTED_FLAG.match)
     inner = (_split(word) if any(found(word) for found in again) else [word] for word in _split(text))
     return [word for words in inner for word in words]
+
+
+def kept_arithmetic(text: str) -> str:
+    """The text with `$((…))` as `with_values` reads it."""
+    return ARITHMETIC.sub(lambda found: f"$[{''.join(found[1].split()).translate(INNER)}]", text)
 
 
 def _split(text: str) -> list[str]:
@@ -143,18 +154,22 @@ def with_values(text: str, variables: Mapping[str, str], only: Collection[str] |
         return default.strip("\"'") if has_default else found[0]
 
     def number(found: re.Match[str]) -> str:
-        terms = NAME.sub(lambda name: variables.get(name[1], name[0]), found[1])
-        result = _computed(terms) if SUM.fullmatch(terms) else None
+        result = _computed(NAME.sub(lambda name: variables.get(name[1], name[0]), found[1].translate(OUTER)))
         return found[0] if result is None else str(result)
 
     return KEPT.sub(number, VARIABLE.sub(value, text))
 
 
 def _computed(terms: str) -> int | None:
-    """Whole numbers added, multiplied and divided as a shell does; None where that is no number."""
+    """Whole numbers added, multiplied, divided and compared as a shell does; None where that is no number."""
+    if chosen := TERNARY.fullmatch(terms):
+        test = _computed(chosen[1])
+        return None if test is None else _computed(chosen[2 if test else 3])
+    if not SUM.fullmatch(terms):
+        return None
     try:
         return _value(ast.parse(terms.replace("//", "?").replace("/", "//"), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError):
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 
@@ -162,7 +177,7 @@ def _value(node: ast.expr) -> int:
     match node:
         case ast.Constant(value=int(number)):
             return number
-        case ast.BinOp(left, operation, right) if type(operation) in OPERATIONS:
-            result: int = OPERATIONS[type(operation)](_value(left), _value(right))
-            return result
+        case ast.BinOp(left, operation, right) | ast.Compare(left, [operation], [right]):
+            if type(operation) in OPERATIONS:
+                return int(OPERATIONS[type(operation)](_value(left), _value(right)))
     raise ValueError

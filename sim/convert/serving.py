@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct, field
 
 from sim.convert.command_line import flags_of, words_of
-from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model
@@ -84,6 +84,8 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     model = machine.model or served
     if not isinstance(model, str):
         raise InputError(f"{file}: names no model: give --model NAME")
+    if advice := lacking(file, model):
+        raise InputError(f"{file}: {s.written_as('model')}: found {show(model)}{advice}; so does --model NAME")
     engine = _engine(s, product, words)
     inference: dict[str, Any] = {"engine": engine, **_inference(s)}
     layout = _layout(s, machine)
