@@ -37,9 +37,7 @@ MAX_BYTES = 4 * 2**20
 @click.option("--seq-len", type=click.IntRange(1, 100_000_000), metavar="N", help="sequence length, for DeepSpeed")
 @click.option("--from", "trainer", type=click.Choice(TRAINERS), help="the trainer; by default recognized from the file")
 @click.option("--config", metavar="FUNCTION", help="which function of a torchtitan config.py")
-@click.option(
-    "--var", "variables", multiple=True, metavar="NAME=VALUE", help="a variable of a script, whatever it sets"
-)
+@click.option("--var", "variables", multiple=True, metavar="NAME=VALUE", help="the value of a script's variable")
 @click.option("--args", "arguments", metavar="'FIRST SECOND …'", help="the arguments of a script")
 @overrides_option
 @click.option("--out", type=OUTPUT, metavar="SCENARIO.yaml", help="write the scenario there, not to standard output")

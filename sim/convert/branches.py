@@ -38,7 +38,7 @@ OF_NUMBERS: dict[str, Callable[[int, int], bool]] = {
 
 
 class OpenTest(Struct, frozen=True):
-    """Branches between which the file does not decide. `at`: where they begin; `tests`: the condition of each, in order;
+    """Branches between which the file does not decide. `at`: where they begin; `tests`: the condition of each;
     `may_skip`: none of them may run, either."""
 
     at: int

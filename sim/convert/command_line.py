@@ -29,9 +29,17 @@ NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 SUM = re.compile(r"[0-9+*/%()<>=!-]{1,200}")
 TERNARY = re.compile(r"([^?:]+)\?([^?:]+):([^?:]+)")
 OPERATIONS: dict[type[ast.AST], Callable[[int, int], int]] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv},
-    **{ast.Mod: operator.mod, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
-    **{ast.Eq: operator.eq, ast.NotEq: operator.ne},
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
 }
 DIRECTIVES = re.compile(r"(?m)^#SBATCH[ \t]+(.*)$")
 SLURM = ("nodes", "ntasks-per-node", "gpus-per-node")
