@@ -13,6 +13,7 @@ from typing import Any
 from sim.convert.command_line import SLURM, flags_of, slurm_flags, words_of
 from sim.convert.megatron_attention import attention_of
 from sim.convert.megatron_model import DISPATCHER, model_of
+from sim.convert.megatron_older import as_of_today
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
@@ -27,7 +28,7 @@ REMAINDERS = (
     "precision-aware optimizer: master weights are simulated in 4 bytes; beside bf16 parameters Megatron-LM keeps the "
     "other 2 alone"  # `store_param_remainders` (core/optimizer/optimizer_config.py), on by default
 )
-LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules")  # flags with several values
+LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts")  # flags with several values
 # By --cuda-graph-impl (core/transformer/transformer_config.py).
 GRAPHS: dict[str, str | None] = {
     "none": None,
@@ -45,8 +46,9 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
-    flags = flags_of(words_of(file, text, ends=True), listed=LISTED)
-    s = Settings(file, {**slurm_flags(text), **flags}, "--", text=text)
+    given = flags_of(words_of(file, text, ends=True), listed=LISTED)
+    flags, written, notes = as_of_today(given)
+    s = Settings(file, {**slurm_flags(text), **flags}, "--", written=written, notes=notes, text=text)
     return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
 
 
@@ -117,6 +119,9 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     if attention["attention"] == "fused":
         s.take("no-masked-softmax-fusion")  # of the unfused softmax
     micro_batch = s.integer("micro-batch-size")
+    optimizer = s.choice("optimizer", OPTIMIZERS, "adam")
+    if optimizer is None:
+        s.notes.append(f"{s.written_as('optimizer')} {s.take('optimizer')}: AdamW is simulated in its place")
     return without_none(
         {
             "seq_len": s.integer("seq-length"),
@@ -125,7 +130,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "precision": precision,
             "fp8_recipe": recipe if precision in ("fp8", "mxfp8") else None,
             "grad_dtype": _grad_dtype(s),
-            "optimizer": s.choice("optimizer", OPTIMIZERS, "adam"),
+            "optimizer": optimizer,
             "optimizer_dtype": _moments(s),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
@@ -133,6 +138,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "framework": "megatron" if fused else "eager",
             "recompute": _recompute(s),
             "cuda_graphs": _graphs(s),
+            "optimizer_post_validation": s.flag("enable-optimizer-post-validation") or None,
         }
     )
 
@@ -163,7 +169,8 @@ def _graphs(s: Settings) -> str | None:
 
 
 def _recompute(s: Settings) -> Any:
-    granularity = "selective" if s.flag("recompute-activations") else s.take("recompute-granularity")
+    granularity = s.take("recompute-granularity")
+    granularity = "selective" if s.flag("recompute-activations") else granularity
     if granularity == "full" and s.take("recompute-method") == "block":
         return {"mode": "full", "layers": s.integer("recompute-num-layers", 1)}
     s.choice("recompute-num-layers", {"1": True}, "1")  # units of several layers are not simulated
@@ -206,6 +213,8 @@ def _expert_degrees(s: Settings, tp: int, ranks: int) -> tuple[int, int]:
     """The degrees ep and expert_tp, whose product divides a stage's ranks."""
     of_experts, of_tensors = "expert-model-parallel-size", "expert-tensor-parallel-size"
     ep, expert_tp = s.size(of_experts, 1), s.size(of_tensors, tp)
+    if s.flag("moe-expert-model-parallelism"):  # MegaBlocks: over the replicas
+        ep = min(ranks // tp, s.integer("num-experts"))
     if ranks % (ep * expert_tp):
         taken = f"{s.written_as(of_tensors)} {expert_tp}"
         if s.take(of_tensors) is None:
@@ -226,6 +235,9 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
     if s.flag("use-megatron-fsdp") or s.flag("use-custom-fsdp"):
         s.take("use-distributed-optimizer")
         return {"zero": s.choice("data-parallel-sharding-strategy", ZERO_STAGES, "no_shard")}
+    if s.flag("deepspeed"):
+        s.take("deepspeed-config")
+        return {"zero": s.integer("zero-stage")}
     if not s.flag("use-distributed-optimizer"):
         return {"zero": 0}
     shard = members // instances if instances > 1 else None
@@ -255,7 +267,28 @@ def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
         blocking = s.flag("no-overlap-p2p-communication")
         out |= {"schedule": "interleaved_1f1b", "virtual_stages": stages // pp, "p2p_overlap": not blocking}
         out["micro_batch_group"] = s.whole("microbatch-group-size-per-virtual-pipeline-stage")
-    return out
+        return out
+    s.take("no-overlap-p2p-communication")  # 1F1B has nothing to overlap (core/pipeline_parallel/schedules.py)
+    return {**out, **_zero_bubble(s, pp)}
+
+
+def _zero_bubble(s: Settings, pp: int) -> dict[str, Any]:
+    """The schedule of sail-sg/zero-bubble-pipeline-parallelism (its README, "Zero Bubble Command Line Arguments")."""
+    in_v, enabled = s.flag("zero-bubble-v-schedule"), s.flag("enable-zero-bubble")
+    if not (in_v or enabled):
+        return {}
+    pending = "zero-bubble-max-pending-backward"
+    if in_v:
+        s.take(pending)
+        return {"schedule": "zb_v"}
+    if s.take(pending, "auto") == "auto":
+        s.notes.append(f"--{pending} auto: simulated as {2 * pp}, with room for as many activations as help")
+        return {"schedule": "zb_h2"}
+    allowed = s.size(pending)
+    known = {pp: "zb_h1", 2 * pp: "zb_h2"}
+    return (
+        {"schedule": known[allowed]} if allowed in known else {"schedule": "zb_search", "schedule_memory": allowed / pp}
+    )
 
 
 def _unrolled(layout: str) -> str:
