@@ -124,15 +124,18 @@ def _of_data(file: Path, text: str, machine: Machine, seq_len: int | None) -> Co
     """What a JSON or YAML says."""
     from sim.convert.bridge import convert_bridge, is_bridge
     from sim.convert.deepspeed import convert_deepspeed
+    from sim.convert.megatron import as_command, convert_megatron, is_arguments
     from sim.inputs.file_kinds import refuse_other_kind
     from sim.inputs.yaml_input import parse_yaml
 
     data: Any = parse_yaml(text, str(file))[0]
     if not isinstance(data, dict):
-        raise InputError(f"{file}: holds no mapping; a DeepSpeed JSON or TrainingArguments does")
+        raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
     if is_bridge(data):
         return convert_bridge(file, data, machine)
+    if is_arguments(data):
+        return convert_megatron(file, as_command(data), machine)
     return convert_deepspeed(file, data, machine, seq_len)
 
 

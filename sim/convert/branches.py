@@ -257,6 +257,9 @@ def _compared(words: list[str], variables: Mapping[str, str]) -> bool | None:
             return None if empty is None else not empty
         case ["-z", word]:
             return _is_empty(word, variables)
+        case ["", "=" | "==" | "!=" as sign, word] | [word, "=" | "==" | "!=" as sign, ""]:
+            empty = _is_empty(word, variables)
+            return None if empty is None else empty == (sign != "!=")
         case [left, "=" | "==" | "!=" as sign, right]:
             one, other = _value(left, variables), _value(right, variables)
             return None if one is None or other is None else fnmatchcase(one, other) == (sign != "!=")

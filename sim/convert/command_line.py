@@ -12,6 +12,7 @@ import operator
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ SLURM_VARIABLES = {  # sbatch's manual, "output environment variables"
 QUOTED_COMMAND = re.compile(r"(?s)^(?!\w+\+?=).*\s--[A-Za-z]")  # not what a variable is given
 QUOTED_FLAG = re.compile(r"--[A-Za-z][\w-]*\s")  # of an array, which a shell splits again: ("--fp8-format hybrid")
 QUOTED = r"('[^']*'|\"[^\"]*\")"
+ENDS = (";", "&", "&&", "|", "||")  # of a command
 MAX_CHARACTERS = 8 * 2**20
 LONGEST_VALUE = 100_000  # characters of a variable that is made of itself
 
@@ -124,6 +126,20 @@ def flags_of(words: list[str], short: bool = False, listed: Collection[str] = ()
         else:
             name = ""
     return flags
+
+
+def require_one(file: Path, words: list[str], mark: str) -> None:
+    """Refuse several commands with the flag `mark`, of which one would get the other's flags.
+
+    Raises:
+        InputError: where commands that have it differ. `echo $COMMAND` before the command is the same.
+    """
+    groups = groupby(words, lambda word: word in ENDS)
+    commands = [flags_of(list(group)) for ends, group in groups if not ends]
+    found = [flags for flags in commands if mark in flags]
+    if any(flags != found[0] for flags in found):
+        given = ", ".join(dict.fromkeys(str(flags[mark]) for flags in found))
+        raise InputError(f"{file}: {len(found)} commands have --{mark} ({given}): keep the one that runs in the file")
 
 
 def _with_variables(text: str, preset: Mapping[str, str]) -> str:

@@ -25,8 +25,8 @@ from sim.models.frameworks import DEEPSPEED_ZERO
 
 AUTO = "auto"  # DeepSpeed's word for what Transformers fills in
 OFF = ("no", "", False, None)
-# Of TRL's configs, LLaMA-Factory's, FastChat's and of Transformers' run_clm.py.
-LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size")
+# Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
+LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")
 PACKING = ("packing", "sample_packing")  # of TRL and LLaMA-Factory, of Axolotl
 WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packing_strategy")
 MICRO_BATCH = 8  # TrainingArguments' default

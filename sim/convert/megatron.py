@@ -6,11 +6,13 @@ Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from sim.convert.command_line import SLURM, flags_of, slurm_flags, words_of
+from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, words_of
 from sim.convert.megatron_attention import attention_of
 from sim.convert.megatron_model import DISPATCHER, model_of
 from sim.convert.megatron_older import as_of_today
@@ -28,6 +30,7 @@ REMAINDERS = (
     "precision-aware optimizer: master weights are simulated in 4 bytes; beside bf16 parameters Megatron-LM keeps the "
     "other 2 alone"  # `store_param_remainders` (core/optimizer/optimizer_config.py), on by default
 )
+MARKS = ("num-layers", "micro-batch-size")  # which one training has once
 LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts")  # flags with several values
 # By --cuda-graph-impl (core/transformer/transformer_config.py).
 GRAPHS: dict[str, str | None] = {
@@ -46,10 +49,27 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
-    given = flags_of(words_of(file, text, ends=True), listed=LISTED)
+    words = words_of(file, text, ends=True)
+    for mark in MARKS:
+        require_one(file, words, mark)
+    given = flags_of(words, listed=LISTED)
     flags, written, notes = as_of_today(given)
     s = Settings(file, {**slurm_flags(text), **flags}, "--", written=written, notes=notes, text=text)
     return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
+
+
+def is_arguments(data: Mapping[str, Any]) -> bool:
+    """Tell whether a mapping holds Megatron-LM's arguments as its tests have them (tests/functional_tests)."""
+    return isinstance(data.get("MODEL_ARGS"), dict)
+
+
+def as_command(data: Mapping[str, Any]) -> str:
+    """The arguments of such a mapping as a command line; a switch that is off is left out."""
+    words: list[str] = []
+    for flag, value in data["MODEL_ARGS"].items():
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        words += [] if value is False else [str(flag), *(shlex.quote(str(one)) for one in values)]
+    return " ".join(words)
 
 
 def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:

@@ -109,3 +109,35 @@ def test_zero_bubble_schedules(tmp_path: Path, flags: str, schedule: dict[str, A
     assert kept == schedule
     assert found["training"].get("optimizer_post_validation", False) == ("post-validation" in flags)
     assert "not expressed" not in said
+
+
+def test_arguments_as_megatrons_own_tests_have_them(tmp_path: Path) -> None:
+    arguments = """
+ENV_VARS: {CUDA_DEVICE_MAX_CONNECTIONS: 1}
+MODEL_ARGS:
+  --num-layers: 4
+  --hidden-size: 1024
+  --num-attention-heads: 16
+  --seq-length: 1024
+  --max-position-embeddings: 1024
+  --vocab-size: 32000
+  --micro-batch-size: 1
+  --global-batch-size: 32
+  --tensor-model-parallel-size: 2
+  --sequence-parallel: true
+  --use-distributed-optimizer: false
+  --recompute-granularity: selective
+  --recompute-modules: [core_attn, mlp]
+  --bf16: true
+"""
+    found, _ = converted(tmp_path, "model_config.yaml", arguments, *HERE, "--gpus", "8")
+    assert (found["parallelism"]["dp"], found["parallelism"]["sp"], found["parallelism"]["zero"]) == (4, True, 0)
+    assert found["training"]["recompute"] == {"mode": "selective", "modules": ["core_attn", "mlp"]}
+
+
+def test_two_models_of_one_script_are_not_mixed(tmp_path: Path) -> None:
+    arrays = f"SMALL=(--num-layers 24 --hidden-size 2048)\nLARGE=(--num-layers 40 --hidden-size 5120)\n{SIZES}"
+    said = refused(
+        tmp_path, "train.sh", arrays.replace("--num-layers 24 --hidden-size 2048 \\", "${LARGE[@]} \\"), *HERE
+    )
+    assert "commands have --num-layers (24, 40" in said
