@@ -132,12 +132,14 @@ def require_one(file: Path, words: list[str], mark: str) -> None:
     """Refuse several commands with the flag `mark`, of which one would get the other's flags.
 
     Raises:
-        InputError: where commands that have it differ. `echo $COMMAND` before the command is the same.
+        InputError: where commands that have it differ, and the longest does not have all flags of the others, as it
+            has where `echo $ARGUMENTS` stands before it.
     """
     groups = groupby(words, lambda word: word in ENDS)
     commands = [flags_of(list(group)) for ends, group in groups if not ends]
     found = [flags for flags in commands if mark in flags]
-    if any(flags != found[0] for flags in found):
+    longest = max(found, key=len, default={})
+    if any(not flags.items() <= longest.items() for flags in found):
         given = ", ".join(dict.fromkeys(str(flags[mark]) for flags in found))
         raise InputError(f"{file}: {len(found)} commands have --{mark} ({given}): keep the one that runs in the file")
 

@@ -5,7 +5,6 @@ Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
@@ -16,6 +15,7 @@ from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, 
 from sim.convert.megatron_attention import attention_of
 from sim.convert.megatron_model import DISPATCHER, model_of
 from sim.convert.megatron_older import as_of_today
+from sim.convert.megatron_stages import pipeline_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
@@ -221,7 +221,7 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "dp_sync": "bucketed" if overlap else "after_backward",
         "rank_order": "tp-cp-pp-dp" if s.flag("use-tp-pp-dp-mapping") else None,
         **_zero(s, dp * cp),
-        **_pipeline(s, pp),
+        **pipeline_of(s, pp),
     }
     if overlap:
         elements = s.integer("ddp-bucket-size", max(40_000_000, 1_000_000 * dp))  # core/distributed
@@ -262,60 +262,3 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
         return {"zero": 0}
     shard = members // instances if instances > 1 else None
     return {"zero": 1, "shard_size": shard, "param_gather_overlap": gather}
-
-
-def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
-    if pp == 1:
-        return {}
-    layout = s.take("pipeline-model-parallel-layout")
-    virtual = s.whole("num-virtual-stages-per-pipeline-rank")
-    per_virtual = s.take("num-layers-per-virtual-pipeline-stage")
-    out: dict[str, Any] = {}
-    stages = pp
-    if isinstance(layout, str):
-        parts = _unrolled(layout).split("|")
-        stages, out["layers_per_stage"] = len(parts), [part.count("t") for part in parts]
-        if any("m" in part for part in parts[:-1]):
-            s.notes.append(
-                f"{s.written_as('pipeline-model-parallel-layout')}: m is simulated in the last stage, with L"
-            )
-    elif virtual is not None:
-        stages = pp * virtual
-    elif per_virtual is not None:
-        stages = s.integer("num-layers") // s.size("num-layers-per-virtual-pipeline-stage")
-    if stages > pp:
-        blocking = s.flag("no-overlap-p2p-communication")
-        out |= {"schedule": "interleaved_1f1b", "virtual_stages": stages // pp, "p2p_overlap": not blocking}
-        out["micro_batch_group"] = s.whole("microbatch-group-size-per-virtual-pipeline-stage")
-        return out
-    s.take("no-overlap-p2p-communication")  # 1F1B has nothing to overlap (core/pipeline_parallel/schedules.py)
-    return {**out, **_zero_bubble(s, pp)}
-
-
-def _zero_bubble(s: Settings, pp: int) -> dict[str, Any]:
-    """The schedule of sail-sg/zero-bubble-pipeline-parallelism (its README, "Zero Bubble Command Line Arguments")."""
-    in_v, enabled = s.flag("zero-bubble-v-schedule"), s.flag("enable-zero-bubble")
-    if not (in_v or enabled):
-        return {}
-    pending = "zero-bubble-max-pending-backward"
-    if in_v:
-        s.take(pending)
-        return {"schedule": "zb_v"}
-    if s.take(pending, "auto") == "auto":
-        s.notes.append(f"--{pending} auto: simulated as {2 * pp}, with room for as many activations as help")
-        return {"schedule": "zb_h2"}
-    allowed = s.size(pending)
-    known = {pp: "zb_h1", 2 * pp: "zb_h2"}
-    return (
-        {"schedule": known[allowed]} if allowed in known else {"schedule": "zb_search", "schedule_memory": allowed / pp}
-    )
-
-
-def _unrolled(layout: str) -> str:
-    """A layout's text without `t*3` and `(tt|)*2` (core/transformer/pipeline_parallel_layer_layout.py).
-
-    A layer is `t`; E, m and L are none.
-    """
-    for times in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        layout = re.sub(times, lambda found: found[1] * int(found[2][:4]), layout)
-    return layout

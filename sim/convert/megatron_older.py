@@ -91,6 +91,9 @@ def _of_deepspeed(flags: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         dropless = flags.get("disable-moe-token-dropping")
         found["moe-train-capacity-factor"] = "0" if dropless else flags.get("moe-train-capacity-factor", "1.0")
         found |= {"moe-token-dispatcher-type": "alltoall", "disable-moe-token-dropping": None}
+    if "embedding" in str(flags.get("pp-partition-method")):  # which stages count with the layers
+        found |= {f"account-for-{what}-in-pipeline-split": True for what in ("embedding", "loss")}
+        found["pp-partition-method"] = None
     stage = str(flags.get("zero-stage", "1"))
     if stage == "0" and "bf16" in flags:
         stage = "1"

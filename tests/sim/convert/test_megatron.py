@@ -264,3 +264,45 @@ def test_degrees_of_experts_that_do_not_go_with_the_ranks_are_told_in_the_script
     line = len(text.splitlines())
     message = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert f"train.sh:{line}: --expert-model-parallel-size: {said}" in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "stages", "layers"),
+    [
+        ("--decoder-first-pipeline-num-layers 6 --decoder-last-pipeline-num-layers 6", 4, [6, 10, 10, 6]),
+        ("--decoder-last-pipeline-num-layers 5", 4, [9, 9, 9, 5]),
+        ("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split", 2, [16, 16]),
+        ("--account-for-embedding-in-pipeline-split --num-layers 31", 4, [7, 8, 8, 8]),
+        (
+            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split --num-layers 30 "
+            "--num-layers-per-virtual-pipeline-stage 4",
+            4,
+            [3, 4, 4, 4, 4, 4, 4, 3],
+        ),
+        (
+            "--decoder-first-pipeline-num-layers 4 --decoder-last-pipeline-num-layers 4 "
+            "--num-virtual-stages-per-pipeline-rank 2",
+            4,
+            [2, 6, 6, 2, 2, 6, 6, 2],
+        ),
+    ],
+)
+def test_stages_of_different_sizes(tmp_path: Path, flags: str, stages: int, layers: list[int]) -> None:
+    text = (
+        MEGATRON.replace("PP=2 ", f"PP={stages} ")
+        .replace("--sequence-parallel\n", f"{flags}\n")
+        .replace("TP=4", "TP=1")
+    )
+    if "--num-layers " in flags:
+        text = text.replace("    --num-layers 32\n", "")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["parallelism"]["layers_per_stage"] == layers
+    assert "pipeline" not in said.partition("version: 1")[0]
+
+
+def test_stages_that_do_not_divide(tmp_path: Path) -> None:
+    text = MEGATRON.replace("--sequence-parallel\n", "--decoder-first-pipeline-num-layers 6\n").replace(
+        "PP=2 ", "PP=4 "
+    )
+    said = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "--num-layers: found 32; 26 layers for 3 pipeline ranks with 1 stage each do not divide" in said
