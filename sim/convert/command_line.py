@@ -54,6 +54,7 @@ SLURM_VARIABLES = {  # sbatch's manual, "output environment variables"
 QUOTED_COMMAND = re.compile(r"(?s)^(?!\w+\+?=).*\s--[A-Za-z]")  # not what a variable is given
 QUOTED_FLAG = re.compile(r"--[A-Za-z][\w-]*\s")  # of an array, which a shell splits again: ("--fp8-format hybrid")
 QUOTED = r"('[^']*'|\"[^\"]*\")"
+REDIRECTS = re.compile(r"[0-9&]?>|<")  # output and input, which are no flag's values
 ENDS = (";", "&", "&&", "|", "||")  # of a command
 MAX_CHARACTERS = 8 * 2**20
 LONGEST_VALUE = 100_000  # characters of a variable that is made of itself
@@ -114,6 +115,8 @@ def flags_of(words: list[str], short: bool = False, listed: Collection[str] = ()
     for word in words:
         if word == ";":
             name = "" if name in listed else name
+        elif REDIRECTS.match(word):
+            name = ""
         elif start.match(word):
             name, separator, value = word.lstrip("-").partition("=")
             name = name.replace("_", "-")

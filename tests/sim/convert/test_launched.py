@@ -94,7 +94,7 @@ def test_two_stages_in_one_script_are_not_mixed(tmp_path: Path) -> None:
 """
     said = refused(tmp_path, "train.sh", stages, "--cluster", "dgx-h100")
     assert "2 commands have --per-device-train-batch-size (32, 16): keep the one that runs in the file" in said
-    shown = f"CMD='{TRAIN} --bf16 True --per_device_train_batch_size 4'\necho $CMD\neval $CMD"
+    shown = f"CMD='{TRAIN} --bf16 True --per_device_train_batch_size 4'\necho $CMD\neval $CMD --seed 1"
     data, _ = converted(tmp_path, "train.sh", shown, "--cluster", "dgx-h100")
     assert data["training"]["micro_batch_size"] == 4
 
@@ -107,7 +107,7 @@ if [ "$ZERO_STAGE" == "" ]; then
 fi
 deepspeed --num_gpus 8 main.py --data_path Dahoas/rm-static Dahoas/full-hh-rlhf --data_split 2,4,4 \\
     --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 4 --max_seq_len 512 --dtype bf16 \\
-    --gradient_checkpointing --zero_stage $ZERO_STAGE --deepspeed --offload --output_dir $OUTPUT
+    --gradient_checkpointing --zero_stage $ZERO_STAGE --offload --output_dir $OUTPUT --deepspeed &> $OUTPUT/training.log
 """
     data, said = converted(tmp_path, "train.sh", script, "--cluster", "dgx-h100")
     assert (data["parallelism"]["zero"], data["parallelism"]["dp"]) == (3, 8)
