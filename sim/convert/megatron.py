@@ -30,6 +30,16 @@ REMAINDERS = (
     "precision-aware optimizer: master weights are simulated in 4 bytes; beside bf16 parameters Megatron-LM keeps the "
     "other 2 alone"  # `store_param_remainders` (core/optimizer/optimizer_config.py), on by default
 )
+# By a training script, or a flag.
+OTHER_MODELS = {
+    "pretrain-bert": "an encoder",
+    "pretrain-t5": "an encoder and a decoder",
+    "pretrain-ict": "two encoders",
+    "pretrain-vlm": "a model with a vision encoder",
+    "pretrain-vision-classify": "a vision encoder",
+    **dict.fromkeys(("pretrain-mamba", "pretrain-hybrid", "mamba-stack-spec"), "layers of Mamba"),
+    **dict.fromkeys(("hybrid-attention-ratio", "hybrid-override-pattern", "hybrid-layer-pattern"), "layers of Mamba"),
+}
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
 LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts")  # flags with several values
 # By --cuda-graph-impl (core/transformer/transformer_config.py).
@@ -50,12 +60,24 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
         InputError: for a flag without its value, or sizes that are missing.
     """
     words = words_of(file, text, ends=True)
+    if machine.model is None:
+        _require_decoder(file, words)
     for mark in MARKS:
         require_one(file, words, mark)
     given = flags_of(words, listed=LISTED)
     flags, written, notes = as_of_today(given)
     s = Settings(file, {**slurm_flags(text), **flags}, "--", written=written, notes=notes, text=text)
     return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
+
+
+def _require_decoder(file: Path, words: list[str]) -> None:
+    """Refuse models that the flags of a GPT do not describe."""
+    for word in words:
+        name = word.rpartition("/")[2]
+        if (
+            what := OTHER_MODELS.get(name.partition("=")[0].replace("_", "-").lstrip("-").removesuffix(".py"))
+        ) is not None:
+            raise InputError(f"{file}: {name} means {what}, which flags do not describe here: give --model config.json")
 
 
 def is_arguments(data: Mapping[str, Any]) -> bool:

@@ -306,3 +306,18 @@ def test_stages_that_do_not_divide(tmp_path: Path) -> None:
     )
     said = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert "--num-layers: found 32; 26 layers for 3 pipeline ranks with 1 stage each do not divide" in said
+
+
+@pytest.mark.parametrize(
+    ("trained", "what"),
+    [
+        ("pretrain_bert.py", "pretrain_bert.py means an encoder, which flags do not describe here: give --model config.json"),
+        ("examples/pretrain_mamba.py", "pretrain_mamba.py means layers of Mamba"),
+        ("pretrain_gpt.py --hybrid-override-pattern M-M*-", "--hybrid-override-pattern means layers of Mamba"),
+    ],
+)
+def test_models_that_are_no_decoders_of_attention(tmp_path: Path, trained: str, what: str) -> None:
+    text = MEGATRON.replace("pretrain_gpt.py", trained)
+    assert what in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--model", "llama3-8b")
+    assert data["model"] == "llama3-8b"
