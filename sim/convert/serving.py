@@ -19,6 +19,7 @@ from msgspec import Struct, field
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
+from sim.convert.trtllm_options import with_options
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model
@@ -76,7 +77,7 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         InputError: without a server's command or a model, or for a value that a flag cannot have.
     """
     words = words_of(file, text, ends=True)
-    servers = _servers(file, words)
+    servers = _servers(file, text, words)
     product, s, with_roles = _main(file, servers)
     model = _model(s, machine)
     engine = _engine(s, product, words)
@@ -145,7 +146,7 @@ def _with_requests(s: Settings, words: list[str], left: set[str]) -> tuple[dict[
     return requests, left | {*b.left()}
 
 
-def _servers(file: Path, words: list[str]) -> list[tuple[str, Settings]]:
+def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Settings]]:
     """Whose each server is, and its settings; one for all nodes of a server.
 
     Raises:
@@ -156,6 +157,8 @@ def _servers(file: Path, words: list[str]) -> list[tuple[str, Settings]]:
     if not found:
         known = [start for one in names.servers.values() for start in one.starts]
         raise InputError(f"{file}: starts no server that is known: {', '.join(known)}")
+    for _, s in found:
+        with_options(s, text)
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
 
@@ -264,6 +267,8 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     ep = None if s.take("ep") is None else s.size("ep")
     if _by_deepep(s):
         ep = tp  # srt/server_args.py, _handle_deepep_moe
+    if s.flag("attention_dp"):  # TensorRT-LLM: a replica of the attention on each rank, whose limits are its own
+        return {"tp": 1, "pp": pp, "dp": tp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
     if s.flag("dp_attention"):  # dp replicas of the attention within the tp ranks, which share the experts
         return {"tp": max(1, tp // dp), "pp": pp, "dp": dp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
     if machine.gpus and dp == 1:

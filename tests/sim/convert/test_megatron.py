@@ -311,7 +311,10 @@ def test_stages_that_do_not_divide(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("trained", "what"),
     [
-        ("pretrain_bert.py", "pretrain_bert.py means an encoder, which flags do not describe here: give --model config.json"),
+        (
+            "pretrain_bert.py",
+            "pretrain_bert.py means an encoder, which flags do not describe here: give --model config.json",
+        ),
         ("examples/pretrain_mamba.py", "pretrain_mamba.py means layers of Mamba"),
         ("pretrain_gpt.py --hybrid-override-pattern M-M*-", "--hybrid-override-pattern means layers of Mamba"),
     ],

@@ -306,3 +306,41 @@ def test_expert_parallelism_of_a_model_without_experts_is_passed_over(tmp_path: 
     found, text = converted(tmp_path, "vllm serve llama3-8b -tp 2 -ep")
     assert found["parallelism"] == {"tp": 2, "pp": 1, "dp": 1}
     assert "expert parallelism: without effect, the model has no experts" in text
+
+
+OPTIONS = """OPTIONS=./more.yml
+cat > ./more.yml <<EOF
+cuda_graph_config:
+  enable_padding: true
+  max_batch_size: 512
+enable_attention_dp: true
+kv_cache_config:
+  dtype: fp8
+  enable_block_reuse: false
+speculative_config:
+  decoding_type: MTP
+  num_nextn_predict_layers: 1
+moe_config: {backend: DEEPGEMM}
+EOF
+trtllm-serve deepseek-ai/DeepSeek-V3 --max_batch_size 128 --tp_size 8 --ep_size 8 --extra_llm_api_options ${OPTIONS}
+"""
+
+
+def test_tensorrt_llms_further_options(tmp_path: Path) -> None:
+    found, text = converted(tmp_path, OPTIONS)
+    assert found["parallelism"] == {"tp": 1, "pp": 1, "dp": 8, "ep": 8, "expert_tp": 1}
+    inference = found["inference"]
+    assert (inference["kv_cache"], inference["prefix_cache"]) == ({"dtype": "fp8"}, "none")
+    assert (inference["speculative"], inference["max_running_requests"]) == ({"tokens": 1}, 128)
+    assert "not expressed here: ./more.yml: moe_config.backend\n" in text
+    parse_scenario(found, "found")
+    (tmp_path / "more.yml").write_text("cuda_graph_config: null\nmax_batch_size: 64\n")
+    found, _ = converted(tmp_path, OPTIONS[OPTIONS.index("trtllm-serve") :].replace("${OPTIONS}", "more.yml"))
+    assert (found["inference"]["cuda_graphs"], found["inference"]["max_running_requests"]) == (False, 64)
+    (tmp_path / "more.yml").write_text("- 1")
+    _, text = converted(tmp_path, OPTIONS[OPTIONS.index("trtllm-serve") :].replace("${OPTIONS}", "more.yml"))
+    assert "more.yml: found a list of 1; must be a mapping of options" in text
+    _, text = converted(
+        tmp_path, OPTIONS.replace("cat > ./more.yml", "cat > ./other.yml").replace("./more.yml", "none.yml")
+    )
+    assert "none.yml, which has further options, is neither in the script nor beside it" in text
