@@ -32,7 +32,8 @@ WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packin
 MICRO_BATCH = 8  # TrainingArguments' default
 # Sections and keys that DeepSpeed's JSON alone has.
 OWN = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
-FUSED = ("sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+LIGER = ("use_liger_kernel", "enable_liger_kernel")  # of TrainingArguments, of LLaMA-Factory
+FUSED = ("auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 ATTENTION = {"eager": "unfused", **dict.fromkeys(FUSED, "fused")}  # by AutoModel's `attn_implementation`
 OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
 EIGHT_BITS = "8bit"
@@ -62,6 +63,9 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     flat = {k: v for k, v in {**data, **said}.items() if k != "deepspeed"}
     by_deepspeed = any(key in flat for key in OWN)
     s = Settings(file, {k: v for k, v in flat.items() if v != AUTO})
+    if s.values.get("max_length") is not None and not {"bf16", "fp16"} & flat.keys():  # trl/trainer/base_config.py
+        s.values = {**s.values, "bf16": True}
+        s.notes.append("bf16: on, as TRL has it by default since mid-2025; before it was off")
     named = s.take("model_name_or_path")  # TRL's and LLaMA-Factory's
     if machine.model is None and isinstance(named, str):
         machine = replace(machine, model=as_model(named))
@@ -92,7 +96,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
 def _training(s: Settings, by_deepspeed: bool, recomputes: bool) -> dict[str, Any]:
     """All but sizes; `recomputes`: so says `fsdp_config`."""
     lora = adapters(s)
-    recomputed = [recomputes, *(s.flag(f"{what}_checkpointing") for what in ("gradient", "activation"))]
+    recomputed = [recomputes, *(s.flag(f"{what}_checkpointing") for what in ("gradient", "activation")), _by_default(s)]
     if isinstance(section := s.values.get("activation_checkpointing"), dict) and section:
         s.notes.append("activation_checkpointing: taken for full recomputation; the model's code decides it")
     training = {
@@ -100,16 +104,39 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool) -> dict[str, An
         # Both defaults are 1: runtime/constants.py, training_args.py.
         "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
         "framework": _framework(s, by_deepspeed),
-        "attention": s.choice("attn_implementation", ATTENTION, "sdpa") or "fused",
+        "attention": s.choice(*_attention(s), "auto") or "fused",
         "recompute": "full" if any(recomputed) else "none",
         **_optimizer(s),
         **_offload(s.values.get("zero_optimization")),
         **({} if lora is None else {"lora": lora}),
     }
-    if s.flag("use_liger_kernel"):
+    if liger := [name for name in LIGER if s.flag(name)]:
         training["cross_entropy"] = "chunked"
-        s.notes.append("use_liger_kernel: its loss is simulated, its other kernels are those of separate operators")
+        s.notes.append(f"{liger[0]}: its loss is simulated, its other kernels are those of separate operators")
     return training
+
+
+def _is_factory(s: Settings) -> bool:
+    """Whether it is a config of LLaMA-Factory."""
+    return "finetuning_type" in s.values or {"stage", "template"} <= s.values.keys()
+
+
+def _attention(s: Settings) -> tuple[str, dict[str, str]]:
+    """The key that names the implementation of attention, and its words."""
+    if _is_factory(s):  # llamafactory/model/model_utils/attention.py
+        return "flash_attn", {"disabled": "unfused", **dict.fromkeys(("auto", "sdpa", "fa2", "fa3"), "fused")}
+    return "attn_implementation", ATTENTION
+
+
+def _by_default(s: Settings) -> bool:
+    """Whether activations are recomputed without being asked: by LLaMA-Factory (model_utils/checkpointing.py), and by
+    TRL since it has `max_length` (trl/trainer/sft_config.py)."""
+    if _is_factory(s):
+        return not s.flag("disable_gradient_checkpointing")
+    if s.values.get("max_length") is None or s.take("gradient_checkpointing") is not None:
+        return False
+    s.notes.append("gradient_checkpointing: on, as TRL has it by default since mid-2025; before it was off")
+    return True
 
 
 def _note_lengths(s: Settings) -> None:
