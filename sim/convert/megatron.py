@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ OTHER_MODELS = {
     **dict.fromkeys(("pretrain-mamba", "pretrain-hybrid", "mamba-stack-spec"), "layers of Mamba"),
     **dict.fromkeys(("hybrid-attention-ratio", "hybrid-override-pattern", "hybrid-layer-pattern"), "layers of Mamba"),
 }
+MPI = ("mpirun", "mpiexec")
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
 LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts")  # flags with several values
 # By --cuda-graph-impl (core/transformer/transformer_config.py).
@@ -64,10 +66,17 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
         _require_decoder(file, words)
     for mark in MARKS:
         require_one(file, words, mark)
-    given = flags_of(words, listed=LISTED)
+    given = {**_of_mpi(words), **flags_of(words, listed=LISTED)}
     flags, written, notes = as_of_today(given)
     s = Settings(file, {**slurm_flags(text), **flags}, "--", written=written, notes=notes, text=text)
     return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
+
+
+def _of_mpi(words: list[str]) -> dict[str, str]:
+    """The processes that `mpirun -np` starts."""
+    behind = words[next((i for i, word in enumerate(words) if word.rpartition("/")[2] in MPI), len(words)) :]
+    counts = (after for word, after in pairwise(behind) if word in ("-np", "--np", "-n"))
+    return {"np": count} if (count := next(counts, "")).isdecimal() else {}
 
 
 def _require_decoder(file: Path, words: list[str]) -> None:
@@ -112,10 +121,12 @@ def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]
 
 def _stated_gpus(s: Settings, machine: Machine) -> int | None:
     """GPUs by torchrun's arguments, else by Slurm's; nobody asks where --gpus is given."""
-    nodes, each = s.take("nnodes"), s.take("nproc-per-node")
+    nodes, each, processes = s.take("nnodes"), s.take("nproc-per-node"), s.take("np")
     slurm_nodes, tasks, per_node = (s.take(name) for name in SLURM)
     if machine.gpus is not None:
         return None
+    if each is None and processes is not None:
+        return s.size("np")
     if each is None:  # one process for each task that srun starts
         each = tasks if tasks not in (None, "1") else per_node
     if not str(each).isdigit():

@@ -18,8 +18,8 @@ from msgspec import Struct, field
 
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
+from sim.convert.serving_options import of_tensorrt_llm, options_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
-from sim.convert.trtllm_options import with_options
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model
@@ -30,6 +30,7 @@ from sim.serve.engines.names import engine_named
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
 HUMAN_READABLE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
+TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
 GIB = 2**30  # vLLM counts --cpu-offload-gb in GiB (config/cache.py)
 _FILE = Path(__file__).with_name("serving_flags.yaml")
 
@@ -95,7 +96,7 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     left = {flag for _, one in (servers if with_roles else [(product, s)]) for flag in one.left()}
     inference["requests"], left = _with_requests(s, words, left)
     if limit is not None and (beyond := _of_limit(inference)):
-        s.notes.append(f"{s.written['longest']} {limit}: {beyond}")
+        s.notes.append(f"{s.written_as('longest')} {limit}: {beyond}")
     sections = {"model": as_model(model), "inference": inference, **({} if with_roles else {"parallelism": layout})}
     return s.converted("serving", machine, sections, left=sorted(left))
 
@@ -157,8 +158,15 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
     if not found:
         known = [start for one in names.servers.values() for start in one.starts]
         raise InputError(f"{file}: starts no server that is known: {', '.join(known)}")
-    for _, s in found:
-        with_options(s, text)
+    for name, s in found:
+        options = options_of(s, text)
+        if name == TENSORRT_LLM:
+            s.values = {**s.values, **of_tensorrt_llm(options)}
+        else:
+            values, _ = _by_setting(
+                {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
+            )
+            s.values = {**values, **s.values}
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
 
@@ -206,19 +214,25 @@ def _commands(words: list[str], known: Mapping[str, T]) -> Iterator[tuple[str, l
 
 def _settings(file: Path, words: list[str], names: _Server) -> Settings:
     """A command's values by setting; of flags that are no setting by their own names."""
-    ours = {flag: name for name, flags in names.flags.items() for flag in flags.split()}
     words = words[1:] if words[:1] == ["serve"] else words
     words = [OPTIMIZATION.sub("-O=", word) for word in words]
+    values, written = _by_setting(flags_of(words, short=True), names)
+    if words and not words[0].startswith("-"):
+        values["model"] = words[0]
+    return Settings(file, values, written=written)
+
+
+def _by_setting(flags: Mapping[str, Any], names: _Server) -> tuple[dict[str, Any], dict[str, str]]:
+    """The flags by our names of settings, and how the command writes each."""
+    ours = {flag: name for name, flags in names.flags.items() for flag in flags.split()}
     values: dict[str, Any] = {}
     written: dict[str, str] = {}
-    for flag, value in flags_of(words, short=True).items():
+    for flag, value in flags.items():
         full = names.short.get(flag, flag)
         begun = {name for one, name in ours.items() if one.startswith(full)}
         name = ours.get(full) or (begun.pop() if len(begun) == 1 else full)
         values[name], written[name] = value, f"-{flag}" if flag in names.short or len(flag) == 1 else f"--{flag}"
-    if words and not words[0].startswith("-"):
-        values["model"] = words[0]
-    return Settings(file, values, written=written)
+    return values, written
 
 
 def _engine(s: Settings, product: str, words: list[str]) -> str:

@@ -324,3 +324,11 @@ def test_models_that_are_no_decoders_of_attention(tmp_path: Path, trained: str, 
     assert what in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--model", "llama3-8b")
     assert data["model"] == "llama3-8b"
+
+
+def test_processes_of_mpirun(tmp_path: Path) -> None:
+    launcher = "mpirun -np $((GPUS_PER_NODE * 2)) --npernode 8 -hostfile hosts -x PATH -bind-to none python"
+    text = MEGATRON.replace("torchrun ${DISTRIBUTED_ARGS[@]}", launcher).replace("--nproc_per_node $GPUS_PER_NODE", "")
+    data, said = converted(tmp_path, "train.sh", text.replace("--nnodes $NNODES", ""), "--cluster", "dgx-h100")
+    assert data["parallelism"]["dp"] == 2
+    assert "npernode" not in said

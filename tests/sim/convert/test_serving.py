@@ -332,7 +332,7 @@ def test_tensorrt_llms_further_options(tmp_path: Path) -> None:
     inference = found["inference"]
     assert (inference["kv_cache"], inference["prefix_cache"]) == ({"dtype": "fp8"}, "none")
     assert (inference["speculative"], inference["max_running_requests"]) == ({"tokens": 1}, 128)
-    assert "not expressed here: ./more.yml: moe_config.backend\n" in text
+    assert "not expressed here: moe_config.backend\n" in text
     parse_scenario(found, "found")
     (tmp_path / "more.yml").write_text("cuda_graph_config: null\nmax_batch_size: 64\n")
     found, _ = converted(tmp_path, OPTIONS[OPTIONS.index("trtllm-serve") :].replace("${OPTIONS}", "more.yml"))
@@ -344,3 +344,16 @@ def test_tensorrt_llms_further_options(tmp_path: Path) -> None:
         tmp_path, OPTIONS.replace("cat > ./more.yml", "cat > ./other.yml").replace("./more.yml", "none.yml")
     )
     assert "none.yml, which has further options, is neither in the script nor beside it" in text
+
+
+def test_flags_in_a_yaml(tmp_path: Path) -> None:
+    (tmp_path / "vllm.yaml").write_text(
+        "model: llama3-8b\ntensor-parallel-size: 4\nmax_num_seqs: 64\nmax-model-len: 512\n"
+    )
+    found, text = converted(tmp_path, "vllm serve --config vllm.yaml --max-num-seqs 32")
+    assert (found["model"], found["parallelism"]["tp"], found["inference"]["max_running_requests"]) == (
+        "llama3-8b",
+        4,
+        32,
+    )
+    assert "not expressed" not in text

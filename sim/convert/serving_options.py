@@ -1,5 +1,8 @@
-"""TensorRT-LLM's YAML of further options (`--extra_llm_api_options`), whose keys overrule the command's flags
-(tensorrt_llm/llmapi/llm_args.py). Scripts write it themselves (`cat > options.yml <<EOF`), or it stands beside them.
+"""A YAML of options that a server's command names.
+
+vLLM's and SGLang's `--config` has flags by their names, which the command's own overrule. TensorRT-LLM's
+`--extra_llm_api_options` has keys of its own, which overrule the command's flags (tensorrt_llm/llmapi/llm_args.py).
+Scripts write it themselves (`cat > options.yml <<EOF`), or it stands beside them.
 """
 
 from __future__ import annotations
@@ -41,20 +44,24 @@ WITHOUT_EFFECT = (
 )
 
 
-def with_options(s: Settings, text: str) -> None:
-    """Put the options of the YAML that the command names among its settings.
+def options_of(s: Settings, text: str) -> dict[str, Any]:
+    """The keys of the YAML that the command names, those of sections with a dot; a note where it is nowhere.
 
     Raises:
         InputError: for a YAML that is no mapping.
     """
     name = next((str(s.values[flag]) for flag in FLAGS if flag in s.values), None)
     if name is None:
-        return
+        return {}
     s.taken.update(FLAGS)
     options = _options(s.file, text, name)
     if options is None:
         s.notes.append(f"{name}, which has further options, is neither in the script nor beside it: defaults are taken")
-        return
+    return options or {}
+
+
+def of_tensorrt_llm(options: dict[str, Any]) -> dict[str, Any]:
+    """Its options by our names of settings; others by their own, which are reported."""
     found: dict[str, Any] = {}
     for key, value in options.items():
         if key == "cuda_graph_config" and value is None:
@@ -64,8 +71,8 @@ def with_options(s: Settings, text: str) -> None:
         elif key in SETTINGS:
             found[SETTINGS[key]] = value
         elif not key.startswith(WITHOUT_EFFECT):
-            found[f"{name}: {key}"] = value  # which is reported
-    s.values = {**s.values, **found}
+            found[key] = value
+    return found
 
 
 def _options(file: Path, text: str, name: str) -> dict[str, Any] | None:
