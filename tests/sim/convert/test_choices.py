@@ -11,7 +11,7 @@ from tests.sim.convert.converting import converted, refused
 SIZED = """
 ENGINE=$1
 MODEL_SIZE=$2
-TP=${3}
+TP=${3:?degree}
 case $MODEL_SIZE in
     7B) LAYERS=32; HIDDEN=4096 ;;
     13B) LAYERS=40; HIDDEN=5120 ;;
@@ -42,7 +42,7 @@ def test_given_values_decide(tmp_path: Path, given: tuple[str, ...]) -> None:
 
 
 def test_a_branch_without_a_scenario_is_not_the_one_that_runs(tmp_path: Path) -> None:
-    text = SIZED.replace("MODEL_SIZE=$2", "MODEL_SIZE=7B").replace("TP=${3}", "TP=2")
+    text = SIZED.replace("MODEL_SIZE=$2", "MODEL_SIZE=7B").replace("TP=${3:?degree}", "TP=2")
     scaling = 'if echo "$MORE" | grep -q scaling; then TP=3; fi\ntorchrun'
     data, _ = converted(tmp_path, "train.sh", text.replace("torchrun", scaling), *HERE)
     assert data["parallelism"]["tp"] == 2
@@ -50,7 +50,7 @@ def test_a_branch_without_a_scenario_is_not_the_one_that_runs(tmp_path: Path) ->
 
 def test_a_test_of_a_file_asks_for_the_branch(tmp_path: Path) -> None:
     sizes = "MODEL_SIZE=7B\n[ -f big ] && MODEL_SIZE=13B"
-    text = SIZED.replace("MODEL_SIZE=$2", sizes).replace("TP=${3}", "TP=2")
+    text = SIZED.replace("MODEL_SIZE=$2", sizes).replace("TP=${3:?degree}", "TP=2")
     said = refused(tmp_path, "train.sh", text, *HERE)
     assert "`[ -f big ] &&`" in said
     assert "keep only the branch that runs in the file" in said
@@ -59,7 +59,7 @@ def test_a_test_of_a_file_asks_for_the_branch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ((), "--tensor-model-parallel-size: found '${3}', an argument of the script: --args"),
+        ((), "--tensor-model-parallel-size: found '${3:?degree}', an argument of the script: --args"),
         (("--args", "any 13B two"), "--tensor-model-parallel-size: found 'two'; must be a whole number"),
         (("--args", "'open"), "--args: found ''open': No closing quotation"),
         (("--var", "MODEL_SIZE"), "--var: found 'MODEL_SIZE'; must be NAME=VALUE, such as MODEL_SIZE=7B"),
