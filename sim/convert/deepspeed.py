@@ -38,6 +38,7 @@ ATTENTION = {"eager": "unfused", **dict.fromkeys(FUSED, "fused")}  # by AutoMode
 OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
 EIGHT_BITS = "8bit"
 CPU_OPTIMIZER = ("offload_optimizer", "cpu")
+FORMER_OFFLOAD = "cpu_offload"  # its name before 2021, still read (runtime/zero/config.py)
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"} | {name: name for name in ("fp32", "bf16", "fp16")}
 # Words of TrainingArguments' `fsdp` (training_args.py, _apply_legacy_fsdp_to_config); the hybrid ones shard in a node.
 FSDP: dict[str, dict[str, Any]] = {
@@ -204,6 +205,8 @@ def _optimizer(s: Settings) -> dict[str, Any]:
 def _offload(section: object) -> dict[str, Any]:
     key, device = CPU_OPTIMIZER
     found = section.get(key) if isinstance(section, dict) else None
+    if isinstance(section, dict) and section.get(FORMER_OFFLOAD) is True:
+        return {"optimizer_offload": device}
     return {"optimizer_offload": device} if isinstance(found, dict) and found.get("device") == device else {}
 
 
@@ -238,6 +241,7 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool) -> dict[str, Any]:
 def _zero(s: Settings, machine: Machine) -> dict[str, Any]:
     """ZeRO's stage and buckets; numbers of elements as bytes of 16 bits."""
     own = s.section("zero_optimization")
+    own.take(FORMER_OFFLOAD)
     for key in ("offload_optimizer", "offload_param"):
         value = own.take(key)
         device = value.get("device", "none") if isinstance(value, dict) else "none"

@@ -221,3 +221,12 @@ def test_defaults_of_trl(tmp_path: Path) -> None:
     for older in (f"{text}gradient_checkpointing: false\n", text.replace("max_length", "max_seq_length")):
         data, _ = converted(tmp_path, "sft.yaml", older, "--cluster", "dgx-h100", "--gpus", "8")
         assert data["training"]["recompute"] == "none"
+
+
+def test_the_former_name_of_an_optimizer_on_the_host(tmp_path: Path) -> None:
+    zero = '"zero_optimization": {"stage": 2, "cpu_offload": true}'
+    text = f'{{"fp16": {{"enabled": true}}, "train_micro_batch_size_per_gpu": 1, {zero}}}'
+    options = ("--cluster", "dgx-h100", "--gpus", "8", "--model", "llama2-7b", "--seq-len", "2048")
+    data, said = converted(tmp_path, "ds.json", text, *options)
+    assert data["training"]["optimizer_offload"] == "cpu"
+    assert "not expressed" not in said
