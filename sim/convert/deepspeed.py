@@ -64,9 +64,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     flat = {k: v for k, v in {**data, **said}.items() if k != "deepspeed"}
     by_deepspeed = any(key in flat for key in OWN)
     s = Settings(file, {k: v for k, v in flat.items() if v != AUTO})
-    if s.values.get("max_length") is not None and not {"bf16", "fp16"} & flat.keys():  # trl/trainer/base_config.py
-        s.values = {**s.values, "bf16": True}
-        s.notes.append("bf16: on, as TRL has it by default since mid-2025; before it was off")
+    _take_trls_precision(s, {*flat})
     named = s.take("model_name_or_path")  # TRL's and LLaMA-Factory's
     if machine.model is None and isinstance(named, str):
         machine = replace(machine, model=as_model(named))
@@ -92,6 +90,13 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes)}
     sections = {"model": machine.model, "training": training, "parallelism": {"dp": dp, **layout}}
     return s.converted("deepspeed", machine, sections)
+
+
+def _take_trls_precision(s: Settings, given: set[str]) -> None:
+    """TRL computes in bf16 unless told otherwise (trl/trainer/base_config.py)."""
+    if s.values.get("max_length") is not None and not {"bf16", "fp16"} & given:
+        s.values = {**s.values, "bf16": True}
+        s.notes.append("bf16: on, as TRL has it by default since mid-2025; before it was off")
 
 
 def _training(s: Settings, by_deepspeed: bool, recomputes: bool) -> dict[str, Any]:

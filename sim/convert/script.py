@@ -64,9 +64,9 @@ def read_script(file: Path, text: str, given: Given, convert: Callable[[str], Co
         _, tests = taken_branches(text, given.variables, choices)
         test = next((test for test in tests if test.at not in choices), None)
         if test is None:
-            break
+            return convert(taken_branches(text, given.variables, choices)[0])
         choices[test.at] = _choice(file, text, test, given, choices, convert)
-    return convert(taken_branches(text, given.variables, choices)[0])
+    raise InputError(f"{file}: leaves more than {MOST_TESTS} tests open: give its variables by --var NAME=VALUE")
 
 
 def _with_given(file: Path, text: str, given: Given) -> str:

@@ -92,3 +92,10 @@ def test_a_model_that_is_an_argument_is_asked_for(tmp_path: Path) -> None:
     assert "found '$1', an argument of the script: --args" in refused(tmp_path, "serve.sh", text, *HERE)
     data, _ = converted(tmp_path, "serve.sh", text, *HERE, "--args", "meta-llama/Llama-3.1-8B-Instruct")
     assert data["model"] == "hf://meta-llama/Llama-3.1-8B-Instruct"
+
+
+def test_more_open_tests_than_are_tried(tmp_path: Path) -> None:
+    tests = "".join(f'[ -d /data/{number} ] && LOAD="--load /data/{number}"\n' for number in range(51))
+    text = SIZED.replace("SPLIT=", f"{tests}SPLIT=")
+    said = refused(tmp_path, "train.sh", text, *HERE, "--args", "any 7B 2")
+    assert "leaves more than 50 tests open" in said
