@@ -26,7 +26,12 @@ def lacking(file: Path, value: object) -> str:
         return ", an argument of the script: --args 'FIRST SECOND …' gives it"
     if "$" not in str(value):
         return ""
-    way = "write its value into the file" if file.suffix in (".yaml", ".yml", ".json") else "--var NAME=VALUE gives one"
+    name = next(iter(re.findall(r"[A-Za-z_]\w*", str(value))), "NAME")
+    way = (
+        "write its value into the file"
+        if file.suffix in (".yaml", ".yml", ".json")
+        else f"--var {name}=VALUE gives one"
+    )
     return f", in which a variable has no value: {way}"
 
 
