@@ -15,6 +15,7 @@ from sim.core.errors import InputError
 from sim.core.files import read_text, write_text
 
 if TYPE_CHECKING:
+    from sim.convert.script import Given
     from sim.convert.settings import Converted, Machine
 
 TRAINERS = ("megatron", "torchtitan", "deepspeed", "serving")
@@ -36,6 +37,8 @@ MAX_BYTES = 4 * 2**20
 @click.option("--seq-len", type=click.IntRange(1, 100_000_000), metavar="N", help="sequence length, for DeepSpeed")
 @click.option("--from", "trainer", type=click.Choice(TRAINERS), help="the trainer; by default recognized from the file")
 @click.option("--config", metavar="FUNCTION", help="which function of a torchtitan config.py")
+@click.option("--var", "variables", multiple=True, metavar="NAME=VALUE", help="the value of a script's variable")
+@click.option("--args", "arguments", metavar="'FIRST SECOND …'", help="the arguments of a script")
 @overrides_option
 @click.option("--out", type=OUTPUT, metavar="SCENARIO.yaml", help="write the scenario there, not to standard output")
 def main(
@@ -46,6 +49,8 @@ def main(
     seq_len: int | None,
     trainer: str | None,
     config: str | None,
+    variables: tuple[str, ...],
+    arguments: str | None,
     overrides: tuple[str, ...],
     out: Path | None,
 ) -> None:
@@ -56,6 +61,7 @@ def main(
     """
     import yaml
 
+    from sim.convert.script import given_values
     from sim.convert.settings import Machine
     from sim.inputs.input_source import Source
     from sim.inputs.overrides import with_overrides
@@ -63,7 +69,8 @@ def main(
     from sim.inputs.yaml_input import parse_yaml
 
     where = parse_yaml(cluster, "--cluster")[0] if cluster.lstrip().startswith("{") else cluster
-    found = _converted(file, Machine(where, gpus, model), trainer, seq_len, config)
+    given = given_values(variables, arguments)
+    found = _converted(file, Machine(where, gpus, model), trainer, seq_len, config, given)
     scenario = with_overrides(Source(str(file), found.scenario), overrides).data
     for key, setting in found.missing.items():
         section, _, name = key.partition(".")
@@ -78,8 +85,11 @@ def main(
         write_text(out, text)
 
 
-def _converted(file: Path, machine: Machine, trainer: str | None, seq_len: int | None, config: str | None) -> Converted:
+def _converted(
+    file: Path, machine: Machine, trainer: str | None, seq_len: int | None, config: str | None, given: Given
+) -> Converted:
     from sim.convert.launched import is_launched
+    from sim.convert.script import read_script
 
     text = read_text(file, MAX_BYTES)
     found = trainer or _kind(file, text)
@@ -89,11 +99,7 @@ def _converted(file: Path, machine: Machine, trainer: str | None, seq_len: int |
         return convert_torchtitan(file, text, machine, config)
     if found == "deepspeed" and (file.suffix in DATA or not is_launched(text)):
         return _of_data(file, text, machine, seq_len)
-    from sim.convert.branches import taken_branches
-
-    text, notes = taken_branches(text)
-    read = _of_script(file, text, found, machine, seq_len)
-    return replace(read, notes=(*notes, *read.notes))
+    return read_script(file, text, given, lambda read: _of_script(file, read, found, machine, seq_len))
 
 
 def _of_script(file: Path, text: str, found: str, machine: Machine, seq_len: int | None) -> Converted:
@@ -118,15 +124,18 @@ def _of_data(file: Path, text: str, machine: Machine, seq_len: int | None) -> Co
     """What a JSON or YAML says."""
     from sim.convert.bridge import convert_bridge, is_bridge
     from sim.convert.deepspeed import convert_deepspeed
+    from sim.convert.megatron import as_command, convert_megatron, is_arguments
     from sim.inputs.file_kinds import refuse_other_kind
     from sim.inputs.yaml_input import parse_yaml
 
     data: Any = parse_yaml(text, str(file))[0]
     if not isinstance(data, dict):
-        raise InputError(f"{file}: holds no mapping; a DeepSpeed JSON or TrainingArguments does")
+        raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
     if is_bridge(data):
         return convert_bridge(file, data, machine)
+    if is_arguments(data):
+        return convert_megatron(file, as_command(data), machine)
     return convert_deepspeed(file, data, machine, seq_len)
 
 

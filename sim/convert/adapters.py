@@ -16,6 +16,7 @@ AXOLOTL = {
 # The key that says whether there are adapters, the words that do, the keys of the rank and its default.
 SWITCHES = (
     ("use_peft", ("true",), "lora_r", 16),  # trl/trainer/model_config.py
+    ("lora_enable", ("true",), "lora_r", 64),  # LLaVA's llava/train/train.py
     ("finetuning_type", ("lora",), "lora_rank", 8),  # llamafactory/hparams/finetuning_args.py
     ("adapter", ("lora", "qlora"), "lora_r", 8),  # Axolotl, which always states the rank; peft's default
 )

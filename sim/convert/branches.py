@@ -1,7 +1,8 @@
 """Branches of a launch script that its own variables decide: `if`, `case`, `while`, and a test before `&&` or `||`.
 
-The script is read as text and never run. Arguments of the script are taken to be absent, and variables of the
-environment to be unset; a comparison with one of these is left open, and all branches are kept with a note.
+The script is read as text and never run. Arguments of the script and variables of the environment that nobody gives are
+taken to be unset. A comparison with one of these is left open: all branches are kept, unless a choice says which one
+runs (`sim.convert.script` tries them).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import groupby
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from sim.convert.command_line import ASSIGNMENT, LONGEST_VALUE, slurm_values, with_values
+from sim.convert.command_line import ASSIGNMENT, LONGEST_VALUE, kept_arithmetic, slurm_values, with_values
 
 COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 PIECE = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|\\.|;;|[;\n]|[^'"$\\;\n]+|.""", re.DOTALL)
@@ -23,7 +24,7 @@ CASE = re.compile(r"\s*(\S+)\s+in(?=\s|$)")
 PATTERN = re.compile(r"\s*\(?([^()]+)\)")
 BEFORE = re.compile(r"\s*(!?\s*(?:\[\[.*?\]\]|\[\s.*?\s\]|\(\(.*?\)\)))\s*(&&|\|\|)")
 MATTERS = re.compile(r"(?m)(?:^|[\s;])(?:--[A-Za-z]|\w+\+?=)")  # a flag or an assignment
-UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
+UNSET = re.compile(r"\$\{?\w+\}?")
 NAMED = re.compile(r"(?<![\w$])[A-Za-z_]\w*")
 BRACKETS = {"[": "]", "[[": "]]", "test": ""}
 OF_NUMBERS: dict[str, Callable[[int, int], bool]] = {
@@ -36,36 +37,56 @@ OF_NUMBERS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
+class OpenTest(Struct, frozen=True):
+    """Branches between which the file does not decide. `at`: where they begin; `tests`: the condition of each;
+    `may_skip`: none of them may run, either."""
+
+    at: int
+    line: int
+    tests: tuple[str, ...]
+    may_skip: bool
+
+    @property
+    def choices(self) -> range:
+        """A number for each branch, and one for none of them where that may be."""
+        return range(len(self.tests) + self.may_skip)
+
+
 class _Block(Struct):
     """An open `if`, `case` or loop. `runs`: whether the branch that is read does, None where that is open; `settled`:
-    a branch before was surely taken; `is_open`: nobody knows whether one was; `said`: its first open condition."""
+    a branch before was surely taken; `tests`: conditions of the branches of which one may run; `choice`: which one
+    does."""
 
     word: str
     start: int
     runs: bool | None = True
     settled: bool = False
-    is_open: bool = False
-    said: str = ""
+    tests: list[str] = field(default_factory=list)
+    choice: int | None = None
     subject: str = ""  # of `case`
     wants_pattern: bool = False
 
     def branch(self, verdict: bool | None, condition: str) -> None:
         """Begin a branch whose condition has this verdict."""
-        if self.settled:
+        if self.settled or verdict is False:
             self.runs = False
             return
-        self.runs = None if verdict and self.is_open else verdict
-        if verdict is None:
-            self.is_open, self.said = True, self.said or condition
+        self.runs = True
+        if verdict is None or self.tests:
+            self.tests.append(condition)
+            self.runs = None if self.choice is None else self.choice == len(self.tests) - 1
         self.settled = bool(verdict)
 
 
-def taken_branches(text: str) -> tuple[str, tuple[str, ...]]:
-    """The script with blanks in place of branches that are not taken, and a note for each condition that is open.
+def taken_branches(
+    text: str, given: Mapping[str, str] | None = None, choices: Mapping[int, int] | None = None
+) -> tuple[str, tuple[OpenTest, ...]]:
+    """The script with blanks in place of branches that are not taken, and the tests that are open.
 
-    A script whose blocks do not close stays as it is.
+    `given`: variables that keep these values; `choices`: by an open test's place, which of its branches runs. A script
+    whose blocks do not close stays as it is.
     """
-    reader = _Reader(text)
+    reader = _Reader(text, given or {}, choices or {})
     try:
         for start, end, separator in _statements(reader.plain):
             reader.read(start, end)
@@ -73,7 +94,7 @@ def taken_branches(text: str) -> tuple[str, tuple[str, ...]]:
                 reader.blocks[-1].wants_pattern, reader.blocks[-1].runs = True, True
     except IndexError:  # an end without a beginning
         return text, ()
-    return (text, ()) if reader.blocks else (reader.result(), tuple(reader.notes))
+    return (text, ()) if reader.blocks else (reader.result(), tuple(reader.open))
 
 
 def _statements(text: str) -> Iterator[tuple[int, int, str]]:
@@ -89,14 +110,14 @@ def _statements(text: str) -> Iterator[tuple[int, int, str]]:
 class _Reader:
     """Reads statements in order and remembers variables, open blocks and what is to be blank."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, given: Mapping[str, str], choices: Mapping[int, int]) -> None:
+        self.text, self.given, self.choices = text, given, choices
         joined = text.replace("\\\n", "  ")
         self.plain = COMMENT.sub(lambda found: " " * len(found[0]), joined)
-        self.variables = slurm_values(text)
+        self.variables = {**slurm_values(text), **given}
         self.blocks: list[_Block] = []
         self.blank: list[tuple[int, int]] = []
-        self.notes: list[str] = []
+        self.open: list[OpenTest] = []
 
     def read(self, start: int, end: int) -> None:
         """A statement, with the keywords before it."""
@@ -115,21 +136,21 @@ class _Reader:
 
     def _keyword(self, word: str, start: int, end: int) -> int:
         """Where the statement goes on behind a keyword and its condition."""
+        choice = self.choices.get(start)
         if word == "for":
             self.blocks.append(_Block(word, start))
             self.blank.append((start, end))
             self.variables.pop("".join(self.plain[start:end].split()[:1]), None)  # which takes several values
             return end
         if word in ("if", "while", "until"):
-            self.blocks.append(_Block(word, start))
+            self.blocks.append(_Block(word, start, choice=choice))
         if word in ("if", "elif", "while", "until"):
             return self._condition(self.blocks[-1], start, end)
         if word == "else":
-            block = self.blocks[-1]
-            block.runs = False if block.settled else None if block.is_open else True
+            self.blocks[-1].branch(True, "else")
         elif word == "case" and (found := CASE.match(self.plain, start, end)):
             self.blank.append(found.span())
-            self.blocks.append(_Block(word, start, subject=found[1], wants_pattern=True))
+            self.blocks.append(_Block(word, start, choice=choice, subject=found[1], wants_pattern=True))
             return found.end()
         elif word in ("fi", "done", "esac"):
             self._close(self.blocks.pop(), start)
@@ -153,34 +174,34 @@ class _Reader:
         subject = _value(block.subject.strip("\"'"), self.variables)
         patterns = [part.strip().strip("\"'") for part in found[1].split("|")]
         verdict = any(fnmatchcase(subject, p) for p in patterns) if subject is not None else None
-        block.branch(True if patterns == ["*"] else verdict, f"case {block.subject}")
+        block.branch(True if patterns == ["*"] else verdict, f"case {block.subject} in {found[1].strip()}")
         block.wants_pattern = False
         return found.end()
 
     def _close(self, block: _Block, end: int) -> None:
-        kept = all(outer.runs is not False for outer in self.blocks)
-        if block.said and kept and MATTERS.search(self.plain, block.start, end):
-            self._note(block.said, block.start)
+        if block.tests and MATTERS.search(self.plain, block.start, end):
+            self._leave_open(block.start, block.tests, not block.settled)
 
-    def _note(self, condition: str, where: int) -> None:
-        line = self.text.count("\n", 0, where) + 1
-        self.notes.append(
-            f"line {line}: the file does not decide `{condition[:80]}`: all its branches are read, and of two values "
-            "the last one counts"
-        )
+    def _leave_open(self, at: int, tests: list[str], may_skip: bool) -> None:
+        if all(outer.runs is not False for outer in self.blocks):
+            self.open.append(OpenTest(at, self.text.count("\n", 0, at) + 1, tuple(tests), may_skip))
 
     def _plain(self, start: int, end: int) -> None:
         """A statement that runs, perhaps after a test."""
         if found := BEFORE.match(self.plain, start, end):
             verdict = decided(found[1], self.variables)
-            if verdict is (found[2] == "||"):
+            runs = None if verdict is None else verdict is (found[2] == "&&")
+            if runs is None and MATTERS.search(self.plain, found.end(), end):
+                self._leave_open(start, [f"{found[1]} {found[2]}"], may_skip=True)
+                runs = {0: True, 1: False}.get(self.choices.get(start, -1))
+            if runs is False:
                 self.blank.append((start, end))
                 return
-            if verdict is None and MATTERS.search(self.plain, found.end(), end):
-                self._note(found[1], start)
             self.blank.append(found.span())
             start = found.end()
-        for name, more, quoted in ASSIGNMENT.findall(self.plain[start:end].strip()):
+        for name, more, quoted in ASSIGNMENT.findall(kept_arithmetic(self.plain[start:end]).strip()):
+            if name in self.given:
+                continue
             value = with_values(quoted.strip("\"'"), self.variables)
             value = self.variables.pop(name, "") * bool(more) + value
             if len(value) <= LONGEST_VALUE:
@@ -202,7 +223,7 @@ def decided(condition: str, variables: Mapping[str, str]) -> bool | None:
         named = NAMED.sub(lambda name: f"${{{name[0]}}}", condition[2:-2].replace("$", ""))
         return _of_numbers(named.split(), variables)
     try:
-        words = shlex.split(condition)
+        words = shlex.split(kept_arithmetic(condition))
     except ValueError:
         return None
     if any(word in ("(", ")") or "`" in word or "$(" in word for word in words):
@@ -236,6 +257,9 @@ def _compared(words: list[str], variables: Mapping[str, str]) -> bool | None:
             return None if empty is None else not empty
         case ["-z", word]:
             return _is_empty(word, variables)
+        case ["", "=" | "==" | "!=" as sign, word] | [word, "=" | "==" | "!=" as sign, ""]:
+            empty = _is_empty(word, variables)
+            return None if empty is None else empty == (sign != "!=")
         case [left, "=" | "==" | "!=" as sign, right]:
             one, other = _value(left, variables), _value(right, variables)
             return None if one is None or other is None else fnmatchcase(one, other) == (sign != "!=")

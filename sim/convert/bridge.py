@@ -27,6 +27,8 @@ RENAMED = {
     "num_moe_experts": "num-experts",
     "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
     "microbatch_group_size_per_vp_stage": "microbatch-group-size-per-virtual-pipeline-stage",
+    "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
     "sequence_length": "seq-length",
     "gated_linear_unit": "swiglu",
     "bucket_size": "ddp-bucket-size",
@@ -73,16 +75,12 @@ NEMO_PRECISION = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed"
 # Keys that change a step and are not simulated: a note names those that a file sets. All other keys that are not read
 # name files, logs, schedules and defaults.
 NOTED = (
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
     "cpu_offloading",
     "delay_wgrad_compute",
     "first_last_layers_bf16",
     "fine_grained_activation_offloading",
     "fp8_param_gather",
     "moe_shared_expert_overlap",
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
     "rampup_batch_size",
     "window_size",
 )

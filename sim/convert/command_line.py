@@ -11,7 +11,8 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,28 @@ from sim.core.errors import InputError
 ASSIGNMENT = re.compile(
     r"(?m)(?:^|;)[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s();]*)[ \t]*(?=;|#|$)"
 )
-VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*))?\}|(\w+))")
-# `$((NODES * 8))`, kept as `$[NODES*8]`: brackets of arrays are dropped before variables are put in.
-ARITHMETIC, KEPT = re.compile(r"\$\(\(([^()]*)\)\)"), re.compile(r"\$\[([^\[\]]*)\]")
+# `$TP`, `${TP:-8}` with a default, `${TP:?message}` without one.
+VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*)|:?\?[^{}]*)?\}|(\w+))")
+# `$((NODES * (8 / TP)))`, kept as `$[NODES*‹8/TP›]`: brackets of arrays are dropped before variables are put in.
+ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
+KEPT = re.compile(r"\$\[([^\[\]]*)\]")
+INNER, OUTER = str.maketrans("()", "‹›"), str.maketrans("‹›", "()")  # of brackets
 NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
-SUM = re.compile(r"[0-9+*/%-]{1,100}")
-OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
-OPERATIONS |= {ast.Mod: operator.mod}
+SUM = re.compile(r"[0-9+*/%()<>=!-]{1,200}")
+TERNARY = re.compile(r"([^?:]+)\?([^?:]+):([^?:]+)")
+OPERATIONS: dict[type[ast.AST], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
 DIRECTIVES = re.compile(r"(?m)^#SBATCH[ \t]+(.*)$")
 SLURM = ("nodes", "ntasks-per-node", "gpus-per-node")
 SLURM_VARIABLES = {  # sbatch's manual, "output environment variables"
@@ -39,6 +55,8 @@ SLURM_VARIABLES = {  # sbatch's manual, "output environment variables"
 QUOTED_COMMAND = re.compile(r"(?s)^(?!\w+\+?=).*\s--[A-Za-z]")  # not what a variable is given
 QUOTED_FLAG = re.compile(r"--[A-Za-z][\w-]*\s")  # of an array, which a shell splits again: ("--fp8-format hybrid")
 QUOTED = r"('[^']*'|\"[^\"]*\")"
+REDIRECTS = re.compile(r"[0-9&]?>|<")  # output and input, which are no flag's values
+ENDS = (";", "&", "&&", "|", "||")  # of a command
 MAX_CHARACTERS = 8 * 2**20
 LONGEST_VALUE = 100_000  # characters of a variable that is made of itself
 
@@ -51,7 +69,7 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
     preset = slurm_values(text)
     text = text.replace("\\\n", " ")
     text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text)
-    text = ARITHMETIC.sub(lambda found: f"$[{''.join(found[1].split())}]", text)
+    text = kept_arithmetic(text)
     text = re.sub(rf"{QUOTED}|[()]", lambda found: found[1] or " ", text).replace("[@]", "")
     for _ in range(4):  # a variable may be made of others
         text = _with_variables(_with_earlier_values(text, preset), preset)
@@ -61,6 +79,11 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
     again = (QUOTED_COMMAND.search, QUOTED_FLAG.match)
     inner = (_split(word) if any(found(word) for found in again) else [word] for word in _split(text))
     return [word for words in inner for word in words]
+
+
+def kept_arithmetic(text: str) -> str:
+    """The text with `$((…))` as `with_values` reads it."""
+    return ARITHMETIC.sub(lambda found: f"$[{''.join(found[1].split()).translate(INNER)}]", text)
 
 
 def _split(text: str) -> list[str]:
@@ -93,6 +116,8 @@ def flags_of(words: list[str], short: bool = False, listed: Collection[str] = ()
     for word in words:
         if word == ";":
             name = "" if name in listed else name
+        elif REDIRECTS.match(word):
+            name = ""
         elif start.match(word):
             name, separator, value = word.lstrip("-").partition("=")
             name = name.replace("_", "-")
@@ -105,6 +130,22 @@ def flags_of(words: list[str], short: bool = False, listed: Collection[str] = ()
         else:
             name = ""
     return flags
+
+
+def require_one(file: Path, words: list[str], mark: str) -> None:
+    """Refuse several commands with the flag `mark`, of which one would get the other's flags.
+
+    Raises:
+        InputError: where commands that have it differ, and the longest does not have all flags of the others, as it
+            has where `echo $ARGUMENTS` stands before it.
+    """
+    groups = groupby(words, lambda word: word in ENDS)
+    commands = [flags_of(list(group)) for ends, group in groups if not ends]
+    found = [flags for flags in commands if mark in flags]
+    longest = max(found, key=len, default={})
+    if any(not flags.items() <= longest.items() for flags in found):
+        given = ", ".join(dict.fromkeys(str(flags[mark]) for flags in found))
+        raise InputError(f"{file}: {len(found)} commands have --{mark} ({given}): keep the one that runs in the file")
 
 
 def _with_variables(text: str, preset: Mapping[str, str]) -> str:
@@ -143,18 +184,22 @@ def with_values(text: str, variables: Mapping[str, str], only: Collection[str] |
         return default.strip("\"'") if has_default else found[0]
 
     def number(found: re.Match[str]) -> str:
-        terms = NAME.sub(lambda name: variables.get(name[1], name[0]), found[1])
-        result = _computed(terms) if SUM.fullmatch(terms) else None
+        result = _computed(NAME.sub(lambda name: variables.get(name[1], name[0]), found[1].translate(OUTER)))
         return found[0] if result is None else str(result)
 
     return KEPT.sub(number, VARIABLE.sub(value, text))
 
 
 def _computed(terms: str) -> int | None:
-    """Whole numbers added, multiplied and divided as a shell does; None where that is no number."""
+    """Whole numbers added, multiplied, divided and compared as a shell does; None where that is no number."""
+    if chosen := TERNARY.fullmatch(terms):
+        test = _computed(chosen[1])
+        return None if test is None else _computed(chosen[2 if test else 3])
+    if not SUM.fullmatch(terms):
+        return None
     try:
         return _value(ast.parse(terms.replace("//", "?").replace("/", "//"), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError):
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 
@@ -162,7 +207,7 @@ def _value(node: ast.expr) -> int:
     match node:
         case ast.Constant(value=int(number)):
             return number
-        case ast.BinOp(left, operation, right) if type(operation) in OPERATIONS:
-            result: int = OPERATIONS[type(operation)](_value(left), _value(right))
-            return result
+        case ast.BinOp(left, operation, right) | ast.Compare(left, [operation], [right]):
+            if type(operation) in OPERATIONS:
+                return int(OPERATIONS[type(operation)](_value(left), _value(right)))
     raise ValueError

@@ -25,18 +25,20 @@ from sim.models.frameworks import DEEPSPEED_ZERO
 
 AUTO = "auto"  # DeepSpeed's word for what Transformers fills in
 OFF = ("no", "", False, None)
-# Of TRL's configs, LLaMA-Factory's, FastChat's and of Transformers' run_clm.py.
-LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size")
+# Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
+LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")
 PACKING = ("packing", "sample_packing")  # of TRL and LLaMA-Factory, of Axolotl
 WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packing_strategy")
 MICRO_BATCH = 8  # TrainingArguments' default
 # Sections and keys that DeepSpeed's JSON alone has.
 OWN = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
-FUSED = ("sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+LIGER = ("use_liger_kernel", "enable_liger_kernel")  # of TrainingArguments, of LLaMA-Factory
+FUSED = ("auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 ATTENTION = {"eager": "unfused", **dict.fromkeys(FUSED, "fused")}  # by AutoModel's `attn_implementation`
 OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
 EIGHT_BITS = "8bit"
 CPU_OPTIMIZER = ("offload_optimizer", "cpu")
+FORMER_OFFLOAD = "cpu_offload"  # its name before 2021, still read (runtime/zero/config.py)
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"} | {name: name for name in ("fp32", "bf16", "fp16")}
 # Words of TrainingArguments' `fsdp` (training_args.py, _apply_legacy_fsdp_to_config); the hybrid ones shard in a node.
 FSDP: dict[str, dict[str, Any]] = {
@@ -62,6 +64,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     flat = {k: v for k, v in {**data, **said}.items() if k != "deepspeed"}
     by_deepspeed = any(key in flat for key in OWN)
     s = Settings(file, {k: v for k, v in flat.items() if v != AUTO})
+    _take_trls_precision(s, {*flat})
     named = s.take("model_name_or_path")  # TRL's and LLaMA-Factory's
     if machine.model is None and isinstance(named, str):
         machine = replace(machine, model=as_model(named))
@@ -89,10 +92,17 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     return s.converted("deepspeed", machine, sections)
 
 
+def _take_trls_precision(s: Settings, given: set[str]) -> None:
+    """TRL computes in bf16 unless told otherwise (trl/trainer/base_config.py)."""
+    if s.values.get("max_length") is not None and not {"bf16", "fp16"} & given:
+        s.values = {**s.values, "bf16": True}
+        s.notes.append("bf16: on, as TRL has it by default since mid-2025; before it was off")
+
+
 def _training(s: Settings, by_deepspeed: bool, recomputes: bool) -> dict[str, Any]:
     """All but sizes; `recomputes`: so says `fsdp_config`."""
     lora = adapters(s)
-    recomputed = [recomputes, *(s.flag(f"{what}_checkpointing") for what in ("gradient", "activation"))]
+    recomputed = [recomputes, *(s.flag(f"{what}_checkpointing") for what in ("gradient", "activation")), _by_default(s)]
     if isinstance(section := s.values.get("activation_checkpointing"), dict) and section:
         s.notes.append("activation_checkpointing: taken for full recomputation; the model's code decides it")
     training = {
@@ -100,16 +110,39 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool) -> dict[str, An
         # Both defaults are 1: runtime/constants.py, training_args.py.
         "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
         "framework": _framework(s, by_deepspeed),
-        "attention": s.choice("attn_implementation", ATTENTION, "sdpa") or "fused",
+        "attention": s.choice(*_attention(s), "auto") or "fused",
         "recompute": "full" if any(recomputed) else "none",
         **_optimizer(s),
         **_offload(s.values.get("zero_optimization")),
         **({} if lora is None else {"lora": lora}),
     }
-    if s.flag("use_liger_kernel"):
+    if liger := [name for name in LIGER if s.flag(name)]:
         training["cross_entropy"] = "chunked"
-        s.notes.append("use_liger_kernel: its loss is simulated, its other kernels are those of separate operators")
+        s.notes.append(f"{liger[0]}: its loss is simulated, its other kernels are those of separate operators")
     return training
+
+
+def _is_factory(s: Settings) -> bool:
+    """Whether it is a config of LLaMA-Factory."""
+    return "finetuning_type" in s.values or {"stage", "template"} <= s.values.keys()
+
+
+def _attention(s: Settings) -> tuple[str, dict[str, str]]:
+    """The key that names the implementation of attention, and its words."""
+    if _is_factory(s):  # llamafactory/model/model_utils/attention.py
+        return "flash_attn", {"disabled": "unfused", **dict.fromkeys(("auto", "sdpa", "fa2", "fa3"), "fused")}
+    return "attn_implementation", ATTENTION
+
+
+def _by_default(s: Settings) -> bool:
+    """Whether activations are recomputed without being asked: by LLaMA-Factory (model_utils/checkpointing.py), and by
+    TRL since it has `max_length` (trl/trainer/sft_config.py)."""
+    if _is_factory(s):
+        return not s.flag("disable_gradient_checkpointing")
+    if s.values.get("max_length") is None or s.take("gradient_checkpointing") is not None:
+        return False
+    s.notes.append("gradient_checkpointing: on, as TRL has it by default since mid-2025; before it was off")
+    return True
 
 
 def _note_lengths(s: Settings) -> None:
@@ -177,6 +210,8 @@ def _optimizer(s: Settings) -> dict[str, Any]:
 def _offload(section: object) -> dict[str, Any]:
     key, device = CPU_OPTIMIZER
     found = section.get(key) if isinstance(section, dict) else None
+    if isinstance(section, dict) and section.get(FORMER_OFFLOAD) is True:
+        return {"optimizer_offload": device}
     return {"optimizer_offload": device} if isinstance(found, dict) and found.get("device") == device else {}
 
 
@@ -211,6 +246,7 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool) -> dict[str, Any]:
 def _zero(s: Settings, machine: Machine) -> dict[str, Any]:
     """ZeRO's stage and buckets; numbers of elements as bytes of 16 bits."""
     own = s.section("zero_optimization")
+    own.take(FORMER_OFFLOAD)
     for key in ("offload_optimizer", "offload_param"):
         value = own.take(key)
         device = value.get("device", "none") if isinstance(value, dict) else "none"

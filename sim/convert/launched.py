@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sim.convert.command_line import flags_of, words_of
+from sim.convert.command_line import flags_of, require_one, words_of
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
@@ -36,7 +36,11 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
     Raises:
         InputError: for a config file of Accelerate that is not there.
     """
-    flags = {name.replace("-", "_"): _typed(value) for name, value in flags_of(words_of(file, text)).items()}
+    words = words_of(file, text, ends=True)
+    require_one(file, words, MARK.replace("_", "-"))
+    flags = {name.replace("-", "_"): _typed(value) for name, value in flags_of(words).items()}
+    if flags.get("deepspeed") is True:
+        flags |= _deepspeed_chat(flags)
     config = _accelerate(file, flags.get("config_file"))
     data = _of_accelerate(config) | {name: value for name, value in flags.items() if name not in LAUNCHERS}
     processes = config.get("num_processes")
@@ -46,6 +50,15 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
             processes = count * many if type(many) is int else None
             break
     return data, processes if type(processes) is int else None
+
+
+def _deepspeed_chat(flags: dict[str, Any]) -> dict[str, Any]:
+    """What DeepSpeed's examples say by flags of their own (DeepSpeedExamples, applications/DeepSpeed-Chat)."""
+    zero: dict[str, Any] = {"stage": flags.pop("zero_stage", 0)}
+    if flags.pop("offload", False):
+        zero["offload_optimizer"] = {"device": "cpu"}
+    precision = str(flags.pop("dtype", "fp16"))
+    return {"deepspeed": {"zero_optimization": zero}, precision: True}
 
 
 def _typed(value: Any) -> Any:

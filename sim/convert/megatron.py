@@ -5,14 +5,18 @@ Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c
 
 from __future__ import annotations
 
-import re
+import shlex
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sim.convert.command_line import SLURM, flags_of, slurm_flags, words_of
+from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, words_of
 from sim.convert.megatron_attention import attention_of
 from sim.convert.megatron_model import DISPATCHER, model_of
+from sim.convert.megatron_older import as_of_today
+from sim.convert.megatron_stages import pipeline_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
@@ -27,7 +31,19 @@ REMAINDERS = (
     "precision-aware optimizer: master weights are simulated in 4 bytes; beside bf16 parameters Megatron-LM keeps the "
     "other 2 alone"  # `store_param_remainders` (core/optimizer/optimizer_config.py), on by default
 )
-LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules")  # flags with several values
+# By a training script, or a flag.
+OTHER_MODELS = {
+    "pretrain-bert": "an encoder",
+    "pretrain-t5": "an encoder and a decoder",
+    "pretrain-ict": "two encoders",
+    "pretrain-vlm": "a model with a vision encoder",
+    "pretrain-vision-classify": "a vision encoder",
+    **dict.fromkeys(("pretrain-mamba", "pretrain-hybrid", "mamba-stack-spec"), "layers of Mamba"),
+    **dict.fromkeys(("hybrid-attention-ratio", "hybrid-override-pattern", "hybrid-layer-pattern"), "layers of Mamba"),
+}
+MPI = ("mpirun", "mpiexec")
+MARKS = ("num-layers", "micro-batch-size")  # which one training has once
+LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts")  # flags with several values
 # By --cuda-graph-impl (core/transformer/transformer_config.py).
 GRAPHS: dict[str, str | None] = {
     "none": None,
@@ -45,9 +61,46 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
-    flags = flags_of(words_of(file, text, ends=True), listed=LISTED)
-    s = Settings(file, {**slurm_flags(text), **flags}, "--", text=text)
+    words = words_of(file, text, ends=True)
+    if machine.model is None:
+        _require_decoder(file, words)
+    for mark in MARKS:
+        require_one(file, words, mark)
+    given = {**_of_mpi(words), **flags_of(words, listed=LISTED)}
+    flags, written, notes = as_of_today(given)
+    s = Settings(file, {**slurm_flags(text), **flags}, "--", written=written, notes=notes, text=text)
     return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
+
+
+def _of_mpi(words: list[str]) -> dict[str, str]:
+    """The processes that `mpirun -np` starts."""
+    behind = words[next((i for i, word in enumerate(words) if word.rpartition("/")[2] in MPI), len(words)) :]
+    counts = (after for word, after in pairwise(behind) if word in ("-np", "--np", "-n"))
+    return {"np": count} if (count := next(counts, "")).isdecimal() else {}
+
+
+def _require_decoder(file: Path, words: list[str]) -> None:
+    """Refuse models that the flags of a GPT do not describe."""
+    for word in words:
+        name = word.rpartition("/")[2]
+        if (
+            what := OTHER_MODELS.get(name.partition("=")[0].replace("_", "-").lstrip("-").removesuffix(".py"))
+        ) is not None:
+            raise InputError(f"{file}: {name} means {what}, which flags do not describe here: give --model config.json")
+
+
+def is_arguments(data: Mapping[str, Any]) -> bool:
+    """Tell whether a mapping holds Megatron-LM's arguments as its tests have them (tests/functional_tests)."""
+    return isinstance(data.get("MODEL_ARGS"), dict)
+
+
+def as_command(data: Mapping[str, Any]) -> str:
+    """The arguments of such a mapping as a command line; a switch that is off is left out."""
+    words: list[str] = []
+    for flag, value in data["MODEL_ARGS"].items():
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        words += [] if value is False else [str(flag), *(shlex.quote(str(one)) for one in values)]
+    return " ".join(words)
 
 
 def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
@@ -68,10 +121,12 @@ def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]
 
 def _stated_gpus(s: Settings, machine: Machine) -> int | None:
     """GPUs by torchrun's arguments, else by Slurm's; nobody asks where --gpus is given."""
-    nodes, each = s.take("nnodes"), s.take("nproc-per-node")
+    nodes, each, processes = s.take("nnodes"), s.take("nproc-per-node"), s.take("np")
     slurm_nodes, tasks, per_node = (s.take(name) for name in SLURM)
     if machine.gpus is not None:
         return None
+    if each is None and processes is not None:
+        return s.size("np")
     if each is None:  # one process for each task that srun starts
         each = tasks if tasks not in (None, "1") else per_node
     if not str(each).isdigit():
@@ -117,6 +172,9 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     if attention["attention"] == "fused":
         s.take("no-masked-softmax-fusion")  # of the unfused softmax
     micro_batch = s.integer("micro-batch-size")
+    optimizer = s.choice("optimizer", OPTIMIZERS, "adam")
+    if optimizer is None:
+        s.notes.append(f"{s.written_as('optimizer')} {s.take('optimizer')}: AdamW is simulated in its place")
     return without_none(
         {
             "seq_len": s.integer("seq-length"),
@@ -125,7 +183,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "precision": precision,
             "fp8_recipe": recipe if precision in ("fp8", "mxfp8") else None,
             "grad_dtype": _grad_dtype(s),
-            "optimizer": s.choice("optimizer", OPTIMIZERS, "adam"),
+            "optimizer": optimizer,
             "optimizer_dtype": _moments(s),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
@@ -133,6 +191,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "framework": "megatron" if fused else "eager",
             "recompute": _recompute(s),
             "cuda_graphs": _graphs(s),
+            "optimizer_post_validation": s.flag("enable-optimizer-post-validation") or None,
         }
     )
 
@@ -163,7 +222,8 @@ def _graphs(s: Settings) -> str | None:
 
 
 def _recompute(s: Settings) -> Any:
-    granularity = "selective" if s.flag("recompute-activations") else s.take("recompute-granularity")
+    granularity = s.take("recompute-granularity")
+    granularity = "selective" if s.flag("recompute-activations") else granularity
     if granularity == "full" and s.take("recompute-method") == "block":
         return {"mode": "full", "layers": s.integer("recompute-num-layers", 1)}
     s.choice("recompute-num-layers", {"1": True}, "1")  # units of several layers are not simulated
@@ -194,7 +254,7 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "dp_sync": "bucketed" if overlap else "after_backward",
         "rank_order": "tp-cp-pp-dp" if s.flag("use-tp-pp-dp-mapping") else None,
         **_zero(s, dp * cp),
-        **_pipeline(s, pp),
+        **pipeline_of(s, pp),
     }
     if overlap:
         elements = s.integer("ddp-bucket-size", max(40_000_000, 1_000_000 * dp))  # core/distributed
@@ -206,6 +266,8 @@ def _expert_degrees(s: Settings, tp: int, ranks: int) -> tuple[int, int]:
     """The degrees ep and expert_tp, whose product divides a stage's ranks."""
     of_experts, of_tensors = "expert-model-parallel-size", "expert-tensor-parallel-size"
     ep, expert_tp = s.size(of_experts, 1), s.size(of_tensors, tp)
+    if s.flag("moe-expert-model-parallelism"):  # MegaBlocks: over the replicas
+        ep = min(ranks // tp, s.integer("num-experts"))
     if ranks % (ep * expert_tp):
         taken = f"{s.written_as(of_tensors)} {expert_tp}"
         if s.take(of_tensors) is None:
@@ -226,43 +288,10 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
     if s.flag("use-megatron-fsdp") or s.flag("use-custom-fsdp"):
         s.take("use-distributed-optimizer")
         return {"zero": s.choice("data-parallel-sharding-strategy", ZERO_STAGES, "no_shard")}
+    if s.flag("deepspeed"):
+        s.take("deepspeed-config")
+        return {"zero": s.integer("zero-stage")}
     if not s.flag("use-distributed-optimizer"):
         return {"zero": 0}
     shard = members // instances if instances > 1 else None
     return {"zero": 1, "shard_size": shard, "param_gather_overlap": gather}
-
-
-def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
-    if pp == 1:
-        return {}
-    layout = s.take("pipeline-model-parallel-layout")
-    virtual = s.whole("num-virtual-stages-per-pipeline-rank")
-    per_virtual = s.take("num-layers-per-virtual-pipeline-stage")
-    out: dict[str, Any] = {}
-    stages = pp
-    if isinstance(layout, str):
-        parts = _unrolled(layout).split("|")
-        stages, out["layers_per_stage"] = len(parts), [part.count("t") for part in parts]
-        if any("m" in part for part in parts[:-1]):
-            s.notes.append(
-                f"{s.written_as('pipeline-model-parallel-layout')}: m is simulated in the last stage, with L"
-            )
-    elif virtual is not None:
-        stages = pp * virtual
-    elif per_virtual is not None:
-        stages = s.integer("num-layers") // s.size("num-layers-per-virtual-pipeline-stage")
-    if stages > pp:
-        blocking = s.flag("no-overlap-p2p-communication")
-        out |= {"schedule": "interleaved_1f1b", "virtual_stages": stages // pp, "p2p_overlap": not blocking}
-        out["micro_batch_group"] = s.whole("microbatch-group-size-per-virtual-pipeline-stage")
-    return out
-
-
-def _unrolled(layout: str) -> str:
-    """A layout's text without `t*3` and `(tt|)*2` (core/transformer/pipeline_parallel_layer_layout.py).
-
-    A layer is `t`; E, m and L are none.
-    """
-    for times in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        layout = re.sub(times, lambda found: found[1] * int(found[2][:4]), layout)
-    return layout

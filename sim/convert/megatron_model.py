@@ -73,6 +73,7 @@ def _norms_and_biases(s: Settings) -> dict[str, Any]:
         "norm_bias": True if norm == "layernorm" and not bias else None,  # of its layer norms, whatever else has any
         "qkv_bias": s.flag("add-qkv-bias"),
         "qk_norm": "layernorm" if s.flag("qk-layernorm") and norm == "layernorm" else s.flag("qk-layernorm"),
+        "embedding_norm": s.flag("embed-layernorm") or None,  # BLOOM's
         "dropout": max(s.number(f"{where}-dropout", 0.1) or 0.0 for where in ("attention", "hidden")),
     }
 

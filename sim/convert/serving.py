@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,17 +16,21 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct, field
 
+from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
-from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.serving_options import of_tensorrt_llm, options_of
+from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model
 from sim.inputs.input_source import show
+from sim.inputs.model_input import load_model
 from sim.serve.engines.names import engine_named
 
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
 HUMAN_READABLE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
+TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
 GIB = 2**30  # vLLM counts --cpu-offload-gb in GiB (config/cache.py)
 _FILE = Path(__file__).with_name("serving_flags.yaml")
 
@@ -73,48 +77,117 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     Raises:
         InputError: without a server's command or a model, or for a value that a flag cannot have.
     """
-    words, names = words_of(file, text, ends=True), _names()
-    server, benchmark = _first(words, names.servers), _first(words, names.benchmarks)
-    if server is None:
-        known = [start for one in names.servers.values() for start in one.starts]
-        raise InputError(f"{file}: starts no server that is known: {', '.join(known)}")
-    product, command = server
-    s = _settings(file, command, names.servers[product])
-    served = s.take("model")
-    model = machine.model or served
-    if not isinstance(model, str):
-        raise InputError(f"{file}: names no model: give --model NAME")
+    words = words_of(file, text, ends=True)
+    servers = _servers(file, text, words)
+    product, s, with_roles = _main(file, servers)
+    model = _model(s, machine)
     engine = _engine(s, product, words)
-    inference: dict[str, Any] = {"engine": engine, **_inference(s)}
-    layout = _layout(s, machine)
-    if s.flag("dp_attention"):  # SGLang's limits are of all replicas (managers/tp_worker.py, server_args.py)
-        limits = {"max_running_requests", "max_batch_tokens"} & {*inference}
-        inference |= {key: max(1, inference[key] // layout["dp"]) for key in limits}
-    if machine.model and isinstance(served, str) and "quantization" not in inference:
-        s.notes.append(
-            f"--model stands for {served.removeprefix('hf://')}; if its checkpoint is quantized, set "
-            "inference.quantization"
-        )
+    layout, settings = _replica(s, machine, model)
+    inference: dict[str, Any] = {"engine": engine, **settings}
+    if with_roles:
+        by_role = [(pools.role_of(one) or pools.MAIN, *_replica(one, machine, model)) for _, one in servers]
+        inference = {"engine": engine, **pools.disaggregated(s, by_role)}
     if "speculative" in inference:
         s.notes.append("inference.speculative.acceptance: no flag says it, so the default is taken")
     if (limit := s.take("longest")) is not None and (most := _most_tokens(str(limit))):
         inference["max_request_tokens"] = most
-    left = s.left()
+    for _, one in servers:
+        one.taken |= {"model", "longest"}
+    left = {flag for _, one in (servers if with_roles else [(product, s)]) for flag in one.left()}
+    inference["requests"], left = _with_requests(s, words, left)
+    if limit is not None and (beyond := _of_limit(inference)):
+        s.notes.append(f"{s.written_as('longest')} {limit}: {beyond}")
+    sections = {"model": as_model(model), "inference": inference, **({} if with_roles else {"parallelism": layout})}
+    return s.converted("serving", machine, sections, left=sorted(left))
+
+
+def _main(file: Path, servers: list[tuple[str, Settings]]) -> tuple[str, Settings, bool]:
+    """Whose server is read first, its settings, and whether others compute its prompts."""
+    roles = {role for _, s in servers if (role := pools.role_of(s))}
+    if roles and not roles >= {*pools.ROLES}:
+        raise InputError(f"{file}: {pools.alone(roles)}")
+    product, s = next((one for one in servers if not roles or pools.role_of(one[1]) == pools.MAIN), servers[0])
+    if len(servers) > 1 and not roles:
+        s.notes.append(f"the first of {len(servers)} commands that start an engine is read; delete what is not meant")
+    return product, s, bool(roles)
+
+
+def _model(s: Settings, machine: Machine) -> str:
+    """The model that is served."""
+    served = s.take("model")
+    model = machine.model or served
+    if not isinstance(model, str):
+        raise InputError(f"{s.file}: names no model: give --model NAME")
+    if advice := lacking(s.file, model):
+        raise InputError(f"{s.file}: {s.written_as('model')}: found {show(model)}{advice}; so does --model NAME")
+    quantized = str(s.values.get("quantization")) in _names().weights
+    if machine.model and isinstance(served, str) and not quantized:
+        s.notes.append(
+            f"--model stands for {served.removeprefix('hf://')}; if its checkpoint is quantized, set "
+            "inference.quantization"
+        )
+    return model
+
+
+def _with_requests(s: Settings, words: list[str], left: set[str]) -> tuple[dict[str, Any], set[str]]:
+    """The benchmark's requests, and flags that neither it nor the servers (`left`) know."""
+    names = _names()
+    benchmark = _first(words, names.benchmarks)
     if benchmark is None:
         s.notes.append("no benchmark's command in the file: requests are the default ones of `vllm bench serve`")
-        inference["requests"] = _requests(Settings(file, {}), names.benchmarks["vLLM"])
-    else:
-        which, of_benchmark = benchmark
-        b = _settings(file, of_benchmark, names.benchmarks[which])
-        said = (names.benchmarks[which].note, _of_dataset(str(b.values.get("dataset", "random"))))
-        s.notes += filter(None, said)
-        inference["requests"] = _requests(b, names.benchmarks[which])
-        # One that starts the engine has its flags too.
-        left = [x for x in left if x in b.left()] if of_benchmark == command else left + b.left()
-    if limit is not None and (beyond := _of_limit(inference)):
-        s.notes.append(f"{s.written['longest']} {limit}: {beyond}")
-    sections = {"model": as_model(model), "inference": inference, "parallelism": layout}
-    return s.converted("serving", machine, sections, left=left)
+        return _requests(Settings(s.file, {}), names.benchmarks["vLLM"]), left
+    which, of_benchmark = benchmark
+    b = _settings(s.file, of_benchmark, names.benchmarks[which])
+    said = (names.benchmarks[which].note, _of_dataset(str(b.values.get("dataset", "random"))))
+    s.notes += filter(None, said)
+    requests = _requests(b, names.benchmarks[which])
+    server = _first(words, names.servers)
+    if server is not None and server[1] == of_benchmark:  # one that starts the engine has its flags too
+        return requests, left & {*b.left()}
+    return requests, left | {*b.left()}
+
+
+def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Settings]]:
+    """Whose each server is, and its settings; one for all nodes of a server.
+
+    Raises:
+        InputError: where there is none.
+    """
+    names = _names()
+    found = [(name, _settings(file, command, names.servers[name])) for name, command in _commands(words, names.servers)]
+    if not found:
+        known = [start for one in names.servers.values() for start in one.starts]
+        raise InputError(f"{file}: starts no server that is known: {', '.join(known)}")
+    for name, s in found:
+        options = options_of(s, text)
+        if name == TENSORRT_LLM:
+            s.values = {**s.values, **of_tensorrt_llm(options)}
+        else:
+            values, _ = _by_setting(
+                {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
+            )
+            s.values = {**values, **s.values}
+    first = [one for one in found if not pools.is_further_node(one[1])]
+    return first or found
+
+
+def _replica(s: Settings, machine: Machine, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A server's layout and its other settings."""
+    inference, layout = _inference(s), _layout(s, machine)
+    if s.flag("dp_attention"):  # SGLang's limits are of all replicas (managers/tp_worker.py, server_args.py)
+        limits = {"max_running_requests", "max_batch_tokens"} & {*inference}
+        inference |= {key: max(1, inference[key] // layout["dp"]) for key in limits}
+    elif "ep" in layout and not _has_experts(machine.model or as_model(model)):
+        s.notes.append("expert parallelism: without effect, the model has no experts")
+        layout = {key: value for key, value in layout.items() if key not in ("ep", "expert_tp")}
+    return layout, inference
+
+
+def _has_experts(model: str) -> bool:
+    try:
+        return load_model(model).moe is not None
+    except InputError:  # which the scenario's own check says
+        return True
 
 
 T = TypeVar("T", bound=_Server)
@@ -122,6 +195,11 @@ T = TypeVar("T", bound=_Server)
 
 def _first(words: list[str], known: Mapping[str, T]) -> tuple[str, list[str]] | None:
     """The first command that is known: whose it is, and its words after the start."""
+    return next(iter(_commands(words, known)), None)
+
+
+def _commands(words: list[str], known: Mapping[str, T]) -> Iterator[tuple[str, list[str]]]:
+    """All commands that are known, in order."""
     starts = {start: name for name, one in known.items() for start in one.starts}
     for i, word in enumerate(words):
         for n in (3, 2, 1):
@@ -130,25 +208,31 @@ def _first(words: list[str], known: Mapping[str, T]) -> tuple[str, list[str]] | 
             if head in starts:
                 rest = words[i + n :]
                 ends = [k for k, w in enumerate(rest) if w in ("&", "&&", ";", "|")]
-                return starts[head], rest[: min(ends, default=len(rest))]
-    return None
+                yield starts[head], rest[: min(ends, default=len(rest))]
+                break
 
 
 def _settings(file: Path, words: list[str], names: _Server) -> Settings:
     """A command's values by setting; of flags that are no setting by their own names."""
-    ours = {flag: name for name, flags in names.flags.items() for flag in flags.split()}
     words = words[1:] if words[:1] == ["serve"] else words
     words = [OPTIMIZATION.sub("-O=", word) for word in words]
+    values, written = _by_setting(flags_of(words, short=True), names)
+    if words and not words[0].startswith("-"):
+        values["model"] = words[0]
+    return Settings(file, values, written=written)
+
+
+def _by_setting(flags: Mapping[str, Any], names: _Server) -> tuple[dict[str, Any], dict[str, str]]:
+    """The flags by our names of settings, and how the command writes each."""
+    ours = {flag: name for name, flags in names.flags.items() for flag in flags.split()}
     values: dict[str, Any] = {}
     written: dict[str, str] = {}
-    for flag, value in flags_of(words, short=True).items():
+    for flag, value in flags.items():
         full = names.short.get(flag, flag)
         begun = {name for one, name in ours.items() if one.startswith(full)}
         name = ours.get(full) or (begun.pop() if len(begun) == 1 else full)
         values[name], written[name] = value, f"-{flag}" if flag in names.short or len(flag) == 1 else f"--{flag}"
-    if words and not words[0].startswith("-"):
-        values["model"] = words[0]
-    return Settings(file, values, written=written)
+    return values, written
 
 
 def _engine(s: Settings, product: str, words: list[str]) -> str:
@@ -197,6 +281,8 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     ep = None if s.take("ep") is None else s.size("ep")
     if _by_deepep(s):
         ep = tp  # srt/server_args.py, _handle_deepep_moe
+    if s.flag("attention_dp"):  # TensorRT-LLM: a replica of the attention on each rank, whose limits are its own
+        return {"tp": 1, "pp": pp, "dp": tp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
     if s.flag("dp_attention"):  # dp replicas of the attention within the tp ranks, which share the experts
         return {"tp": max(1, tp // dp), "pp": pp, "dp": dp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
     if machine.gpus and dp == 1:

@@ -16,7 +16,23 @@ from sim.core.units import counted
 from sim.inputs.input_source import show
 
 T = TypeVar("T")
+UNSET_ARGUMENT = re.compile(r"\$\{?\d")
 _WITHOUT_EFFECT = Path(__file__).with_name("without_effect.yaml")
+
+
+def lacking(file: Path, value: object) -> str:
+    """What to say behind a script's value that lacks something, and how its user gives that; empty for all others."""
+    if UNSET_ARGUMENT.search(str(value)):
+        return ", an argument of the script: --args 'FIRST SECOND …' gives it"
+    if "$" not in str(value):
+        return ""
+    name = next(iter(re.findall(r"[A-Za-z_]\w*", str(value))), "NAME")
+    way = (
+        "write its value into the file"
+        if file.suffix in (".yaml", ".yml", ".json")
+        else f"--var {name}=VALUE gives one"
+    )
+    return f", in which a variable has no value: {way}"
 
 
 class Machine(Struct, frozen=True):
@@ -80,8 +96,7 @@ class Settings(Struct, dict=True):
             if isinstance(value, bool) or number != int(number):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
-            unset = ", in which a variable has no value; write its value into the file" if "$" in str(value) else ""
-            problem = f"found {show(value)}{unset}; must be a whole number"
+            problem = f"found {show(value)}{lacking(self.file, value) or '; must be a whole number'}"
             raise InputError(f"{self.file}: {self.written_as(name)}: {problem}") from None
         return int(number)
 

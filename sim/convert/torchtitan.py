@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.torchtitan_older import as_of_2025
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
@@ -33,7 +34,7 @@ PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in 
 FLOAT8 = {"recipe_name", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
 # Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
 OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
-TABLES = OWN | {"float8", "mx"}
+TABLES = OWN | {"float8", "mx", "experimental"}
 
 
 def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | None = None) -> Converted:
@@ -46,6 +47,8 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     values = {f"{table}.{key}": v for table, keys in tables.items() if table in TABLES for key, v in keys.items()}
     if file.suffix == ".py":
         values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
+    else:
+        values = as_of_2025(values)
     s = Settings(file, values)
     model = machine.model or _model(s)
     layout = _layout(s, machine, str(model))
@@ -216,7 +219,7 @@ def _layout(s: Settings, machine: Machine, model: str) -> dict[str, Any]:
 
 def _pipeline(s: Settings, pp: int, layers: int) -> dict[str, Any]:
     named = str(s.take("parallelism.pipeline_parallel_schedule", "1F1B"))
-    schedule = SCHEDULES.get(named.lower())
+    schedule = SCHEDULES.get(named.lower().replace("_", ""))  # interleaved_1f1b, before 2025
     if schedule is None:
         raise InputError(
             f"{s.file}: pipeline_parallel_schedule: found '{named[:40]}'; can be simulated: "

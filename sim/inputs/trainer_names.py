@@ -16,8 +16,8 @@ MEGATRON_SCHEDULES = ("1f1b", "interleaved_1f1b")
 LLAMA3_FLAVORS = {"8B": "llama3.1-8b", "70B": "llama3.1-70b", "405B": "llama3.1-405b"}
 TITAN_MODELS = {f"llama3 {flavor}".lower(): name for flavor, name in LLAMA3_FLAVORS.items()} | {
     "deepseek_v3 671b": "deepseek-v3",
-    "qwen3 8b": "qwen3-8b",
-    "qwen3 30b-a3b": "qwen3-30b-a3b",
+    "deepseek_v3 236b": "deepseek-v2",
+    **{f"qwen3 {size}": f"qwen3-{size}" for size in ("4b", "8b", "14b", "32b", "30b-a3b", "235b-a22b")},
 }
 # Classes of Python configs, and what activation_checkpoint.mode of TOML configs says for each.
 TITAN_POLICIES = {"SelectiveAC": "selective", "FullAC": "full"}

@@ -52,13 +52,6 @@ def test_the_sizes_of_the_chosen_model_are_taken(tmp_path: Path) -> None:
     assert (data["training"]["precision"], data["training"]["recompute"]) == ("fp8", "full")
 
 
-def test_what_the_file_does_not_decide_is_said(tmp_path: Path) -> None:
-    text = "if [ $1 = big ]; then TP=4; else TP=2; fi\n" + MEGATRON.replace("TP=4\n", "")
-    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
-    assert data["parallelism"]["tp"] == 2
-    assert "# line 1: the file does not decide `[ $1 = big ]`: all its branches are read" in said
-
-
 def test_arguments_of_the_script_are_not_read(tmp_path: Path) -> None:
     loop = "while [[ $# -gt 0 ]]; do\n  case $1 in\n    --tp) TP=$2; shift 2 ;;\n    *) shift ;;\n  esac\ndone\n"
     text = MEGATRON.replace("PP=2   # pipeline\n", f"PP=2   # pipeline\n{loop}")
@@ -79,6 +72,9 @@ def test_arguments_of_the_script_are_not_read(tmp_path: Path) -> None:
         ('[ -z "$WANDB_KEY" ]', True),
         ('[ -n "${NO}" ]', False),
         ("[ ${OTHER:-3} -eq 3 ]", True),
+        ('[ -n "${6}" ]', False),
+        ('[ "$((TP % 2))" -ne "0" ]', False),
+        ("[ $(((TP + 2) / 5)) -eq 2 ]", True),
         ("true", True),
         ("[ $OTHER = 3 ]", None),
         ("[ -f config.yaml ]", None),
@@ -98,6 +94,10 @@ def test_conditions(condition: str, holds: bool | None) -> None:
         ("A=1\nif [ $A = 1 ]; then B=2; else B=3; fi", "A=1 B=2;"),
         ("if [ $X = 1 ]; then B=2\nelif true; then B=3\nelse B=4\nfi", "B=2 ; B=3"),
         ("A=1\nif [ $A = 2 ]\nthen\n  if [ $A = 1 ]; then B=2; fi\nfi\nC=3", "A=1 C=3"),
+        (
+            "A=8\nB=$(( ($A > 1) ? 1 : 0 ))\nif [ $B -eq 1 ]; then C=2; else C=3; fi",
+            "A=8 B=$(( ($A > 1) ? 1 : 0 )) C=2;",
+        ),
         ("A=1\n[ $A = 1 ] || A=2\n[ $A = 1 ] && C=3", "A=1 C=3"),
         ("for A in 1 2; do if [ $A = 1 ]; then B=2; fi; done", "B=2;"),
         ("A='if x; then'\nB=2", "A='if x; then' B=2"),

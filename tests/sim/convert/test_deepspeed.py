@@ -184,3 +184,49 @@ def test_axolotl_s_names(tmp_path: Path) -> None:
     assert t["lora"] == {"rank": 32, "weights": "nf4"}
     assert "micro-batch" not in notes
     assert "not expressed" not in notes
+
+
+FACTORY = """
+model_name_or_path: Qwen/Qwen3-8B
+stage: sft
+finetuning_type: full
+template: qwen3
+cutoff_len: 2048
+per_device_train_batch_size: 1
+bf16: true
+enable_liger_kernel: true
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "recompute", "attention"),
+    [
+        ("flash_attn: fa2", "full", "fused"),
+        ("flash_attn: disabled", "full", "unfused"),
+        ("disable_gradient_checkpointing: true", "none", "fused"),
+    ],
+)
+def test_defaults_of_llama_factory(tmp_path: Path, more: str, recompute: str, attention: str) -> None:
+    data, said = converted(tmp_path, "sft.yaml", FACTORY + more, "--cluster", "dgx-h100", "--gpus", "8")
+    assert (data["training"]["recompute"], data["training"]["attention"]) == (recompute, attention)
+    assert data["training"]["cross_entropy"] == "chunked"
+    assert "not expressed" not in said
+
+
+def test_defaults_of_trl(tmp_path: Path) -> None:
+    text = "model_name_or_path: Qwen/Qwen3-8B\nmax_length: 2048\nper_device_train_batch_size: 1\n"
+    data, said = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert (data["training"]["recompute"], data["training"]["precision"]) == ("full", "bf16")
+    assert "gradient_checkpointing: on, as TRL has it by default" in said
+    for older in (f"{text}gradient_checkpointing: false\n", text.replace("max_length", "max_seq_length")):
+        data, _ = converted(tmp_path, "sft.yaml", older, "--cluster", "dgx-h100", "--gpus", "8")
+        assert data["training"]["recompute"] == "none"
+
+
+def test_the_former_name_of_an_optimizer_on_the_host(tmp_path: Path) -> None:
+    zero = '"zero_optimization": {"stage": 2, "cpu_offload": true}'
+    text = f'{{"fp16": {{"enabled": true}}, "train_micro_batch_size_per_gpu": 1, {zero}}}'
+    options = ("--cluster", "dgx-h100", "--gpus", "8", "--model", "llama2-7b", "--seq-len", "2048")
+    data, said = converted(tmp_path, "ds.json", text, *options)
+    assert data["training"]["optimizer_offload"] == "cpu"
+    assert "not expressed" not in said

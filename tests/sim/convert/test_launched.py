@@ -83,3 +83,41 @@ def test_a_cluster_of_one_s_own(tmp_path: Path) -> None:
     assert data["cluster"] == {"gpu": "rtx4090", "gpus_per_node": 4}
     said = refused(tmp_path, "train.sh", text, "--cluster", "rtx4090")
     assert "is a GPU, not a cluster; write {gpu: rtx4090" in said
+
+
+TRAIN = "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Llama-2-7b-hf --model_max_length 2048"
+
+
+def test_two_stages_in_one_script_are_not_mixed(tmp_path: Path) -> None:
+    stages = f"""{TRAIN} --bf16 True --per_device_train_batch_size 32 --gradient_checkpointing True
+{TRAIN} --bf16 True --per_device_train_batch_size 16
+"""
+    said = refused(tmp_path, "train.sh", stages, "--cluster", "dgx-h100")
+    assert "2 commands have --per-device-train-batch-size (32, 16): keep the one that runs in the file" in said
+    shown = f"CMD='{TRAIN} --bf16 True --per_device_train_batch_size 4'\necho $CMD\neval $CMD --seed 1"
+    data, _ = converted(tmp_path, "train.sh", shown, "--cluster", "dgx-h100")
+    assert data["training"]["micro_batch_size"] == 4
+
+
+def test_deepspeeds_examples(tmp_path: Path) -> None:
+    script = """OUTPUT=$1
+ZERO_STAGE=$2
+if [ "$ZERO_STAGE" == "" ]; then
+    ZERO_STAGE=3
+fi
+deepspeed --num_gpus 8 main.py --data_path Dahoas/rm-static Dahoas/full-hh-rlhf --data_split 2,4,4 \\
+    --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 4 --max_seq_len 512 --dtype bf16 \\
+    --gradient_checkpointing --zero_stage $ZERO_STAGE --offload --output_dir $OUTPUT --deepspeed &> $OUTPUT/training.log
+"""
+    data, said = converted(tmp_path, "train.sh", script, "--cluster", "dgx-h100")
+    assert (data["parallelism"]["zero"], data["parallelism"]["dp"]) == (3, 8)
+    training = data["training"]
+    assert (training["precision"], training["recompute"], training["optimizer_offload"]) == ("bf16", "full", "cpu")
+    assert training["seq_len"] == 512
+    assert "not expressed" not in said
+
+
+def test_llavas_adapters(tmp_path: Path) -> None:
+    flags = "--per_device_train_batch_size 16 --bf16 True --lora_enable True --lora_r 128 --lora_alpha 256"
+    data, _ = converted(tmp_path, "train.sh", f"{TRAIN} {flags}", "--cluster", "dgx-h100")
+    assert data["training"]["lora"] == {"rank": 128}

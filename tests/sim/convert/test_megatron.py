@@ -264,3 +264,71 @@ def test_degrees_of_experts_that_do_not_go_with_the_ranks_are_told_in_the_script
     line = len(text.splitlines())
     message = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert f"train.sh:{line}: --expert-model-parallel-size: {said}" in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "stages", "layers"),
+    [
+        ("--decoder-first-pipeline-num-layers 6 --decoder-last-pipeline-num-layers 6", 4, [6, 10, 10, 6]),
+        ("--decoder-last-pipeline-num-layers 5", 4, [9, 9, 9, 5]),
+        ("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split", 2, [16, 16]),
+        ("--account-for-embedding-in-pipeline-split --num-layers 31", 4, [7, 8, 8, 8]),
+        (
+            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split --num-layers 30 "
+            "--num-layers-per-virtual-pipeline-stage 4",
+            4,
+            [3, 4, 4, 4, 4, 4, 4, 3],
+        ),
+        (
+            "--decoder-first-pipeline-num-layers 4 --decoder-last-pipeline-num-layers 4 "
+            "--num-virtual-stages-per-pipeline-rank 2",
+            4,
+            [2, 6, 6, 2, 2, 6, 6, 2],
+        ),
+    ],
+)
+def test_stages_of_different_sizes(tmp_path: Path, flags: str, stages: int, layers: list[int]) -> None:
+    text = (
+        MEGATRON.replace("PP=2 ", f"PP={stages} ")
+        .replace("--sequence-parallel\n", f"{flags}\n")
+        .replace("TP=4", "TP=1")
+    )
+    if "--num-layers " in flags:
+        text = text.replace("    --num-layers 32\n", "")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["parallelism"]["layers_per_stage"] == layers
+    assert "pipeline" not in said.partition("version: 1")[0]
+
+
+def test_stages_that_do_not_divide(tmp_path: Path) -> None:
+    text = MEGATRON.replace("--sequence-parallel\n", "--decoder-first-pipeline-num-layers 6\n").replace(
+        "PP=2 ", "PP=4 "
+    )
+    said = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "--num-layers: found 32; 26 layers for 3 pipeline ranks with 1 stage each do not divide" in said
+
+
+@pytest.mark.parametrize(
+    ("trained", "what"),
+    [
+        (
+            "pretrain_bert.py",
+            "pretrain_bert.py means an encoder, which flags do not describe here: give --model config.json",
+        ),
+        ("examples/pretrain_mamba.py", "pretrain_mamba.py means layers of Mamba"),
+        ("pretrain_gpt.py --hybrid-override-pattern M-M*-", "--hybrid-override-pattern means layers of Mamba"),
+    ],
+)
+def test_models_that_are_no_decoders_of_attention(tmp_path: Path, trained: str, what: str) -> None:
+    text = MEGATRON.replace("pretrain_gpt.py", trained)
+    assert what in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--model", "llama3-8b")
+    assert data["model"] == "llama3-8b"
+
+
+def test_processes_of_mpirun(tmp_path: Path) -> None:
+    launcher = "mpirun -np $((GPUS_PER_NODE * 2)) --npernode 8 -hostfile hosts -x PATH -bind-to none python"
+    text = MEGATRON.replace("torchrun ${DISTRIBUTED_ARGS[@]}", launcher).replace("--nproc_per_node $GPUS_PER_NODE", "")
+    data, said = converted(tmp_path, "train.sh", text.replace("--nnodes $NNODES", ""), "--cluster", "dgx-h100")
+    assert data["parallelism"]["dp"] == 2
+    assert "npernode" not in said

@@ -242,3 +242,118 @@ def test_a_model_that_stands_for_a_checkpoint_may_lack_its_quantization(tmp_path
     assert "stands for Qwen/Qwen3-32B-FP8; if its checkpoint" in converted(tmp_path, command, "--model", "qwen3-32b")[1]
     command = command.replace("-tp 2", "-tp 2 --quantization fp8")
     assert "stands for" not in converted(tmp_path, command, "--model", "qwen3-32b")[1]
+
+
+PREFILL = "python -m sglang.launch_server --model-path zai-org/GLM-4.5-Air --disaggregation-mode prefill --tp-size 4"
+
+
+def test_servers_for_prompts_and_servers_for_further_tokens(tmp_path: Path) -> None:
+    script = f"""{PREFILL} --chunked-prefill-size 16384 --disaggregation-ib-device mlx5_0 &
+{PREFILL} --chunked-prefill-size 16384 --port 30009 --base-gpu-id 4 &
+{PREFILL.replace("prefill", "decode")} --ep-size 4 --mem-fraction-static 0.8 --max-running-requests 64 &
+python -m sglang_router.launch_router --pd-disaggregation --prefill http://127.0.0.1:30000 --port 8000
+"""
+    found, text = converted(tmp_path, script)
+    assert "parallelism" not in found
+    assert found["inference"]["disaggregated"] == {
+        "prefill": {"replicas": 2, "tp": 4},
+        "decode": {"replicas": 1, "tp": 4, "ep": 4, "memory_fraction": 0.8},
+    }
+    assert (found["inference"]["max_batch_tokens"], found["inference"]["max_running_requests"]) == (16384, 64)
+    assert "max_batch_tokens: prefill and decode servers differ; that of prefill servers is simulated" in text
+    assert "not expressed" not in text
+    parse_scenario(found, "found")
+
+
+def test_vllms_producer_and_consumer_of_keys_and_values(tmp_path: Path) -> None:
+    sends = """--kv-transfer-config '{"kv_connector": "P2pNcclConnector", "kv_role": "kv_producer"}' &\n"""
+    serve = f"vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192 {sends}"
+    found, text = converted(tmp_path, serve + serve.replace("producer", "consumer"))
+    pool = {"replicas": 1, "tp": 1}
+    assert found["inference"]["disaggregated"] == {"prefill": pool, "decode": pool}
+    assert "not expressed" not in text
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (PREFILL, "starts prefill servers alone; can be simulated: with decode servers"),
+        (
+            f"{PREFILL} --pp-size 2\n{PREFILL.replace('prefill', 'decode')}",
+            "prefill servers: found pp 2; can be simulated",
+        ),
+        (
+            f"{PREFILL}\n{PREFILL} --ep-size 4\n{PREFILL.replace('prefill', 'decode')}",
+            "prefill servers: found different ones",
+        ),
+    ],
+)
+def test_pools_that_are_not_simulated(tmp_path: Path, script: str, said: str) -> None:
+    _, text = converted(tmp_path, script)
+    assert said in text
+
+
+def test_other_nodes_are_of_the_same_server_and_a_second_server_is_told(tmp_path: Path) -> None:
+    node = "sglang serve --model-path deepseek-ai/DeepSeek-V3 --tp 16 --nnodes 2 --node-rank"
+    found, text = converted(tmp_path, f"{node} 0\n{node} 1")
+    assert found["parallelism"]["tp"] == 16
+    assert "commands that start an engine" not in text
+    _, text = converted(tmp_path, "vllm serve llama3-8b\nvllm serve llama3-8b --tensor-parallel-size 2")
+    assert "the first of 2 commands that start an engine is read" in text
+
+
+def test_expert_parallelism_of_a_model_without_experts_is_passed_over(tmp_path: Path) -> None:
+    found, text = converted(tmp_path, "vllm serve llama3-8b -tp 2 -ep")
+    assert found["parallelism"] == {"tp": 2, "pp": 1, "dp": 1}
+    assert "expert parallelism: without effect, the model has no experts" in text
+
+
+OPTIONS = """OPTIONS=./more.yml
+cat > ./more.yml <<EOF
+cuda_graph_config:
+  enable_padding: true
+  max_batch_size: 512
+enable_attention_dp: true
+kv_cache_config:
+  dtype: fp8
+  enable_block_reuse: false
+speculative_config:
+  decoding_type: MTP
+  num_nextn_predict_layers: 1
+moe_config: {backend: DEEPGEMM}
+EOF
+trtllm-serve deepseek-ai/DeepSeek-V3 --max_batch_size 128 --tp_size 8 --ep_size 8 --extra_llm_api_options ${OPTIONS}
+"""
+
+
+def test_tensorrt_llms_further_options(tmp_path: Path) -> None:
+    found, text = converted(tmp_path, OPTIONS)
+    assert found["parallelism"] == {"tp": 1, "pp": 1, "dp": 8, "ep": 8, "expert_tp": 1}
+    inference = found["inference"]
+    assert (inference["kv_cache"], inference["prefix_cache"]) == ({"dtype": "fp8"}, "none")
+    assert (inference["speculative"], inference["max_running_requests"]) == ({"tokens": 1}, 128)
+    assert "not expressed here: moe_config.backend\n" in text
+    parse_scenario(found, "found")
+    (tmp_path / "more.yml").write_text("cuda_graph_config: null\nmax_batch_size: 64\n")
+    found, _ = converted(tmp_path, OPTIONS[OPTIONS.index("trtllm-serve") :].replace("${OPTIONS}", "more.yml"))
+    assert (found["inference"]["cuda_graphs"], found["inference"]["max_running_requests"]) == (False, 64)
+    (tmp_path / "more.yml").write_text("- 1")
+    _, text = converted(tmp_path, OPTIONS[OPTIONS.index("trtllm-serve") :].replace("${OPTIONS}", "more.yml"))
+    assert "more.yml: found a list of 1; must be a mapping of options" in text
+    _, text = converted(
+        tmp_path, OPTIONS.replace("cat > ./more.yml", "cat > ./other.yml").replace("./more.yml", "none.yml")
+    )
+    assert "none.yml, which has further options, is neither in the script nor beside it" in text
+
+
+def test_flags_in_a_yaml(tmp_path: Path) -> None:
+    (tmp_path / "vllm.yaml").write_text(
+        "model: llama3-8b\ntensor-parallel-size: 4\nmax_num_seqs: 64\nmax-model-len: 512\n"
+    )
+    found, text = converted(tmp_path, "vllm serve --config vllm.yaml --max-num-seqs 32")
+    assert (found["model"], found["parallelism"]["tp"], found["inference"]["max_running_requests"]) == (
+        "llama3-8b",
+        4,
+        32,
+    )
+    assert "not expressed" not in text

@@ -142,3 +142,48 @@ def test_model_converters_decide_about_torchtitan_s_precision(
     assert data["training"]["precision"] == precision
     assert ("# not expressed here: float8.filter_fqns\n" in said) == (precision == "fp8") == ("# not" in said)
     assert ("# [float8] without effect, precision bf16: model.converters" in said) == (precision == "bf16")
+
+
+OF_2024 = """
+[model]
+name = "llama3"
+flavor = "70B"
+norm_type = "rmsnorm"
+[training]
+batch_size = 8
+seq_len = 8192
+warmup_steps = 200
+data_parallel_degree = -1
+tensor_parallel_degree = 4
+enable_float8_linear = true
+compile = false
+[experimental]
+pipeline_parallel_degree = 2
+pipeline_parallel_split_points = "layers.38"
+pipeline_parallel_schedule = "1f1b"
+enable_async_tensor_parallel = false
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def test_a_config_of_2024(tmp_path: Path) -> None:
+    data, said = converted(tmp_path, "old.toml", OF_2024, "--cluster", "dgx-h100", "--gpus", "64")
+    layout = data["parallelism"]
+    assert (layout["dp"], layout["tp"], layout["pp"], layout["layers_per_stage"]) == (8, 4, 2, [38, 42])
+    assert (data["training"]["micro_batch_size"], data["training"]["precision"]) == (4, "fp8")
+    assert "not expressed" not in said
+    for_each = OF_2024.replace(
+        "[activation", "pipeline_parallel_microbatches = 8\nenable_compiled_autograd = true\n[activation"
+    )
+    data, said = converted(tmp_path, "old.toml", for_each, "--cluster", "dgx-h100", "--gpus", "64")
+    assert data["training"]["micro_batch_size"] == 1
+    assert "not expressed here: experimental.enable_compiled_autograd" in said
+
+
+def test_degrees_of_early_2025_in_training(tmp_path: Path) -> None:
+    text = OF_2024.replace("data_parallel_degree", "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree")
+    text = text.replace("pipeline_parallel_degree = 2", "context_parallel_degree = 2")
+    data, _ = converted(tmp_path, "old.toml", text, "--cluster", "dgx-h100", "--gpus", "64")
+    layout = data["parallelism"]
+    assert (layout["dp"], layout["tp"], layout["cp"], layout["pp"], layout["shard_size"]) == (8, 4, 2, 1, 8)

@@ -1,0 +1,104 @@
+"""Arguments of older Megatron-LM and of its forks, as those of today that mean the same.
+
+- NVIDIA/Megatron-LM before 2022: `--checkpoint-activations`, `--batch-size`, `--model-parallel-size`; until mid-2022
+  `--activations-checkpoint-method`; until the end of 2023 a layer's own code (`--transformer-impl local`) was the
+  default, whose attention is fused with `--use-flash-attn` alone.
+- microsoft/Megatron-DeepSpeed and bigscience-workshop/Megatron-DeepSpeed (megatron/arguments.py;
+  `get_num_experts_per_layer` in megatron/model/transformer.py).
+- stanford-futuredata/Megatron-LM, which databricks/megablocks trains with (exp/ of the latter).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+RENAMED = {
+    "num-nodes": "nnodes",  # of DeepSpeed's launcher
+    "num-gpus": "nproc-per-node",
+    "batch-size": "micro-batch-size",
+    "model-parallel-size": "tensor-model-parallel-size",
+    "activations-checkpoint-method": "recompute-method",
+    "activations-checkpoint-num-layers": "recompute-num-layers",
+    "checkpoint-num-layers": "recompute-num-layers",
+    "pad-vocab-size-to": "vocab-size",
+    "num-key-value-heads": "num-query-groups",
+    "topk": "moe-router-topk",
+    "moe-top-k": "moe-router-topk",
+    "moe-num-experts": "num-experts",
+    "moe-expert-parallel-size": "expert-model-parallel-size",
+    "moe-train-capacity-factor": "moe-expert-capacity-factor",
+    "moe-capacity-factor": "moe-expert-capacity-factor",
+}
+FULL = ("checkpoint-activations", "activations-checkpoint-method")  # recompute whole layers
+# Arguments that releases since 2024 no longer have.
+FORMER = ("data-impl", "DDP-impl", "deepspeed", *FULL, "batch-size", "model-parallel-size", "moe-num-experts")
+FUSED = ("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton", "attention-backend")
+FUSED_IMPL = "transformer_engine"
+POSITIONS = {"rotary": "rope", "alibi": "none"}
+BF16_SHARDS = (
+    "DeepSpeed's bf16 optimizer shards its states also with --zero-stage 0 (runtime/bf16_optimizer.py): zero 1"
+)
+ALIBI = "--position-embedding-type alibi: its slopes are added in the softmax's kernel, at no cost"
+ATTENTION = "attention of separate kernels, as Megatron-LM of that age computes it without --use-flash-attn"
+
+
+def as_of_today(flags: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """The flags by today's names, how the file writes those that differ, and notes."""
+    found = dict(flags)
+    notes: list[str] = []
+    if "deepspeed" in flags:
+        found = {name: value for name, value in {**flags, **_of_deepspeed(flags, notes)}.items() if value is not None}
+    elif "moe-num-experts" in flags:
+        found = {"moe-top-k": "1", **found, "moe-token-dispatcher-type": "alltoall", "moe-grouped-gemm": True}
+    written: dict[str, str] = {}
+    for old, new in RENAMED.items():
+        if old in found and new not in flags:
+            found[new], written[new] = found.pop(old), f"--{old}"
+    if "num-key-value-heads" in flags:
+        found["group-query-attention"] = True
+    if any(name in found for name in FULL) or "--activations-checkpoint-method" in written.values():
+        found.pop("checkpoint-activations", None)
+        found["recompute-granularity"] = "full"
+    if (position := POSITIONS.get(str(flags.get("position-embedding-type")))) is not None:
+        found["position-embedding-type"] = position
+        notes += [ALIBI] if position == "none" else []
+    if str(found.get("moe-expert-capacity-factor", "1")).strip("0.") == "":  # 0: as many tokens as come
+        del found["moe-expert-capacity-factor"]
+    if _separate_kernels(flags):
+        found["attention-backend"] = "unfused"
+        notes.append(ATTENTION)
+    return found, written, notes
+
+
+def _separate_kernels(flags: dict[str, Any]) -> bool:
+    """Whether attention is Megatron-LM's own matmuls and softmax, not a fused kernel."""
+    impl = flags.get("transformer-impl")
+    own = impl == "local" or (impl is None and any(name in flags for name in FORMER))
+    return own and not any(name in flags for name in FUSED)
+
+
+def _of_deepspeed(flags: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Megatron-DeepSpeed's own defaults, and None for what they replace."""
+    found: dict[str, Any] = {}
+    if str(flags.get("num-experts", "1")) == "1":
+        found["num-experts"] = None
+    else:
+        each, layers = str(flags.get("expert-interval", "2")), str(flags.get("num-layers"))
+        found |= {"expert-interval": None, "moe-router-topk": flags.get("topk", "1"), "topk": None}
+        if each.isdigit() and layers.isdigit() and int(each):
+            dense, groups = int(each) - 1, int(layers) // int(each)
+            found["moe-layer-freq"] = f"([0]*{dense}+[1]*1)*{groups}+[0]*{int(layers) % int(each)}"
+        dropless = flags.get("disable-moe-token-dropping")
+        found["moe-train-capacity-factor"] = "0" if dropless else flags.get("moe-train-capacity-factor", "1.0")
+        found |= {"moe-token-dispatcher-type": "alltoall", "disable-moe-token-dropping": None}
+    if "embedding" in str(flags.get("pp-partition-method")):  # which stages count with the layers
+        found |= {f"account-for-{what}-in-pipeline-split": True for what in ("embedding", "loss")}
+        found["pp-partition-method"] = None
+    stage = str(flags.get("zero-stage", "1"))
+    if stage == "0" and "bf16" in flags:
+        stage = "1"
+        notes.append(BF16_SHARDS)
+    found["zero-stage"] = stage
+    by = "--zero-stage" if "zero-stage" in flags else "--zero-stage 1, the default,"
+    notes.append(f"--deepspeed: {by} says how states are sharded; the file of --deepspeed_config is not read")
+    return found

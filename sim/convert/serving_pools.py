@@ -1,0 +1,96 @@
+"""Several servers of one script: the nodes of one, or servers that compute prompts and others that add tokens.
+
+SGLang: `--disaggregation-mode` (srt/server_args.py). vLLM: `kv_role` of `--kv-transfer-config` (config/kv_transfer.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sim.convert.settings import Settings, without_none
+from sim.core.errors import InputError
+
+ROLES = ("prefill", "decode")
+MAIN = "decode"  # whose settings are both pools' where no key is a pool's own
+OF_PREFILL = ("max_batch_tokens", "chunked_prefill", "prefix_cache")
+KV_ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
+FURTHER = ("node-rank", "data-parallel-start-rank", "data-parallel-rank")
+
+
+def is_further_node(s: Settings) -> bool:
+    """Tell whether a command starts ranks of a server that another command starts, too."""
+    return "headless" in s.values or any(str(s.values.get(name, "0")).strip() not in ("0", "True") for name in FURTHER)
+
+
+def role_of(s: Settings) -> str | None:
+    """What the server does alone; None for one that does both."""
+    if (mode := s.values.get("role")) in ROLES:
+        s.taken.add("role")
+        return str(mode)
+    try:
+        config = json.loads(str(s.values.get("transfer")))
+    except ValueError:
+        return None
+    role = KV_ROLES.get(str(config.get("kv_role"))) if isinstance(config, dict) else None
+    s.taken |= {"transfer"} if role else set()
+    return role
+
+
+def alone(roles: set[str]) -> str:
+    """What to say of servers of one role only."""
+    role = roles.pop()
+    other = ROLES[1 - ROLES.index(role)]
+    return f"starts {role} servers alone; can be simulated: with {other} servers, whose command goes into the same file"
+
+
+def disaggregated(s: Settings, servers: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+    """Keys of `inference` for both pools, from each server's role, layout and other settings.
+
+    Raises:
+        InputError: for servers of a pool that differ, or that have layouts which a pool cannot have.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for role in ROLES:
+        own = [(one, of_one.get("kv_cache", {})) for name, one, of_one in servers if name == role]
+        sizes = [_size(s, role, one) | _memory(cache) for one, cache in own]
+        if any(size != sizes[0] for size in sizes):
+            raise InputError(f"{s.file}: {role} servers: found different ones; can be simulated: servers alike")
+        found[role] = {**sizes[0], "replicas": sizes[0]["replicas"] * len(sizes)}
+    prefill, decode = (next(of_one for name, _, of_one in servers if name == role) for role in ROLES)
+    return {**_merged(s, prefill, decode), "disaggregated": found}
+
+
+def _size(s: Settings, role: str, layout: dict[str, Any]) -> dict[str, Any]:
+    for key in ("pp", "cp"):
+        if layout.get(key, 1) > 1:
+            raise InputError(
+                f"{s.file}: {role} servers: found {key} {layout[key]}; can be simulated: {key} 1 in a pool"
+            )
+    return without_none({"replicas": layout["dp"], "tp": layout["tp"], "ep": layout.get("ep")})
+
+
+def _memory(cache: dict[str, Any]) -> dict[str, Any]:
+    return without_none({"memory_fraction": cache.get("memory_fraction")})
+
+
+def _merged(s: Settings, prefill: dict[str, Any], decode: dict[str, Any]) -> dict[str, Any]:
+    """The settings of both; those that differ are of the pool that they matter to."""
+    merged: dict[str, Any] = {}
+    of_both = [_shared(prefill), _shared(decode)]
+    for key in dict.fromkeys(key for one in of_both for key in one):
+        values = [one.get(key) for one in of_both]
+        whose = ROLES[0] if key in OF_PREFILL else MAIN
+        merged[key] = values[ROLES.index(whose)]
+        if values[0] != values[1]:
+            s.notes.append(f"inference.{key}: prefill and decode servers differ; that of {whose} servers is simulated")
+    return without_none(merged)
+
+
+def _shared(settings: dict[str, Any]) -> dict[str, Any]:
+    """Without what a pool has of its own."""
+    cache = {key: value for key, value in settings.get("kv_cache", {}).items() if key != "memory_fraction"}
+    return {
+        **{key: value for key, value in settings.items() if key != "kv_cache"},
+        **({"kv_cache": cache} if cache else {}),
+    }

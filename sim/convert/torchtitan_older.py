@@ -1,0 +1,61 @@
+"""Keys of torchtitan's TOML before spring 2025 as those that replaced them.
+
+torchtitan/config_manager.py, releases of 2024 and commits up to March 2025: degrees were in [training] and
+[experimental], and a pipeline had a number of micro-batches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+DEGREES = ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel", "pipeline_parallel")
+RENAMED = {
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    **{
+        f"{table}.{name}_degree": f"parallelism.{name}_degree"
+        for table in ("training", "experimental")
+        for name in DEGREES
+    },
+    **{
+        f"experimental.{name}": f"parallelism.{name}"
+        for name in (
+            *("pipeline_parallel_schedule", "pipeline_parallel_split_points", "enable_async_tensor_parallel"),
+            *("context_parallel_rotate_method", "module_fqns_per_model_part"),
+        )
+    },
+}
+FLOAT8 = ("training.enable_float8_linear", "training.enable_fp8_linear", "float8.enable_float8_linear")
+MICRO_BATCHES = "experimental.pipeline_parallel_microbatches"
+SIZE = "parallelism.pipeline_parallel_microbatch_size"
+DEGREE = "parallelism.pipeline_parallel_degree"
+POINTS = "parallelism.pipeline_parallel_split_points"
+# Without effect on a step, or how it is simulated anyhow.
+IGNORED = (
+    "training.warmup_steps",
+    "optimizer.fused",
+    "training.enable_loss_parallel",
+    "experimental.custom_model_path",
+)
+
+
+def as_of_2025(values: dict[str, Any]) -> dict[str, Any]:
+    """The keys of 2025 that the values have or stand for; those that both have are of 2025."""
+    if not any(key in values for key in (*RENAMED, *FLOAT8, "training.fp8_linear")):
+        return values
+    found = {key: value for key, value in values.items() if key not in IGNORED}
+    for old, new in RENAMED.items():
+        if old in found:
+            value = found.pop(old)
+            found.setdefault(new, value)
+    if values.get("model.norm_type") == "rmsnorm":
+        del found["model.norm_type"]
+    in_8_bits = [found.pop(key) for key in (*FLOAT8, "training.fp8_linear") if key in found]
+    if any(in_8_bits):
+        found.setdefault("model.converters", ["float8"])
+    if isinstance(points := found.get(POINTS), str):
+        found[POINTS] = [point for point in points.split(",") if point]
+    degree, batch = found.get(DEGREE, 1), found.get("training.batch_size", 8)
+    number = found.pop(MICRO_BATCHES, None) or degree  # as many as stages
+    if type(degree) is type(batch) is type(number) is int and degree > 1:
+        found.setdefault(SIZE, max(1, batch // number))
+    return found

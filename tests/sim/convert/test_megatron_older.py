@@ -1,0 +1,143 @@
+"""Scripts of older Megatron-LM, Megatron-DeepSpeed, MegaBlocks and the zero-bubble fork."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.inputs.model_input import load_model
+from sim.inputs.scenario import parse_scenario
+from sim.models.parameters import count_parameters
+from tests.sim.convert.converting import converted, refused
+
+SIZES = """deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 \\
+    --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 50257 \\
+    --micro-batch-size 4 --global-batch-size 256 --fp16"""
+HERE = ("--cluster", "dgx-a100")
+
+
+def of(tmp_path: Path, flags: str, sizes: str = SIZES) -> tuple[dict[str, Any], str]:
+    found, said = converted(tmp_path, "train.sh", f"{sizes} {flags}", *HERE)
+    parse_scenario(found, "found")
+    return found, said
+
+
+def test_megatron_deepspeed(tmp_path: Path) -> None:
+    flags = "--deepspeed --deepspeed_config ds.json --zero-stage 1 --checkpoint-activations --data-impl mmap"
+    found, said = of(tmp_path, f"{flags} --deepspeed-activation-checkpointing --num-key-value-heads 4 --tee 3")
+    assert (found["parallelism"]["zero"], found["parallelism"]["dp"]) == (1, 16)
+    assert (found["training"]["recompute"], found["training"]["attention"]) == ("full", "unfused")
+    assert found["model"]["kv_heads"] == 4
+    assert "not expressed" not in said
+
+
+def test_bloom(tmp_path: Path) -> None:
+    flags = "--deepspeed --zero-stage 0 --position-embedding-type alibi --embed-layernorm --pad-vocab-size-to 250880"
+    sizes = SIZES.replace("--fp16", "--bf16").replace("--vocab-size 50257", "")
+    found, said = of(tmp_path, flags, sizes)
+    assert (found["model"]["positions"], found["model"]["embedding_norm"]) == ("none", True)
+    assert found["model"]["vocab"] == 250_880
+    assert found["parallelism"]["zero"] == 1
+    assert "DeepSpeed's bf16 optimizer shards its states also with --zero-stage 0" in said
+
+
+def test_experts_of_megatron_deepspeed(tmp_path: Path) -> None:
+    """1.3B+MoE-128 has 52 billion parameters (Rajbhandari et al. 2022, arXiv 2201.05596, table 1)."""
+    flags = "--deepspeed --num-experts 128 --moe-expert-parallel-size 16 --moe-train-capacity-factor 1.0"
+    found, _ = of(tmp_path, flags)
+    assert count_parameters(load_model(found["model"])).total / 1e9 == pytest.approx(52, abs=0.6)
+    assert (found["model"]["moe"]["top_k"], found["model"]["moe"]["capacity_factor"]) == (1, 1.0)
+    assert found["parallelism"]["ep"] == 16
+    dropless, _ = of(tmp_path, f"{flags} --disable-moe-token-dropping --topk 2 --expert-interval 1")
+    assert dropless["model"]["moe"] == {"experts": 128, "top_k": 2, "ffn": 8192}
+    dense, _ = of(tmp_path, "--deepspeed --num-experts 1")
+    assert "moe" not in dense["model"]
+    several = f"{SIZES} --deepspeed --num-experts 64 128"
+    assert "--num-experts: found '64 128'" in refused(tmp_path, "train.sh", several, *HERE)
+
+
+def test_megablocks(tmp_path: Path) -> None:
+    flags = "--moe-num-experts=64 --moe-loss-weight=0.1 --moe-top-k=1 --moe-expert-model-parallelism --use-flash-attn"
+    found, said = of(tmp_path, f"{flags} --optimizer adafactor")
+    assert found["model"]["moe"] == {"experts": 64, "top_k": 1, "ffn": 8192}
+    assert (found["parallelism"]["ep"], found["training"]["attention"]) == (16, "fused")
+    assert "--optimizer adafactor: AdamW is simulated in its place" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "recompute", "attention"),
+    [
+        ("--activations-checkpoint-method uniform", "full", "unfused"),
+        ("--recompute-activations --recompute-granularity selective", "selective", "fused"),
+        ("--data-impl mmap --use-flash-attn", None, "fused"),
+        ("--transformer-impl local", None, "unfused"),
+        ("--DDP-impl local --transformer-impl transformer_engine", None, "fused"),
+    ],
+)
+def test_recomputation_and_attention_by_age(tmp_path: Path, flags: str, recompute: str | None, attention: str) -> None:
+    found, said = of(tmp_path, flags)
+    assert (found["training"].get("recompute"), found["training"]["attention"]) == (recompute, attention)
+    assert ("not expressed" in said) == ("--transformer-impl local" in flags)  # of its other kernels nothing is said
+
+
+def test_the_first_megatron(tmp_path: Path) -> None:
+    sizes = SIZES.replace("--micro-batch-size 4 --global-batch-size 256", "--batch-size 8")
+    found, _ = of(tmp_path, "--model-parallel-size 2 --position-embedding-type rotary", sizes)
+    assert (found["training"]["micro_batch_size"], found["training"]["global_batch_size"]) == (8, 64)
+    assert (found["parallelism"]["tp"], found["model"]["positions"]) == (2, "rope")
+
+
+@pytest.mark.parametrize(
+    ("flags", "schedule"),
+    [
+        ("--enable-zero-bubble --zero-bubble-max-pending-backward 4", {"schedule": "zb_h1"}),
+        ("--enable-zero-bubble --zero-bubble-max-pending-backward 8", {"schedule": "zb_h2"}),
+        ("--enable-zero-bubble", {"schedule": "zb_h2"}),
+        (
+            "--enable-zero-bubble --zero-bubble-max-pending-backward 6",
+            {"schedule": "zb_search", "schedule_memory": 1.5},
+        ),
+        ("--zero-bubble-v-schedule --enable-optimizer-post-validation", {"schedule": "zb_v"}),
+        ("--no-overlap-p2p-communication", {}),
+    ],
+)
+def test_zero_bubble_schedules(tmp_path: Path, flags: str, schedule: dict[str, Any]) -> None:
+    found, said = of(tmp_path, f"--pipeline-model-parallel-size 4 {flags}")
+    kept = {key: value for key, value in found["parallelism"].items() if key.startswith("schedule")}
+    assert kept == schedule
+    assert found["training"].get("optimizer_post_validation", False) == ("post-validation" in flags)
+    assert "not expressed" not in said
+
+
+def test_arguments_as_megatrons_own_tests_have_them(tmp_path: Path) -> None:
+    arguments = """
+ENV_VARS: {CUDA_DEVICE_MAX_CONNECTIONS: 1}
+MODEL_ARGS:
+  --num-layers: 4
+  --hidden-size: 1024
+  --num-attention-heads: 16
+  --seq-length: 1024
+  --max-position-embeddings: 1024
+  --vocab-size: 32000
+  --micro-batch-size: 1
+  --global-batch-size: 32
+  --tensor-model-parallel-size: 2
+  --sequence-parallel: true
+  --use-distributed-optimizer: false
+  --recompute-granularity: selective
+  --recompute-modules: [core_attn, mlp]
+  --bf16: true
+"""
+    found, _ = converted(tmp_path, "model_config.yaml", arguments, *HERE, "--gpus", "8")
+    assert (found["parallelism"]["dp"], found["parallelism"]["sp"], found["parallelism"]["zero"]) == (4, True, 0)
+    assert found["training"]["recompute"] == {"mode": "selective", "modules": ["core_attn", "mlp"]}
+
+
+def test_two_models_of_one_script_are_not_mixed(tmp_path: Path) -> None:
+    arrays = f"SMALL=(--num-layers 24 --hidden-size 2048)\nLARGE=(--num-layers 40 --hidden-size 5120)\n{SIZES}"
+    said = refused(
+        tmp_path, "train.sh", arrays.replace("--num-layers 24 --hidden-size 2048 \\", "${LARGE[@]} \\"), *HERE
+    )
+    assert "commands have --num-layers (24, 40" in said
