@@ -21,7 +21,7 @@ from sim.ranks.faults import disturbs, has_jitter
 from sim.results.certainty import step_interval
 from sim.results.fault_costs import ROUNDING, FaultCost, Waiting, waiting
 from sim.results.memory import AtMost
-from sim.results.memory_changes import stranded_bytes
+from sim.results.memory_changes import stranded_bytes, stranded_gradients
 from sim.results.metrics import RankSeconds, mean, provenance, rank_seconds, roofline_warnings
 from sim.results.processes import ProcessesResult
 from sim.results.records import Engine, MemoryRow, Provenance, Record
@@ -270,9 +270,13 @@ def _memory_row(sim: FinishedStep, index: int, most: AtMost) -> MemoryRow:
 def _reserved_bytes(sim: FinishedStep) -> float:
     """The most that torch's allocator reserves on any rank: allocated bytes in whole segments, and those stranded."""
     segment_bytes, reserved = source_of(sim.scenario).stranded_bytes(), []
-    for most, stages in zip(sim.most_memory, sim.stages, strict=True):
+    for i, (most, stages) in enumerate(zip(sim.most_memory, sim.stages, strict=True)):
         rounding = ALLOCATOR_SEGMENT_BYTES * sum((-size / ALLOCATOR_SEGMENT_BYTES) % 1.0 for size in most[:-1])
-        reserved.append(rounding + most.peak + stranded_bytes(stages.values(), segment_bytes))
+        peak, idle = most.peak, stranded_gradients(list(stages.values()), most.activations)
+        if idle:  # the segments are there when their gradients are not
+            curve = sim.levels.curve(i, sim.plan.classes[i].rank)
+            peak = float((curve.total - idle * curve.gradients).max()) + idle * float(curve.gradients.max())
+        reserved.append(rounding + peak + stranded_bytes(stages.values(), segment_bytes))
     return max(reserved)
 
 
