@@ -14,7 +14,6 @@ from warnings import catch_warnings, filterwarnings
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 from calibrate.capture.autocast import CudaOperators
@@ -25,14 +24,13 @@ from calibrate.capture.flex_attention import flex_attention_fused
 from calibrate.capture.host_copies import HostCopies
 from calibrate.capture.host_work import host_work_noted
 from calibrate.capture.object_messages import ObjectMessages
-from calibrate.capture.optimizers import capturable_here
+from calibrate.capture.optimizers import capturable_here, many_at_once
 from calibrate.capture.run_step import fake_weights
 from calibrate.capture.script_recorder import ScriptRecorder, modules_followed
 from calibrate.capture.without_compiler import without_compiler
 from sim.core.errors import InputError
 
 STEPS = 2
-MANY_AT_ONCE = _foreach_utils._foreach_supported_types  # what torch clips with one kernel for many tensors
 
 
 class StepsMade(BaseException):
@@ -221,7 +219,7 @@ def _hooks(steps: Steps) -> Iterator[None]:
             steps.recorder.stage = ""
 
     with (
-        patch.object(_foreach_utils, "_foreach_supported_types", [*MANY_AT_ONCE, FakeTensor]),
+        many_at_once(),
         patch.object(torch.nn.utils, "clip_grad_norm_", clipping),
         patch.object(torch.nn.utils.clip_grad, "clip_grad_norm_", clipping),
     ):

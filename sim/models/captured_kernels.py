@@ -15,12 +15,15 @@ from typing import NamedTuple
 from sim.core.program import TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured_layout import POINTWISE
+from sim.models.captured_lists import FOREACH, list_bytes
+from sim.models.captured_waits import masks_of
 
 SECTOR_BYTES = 32  # the least that a GPU's memory reads or writes
 PLACE_BYTES = 8  # an int64
 SMALL_SORT = 4096  # the longest row that one thread block sorts (Sort.h: should_use_small_sort)
 FEW_INDICES = 3072  # up to which an embedding's gradient is summed without a sort (Embedding.cu)
 RADIX_BITS = 8  # of a key that one pass of a sort handles (cub's DeviceRadixSort)
+MASK_KERNELS = 5  # of `nonzero` (Nonzero.cu)
 SORT_STARTS = 2  # cub's histogram and prefix sums before the passes
 
 
@@ -131,6 +134,20 @@ def _masked_select(op: CapturedOperator) -> float:
     return copied + places + PLACE_BYTES * dimensions * chosen.elements + 2.0 * written_bytes(op)
 
 
+def _indexed(op: CapturedOperator) -> float:
+    """What is taken out of a table, besides the indices, and places of a mask, of which one for each row is taken."""
+    masks = [x for x in op.inputs[1:] if x.dtype == "bool"]
+    row = math.prod(op.inputs[0].shape[sum(max(1, len(x.shape)) for x in masks) :])
+    found = op.outputs[0].elements / max(1, row)
+    return _taken(op) + sum(_places(x.bytes, max(1, len(x.shape)), found) for x in masks)
+
+
+def _with_differences(op: CapturedOperator) -> float:
+    """Gradients, rows and distances; a gradient for each pair of rows and place, written and read again to sum it."""
+    grad, x = op.inputs[:2]
+    return read_bytes(op) + written_bytes(op) + 2.0 * grad.bytes * x.shape[-1]
+
+
 def _rows(op: CapturedOperator) -> float:
     """A row of the first input for each index; all other inputs."""
     table, indices, *others = op.inputs
@@ -216,7 +233,7 @@ KERNELS: dict[str, Kernels] = {
         Kernels(),
         "sum mean amax amin max min var var_mean std std_mean prod any all argmin cumsum cumprod cummax cummin "
         "logcumsumexp cumsum_ linalg_vector_norm native_dropout native_dropout_backward zeros ones full "
-        "scalar_tensor arange linspace eye randperm histc bincount tril triu "
+        "scalar_tensor arange linspace eye randperm histc tril triu "
         "tril_ triu_ repeat roll flip lift_fresh squeeze_ unsqueeze_ as_strided_ avg_pool1d avg_pool2d avg_pool3d "
         "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d max_pool2d_with_indices "
         "max_pool3d_with_indices upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
@@ -228,7 +245,7 @@ KERNELS: dict[str, Kernels] = {
         "replication_pad3d col2im searchsorted bucketize dot vdot mv addmv glu glu_backward _weight_norm_interface "
         "_weight_norm_interface_backward _cdist_forward pixel_shuffle pixel_unshuffle channel_shuffle complex polar "
         "mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
-        "_amp_update_scale_ _is_all_true norm tril_indices triu_indices",
+        "_amp_update_scale_ _is_all_true norm tril_indices triu_indices aminmax repeat_interleave equal",
     ),
     # what has the shape of an input does not read it
     **_of(
@@ -254,6 +271,8 @@ KERNELS: dict[str, Kernels] = {
         "adaptive_max_pool3d_backward",
     ),
     "aten.argmax": Kernels(),
+    "aten._cdist_backward": Kernels(kernels=2, moved=_with_differences),  # DistanceKernel.cu
+    "aten.bincount": Kernels(kernels=3, moved=_times(3, 2), small=1),  # least, largest and counts; zeros before
     "aten.im2col": Kernels(small=_images),
     "aten.topk": Kernels(moved=_times(1, 3), small=1),  # one kernel chooses, another sorts what is chosen
     "aten.sort": Kernels(moved=_sorted_bytes, small=_sort_kernels),
@@ -282,7 +301,7 @@ KERNELS: dict[str, Kernels] = {
     **_of(Kernels("softmax", kernel=TORCH_SOFTMAX_BACKWARD), "_softmax_backward_data _log_softmax_backward_data"),
     "aten._safe_softmax": Kernels("softmax", kernel="safe"),
     **_of(Kernels("embedding", moved=_taken), "embedding index_select gather"),
-    "aten.index": Kernels("embedding", moved=_taken, kernel="index"),
+    "aten.index": Kernels("embedding", moved=_indexed, small=lambda op: MASK_KERNELS * masks_of(op), kernel="index"),
     **_of(
         Kernels("embedding", 2, _embedding_gradient, _embedding_sorts),
         "embedding_dense_backward _embedding_bag_backward",
@@ -333,10 +352,9 @@ KERNELS: dict[str, Kernels] = {
     # A fused Adam reads parameters, gradients and moments and writes all but the gradients.
     "aten._fused_adamw_": Kernels("optimizer", moved=_times(7 / 4, 0), kernel="adamw"),
     "aten._fused_adam_": Kernels("optimizer", moved=_times(7 / 4, 0)),
-    "aten._fused_sgd_": Kernels("optimizer"),
+    **_of(Kernels("optimizer", moved=list_bytes), "_fused_sgd_ _fused_adagrad_"),
     "aten._foreach_copy_": Kernels(moved=read_bytes),
 }
-FOREACH = "aten._foreach"
 UNKNOWN = Kernels()
 
 
@@ -357,7 +375,7 @@ def moved_bytes(op: CapturedOperator) -> float:
     if rule is not None:
         return rule(op)
     if op.name.startswith(FOREACH) and op.name.endswith("_"):
-        return 2 * read_bytes(op)
+        return list_bytes(op)
     if op.name.endswith("_"):
         return read_bytes(op) + (op.inputs[0].bytes if op.inputs else 0)
     return read_bytes(op) + written_bytes(op)

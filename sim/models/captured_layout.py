@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from sim.inputs.program_file import CapturedOperator, Tensor
+from sim.models.captured_lists import FOREACH
 
 FLOATS = ("fp64", "fp32", "bf16", "fp16", "fp8")
 _POINTWISE = (
@@ -76,7 +77,8 @@ def kernel_of(op: CapturedOperator) -> str:
         return "function_transposed" if _mixes_layouts(op) else FUNCTIONS[op.name]
     if op.name in IN_PLACE:
         return "in_place"
-    if not op.inputs or not op.outputs:
+    of_lists = op.name.startswith(FOREACH) and op.name not in REDUCTIONS  # each tensor has a shape of its own
+    if of_lists or not op.inputs or not op.outputs:
         return ""
     out = op.outputs[0]
     if op.name in REDUCTIONS:
