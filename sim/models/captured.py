@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from sim.core.attention_pairs import Alignment, half_diagonal_pairs
 from sim.core.program import Comm, Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostCopy, Tensor
-from sim.models.captured_kernels import KERNELS, kernels_of, moved_bytes, written_bytes
+from sim.models.captured_bytes import FOREACH, written_bytes
+from sim.models.captured_kernels import KERNELS, kernels_of, moved_bytes
 from sim.models.captured_layout import casts_of, is_pointwise, is_transposing, kernel_of, single_elements
-from sim.models.captured_lists import FOREACH
 from sim.models.captured_recurrent import RECURRENT, multiplied, recurrent_computes
 from sim.models.captured_waits import READ, waits_of
 from sim.models.head import ALIGNED
@@ -24,7 +24,8 @@ from sim.prices.roofline import shape_flops
 # Place of the left matrix.
 MATMUL_INPUTS = {
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten._scaled_mm", "aten._scaled_mm_v2", "aten._int_mm"), 0),
-    **dict.fromkeys(("aten.addmm", "aten.baddbmm"), 1),
+    **dict.fromkeys(("aten.addmm", "aten.baddbmm", "aten.addmm_", "aten.baddbmm_", "aten._addmm_activation"), 1),
+    **dict.fromkeys(("aten.addbmm", "aten.addbmm_"), 1),
 }
 TORCH_GROUPED = ("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2")
 GROUPED = (*TORCH_GROUPED, "calibrate.grouped_mm")

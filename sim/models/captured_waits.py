@@ -1,7 +1,7 @@
 """Where the host waits for a GPU because it needs a number that the GPU computes.
 
 torch copies the number to the host and synchronizes the stream, so the host issues what follows anew
-(aten/src/ATen/native/cuda: CUDAScalar.cu, `_local_scalar_dense_cuda`; Nonzero.cu; SummaryOps.cu, `bincount`;
+(aten/src/ATen/native/cuda: CUDAScalar.cu, `_local_scalar_dense_cuda`; Nonzero.cu; Unique.cu; SummaryOps.cu, `bincount`;
 aten/src/ATen/native: Repeat.cpp; TensorAdvancedIndexing.cpp, whose masks are turned into places by `nonzero`).
 """
 
@@ -19,6 +19,7 @@ WAITS = {
     "aten.masked_scatter_backward": 1,
     "aten.repeat_interleave": 1,
     "aten.equal": 1,
+    **dict.fromkeys(("aten._unique2", "aten._unique", "aten.unique_dim", "aten.unique_consecutive"), 1),
     "aten.bincount": 2,  # the least and the largest
 }
 INDEXING = ("aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_")

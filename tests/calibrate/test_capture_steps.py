@@ -11,7 +11,7 @@ import pytest
 
 from sim.core.program import Comm
 from sim.inputs.program_file import CapturedProgram, read_program
-from sim.models.captured import items_of, known
+from sim.models.captured import compute_of, items_of, known
 from sim.models.captured_kernels import moved_bytes
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
@@ -195,3 +195,41 @@ def test_distances_have_a_gradient_for_each_pair(tmp_path: Path) -> None:
     op = next(o for o in program.operators if o.name == "aten._cdist_backward")
     assert known(op.name)
     assert moved_bytes(op) >= 2 * 4 * 8 * 8 * WIDTH
+
+
+def test_products_in_place_and_sums_of_products_have_their_flops(tmp_path: Path) -> None:
+    """As hand-written optimizers use them."""
+
+    def make() -> Any:
+        model, x = torch.nn.Linear(WIDTH, WIDTH, bias=False), torch.randn(3, WIDTH, WIDTH)
+
+        class Products(torch.optim.SGD):
+            def step(self, closure: Any = None) -> None:
+                with torch.no_grad():
+                    model.weight.addmm_(x[0], x[1])
+                    x.baddbmm_(x, x)
+                    torch.addbmm(model.weight, x, x)
+
+        return model, lambda: model(x).square().mean(), Products(model.parameters())
+
+    program = captured(tmp_path, make)
+    products = [compute_of(o) for o in program.operators if o.launches and o.phase == "optimizer"]
+    assert [(c.kind, c.flops) for c in products] == [("gemm", n * 2 * WIDTH**3) for n in (1, 3, 3)]
+
+
+def test_operators_of_few_models_are_known(tmp_path: Path) -> None:
+    def make() -> Any:
+        model, x = torch.nn.Linear(WIDTH, WIDTH), torch.randn(8, WIDTH)
+        labels = torch.ones(8, dtype=torch.long)
+
+        def loss() -> Any:
+            y = model(x)
+            window = torch.hann_window(WIDTH)
+            kept = torch.bernoulli(torch.full_like(y, 0.5))
+            wide = torch.diag_embed(y).sum() + torch.count_nonzero(kept) + torch.isin(labels, labels).sum()
+            return wide + F.multi_margin_loss(y, labels) + F.soft_margin_loss(y, kept) + (y * window).nansum()
+
+        return model, loss, torch.optim.SGD(model.parameters())
+
+    program = captured(tmp_path, make)
+    assert [o.name for o in program.operators if o.launches and not known(o.name)] == []
