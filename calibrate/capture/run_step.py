@@ -12,7 +12,9 @@ from warnings import catch_warnings, filterwarnings
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from calibrate.capture.answers import numbers_shown
 from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
+from calibrate.capture.counts_read import counts_read
 from calibrate.capture.flex_attention import flex_attention_fused
 from calibrate.capture.host_copies import HostCopies, saved_tensors_copied
 from calibrate.capture.known_values import ROUTED, KnownValues
@@ -63,6 +65,8 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
             switched,
             many_at_once(),
             lists_read_at_once(recorder),
+            numbers_shown(),
+            counts_read(lambda x: recorder.add(READ, [x], [])),
             nullcontext() if step.compiled else offload,
             shapes,
             masks,

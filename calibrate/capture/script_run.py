@@ -16,7 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
+from calibrate.capture.answers import numbers_shown
 from calibrate.capture.autocast import CudaOperators
+from calibrate.capture.counts_read import counts_read
 from calibrate.capture.cuda_device import CudaDevice, cuda_device
 from calibrate.capture.device_queue import Queue, StreamModule
 from calibrate.capture.fake_world import fake_world, set_environment
@@ -176,14 +178,11 @@ def _runner(words: Sequence[str]) -> Callable[[], object]:
 @contextmanager
 def _device(recorder: ScriptRecorder) -> Iterator[None]:
     """Let streams and changes of storage sizes be recorded, and numbers be printed; `torch.compile` does nothing."""
-    resize, show = torch.UntypedStorage.resize_, FakeTensor.__format__
+    resize = torch.UntypedStorage.resize_
 
     def resized(self: Any, size: int) -> Any:
         recorder.resized(self)
         return resize(self, size)
-
-    def formatted(self: Any, spec: str) -> str:
-        return str(show(self, spec)) if self.dim() or not spec else self.item().__format__(spec)
 
     def array(self: Any, **_: object) -> Any:
         with _disable_current_modes():  # nothing that runs here is the script's
@@ -193,7 +192,8 @@ def _device(recorder: ScriptRecorder) -> Iterator[None]:
         stack.enter_context(catch_warnings())
         filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # FSDP compares storages by it
         stack.enter_context(patch.object(torch.UntypedStorage, "resize_", resized))
-        stack.enter_context(patch.object(FakeTensor, "__format__", formatted))
+        stack.enter_context(numbers_shown())
+        stack.enter_context(counts_read())
         stack.enter_context(patch.object(FakeTensor, "numpy", array))
         stack.enter_context(patch.object(torch, "save", lambda *_, **__: None))  # fake tensors have nothing to save
         stack.enter_context(fake_weights())

@@ -233,3 +233,46 @@ def test_operators_of_few_models_are_known(tmp_path: Path) -> None:
 
     program = captured(tmp_path, make)
     assert [o.name for o in program.operators if o.launches and not known(o.name)] == []
+
+
+COUNTED: dict[str, Callable[[Any, Any], Any]] = {  # from a count that nobody knows, and rows
+    "a sum": lambda n, x: x if f"{(n + 1) / 8:.0%} {n} {n:d}" == "100% 1 1" else x / 0,
+    "a tensor": lambda n, x: (x * n + n * x) / n,
+}
+DECIDING: dict[str, Callable[[Any, Any], Any]] = {
+    "a part": lambda n, x: x[:n],
+    "a size": lambda n, x: x.new_zeros(n),
+    "a loop": lambda n, x: sum(x for _ in range(n)),
+    "a condition": lambda n, x: x if n > 0 else 2 * x,
+    "an equality": lambda n, x: x if n == 0 else 2 * x,
+}
+
+
+def counting(use: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    """Return what makes a step that counts right answers."""
+    return routed(lambda x, chosen: use((chosen == 1).sum().item(), x))
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_right_answers_are_counted(tmp_path: Path, case: str) -> None:
+    assert launched(captured(tmp_path, counting(COUNTED[case])))["_local_scalar_dense"] == 1
+
+
+@pytest.mark.parametrize("case", DECIDING)
+def test_a_count_that_decides_what_runs_is_refused(tmp_path: Path, case: str) -> None:
+    from calibrate.capture.failure import failure
+
+    with pytest.raises(Exception, match=r".") as error:
+        captured(tmp_path, counting(DECIDING[case]))
+    assert "--routing balanced" in str(failure(error.value, "mine:step"))
+
+
+def test_a_number_in_a_text_is_the_one_that_item_gives(tmp_path: Path) -> None:
+    names = []
+
+    def code(x: Any, chosen: Any) -> Any:
+        names.extend(f"expert_{i}" for i in (chosen == 1).nonzero()[:2, 0])
+        return x
+
+    captured(tmp_path, routed(code), balanced=True)
+    assert names[:2] == ["expert_1", "expert_5"]
