@@ -51,6 +51,8 @@ STANDS_FOR = {"calibrate.grouped_mm": "aten._grouped_mm"}  # torch's operator in
 # Operators without a kernel of their own, on a CPU and a GPU: they call others (native_functions.yaml: their dispatch
 # is CompositeExplicitAutograd).
 CALLS_OTHERS = ("aten::_euclidean_dist", "aten::rot90", "aten::celu", "aten::celu_")
+# Operators with a kernel on a GPU alone; a torch that was built without CUDA knows them as calls of others.
+KERNELS_OF_CUDA = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
 ROLL = torch.ops.aten.roll.default
 SCALAR = torch.ops.aten._local_scalar_dense.default
 # Gradients to which torch's fake kernels give another layout: the argument whose layout real kernels give them; None:
@@ -209,7 +211,7 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # a subclass, which calls again with the tensors that it holds
         if self.phase == "backward":
             func = self.in_place.form(func, args)
-        if is_composite(func):
+        if is_composite(func) and not (self.device != "cpu" and func._schema.name in KERNELS_OF_CUDA):
             with self:
                 return func.decompose(*args, **kwargs)
         if func._schema.name in CALLS_OTHERS:
