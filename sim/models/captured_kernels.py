@@ -296,6 +296,7 @@ def kernels_of(op: CapturedOperator) -> Kernels:
 def moved_bytes(op: CapturedOperator) -> float:
     """Return the bytes read and written: by the operator's rule, else each tensor once, or twice where it is in place.
 
+    >>> from sim.inputs.program_file import Tensor
     >>> x = Tensor("fp32", (8,), ())
     >>> def add(name, out): return CapturedOperator(name, "forward", "", (x, x), (out,), 1, False)
     >>> moved_bytes(add("aten.add", x)), moved_bytes(add("aten.add_", x))
