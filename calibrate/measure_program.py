@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrate.capture.options import Options
+from calibrate.capture.recorder import STANDS_FOR
 from calibrate.capture.run_step import autocast_of, gradients_of
 from calibrate.capture.what import maker
 from calibrate.fused import peak_bytes
@@ -154,7 +155,7 @@ def differences(program: CapturedProgram, operators: list[dict[str, Any]], micro
     captured: Counter[str] = Counter()
     for o in program.operators:
         if o.launches:
-            captured[o.name] += 1 if o.phase in ("clip", "optimizer") else micro_batches
+            captured[STANDS_FOR.get(o.name, o.name)] += 1 if o.phase in ("clip", "optimizer") else micro_batches
     ran: Counter[str] = Counter()
     for row in operators:
         ran[row["operator"]] += row["count"]

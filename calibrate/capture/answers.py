@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 
 READ_AS = 1.0
 COMPARED: dict[str, Callable[[Any, Any], bool]] = {
@@ -81,3 +84,25 @@ def _number(x: Any) -> float | None:
     if isinstance(x, torch.Tensor):
         return READ_AS if x.numel() == 1 and x.is_floating_point() else None
     return x if isinstance(x, int | float) else None
+
+
+@contextmanager
+def numbers_shown() -> Iterator[None]:
+    """Let the text of a fake number be the number that `item` gives, as of a real one: `f"expert_{i}"`.
+
+    Without a format an unknown integer is shown as the fake tensor that it is.
+    """
+    show = FakeTensor.__format__
+
+    def formatted(self: FakeTensor, spec: str) -> str:
+        if self.dim():
+            return str(show(self, spec))
+        try:
+            return str(self.item().__format__(spec))
+        except (DataDependentOutputException, ValueError):
+            if spec:
+                raise
+            return str(show(self, spec))
+
+    with patch.object(FakeTensor, "__format__", formatted):
+        yield

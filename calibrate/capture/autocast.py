@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -47,6 +47,7 @@ FP32 = _names(
 OPTIONAL_FP32 = _names("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm norm sum")
 WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot grid_sample index_put scatter_add tensordot cat stack")
 LISTED = LOWER | FP32 | OPTIONAL_FP32 | WIDEST
+GROUPED = ("grouped_mm", "_grouped_mm")
 ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -54,7 +55,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class CudaOperators(TorchFunctionMode):
     """Applies CUDA's autocast, with its cache of cast weights, and operators that exist only on a GPU.
 
-    `dtype` None: autocast is off. `on_gpu` False: operators are those of the CPU, unchanged.
+    `dtype` None: autocast is off. `on_gpu` False: operators are those of the CPU.
     """
 
     def __init__(self, dtype: torch.dtype | None, on_gpu: bool = True) -> None:
@@ -79,6 +80,8 @@ class CudaOperators(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name in GROUPED:  # which autocast leaves alone
+            return grouped(func, *args, **kwargs)
         if not self.on_gpu:
             return func(*args, **kwargs)
         if self.dtype is not None:
@@ -87,14 +90,14 @@ class CudaOperators(TorchFunctionMode):
             return attention(*args, **kwargs)
         if name == "dropout" and func in (F.dropout, torch.dropout):
             return dropout(*args, **kwargs)
+        if name == "one_hot":
+            return one_hot(func, *args, **kwargs)
         if name in RECURRENT:
             return recurrent(args)
         if name in CELLS:
             return CELLS[name](*args)
         if name == "rms_norm" and not self.compiled:
             return rms_norm(func, *args, **kwargs)
-        if name in ("grouped_mm", "_grouped_mm"):
-            return grouped(func, *args, **kwargs)
         if name in ("softmax", "log_softmax"):
             return func(*args, **kwargs) if self.compiled else softmax(name, func, args, kwargs)
         if isinstance(func, FunctionType) and func.__module__ == F.__name__ and name not in LISTED:
@@ -170,8 +173,10 @@ def _grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.T
 
 @_grouped_mm.register_fake
 def _(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    if b.dim() == 2:  # both have groups of rows: weight gradients, one matrix for each group
+    if a.dim() == b.dim() == 2:  # both have groups of rows: weight gradients, one matrix for each group
         return a.new_empty(ends.size(0), a.size(0), b.size(1))
+    if b.dim() == 2:  # groups of columns
+        return a.new_empty(a.size(1), b.size(1))
     return a.new_empty(a.size(0), b.size(-1))
 
 
@@ -179,19 +184,48 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+    """Return gradients in the layout of what they belong to (FunctionsManual.cpp, `_grouped_mm_mat2_backward`)."""
     a, b, ends = ctx.saved_tensors
-    return _grouped_mm(grad, b.transpose(-1, -2), ends), _grouped_mm(a.t(), grad, ends), None
+    wants_a, wants_b, _ = ctx.needs_input_grad
+    of_a = of_b = None
+    if wants_a:
+        of_a = _grouped_mm(b, grad.mT, ends).mT if _by_columns(a) else _grouped_mm(grad, b.mT, ends)
+    if wants_b:
+        of_b = _grouped_mm(grad.mT, a, ends).mT if _by_columns(b) else _grouped_mm(a.mT, grad, ends)
+    return of_a, of_b, None
+
+
+def _by_columns(x: torch.Tensor) -> bool:
+    return x.stride(-2) == 1 and x.stride(-1) == x.size(-2)
 
 
 _grouped_mm.register_autograd(_gradients, setup_context=_keep)
 
 
-def grouped(func: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor, **more: Any) -> Any:
-    """Run a grouped matmul; in fp32 and fp16 torch runs it group by group, which its fake kernel lacks."""
+def grouped(
+    func: Callable[..., Any],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    *rest: Any,
+    **more: Any,
+) -> Any:
+    """Run a grouped matmul; in fp32 and fp16 torch runs it group by group, which some fake kernels refuse.
+
+    Without groups of its own it is a batched matmul (ATen/native/GroupedMMUtils.h, `_grouped_mm_fallback`).
+    """
     if a.dtype == torch.bfloat16:
-        return func(a, b, offs=offs, **more)
-    return _grouped_mm(a, b, offs)
+        return func(a, b, offs, *rest, **more) if func is torch._grouped_mm else func(a, b, offs=offs, **more)
+    return torch.bmm(a, b) if offs is None else _grouped_mm(a, b, offs)
+
+
+def one_hot(func: Callable[..., Any], tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Write ones into zeros; fake tensors would be compared with all classes (ATen/native/Onehot.cpp)."""
+    if num_classes < 1 or tensor.dtype != torch.int64:
+        return cast(torch.Tensor, func(tensor, num_classes))
+    zeros = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
+    return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

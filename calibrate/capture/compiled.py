@@ -18,6 +18,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from calibrate.capture.fusion import Kernel, is_view, kernels_of
@@ -38,6 +39,23 @@ def _partition(joint: GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[G
         joint, inputs, compiler="inductor", **how
     )
     return parts
+
+
+class ZerosTraced(TorchFunctionMode):
+    """Makes zeros that the traced code may write into.
+
+    The batch is no input of the graph. So zeros that are made of it (a decoder's shifted tokens) are constants to the
+    trace, and torch refuses to write what is traced into a constant.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") != "new_zeros":
+            return func(*args, **kwargs)
+        x, *size = args
+        return torch.zeros(*size, **{"dtype": x.dtype, "device": x.device, **kwargs})
 
 
 class CompiledLoss:
@@ -68,7 +86,7 @@ class CompiledLoss:
         model = self.step.model
         given = dict(zip(self.parameters, parameters, strict=True))
         # Otherwise a second name of a tied parameter keeps the old tensor, whose part of the gradient is not computed.
-        with torch.nn.utils.stateless._reparametrize_module(model, given, tie_weights=True):
+        with torch.nn.utils.stateless._reparametrize_module(model, given, tie_weights=True), ZerosTraced():
             loss: torch.Tensor = self.step.loss()
         return loss
 

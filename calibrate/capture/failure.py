@@ -22,6 +22,8 @@ SAID = {  # what torch says, and what it means for a capture
     "give padded tensors, or joined ones (varlen_attn)",
     "Creating a new Tensor subclass UninitializedParameter": "layers that learn their sizes from the first input "
     "(LazyLinear) cannot be captured; give their sizes",
+    "UnknownCount": "the code reads an integer that depends on data, and makes a size of it; if it depends on a "
+    "router's choices alone, --routing balanced makes it known",
     "its data is not allocated yet": "torch's own code reads a tensor's values, which a capture does not have",
 }
 

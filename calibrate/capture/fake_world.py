@@ -15,6 +15,7 @@ import torch.distributed._functional_collectives
 import torch.nn.parallel.distributed
 from torch._C._distributed_c10d import FakeWork, Work
 from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from calibrate.capture.ddp_reducer import (
@@ -99,6 +100,8 @@ def fake_world(
         change(dist, "Reducer", Reducer)
         change(dist, "Logger", Logger)
         change(dist, "_register_comm_hook", register_comm_hook)
+        # Hooks in bf16 ask for NCCL, which a torch that was built without CUDA lacks.
+        change(DistributedDataParallel, "_check_comm_hook", lambda *_: None)
         change(dist, "_register_builtin_comm_hook", register_builtin_comm_hook)
         change(dist, "_broadcast_coalesced", broadcast_coalesced)
         change(torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *_, **__: None)

@@ -1,14 +1,17 @@
-"""Lets optimizers run on fake tensors of the CPU as they do on a GPU's."""
+"""Lets optimizers and clipping run on fake tensors of the CPU as they do on a GPU's."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from unittest.mock import patch
 
 import torch.optim  # noqa: F401  # its modules are looked up
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _foreach_utils
 
+MANY_AT_ONCE = _foreach_utils._foreach_supported_types  # what torch clips with one kernel for many tensors
 SUPPORTED = "_get_capturable_supported_devices"
 
 
@@ -23,3 +26,8 @@ def capturable_here() -> Iterator[None]:
         for module in modules:
             stack.enter_context(patch.object(module, SUPPORTED, lambda *_, **__: ["cpu", "cuda"]))
         yield
+
+
+def many_at_once() -> AbstractContextManager[object]:
+    """Let torch clip many fake tensors with one kernel, as it does real ones (torch/nn/utils/clip_grad.py)."""
+    return patch.object(_foreach_utils, "_foreach_supported_types", [*MANY_AT_ONCE, FakeTensor])

@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.known_values import PLAIN
@@ -58,6 +59,24 @@ class Places:
             on_host = named_place(device) is False
         for x in made if on_host else ():
             self.put_on_host(x, pinned)
+
+
+class MadeSeen(TorchFunctionMode):
+    """Notes where what torch's functions make lies, within code that names the GPU by the device of its tensors.
+
+    So torch's optimizers do: they count steps on the host, unless the count is of a fused kernel or a CUDA graph.
+    """
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self.places = places
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.places.see(args, kwargs or {}, out)
+        return out
 
 
 def is_plain(x: torch.Tensor) -> bool:

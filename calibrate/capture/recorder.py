@@ -22,6 +22,7 @@ from calibrate.capture.float32_products import rounds_to_tf32
 from calibrate.capture.fourier import is_of_several_steps, step_by_step
 from calibrate.capture.in_place import InPlace
 from calibrate.capture.known_values import PLAIN
+from calibrate.capture.places import Places
 from sim.inputs.program_file import HostCopy
 
 SHORT = {
@@ -46,9 +47,12 @@ ALLOCATE = (
 NO_KERNEL = (*ALLOCATE, "aten.lift_fresh")  # a constant of the code gets its name as a tensor
 NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "aten.is_pinned", "aten._has_")
 CAUSAL = "is_causal"
+STANDS_FOR = {"calibrate.grouped_mm": "aten._grouped_mm"}  # torch's operator in whose place another is captured
 # Operators without a kernel of their own, on a CPU and a GPU: they call others (native_functions.yaml: their dispatch
 # is CompositeExplicitAutograd).
 CALLS_OTHERS = ("aten::_euclidean_dist", "aten::rot90", "aten::celu", "aten::celu_")
+# Operators with a kernel on a GPU alone; a torch that was built without CUDA knows them as calls of others.
+KERNELS_OF_CUDA = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
 ROLL = torch.ops.aten.roll.default
 SCALAR = torch.ops.aten._local_scalar_dense.default
 # Gradients to which torch's fake kernels give another layout: the argument whose layout real kernels give them; None:
@@ -65,7 +69,7 @@ LAYOUTS = {
 
 @dataclass(slots=True)
 class RecordedOperator:
-    """One operator. `launches` is 0 for a view or an allocation, which takes only host time.
+    """One operator. `launches` is 0 for what takes only host time: a view, an allocation, work on the host's tensors.
 
     `causal`: of attention. `tf32`: a GPU rounds its fp32 numbers to tf32. `host_copy`: of a copy between the host's
     memory and the GPU's.
@@ -151,6 +155,7 @@ class Recorder(TorchDispatchMode):
         self.last_module = ""
         self.in_place = InPlace()
         self.answers = Answers()
+        self.places = Places()  # what lies on the host: an optimizer's counts of steps
 
     def storage(self, tensor: torch.Tensor, kind: str = "temporary") -> int:
         """Return the number of a tensor's storage, a new one for a new storage."""
@@ -206,7 +211,7 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # a subclass, which calls again with the tensors that it holds
         if self.phase == "backward":
             func = self.in_place.form(func, args)
-        if is_composite(func):
+        if is_composite(func) and not (self.device != "cpu" and func._schema.name in KERNELS_OF_CUDA):
             with self:
                 return func.decompose(*args, **kwargs)
         if func._schema.name in CALLS_OTHERS:
@@ -222,23 +227,26 @@ class Recorder(TorchDispatchMode):
             with self:
                 return step_by_step(func, *args)
         before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        inputs = [(describe(x), self.storage(x)) for x in before] if self.phase else []
+        inputs = [(describe(x), self.storage(x)) for x in _read_once(func, before)] if self.phase else []
         out = self._read(args[0]) if func is SCALAR else _laid_out(func, args, func(*args, **kwargs))
         self.in_place.ran(func, out)
         self.answers.see(func, args, out)
         if not self.phase:
             return out
         name = f"{func.namespace}.{func._schema.name.split('::')[1]}"
+        name = STANDS_FOR.get(name, name) if self.device == "cpu" else name  # a GPU's is priced by another rule
         if name.startswith(NO_OPERATOR):
             return out
-        outputs = [(describe(x), self.storage(x)) for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        written = tree_leaves(out) if func._schema.returns else _changed(func, args)
+        outputs = [(describe(x), self.storage(x)) for x in written if isinstance(x, torch.Tensor)]
+        by_host = self.device != "cpu" and bool(before) and all(self.places.on_host(x) for x in before)
         self.rows.append(
             RecordedOperator(
                 name,
                 *self._place(),
                 inputs,
                 outputs,
-                self._launches(func, name, inputs, outputs),
+                0 if by_host else self._launches(func, name, inputs, outputs),
                 _is_causal(func, args, kwargs),
                 self.device != "cpu" and rounds_to_tf32(name, inputs),
             )
@@ -275,6 +283,22 @@ class Recorder(TorchDispatchMode):
             return 1
         read = {number for _, number in inputs}
         return int(not outputs or any(number not in read for _, number in outputs))
+
+
+def _read_once(func: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors that an operator reads; one over lists reads a tensor of two lists once."""
+    if not func._schema.name.startswith("aten::_foreach"):
+        return tensors
+    return list({(x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride()): x for x in tensors}.values())
+
+
+def _changed(func: Any, args: tuple[Any, ...]) -> list[Any]:
+    """Return the tensors that an operator changes which returns none, as those over lists do.
+
+    A fused optimizer may change gradients too, but only for a scaler of losses.
+    """
+    given = zip(func._schema.arguments, args, strict=False)
+    return tree_leaves([x for a, x in given if a.is_write and a.name != "grads"])
 
 
 def parts_of(tree: Any) -> list[torch.Tensor]:

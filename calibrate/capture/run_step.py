@@ -12,18 +12,21 @@ from warnings import catch_warnings, filterwarnings
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from calibrate.capture.answers import numbers_shown
 from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
+from calibrate.capture.counts_read import counts_read
 from calibrate.capture.flex_attention import flex_attention_fused
 from calibrate.capture.host_copies import HostCopies, saved_tensors_copied
 from calibrate.capture.known_values import ROUTED, KnownValues
 from calibrate.capture.masks_read import masks_kept, masks_read
 from calibrate.capture.matchings import matched_in_turn
-from calibrate.capture.optimizers import capturable_here
-from calibrate.capture.places import Places
+from calibrate.capture.optimizers import capturable_here, many_at_once
+from calibrate.capture.places import MadeSeen, Places
 from calibrate.capture.recorder import Recorder, parts_of, watched
 from calibrate.capture.step import Step
 from calibrate.capture.without_compiler import without_compiler
 from sim.core.errors import InputError
+from sim.models.captured_waits import READ
 
 
 def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = False) -> tuple[Step, Recorder]:
@@ -53,13 +56,17 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         operators = CudaOperators(DTYPES[step.autocast] if step.autocast else None, on_gpu)
         recorder = Recorder(step.model, operators, device)
         with known:
-            _give_states(step, on_gpu)
+            _give_states(step, on_gpu, recorder.places)
         switched = user_autocast(operators) if on_gpu else nullcontext()
         shapes = nullcontext() if step.compiled else known  # a graph that is traced has no real tensors
         masks = masks_kept() if step.compiled else masks_read(known)
         offload = saved_tensors_copied(HostCopies(recorder, Places(), lambda: on_gpu))
         with (
             switched,
+            many_at_once(),
+            lists_read_at_once(recorder),
+            numbers_shown(),
+            counts_read(lambda x: recorder.add(READ, [x], [])),
             nullcontext() if step.compiled else offload,
             shapes,
             masks,
@@ -97,7 +104,8 @@ def _train(loss: torch.Tensor, step: Step, optimizer: torch.optim.Optimizer, rec
     if step.clip_grad_norm is not None:
         torch.nn.utils.clip_grad_norm_(step.model.parameters(), step.clip_grad_norm, foreach=True)
     recorder.phase = "optimizer"
-    optimizer.step()
+    with MadeSeen(recorder.places):
+        optimizer.step()
 
 
 def never_collected() -> None:
@@ -118,6 +126,22 @@ def autocast_of(step: Step, device: str) -> AbstractContextManager[object]:
 def gradients_of(step: Step) -> AbstractContextManager[object]:
     """Return what the forward runs under: a forward alone records nothing for a backward."""
     return nullcontext() if step.optimizer is not None else torch.no_grad()
+
+
+@contextmanager
+def lists_read_at_once(recorder: Recorder) -> Iterator[None]:
+    """Let `Tensor.tolist` be one copy from a GPU, and nothing on a CPU; a fake tensor reads number by number."""
+    number_by_number = FakeTensor.tolist
+
+    def read(self: FakeTensor) -> Any:
+        with recorder.paused():
+            values = number_by_number(self)
+        if recorder.device != "cpu":
+            recorder.add(READ, [self], [])
+        return values
+
+    with patch.object(FakeTensor, "tolist", read):
+        yield
 
 
 def _first_run(step: Step, recorder: Recorder, device: str) -> Callable[[], Any]:
@@ -187,18 +211,30 @@ def fake_weights() -> Iterator[None]:
         yield
 
 
-def _give_states(step: Step, on_gpu: bool) -> None:
+def _give_states(step: Step, on_gpu: bool, places: Places) -> None:
     """Let the optimizer make its states; on a GPU one kernel for many tensors is the default (`foreach`)."""
     if step.optimizer is None:
         return
     for group in step.optimizer.param_groups:
         if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
-    for p in step.model.parameters():
+    for x in _counts_of_steps(step.optimizer):
+        places.put_on_host(x)
+    updated = [p for group in step.optimizer.param_groups for p in group["params"]]
+    for p in dict.fromkeys([*step.model.parameters(), *updated]):
         if p.requires_grad:
             p.grad = torch.zeros_like(p)
-    step.optimizer.step()
+    with MadeSeen(places):
+        step.optimizer.step()
     step.optimizer.zero_grad(set_to_none=True)
+    step.model.zero_grad(set_to_none=True)  # of parameters that the optimizer does not have
+
+
+def _counts_of_steps(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the counts that an optimizer makes on the host before its first step, as Adagrad does."""
+    on_gpu = {p for g in optimizer.param_groups if g.get("fused") or g.get("capturable") for p in g["params"]}
+    counts = [state.get("step") for p, state in optimizer.state.items() if p not in on_gpu]
+    return [x for x in counts if isinstance(x, torch.Tensor) and x.dim() == 0]
 
 
 def _without_needless_states(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
@@ -218,5 +254,7 @@ def _mark_lasting(recorder: Recorder, step: Step) -> None:
         recorder.lives[recorder.storage(b)].module = name
     for state in step.optimizer.state.values() if step.optimizer is not None else ():
         for x in parts_of(state):
-            if x.dim() > 0:
+            if recorder.device != "cpu" and recorder.places.on_host(x):
+                recorder.mark(x, "host")
+            elif x.dim() > 0:
                 recorder.mark(x, "optimizer state")

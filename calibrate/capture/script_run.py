@@ -14,10 +14,11 @@ from warnings import catch_warnings, filterwarnings
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
+from calibrate.capture.answers import numbers_shown
 from calibrate.capture.autocast import CudaOperators
+from calibrate.capture.counts_read import counts_read
 from calibrate.capture.cuda_device import CudaDevice, cuda_device
 from calibrate.capture.device_queue import Queue, StreamModule
 from calibrate.capture.fake_world import fake_world, set_environment
@@ -25,14 +26,13 @@ from calibrate.capture.flex_attention import flex_attention_fused
 from calibrate.capture.host_copies import HostCopies
 from calibrate.capture.host_work import host_work_noted
 from calibrate.capture.object_messages import ObjectMessages
-from calibrate.capture.optimizers import capturable_here
+from calibrate.capture.optimizers import capturable_here, many_at_once
 from calibrate.capture.run_step import fake_weights
 from calibrate.capture.script_recorder import ScriptRecorder, modules_followed
 from calibrate.capture.without_compiler import without_compiler
 from sim.core.errors import InputError
 
 STEPS = 2
-MANY_AT_ONCE = _foreach_utils._foreach_supported_types  # what torch clips with one kernel for many tensors
 
 
 class StepsMade(BaseException):
@@ -178,14 +178,11 @@ def _runner(words: Sequence[str]) -> Callable[[], object]:
 @contextmanager
 def _device(recorder: ScriptRecorder) -> Iterator[None]:
     """Let streams and changes of storage sizes be recorded, and numbers be printed; `torch.compile` does nothing."""
-    resize, show = torch.UntypedStorage.resize_, FakeTensor.__format__
+    resize = torch.UntypedStorage.resize_
 
     def resized(self: Any, size: int) -> Any:
         recorder.resized(self)
         return resize(self, size)
-
-    def formatted(self: Any, spec: str) -> str:
-        return str(show(self, spec)) if self.dim() or not spec else self.item().__format__(spec)
 
     def array(self: Any, **_: object) -> Any:
         with _disable_current_modes():  # nothing that runs here is the script's
@@ -195,7 +192,8 @@ def _device(recorder: ScriptRecorder) -> Iterator[None]:
         stack.enter_context(catch_warnings())
         filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # FSDP compares storages by it
         stack.enter_context(patch.object(torch.UntypedStorage, "resize_", resized))
-        stack.enter_context(patch.object(FakeTensor, "__format__", formatted))
+        stack.enter_context(numbers_shown())
+        stack.enter_context(counts_read())
         stack.enter_context(patch.object(FakeTensor, "numpy", array))
         stack.enter_context(patch.object(torch, "save", lambda *_, **__: None))  # fake tensors have nothing to save
         stack.enter_context(fake_weights())
@@ -221,7 +219,7 @@ def _hooks(steps: Steps) -> Iterator[None]:
             steps.recorder.stage = ""
 
     with (
-        patch.object(_foreach_utils, "_foreach_supported_types", [*MANY_AT_ONCE, FakeTensor]),
+        many_at_once(),
         patch.object(torch.nn.utils, "clip_grad_norm_", clipping),
         patch.object(torch.nn.utils.clip_grad, "clip_grad_norm_", clipping),
     ):

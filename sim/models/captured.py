@@ -13,16 +13,19 @@ from msgspec.structs import replace
 from sim.core.attention_pairs import Alignment, half_diagonal_pairs
 from sim.core.program import Comm, Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostCopy, Tensor
-from sim.models.captured_kernels import FOREACH, KERNELS, kernels_of, moved_bytes, written_bytes
+from sim.models.captured_bytes import FOREACH, written_bytes
+from sim.models.captured_kernels import KERNELS, kernels_of, moved_bytes
 from sim.models.captured_layout import casts_of, is_pointwise, is_transposing, kernel_of, single_elements
 from sim.models.captured_recurrent import RECURRENT, multiplied, recurrent_computes
+from sim.models.captured_waits import READ, waits_of
 from sim.models.head import ALIGNED
 from sim.prices.roofline import shape_flops
 
 # Place of the left matrix.
 MATMUL_INPUTS = {
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten._scaled_mm", "aten._scaled_mm_v2", "aten._int_mm"), 0),
-    **dict.fromkeys(("aten.addmm", "aten.baddbmm"), 1),
+    **dict.fromkeys(("aten.addmm", "aten.baddbmm", "aten.addmm_", "aten.baddbmm_", "aten._addmm_activation"), 1),
+    **dict.fromkeys(("aten.addbmm", "aten.addbmm_"), 1),
 }
 TORCH_GROUPED = ("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2")
 GROUPED = (*TORCH_GROUPED, "calibrate.grouped_mm")
@@ -81,10 +84,13 @@ def copy_kind(copy: HostCopy) -> str:
 def items_of(op: CapturedOperator, on_gpu: bool = True) -> tuple[Compute | Comm, ...]:
     """A launched operator as the simulator's own, copies between host and GPU among them.
 
-    A copy lies in its stream's order: what follows it waits for it, even if the host does not.
+    A copy lies in its stream's order: what follows it waits for it, even if the host does not. A number that the host
+    reads is such a copy too.
     """
-    if op.host_copy is None or not on_gpu:
+    if not on_gpu:
         return computes_of(op, on_gpu)
+    if op.host_copy is None:
+        return (*(() if op.name == READ else computes_of(op)), *waits_of(op, _phase(op)))
     return (Comm(op.name, copy_kind(op.host_copy), "host", written_bytes(op), _phase(op)),)
 
 

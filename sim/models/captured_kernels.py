@@ -8,20 +8,33 @@ of the default's bytes, and counted as unknown.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 from sim.core.program import TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD
-from sim.inputs.program_file import CapturedOperator, Tensor
+from sim.inputs.program_file import CapturedOperator
+from sim.models.captured_bytes import FOREACH, list_bytes, read_bytes, written_bytes
+from sim.models.captured_indices import (
+    MASK_KERNELS,
+    SORT_STARTS,
+    embedding_gradient_bytes,
+    embedding_sorts,
+    index_sorts,
+    indexed_bytes,
+    masked_scatter_bytes,
+    masked_select_bytes,
+    nonzero_bytes,
+    passes,
+    rows_bytes,
+    taken_bytes,
+    unique_bytes,
+    unique_kernels,
+)
 from sim.models.captured_layout import POINTWISE
+from sim.models.captured_waits import masks_of
 
 SECTOR_BYTES = 32  # the least that a GPU's memory reads or writes
-PLACE_BYTES = 8  # an int64
 SMALL_SORT = 4096  # the longest row that one thread block sorts (Sort.h: should_use_small_sort)
-FEW_INDICES = 3072  # up to which an embedding's gradient is summed without a sort (Embedding.cu)
-RADIX_BITS = 8  # of a key that one pass of a sort handles (cub's DeviceRadixSort)
-SORT_STARTS = 2  # cub's histogram and prefix sums before the passes
 
 
 class Kernels(NamedTuple):
@@ -43,24 +56,9 @@ class Kernels(NamedTuple):
         return self.small if isinstance(self.small, int) else self.small(op)
 
 
-def read_bytes(op: CapturedOperator) -> float:
-    """Return the bytes of all inputs."""
-    return float(sum(x.bytes for x in op.inputs))
-
-
-def written_bytes(op: CapturedOperator) -> float:
-    """Return the bytes of all outputs."""
-    return float(sum(x.bytes for x in op.outputs))
-
-
 def _times(reads: float, writes: float) -> Callable[[CapturedOperator], float]:
     """Return the rule that inputs are read, and outputs written or read, so many times."""
     return lambda op: reads * read_bytes(op) + writes * written_bytes(op)
-
-
-def _taken(op: CapturedOperator) -> float:
-    """Of a table only what is taken out of it, besides the indices."""
-    return 2 * written_bytes(op) + sum(x.bytes for x in op.inputs[1:])
 
 
 def _rows_touched(place: int) -> Callable[[CapturedOperator], float]:
@@ -106,71 +104,10 @@ def _shape_of_second(writes: int) -> Callable[[CapturedOperator], float]:
     return lambda op: read_bytes(op) - sum(x.bytes for x in op.inputs[1:2]) + writes * written_bytes(op)
 
 
-def _masked_scatter(op: CapturedOperator) -> float:
-    """The mask's copy as large as the target and its running sum in int64, both read; the target and the values."""
-    target, _, *values = op.inputs
-    return (1 + 1 + 8 + 1 + 8) * target.elements + 2.0 * target.bytes + sum(x.bytes for x in values)
-
-
-def _places(elements: int, dimensions: int, found: float) -> float:
-    """Bytes of a mask, counted and read again to write flat places, and of places of each dimension made of these."""
-    return 2.0 * elements + PLACE_BYTES * found * (1 if dimensions < 2 else 2 + dimensions)
-
-
-def _nonzero(op: CapturedOperator) -> float:
-    x, dimensions = op.inputs[0], max(1, len(op.inputs[0].shape))
-    return _places(x.bytes, dimensions, op.outputs[0].elements / dimensions)
-
-
-def _masked_select(op: CapturedOperator) -> float:
-    """The mask's copy where it is expanded; places, by which values are chosen."""
-    (x, mask), chosen = op.inputs[:2], op.outputs[0]
-    dimensions = len(x.shape)
-    copied = 0.0 if mask.shape == x.shape and not mask.strides else float(x.elements)
-    places = _places(x.elements, dimensions, chosen.elements)
-    return copied + places + PLACE_BYTES * dimensions * chosen.elements + 2.0 * written_bytes(op)
-
-
-def _rows(op: CapturedOperator) -> float:
-    """A row of the first input for each index; all other inputs."""
-    table, indices, *others = op.inputs
-    rows = indices.elements * table.bytes / max(1, table.shape[0])
-    return rows + sum(x.bytes for x in (indices, *others))
-
-
-def _sorts_indices(op: CapturedOperator) -> bool:
-    """A table's gradient sorts its indices if they are many; that of bags always, but not where maxima have places."""
-    grad, indices, *of_bags = op.inputs
-    if of_bags:
-        return all(x.shape != grad.shape for x in of_bags)
-    return indices.elements > FEW_INDICES
-
-
-def _embedding_gradient(op: CapturedOperator) -> float:
-    """Zeros; the chosen rows, read; with a sort their sums in fp32, written and read; the table's rows, written."""
-    grad, indices, table = op.inputs[0], op.inputs[1], op.outputs[0]
-    elements = indices.elements * table.shape[-1] if _sorts_indices(op) else grad.elements
-    rows = elements * grad.bytes / max(1, grad.elements)
-    sums = 2.0 * 4.0 * elements if _sorts_indices(op) else 0.0
-    return written_bytes(op) + rows + sums + min(rows, written_bytes(op))
-
-
-def _embedding_sorts(op: CapturedOperator) -> int:
-    """Return the kernels over indices: their range, their sort, what begins where (EmbeddingBackwardKernel.cu)."""
-    return 1 + SORT_STARTS + _passes(op.inputs[1]) + 7 if _sorts_indices(op) else 0
-
-
-def _index_sorts(op: CapturedOperator) -> int:
-    """Return the small kernels of an accumulation, which autograd's gradient of an index is.
-
-    Each index: its remainder by the dimension's size, and a product with the stride, summed; then a division, a range,
-    and a sort by as many bits as the rows have (Indexing.cu, index_put_with_sort_kernel).
-    """
-    if op.phase != "backward":
-        return 0
-    indices = max(1, len(op.inputs) - 2)
-    rows = math.prod(op.inputs[0].shape[:indices])
-    return 3 * indices - 1 + 2 + SORT_STARTS + math.ceil(max(1, rows.bit_length()) / RADIX_BITS)
+def _with_differences(op: CapturedOperator) -> float:
+    """Gradients, rows and distances; a gradient for each pair of rows and place, written and read again to sum it."""
+    grad, x = op.inputs[:2]
+    return read_bytes(op) + written_bytes(op) + 2.0 * grad.bytes * x.shape[-1]
 
 
 def _sorted_bytes(op: CapturedOperator) -> float:
@@ -178,15 +115,11 @@ def _sorted_bytes(op: CapturedOperator) -> float:
     values, places = op.outputs[0].bytes, op.outputs[-1].bytes
     if _row(op) <= SMALL_SORT:
         return read_bytes(op) + values + places + 2.0 * (values + places)
-    return places + 2.0 * (values + places) * _passes(op.inputs[0])
+    return places + 2.0 * (values + places) * passes(op.inputs[0])
 
 
 def _sort_kernels(op: CapturedOperator) -> int:
-    return 3 if _row(op) <= SMALL_SORT else SORT_STARTS + _passes(op.inputs[0])
-
-
-def _passes(x: Tensor) -> int:
-    return max(1, 8 * x.bytes // max(1, x.elements) // RADIX_BITS)
+    return 3 if _row(op) <= SMALL_SORT else SORT_STARTS + passes(op.inputs[0])
 
 
 def _row(op: CapturedOperator) -> int:
@@ -216,7 +149,7 @@ KERNELS: dict[str, Kernels] = {
         Kernels(),
         "sum mean amax amin max min var var_mean std std_mean prod any all argmin cumsum cumprod cummax cummin "
         "logcumsumexp cumsum_ linalg_vector_norm native_dropout native_dropout_backward zeros ones full "
-        "scalar_tensor arange linspace eye randperm histc bincount tril triu "
+        "scalar_tensor arange linspace eye randperm histc tril triu "
         "tril_ triu_ repeat roll flip lift_fresh squeeze_ unsqueeze_ as_strided_ avg_pool1d avg_pool2d avg_pool3d "
         "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d max_pool2d_with_indices "
         "max_pool3d_with_indices upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
@@ -226,15 +159,18 @@ KERNELS: dict[str, Kernels] = {
         "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward grid_sampler_2d "
         "grid_sampler_3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
         "replication_pad3d col2im searchsorted bucketize dot vdot mv addmv glu glu_backward _weight_norm_interface "
-        "_weight_norm_interface_backward _cdist_forward pixel_shuffle pixel_unshuffle channel_shuffle complex polar "
-        "mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
-        "_amp_update_scale_ _is_all_true norm tril_indices triu_indices",
+        "_weight_norm_interface_backward _cdist_forward _pdist_forward pixel_shuffle pixel_unshuffle channel_shuffle "
+        "complex polar mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
+        "_amp_update_scale_ _is_all_true norm tril_indices triu_indices aminmax repeat_interleave equal nansum trace "
+        "take poisson _standard_gamma segment_reduce _segment_reduce_backward renorm _assert_async addr "
+        "_functional_assert_async multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward "
+        "multilabel_margin_loss_backward soft_margin_loss_backward fractional_max_pool2d",
     ),
     # what has the shape of an input does not read it
     **_of(
         _WRITES,
         "new_full new_zeros new_ones zeros_like ones_like full_like rand randn randint rand_like randn_like "
-        "randint_like",
+        "randint_like fill uniform logspace",
     ),
     "prims.inductor_seeds": _WRITES,
     **_of(_WRITES, "fill_ zero_ bernoulli_ normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_"),
@@ -243,7 +179,7 @@ KERNELS: dict[str, Kernels] = {
         _ZEROS_FIRST,
         "upsample_linear1d_backward upsample_bilinear2d_backward _upsample_bilinear2d_aa_backward "
         "upsample_bicubic2d_backward _upsample_bicubic2d_aa_backward upsample_trilinear3d_backward "
-        "grid_sampler_2d_backward grid_sampler_3d_backward unfold_backward max_unpool2d max_unpool3d",
+        "grid_sampler_2d_backward grid_sampler_3d_backward unfold_backward max_unpool2d max_unpool3d diag_embed isin",
     ),
     **_of(Kernels(moved=_shape_of_second(1)), "avg_pool2d_backward _adaptive_avg_pool2d_backward"),
     **_of(
@@ -254,6 +190,15 @@ KERNELS: dict[str, Kernels] = {
         "adaptive_max_pool3d_backward",
     ),
     "aten.argmax": Kernels(),
+    # TensorFactories.cpp: places, and three to four functions of them in place
+    **_of(Kernels(kernels=5, moved=_times(0, 9)), "hann_window hamming_window blackman_window bartlett_window"),
+    # ReduceOps.cpp: what is not zero, as bytes, and their sum; Loss.cpp: five functions, and the mean
+    "aten.count_nonzero": Kernels(kernels=2, moved=lambda op: _times(1, 1)(op) + 2.0 * op.inputs[0].elements),
+    "aten.soft_margin_loss": Kernels(kernels=6, moved=_times(6, 1)),
+    # Unique.cu: a sort of values with their places, what differs from its neighbour, a sum, results
+    **_of(Kernels(moved=unique_bytes, small=unique_kernels), "_unique2 _unique unique_dim unique_consecutive"),
+    **_of(Kernels(kernels=2, moved=_with_differences), "_cdist_backward _pdist_backward"),  # DistanceKernel.cu
+    "aten.bincount": Kernels(kernels=3, moved=_times(3, 2), small=1),  # least, largest and counts; zeros before
     "aten.im2col": Kernels(small=_images),
     "aten.topk": Kernels(moved=_times(1, 3), small=1),  # one kernel chooses, another sorts what is chosen
     "aten.sort": Kernels(moved=_sorted_bytes, small=_sort_kernels),
@@ -281,32 +226,36 @@ KERNELS: dict[str, Kernels] = {
     **_of(Kernels("softmax", kernel=TORCH_SOFTMAX), "_softmax _log_softmax"),
     **_of(Kernels("softmax", kernel=TORCH_SOFTMAX_BACKWARD), "_softmax_backward_data _log_softmax_backward_data"),
     "aten._safe_softmax": Kernels("softmax", kernel="safe"),
-    **_of(Kernels("embedding", moved=_taken), "embedding index_select gather"),
-    "aten.index": Kernels("embedding", moved=_taken, kernel="index"),
+    **_of(Kernels("embedding", moved=taken_bytes), "embedding index_select gather"),
+    "aten.index": Kernels(
+        "embedding", moved=indexed_bytes, small=lambda op: MASK_KERNELS * masks_of(op), kernel="index"
+    ),
     **_of(
-        Kernels("embedding", 2, _embedding_gradient, _embedding_sorts),
-        "embedding_dense_backward _embedding_bag_backward",
+        Kernels("embedding", 2, embedding_gradient_bytes, embedding_sorts),
+        "embedding_dense_backward _embedding_bag_backward _embedding_bag_dense_backward",
     ),
     # EmbeddingBag.cu: each bag reads its rows
     **_of(
-        Kernels("embedding", moved=lambda op: _rows(op) + written_bytes(op)),
+        Kernels("embedding", moved=lambda op: rows_bytes(op) + written_bytes(op)),
         "_embedding_bag _embedding_bag_forward_only",
     ),
     # Embedding.cu, embedding_renorm_cuda_: the indices without repeats; their rows, read and written
-    "aten.embedding_renorm_": Kernels("embedding", moved=lambda op: 2.0 * _rows(op), small=2),
-    **_of(Kernels("embedding", moved=_put, small=_index_sorts, kernel="index_put"), "index_put_ _index_put_impl_"),
-    "aten.index_put": Kernels("embedding", small=_index_sorts, kernel="index_put"),
+    "aten.embedding_renorm_": Kernels("embedding", moved=lambda op: 2.0 * rows_bytes(op), small=2),
+    **_of(Kernels("embedding", moved=_put, small=index_sorts, kernel="index_put"), "index_put_ _index_put_impl_"),
+    "aten.index_put": Kernels("embedding", small=index_sorts, kernel="index_put"),
     **_of(Kernels("embedding", moved=_into(1)), "scatter_ index_copy_ put_"),
     **_of(Kernels("embedding", moved=_into(2)), "scatter_add_ scatter_reduce_ index_add_"),
     "aten.index_fill_": Kernels("embedding"),
     # IndexKernel.cu, launch_masked_scatter_kernel; a copy of the target before it where it is not in place
-    "aten.masked_scatter_": Kernels("embedding", 3, _masked_scatter, small=2),
-    "aten.masked_scatter": Kernels("embedding", 4, lambda op: _masked_scatter(op) + 2.0 * written_bytes(op), small=2),
+    "aten.masked_scatter_": Kernels("embedding", 3, masked_scatter_bytes, small=2),
+    "aten.masked_scatter": Kernels(
+        "embedding", 4, lambda op: masked_scatter_bytes(op) + 2.0 * written_bytes(op), small=2
+    ),
     # Nonzero.cu: a sum and a choice, which start a small kernel each, then places of all dimensions
-    "aten.nonzero": Kernels(kernels=3, moved=_nonzero, small=2),
+    "aten.nonzero": Kernels(kernels=3, moved=nonzero_bytes, small=2),
     # TensorAdvancedIndexing.cpp: those places, and an index; in the backward the mask is expanded, and copied first
-    "aten.masked_select": Kernels("embedding", 4, _masked_select, small=2),
-    "aten.masked_scatter_backward": Kernels("embedding", 5, _masked_select, small=2),
+    "aten.masked_select": Kernels("embedding", 4, masked_select_bytes, small=2),
+    "aten.masked_scatter_backward": Kernels("embedding", 5, masked_select_bytes, small=2),
     # Distributions.cpp, multinomial_out: largest, least and sum of all, random numbers, quotients, the largest of them;
     # between them comparisons and checks of single numbers
     "aten.multinomial": Kernels(kernels=6, moved=_times(8, 1), small=8),
@@ -333,10 +282,9 @@ KERNELS: dict[str, Kernels] = {
     # A fused Adam reads parameters, gradients and moments and writes all but the gradients.
     "aten._fused_adamw_": Kernels("optimizer", moved=_times(7 / 4, 0), kernel="adamw"),
     "aten._fused_adam_": Kernels("optimizer", moved=_times(7 / 4, 0)),
-    "aten._fused_sgd_": Kernels("optimizer"),
+    **_of(Kernels("optimizer", moved=list_bytes), "_fused_sgd_ _fused_adagrad_"),
     "aten._foreach_copy_": Kernels(moved=read_bytes),
 }
-FOREACH = "aten._foreach"
 UNKNOWN = Kernels()
 
 
@@ -348,6 +296,7 @@ def kernels_of(op: CapturedOperator) -> Kernels:
 def moved_bytes(op: CapturedOperator) -> float:
     """Return the bytes read and written: by the operator's rule, else each tensor once, or twice where it is in place.
 
+    >>> from sim.inputs.program_file import Tensor
     >>> x = Tensor("fp32", (8,), ())
     >>> def add(name, out): return CapturedOperator(name, "forward", "", (x, x), (out,), 1, False)
     >>> moved_bytes(add("aten.add", x)), moved_bytes(add("aten.add_", x))
@@ -357,7 +306,7 @@ def moved_bytes(op: CapturedOperator) -> float:
     if rule is not None:
         return rule(op)
     if op.name.startswith(FOREACH) and op.name.endswith("_"):
-        return 2 * read_bytes(op)
+        return list_bytes(op)
     if op.name.endswith("_"):
         return read_bytes(op) + (op.inputs[0].bytes if op.inputs else 0)
     return read_bytes(op) + written_bytes(op)

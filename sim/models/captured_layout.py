@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from sim.inputs.program_file import CapturedOperator, Tensor
+from sim.models.captured_bytes import FOREACH
 
 FLOATS = ("fp64", "fp32", "bf16", "fp16", "fp8")
 _POINTWISE = (
@@ -21,7 +22,9 @@ _POINTWISE = (
     "sign sgn floor ceil round trunc frac square abs rsub clamp clamp_min clamp_max maximum minimum fmax fmin fmod "
     "remainder floor_divide copysign hypot heaviside ldexp deg2rad rad2deg lerp addcmul addcdiv masked_fill "
     "bitwise_and bitwise_or bitwise_xor bitwise_not logical_and logical_or logical_xor logical_not clone copy _to_copy "
-    "__lshift__ __rshift__"
+    "__lshift__ __rshift__ bitwise_left_shift bitwise_right_shift angle signbit isposinf isneginf gcd lcm igamma "
+    "igammac i0 nextafter linalg_cross special_xlog1py special_zeta special_entr special_ndtri special_log_ndtr "
+    "special_erfcx special_i0e special_i1 special_i1e bernoulli normal conj_physical logit_backward"
 )
 POINTWISE = frozenset(f"aten.{name}" for name in _POINTWISE.split())
 INTO_PART = ("aten.slice_backward", "aten.select_backward")  # zeros, and a copy into a part of them
@@ -76,7 +79,8 @@ def kernel_of(op: CapturedOperator) -> str:
         return "function_transposed" if _mixes_layouts(op) else FUNCTIONS[op.name]
     if op.name in IN_PLACE:
         return "in_place"
-    if not op.inputs or not op.outputs:
+    of_lists = op.name.startswith(FOREACH) and op.name not in REDUCTIONS  # each tensor has a shape of its own
+    if of_lists or not op.inputs or not op.outputs:
         return ""
     out = op.outputs[0]
     if op.name in REDUCTIONS:

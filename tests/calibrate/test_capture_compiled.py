@@ -116,3 +116,21 @@ def test_both_uses_of_a_tied_weight_give_a_gradient() -> None:
     ]
     # Two products forward and four backward in each block; the input has no gradient, but its norm's weight has one.
     assert flops == [12 * 2.0 * ROWS * WIDTH * 4 * WIDTH] * 2
+
+
+def test_a_decoders_shifted_tokens_are_traced() -> None:
+    """They are written into zeros that are made of the labels, which are no input of the graph (T5, BART, Whisper)."""
+
+    def make() -> Step:
+        embedding, labels = torch.nn.Embedding(16, 8), torch.zeros(2, 4, dtype=torch.long)
+
+        def loss() -> torch.Tensor:
+            shifted = labels.new_zeros(labels.shape)
+            shifted[:, 1:] = labels[:, :-1].clone()
+            shifted[:, 0] = 1
+            value: torch.Tensor = embedding(shifted).square().mean()
+            return value
+
+        return Step(embedding, loss, torch.optim.SGD(embedding.parameters()), 4, 2, compiled=True)
+
+    assert {row.phase for row in record(make)[1].rows} == {"forward", "backward", "optimizer"}
