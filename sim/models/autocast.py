@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from sim.core.dtypes import sixteen_bit
 from sim.models.activation_facts import ACTIVATIONS
+from sim.models.framework_facts import Framework
 from sim.models.frameworks import framework_of
 
 if TYPE_CHECKING:
-    from sim.inputs.model_config import ModelConfig
+    from sim.inputs.model_config import ModelConfig, MoeConfig
     from sim.inputs.parallelism import Parallelism
     from sim.inputs.training_config import Training
 
 # Keys of a model whose layers have operators that nobody has followed through autocast's lists.
 _NOT_FOLLOWED = (
-    "moe",
     "mla",
     "state_space",
     "compressed_attention",
@@ -64,8 +64,16 @@ def not_under_autocast(t: Training, p: Parallelism, model: ModelConfig) -> str:
         ("training.lora", "adapters", t.lora is not None),
         ("training.cross_entropy", t.cross_entropy, t.cross_entropy == "chunked"),
         ("parallelism.tp", p.tp, p.tp > 1),
+        ("parallelism.ep", p.ep, p.ep > 1),
+        ("model.moe", "given", model.moe is not None and not _follows_experts(framework, model.moe)),
         ("model.hyper_connections", model.hyper_connections, model.hyper_connections > 1),
         ("model.mlp", model.mlp, not ACTIVATIONS[model.mlp].under_autocast),
         *((f"model.{key}", "given", bool(getattr(model, key))) for key in _NOT_FOLLOWED),
     )
     return next((f"{key} {value}" for key, value, bad in found if bad), "")
+
+
+def _follows_experts(framework: Framework, moe: MoeConfig) -> bool:
+    """Tell whether it is known what autocast makes of these experts: all of their operators keep fp32."""
+    own = (moe.zero_experts, moe.router_fp32, moe.capacity_factor, moe.shared_gate)
+    return framework.experts_in_param_dtype and not any(own)

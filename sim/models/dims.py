@@ -91,6 +91,19 @@ class Dims(Struct, frozen=True):
         return replace(self, act="fp32", act_bytes=FP32_BYTES, normed_bytes=given)
 
     @property
+    def experts_in_fp32(self) -> bool:
+        """Whether routed experts multiply their fp32 parameters as they are (`experts_in_param_dtype`)."""
+        return self.autocast and self.framework.experts_in_param_dtype
+
+    @property
+    def of_experts(self) -> Dims:
+        """The sizes of routed experts."""
+        if not self.experts_in_fp32:
+            return self
+        wide = {"act": "fp32", "act_bytes": FP32_BYTES, "linear": "fp32", "linear_bytes": FP32_BYTES}
+        return replace(self, autocast=False, normed_bytes=FP32_BYTES, **wide)
+
+    @property
     def quantized(self) -> bool:
         return self.recipe is not None
 

@@ -141,7 +141,11 @@ _TRANSFORMERS = Framework(
     router=TRANSFORMERS_ROUTER,
     fills_cut_gradients=True,  # rotate_half and apply_rotary_pos_emb cut by slices
     turns_in_fp32=True,
-    former=TORCH_ATTENTION,
+    experts_in_param_dtype=True,
+    former=(
+        Former("2026-01", {"experts_in_param_dtype": False}, "Transformers before 5.0: each expert has linear layers"),
+        *TORCH_ATTENTION,
+    ),
 )
 # deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements of 16 bits;
 # `overlap_comm_valid`; stage3_max_live_parameters, which the prefetcher fills (partitioned_param_coordinator.py:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, BlockKind
 from sim.inputs.training_config import Training
+from sim.models.dims import dims
 from sim.models.frameworks import framework_of, frees_gradients
 from sim.models.lora import NF4_BYTES
 from sim.models.optimizer import kept_bytes, matrix_kept_bytes
@@ -124,16 +125,33 @@ def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block
     if dp.zero == 3 and max(dp.shard, dp.expert_shard) > 1:
         gathered = _gathered_bytes(blocks, dp)
     elif dtype_bytes(t.param_dtype) > compute_bytes(t.precision):
-        # Autocast looks embeddings up in fp32, so only a tied head casts that matrix.
-        casts = [b.held_params + b.expert_params for b in blocks if dp.zero == 3 or b.kind is not BlockKind.EMBEDDING]
-        tied = source_of(plan.scenario).tied_elements() if any(b.kind is BlockKind.HEAD for b in blocks) else 0
-        gathered = (max(casts, default=0) if dp.zero == 3 else sum(casts) + tied) * dp.parameter_bytes
+        gathered = _cast_elements(plan, dp, blocks) * dp.parameter_bytes
     # Quantized copies are there as long as what they were made of: two blocks' where FSDP frees what it gathered.
     quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
     gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard else quantized)
     experts = any(b.expert_params for b in blocks)
     workspaces = max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, stages, experts)
     return gathered + workspaces + _bucket_buffers(dp, n)
+
+
+def _cast_elements(plan: Plan, dp: DataParallel, blocks: Sequence[Block]) -> float:
+    """Elements of 16-bit copies of fp32 parameters that are there at once: a block's under FSDP, else all until the
+    backward. Layers that run again in the backward cast again there, one after another; that all copies are there until
+    the forward ends is left out (torch, aten/src/ATen/autocast_mode.cpp: `clear_cache`)."""
+    wide, again = dims(plan.scenario).experts_in_fp32, plan.scenario.for_training.recompute
+    # Autocast looks embeddings up in fp32, so only a tied head casts that matrix.
+    cast = [
+        (b.held_params + (0 if wide else b.expert_params), b.kind is BlockKind.LAYER)
+        for b in blocks
+        if dp.zero == 3 or b.kind is not BlockKind.EMBEDDING
+    ]
+    if dp.zero == 3:
+        return max([n for n, _ in cast], default=0)
+    tied = source_of(plan.scenario).tied_elements() if any(b.kind is BlockKind.HEAD for b in blocks) else 0
+    layers = [n for n, layer in cast if layer]
+    every_layer_again = again.mode == "full" and again.every is None and again.layers is None
+    kept = max(layers, default=0) if every_layer_again else sum(layers)
+    return kept + sum(n for n, layer in cast if not layer) + tied
 
 
 def _bucket_buffers(dp: DataParallel, n: _Elements) -> float:

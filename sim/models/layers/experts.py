@@ -41,12 +41,12 @@ class Experts(Struct, frozen=True):
 
     def train(self, scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
-        r = routing(scenario, d, layer, shard)
+        r, e = routing(scenario, d, layer, shard), d.of_experts
         routed = (
             router(d, self.moe, r, scenario.parallelism.ep, scenario.parallelism.expert_tp),
-            dispatch(scenario, d, r),
-            *expert_matmuls(scenario, d, r),
-            combine(scenario, d, r),
+            dispatch(scenario, e, r),
+            *expert_matmuls(scenario, e, r),
+            combine(scenario, e, r),
         )
         if self.moe.zero_experts:
             routed = (*routed, self._zero_experts(d, r.tokens))

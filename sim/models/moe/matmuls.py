@@ -157,10 +157,13 @@ def _weighting(d: Dims, elements: float) -> Operator:
 def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep: bool) -> Operator:
     """`[rows, k] x [k, n]`, every row with the weights of its group.
 
-    `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`). Weights of each
-    group are quantized by a call of their own (Transformer Engine's module/grouped_linear.py: `get_weight_workspace`).
+    `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`) to several streams;
+    torch's fp32 matmuls run one after another. Weights of each group are quantized by a call of their own (Transformer
+    Engine's module/grouped_linear.py: `get_weight_workspace`).
     """
     d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over)  # experts are gathered in 16 bits
+    # torch has a grouped kernel for 16 bits alone (aten/src/ATen/native/GroupedMMUtils.h: _grouped_mm_fallback).
+    alone = d.framework.experts_in_param_dtype and d.linear_bytes == FP32_BYTES
     looped = d.framework.loops_over_experts and groups > 1
     per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
     flops, operands = 2.0 * rows * k * n, d.linear_bytes
@@ -168,7 +171,7 @@ def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep:
 
     def run(what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Compute:
         shapes = (groups, *shape)
-        kernels = groups if looped else 1
+        kernels = groups if looped or alone else 1
         found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
         return replace(found, looped=looped)
 

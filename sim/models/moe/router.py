@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, NeededBy, Program, Saved, TensorRole
+from sim.models.casts import cast, casts_apart
 from sim.models.dims import Dims
 from sim.models.moe.dispatchers import INDEX_BYTES
 from sim.models.moe.routing import Routing
@@ -23,6 +24,7 @@ COUNT_BYTES = 8  # torch.long
 def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> Operator:
     """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank.
 
+    Under autocast the fp32 input is copied to 16 bits, kept so, and its gradient copied back (`sim.models.casts`).
     `casts_routers`: a matmul in fp32 is of a copy of its input, which is kept, or made anew by a compiler's backward.
     Else, as in Megatron-Core's `RouterGatingLinearFunction` (transformer/moe/moe_utils.py), the forward multiplies
     16-bit numbers to an fp32 result and the backward copies its input. All cast the input's fp32 gradient back; the
@@ -39,8 +41,10 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
         for name, phase in (("router_cast", F), ("router_recast", W), ("router_grad_cast", I))
     )
     choose, choose_back = _choice(d, moe, m * x, FP32_BYTES if upcast else e)
+    narrow = casts_apart(d)
     forward = (
         *((copy,) if casts else ()),
+        *((cast(d, "router_cast", F, m * h),) if narrow else ()),
         gemm("router", F, m, x, h, dtype, out_bytes=m * x * FP32_BYTES if upcast else None),
         choose,
         *_counts(d, moe, r, ep, expert_tp),
@@ -49,6 +53,7 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
         choose_back,
         gemm("router_dgrad", I, m, h, x, backward_dtype),
         *((gradient_copy,) if upcast else ()),
+        *((cast(d, "router_grad_cast", I, m * h, widens=True),) if narrow else ()),
         *((copy_again,) if upcast and not keeps else ()),
         gemm("router_wgrad", W, x, h, m, backward_dtype, out_bytes=2 * d.grad_bytes * x * h),
         accumulate(d, "router_grad_sum", m * h),

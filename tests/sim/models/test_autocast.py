@@ -29,6 +29,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "vocab_size": 1024,
     },
+    "qwen3_moe": {
+        "hidden_size": 512,
+        "moe_intermediate_size": 256,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "num_hidden_layers": 3,
+        "vocab_size": 1024,
+        "norm_topk_prob": True,
+    },
     "gpt2": {"n_embd": 512, "n_head": 8, "n_layer": 3, "n_inner": 2048, "vocab_size": 1024, "n_positions": 128}
     | {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0},
 }
@@ -37,7 +49,8 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope"},
     "gpt2": {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024, "mlp": "gelu_new", "positions": "learned"},
 }
-LAYER = {"llama": "layers.1", "gpt2": "h.1"}
+MODELS["qwen3_moe"] = MODELS["llama"] | {"head_dim": 64, "qk_norm": True, "moe": {"experts": 8, "top_k": 2, "ffn": 256}}
+LAYER = {"llama": "layers.1", "gpt2": "h.1", "qwen3_moe": "layers.1"}
 SEQ, BATCH = 128, 2
 
 
@@ -52,7 +65,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     from calibrate.capture.run_step import record
 
     found = {}
-    for name, attention in (("llama", "sdpa"), ("llama", "eager"), ("gpt2", "sdpa")):
+    for name, attention in (*WAYS, EXPERTS):
         options = Options(SEQ, BATCH, autocast="bf16", attention=attention)
         step, recorder = record(huggingface_maker({"model_type": name, **CONFIGS[name]}, options))
         file: Path = tmp_path_factory.mktemp(name) / f"{attention}.json.gz"
@@ -73,6 +86,7 @@ def beside_matmuls(items: Iterable[Item]) -> list[Compute]:
 
 
 WAYS = [("llama", "sdpa"), ("llama", "eager"), ("gpt2", "sdpa")]
+EXPERTS = ("qwen3_moe", "sdpa")
 
 
 @pytest.mark.parametrize(("name", "attention"), WAYS)
@@ -107,6 +121,30 @@ def test_kernels_beside_matmuls_move_what_the_captured_ones_move(captured: Any, 
         moved = sum(t.bytes for o in kernels for t in (*o.inputs, *o.outputs))
         assert sum(i.bytes for i in beside_matmuls(items)) == pytest.approx(moved, rel=apart)
         assert sum(i.kernels for i in beside_matmuls(items)) == pytest.approx(sum(o.launches for o in kernels), abs=3)
+
+
+def test_routed_experts_run_in_the_fp32_of_their_parameters(captured: Any) -> None:
+    """Transformers' grouped matmul is on none of torch's lists, and its input is cast to the weights' dtype."""
+    program, block = captured[EXPERTS], layer_block(described(*EXPERTS), 1)
+    matmuls = [i for i in (*block.forward, *block.backward) if isinstance(i, Compute) and i.kind == "grouped_gemm"]
+    real = [o for o in program.operators if "layers.1.mlp" in o.module and "grouped_mm" in o.name]
+    assert len(matmuls) == len(real) == 6
+    assert {i.dtype for i in matmuls} == {"fp32"}
+    assert sum(i.bytes for i in matmuls) == pytest.approx(
+        sum(t.bytes for o in real for t in (*o.inputs, *o.outputs)), rel=0.01
+    )
+    assert {i.kernels for i in matmuls} == {8}  # one after another
+    mine = [s for s in program.storages if s.kind == "activation" and "layers.1" in s.name]
+    cast = 2 * (sum(m.elements for m in block.matrices) + 8 * 512)  # with the router's, which is no matrix of a layer
+    assert sum(s.bytes for s in block.saved) == pytest.approx(sum(s.bytes for s in mine) - cast, rel=0.001)
+
+
+def test_experts_of_linear_layers_are_not_followed_through_autocast() -> None:
+    """Transformers before 5.0 had a linear layer for each expert's matrix, which autocast casts."""
+    matmuls = [
+        i for i in layer_block(described(*EXPERTS, software_date="2025-06"), 1).forward if isinstance(i, Compute)
+    ]
+    assert {i.dtype for i in matmuls if i.kind == "grouped_gemm"} == {"bf16"}
 
 
 def test_the_captured_step_and_the_described_one_hold_as_much(captured: Any) -> None:
