@@ -74,7 +74,11 @@ class _Known(Struct):
 
 def model_from_config(file: Path) -> Config:
     """The `model` mapping of a config file; InputError for an unknown family or a variant not expressible."""
-    whole = _read(file)
+    return model_of_config(_read(file), str(file))
+
+
+def model_of_config(whole: Config, file: str) -> Config:
+    """The `model` mapping of a config; errors name `file` as its place."""
     towers = _towers(whole)
     config = _decoder(whole) if towers else whole
     family = config.get("model_type")

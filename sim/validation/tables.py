@@ -2,7 +2,8 @@
 
 A row's scenario is the table's scenario with the row's merged over it, key by key. Either may be the name of a
 scenario's file. Of a training step it also has what the table says of its software (`sim.validation.stated`) and what
-that trainer's launch script sets (`sim.validation.launch_scripts`), unless the row says so itself. A batch limit that
+that trainer's launch script sets (`sim.validation.launch_scripts`), unless the row says so itself. A row's `program`
+says which Hugging Face model ran (`sim.validation.what_ran`). A batch limit that
 a row's own figures disprove is left out of all rows of its server (`sim.validation.running_requests`).
 """
 
@@ -21,6 +22,7 @@ from sim.validation.launch_scripts import with_launch_script
 from sim.validation.records import Measurement, Table
 from sim.validation.running_requests import without_false_limits
 from sim.validation.stated import with_other_jobs, with_stated
+from sim.validation.what_ran import with_what_ran
 
 FORMAT = "measurements/1"
 KINDS = ("training_step", "kernel", "collective", "inference")
@@ -66,7 +68,8 @@ def _row(
         measured = {key: _value(value, f"{where}.measured.{key}") for key, value in given.items() if key not in answers}
         scenario = merge(shared, _scenario(row.get("scenario"), f"{where}.scenario"))
         if kind == "training_step" and isinstance(scenario.get("training"), dict):
-            scenario = with_launch_script(scenario | {"training": with_stated(scenario["training"], software[0], row)})
+            scenario = scenario | {"training": with_stated(scenario["training"], software[0], row)}
+            scenario = with_launch_script(with_what_ran(scenario, row, where))
     except InputError as error:
         return Measurement(table, kind, str(name), group, {}, {}, row, unreadable=str(error))
     return Measurement(

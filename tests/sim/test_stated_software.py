@@ -148,3 +148,21 @@ def test_a_table_that_states_other_jobs_has_their_messages(
     file = tmp_path / "table.json"
     file.write_text(json.dumps(data), encoding="utf-8")
     assert read_table(file).rows[0].scenario["cluster"]["inter_node"].get("spread") == spread
+
+
+def _ran(config: dict[str, Any], **program: Any) -> dict[str, Any]:
+    described = {"model": {"layers": 2}, "training": {"seq_len": 8, "elementwise": "eager"}}
+    return with_what_ran(described, {"program": {"huggingface_config": config, **program}}, "table: rows[0]")
+
+
+def test_a_row_s_program_names_the_model_and_whose_modules_ran() -> None:
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 96, "n_positions": 32}
+    found = _ran(config)
+    assert found["training"] == {"seq_len": 8, "framework": "transformers"}
+    assert (found["model"]["hidden"], found["model"]["mlp"]) == (64, "gelu_new")
+    assert _ran(config, torch_compile=True)["training"] == {"seq_len": 8, "elementwise": "eager"}
+
+
+def test_a_family_without_words_keeps_its_nearest_description() -> None:
+    found = _ran({"model_type": "nobody's"})
+    assert found == {"model": {"layers": 2}, "training": {"seq_len": 8, "framework": "transformers"}}
