@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sim.validation.tables import read_table
+from sim.validation.what_ran import with_what_ran
 
 
 def training(tmp_path: Path, software: str, row: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
