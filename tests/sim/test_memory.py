@@ -163,11 +163,25 @@ def test_gradients_on_their_way_are_held_until_the_next_blocks(zero: int, each: 
 def test_the_logits_own_segment_is_of_no_use_at_the_loss(training: dict[str, Any], bytes_a_logit: int) -> None:
     """torch's loss: 2 bytes a logit freed, then 4 asked for where the fp32 copy's 4 are taken already."""
     vocab, tokens = 128_000, 4096
-    scenario = case(None, {"global_batch_size": 1, "seq_len": tokens, **training}, {"vocab": vocab})
-    r = simulate(scenario).result
+    sizes = {"global_batch_size": 1, "seq_len": tokens, "zero_grad": "keep"}
+    r = simulate(case(None, {**sizes, **training}, {"vocab": vocab})).result
     rounding = 5 * 2 * 2**20
     stranded = r["peak_reserved_bytes"] - r["peak_memory_bytes"]
     assert bytes_a_logit * tokens * vocab <= stranded < bytes_a_logit * tokens * vocab + rounding
+
+
+def test_freed_gradients_leave_segments_that_larger_tensors_cannot_use() -> None:
+    """Few tokens: activations fit in what gradients leave behind. Many: only norms' statistics and the like do."""
+
+    def unused(seq_len: int, zero_grad: str) -> float:
+        sizes = {"global_batch_size": 2, "seq_len": seq_len, "cross_entropy": "fused", "zero_grad": zero_grad}
+        r = simulate(case({"dp": 2, "zero": 3}, sizes)).result
+        return float(r["peak_reserved_bytes"] - r["peak_memory_bytes"])
+
+    shards = 4 * PSI / 2
+    rounding = 5 * 2 * 2**20
+    assert unused(65_536, "set_to_none") - unused(65_536, "keep") == pytest.approx(shards, rel=0.1)
+    assert unused(512, "set_to_none") - unused(512, "keep") < shards / 2 + rounding
 
 
 def test_hybrid_sharding_divides_by_the_shard_group() -> None:
