@@ -21,15 +21,26 @@ class Passes(NamedTuple):
     backward_kernels: int
 
 
+class Mixed(NamedTuple):
+    """Kernels over both dtypes, for which torch has none that is vectorized: bytes of an element and operands, with the
+    result, of each; how many. Of two operands it is a cast."""
+
+    bytes: float
+    operands: int
+    kernels: int = 1
+
+
 class Promoted(NamedTuple):
     """What an activation moves whose formula has an operator that autocast runs in fp32, so that what follows has
-    fp32, too: bytes of an element and kernels, forward and backward; what is kept of it, and its bytes."""
+    fp32, too: bytes of an element and kernels, forward and backward; what is kept of it, and its bytes; of those
+    kernels the `mixed` ones, forward and backward."""
 
     forward_bytes: float
     forward_kernels: int
     backward_bytes: float
     backward_kernels: int
     kept: tuple[tuple[str, float], ...]
+    mixed: tuple[tuple[Mixed, ...], tuple[Mixed, ...]] = ((), ())
 
 
 class Activation(Struct, frozen=True):
@@ -74,7 +85,12 @@ ACTIVATIONS: dict[str, Activation] = {
         # one in 16 bits (6), tanh (12), product (8), its 16 bits for x (6), product, the power's x², 3 and product (8,
         # 8, 8, 12), in 16 bits (6), 0.5 (4), two sums (6, 6).
         promoted=Promoted(
-            70.0, 9, 112.0, 14, (("gelu input in fp32", 4.0), ("tanh", 4.0), ("half the input", 2.0), ("1 + tanh", 4.0))
+            70.0,
+            9,
+            112.0,
+            14,
+            (("gelu input in fp32", 4.0), ("tanh", 4.0), ("half the input", 2.0), ("1 + tanh", 4.0)),
+            ((Mixed(6.0, 2), Mixed(10.0, 3, 2)), (Mixed(10.0, 3),)),
         ),
         torch_kernel="gelu",
     ),

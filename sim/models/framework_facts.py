@@ -221,6 +221,10 @@ class Framework(Struct, frozen=True):
     """what the fused kernel cannot read where the merged projection wrote it is copied, and the three gradients are
     joined [core/transformer/attention.py: get_query_key_value_tensors; TE attention/dot_product_attention/utils.py:
     get_qkv_layout; TE pytorch/utils.py: SplitAlongDim]"""
+    joins_split_gradients: bool = False
+    """the gradients of queries, keys and values that a model cut out of one matmul's result are joined by a kernel of
+    its own; with rope its own copies bring them there [transformers/models/gpt2/modeling_gpt2.py: GPT2Attention; torch:
+    split_with_sizes_backward]"""
     attention_copies: int = 0
     """copies, each as large as the queries, that reorder or pack tokens around the fused kernel [each trainer's own]"""
     attention_copy_kernels: tuple[int, int] = (1, 1)

@@ -139,6 +139,7 @@ _TRANSFORMERS = Framework(
     routing_bytes=36.0,
     copies_by_index=True,
     router=TRANSFORMERS_ROUTER,
+    joins_split_gradients=True,
     fills_cut_gradients=True,  # rotate_half and apply_rotary_pos_emb cut by slices
     turns_in_fp32=True,
     former=TORCH_ATTENTION,

@@ -123,6 +123,8 @@ class GroupedQueryAttention(Struct, frozen=True):
             core = keeping(core, "keys and values beside queries", d.tokens * sum(qkv.outputs[1:3]) * d.act_bytes)
         if d.framework.copies_split_projection and d.fused_attention:
             turn = (*self._split(d), *turn)
+        if d.framework.joins_split_gradients and self.projections == 1 and not self.rope:
+            turn = (_joined_gradients(d, d.tokens * self.expanded_width(d.tp)), *turn)
         if d.framework.attention_copies:
             elements = d.framework.attention_copies * d.tokens * out.inputs
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
@@ -294,3 +296,9 @@ class GroupedQueryAttention(Struct, frozen=True):
 def _bias(d: Dims, elements: int) -> Operator:
     """The sum of a projection's output of `elements` and its bias, as a kernel of its own."""
     return Operator("qkv_bias", (memory_op("qkv_bias", F, "elementwise", elements, 2 * elements * d.act_bytes, d.act),))
+
+
+def _joined_gradients(d: Dims, elements: int) -> Operator:
+    """The gradients of queries, keys and values, `elements` in all, become one tensor for the matmul before them."""
+    joined = memory_op("split_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act, kernel="cat")
+    return Operator("split", (), (joined,))

@@ -13,6 +13,7 @@ from model_programs import GPT, LLAMA, make
 from sim.core.errors import InputError
 from sim.core.program import Compute, Item
 from sim.inputs.program_file import CapturedProgram, read_program
+from sim.models.captured import computes_of
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
 from sim.models.layer import layer_block
@@ -107,6 +108,30 @@ def test_kernels_beside_matmuls_move_what_the_captured_ones_move(captured: Any, 
         moved = sum(t.bytes for o in kernels for t in (*o.inputs, *o.outputs))
         assert sum(i.bytes for i in beside_matmuls(items)) == pytest.approx(moved, rel=apart)
         assert sum(i.kernels for i in beside_matmuls(items)) == pytest.approx(sum(o.launches for o in kernels), abs=3)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_gpt2_has_the_captured_kernels_over_both_dtypes(captured: Any, phase: str) -> None:
+    """Elements times operands for which torch's kernels choose a cast: most are of the activation, whose power is of
+    fp32 under autocast."""
+
+    def casts(items: Iterable[Item]) -> float:
+        return sum(i.single_elements * i.casts for i in items if isinstance(i, Compute))
+
+    operators = captured["gpt2", "sdpa"].operators
+    mine = [o for o in operators if o.phase == phase and LAYER["gpt2"] in o.module and o.launches]
+    found = casts(i for o in mine for i in computes_of(o))
+    block = layer_block(described("gpt2"), 1)
+    assert casts(getattr(block, phase)) == pytest.approx(found, rel=0.01)
+
+
+def test_the_gradients_of_a_projection_that_was_split_are_joined(captured: Any) -> None:
+    operators = captured["gpt2", "sdpa"].operators
+    (joined,) = (o for o in operators if o.phase == "backward" and LAYER["gpt2"] in o.module and o.name == "aten.cat")
+    copies = [i for i in layer_block(described("gpt2"), 1).backward if isinstance(i, Compute) and i.kind == "copy"]
+    assert [i.bytes for i in copies] == [sum(t.bytes for t in (*joined.inputs, *joined.outputs))]
+    plain = layer_block(described("gpt2", framework="eager"), 1).backward
+    assert not [i for i in plain if isinstance(i, Compute) and i.kind == "copy"]
 
 
 def test_the_captured_step_and_the_described_one_hold_as_much(captured: Any) -> None:
