@@ -7,11 +7,10 @@ them.
 from __future__ import annotations
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sim.core.attention_pairs import half_diagonal_pairs
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, Phase, Program, Saved, TensorRole
+from sim.core.program import Compute, Program, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import F, I, Operator, gemm, memory_op
@@ -30,7 +29,8 @@ class Core(Struct, frozen=True):
     arXiv 2408.00118, section 2), which fused kernels do on the way. `sinks`: see `GroupedQueryAttention`. `packed`: of
     these scores what lies within documents; fused kernels of packed sequences compute no others. `filled`: of the
     queries those of documents, the others are padding. `documents`: equal ones with as many tokens and squares.
-    `repeats`: `kv_heads` counts each key and value head so often, once for each query head that shares it.
+    `repeats`: `kv_heads` counts each key and value head so often, once for each query head that shares it. `wide_keys`:
+    queries and keys come in fp32 and are cast for the matmuls.
     """
 
     q_len: int
@@ -48,6 +48,7 @@ class Core(Struct, frozen=True):
     filled: float = 1.0
     documents: float = 1.0
     repeats: int = 1
+    wide_keys: bool = False
 
     @property
     def visible(self) -> float:
@@ -149,30 +150,6 @@ def _scores(d: Dims, c: Core) -> float:
 def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`."""
     return unfused_core(d.batch, c, d.act, d.act_bytes, score_passes(d, c)[0], bool(d.dropout), name)
-
-
-def repeated(d: Dims, own: Core) -> Core:
-    """The core of `own`, with a key and value head for each query head where the framework copies them."""
-    copies = d.framework.repeats_fused_keys if d.fused_attention else d.framework.repeats_keys
-    return replace(own, kv_heads=own.heads, repeats=own.heads // own.kv_heads) if copies else own
-
-
-def with_repeats(d: Dims, core: Core, part: Operator) -> Operator:
-    """The part, with keys and values copied for every query head before it and, where they are not kept so, again
-    backward; and with the sum of their gradients behind it: as many reads and writes."""
-    if core.repeats == 1:
-        return part
-
-    def copied(name: str, phase: Phase) -> Program:
-        whole = kv_bytes(d, core)
-        return (memory_op(name, phase, "copy", whole / d.act_bytes, whole * (1 + 1 / core.repeats), d.act, 2),)
-
-    again = copied("attention_repeat_again", I) if d.framework.rebuilds_pointwise else ()
-    return replace(
-        part,
-        forward=(*copied("attention_repeat", F), *part.forward),
-        backward=(*again, *part.backward, *copied("attention_backward_repeat", I)),
-    )
 
 
 def unfused_core(batch: int, c: Core, act: str, e: float, softmax: Passes, dropout: bool, name: str) -> Program:

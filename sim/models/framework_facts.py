@@ -188,6 +188,9 @@ class Framework(Struct, frozen=True):
     """the unfused softmax is computed in fp32 and cast back, and both results are saved [eager_attention_forward]"""
     repeats_keys: bool = False
     """unfused attention copies key and value heads for every query head [repeat_kv]"""
+    orders_heads: bool = False
+    """unfused attention copies queries, keys and values whose heads lie beside each other in a token's row, and their
+    gradients [torch.matmul: expand and reshape]"""
     repeats_fused_keys: bool = False
     """fused attention does, too [torchtitan: models/llama/model.py, repeat_kv]"""
     keeps_merged_outputs: bool = False

@@ -132,6 +132,7 @@ _TRANSFORMERS = Framework(
     writes_activations_out=True,
     softmax_in_fp32=True,  # the same file: eager_attention_forward
     repeats_keys=True,  # the same file: repeat_kv
+    orders_heads=True,
     keeps_merged_outputs=True,
     output_follows_queries=True,
     masks_unselected=True,

@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, ModelPart, Phase, Program, Saved
 from sim.models.attention import Core, attention_flops
+from sim.models.casts import turns_wide
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
+from sim.models.head_copies import ordered_heads, repeated
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
@@ -99,16 +101,18 @@ class GroupedQueryAttention(Struct, frozen=True):
     def core(self, d: Dims) -> Core:
         """Shapes of the attention on one rank's tokens."""
         sizes = (*self.heads_of(d.tp), *self.widths)
-        return Core(d.seq, d.seq, *sizes, window=self.window, softcap=self.softcap, sinks=self.sinks)
+        wide = self.rope and turns_wide(d)
+        return Core(d.seq, d.seq, *sizes, window=self.window, softcap=self.softcap, sinks=self.sinks, wide_keys=wide)
 
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Projection to query, key and value, their norms, rope, core, output projection."""
-        core = self.attended(scenario, d, shard)
+        joined, own = self.rope and self.rope_share is not None, repeated(d, self.core(d))
+        core = ordered_heads(d, own, self.attended(scenario, d, shard), self.rope, joined)
         qkv, out = self.qkv_and_out(d.tp)
         merged = self.projections == 1 or d.framework.merges_projections
         turned = d.tokens * self.turned_heads(d.tp) * self.head_dim
         turn = (self._turn(d, turned),) if self.rope else ()
-        if self.rope and self.rope_share is not None and not d.framework.fuses_rope:
+        if joined and not d.framework.fuses_rope:
             turn = (*turn, rope_join(d, turned))
             if d.framework.output_follows_queries and d.fused_attention:
                 core = self._output_copied(d, core, d.tokens * out.inputs)

@@ -4,15 +4,15 @@ runs on the CPU, and closed forms."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from captured_layers import BATCH, LAYER, MODELS, SEQ, capture
 from model_programs import GPT, LLAMA, make
 
 from sim.core.errors import InputError
 from sim.core.program import Compute, Item
-from sim.inputs.program_file import CapturedProgram, read_program
+from sim.inputs.program_file import CapturedProgram
 from sim.models.captured import computes_of
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
@@ -21,45 +21,16 @@ from sim.models.source import source_of
 from sim.simulation import simulate
 
 FP32 = {"param_dtype": "fp32"}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "hidden_size": 512,
-        "intermediate_size": 1408,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 3,
-        "vocab_size": 1024,
-    },
-    "gpt2": {"n_embd": 512, "n_head": 8, "n_layer": 3, "n_inner": 2048, "vocab_size": 1024, "n_positions": 128}
-    | {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0},
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {"layers": 3, "hidden": 512, "heads": 8, "kv_heads": 2, "ffn": 1408, "vocab": 1024, "bias": False}
-    | {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope"},
-    "gpt2": {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024, "mlp": "gelu_new", "positions": "learned"},
-}
-LAYER = {"llama": "layers.1", "gpt2": "h.1"}
-SEQ, BATCH = 128, 2
 
 
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], CapturedProgram]:
     """Programs by model and attention, under CUDA's lists."""
-    pytest.importorskip("torch", reason="capturing runs torch's own code")
-    pytest.importorskip("transformers", reason="the models are Transformers'")
-    from calibrate.capture.huggingface_step import huggingface_maker
-    from calibrate.capture.options import Options
-    from calibrate.capture.program_out import write_program
-    from calibrate.capture.run_step import record
-
-    found = {}
-    for name, attention in (("llama", "sdpa"), ("llama", "eager"), ("gpt2", "sdpa")):
-        options = Options(SEQ, BATCH, autocast="bf16", attention=attention)
-        step, recorder = record(huggingface_maker({"model_type": name, **CONFIGS[name]}, options))
-        file: Path = tmp_path_factory.mktemp(name) / f"{attention}.json.gz"
-        write_program(file, step, recorder)
-        found[name, attention] = read_program(file)
-    return found
+    ways = (("llama", "sdpa"), ("llama", "eager"), ("gpt2", "sdpa"))
+    return {
+        (name, attention): capture(tmp_path_factory.mktemp(name), name, attention, autocast="bf16")
+        for name, attention in ways
+    }
 
 
 def described(name: str, attention: str = "sdpa", **training: Any) -> Any:
