@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from sim.core.attention_pairs import half_diagonal_pairs
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, Program, Saved, TensorRole
+from sim.core.program import Compute, Item, Program, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import F, I, Operator, gemm, memory_op
@@ -161,7 +161,7 @@ def unfused_core(batch: int, c: Core, act: str, e: float, softmax: Passes, dropo
     n = float(batch * c.heads * c.q_len * c.kv_len)
     batch, rows = _stacked(batch, c)
     context = batch * rows * c.v_head_dim
-    items = [
+    items: list[Item] = [
         gemm(f"{name}_scores", F, rows, c.kv_len, c.head_dim, act, batch),
         *run_passes(softmax, name, F, n, act),
     ]
@@ -184,7 +184,7 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
     n, e = _scores(d, c), d.act_bytes
     batch, rows = _stacked(d.batch, c)
     context = batch * rows * c.v_head_dim
-    items = [
+    items: list[Item] = [
         memory_op(f"{name}_context_copy", I, "copy", context, 2 * context * e, d.act),
         gemm(f"{name}_dv", I, c.kv_len, c.v_head_dim, rows, d.act, batch),
         gemm(f"{name}_dprobs", I, rows, c.kv_len, c.v_head_dim, d.act, batch),

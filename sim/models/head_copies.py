@@ -28,8 +28,7 @@ def with_repeats(d: Dims, core: Core, part: Operator) -> Operator:
     if core.repeats == 1:
         return part
     apart = not d.framework.fuses_chains
-    again = (_repeat(d, core, "attention_repeat", I, False),) if d.framework.rebuilds_pointwise else ()
-    again = tuple(replace(op, name="attention_repeat_again") for op in again)
+    again = (_repeat(d, core, "attention_repeat_again", I, False),) if d.framework.rebuilds_pointwise else ()
     return replace(
         part,
         forward=(

@@ -10,7 +10,7 @@ were counted in captured programs (`tests/sim/models/test_eager_attention.py`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,8 +21,33 @@ from sim.models.casts import casts_apart
 from sim.models.dims import Dims
 from sim.models.operators import memory_op
 
-if TYPE_CHECKING:
-    from sim.models.attention import Core
+
+class Scored(Protocol):
+    """The part of an attention's shapes (`sim.models.attention.Core`) that says what becomes of its scores."""
+
+    @property
+    def heads(self) -> int:
+        """Those of queries."""
+
+    @property
+    def q_len(self) -> int:
+        """Queries of a head."""
+
+    @property
+    def kv_len(self) -> int:
+        """Keys of a head."""
+
+    @property
+    def softcap(self) -> bool:
+        """Tell whether scores are capped."""
+
+    @property
+    def sinks(self) -> bool:
+        """Tell whether sinks are joined to them."""
+
+    @property
+    def visible(self) -> float:
+        """Scores of a head that the mask leaves."""
 
 
 class ScorePass(Struct, frozen=True):
@@ -52,7 +77,7 @@ class ScorePass(Struct, frozen=True):
 Passes = tuple[ScorePass, ...]
 
 
-def score_passes(d: Dims, c: Core) -> tuple[Passes, Passes]:
+def score_passes(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     """Forward and backward. Megatron's causal kernel reads only what the mask leaves
     (scaled_upper_triang_masked_softmax).
 
@@ -83,7 +108,7 @@ def _with_sinks(d: Dims) -> tuple[Passes, Passes]:
     return (forward,), (ScorePass("softmax", 6 * e + 2 * (e + FP32_BYTES) + 3 * FP32_BYTES, 6),)
 
 
-def _by_operators(d: Dims, c: Core) -> tuple[Passes, Passes]:
+def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     """Forward: scale, mask (a broadcast of one for all heads), softmax, cast. Backward: cast, softmax, cast, scale.
 
     In 16 bits the softmax's kernels cast scores and their gradient; in fp32 there are no casts.
