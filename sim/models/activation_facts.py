@@ -94,6 +94,24 @@ ACTIVATIONS: dict[str, Activation] = {
         ),
         torch_kernel="gelu",
     ),
+    # 0.5·x·(1 + tanh(0.798·x·(1 + 0.0447·x·x))), that formula without a power (FastGELUActivation in the same file),
+    # which autocast leaves in 16 bits. Forward: 0.5·x, 0.798·x, 0.0447·x (2, 2, 2), x² (3), 1 + (2), product (3), tanh,
+    # 1 + (2, 2), product (3). Backward: three products' factors (3 each, six in all), tanh (3), two numbers' and 0.5
+    # (2, 2, 2), three sums of the input's gradients (3, 3, 3).
+    "gelu_fast": Activation(
+        False,
+        Passes(21, 9, 36, 13),
+        _ONE,
+        ("gelu input", "0.0447 times input", "0.798 times input", "factor", "tanh", "half the input", "1 + tanh"),
+        ("gelu input",),
+        TensorRole.INPUT,
+        torch_kernel="gelu",
+    ),
+    # x·sigmoid(1.702·x) (QuickGELUActivation in the same file), which is separate operators in plain torch, too.
+    # Forward: 1.702·x, sigmoid (2, 2), product (3). Backward: its factors (3, 3), sigmoid (3), 1.702 (2), sum (3).
+    "quick_gelu": Activation(
+        False, Passes(7, 3, 14, 5), _ONE, ("gelu input", "sigmoid"), ("gelu input",), TensorRole.INPUT
+    ),
     "swiglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "silu(gate)", "up"), ("gate", "up")),
     "geglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "gelu(gate)", "up"), ("gate", "up")),
     # Eager code keeps its result, which is the next matmul's input (torch derivatives.yaml: relu).

@@ -158,8 +158,8 @@ class Framework(Struct, frozen=True):
     fuses_activation: bool = False
     """SwiGLU and squared ReLU are one kernel, not two [core/fusions/fused_bias_swiglu.py]"""
     writes_activations_out: bool = False
-    """GPT-2's GELU (`gelu_new`) is separate operators, as its formula is written, not torch's kernel of it
-    [transformers/activations.py: NewGELUActivation]"""
+    """GPT-2's and GPT-NeoX-20B's GELU (`gelu_new`, `gelu_fast`) is separate operators, as its formula is written, not
+    torch's kernel of it [transformers/activations.py: NewGELUActivation, FastGELUActivation]"""
     clamps_apart: bool = False
     """a clamped gated activation clamps and joins both halves by separate operators before its kernel
     [core/fusions/fused_bias_geglu.py: weighted_bias_quick_geglu_impl]"""

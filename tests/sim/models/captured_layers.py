@@ -27,6 +27,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024, "mlp": "gelu_new", "positions": "learned"},
 }
 LAYER = {"llama": "layers.1", "gpt2": "h.1"}
+for activation in ("gelu_fast", "quick_gelu"):  # of GPT-2's layers, by the activation's name
+    CONFIGS[activation] = CONFIGS["gpt2"] | {"model_type": "gpt2", "activation_function": activation}
+    MODELS[activation], LAYER[activation] = MODELS["gpt2"] | {"mlp": activation}, LAYER["gpt2"]
 SEQ, BATCH = 128, 2
 
 
