@@ -140,8 +140,8 @@ class Megatron(Emission):
             flags["norm_bias"] = {}
         if m.qk_norm == "layernorm":
             flags["qk_norm"] = {}  # its norms of queries and keys are of the model's kind
-        if m.mlp == "gelu_new":
-            flags["mlp"] = {}  # its fused kernel of bias and GELU is that approximation
+        if m.mlp in ("gelu_new", "gelu_fast"):
+            flags["mlp"] = {}  # Megatron's fused kernel of bias and GELU is that approximation
         if m.mlp == "clamped_swiglu":
             clamped: Flags = {"quick-geglu": True, "activation-func-clamp-value": 7.0, "glu-linear-offset": 1.0}
             flags["mlp"] = clamped  # gpt-oss's limit

@@ -176,10 +176,24 @@ def _arcee(config: Config) -> Config:
     return llama({**config, "hidden_act": "silu"}) | {"mlp": "relu2", "separate_qkv": True}
 
 
+def gelu_named(config: Config, key: str, default: str = "gelu_new") -> str:
+    """The activation without a gate that `key` names; `default`: the family's own, that of GPT-2's kin.
+
+    `gelu` and `gelu_pytorch_tanh` are one kernel of torch, the others are formulas that Transformers writes out.
+    """
+    require(config, key, ("gelu_new", "gelu", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu"))
+    name = config.get(key, default)
+    return "gelu" if name == "gelu_pytorch_tanh" else str(name)
+
+
 def _starcoder2(config: Config) -> Config:
-    require(config, "hidden_act", ("gelu_pytorch_tanh", "gelu", "gelu_new"))
     require(config, "use_bias", (True,))
-    own = {"mlp": "gelu", "norm": "layernorm", "bias": True, "separate_qkv": True}
+    own = {
+        "mlp": gelu_named(config, "hidden_act", "gelu_pytorch_tanh"),
+        "norm": "layernorm",
+        "bias": True,
+        "separate_qkv": True,
+    }
     found = llama({"tie_word_embeddings": True, **config, "hidden_act": "silu"}) | own
     return found | {"dropout": config.get("residual_dropout")}
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.inputs.families import Config, Family, NotExpressibleError, llama, require, rope_share
+from sim.inputs.families import Config, Family, NotExpressibleError, gelu_named, llama, require, rope_share
 from sim.inputs.input_source import show
-
-_GELUS = ("gelu_new", "gelu", "gelu_pytorch_tanh", "gelu_fast")
 
 
 def _gpt2(config: Config) -> Config:
@@ -18,7 +16,7 @@ def _gpt2(config: Config) -> Config:
         "hidden": config["n_embd"],
         "heads": config["n_head"],
         "ffn": config.get("n_inner"),
-        "mlp": _gelu(config, "activation_function"),
+        "mlp": gelu_named(config, "activation_function"),
         "vocab": config["vocab_size"],
         "tied_embeddings": config.get("tie_word_embeddings", True),
         "kv_heads": 1 if config.get("multi_query", False) else None,
@@ -40,7 +38,7 @@ def _gpt_neo(config: Config) -> Config:
         "hidden": config["hidden_size"],
         "heads": _named(config, "num_heads", "num_attention_heads"),
         "ffn": config.get("intermediate_size"),
-        "mlp": _gelu(config, "activation_function"),
+        "mlp": gelu_named(config, "activation_function"),
         "vocab": config["vocab_size"],
         "attention_bias": False,
         "attention_out_bias": True,
@@ -81,9 +79,9 @@ def _opt(config: Config) -> Config:
 
 def _gpt_neox(config: Config) -> Config:
     """GPT-NeoX, Pythia: rope over a quarter of each head; two norms of one input where the residual is parallel."""
-    require(config, "hidden_act", ("gelu", "gelu_new", "gelu_fast"))
     require(config, "attention_bias", (True,))
     return {
+        "mlp": gelu_named(config, "hidden_act", "gelu"),
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
         "heads": config["num_attention_heads"],
@@ -95,12 +93,6 @@ def _gpt_neox(config: Config) -> Config:
         "rope_share": rope_share(config, config.get("rotary_pct", 0.25)),
         "parallel_block": config.get("use_parallel_residual", True) and "two_norms",
     }
-
-
-def _gelu(config: Config, key: str) -> str:
-    """The activation: `gelu_new`, the default of GPT-2's kin, is not one operator."""
-    require(config, key, _GELUS)
-    return "gelu_new" if config.get(key, "gelu_new") == "gelu_new" else "gelu"
 
 
 def _named(config: Config, *names: str) -> int:
@@ -177,7 +169,7 @@ def _gptj(config: Config) -> Config:
         "hidden": hidden,
         "heads": heads,
         "ffn": config.get("n_inner"),
-        "mlp": _gelu(config, "activation_function"),
+        "mlp": gelu_named(config, "activation_function"),
         "vocab": config["vocab_size"],
         "attention_bias": False,
         "head_bias": True,
@@ -194,7 +186,7 @@ def _phi(config: Config) -> Config:
     """Phi 1 to 2: biases everywhere, attention and MLP on one norm, rope over a part of each head."""
     own = {
         "qk_norm": "layernorm" if config.get("qk_layernorm", False) else False,
-        "mlp": _gelu(config, "hidden_act"),
+        "mlp": gelu_named(config, "hidden_act"),
         "norm": "layernorm",
         "bias": True,
         "head_bias": True,

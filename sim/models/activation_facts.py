@@ -21,15 +21,26 @@ class Passes(NamedTuple):
     backward_kernels: int
 
 
+class Mixed(NamedTuple):
+    """Kernels over both dtypes, for which torch has none that is vectorized: bytes of an element and operands, with the
+    result, of each; how many. Of two operands it is a cast."""
+
+    bytes: float
+    operands: int
+    kernels: int = 1
+
+
 class Promoted(NamedTuple):
     """What an activation moves whose formula has an operator that autocast runs in fp32, so that what follows has
-    fp32, too: bytes of an element and kernels, forward and backward; what is kept of it, and its bytes."""
+    fp32, too: bytes of an element and kernels, forward and backward; what is kept of it, and its bytes; of those
+    kernels the `mixed` ones, forward and backward."""
 
     forward_bytes: float
     forward_kernels: int
     backward_bytes: float
     backward_kernels: int
     kept: tuple[tuple[str, float], ...]
+    mixed: tuple[tuple[Mixed, ...], tuple[Mixed, ...]] = ((), ())
 
 
 class Activation(Struct, frozen=True):
@@ -74,9 +85,32 @@ ACTIVATIONS: dict[str, Activation] = {
         # one in 16 bits (6), tanh (12), product (8), its 16 bits for x (6), product, the power's x², 3 and product (8,
         # 8, 8, 12), in 16 bits (6), 0.5 (4), two sums (6, 6).
         promoted=Promoted(
-            70.0, 9, 112.0, 14, (("gelu input in fp32", 4.0), ("tanh", 4.0), ("half the input", 2.0), ("1 + tanh", 4.0))
+            70.0,
+            9,
+            112.0,
+            14,
+            (("gelu input in fp32", 4.0), ("tanh", 4.0), ("half the input", 2.0), ("1 + tanh", 4.0)),
+            ((Mixed(6.0, 2), Mixed(10.0, 3, 2)), (Mixed(10.0, 3),)),
         ),
         torch_kernel="gelu",
+    ),
+    # 0.5·x·(1 + tanh(0.798·x·(1 + 0.0447·x·x))), that formula without a power (FastGELUActivation in the same file),
+    # which autocast leaves in 16 bits. Forward: 0.5·x, 0.798·x, 0.0447·x (2, 2, 2), x² (3), 1 + (2), product (3), tanh,
+    # 1 + (2, 2), product (3). Backward: three products' factors (3 each, six in all), tanh (3), two numbers' and 0.5
+    # (2, 2, 2), three sums of the input's gradients (3, 3, 3).
+    "gelu_fast": Activation(
+        False,
+        Passes(21, 9, 36, 13),
+        _ONE,
+        ("gelu input", "0.0447 times input", "0.798 times input", "factor", "tanh", "half the input", "1 + tanh"),
+        ("gelu input",),
+        TensorRole.INPUT,
+        torch_kernel="gelu",
+    ),
+    # x·sigmoid(1.702·x) (QuickGELUActivation in the same file), which is separate operators in plain torch, too.
+    # Forward: 1.702·x, sigmoid (2, 2), product (3). Backward: its factors (3, 3), sigmoid (3), 1.702 (2), sum (3).
+    "quick_gelu": Activation(
+        False, Passes(7, 3, 14, 5), _ONE, ("gelu input", "sigmoid"), ("gelu input",), TensorRole.INPUT
     ),
     "swiglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "silu(gate)", "up"), ("gate", "up")),
     "geglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "gelu(gate)", "up"), ("gate", "up")),

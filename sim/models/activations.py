@@ -7,9 +7,11 @@ every torch operator.
 
 from __future__ import annotations
 
-from sim.core.program import NeededBy, Program, Saved
-from sim.models.activation_facts import ACTIVATIONS, CLAMP_TRUTH_BYTES, CLAMPS, Activation, Passes, Promoted
-from sim.models.casts import casts_apart
+from msgspec.structs import replace
+
+from sim.core.program import Compute, NeededBy, Phase, Program, Saved
+from sim.models.activation_facts import ACTIVATIONS, CLAMP_TRUTH_BYTES, CLAMPS, Activation, Mixed, Passes, Promoted
+from sim.models.casts import casts_apart, mixed
 from sim.models.dims import Dims
 from sim.models.elementwise import Traffic
 from sim.models.operators import F, I, Operator, memory_op
@@ -72,23 +74,44 @@ def activation(d: Dims, mlp: str, elements: float) -> Operator:
     t, record = activation_traffic(d, mlp), ACTIVATIONS[mlp]
     name = record.torch_kernel if record.torch_kernel and _fused(d, record) else mlp
     inputs, back = 2 if is_gated(mlp) else 1, f"{name}_backward"
-    forward, backward = t.forward_bytes * elements, t.backward_bytes * elements
-    strided = is_gated(mlp) and d.framework.reads_strided
-    if strided:
-        # Gate and up are read where they lie: forward throughout; backward by whatever is fused, or by two of the eager
-        # kernels, three accesses each.
-        whole = d.framework.fuses_activation
-        halves, kernels = (backward, t.backward_kernels) if whole else (6 * d.act_bytes * elements, 2)
-        rest = t.backward_kernels - kernels
-        others = memory_op(f"{back}_rest", I, "elementwise", elements, backward - halves, d.act, rest, back)
-        kernel = memory_op(back, I, "elementwise", elements, halves, d.act, kernels, back, strided=True)
-        backwards: Program = (kernel, others) if rest else (kernel,)
+    if is_gated(mlp) and d.framework.reads_strided:
+        forwards, backwards = _strided(d, name, elements, t)
     else:
-        backwards = (memory_op(back, I, "elementwise", elements, backward, d.act, t.backward_kernels, back),)
+        forwards = _run(d, mlp, name, F, elements, (t.forward_bytes, t.forward_kernels))
+        backwards = _run(d, mlp, back, I, elements, (t.backward_bytes, t.backward_kernels))
     return Operator(
         name,
-        (memory_op(name, F, "elementwise", elements, forward, d.act, t.forward_kernels, name, strided=strided),),
+        forwards,
         backwards,
         activation_saved(d, mlp, elements),
         backward_bytes=(1 + inputs) * elements * d.act_bytes,
     )
+
+
+def _strided(d: Dims, name: str, elements: float, t: Traffic) -> tuple[Program, Program]:
+    """Gate and up are read where they lie: forward throughout; backward by whatever is fused, or by two of the eager
+    kernels, three accesses each."""
+    back, forward, backward = f"{name}_backward", t.forward_bytes * elements, t.backward_bytes * elements
+    ahead = memory_op(name, F, "elementwise", elements, forward, d.act, t.forward_kernels, name, strided=True)
+    whole = d.framework.fuses_activation
+    halves, kernels = (backward, t.backward_kernels) if whole else (6 * d.act_bytes * elements, 2)
+    rest = t.backward_kernels - kernels
+    others = memory_op(f"{back}_rest", I, "elementwise", elements, backward - halves, d.act, rest, back)
+    kernel = memory_op(back, I, "elementwise", elements, halves, d.act, kernels, back, strided=True)
+    return (ahead,), (kernel, others) if rest else (kernel,)
+
+
+def _run(d: Dims, mlp: str, name: str, phase: Phase, elements: float, of_all: tuple[float, int]) -> Program:
+    """Kernels `of_all`: bytes of an element, and their number. Those over both dtypes are apart."""
+    own = promoted(d, mlp)
+    apart: tuple[Mixed, ...] = () if own is None else own.mixed[phase is not F]
+    moved = of_all[0] - sum(m.bytes * m.kernels for m in apart)
+    kernels = of_all[1] - sum(m.kernels for m in apart)
+    rest = memory_op(name, phase, "elementwise", elements, moved * elements, d.act, kernels, name)
+    return (*(_over_both(d, f"{name}_mixed", phase, elements, m) for m in apart), rest)
+
+
+def _over_both(d: Dims, name: str, phase: Phase, elements: float, m: Mixed) -> Compute:
+    kind, moved = "cast" if m.operands == 2 else "elementwise", m.bytes * m.kernels * elements
+    made = mixed(memory_op(name, phase, kind, elements, moved, d.act, m.kernels), m.operands)
+    return replace(made, single_elements=float(m.kernels * elements))

@@ -7,14 +7,14 @@ them.
 from __future__ import annotations
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sim.core.attention_pairs import half_diagonal_pairs
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, Phase, Program, Saved, TensorRole
+from sim.core.program import Compute, Item, Program, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import F, I, Operator, gemm, memory_op
+from sim.models.score_kernels import Passes, run_passes, score_passes
 from sim.models.window import Window
 
 LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
@@ -29,7 +29,8 @@ class Core(Struct, frozen=True):
     arXiv 2408.00118, section 2), which fused kernels do on the way. `sinks`: see `GroupedQueryAttention`. `packed`: of
     these scores what lies within documents; fused kernels of packed sequences compute no others. `filled`: of the
     queries those of documents, the others are padding. `documents`: equal ones with as many tokens and squares.
-    `repeats`: `kv_heads` counts each key and value head so often, once for each query head that shares it.
+    `repeats`: `kv_heads` counts each key and value head so often, once for each query head that shares it. `wide_keys`:
+    queries and keys come in fp32 and are cast for the matmuls.
     """
 
     q_len: int
@@ -47,6 +48,7 @@ class Core(Struct, frozen=True):
     filled: float = 1.0
     documents: float = 1.0
     repeats: int = 1
+    wide_keys: bool = False
 
     @property
     def visible(self) -> float:
@@ -145,69 +147,12 @@ def _scores(d: Dims, c: Core) -> float:
     return float(d.batch * c.heads * c.q_len * c.kv_len)
 
 
-class SoftmaxPass(Struct, frozen=True):
-    """Bytes moved for each of the q·kv scores between the two matmuls, and kernels, of one direction."""
-
-    bytes: float
-    kernels: int
-
-    def plus(self, bytes_: float, kernels: int) -> SoftmaxPass:
-        """With something more on every score."""
-        return SoftmaxPass(self.bytes + bytes_, self.kernels + kernels)
-
-
-def _softmax(d: Dims, c: Core) -> tuple[SoftmaxPass, SoftmaxPass]:
-    """Forward reads scores and writes probabilities, backward reads both and writes; Megatron's causal kernel
-    reads only what the mask leaves (scaled_upper_triang_masked_softmax).
-
-    In separate operators with an fp32 softmax: scale (2e), mask (2e), softmax (e + 4), cast back (4 + e); backward cast
-    (e + 4), softmax (12), cast back (4 + e), scale (2e). Soft caps: division, tanh and product (2e each); backward
-    product (2e), tanh (3e), division (2e). Sinks: joined to the scores, their maximum found and subtracted (5e);
-    backward the same but the maximum (4e).
-    """
-    e = d.act_bytes
-    seen = c.visible / (c.q_len * c.kv_len) if d.framework.skips_masked_scores else 1.0
-    forward, backward = SoftmaxPass((1.0 + seen) * e, 1), SoftmaxPass((1.0 + 2.0 * seen) * e, 1)
-    if d.framework.softmax_in_fp32:
-        forward = SoftmaxPass(4 * e + 2 * (e + FP32_BYTES), 4)
-        backward = SoftmaxPass(2 * e + 2 * (e + FP32_BYTES) + 3 * FP32_BYTES, 4)
-    if c.softcap and not d.framework.fuses_chains:
-        forward, backward = forward.plus(6 * e, 3), backward.plus(7 * e, 3)
-    if c.sinks and not d.framework.fuses_chains:
-        forward, backward = forward.plus(5 * e, 3), backward.plus(4 * e, 2)
-    return forward, backward
-
-
 def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`."""
-    return unfused_core(d.batch, c, d.act, d.act_bytes, _softmax(d, c)[0], bool(d.dropout), name)
+    return unfused_core(d.batch, c, d.act, d.act_bytes, score_passes(d, c)[0], bool(d.dropout), name)
 
 
-def repeated(d: Dims, own: Core) -> Core:
-    """The core of `own`, with a key and value head for each query head where the framework copies them."""
-    copies = d.framework.repeats_fused_keys if d.fused_attention else d.framework.repeats_keys
-    return replace(own, kv_heads=own.heads, repeats=own.heads // own.kv_heads) if copies else own
-
-
-def with_repeats(d: Dims, core: Core, part: Operator) -> Operator:
-    """The part, with keys and values copied for every query head before it and, where they are not kept so, again
-    backward; and with the sum of their gradients behind it: as many reads and writes."""
-    if core.repeats == 1:
-        return part
-
-    def copied(name: str, phase: Phase) -> Program:
-        whole = kv_bytes(d, core)
-        return (memory_op(name, phase, "copy", whole / d.act_bytes, whole * (1 + 1 / core.repeats), d.act, 2),)
-
-    again = copied("attention_repeat_again", I) if d.framework.rebuilds_pointwise else ()
-    return replace(
-        part,
-        forward=(*copied("attention_repeat", F), *part.forward),
-        backward=(*again, *part.backward, *copied("attention_backward_repeat", I)),
-    )
-
-
-def unfused_core(batch: int, c: Core, act: str, e: float, softmax: SoftmaxPass, dropout: bool, name: str) -> Program:
+def unfused_core(batch: int, c: Core, act: str, e: float, softmax: Passes, dropout: bool, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context, of `batch` sequences, kernel by kernel.
 
     `e`: bytes of an element of the activations. The query heads that share a KV head are stacked as rows of one
@@ -216,9 +161,9 @@ def unfused_core(batch: int, c: Core, act: str, e: float, softmax: SoftmaxPass, 
     n = float(batch * c.heads * c.q_len * c.kv_len)
     batch, rows = _stacked(batch, c)
     context = batch * rows * c.v_head_dim
-    items = [
+    items: list[Item] = [
         gemm(f"{name}_scores", F, rows, c.kv_len, c.head_dim, act, batch),
-        memory_op(f"{name}_softmax", F, "softmax", n, softmax.bytes * n, act, softmax.kernels),
+        *run_passes(softmax, name, F, n, act),
     ]
     if dropout:
         items.append(memory_op(f"{name}_dropout", F, "elementwise", n, (2 * e + MASK_BYTES) * n, act))
@@ -237,10 +182,9 @@ def _stacked(batch: int, c: Core) -> tuple[int, int]:
 def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
     """Four batched matmuls (dV, dA, dQ, dK), dropout and softmax backward."""
     n, e = _scores(d, c), d.act_bytes
-    softmax = _softmax(d, c)[1]
     batch, rows = _stacked(d.batch, c)
     context = batch * rows * c.v_head_dim
-    items = [
+    items: list[Item] = [
         memory_op(f"{name}_context_copy", I, "copy", context, 2 * context * e, d.act),
         gemm(f"{name}_dv", I, c.kv_len, c.v_head_dim, rows, d.act, batch),
         gemm(f"{name}_dprobs", I, rows, c.kv_len, c.v_head_dim, d.act, batch),
@@ -248,7 +192,7 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
     if d.dropout:
         items.append(memory_op(f"{name}_dropout", I, "elementwise", n, (2 * e + MASK_BYTES) * n, d.act))
     items += [
-        memory_op(f"{name}_softmax", I, "softmax", n, softmax.bytes * n, d.act, softmax.kernels),
+        *run_passes(score_passes(d, c)[1], name, I, n, d.act),
         gemm(f"{name}_dq", I, rows, c.head_dim, c.kv_len, d.act, batch),
         gemm(f"{name}_dk", I, c.kv_len, c.head_dim, rows, d.act, batch),
     ]

@@ -89,13 +89,18 @@ def branch_gradient_casts(d: Dims, name: str, elements: float) -> Program:
     return (cast(d, f"{name}_grad_cast", I, elements),)
 
 
+def turns_wide(d: Dims) -> bool:
+    """Tell whether rope multiplies by fp32 cosines, so that queries and keys come out of it in fp32."""
+    return casts_apart(d) and d.framework.turns_in_fp32
+
+
 def promoted_rope(d: Dims) -> tuple[More, More]:
     """What rope moves more of a tensor that fp32 cosines and sines multiply, forward and backward.
 
     Forward: two products are written in fp32 (2 more each), read and added in it (6 more), and their sum is cast (4 and
     2). Backward: the gradient is cast to fp32 (6), both products read and write it (4 more each) and are cast (6 each).
     """
-    if not (casts_apart(d) and d.framework.turns_in_fp32):
+    if not turns_wide(d):
         return More(), More()
     e = d.act_bytes
     more = FP32_BYTES - e

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, Item, Phase, Wait
-from sim.models.attention import Core, core_backward, core_forward, core_part, kv_bytes, repeated, with_repeats
+from sim.models.attention import Core, core_backward, core_forward, core_part, kv_bytes
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
+from sim.models.head_copies import repeated, with_repeats
 from sim.models.operators import F, I, Operator, collective, memory_op
 from sim.models.packing import PackedBatch, pairs_between, queries_between
 

@@ -158,8 +158,8 @@ class Framework(Struct, frozen=True):
     fuses_activation: bool = False
     """SwiGLU and squared ReLU are one kernel, not two [core/fusions/fused_bias_swiglu.py]"""
     writes_activations_out: bool = False
-    """GPT-2's GELU (`gelu_new`) is separate operators, as its formula is written, not torch's kernel of it
-    [transformers/activations.py: NewGELUActivation]"""
+    """GPT-2's and GPT-NeoX-20B's GELU (`gelu_new`, `gelu_fast`) is separate operators, as its formula is written, not
+    torch's kernel of it [transformers/activations.py: NewGELUActivation, FastGELUActivation]"""
     clamps_apart: bool = False
     """a clamped gated activation clamps and joins both halves by separate operators before its kernel
     [core/fusions/fused_bias_geglu.py: weighted_bias_quick_geglu_impl]"""
@@ -188,6 +188,9 @@ class Framework(Struct, frozen=True):
     """the unfused softmax is computed in fp32 and cast back, and both results are saved [eager_attention_forward]"""
     repeats_keys: bool = False
     """unfused attention copies key and value heads for every query head [repeat_kv]"""
+    orders_heads: bool = False
+    """unfused attention copies queries, keys and values whose heads lie beside each other in a token's row, and their
+    gradients [torch.matmul: expand and reshape]"""
     repeats_fused_keys: bool = False
     """fused attention does, too [torchtitan: models/llama/model.py, repeat_kv]"""
     keeps_merged_outputs: bool = False
@@ -221,6 +224,10 @@ class Framework(Struct, frozen=True):
     """what the fused kernel cannot read where the merged projection wrote it is copied, and the three gradients are
     joined [core/transformer/attention.py: get_query_key_value_tensors; TE attention/dot_product_attention/utils.py:
     get_qkv_layout; TE pytorch/utils.py: SplitAlongDim]"""
+    joins_split_gradients: bool = False
+    """the gradients of queries, keys and values that a model cut out of one matmul's result are joined by a kernel of
+    its own; with rope its own copies bring them there [transformers/models/gpt2/modeling_gpt2.py: GPT2Attention; torch:
+    split_with_sizes_backward]"""
     attention_copies: int = 0
     """copies, each as large as the queries, that reorder or pack tokens around the fused kernel [each trainer's own]"""
     attention_copy_kernels: tuple[int, int] = (1, 1)

@@ -20,10 +20,11 @@ from sim.core.attention_pairs import attended_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
 from sim.core.quantization import Quantization
-from sim.models.attention import Core, SoftmaxPass, unfused_core
+from sim.models.attention import Core, unfused_core
 from sim.models.layer_inputs import layer_inputs_of
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.operators import F, collective, gemm, memory_op
+from sim.models.score_kernels import ScorePass
 from sim.models.streams import Streams, streams_of
 
 if TYPE_CHECKING:
@@ -176,8 +177,8 @@ def unfused_attention(d: ServingDims, batch: int, core: Core) -> Program:
     """Attention of `batch` sequences kernel by kernel, all q·kv scores in memory: as training's unfused one
     (`sim.models.attention`), of prompts and, with one query each, of single tokens.
     """
-    softmax = SoftmaxPass(SOFTMAX_ACCESSES * d.act_bytes, 1)
-    return unfused_core(batch, core, d.act, d.act_bytes, softmax, False, "attention")
+    softmax = ScorePass("softmax", SOFTMAX_ACCESSES * d.act_bytes)
+    return unfused_core(batch, core, d.act, d.act_bytes, (softmax,), False, "attention")
 
 
 def prefill_attention(d: ServingDims, batch: int, core: Core) -> Program:

@@ -303,6 +303,15 @@ def test_pythia_parameter_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("named", "read"),
+    [("gelu_fast", "gelu_fast"), ("gelu_new", "gelu_new"), ("quick_gelu", "quick_gelu"), ("gelu_pytorch_tanh", "gelu")],
+)
+def test_a_gelu_that_transformers_writes_out_is_read_as_such(tmp_path: Path, named: str, read: str) -> None:
+    assert load_model(_config(tmp_path, **NEOX | {"hidden_act": named})).mlp == read
+    assert load_model(_config(tmp_path, **GPT2 | {"activation_function": named})).mlp == read
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model_type": "bert"}, "model_type: found 'bert', an encoder"),

@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, ModelPart, Phase, Program, Saved
 from sim.models.attention import Core, attention_flops
+from sim.models.casts import turns_wide
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
+from sim.models.head_copies import ordered_heads, repeated
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
@@ -99,16 +101,18 @@ class GroupedQueryAttention(Struct, frozen=True):
     def core(self, d: Dims) -> Core:
         """Shapes of the attention on one rank's tokens."""
         sizes = (*self.heads_of(d.tp), *self.widths)
-        return Core(d.seq, d.seq, *sizes, window=self.window, softcap=self.softcap, sinks=self.sinks)
+        wide = self.rope and turns_wide(d)
+        return Core(d.seq, d.seq, *sizes, window=self.window, softcap=self.softcap, sinks=self.sinks, wide_keys=wide)
 
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Projection to query, key and value, their norms, rope, core, output projection."""
-        core = self.attended(scenario, d, shard)
+        joined, own = self.rope and self.rope_share is not None, repeated(d, self.core(d))
+        core = ordered_heads(d, own, self.attended(scenario, d, shard), self.rope, joined)
         qkv, out = self.qkv_and_out(d.tp)
         merged = self.projections == 1 or d.framework.merges_projections
         turned = d.tokens * self.turned_heads(d.tp) * self.head_dim
         turn = (self._turn(d, turned),) if self.rope else ()
-        if self.rope and self.rope_share is not None and not d.framework.fuses_rope:
+        if joined and not d.framework.fuses_rope:
             turn = (*turn, rope_join(d, turned))
             if d.framework.output_follows_queries and d.fused_attention:
                 core = self._output_copied(d, core, d.tokens * out.inputs)
@@ -123,6 +127,8 @@ class GroupedQueryAttention(Struct, frozen=True):
             core = keeping(core, "keys and values beside queries", d.tokens * sum(qkv.outputs[1:3]) * d.act_bytes)
         if d.framework.copies_split_projection and d.fused_attention:
             turn = (*self._split(d), *turn)
+        if d.framework.joins_split_gradients and self.projections == 1 and not self.rope:
+            turn = (_joined_gradients(d, d.tokens * self.expanded_width(d.tp)), *turn)
         if d.framework.attention_copies:
             elements = d.framework.attention_copies * d.tokens * out.inputs
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
@@ -294,3 +300,9 @@ class GroupedQueryAttention(Struct, frozen=True):
 def _bias(d: Dims, elements: int) -> Operator:
     """The sum of a projection's output of `elements` and its bias, as a kernel of its own."""
     return Operator("qkv_bias", (memory_op("qkv_bias", F, "elementwise", elements, 2 * elements * d.act_bytes, d.act),))
+
+
+def _joined_gradients(d: Dims, elements: int) -> Operator:
+    """The gradients of queries, keys and values, `elements` in all, become one tensor for the matmul before them."""
+    joined = memory_op("split_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act, kernel="cat")
+    return Operator("split", (), (joined,))

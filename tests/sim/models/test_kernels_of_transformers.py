@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from counted_accesses import counted
 
 from sim.inputs.scenario import parse_scenario
 from sim.models.activation_facts import ACTIVATIONS
@@ -91,6 +92,32 @@ def test_a_norm_launches_as_many_kernels(name: str, rules: Any, dtype: str) -> N
     # A mean's and a square root's few numbers, and casts of the weight, are one kernel more or less.
     assert t.forward_kernels == pytest.approx(forward, abs=2)
     assert t.backward_kernels == pytest.approx(backward, abs=4)
+
+
+WRITTEN_OUT = {
+    "gelu_new": "NewGELUActivation",
+    "gelu_fast": "FastGELUActivation",
+    "quick_gelu": "QuickGELUActivation",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_an_activation_moves_and_keeps_what_its_formula_does(name: str) -> None:
+    made, kept = getattr(transformers.activations, WRITTEN_OUT[name])(), {}
+    x = torch.randn(64, WIDTH, requires_grad=True)
+
+    def pack(saved: Any) -> Any:
+        kept[saved.untyped_storage().data_ptr()] = saved
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        y, forward = counted(lambda: made(x))
+    gradient = torch.ones_like(y)
+    _, backward = counted(lambda: y.backward(gradient))
+    record = ACTIVATIONS[name]
+    found = (forward.elements / x.numel(), forward.operators, backward.elements / x.numel(), backward.operators)
+    assert found == record.eager
+    assert len(record.kept) == len(kept)
 
 
 @pytest.mark.parametrize(("name", "activation"), [("gelu_new", "NewGELUActivation"), ("xielu", "XIELUActivation")])

@@ -1,0 +1,95 @@
+"""Copies of queries, keys and values that a framework's attention makes before its kernels, and of their gradients."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import Compute, Phase, Program
+from sim.models.attention import Core
+from sim.models.casts import cast
+from sim.models.dims import Dims
+from sim.models.operators import F, I, Operator, memory_op
+
+
+def repeated(d: Dims, own: Core) -> Core:
+    """The core of `own`, with a key and value head for each query head where the framework copies them."""
+    copies = d.framework.repeats_fused_keys if d.fused_attention else d.framework.repeats_keys
+    return replace(own, kv_heads=own.heads, repeats=own.heads // own.kv_heads) if copies else own
+
+
+def with_repeats(d: Dims, core: Core, part: Operator) -> Operator:
+    """The part, with keys and values copied for every query head before it and, where they are not kept so, again
+    backward; and with the sum of their gradients behind it: as many reads and writes.
+
+    Keys that are still in fp32 (`wide_keys`) are copied in it, and their copies are cast, where rope counts the casts
+    of the keys themselves; backward likewise.
+    """
+    if core.repeats == 1:
+        return part
+    apart = not d.framework.fuses_chains
+    again = (_repeat(d, core, "attention_repeat_again", I, False),) if d.framework.rebuilds_pointwise else ()
+    return replace(
+        part,
+        forward=(
+            _repeat(d, core, "attention_repeat", F, apart),
+            *_further_casts(d, core, "attention_repeat_cast", F),
+            *part.forward,
+        ),
+        backward=(
+            *again,
+            *part.backward,
+            *_further_casts(d, core, "attention_backward_repeat_cast", I),
+            _repeat(d, core, "attention_backward_repeat", I, False),
+        ),
+    )
+
+
+def _heads(d: Dims, core: Core) -> tuple[float, float]:
+    """Elements of the keys and the values that the core's kernels read."""
+    rows = float(d.batch * core.kv_len * core.kv_heads)
+    return rows * core.head_dim, rows * core.v_head_dim
+
+
+def _repeat(d: Dims, core: Core, name: str, phase: Phase, single: bool) -> Compute:
+    """`single`: a copy that torch does not vectorize, since its input is expanded."""
+    keys, values = _heads(d, core)
+    whole = keys * (FP32_BYTES if core.wide_keys else d.act_bytes) + values * d.act_bytes
+    made = memory_op(name, phase, "copy", keys + values, whole * (1 + 1 / core.repeats), d.act, 2)
+    return replace(made, single_elements=keys + values) if single else made
+
+
+def _further_casts(d: Dims, core: Core, name: str, phase: Phase) -> Program:
+    if not core.wide_keys:
+        return ()
+    more = _heads(d, core)[0] * (1 - 1 / core.repeats)
+    return (cast(d, name, phase, more, kernels=0, widens=phase is not F),)
+
+
+def ordered_heads(d: Dims, core: Core, part: Operator, turned: bool, joined: bool) -> Operator:
+    """The part, with what its batched matmuls cannot read where it lies copied into heads' order. In a token's row
+    heads lie beside each other, and of several sequences torch.matmul wants all heads as one dimension (`reshape`).
+
+    `turned`: rope brings the gradients of queries and keys back to tokens' order by its own copies. `joined`: it made
+    queries and keys anew by joining two parts, in heads' order. Copies for each query head are in that order, too.
+    """
+    if d.fused_attention or not d.framework.orders_heads or d.batch == 1:
+        return part
+    queries = float(d.batch * core.q_len * core.heads * core.head_dim)
+    keys, values = _heads(d, core)
+    alone = core.repeats == 1
+    ahead = [queries] * (not joined) + [keys] * (alone and not joined) + [values] * alone
+    back = [values / core.repeats, *([] if turned else [queries])]
+    return replace(
+        part,
+        forward=(*_ordered(d, "attention_order", F, ahead), *part.forward),
+        backward=(*part.backward, *_ordered(d, "attention_backward_order", I, back)),
+    )
+
+
+def _ordered(d: Dims, name: str, phase: Phase, sizes: list[float]) -> Program:
+    elements = sum(sizes)
+    if not elements:
+        return ()
+    made = memory_op(name, phase, "copy", elements, 2 * elements * d.act_bytes, d.act, len(sizes))
+    return (replace(made, single_elements=elements),)

@@ -1,0 +1,137 @@
+"""Kernels over all q·kv scores of unfused attention, between its two matmuls: bytes for each score.
+
+Frameworks with one kernel (Megatron's scale-mask-softmax, a compiler's) read scores and write probabilities.
+Transformers' own function (models/llama/modeling_llama.py: eager_attention_forward) has a kernel for each torch
+operator: `matmul * scaling`, `+ mask`, `softmax(dtype=float32)`, `.to(query.dtype)`. Its mask has the dtype of the
+embedding's rows, which autocast leaves in fp32, so that under autocast the sum is in fp32, too. Without autocast
+torch's softmax reads 16 bits and writes fp32, and backward the other way (aten/src/ATen/native/cuda/SoftMax.cu). All
+were counted in captured programs (`tests/sim/models/test_eager_attention.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD, Compute, Phase, Program
+from sim.models.casts import casts_apart
+from sim.models.dims import Dims
+from sim.models.operators import memory_op
+
+
+class Scored(Protocol):
+    """The part of an attention's shapes (`sim.models.attention.Core`) that says what becomes of its scores."""
+
+    @property
+    def heads(self) -> int:
+        """Those of queries."""
+
+    @property
+    def q_len(self) -> int:
+        """Queries of a head."""
+
+    @property
+    def kv_len(self) -> int:
+        """Keys of a head."""
+
+    @property
+    def softcap(self) -> bool:
+        """Tell whether scores are capped."""
+
+    @property
+    def sinks(self) -> bool:
+        """Tell whether sinks are joined to them."""
+
+    @property
+    def visible(self) -> float:
+        """Scores of a head that the mask leaves."""
+
+
+class ScorePass(Struct, frozen=True):
+    """Bytes of each score, and kernels that share them. `kernel`, `casts`: see `Compute`. `single`: torch has no
+    vectorized kernel for it."""
+
+    name: str
+    bytes: float
+    kernels: int = 1
+    kind: str = "softmax"
+    kernel: str = ""
+    casts: int = 0
+    single: bool = False
+
+    def plus(self, bytes_: float, kernels: int) -> ScorePass:
+        """With something more on every score."""
+        return replace(self, bytes=self.bytes + bytes_, kernels=self.kernels + kernels)
+
+    def run(self, name: str, phase: Phase, scores: float, act: str) -> Compute:
+        """The kernels over so many scores, in an attention of this name."""
+        made = memory_op(
+            f"{name}_{self.name}", phase, self.kind, scores, self.bytes * scores, act, self.kernels, self.kernel
+        )
+        return replace(made, single_elements=scores, casts=self.casts) if self.single else made
+
+
+Passes = tuple[ScorePass, ...]
+
+
+def score_passes(d: Dims, c: Scored) -> tuple[Passes, Passes]:
+    """Forward and backward. Megatron's causal kernel reads only what the mask leaves
+    (scaled_upper_triang_masked_softmax).
+
+    Soft caps: division, tanh and product (2e each); backward product (2e), tanh (3e), division (2e).
+    """
+    if d.framework.softmax_in_fp32:
+        ahead, back = _with_sinks(d) if c.sinks else _by_operators(d, c)
+        if c.softcap:
+            e = d.act_bytes
+            ahead = (*ahead[:1], ScorePass("softcap", 6 * e, 3, "elementwise"), *ahead[1:])
+            back = (*back[:-1], ScorePass("softcap", 7 * e, 3, "elementwise"), *back[-1:])
+        return ahead, back
+    e = d.act_bytes
+    seen = c.visible / (c.q_len * c.kv_len) if d.framework.skips_masked_scores else 1.0
+    forward, backward = ScorePass("softmax", (1.0 + seen) * e), ScorePass("softmax", (1.0 + 2.0 * seen) * e)
+    if c.softcap and not d.framework.fuses_chains:
+        forward, backward = forward.plus(6 * e, 3), backward.plus(7 * e, 3)
+    if c.sinks and not d.framework.fuses_chains:
+        forward, backward = forward.plus(5 * e, 3), backward.plus(4 * e, 2)
+    return (forward,), (backward,)
+
+
+def _with_sinks(d: Dims) -> tuple[Passes, Passes]:
+    """Scale (2e), mask (2e), softmax and casts as without sinks, which are joined to the scores, their maximum found
+    and subtracted (5e); backward the same but the maximum (4e)."""
+    e = d.act_bytes
+    forward = ScorePass("softmax", 9 * e + 2 * (e + FP32_BYTES), 7)
+    return (forward,), (ScorePass("softmax", 6 * e + 2 * (e + FP32_BYTES) + 3 * FP32_BYTES, 6),)
+
+
+def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
+    """Forward: scale, mask (a broadcast of one for all heads), softmax, cast. Backward: cast, softmax, cast, scale.
+
+    In 16 bits the softmax's kernels cast scores and their gradient; in fp32 there are no casts.
+    """
+    e, wide = d.act_bytes, FP32_BYTES
+    narrow, promoted = e < wide, casts_apart(d)
+    masked = wide if promoted else e  # what the sum with the mask gives
+    mask = e + masked + masked / c.heads
+    ahead = (
+        ScorePass("scale", 2 * e, kind="elementwise"),
+        ScorePass("mask", mask, kind="elementwise", casts=3 * promoted, single=True),
+        ScorePass("softmax", masked + wide, kernel=TORCH_SOFTMAX),
+        *((ScorePass("softmax_cast", wide + e, kind="cast"),) if narrow else ()),
+    )
+    back = (
+        *((ScorePass("softmax_cast", e + wide, kind="cast", casts=2, single=True),) if narrow else ()),
+        ScorePass("softmax", 2 * wide + masked, kernel=TORCH_SOFTMAX_BACKWARD),
+        *((ScorePass("mask_cast", wide + e, kind="cast"),) if promoted else ()),
+        ScorePass("scale", 2 * e, kind="elementwise"),
+    )
+    return ahead, back
+
+
+def run_passes(passes: Passes, name: str, phase: Phase, scores: float, act: str) -> Program:
+    """The kernels of all passes over so many scores."""
+    return tuple(p.run(name, phase, scores, act) for p in passes)

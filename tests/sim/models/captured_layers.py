@@ -1,0 +1,62 @@
+"""Small models of Transformers, captured, and the scenarios that describe them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.inputs.program_file import CapturedProgram, read_program
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 3,
+        "vocab_size": 1024,
+    },
+    "qwen3_moe": {
+        "hidden_size": 512,
+        "moe_intermediate_size": 256,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "num_hidden_layers": 3,
+        "vocab_size": 1024,
+        "norm_topk_prob": True,
+    },
+    "gpt2": {"n_embd": 512, "n_head": 8, "n_layer": 3, "n_inner": 2048, "vocab_size": 1024, "n_positions": 128}
+    | {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0},
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"layers": 3, "hidden": 512, "heads": 8, "kv_heads": 2, "ffn": 1408, "vocab": 1024, "bias": False}
+    | {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope"},
+    "gpt2": {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024, "mlp": "gelu_new", "positions": "learned"},
+}
+MODELS["qwen3_moe"] = MODELS["llama"] | {"head_dim": 64, "qk_norm": True, "moe": {"experts": 8, "top_k": 2, "ffn": 256}}
+LAYER = {"llama": "layers.1", "gpt2": "h.1", "qwen3_moe": "layers.1"}
+for activation in ("gelu_fast", "quick_gelu"):  # of GPT-2's layers, by the activation's name
+    CONFIGS[activation] = CONFIGS["gpt2"] | {"model_type": "gpt2", "activation_function": activation}
+    MODELS[activation], LAYER[activation] = MODELS["gpt2"] | {"mlp": activation}, LAYER["gpt2"]
+SEQ, BATCH = 128, 2
+
+
+def capture(folder: Path, name: str, attention: str, **options: Any) -> CapturedProgram:
+    """The program of the model's step; `options`: those of `calibrate.capture`."""
+    pytest.importorskip("torch", reason="capturing runs torch's own code")
+    pytest.importorskip("transformers", reason="the models are Transformers'")
+    from calibrate.capture.huggingface_step import huggingface_maker
+    from calibrate.capture.options import Options
+    from calibrate.capture.program_out import write_program
+    from calibrate.capture.run_step import record
+
+    given = Options(SEQ, BATCH, attention=attention, **options)
+    step, recorder = record(huggingface_maker({"model_type": name, **CONFIGS[name]}, given))
+    file = folder / f"{attention}.json.gz"
+    write_program(file, step, recorder)
+    return read_program(file)

@@ -1,0 +1,93 @@
+"""Attention of Transformers in separate operators (`attn_implementation: eager`) against captured programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from captured_layers import BATCH, LAYER, MODELS, SEQ, capture
+from model_programs import make
+
+from sim.core.program import Block, Compute
+from sim.inputs.program_file import CapturedOperator
+from sim.models.captured import compute_of
+from sim.models.layer import layer_block
+
+PRECISIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the capture, and of the scenario
+    "autocast": ({"autocast": "bf16"}, {"param_dtype": "fp32"}),
+    "bf16": ({"weights": "bf16"}, {"param_dtype": "bf16"}),
+    "fp32": ({}, {"param_dtype": "fp32", "precision": "fp32"}),
+}
+# GPT-2's own function makes the softmax in the scores' dtype, which in bf16 alone is not fp32.
+WAYS = [("llama", "autocast"), ("llama", "bf16"), ("llama", "fp32"), ("gpt2", "autocast"), ("gpt2", "fp32")]
+ATTENTION = {"llama": "self_attn", "gpt2": "attn"}
+SCORES = BATCH * 8 * SEQ * SEQ
+
+
+@pytest.fixture(scope="module", params=WAYS, ids="-".join)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The model's name, the captured operators of a layer's attention without its projections, the described layer."""
+    name, precision = request.param
+    options, training = PRECISIONS[precision]
+    folder: Path = tmp_path_factory.mktemp(name)
+    program = capture(folder, name, "eager", **options)
+    module = f"{LAYER[name]}.{ATTENTION[name]}"
+    operators = [o for o in program.operators if o.module.endswith(module) and o.launches]
+    sizes = {"seq_len": SEQ, "micro_batch_size": BATCH, "framework": "transformers", "attention": "unfused"}
+    return name, operators, layer_block(make(MODELS[name], {**sizes, **training}), 1)
+
+
+def items(block: Block, phase: str) -> list[Compute]:
+    return [i for i in getattr(block, phase) if isinstance(i, Compute) and i.kind != "gemm"]
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_kernels_over_all_scores_are_those_that_run(both: Any, phase: str) -> None:
+    """One by one: what each moves, torch's softmax, and what torch does not vectorize."""
+    _, operators, block = both
+    core = (i for i in items(block, phase) if i.name.startswith("attention_") and "_out_" not in i.name)
+    mine = [i for i in core if i.shape == (SCORES,) and i.kind != "copy"]
+    run = [o for o in operators if o.phase == phase and o.outputs[0].shape[-2:] == (SEQ, SEQ)]
+    real = [compute_of(o) for o in run if o.name != "aten.bmm"]
+    assert [i.bytes for i in mine] == pytest.approx([i.bytes for i in real], rel=1e-6)
+    assert [(i.kind, i.kernels, i.single_elements, i.casts) for i in mine] == [
+        (i.kind, i.kernels, i.single_elements, i.casts) for i in real
+    ]
+    assert [i.kernel for i in mine if i.kind == "softmax"] == [i.kernel for i in real if i.kind == "softmax"]
+
+
+def moved(operators: Sequence[CapturedOperator], phase: str, names: tuple[str, ...]) -> tuple[float, int]:
+    found = [o for o in operators if o.phase == phase and o.name in names]
+    return sum(compute_of(o).bytes for o in found), len(found)
+
+
+def test_heads_are_copied_as_often_as_they_are(both: Any) -> None:
+    """Repeated keys and values, heads' order, and the context. Backward: rope brings two gradients of Llama's back by
+    copies of its own, and a sum over repeated heads moves what a copy does."""
+    name, operators, block = both
+    ahead = [i for i in items(block, "forward") if i.kind == "copy"]
+    assert (sum(i.bytes for i in ahead), sum(i.kernels for i in ahead)) == moved(operators, "forward", ("aten.clone",))
+    back = [i for i in items(block, "backward") if i.kind == "copy"]
+    real, kernels = moved(operators, "backward", ("aten.clone", "aten.cat", "aten.sum"))
+    size, of_rope = block_element_bytes(block), (8 + 2) * 64 * SEQ * BATCH if name == "llama" else 0
+    assert sum(i.bytes for i in back) == real - 2 * size * of_rope
+    assert sum(i.kernels for i in back) == kernels - 2 * bool(of_rope)
+
+
+def block_element_bytes(block: Block) -> float:
+    return 4.0 if next(i for i in block.forward if isinstance(i, Compute) and i.kind == "gemm").dtype == "fp32" else 2.0
+
+
+def test_casts_of_repeated_keys(both: Any) -> None:
+    """Llama's keys are turned in fp32 under autocast and cast when they are repeated, and so are their gradients; rope
+    counts the casts of the keys themselves."""
+    name, operators, block = both
+    queries, keys = BATCH * SEQ * 8 * 64, BATCH * SEQ * 2 * 64
+    for phase in ("forward", "backward"):
+        run = [o for o in operators if o.phase == phase and o.name == "aten._to_copy"]
+        real = [o for o in run if o.outputs[0].elements == queries and o.outputs[0].dtype == "bf16"]
+        mine = [i for i in items(block, phase) if i.name.endswith("repeat_cast")]
+        assert bool(mine) == (name == "llama" and bool(real))
+        assert [(i.bytes, i.kernels) for i in mine] == [(6.0 * (queries - keys), 0)] * bool(mine)
