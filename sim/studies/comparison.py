@@ -235,10 +235,18 @@ def _memory(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
 
 def simulate_run(scenario: Scenario, run: MeasuredRun, profile: Profile, where: str) -> Simulation:
     """The scenario of a measured run, simulated as it was run; `where` starts error messages."""
-    p = scenario.parallelism
+    scenario, p = _with_buffers(scenario), scenario.parallelism
     within_actions = p.tp * p.cp * p.ep > 1  # communications that a recorded action is cut at
     schedule = own_schedule(run, scenario, where)
     return simulate(scenario, profile, schedule=schedule, expand=within_actions, fold=not within_actions)
+
+
+def _with_buffers(scenario: Scenario) -> Scenario:
+    """The scenario with gradients that stay between steps, as `calibrate.measure` runs it; captured ones say it all."""
+    t = scenario.for_training
+    if t.zero_grad is not None or scenario.model.program is not None:
+        return scenario
+    return scenario.model_copy(update={"training": t.model_copy(update={"zero_grad": "keep"})})
 
 
 def check_same(scenario: Scenario, run: MeasuredRun, where: str) -> None:
