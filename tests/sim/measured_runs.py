@@ -13,7 +13,7 @@ from tests.sim.cases import scenario_with
 def scenario(**parallelism: Any) -> Scenario:
     """A small pipeline on a host."""
     return scenario_with(
-        {"seq_len": 64, "global_batch_size": 8, "precision": "fp32"},
+        {"seq_len": 64, "global_batch_size": 8, "precision": "fp32", "zero_grad": "keep"},  # as measured runs do
         {"pp": 2, "schedule": "1f1b"} | parallelism,
         model={"layers": 4, "hidden": 64, "heads": 4, "vocab": 256},
         cluster="cpu-host",

@@ -126,8 +126,8 @@ def sizes(scenario: Scenario) -> dict[str, Any]:
 
 
 def trained(scenario: Scenario) -> dict[str, Any]:
-    """What flags express: a kernel's version they do not."""
-    return scenario.for_training.model_dump(exclude={"tokens", "batch_schedule", "attention_kernel"})
+    """What flags express: a kernel's version, and what a trainer does with gradients between steps, they do not."""
+    return scenario.for_training.model_dump(exclude={"tokens", "batch_schedule", "attention_kernel", "zero_grad"})
 
 
 def decides(scenario: Scenario, key: str) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario
+from sim.simulation import simulate
 from sim.studies.batch_plan import batch_sizes, kaplan_critical_tokens, plan_batch, steps_factor, tokens_factor
 from tests.modules import run_module
 
@@ -26,7 +27,14 @@ def test_cuts_multiply_up_to_the_global_batch() -> None:
     fits = [c.fits_in_memory for c in cuts]
     assert fits == sorted(fits, reverse=True)
     of_eight = {c.micro_batch_size: c for c in cuts if c.dp == 8}
-    assert of_eight[2].peak_memory_bytes > of_eight[1].peak_memory_bytes
+    kept = {
+        size: simulate(load_scenario(FILE, [*layout, "training.zero_grad=keep"])).result["peak_memory_bytes"]
+        for size in (1, 2)
+        for layout in [[f"training.micro_batch_size={size}", "parallelism.dp=8", "training.global_batch_size=16"]]
+    }
+    assert kept[2] > kept[1]
+    # One micro-batch has no gradients at its peak, two have.
+    assert of_eight[2].peak_memory_bytes < of_eight[1].peak_memory_bytes
     assert of_eight[2].step_time_s < of_eight[1].step_time_s
 
 
