@@ -138,7 +138,8 @@ def _cast_elements(plan: Plan, dp: DataParallel, blocks: Sequence[Block]) -> flo
     """Elements of 16-bit copies of fp32 parameters that are there at once: a block's under FSDP, else all until the
     backward. Layers that run again in the backward cast again there, one after another; that all copies are there until
     the forward ends is left out (torch, aten/src/ATen/autocast_mode.cpp: `clear_cache`)."""
-    wide, again = dims(plan.scenario).experts_in_fp32, plan.scenario.for_training.recompute
+    d, again = dims(plan.scenario), plan.scenario.for_training.recompute
+    wide = d.experts_in_fp32
     # Autocast looks embeddings up in fp32, so only a tied head casts that matrix.
     cast = [
         (b.held_params + (0 if wide else b.expert_params), b.kind is BlockKind.LAYER)
@@ -149,7 +150,8 @@ def _cast_elements(plan: Plan, dp: DataParallel, blocks: Sequence[Block]) -> flo
         return max([n for n, _ in cast], default=0)
     tied = source_of(plan.scenario).tied_elements() if any(b.kind is BlockKind.HEAD for b in blocks) else 0
     layers = [n for n, layer in cast if layer]
-    every_layer_again = again.mode == "full" and again.every is None and again.layers is None
+    # FSDP that does not reshard (zero 2) keeps its 16-bit copies for the backward all the same.
+    every_layer_again = d.autocast and again.mode == "full" and again.every is None and again.layers is None
     kept = max(layers, default=0) if every_layer_again else sum(layers)
     return kept + sum(n for n, layer in cast if not layer) + tied
 
