@@ -21,6 +21,7 @@ from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
+from sim.models.frameworks import framework_at
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
@@ -171,6 +172,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     attention = attention_of(s, machine)
     if attention["attention"] == "fused":
         s.take("no-masked-softmax-fusion")  # of the unfused softmax
+    framework = "megatron" if fused else "eager"
     micro_batch = s.integer("micro-batch-size")
     optimizer = s.choice("optimizer", OPTIMIZERS, "adam")
     if optimizer is None:
@@ -188,12 +190,25 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
             "cross_entropy": "fused" if s.flag("cross-entropy-loss-fusion") else "unfused",
-            "framework": "megatron" if fused else "eager",
+            "framework": framework,
+            "zero_grad": _zero_grad(s, framework),
             "recompute": _recompute(s),
             "cuda_graphs": _graphs(s),
             "optimizer_post_validation": s.flag("enable-optimizer-post-validation") or None,
         }
     )
+
+
+def _zero_grad(s: Settings, framework: str) -> str | None:
+    """What becomes of gradients between steps; None where the framework's record says so already.
+
+    Megatron-LM keeps its gradient buffers (core/distributed: ParamAndGradBuffer), whatever it fuses. Torch's FSDP2 and
+    DeepSpeed have gradients of their own, which are freed, but for those of ZeRO-3 of DeepSpeed.
+    """
+    frees = s.flag("use-torch-fsdp2") or (s.flag("deepspeed") and s.take("zero-stage") != "3")
+    if frees == (0 not in framework_at(framework, None).keeps_gradients_at):
+        return None
+    return "set_to_none" if frees else "keep"
 
 
 def _moments(s: Settings) -> str | None:

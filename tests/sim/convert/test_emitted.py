@@ -12,6 +12,7 @@ from sim.emit import TRAINERS, emit
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.inputs.shipped import shipped_scenarios
 from sim.models.balance import with_balanced_stages
+from sim.models.frameworks import frees_gradients
 from sim.simulation import simulate
 from tests.sim.convert.converting import converted
 from topology.presets import CLUSTERS
@@ -52,6 +53,8 @@ def test_what_emit_writes_is_read_back(tmp_path: Path, name: str, trainer: str, 
     after = parse_scenario(data)
     assert sizes(after) == sizes(before)
     assert trained(after) == trained(before)
+    # Megatron-LM keeps its gradient buffers, whatever it fuses; torchtitan sets gradients to none.
+    assert frees_gradients(after.for_training, after.parallelism.zero) == trainer.startswith("torchtitan")
     differing = {
         key
         for key, value in before.parallelism.model_dump().items()
@@ -126,7 +129,7 @@ def sizes(scenario: Scenario) -> dict[str, Any]:
 
 
 def trained(scenario: Scenario) -> dict[str, Any]:
-    """What flags express: a kernel's version, and what a trainer does with gradients between steps, they do not."""
+    """What flags express: a kernel's version they do not, and gradients between steps are the trainer's affair."""
     return scenario.for_training.model_dump(exclude={"tokens", "batch_schedule", "attention_kernel", "zero_grad"})
 
 
