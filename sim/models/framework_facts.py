@@ -109,6 +109,11 @@ class ZeroEngine(NamedTuple):
     one more while a bucket is reduced. `shard_bytes`: moved for each element of a rank's shard of the gradients before
     the optimizer reads an fp32 copy of it. `live_elements`: with ZeRO-3 so many parameters may be gathered at once; the
     last of the forward stay for the backward.
+
+    `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
+    allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
+    allocated on a stream of their own, `shards_apart` that a gradient's shards are (torch/distributed/fsdp/
+    _fully_shard/_fsdp_collectives.py: `foreach_all_gather`, `foreach_all_gather_copy_out`, `foreach_reduce`).
     """
 
     all_reduced_at: tuple[int, ...] = ()
@@ -123,6 +128,9 @@ class ZeroEngine(NamedTuple):
     buffers: int = 0
     shard_bytes: float = 0.0
     live_elements: int = 0
+    copies_gathered: bool = True
+    gathers_apart: bool = True
+    shards_apart: bool = True
 
 
 class Former(NamedTuple):

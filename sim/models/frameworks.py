@@ -95,6 +95,8 @@ _MEGATRON = Framework(
     checks_gradients=True,
     averages_gradients=True,
     zeroes_gradients=True,
+    # core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py: `fetch_bucket`, parameters are views of a bucket
+    zero=ZeroEngine(copies_gathered=False, gathers_apart=False, shards_apart=False),
     keeps_gradients_at=EVERY_STAGE,
     copies_updated=True,
     plain_host=False,
@@ -168,6 +170,8 @@ DEEPSPEED_ZERO = ZeroEngine(
     buffers=1,
     shard_bytes=30.0,
     live_elements=1_000_000_000,
+    gathers_apart=False,
+    shards_apart=False,
 )
 _RECORDS = (
     Framework(
@@ -242,7 +246,9 @@ _RECORDS = (
         attention_kernel="",  # not said
     ),
     Framework(
-        "composer",  # MosaicML's llm-foundry: torch's FSDP
+        "composer",  # MosaicML's llm-foundry: torch's first FSDP
+        # torch/distributed/fsdp/_flat_param.py: parameters are views of what is gathered (`_use_unsharded_flat_param`).
+        zero=ZeroEngine(copies_gathered=False, gathers_apart=False),
         quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling
         fp8_recipe="delayed",
         attention_kernel="flash2",

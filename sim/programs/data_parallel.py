@@ -216,8 +216,11 @@ def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Com
     """The copy of gathered shards (of every parameter, rank by rank) into whole parameters.
 
     It reads and writes them once on the computation's stream (torch's FSDP2: `foreach_all_gather_copy_out`).
-    Parameters that are gathered in fp32 are written in the precision of the layers.
+    Parameters that are gathered in fp32 are written in the precision of the layers; there is no other copy where
+    parameters are views of what is gathered (`ZeroEngine.copies_gathered`).
     """
+    if not dp.engine.copies_gathered and dp.gathered_bytes == dp.parameter_bytes:
+        return []
     messages = list(gathered)
     size = sum(c.bytes for c in messages)
     elements = size / dp.gathered_bytes

@@ -8,14 +8,13 @@ or come with a step's first backward (captured programs, which set them to None)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from heapq import heapify, heapreplace
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from sim.core.actions import Kind
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import Block, BlockKind, Compute, Phase
+from sim.core.program import Block, Compute, Phase
 from sim.programs.stages import Stage
 
 # The fraction of an action that has passed; bytes of activations, of buffers and of gradients that come and go.
@@ -138,52 +137,6 @@ def backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float]
 def _has_input_half(block: Block) -> bool:
     """False for an embedding, whose backward makes the gradient of its weights alone."""
     return any(i.phase is Phase.INPUT_GRAD for i in block.backward if isinstance(i, Compute))
-
-
-def stranded_bytes(stages: Iterable[Stage], segment_bytes: float) -> float:
-    """Return the bytes by which a freed segment that the loss cannot use raises what torch's allocator reserves at
-    most.
-
-    Nothing where another block's backward allocates so much more than the head's that it has room for the segment.
-    """
-    for stage in stages:
-        if stage.blocks and stage.blocks[-1].kind is BlockKind.HEAD:
-            # The head's backward runs first and leaves the segment behind; a larger peak of a later block fills it.
-            # A loss that works in place in its backward needs the most at the end of its forward.
-            forward = stage.blocks[-1].forward_peak_bytes
-            at_most = max(forward, changes_of(stage, Kind.B, False, False)[0][2])
-            return max(0.0, max(forward, backward_peaks(stage, Kind.B)[0]) + segment_bytes - at_most)
-    return 0.0
-
-
-def stranded_gradients(stages: Sequence[Stage], activations: float) -> float:
-    """Return the part, of 1, of gradients' memory that torch's allocator keeps between steps for no other use.
-
-    Gradients that are freed after a step (`zero_grad`) leave their segments to the next step's activations, but only to
-    tensors that fit in one (c10/cuda/CUDACachingAllocator.cpp: `get_free_block`). A segment holds one gradient, or all
-    of a block where shards are reduced together (FSDP2, `foreach_reduce`). Activations of `activations` bytes, which
-    are as large as those that blocks save, go to the emptiest segment, the largest first.
-    """
-    saved = [x.bytes for s in stages for b in s.blocks for x in b.saved]
-    segments = [-size for s in stages for size in _freed_gradients(s)]
-    total = -sum(segments)
-    if not total:
-        return 0.0
-    heapify(segments)
-    for size in sorted(saved * max(1, round(activations / max(1.0, sum(saved)))), reverse=True):
-        if size <= -segments[0]:
-            heapreplace(segments, segments[0] + size)
-    return -sum(segments) / total
-
-
-def _freed_gradients(stage: Stage) -> list[float]:
-    """Bytes of each tensor of gradients that is freed between steps."""
-    dp, each = stage.dp, stage.dp.fleeting_gradient_bytes
-    if not each or any(b.own is not None for b in stage.blocks):
-        return []
-    if reduces_at_once(stage):
-        return [each * (b.params / dp.shard + b.expert_params / dp.expert_shard) for b in stage.blocks]
-    return [each * n for b in stage.blocks for n in b.tensors]
 
 
 def on_device(saved: Sequence[float]) -> list[float]:

@@ -21,15 +21,13 @@ from sim.ranks.faults import disturbs, has_jitter
 from sim.results.certainty import step_interval
 from sim.results.fault_costs import ROUNDING, FaultCost, Waiting, waiting
 from sim.results.memory import AtMost
-from sim.results.memory_changes import stranded_bytes, stranded_gradients
 from sim.results.metrics import RankSeconds, mean, provenance, rank_seconds, roofline_warnings
 from sim.results.processes import ProcessesResult
 from sim.results.records import Engine, MemoryRow, Provenance, Record
+from sim.results.reserved import reserved_bytes
 from sim.results.step import FinishedStep
 from sim.results.teacher import Distilled
 from sim.results.training_run import TrainingRun
-
-ALLOCATOR_SEGMENT_BYTES = 2 * 2**20  # torch's caching allocator rounds large segments up to this
 
 
 class Utilization(Record, frozen=True):
@@ -160,7 +158,7 @@ def make_result(sim: FinishedStep, lost: tuple[FaultCost, ...]) -> StepResult:
         mean_rank=_mean_rank(sim, seconds),
         middle_layer=_middle_layer(sim),
         peak_memory_bytes=sim.peak_memory_bytes,
-        peak_reserved_bytes=_reserved_bytes(sim),
+        peak_reserved_bytes=reserved_bytes(sim),
         memory=memory,
         fits_in_memory=sim.fits_in_memory,
         critical_path=path,
@@ -265,19 +263,6 @@ def _memory_row(sim: FinishedStep, index: int, most: AtMost) -> MemoryRow:
     c = sim.plan.classes[index]
     own = most._asdict() | sim.memory_limits[index]._asdict()
     return MemoryRow(ranks=sim.names[index], rank=c.rank, count=len(c.ranks), **own)
-
-
-def _reserved_bytes(sim: FinishedStep) -> float:
-    """The most that torch's allocator reserves on any rank: allocated bytes in whole segments, and those stranded."""
-    segment_bytes, reserved = source_of(sim.scenario).stranded_bytes(), []
-    for i, (most, stages) in enumerate(zip(sim.most_memory, sim.stages, strict=True)):
-        rounding = ALLOCATOR_SEGMENT_BYTES * sum((-size / ALLOCATOR_SEGMENT_BYTES) % 1.0 for size in most[:-1])
-        peak, idle = most.peak, stranded_gradients(list(stages.values()), most.activations)
-        if idle:  # the segments are there when their gradients are not
-            curve = sim.levels.curve(i, sim.plan.classes[i].rank)
-            peak = float((curve.total - idle * curve.gradients).max()) + idle * float(curve.gradients.max())
-        reserved.append(rounding + peak + stranded_bytes(stages.values(), segment_bytes))
-    return max(reserved)
 
 
 def _communication(sim: FinishedStep) -> tuple[Communication, ...]:
