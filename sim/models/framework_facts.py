@@ -104,7 +104,9 @@ class ZeroEngine(NamedTuple):
     `gather_bucket_bytes`. `buckets_shards`: with ZeRO-3 a layer's gradients are reduced in such buckets, too.
     `closes_before`: a bucket is sent before a tensor would make it larger than `bucket_bytes`, not after.
 
-    `joining_accesses`: memory accesses of each reduced element in copies and the division before it is sent.
+    `joining_accesses`: memory accesses of each reduced element in copies and the division before it is sent, in the
+    dtype of the reduction; `views_accesses`: in the layers' dtype, where gradients of views are joined to one of the
+    flat parameter. `joining_kernels`: of these, for each tensor and for each message.
     `buffers`: tensors of a bucket's size that stay; there is one more where reductions overlap with ZeRO-1 or -2, and
     one more while a bucket is reduced. `shard_bytes`: moved for each element of a rank's shard of the gradients before
     the optimizer reads an fp32 copy of it. `live_elements`: with ZeRO-3 so many parameters may be gathered at once; the
@@ -125,6 +127,8 @@ class ZeroEngine(NamedTuple):
     buckets_shards: bool = False
     closes_before: bool = False
     joining_accesses: int = 0
+    views_accesses: int = 0
+    joining_kernels: tuple[int, int] = (0, 0)
     buffers: int = 0
     shard_bytes: float = 0.0
     live_elements: int = 0

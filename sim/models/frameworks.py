@@ -167,6 +167,7 @@ DEEPSPEED_ZERO = ZeroEngine(
     buckets_shards=True,
     closes_before=True,
     joining_accesses=6,
+    joining_kernels=(1, 2),  # copied into the bucket; divided, and the ranks' parts joined
     buffers=1,
     shard_bytes=30.0,
     live_elements=1_000_000_000,
@@ -247,8 +248,12 @@ _RECORDS = (
     ),
     Framework(
         "composer",  # MosaicML's llm-foundry: torch's first FSDP
-        # torch/distributed/fsdp/_flat_param.py: parameters are views of what is gathered (`_use_unsharded_flat_param`).
-        zero=ZeroEngine(copies_gathered=False, gathers_apart=False),
+        # torch/distributed/fsdp. _flat_param.py, `_get_unflat_views_unaligned`: parameters are views of what is gathered,
+        # and the backward of torch.split joins their gradients (2 accesses). _runtime_utils.py, `_reduce_grad`: they are
+        # divided (2).
+        zero=ZeroEngine(
+            copies_gathered=False, gathers_apart=False, joining_accesses=2, views_accesses=2, joining_kernels=(0, 2)
+        ),
         quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling
         fp8_recipe="delayed",
         attention_kernel="flash2",

@@ -355,15 +355,14 @@ class _Buckets:
 
 
 def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> list[Compute]:
-    """The copies and the division of gradients before they are sent (`ZeroEngine.joining_accesses`).
-
-    A kernel copies each tensor into the bucket, one divides it, and one joins the ranks' parts.
-    """
-    size = sum(c.bytes for c in reduced if c.stream == DP)
-    moved = size * dp.engine.joining_accesses
+    """The copies and the division of gradients before they are sent (`ZeroEngine.joining_accesses`)."""
+    size, engine = sum(c.bytes for c in reduced if c.stream == DP), dp.engine
+    elements = size / dp.gradient_bytes
+    moved = size * engine.joining_accesses + elements * dp.parameter_bytes * engine.views_accesses
     if not moved:
         return []
-    made = memory_op("join gradients", Phase.WEIGHT_GRAD, "copy", size / dp.gradient_bytes, moved, "bf16", tensors + 2)
+    each, once = engine.joining_kernels
+    made = memory_op("join gradients", Phase.WEIGHT_GRAD, "copy", elements, moved, "bf16", each * tensors + once)
     return [replace(made, part=ModelPart.OPTIMIZER)]
 
 
