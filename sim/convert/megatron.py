@@ -14,6 +14,7 @@ from typing import Any
 
 from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, words_of
 from sim.convert.megatron_attention import attention_of
+from sim.convert.megatron_deepspeed import of_deepspeed
 from sim.convert.megatron_model import DISPATCHER, model_of
 from sim.convert.megatron_older import as_of_today
 from sim.convert.megatron_stages import pipeline_of
@@ -32,6 +33,7 @@ REMAINDERS = (
     "precision-aware optimizer: master weights are simulated in 4 bytes; beside bf16 parameters Megatron-LM keeps the "
     "other 2 alone"  # `store_param_remainders` (core/optimizer/optimizer_config.py), on by default
 )
+HOST_OVERLAPS = "--overlap-cpu-optimizer-d2h-h2d: transfers to and from the host are simulated beside nothing"
 # By a training script, or a flag.
 OTHER_MODELS = {
     "pretrain-bert": "an encoder",
@@ -68,7 +70,10 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     for mark in MARKS:
         require_one(file, words, mark)
     given = {**_of_mpi(words), **flags_of(words, listed=LISTED)}
-    flags, written, notes = as_of_today(given)
+    notes: list[str] = []
+    if "deepspeed" in given:
+        given = of_deepspeed(file, text, given, notes)
+    flags, written = as_of_today(given, notes)
     s = Settings(file, {**slurm_flags(text), **flags}, "--", written=written, notes=notes, text=text)
     return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
 
@@ -187,6 +192,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "grad_dtype": _grad_dtype(s),
             "optimizer": optimizer,
             "optimizer_dtype": _moments(s),
+            "optimizer_offload": _offload(s),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
             "cross_entropy": "fused" if s.flag("cross-entropy-loss-fusion") else "unfused",
@@ -221,6 +227,19 @@ def _moments(s: Settings) -> str | None:
         return None
     first, _ = (s.choice(name, MOMENTS, "fp32") for name in OF_MOMENTS)
     return first
+
+
+def _offload(s: Settings) -> Any:
+    """Where the optimizer's states are: None for the GPU, cpu where the host's CPUs update all parameters, True where
+    the states come to the GPU for that."""
+    if s.flag("optimizer-cpu-offload"):
+        share = s.number("optimizer-offload-fraction", 1.0)
+        s.flag("overlap-cpu-optimizer-d2h-h2d")
+        if share == 1.0:
+            s.notes += [HOST_OVERLAPS] if "overlap-cpu-optimizer-d2h-h2d" in s.values else []
+            return "cpu"
+        s.notes.append(f"--optimizer-offload-fraction {share:g}: a part is not simulated, all states stay on the GPU")
+    return True if s.flag("offload-optimizer-states") else None
 
 
 def _graphs(s: Settings) -> str | None:
@@ -304,8 +323,8 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
         s.take("use-distributed-optimizer")
         return {"zero": s.choice("data-parallel-sharding-strategy", ZERO_STAGES, "no_shard")}
     if s.flag("deepspeed"):
-        s.take("deepspeed-config")
-        return {"zero": s.integer("zero-stage")}
+        stage = s.integer("zero-stage")
+        return {"zero": stage, "param_gather_overlap": False if stage in (1, 2) else None}  # `DEEPSPEED_ZERO`
     if not s.flag("use-distributed-optimizer"):
         return {"zero": 0}
     shard = members // instances if instances > 1 else None
