@@ -15,6 +15,8 @@ from typing import Any
 from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, words_of
 from sim.convert.megatron_attention import attention_of
 from sim.convert.megatron_deepspeed import of_deepspeed
+from sim.convert.megatron_hybrid import SCRIPTS as HYBRID_SCRIPTS
+from sim.convert.megatron_hybrid import take_sizes
 from sim.convert.megatron_model import DISPATCHER, model_of
 from sim.convert.megatron_older import as_of_today
 from sim.convert.megatron_stages import pipeline_of
@@ -33,16 +35,15 @@ REMAINDERS = (
     "precision-aware optimizer: master weights are simulated in 4 bytes; beside bf16 parameters Megatron-LM keeps the "
     "other 2 alone"  # `store_param_remainders` (core/optimizer/optimizer_config.py), on by default
 )
+IN_8_BITS = "--fp8-param-gather: parameters are gathered and kept in 16 bits here, where Megatron-LM does both in 8"
 HOST_OVERLAPS = "--overlap-cpu-optimizer-d2h-h2d: transfers to and from the host are simulated beside nothing"
-# By a training script, or a flag.
+# By a training script.
 OTHER_MODELS = {
     "pretrain-bert": "an encoder",
     "pretrain-t5": "an encoder and a decoder",
     "pretrain-ict": "two encoders",
     "pretrain-vlm": "a model with a vision encoder",
     "pretrain-vision-classify": "a vision encoder",
-    **dict.fromkeys(("pretrain-mamba", "pretrain-hybrid", "mamba-stack-spec"), "layers of Mamba"),
-    **dict.fromkeys(("hybrid-attention-ratio", "hybrid-override-pattern", "hybrid-layer-pattern"), "layers of Mamba"),
 }
 MPI = ("mpirun", "mpiexec")
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
@@ -70,6 +71,8 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     for mark in MARKS:
         require_one(file, words, mark)
     given = {**_of_mpi(words), **flags_of(words, listed=LISTED)}
+    if any(_plain_name(word) in HYBRID_SCRIPTS for word in words):
+        given["is-hybrid-model"] = True
     notes: list[str] = []
     if "deepspeed" in given:
         given = of_deepspeed(file, text, given, notes)
@@ -88,11 +91,14 @@ def _of_mpi(words: list[str]) -> dict[str, str]:
 def _require_decoder(file: Path, words: list[str]) -> None:
     """Refuse models that the flags of a GPT do not describe."""
     for word in words:
-        name = word.rpartition("/")[2]
-        if (
-            what := OTHER_MODELS.get(name.partition("=")[0].replace("_", "-").lstrip("-").removesuffix(".py"))
-        ) is not None:
+        if (what := OTHER_MODELS.get(_plain_name(word))) is not None:
+            name = word.rpartition("/")[2]
             raise InputError(f"{file}: {name} means {what}, which flags do not describe here: give --model config.json")
+
+
+def _plain_name(word: str) -> str:
+    """A script's name without folder and ending, with `-` for `_`."""
+    return word.rpartition("/")[2].replace("_", "-").removesuffix(".py")
 
 
 def is_arguments(data: Mapping[str, Any]) -> bool:
@@ -115,6 +121,7 @@ def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
+    take_sizes(s)
     p = _layout(s, machine, gpus)
     training = _training(s, p["dp"], machine)
     with suppress(InputError) if machine.model else nullcontext():
@@ -168,6 +175,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     recipe = s.take("fp8-recipe")
     if s.take("fp8-format") is not None:
         precision = "mxfp8" if recipe == "mxfp8" else "fp8"
+        s.notes += [IN_8_BITS] if s.flag("fp8-param-gather") else []
     if s.take("fp4-format") is not None:
         precision = "nvfp4"
     unfused = {f"no-{name}-fusion" for name in MEGATRON_FUSIONS}
