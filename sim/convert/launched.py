@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.command_line import flags_of, require_one, words_of
+from sim.convert.objectives import refuse_script
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
@@ -34,9 +35,11 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
     """The arguments as `TrainingArguments` in a file has them, and the number of processes if the command says it.
 
     Raises:
-        InputError: for a config file of Accelerate that is not there.
+        InputError: for a config file of Accelerate that is not there, and a script that trains for something else than
+            next tokens.
     """
     words = words_of(file, text, ends=True)
+    refuse_script(file, words)
     require_one(file, words, MARK.replace("_", "-"))
     flags = {name.replace("-", "_"): _typed(value) for name, value in flags_of(words).items()}
     if flags.get("deepspeed") is True:

@@ -1,8 +1,8 @@
-"""A YAML of options that a server's command names.
+"""A YAML of options that a server's command names: written by the script (`cat > options.yml <<EOF`), or beside it.
 
 vLLM's and SGLang's `--config` has flags by their names, which the command's own overrule. TensorRT-LLM's
-`--extra_llm_api_options` has keys of its own, which overrule the command's flags (tensorrt_llm/llmapi/llm_args.py).
-Scripts write it themselves (`cat > options.yml <<EOF`), or it stands beside them.
+`--extra_llm_api_options`, which Dynamo calls `--extra-engine-args`, has keys of its own, which overrule the command's
+flags (tensorrt_llm/llmapi/llm_args.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from sim.convert.named_files import named_mapping
 from sim.convert.settings import Settings
 
-FLAGS = ("extra-llm-api-options", "config")
+FLAGS = ("extra-llm-api-options", "extra-engine-args", "config")
 SETTINGS = {
     "tensor_parallel_size": "tp",
     "pipeline_parallel_size": "pp",
