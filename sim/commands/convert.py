@@ -98,7 +98,7 @@ def _converted(
 
         return convert_torchtitan(file, text, machine, config)
     if found == "deepspeed" and (file.suffix in DATA or not is_launched(text)):
-        return _of_data(file, text, machine, seq_len)
+        return _of_data(file, text, machine, seq_len, told=trainer is not None)
     return read_script(file, text, given, lambda read: _of_script(file, read, found, machine, seq_len))
 
 
@@ -120,11 +120,12 @@ def _of_script(file: Path, text: str, found: str, machine: Machine, seq_len: int
     return convert_deepspeed(file, arguments, machine, seq_len)
 
 
-def _of_data(file: Path, text: str, machine: Machine, seq_len: int | None) -> Converted:
-    """What a JSON or YAML says."""
+def _of_data(file: Path, text: str, machine: Machine, seq_len: int | None, told: bool) -> Converted:
+    """What a JSON or YAML says; `told`: the user says whose it is."""
     from sim.convert.bridge import convert_bridge, is_bridge
-    from sim.convert.deepspeed import convert_deepspeed
+    from sim.convert.deepspeed import convert_deepspeed, is_training_arguments
     from sim.convert.megatron import as_command, convert_megatron, is_arguments
+    from sim.convert.other_trainers import not_told, refuse_other_trainer
     from sim.inputs.file_kinds import refuse_other_kind
     from sim.inputs.yaml_input import parse_yaml
 
@@ -136,6 +137,9 @@ def _of_data(file: Path, text: str, machine: Machine, seq_len: int | None) -> Co
         return convert_bridge(file, data, machine)
     if is_arguments(data):
         return convert_megatron(file, as_command(data), machine)
+    refuse_other_trainer(file, data)
+    if not (told or is_training_arguments(data)):
+        raise not_told(file)
     return convert_deepspeed(file, data, machine, seq_len)
 
 

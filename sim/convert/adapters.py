@@ -3,7 +3,7 @@ LLaMA-Factory's arguments, Axolotl's YAML."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.convert.settings import Settings
 
@@ -13,12 +13,22 @@ AXOLOTL = {
     "sequence_len": "cutoff_len",
     "micro_batch_size": "per_device_train_batch_size",
 }
-# The key that says whether there are adapters, the words that do, the keys of the rank and its default.
+
+
+class _Switch(NamedTuple):
+    """How a trainer says that there are adapters: the key, the words that do, the key of the rank and its default."""
+
+    key: str
+    words: tuple[str, ...]
+    rank: str
+    default: int
+
+
 SWITCHES = (
-    ("use_peft", ("true",), "lora_r", 16),  # trl/trainer/model_config.py
-    ("lora_enable", ("true",), "lora_r", 64),  # LLaVA's llava/train/train.py
-    ("finetuning_type", ("lora",), "lora_rank", 8),  # llamafactory/hparams/finetuning_args.py
-    ("adapter", ("lora", "qlora"), "lora_r", 8),  # Axolotl, which always states the rank; peft's default
+    _Switch("use_peft", ("true",), "lora_r", 16),  # trl/trainer/model_config.py
+    _Switch("lora_enable", ("true",), "lora_r", 64),  # LLaVA's llava/train/train.py
+    _Switch("finetuning_type", ("lora",), "lora_rank", 8),  # llamafactory/hparams/finetuning_args.py
+    _Switch("adapter", ("lora", "qlora"), "lora_r", 8),  # Axolotl, which always states the rank; peft's default
 )
 TARGETS = {  # by the module's name in Llama and models like it
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), "qkv"),
@@ -41,12 +51,11 @@ def plain_names(data: dict[str, Any]) -> dict[str, Any]:
 
 def adapters(s: Settings) -> dict[str, Any] | None:
     """`training.lora`, or nothing where all parameters are trained."""
-    found = next((rest for key, words, *rest in SWITCHES if str(s.take(key)).lower() in words), None)
+    found = next((switch for switch in SWITCHES if str(s.take(switch.key)).lower() in switch.words), None)
     if found is None:
         return None
     s.taken.update(WITHOUT_EFFECT)
-    rank, default = found
-    lora: dict[str, Any] = {"rank": s.size(str(rank), int(str(default)))}
+    lora: dict[str, Any] = {"rank": s.size(found.rank, found.default)}
     if targets := _targets(s):
         lora["targets"] = targets
     if s.flag("load_in_8bit"):

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.adapters import adapters, plain_names
+from sim.convert.objectives import refuse_objective
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.core.files import read_text
@@ -32,6 +33,12 @@ WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packin
 MICRO_BATCH = 8  # TrainingArguments' default
 # Sections and keys that DeepSpeed's JSON alone has.
 OWN = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
+# Keys of which a file of these trainers has at least one.
+MARKS = (
+    *(*OWN, "deepspeed", "fsdp", "fsdp_config", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("gradient_clipping", "output_dir", "learning_rate", "num_train_epochs", "model_name_or_path", "base_model"),
+    *("optimizer", "scheduler", "bf16", "fp16", *LENGTHS),
+)
 LIGER = ("use_liger_kernel", "enable_liger_kernel")  # of TrainingArguments, of LLaMA-Factory
 FUSED = ("auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 ATTENTION = {"eager": "unfused", **dict.fromkeys(FUSED, "fused")}  # by AutoModel's `attn_implementation`
@@ -51,12 +58,19 @@ FSDP: dict[str, dict[str, Any]] = {
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
+def is_training_arguments(data: dict[str, Any]) -> bool:
+    """Tell whether a mapping is a config of DeepSpeed, or has `TrainingArguments`."""
+    return any(mark in data for mark in MARKS)
+
+
 def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_len: int | None) -> Converted:
     """A scenario from either of the two, which share their keys' meaning.
 
     Raises:
-        InputError: where model, sequence length or number of GPUs are missing, or the file that `deepspeed` names.
+        InputError: where model, sequence length or number of GPUs are missing, or the file that `deepspeed` names, and
+            for a step that trains for something else than next tokens.
     """
+    refuse_objective(file, data)
     data = plain_names(data)
     own = _deepspeed_config(file, data.get("deepspeed"))
     # What DeepSpeed leaves to Transformers is in TrainingArguments.

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.command_line import flags_of, require_one, words_of
+from sim.convert.named_files import named_mapping
+from sim.convert.objectives import refuse_script
 from sim.core.errors import InputError
-from sim.core.files import read_text
-from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
 
 MARK = "per_device_train_batch_size"  # which nearly every command sets
 SWITCHES = {"true": True, "false": False}
@@ -34,15 +34,20 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
     """The arguments as `TrainingArguments` in a file has them, and the number of processes if the command says it.
 
     Raises:
-        InputError: for a config file of Accelerate that is not there.
+        InputError: for a config file of Accelerate that is not there, and a script that trains for something else than
+            next tokens.
     """
     words = words_of(file, text, ends=True)
+    refuse_script(file, words)
     require_one(file, words, MARK.replace("_", "-"))
     flags = {name.replace("-", "_"): _typed(value) for name, value in flags_of(words).items()}
     if flags.get("deepspeed") is True:
         flags |= _deepspeed_chat(flags)
-    config = _accelerate(file, flags.get("config_file"))
+    config = _accelerate(file, text, flags.get("config_file"))
     data = _of_accelerate(config) | {name: value for name, value in flags.items() if name not in LAUNCHERS}
+    name = data.get("deepspeed")
+    if isinstance(name, str) and (engine := named_mapping(file, text, name)) is not None:
+        data["deepspeed"] = engine
     processes = config.get("num_processes")
     for each, nodes in PROCESSES:
         if type(count := flags.get(each)) is int:
@@ -67,16 +72,15 @@ def _typed(value: Any) -> Any:
     return int(value) if value.isdecimal() else SWITCHES.get(value.lower(), value)
 
 
-def _accelerate(file: Path, name: Any) -> dict[str, Any]:
+def _accelerate(file: Path, script: str, name: Any) -> dict[str, Any]:
+    """The config file that `accelerate launch` names; empty where it names none."""
     if not isinstance(name, str):
         return {}
-    found = next((path for path in (file.parent / name, Path(name)) if path.is_file()), None)
-    if found is None:
-        raise InputError(f"{file}: --config_file: found '{name[:100]}'; no such file, here or beside {file.name}")
-    data: Any = parse_yaml(read_text(found, MAX_BYTES), str(found))[0]
-    if not isinstance(data, dict):
-        raise InputError(f"{found}: holds no mapping; a config of Accelerate does")
-    return data
+    config = named_mapping(file, script, name)
+    if config is None:
+        where = f"here or beside {file.name}, and the script does not write it"
+        raise InputError(f"{file}: --config_file: found '{name[:100]}'; no such file, {where}")
+    return config
 
 
 def _of_accelerate(config: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from typing import Any
 
 from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, words_of
 from sim.convert.megatron_attention import attention_of
+from sim.convert.megatron_deepspeed import of_deepspeed
+from sim.convert.megatron_hybrid import SCRIPTS as HYBRID_SCRIPTS
+from sim.convert.megatron_hybrid import take_sizes
 from sim.convert.megatron_model import DISPATCHER, model_of
 from sim.convert.megatron_older import as_of_today
 from sim.convert.megatron_stages import pipeline_of
@@ -32,15 +35,15 @@ REMAINDERS = (
     "precision-aware optimizer: master weights are simulated in 4 bytes; beside bf16 parameters Megatron-LM keeps the "
     "other 2 alone"  # `store_param_remainders` (core/optimizer/optimizer_config.py), on by default
 )
-# By a training script, or a flag.
+IN_8_BITS = "--fp8-param-gather: parameters are gathered and kept in 16 bits here, where Megatron-LM does both in 8"
+HOST_OVERLAPS = "--overlap-cpu-optimizer-d2h-h2d: transfers to and from the host are simulated beside nothing"
+# By a training script.
 OTHER_MODELS = {
     "pretrain-bert": "an encoder",
     "pretrain-t5": "an encoder and a decoder",
     "pretrain-ict": "two encoders",
     "pretrain-vlm": "a model with a vision encoder",
     "pretrain-vision-classify": "a vision encoder",
-    **dict.fromkeys(("pretrain-mamba", "pretrain-hybrid", "mamba-stack-spec"), "layers of Mamba"),
-    **dict.fromkeys(("hybrid-attention-ratio", "hybrid-override-pattern", "hybrid-layer-pattern"), "layers of Mamba"),
 }
 MPI = ("mpirun", "mpiexec")
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
@@ -68,7 +71,12 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     for mark in MARKS:
         require_one(file, words, mark)
     given = {**_of_mpi(words), **flags_of(words, listed=LISTED)}
-    flags, written, notes = as_of_today(given)
+    if any(_plain_name(word) in HYBRID_SCRIPTS for word in words):
+        given["is-hybrid-model"] = True
+    notes: list[str] = []
+    if "deepspeed" in given:
+        given = of_deepspeed(file, text, given, notes)
+    flags, written = as_of_today(given, notes)
     s = Settings(file, {**slurm_flags(text), **flags}, "--", written=written, notes=notes, text=text)
     return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
 
@@ -83,11 +91,14 @@ def _of_mpi(words: list[str]) -> dict[str, str]:
 def _require_decoder(file: Path, words: list[str]) -> None:
     """Refuse models that the flags of a GPT do not describe."""
     for word in words:
-        name = word.rpartition("/")[2]
-        if (
-            what := OTHER_MODELS.get(name.partition("=")[0].replace("_", "-").lstrip("-").removesuffix(".py"))
-        ) is not None:
+        if (what := OTHER_MODELS.get(_plain_name(word))) is not None:
+            name = word.rpartition("/")[2]
             raise InputError(f"{file}: {name} means {what}, which flags do not describe here: give --model config.json")
+
+
+def _plain_name(word: str) -> str:
+    """A script's name without folder and ending, with `-` for `_`."""
+    return word.rpartition("/")[2].replace("_", "-").removesuffix(".py")
 
 
 def is_arguments(data: Mapping[str, Any]) -> bool:
@@ -110,6 +121,7 @@ def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
+    take_sizes(s)
     p = _layout(s, machine, gpus)
     training = _training(s, p["dp"], machine)
     with suppress(InputError) if machine.model else nullcontext():
@@ -163,6 +175,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     recipe = s.take("fp8-recipe")
     if s.take("fp8-format") is not None:
         precision = "mxfp8" if recipe == "mxfp8" else "fp8"
+        s.notes += [IN_8_BITS] if s.flag("fp8-param-gather") else []
     if s.take("fp4-format") is not None:
         precision = "nvfp4"
     unfused = {f"no-{name}-fusion" for name in MEGATRON_FUSIONS}
@@ -187,6 +200,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "grad_dtype": _grad_dtype(s),
             "optimizer": optimizer,
             "optimizer_dtype": _moments(s),
+            "optimizer_offload": _offload(s),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
             "cross_entropy": "fused" if s.flag("cross-entropy-loss-fusion") else "unfused",
@@ -221,6 +235,19 @@ def _moments(s: Settings) -> str | None:
         return None
     first, _ = (s.choice(name, MOMENTS, "fp32") for name in OF_MOMENTS)
     return first
+
+
+def _offload(s: Settings) -> Any:
+    """Where the optimizer's states are: None for the GPU, cpu where the host's CPUs update all parameters, True where
+    the states come to the GPU for that."""
+    if s.flag("optimizer-cpu-offload"):
+        share = s.number("optimizer-offload-fraction", 1.0)
+        s.flag("overlap-cpu-optimizer-d2h-h2d")
+        if share == 1.0:
+            s.notes += [HOST_OVERLAPS] if "overlap-cpu-optimizer-d2h-h2d" in s.values else []
+            return "cpu"
+        s.notes.append(f"--optimizer-offload-fraction {share:g}: a part is not simulated, all states stay on the GPU")
+    return True if s.flag("offload-optimizer-states") else None
 
 
 def _graphs(s: Settings) -> str | None:
@@ -304,8 +331,8 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
         s.take("use-distributed-optimizer")
         return {"zero": s.choice("data-parallel-sharding-strategy", ZERO_STAGES, "no_shard")}
     if s.flag("deepspeed"):
-        s.take("deepspeed-config")
-        return {"zero": s.integer("zero-stage")}
+        stage = s.integer("zero-stage")
+        return {"zero": stage, "param_gather_overlap": False if stage in (1, 2) else None}  # `DEEPSPEED_ZERO`
     if not s.flag("use-distributed-optimizer"):
         return {"zero": 0}
     shard = members // instances if instances > 1 else None

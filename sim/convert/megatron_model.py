@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from sim.convert.megatron_hybrid import is_hybrid, kinds_of
 from sim.convert.settings import Settings, without_none
 from sim.core.errors import InputError
 from sim.inputs.hub import config_of
@@ -25,11 +26,19 @@ def model_of(s: Settings) -> dict[str, Any]:
     """The model.
 
     Raises:
-        InputError: for a flag whose value is not one of its own, or sizes that are missing.
+        InputError: for a flag whose value is not one of its own, sizes that are missing, or layers that are not
+            simulated.
     """
     layers = s.integer("num-layers")
     model = {**_sizes(s), **_norms_and_biases(s), **_attention(s, layers), **_states(s, layers)}
-    if s.take("num-experts") is not None:
+    if s.take("moe-latent-size") is not None:
+        raise InputError(f"{s.place('moe-latent-size')}: experts between narrower projections are not simulated")
+    experts = s.take("num-experts") is not None
+    if is_hybrid(s):
+        model |= kinds_of(s, model)
+        experts = "experts" in model["mlp_pattern"]
+        model |= {"moe": _experts(s, model)} if experts else {}
+    elif experts:
         model |= _expert_layers(s, layers, model)
     return without_none(model)
 

@@ -3,8 +3,8 @@
 - NVIDIA/Megatron-LM before 2022: `--checkpoint-activations`, `--batch-size`, `--model-parallel-size`; until mid-2022
   `--activations-checkpoint-method`; until the end of 2023 a layer's own code (`--transformer-impl local`) was the
   default, whose attention is fused with `--use-flash-attn` alone.
-- microsoft/Megatron-DeepSpeed and bigscience-workshop/Megatron-DeepSpeed (megatron/arguments.py;
-  `get_num_experts_per_layer` in megatron/model/transformer.py).
+- microsoft/Megatron-DeepSpeed and bigscience-workshop/Megatron-DeepSpeed (megatron/arguments.py), of which
+  `sim.convert.megatron_deepspeed` reads what the engine is told.
 - stanford-futuredata/Megatron-LM, which databricks/megablocks trains with (exp/ of the latter).
 """
 
@@ -20,6 +20,7 @@ RENAMED = {
     "activations-checkpoint-method": "recompute-method",
     "activations-checkpoint-num-layers": "recompute-num-layers",
     "checkpoint-num-layers": "recompute-num-layers",
+    "ds-sequence-parallel-size": "context-parallel-size",  # Ulysses
     "pad-vocab-size-to": "vocab-size",
     "num-key-value-heads": "num-query-groups",
     "topk": "moe-router-topk",
@@ -35,20 +36,14 @@ FORMER = ("data-impl", "DDP-impl", "deepspeed", *FULL, "batch-size", "model-para
 FUSED = ("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton", "attention-backend")
 FUSED_IMPL = "transformer_engine"
 POSITIONS = {"rotary": "rope", "alibi": "none"}
-BF16_SHARDS = (
-    "DeepSpeed's bf16 optimizer shards its states also with --zero-stage 0 (runtime/bf16_optimizer.py): zero 1"
-)
 ALIBI = "--position-embedding-type alibi: its slopes are added in the softmax's kernel, at no cost"
 ATTENTION = "attention of separate kernels, as Megatron-LM of that age computes it without --use-flash-attn"
 
 
-def as_of_today(flags: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """The flags by today's names, how the file writes those that differ, and notes."""
+def as_of_today(flags: dict[str, Any], notes: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The flags by today's names, and how the file writes those that differ; what is assumed is added to `notes`."""
     found = dict(flags)
-    notes: list[str] = []
-    if "deepspeed" in flags:
-        found = {name: value for name, value in {**flags, **_of_deepspeed(flags, notes)}.items() if value is not None}
-    elif "moe-num-experts" in flags:
+    if "moe-num-experts" in flags and "deepspeed" not in flags:
         found = {"moe-top-k": "1", **found, "moe-token-dispatcher-type": "alltoall", "moe-grouped-gemm": True}
     written: dict[str, str] = {}
     for old, new in RENAMED.items():
@@ -67,7 +62,7 @@ def as_of_today(flags: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str], 
     if _separate_kernels(flags):
         found["attention-backend"] = "unfused"
         notes.append(ATTENTION)
-    return found, written, notes
+    return found, written
 
 
 def _separate_kernels(flags: dict[str, Any]) -> bool:
@@ -75,30 +70,3 @@ def _separate_kernels(flags: dict[str, Any]) -> bool:
     impl = flags.get("transformer-impl")
     own = impl == "local" or (impl is None and any(name in flags for name in FORMER))
     return own and not any(name in flags for name in FUSED)
-
-
-def _of_deepspeed(flags: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Megatron-DeepSpeed's own defaults, and None for what they replace."""
-    found: dict[str, Any] = {}
-    if str(flags.get("num-experts", "1")) == "1":
-        found["num-experts"] = None
-    else:
-        each, layers = str(flags.get("expert-interval", "2")), str(flags.get("num-layers"))
-        found |= {"expert-interval": None, "moe-router-topk": flags.get("topk", "1"), "topk": None}
-        if each.isdigit() and layers.isdigit() and int(each):
-            dense, groups = int(each) - 1, int(layers) // int(each)
-            found["moe-layer-freq"] = f"([0]*{dense}+[1]*1)*{groups}+[0]*{int(layers) % int(each)}"
-        dropless = flags.get("disable-moe-token-dropping")
-        found["moe-train-capacity-factor"] = "0" if dropless else flags.get("moe-train-capacity-factor", "1.0")
-        found |= {"moe-token-dispatcher-type": "alltoall", "disable-moe-token-dropping": None}
-    if "embedding" in str(flags.get("pp-partition-method")):  # which stages count with the layers
-        found |= {f"account-for-{what}-in-pipeline-split": True for what in ("embedding", "loss")}
-        found["pp-partition-method"] = None
-    stage = str(flags.get("zero-stage", "1"))
-    if stage == "0" and "bf16" in flags:
-        stage = "1"
-        notes.append(BF16_SHARDS)
-    found["zero-stage"] = stage
-    by = "--zero-stage" if "zero-stage" in flags else "--zero-stage 1, the default,"
-    notes.append(f"--deepspeed: {by} says how states are sharded; the file of --deepspeed_config is not read")
-    return found

@@ -31,6 +31,7 @@ VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package'
 HUMAN_READABLE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
 TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
+FROM_TEXT = ("ngram", "suffix")  # vLLM's drafts that repeat earlier tokens (config/speculative.py)
 GIB = 2**30  # vLLM counts --cpu-offload-gb in GiB (config/cache.py)
 _FILE = Path(__file__).with_name("serving_flags.yaml")
 
@@ -167,6 +168,7 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
             )
             s.values = {**values, **s.values}
+    pools.name_roles([s for _, s in found])
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
 
@@ -355,6 +357,9 @@ def _speculative(s: Settings) -> dict[str, Any] | None:
     """A draft model, or the model's own prediction layer."""
     drafted = Settings(s.file, {"tokens": s.take("drafted"), "draft": s.take("draft")})
     if config := _json_object(s, "speculative", "speculative-config"):
+        if (method := str(config.get("method"))) in FROM_TEXT:
+            s.notes.append(f"--speculative-config: drafts of method {method}, without a model, are not simulated")
+            return None
         own = "mtp" in str(config.get("method"))
         drafted = Settings(
             s.file, {"tokens": config.get("num_speculative_tokens", 1), "draft": None if own else config.get("model")}

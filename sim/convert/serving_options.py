@@ -1,26 +1,18 @@
-"""A YAML of options that a server's command names.
+"""A YAML of options that a server's command names: written by the script (`cat > options.yml <<EOF`), or beside it.
 
 vLLM's and SGLang's `--config` has flags by their names, which the command's own overrule. TensorRT-LLM's
-`--extra_llm_api_options` has keys of its own, which overrule the command's flags (tensorrt_llm/llmapi/llm_args.py).
-Scripts write it themselves (`cat > options.yml <<EOF`), or it stands beside them.
+`--extra_llm_api_options`, which Dynamo calls `--extra-engine-args`, has keys of its own, which overrule the command's
+flags (tensorrt_llm/llmapi/llm_args.py).
 """
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
-from sim.convert.command_line import ASSIGNMENT, with_values
+from sim.convert.named_files import named_mapping
 from sim.convert.settings import Settings
-from sim.core.errors import InputError
-from sim.core.files import read_text
-from sim.inputs.input_source import show
-from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
 
-FLAGS = ("extra-llm-api-options", "config")
-HEREDOC = re.compile(r"(?ms)^([^\n]*)<<-?\s*(['\"]?)(\w+)\2([^\n]*)\n(.*?)\n?^\s*\3\s*$")
-TARGET = re.compile(r"(?:>{1,2}\s*|\btee\s+(?:-a\s+)?)[\"']?([^\s\"']+)")
+FLAGS = ("extra-llm-api-options", "extra-engine-args", "config")
 SETTINGS = {
     "tensor_parallel_size": "tp",
     "pipeline_parallel_size": "pp",
@@ -54,10 +46,10 @@ def options_of(s: Settings, text: str) -> dict[str, Any]:
     if name is None:
         return {}
     s.taken.update(FLAGS)
-    options = _options(s.file, text, name)
+    options = named_mapping(s.file, text, name)
     if options is None:
         s.notes.append(f"{name}, which has further options, is neither in the script nor beside it: defaults are taken")
-    return options or {}
+    return _flat(options or {})
 
 
 def of_tensorrt_llm(options: dict[str, Any]) -> dict[str, Any]:
@@ -75,23 +67,10 @@ def of_tensorrt_llm(options: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _options(file: Path, text: str, name: str) -> dict[str, Any] | None:
-    """The YAML's keys, of sections with a dot; None where it is nowhere."""
-    variables = {variable: value.strip("\"'") for variable, _, value in ASSIGNMENT.findall(text)}
-    parts = [
-        found[5]
-        for found in HEREDOC.finditer(with_values(with_values(text, variables), variables))
-        if (target := TARGET.search(found[1] + found[4])) and Path(target[1]).name == Path(name).name
-    ]
-    beside = next((path for path in (file.parent / name, Path(name)) if path.is_file()), None)
-    if not parts and beside is None:
-        return None
-    written = "\n".join(parts) if parts else read_text(beside or file, MAX_BYTES)
-    data: Any = parse_yaml(written, name)[0]
-    if not isinstance(data, dict):
-        raise InputError(f"{file}: {name}: found {show(data)}; must be a mapping of options")
+def _flat(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with those of sections among them, as `section.key`."""
     flat: dict[str, Any] = {}
-    for key, value in data.items():
+    for key, value in options.items():
         inner = value if isinstance(value, dict) else None
         flat |= {f"{key}.{k}": v for k, v in inner.items()} if inner else {str(key): value}
     return flat

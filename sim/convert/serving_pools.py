@@ -15,12 +15,22 @@ ROLES = ("prefill", "decode")
 MAIN = "decode"  # whose settings are both pools' where no key is a pool's own
 OF_PREFILL = ("max_batch_tokens", "chunked_prefill", "prefix_cache")
 KV_ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
+WORKERS = {"prefill": "is-prefill-worker", "decode": "is-decode-worker"}  # flags of Dynamo's vLLM
 FURTHER = ("node-rank", "data-parallel-start-rank", "data-parallel-rank")
 
 
 def is_further_node(s: Settings) -> bool:
     """Tell whether a command starts ranks of a server that another command starts, too."""
     return "headless" in s.values or any(str(s.values.get(name, "0")).strip() not in ("0", "True") for name in FURTHER)
+
+
+def name_roles(servers: list[Settings]) -> None:
+    """Set the roles that Dynamo's flags give. Beside a server that computes prompts, one without a flag adds tokens
+    (components/src/dynamo/vllm/main.py)."""
+    flags = [next((role for role, flag in WORKERS.items() if s.flag(flag)), None) for s in servers]
+    if "prefill" in flags:
+        for s, role in zip(servers, flags, strict=True):
+            s.values = {"role": role or MAIN, **s.values}
 
 
 def role_of(s: Settings) -> str | None:

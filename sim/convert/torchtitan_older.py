@@ -24,7 +24,10 @@ RENAMED = {
         )
     },
 }
-FLOAT8 = ("training.enable_float8_linear", "training.enable_fp8_linear", "float8.enable_float8_linear")
+FLOAT8 = (  # the switch of 8-bit matmuls, by age
+    *("training.fp8_linear", "training.enable_fp8_linear", "training.enable_float8_linear"),
+    "float8.enable_float8_linear",
+)
 MICRO_BATCHES = "experimental.pipeline_parallel_microbatches"
 SIZE = "parallelism.pipeline_parallel_microbatch_size"
 DEGREE = "parallelism.pipeline_parallel_degree"
@@ -40,7 +43,7 @@ IGNORED = (
 
 def as_of_2025(values: dict[str, Any]) -> dict[str, Any]:
     """The keys of 2025 that the values have or stand for; those that both have are of 2025."""
-    if not any(key in values for key in (*RENAMED, *FLOAT8, "training.fp8_linear")):
+    if not any(key in values for key in (*RENAMED, *FLOAT8)):
         return values
     found = {key: value for key, value in values.items() if key not in IGNORED}
     for old, new in RENAMED.items():
@@ -49,7 +52,7 @@ def as_of_2025(values: dict[str, Any]) -> dict[str, Any]:
             found.setdefault(new, value)
     if values.get("model.norm_type") == "rmsnorm":
         del found["model.norm_type"]
-    in_8_bits = [found.pop(key) for key in (*FLOAT8, "training.fp8_linear") if key in found]
+    in_8_bits = [found.pop(key) for key in FLOAT8 if key in found]
     if any(in_8_bits):
         found.setdefault("model.converters", ["float8"])
     if isinstance(points := found.get(POINTS), str):

@@ -55,6 +55,19 @@ def test_launchers_say_processes_and_sharding(
     assert "not expressed" not in said
 
 
+@pytest.mark.parametrize("launcher", ["accelerate launch --config_file c.yaml", "deepspeed --num_gpus 8"])
+def test_files_that_the_script_writes(tmp_path: Path, launcher: str) -> None:
+    (tmp_path / "c.yaml").write_text(FSDP)  # of an earlier run
+    engine = '{"zero_optimization": {"stage": ${STAGE}}, "bf16": {"enabled": true}}'
+    writes = f"STAGE=3\ncat > c.yaml <<EOF\n{ZERO}EOF\ntee /tmp/z.json <<END\n{engine}\nEND\n"
+    text = script(launcher).replace("#!/bin/bash\n", writes)
+    text = text if "c.yaml" in launcher else text.replace("sft.py", "sft.py --deepspeed /tmp/z.json")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert (data["parallelism"]["dp"], data["parallelism"]["zero"]) == (8, 3)
+    assert data["training"]["framework"] == "deepspeed"
+    assert "not expressed" not in said
+
+
 def test_a_deepspeed_file_beside_the_script(tmp_path: Path) -> None:
     (tmp_path / "z.json").write_text(
         '{"zero_optimization": {"stage": 2, "overlap_comm": true}, "bf16": {"enabled": "auto"}}'

@@ -308,19 +308,9 @@ def test_stages_that_do_not_divide(tmp_path: Path) -> None:
     assert "--num-layers: found 32; 26 layers for 3 pipeline ranks with 1 stage each do not divide" in said
 
 
-@pytest.mark.parametrize(
-    ("trained", "what"),
-    [
-        (
-            "pretrain_bert.py",
-            "pretrain_bert.py means an encoder, which flags do not describe here: give --model config.json",
-        ),
-        ("examples/pretrain_mamba.py", "pretrain_mamba.py means layers of Mamba"),
-        ("pretrain_gpt.py --hybrid-override-pattern M-M*-", "--hybrid-override-pattern means layers of Mamba"),
-    ],
-)
-def test_models_that_are_no_decoders_of_attention(tmp_path: Path, trained: str, what: str) -> None:
-    text = MEGATRON.replace("pretrain_gpt.py", trained)
+def test_models_that_are_no_decoders(tmp_path: Path) -> None:
+    text = MEGATRON.replace("pretrain_gpt.py", "examples/pretrain_bert.py")
+    what = "pretrain_bert.py means an encoder, which flags do not describe here: give --model config.json"
     assert what in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--model", "llama3-8b")
     assert data["model"] == "llama3-8b"
@@ -332,3 +322,21 @@ def test_processes_of_mpirun(tmp_path: Path) -> None:
     data, said = converted(tmp_path, "train.sh", text.replace("--nnodes $NNODES", ""), "--cluster", "dgx-h100")
     assert data["parallelism"]["dp"] == 2
     assert "npernode" not in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "offload", "note"),
+    [
+        ("--optimizer-cpu-offload --use-precision-aware-optimizer", "cpu", ""),
+        ("--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d", "cpu", "are simulated beside nothing"),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.5", None, "0.5: a part is not simulated"),
+        ("--offload-optimizer-states", True, ""),
+        ("--fp8-format hybrid --fp8-param-gather", None, "--fp8-param-gather: parameters are gathered and kept in 16"),
+    ],
+)
+def test_where_the_optimizer_s_states_are(tmp_path: Path, flags: str, offload: object, note: str) -> None:
+    text = MEGATRON.replace("    --sequence-parallel\n", f"    --sequence-parallel {flags}\n")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["training"].get("optimizer_offload") == offload
+    assert note in said
+    assert "not expressed here: --cuda-graph-scope\n" in said  # nothing else

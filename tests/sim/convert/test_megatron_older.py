@@ -40,7 +40,7 @@ def test_bloom(tmp_path: Path) -> None:
     assert (found["model"]["positions"], found["model"]["embedding_norm"]) == ("none", True)
     assert found["model"]["vocab"] == 250_880
     assert found["parallelism"]["zero"] == 1
-    assert "DeepSpeed's bf16 optimizer shards its states also with --zero-stage 0" in said
+    assert "DeepSpeed's bf16 optimizer shards its states also with ZeRO stage 0" in said
 
 
 def test_experts_of_megatron_deepspeed(tmp_path: Path) -> None:

@@ -37,6 +37,40 @@ def test_what_cannot_be_read_is_one_message(tmp_path: Path, name: str, text: str
     assert "Traceback" not in output
 
 
+FOR_ANY = ("--cluster", "dgx-h100", "--gpus", "8", "--model", "llama3-8b", "--seq-len", "512")
+STARTS = "accelerate launch {} --per_device_train_batch_size 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "a.yml",
+            '{"pipe-parallel-size": 4, "zero_optimization": {"stage": 1}}',
+            "is a file of GPT-NeoX, which is not",
+        ),
+        ("a.yaml", "tokens: {sequence_length: 1}\nparallelism: {dp: 2}\noptimizer: {}", "is a file of nanotron"),
+        ("a.yaml", "model: {_component_: a.b}\nbatch_size: 2\noptimizer: {}", "is a file of torchtune"),
+        ("a.yaml", "max_seq_len: 2048\nglobal_train_batch_size: 8", "is a file of LLM Foundry"),
+        ("a.yaml", "services: {vllm: {image: a}}", "is a file of Docker Compose"),
+        ("a.yaml", "batch: 3", "whose configuration it is cannot be told: it has no key of Megatron-Bridge"),
+        ("a.yaml", "stage: dpo\nlearning_rate: 1", "stage dpo: trains on pairs of answers, which a reference model"),
+        ("a.yaml", "base_model: llama3-8b\nrl: orpo", "rl orpo: trains on pairs of answers; can be converted"),
+        (
+            "a.yaml",
+            "learning_rate: 1\nnum_generations: 8",
+            "num_generations, a key of GRPO's: generates answers in each",
+        ),
+        ("a.sh", STARTS.format("trl/scripts/dpo.py"), "dpo.py: trains on pairs of answers"),
+        ("a.sh", STARTS.format("train_grpo_vllm.py"), "train_grpo_vllm.py: generates answers in each step"),
+        ("a.sh", "trl kto --per_device_train_batch_size 1", "kto: has a reference model read each answer, too"),
+    ],
+)
+def test_what_would_become_another_training_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    """Each gave a step of plain data-parallel training, with TrainingArguments' defaults."""
+    assert message in refused(tmp_path, name, text, *FOR_ANY)
+
+
 def test_variables_that_grow_without_end_are_refused(tmp_path: Path) -> None:
     bomb = "\n".join(f"A{i}={'$A' + str(i + 1):s}{('$A' + str(i + 1)) * 60}" for i in range(6)) + "\nA6=" + "x" * 1000
     assert "characters" in refused(tmp_path, "a.sh", bomb + "\n--num-layers $A0 $A0 $A0", "--cluster", "dgx-h100")

@@ -357,3 +357,25 @@ def test_flags_in_a_yaml(tmp_path: Path) -> None:
         32,
     )
     assert "not expressed" not in text
+
+
+def test_roles_and_options_of_dynamo(tmp_path: Path) -> None:
+    worker = "python3 -m dynamo.vllm --model llama3-8b --tensor-parallel-size"
+    found, text = converted(tmp_path, f"{worker} 2 --is-prefill-worker &\n{worker} 4")
+    pools = found["inference"]["disaggregated"]
+    assert (pools["prefill"]["tp"], pools["decode"]["tp"]) == (2, 4)
+    assert "not expressed" not in text
+    assert "commands that start an engine" not in text
+    found, text = converted(tmp_path, f"{worker} 2 &\n{worker} 4")
+    assert "disaggregated" not in found["inference"]
+    (tmp_path / "engine.yaml").write_text("tensor_parallel_size: 4\nmax_batch_size: 64\n")
+    found, _ = converted(tmp_path, "python3 -m dynamo.trtllm --model-path llama3-8b --extra-engine-args engine.yaml")
+    assert (found["parallelism"]["tp"], found["inference"]["max_running_requests"]) == (4, 64)
+
+
+def test_drafts_without_a_model_are_told(tmp_path: Path) -> None:
+    config = """--speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'"""
+    found, text = converted(tmp_path, f"vllm serve llama3-8b {config}")
+    assert "speculative" not in found["inference"]
+    assert "drafts of method ngram, without a model, are not simulated" in text
+    parse_scenario(found, "found")

@@ -1,0 +1,59 @@
+"""What a fine-tuning config or command trains for: only next tokens of given texts are converted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from sim.core.errors import InputError
+
+PAIRS = "trains on pairs of answers"
+REFERENCE = f"{PAIRS}, which a reference model reads, too"
+GENERATES = "generates answers in each step, which a scenario with `rl` describes (docs/rl.md)"
+# By the names of LLaMA-Factory's `stage`, Axolotl's `rl`, TRL's commands and its scripts: what is not converted.
+OBJECTIVES = {
+    **dict.fromkeys(("dpo", "ipo"), REFERENCE),
+    **dict.fromkeys(("orpo", "simpo", "cpo"), PAIRS),
+    **dict.fromkeys(("bco", "kto"), "has a reference model read each answer, too"),
+    **dict.fromkeys(("rm", "reward", "prm"), f"{PAIRS}, with a head for rewards"),
+    **dict.fromkeys(("ppo", "grpo", "gdpo", "rloo", "nash", "xpo", "online"), GENERATES),
+    "gkd": "has a teacher read each answer, which a scenario with `distillation` describes (docs/distillation.md)",
+}
+KEYS = ("stage", "rl")
+OF_GRPO = ("num_generations", "max_completion_length")  # trl/trainer/grpo_config.py
+COMMAND = "trl"  # whose next word is an objective
+PARTS = re.compile(r"[_\-.]")
+
+
+def refuse_objective(file: Path, data: Mapping[str, Any]) -> None:
+    """Raise where a config trains for something else than next tokens.
+
+    Raises:
+        InputError: naming the key, and what such a step does besides.
+    """
+    for key in KEYS:
+        if (what := OBJECTIVES.get(str(data.get(key)).lower())) is not None:
+            raise _error(file, f"{key} {data[key]}", what)
+    if key := next((name for name in OF_GRPO if name in data), ""):
+        raise _error(file, f"{key}, a key of GRPO's", GENERATES)
+
+
+def refuse_script(file: Path, words: list[str]) -> None:
+    """Raise where a command's script, or `trl`'s first word, is named after another objective (`dpo.py`, `trl dpo`).
+
+    Raises:
+        InputError: naming the script, and what such a step does besides.
+    """
+    for before, word in pairwise(["", *words]):
+        name = word.rpartition("/")[2]
+        if not (name.endswith(".py") or before.rpartition("/")[2] == COMMAND):
+            continue
+        if what := next((OBJECTIVES[part] for part in PARTS.split(name) if part in OBJECTIVES), None):
+            raise _error(file, name, what)
+
+
+def _error(file: Path, where: str, what: str) -> InputError:
+    return InputError(f"{file}: {where}: {what}; can be converted: training on given texts (sft, pt)")
