@@ -248,9 +248,9 @@ _RECORDS = (
     ),
     Framework(
         "composer",  # MosaicML's llm-foundry: torch's first FSDP
-        # torch/distributed/fsdp. _flat_param.py, `_get_unflat_views_unaligned`: parameters are views of what is gathered,
-        # and the backward of torch.split joins their gradients (2 accesses). _runtime_utils.py, `_reduce_grad`: they are
-        # divided (2).
+        # torch/distributed/fsdp. _flat_param.py, `_get_unflat_views_unaligned`: parameters are views of what is
+        # gathered, and the backward of torch.split joins their gradients (2 accesses). _runtime_utils.py,
+        # `_reduce_grad`: these are divided (2).
         zero=ZeroEngine(
             copies_gathered=False, gathers_apart=False, joining_accesses=2, views_accesses=2, joining_kernels=(0, 2)
         ),
