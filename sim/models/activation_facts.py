@@ -107,6 +107,12 @@ ACTIVATIONS: dict[str, Activation] = {
         TensorRole.INPUT,
         torch_kernel="gelu",
     ),
+    # The same formula in BLOOM's code (bloom/modeling_bloom.py: GeLUFunction), whose backward computes all of it again
+    # from the input. Forward: as above. Backward: tanh's argument and tanh (14), 0.5·x (2), tanh² (3), 1 - (2), x²
+    # times a number (2, 3), a sum (2), two products (3, 3), 0.5·(1 + tanh) (2, 2), sum and product (3, 3).
+    "gelu_bloom": Activation(
+        False, Passes(21, 9, 44, 18), _ONE, ("gelu input",), ("gelu input",), TensorRole.INPUT, torch_kernel="gelu"
+    ),
     # x·sigmoid(1.702·x) (QuickGELUActivation in the same file), which is separate operators in plain torch, too.
     # Forward: 1.702·x, sigmoid (2, 2), product (3). Backward: its factors (3, 3), sigmoid (3), 1.702 (2), sum (3).
     "quick_gelu": Activation(

@@ -18,7 +18,7 @@ from sim.models.head_copies import ordered_heads, repeated
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
-from sim.models.operators import F, I, Operator, collective, keeping, memory_op
+from sim.models.operators import F, I, Operator, accumulate, collective, keeping, memory_op
 from sim.models.served import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
 from sim.models.window import Window
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops
@@ -303,6 +303,15 @@ def _bias(d: Dims, elements: int) -> Operator:
 
 
 def _joined_gradients(d: Dims, elements: int) -> Operator:
-    """The gradients of queries, keys and values, `elements` in all, become one tensor for the matmul before them."""
+    """The gradients of queries, keys and values, `elements` in all, become one tensor for the matmul before them.
+
+    Where each is put into zeros of that size (`select`), all three together read their elements, write them and three
+    times as many zeros; profiles' points of such a copy count that tensor twice (`calibrate.elementwise`: 7 accesses in
+    all). Two sums follow.
+    """
+    if d.code.split == "select":
+        put = memory_op("split_backward", I, "copy", elements, 7 * elements * d.act_bytes, d.act, 6, "slice_backward")
+        added = accumulate(d, "split_gradient_sum", 2 * elements)
+        return Operator("split", (), (replace(put, single_elements=float(elements)), added))
     joined = memory_op("split_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act, kernel="cat")
-    return Operator("split", (), (joined,))
+    return Operator("split", (), (replace(joined, single_elements=float(elements)),))

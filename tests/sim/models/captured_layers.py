@@ -32,14 +32,32 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"n_embd": 512, "n_head": 8, "n_layer": 3, "n_inner": 2048, "vocab_size": 1024, "n_positions": 128}
     | {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0},
+    "bloom": {"hidden_size": 512, "n_head": 8, "n_layer": 3, "vocab_size": 1024},
+    "gpt_neo": {"hidden_size": 512, "num_heads": 8, "num_layers": 3, "vocab_size": 1024, "max_position_embeddings": 128}
+    | {"attention_types": [[["global"], 3]]},
+    "mpt": {"d_model": 512, "n_heads": 8, "n_layers": 3, "vocab_size": 1024, "max_seq_len": 128},
 }
+CONFIGS["gptj"] = CONFIGS["gpt2"] | {"rotary_dim": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"layers": 3, "hidden": 512, "heads": 8, "kv_heads": 2, "ffn": 1408, "vocab": 1024, "bias": False}
     | {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope"},
-    "gpt2": {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024, "mlp": "gelu_new", "positions": "learned"},
+    "gpt2": {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024, "mlp": "gelu_new", "positions": "learned"}
+    | {"code": "gpt2"},
 }
 MODELS["qwen3_moe"] = MODELS["llama"] | {"head_dim": 64, "qk_norm": True, "moe": {"experts": 8, "top_k": 2, "ffn": 256}}
-LAYER = {"llama": "layers.1", "gpt2": "h.1", "qwen3_moe": "layers.1"}
+OF_GPT = {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024}
+MODELS |= {
+    "bloom": OF_GPT | {"mlp": "gelu_bloom", "embedding_norm": True, "code": "bloom"},
+    "gpt_neo": MODELS["gpt2"]
+    | {"attention_bias": False, "attention_out_bias": True, "separate_qkv": True}
+    | {"code": "gpt_neo"},
+    "gptj": MODELS["gpt2"]
+    | {"attention_bias": False, "separate_qkv": True, "positions": "rope", "rope_share": 0.5}
+    | {"parallel_block": True, "code": "gptj"},
+    "mpt": OF_GPT | {"bias": False, "code": "mpt"},
+}
+LAYER = dict.fromkeys(("gpt2", "gptj", "gpt_neo", "bloom"), "h.1") | {"mpt": "blocks.1"}
+LAYER |= {"llama": "layers.1", "qwen3_moe": "layers.1"}
 for activation in ("gelu_fast", "quick_gelu"):  # of GPT-2's layers, by the activation's name
     CONFIGS[activation] = CONFIGS["gpt2"] | {"model_type": "gpt2", "activation_function": activation}
     MODELS[activation], LAYER[activation] = MODELS["gpt2"] | {"mlp": activation}, LAYER["gpt2"]
