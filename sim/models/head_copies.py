@@ -11,7 +11,7 @@ from sim.core.program import Compute, Phase, Program
 from sim.models.attention import Core
 from sim.models.casts import cast
 from sim.models.dims import Dims
-from sim.models.operators import F, I, Operator, memory_op
+from sim.models.operators import F, I, Operator, keeping, memory_op
 from sim.models.score_kernels import scored_bytes
 
 Kind = Literal["copy", "permute"]
@@ -87,7 +87,7 @@ def ordered_heads(d: Dims, core: Core, part: Operator, turned: bool, joined: boo
     ahead, back = _score_casts(d, queries, keys) if wide else ((), ())
     if d.batch > 1:
         alone, size = core.repeats == 1, scored_bytes(d)
-        made_anew = joined and not d.code.scores_in_fp32
+        made_anew = joined and not d.code.joins_by_tokens
         kind: Kind = "permute" if d.code.turns_keys else "copy"
         ahead = (
             *ahead,
@@ -99,6 +99,16 @@ def ordered_heads(d: Dims, core: Core, part: Operator, turned: bool, joined: boo
         if d.code.split != "select":  # whose own copies bring gradients into place
             back = (*back, *_ordered(d, "attention_backward_order", I, of_heads, d.act_bytes))
     return replace(part, forward=(*ahead, *part.forward), backward=(*part.backward, *back))
+
+
+def output_copied(d: Dims, core: Operator, elements: int) -> Operator:
+    """The fused core, where the framework's output of `elements` has the memory order of queries that were made anew,
+    head by head: it is kept, and copied for the matmul."""
+    if not d.framework.output_follows_queries or not d.fused_attention or d.code.joins_by_tokens:
+        return core
+    size = elements * d.act_bytes
+    copy = memory_op("output_copy", F, "copy", elements, 2 * size, d.act)
+    return replace(keeping(core, "output before its copy", size), forward=(*core.forward, copy))
 
 
 def _score_casts(d: Dims, queries: float, keys: float) -> tuple[Program, Program]:

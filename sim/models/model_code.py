@@ -26,9 +26,13 @@ class ModelCode(NamedTuple):
     `mask`: its numbers are added to the scores, or scores are filled where it is true, or chosen by one mask and added
     to another. `turns_keys`: torch.matmul copies keys with a head's numbers as rows.
 
+    `joins_by_tokens`: a head's turned part is joined to the rest while heads lie beside each other in a token's row.
+
     `split`: how queries, keys and values are cut out of one matmul's result. Of torch.split one kernel joins the three
     gradients. Of three indices (`select`) each gradient is put into zeros as large as the result, and these are added
     up.
+
+    `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too.
     """
 
     fused: bool = True
@@ -38,18 +42,22 @@ class ModelCode(NamedTuple):
     alibi: bool = False
     mask: Literal["added", "filled", "chosen and added"] = "added"
     turns_keys: bool = True
+    joins_by_tokens: bool = False
     split: Literal["split", "select"] = "split"
+    router_without_autocast: bool = False
 
 
 LLAMA = ModelCode()
 MODEL_CODE: dict[str, ModelCode] = {
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", turns_keys=False, split="select"),
+    # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward
+    "ernie4_5_moe": ModelCode(router_without_autocast=True),
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
     "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
     # gptj/modeling_gptj.py: eager_attention_forward; codegen/modeling_codegen.py has the same
-    "gptj": ModelCode(scores_in_fp32=True, softmax_in_fp32=False),
+    "gptj": ModelCode(scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True),
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
 }
 
