@@ -246,6 +246,8 @@ class Block(Struct, frozen=True):
     in the latter). `workspace_bytes` stay allocated from the first backward on, one set for all layers of these shapes
     on a rank; `quantized_bytes` are its weights in the matmuls' own format, kept beside the 16-bit ones.
     `rebuilt_bytes`: what a rerun brings back that a split backward's weight half needs.
+    `backward_moments`: of a backward whose operators are told apart, transient bytes as each runs, and for how many
+    parameters it and those before it have brought gradients.
     `key` names the block in a profile of measured blocks (see `sim.prices.operator_prices`), "" where none can be.
     """
 
@@ -264,6 +266,7 @@ class Block(Struct, frozen=True):
     workspace_bytes: float = 0.0
     quantized_bytes: float = 0.0
     rebuilt_bytes: float = 0.0
+    backward_moments: tuple[tuple[float, int], ...] = ()
     frozen_params: int = 0  # beside `params`: kept and gathered, never updated
     four_bit_params: int = 0  # of `frozen_params`, what is kept in 4 bits
     own: OwnBytes | None = None  # of a captured program

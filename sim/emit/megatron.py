@@ -133,6 +133,7 @@ class Megatron(Emission):
             "no_rope_every": {"no-rope-freq": m.no_rope_every},
             "separate_qkv": {},  # one matmul, whatever the model's own code has
             "merged_projections": {},
+            "code": {},  # Megatron's own layers run
         }
         if m.attention_gate is True:
             flags["attention_gate"] = {"attention-output-gate": True}
@@ -140,7 +141,7 @@ class Megatron(Emission):
             flags["norm_bias"] = {}
         if m.qk_norm == "layernorm":
             flags["qk_norm"] = {}  # its norms of queries and keys are of the model's kind
-        if m.mlp in ("gelu_new", "gelu_fast"):
+        if m.mlp in ("gelu_new", "gelu_fast", "gelu_bloom"):
             flags["mlp"] = {}  # Megatron's fused kernel of bias and GELU is that approximation
         if m.mlp == "clamped_swiglu":
             clamped: Flags = {"quick-geglu": True, "activation-func-clamp-value": 7.0, "glu-linear-offset": 1.0}

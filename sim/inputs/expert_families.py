@@ -256,7 +256,7 @@ def _ernie_moe(config: Config) -> Config:
         "every": config.get("moe_layer_interval", 1),
         "router_fp32": True,
     }
-    return ernie(config) | {"moe": moe}
+    return ernie(config) | {"moe": moe, "code": "ernie4_5_moe"}
 
 
 def _hunyuan_moe(config: Config) -> Config:

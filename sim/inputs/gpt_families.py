@@ -23,6 +23,7 @@ def _gpt2(config: Config) -> Config:
         "dropout": config.get("resid_pdrop", 0.1),
         "positions": "learned",
         "max_positions": config["n_positions"],
+        "code": "gpt2",
     }
 
 
@@ -43,6 +44,7 @@ def _gpt_neo(config: Config) -> Config:
         "attention_bias": False,
         "attention_out_bias": True,
         "separate_qkv": True,
+        "code": "gpt_neo",
         "tied_embeddings": config.get("tie_word_embeddings", True),
         "dropout": config.get("resid_dropout", 0.0),
         "positions": "learned",
@@ -111,6 +113,8 @@ def _bloom(config: Config) -> Config:
         "tied_embeddings": config.get("tie_word_embeddings", True),
         "dropout": config.get("hidden_dropout"),
         "embedding_norm": True,
+        "mlp": "gelu_bloom",
+        "code": "bloom",
         "trained_positions": config.get("seq_length"),
     }
 
@@ -157,6 +161,7 @@ def _mpt(config: Config) -> Config:
         "bias": False,
         "tied_embeddings": config.get("tie_word_embeddings", True),
         "dropout": config.get("resid_pdrop"),
+        "code": "mpt",
         "trained_positions": config.get("max_seq_len"),
     }
 
@@ -178,6 +183,7 @@ def _gptj(config: Config) -> Config:
         "positions": "rope",
         "rope_share": config.get("rotary_dim", 64) / (hidden // heads),
         "parallel_block": True,
+        "code": "gptj",
         "trained_positions": config.get("n_positions"),
     }
 

@@ -10,6 +10,7 @@ from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
 from sim.models.autocast import autocasts, casts_on_use, fsdp_casts, not_under_autocast
 from sim.models.frameworks import framework_of
+from sim.models.model_code import code_of
 from sim.schedules import FORMS
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
     else:
         yield from (*_sharding_notes(p, t), *_schedule_notes(p), *_training_notes(t, model))
         yield from _autocast_note(t, p, model)
+        yield from _attention_note(t, model)
     if i is not None:
         yield from _serving_notes(i, p, given, model)
         yield from _engine_note(sections, i)
@@ -161,6 +163,13 @@ def _autocast_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[
         why = f"is not simulated with {bad}" if bad else f"is not framework {t.framework}'s default (training.autocast)"
         held = "which keeps the residual stream in fp32 and casts the input of each matmul"
         yield f"training.param_dtype: fp32 is simulated with 16-bit activations; torch.autocast, {held}, {why}"
+
+
+def _attention_note(t: Training, model: ModelConfig) -> Iterator[str]:
+    """Return that the model's own code knows no fused attention."""
+    if t.attention == "fused" and not code_of(model, framework_of(t)).fused:
+        does = f"which framework {t.framework} runs, computes attention in separate operators alone"
+        yield f"training.attention: simulated as unfused; the code of {model.code} in Transformers, {does}"
 
 
 def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelConfig) -> Iterator[str]:

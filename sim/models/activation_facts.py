@@ -107,6 +107,12 @@ ACTIVATIONS: dict[str, Activation] = {
         TensorRole.INPUT,
         torch_kernel="gelu",
     ),
+    # The same formula in BLOOM's code (bloom/modeling_bloom.py: GeLUFunction), whose backward computes all of it again
+    # from the input. Forward: as above. Backward: tanh's argument and tanh (14), 0.5·x (2), tanh² (3), 1 - (2), x²
+    # times a number (2, 3), a sum (2), two products (3, 3), 0.5·(1 + tanh) (2, 2), sum and product (3, 3).
+    "gelu_bloom": Activation(
+        False, Passes(21, 9, 44, 18), _ONE, ("gelu input",), ("gelu input",), TensorRole.INPUT, torch_kernel="gelu"
+    ),
     # x·sigmoid(1.702·x) (QuickGELUActivation in the same file), which is separate operators in plain torch, too.
     # Forward: 1.702·x, sigmoid (2, 2), product (3). Backward: its factors (3, 3), sigmoid (3), 1.702 (2), sum (3).
     "quick_gelu": Activation(
@@ -116,7 +122,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "geglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "gelu(gate)", "up"), ("gate", "up")),
     # Eager code keeps its result, which is the next matmul's input (torch derivatives.yaml: relu).
     "relu": Activation(False, _ONE, _ONE, (), ("relu input",), TensorRole.INPUT),
-    "relu2": Activation(False, Passes(4, 2, 8, 3), _ONE, ("relu output",), ("relu output",), under_autocast=False),
+    # Backward: the power's x, 2 and product (2, 2, 3), relu (3).
+    "relu2": Activation(False, Passes(4, 2, 10, 4), _ONE, ("relu output",), ("relu output",)),
     # xIELU (arXiv 2411.13010) as Transformers' activations.py writes it. Forward: a comparison (2), the positive half
     # (2, 3, 2, 3), the negative one (2, 2, 3, 2, 2, 3), the choice (4). Backward: the choice (5), beta·x twice (4), the
     # square's factors and alpha (3, 3, 2, 4), the negative half's (2, 4, 2, 5), the minimum's (2, 2, 2, 3, 2), sums of
@@ -128,7 +135,28 @@ ACTIVATIONS: dict[str, Activation] = {
         ("xielu input", "alpha times input", "expm1", "difference"),
         ("xielu input",),
         TensorRole.INPUT,
-        under_autocast=False,
+        # Under autocast its fp32 numbers multiply to fp32. Forward: the comparison (3), the positive half (6, 10, 4,
+        # 10), the negative one (4, 6, 8, 10, 8, 4, 10), the choice (13). Backward: the choice (9, 9), its 16 bits and
+        # beta·x twice (6, 4, 6, 4), alpha's factors and sums (12, 8, 4, 8, 12, 10, 8, 10, 4), what comes to 16 bits (6
+        # five times), the sign (8), expm1 (8), the square's other factor (12), the minimum's (4, 3, 7, 3, 5), sums of
+        # the input's gradients (6 six times).
+        promoted=Promoted(
+            96.0,
+            13,
+            210.0,
+            31,
+            (
+                ("xielu input", 2.0),
+                ("comparison", 1.0),
+                ("alpha times input", 4.0),
+                ("expm1", 4.0),
+                ("difference", 4.0),
+            ),
+            (
+                (Mixed(6.0, 2), Mixed(6.0, 3), Mixed(10.0, 3, 4), Mixed(4.0, 3, 3)),
+                (Mixed(4.0, 3, 2), Mixed(3.0, 3, 2), Mixed(10.0, 3, 2)),
+            ),
+        ),
         truths=1,
     ),
     # gpt-oss: gate and up clamped (2, 2), alpha times gate (2), its sigmoid (2), their product (3), up + 1 (2), product

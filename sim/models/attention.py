@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.attention_pairs import half_diagonal_pairs
 from sim.core.dtypes import FP32_BYTES
@@ -14,7 +15,7 @@ from sim.core.program import Compute, Item, Program, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import F, I, Operator, gemm, memory_op
-from sim.models.score_kernels import Passes, run_passes, score_passes
+from sim.models.score_kernels import Passes, run_passes, score_passes, scored_bytes, softmax_bytes
 from sim.models.window import Window
 
 LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
@@ -149,7 +150,22 @@ def _scores(d: Dims, c: Core) -> float:
 
 def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`."""
-    return unfused_core(d.batch, c, d.act, d.act_bytes, score_passes(d, c)[0], bool(d.dropout), name)
+    scores, *rest = unfused_core(d.batch, c, d.act, d.act_bytes, score_passes(d, c)[0], bool(d.dropout), name)
+    assert isinstance(scores, Compute)
+    return (_of_scores(d, scores), *(_ordering(d, item) for item in rest))
+
+
+def _of_scores(d: Dims, product: Compute) -> Compute:
+    """The matmul of queries and keys, or a gradient of it, in the dtype of the scores."""
+    size = scored_bytes(d)
+    return product if size == d.act_bytes else replace(product, dtype="fp32", bytes=product.bytes * size / d.act_bytes)
+
+
+def _ordering(d: Dims, item: Item) -> Item:
+    """A copy of the context between tokens' and heads' order by torch, which does not vectorize it."""
+    if not isinstance(item, Compute) or item.kind != "copy" or not d.framework.orders_heads:
+        return item
+    return replace(item, single_elements=float(item.shape[0]))
 
 
 def unfused_core(batch: int, c: Core, act: str, e: float, softmax: Passes, dropout: bool, name: str) -> Program:
@@ -185,7 +201,7 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
     batch, rows = _stacked(d.batch, c)
     context = batch * rows * c.v_head_dim
     items: list[Item] = [
-        memory_op(f"{name}_context_copy", I, "copy", context, 2 * context * e, d.act),
+        _ordering(d, memory_op(f"{name}_context_copy", I, "copy", context, 2 * context * e, d.act)),
         gemm(f"{name}_dv", I, c.kv_len, c.v_head_dim, rows, d.act, batch),
         gemm(f"{name}_dprobs", I, rows, c.kv_len, c.v_head_dim, d.act, batch),
     ]
@@ -193,10 +209,19 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
         items.append(memory_op(f"{name}_dropout", I, "elementwise", n, (2 * e + MASK_BYTES) * n, d.act))
     items += [
         *run_passes(score_passes(d, c)[1], name, I, n, d.act),
-        gemm(f"{name}_dq", I, rows, c.head_dim, c.kv_len, d.act, batch),
-        gemm(f"{name}_dk", I, c.kv_len, c.head_dim, rows, d.act, batch),
+        _of_scores(d, gemm(f"{name}_dq", I, rows, c.head_dim, c.kv_len, d.act, batch)),
+        _of_scores(d, gemm(f"{name}_dk", I, c.kv_len, c.head_dim, rows, d.act, batch)),
+        *_scaled_gradients(d, c, name),
     ]
     return tuple(items)
+
+
+def _scaled_gradients(d: Dims, c: Core, name: str) -> Program:
+    """The gradients of queries and keys times the scale, which the forward's matmul has applied."""
+    if d.code.scale != "matmul":
+        return ()
+    sizes = (d.batch * c.head_dim * n for n in (c.heads * c.q_len, c.kv_heads * c.kv_len))
+    return tuple(memory_op(f"{name}_scale", I, "elementwise", n, 2 * d.act_bytes * n, d.act) for n in sizes)
 
 
 def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = False) -> tuple[Saved, ...]:
@@ -209,12 +234,13 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = F
     are kept, unless the backward makes them again.
     """
     kv_heads = own.kv_heads // own.repeats if d.framework.rebuilds_pointwise else own.kv_heads
-    q = d.batch * own.heads * own.q_len * own.head_dim * d.act_bytes
-    kv = d.batch * kv_heads * own.kv_len * d.act_bytes
+    multiplied = d.act_bytes if d.fused_attention else scored_bytes(d)
+    q = d.batch * own.heads * own.q_len * own.head_dim * multiplied
+    kv = d.batch * kv_heads * own.kv_len
     saved = [
         Saved("query", q, role=TensorRole.INPUT),
-        Saved("key", kv * own.head_dim, role=TensorRole.INPUT, keys=True),
-        Saved("value", kv * own.v_head_dim, role=TensorRole.INPUT, keys=True),
+        Saved("key", kv * own.head_dim * multiplied, role=TensorRole.INPUT, keys=True),
+        Saved("value", kv * own.v_head_dim * d.act_bytes, role=TensorRole.INPUT, keys=True),
     ]
     if d.fused_attention:
         rows = d.batch * own.heads * own.q_len
@@ -239,7 +265,7 @@ def _softmax_saved(d: Dims, own: Core, scores: float) -> list[Saved]:
     """
     rows = scores / own.kv_len
     saved = [Saved("softmax output", (scores + (rows if own.sinks else 0.0)) * d.act_bytes)]
-    if d.framework.softmax_in_fp32 and d.act_bytes < FP32_BYTES and not own.sinks:
+    if d.framework.softmax_in_fp32 and d.act_bytes < softmax_bytes(d) and not own.sinks:
         saved.append(Saved("softmax output in fp32", scores * FP32_BYTES))
     if own.sinks and d.framework.softmax_in_fp32:
         saved.append(Saved("maximum's place", rows * 8.0, role=TensorRole.STATISTICS))

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # Keys of a model whose layers have operators that nobody has followed through autocast's lists.
 _NOT_FOLLOWED = (
-    "mla",
     "state_space",
     "compressed_attention",
     "indexer",
@@ -75,5 +74,5 @@ def not_under_autocast(t: Training, p: Parallelism, model: ModelConfig) -> str:
 
 def _follows_experts(framework: Framework, moe: MoeConfig) -> bool:
     """Tell whether it is known what autocast makes of these experts: all of their operators keep fp32."""
-    own = (moe.zero_experts, moe.router_fp32, moe.capacity_factor, moe.shared_gate)
+    own = (moe.zero_experts, moe.capacity_factor)
     return framework.experts_in_param_dtype and not any(own)

@@ -11,6 +11,7 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
 from sim.models.autocast import autocasts
 from sim.models.framework_facts import Framework
 from sim.models.frameworks import framework_of
+from sim.models.model_code import LLAMA, ModelCode, code_of
 from sim.models.packing import PackedBatch, pack
 from sim.models.recipes import Recipe, recipe_of
 from sim.models.streams import Streams, streams_of
@@ -69,6 +70,7 @@ class Dims(Struct, frozen=True):
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
     autocast: bool = False  # matmuls cast fp32 parameters and inputs, see `sim.models.autocast`
     normed_bytes: float = 2.0  # of an element that a norm writes
+    code: ModelCode = LLAMA  # of the model in Transformers, where the framework runs it
     streams: Streams = Streams()  # of the residual stream, see `sim.models.hyper_connections`
 
     @property
@@ -173,6 +175,7 @@ def dims(scenario: Scenario) -> Dims:
     if t is None:
         raise ValueError("a layer's training program needs `training` in the scenario")
     act, framework, recipe = sixteen_bit(t.precision), framework_of(t), recipe_of(t)
+    code = code_of(m, framework)
     gathers_each = p.zero == 3 and p.reshard_after_forward
     seq = ceil_div(t.seq_len, p.cp)
     tokens = t.micro_batch_size * seq
@@ -197,7 +200,8 @@ def dims(scenario: Scenario) -> Dims:
         grad_bytes=dtype_bytes(t.grad_dtype),
         dropout=m.dropout,
         framework=framework,
-        fused_attention=t.attention == "fused",
+        fused_attention=t.attention == "fused" and code.fused,
+        code=code,
         attention_kernel=t.attention_kernel or "",
         tp_overlap=p.tp_overlap,
         quantized_copies=_quantized_copies(scenario.cluster, t, framework, recipe),

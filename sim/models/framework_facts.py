@@ -196,6 +196,8 @@ class Framework(Struct, frozen=True):
     torch vectorizes neither kernel [nanotron: models/llama.py; torch: aten/src/ATen/native/cuda/CUDALoops.cuh]"""
     norms_keep_operators: bool = False
     """a norm of separate operators saves its input in fp32 and the normalized values [LlamaRMSNorm]"""
+    runs_model_code: bool = False
+    """a model's attention is its own code in Transformers, which `model.code` names [transformers/models]"""
     softmax_in_fp32: bool = False
     """the unfused softmax is computed in fp32 and cast back, and both results are saved [eager_attention_forward]"""
     repeats_keys: bool = False

@@ -132,6 +132,7 @@ _TRANSFORMERS = Framework(
     "transformers",  # Hugging Face Transformers' own modules, each torch operator a kernel
     norms_keep_operators=True,  # transformers/models/llama/modeling_llama.py: LlamaRMSNorm
     writes_activations_out=True,
+    runs_model_code=True,
     softmax_in_fp32=True,  # the same file: eager_attention_forward
     repeats_keys=True,  # the same file: repeat_kv
     orders_heads=True,

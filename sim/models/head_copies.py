@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
@@ -9,7 +11,10 @@ from sim.core.program import Compute, Phase, Program
 from sim.models.attention import Core
 from sim.models.casts import cast
 from sim.models.dims import Dims
-from sim.models.operators import F, I, Operator, memory_op
+from sim.models.operators import F, I, Operator, keeping, memory_op
+from sim.models.score_kernels import scored_bytes
+
+Kind = Literal["copy", "permute"]
 
 
 def repeated(d: Dims, own: Core) -> Core:
@@ -72,24 +77,47 @@ def ordered_heads(d: Dims, core: Core, part: Operator, turned: bool, joined: boo
 
     `turned`: rope brings the gradients of queries and keys back to tokens' order by its own copies. `joined`: it made
     queries and keys anew by joining two parts, in heads' order. Copies for each query head are in that order, too.
+    Queries and keys that the model's code multiplies in fp32 are cast before, and their gradients behind.
     """
-    if d.fused_attention or not d.framework.orders_heads or d.batch == 1:
+    if d.fused_attention or not d.framework.orders_heads:
         return part
     queries = float(d.batch * core.q_len * core.heads * core.head_dim)
     keys, values = _heads(d, core)
-    alone = core.repeats == 1
-    ahead = [queries] * (not joined) + [keys] * (alone and not joined) + [values] * alone
-    back = [values / core.repeats, *([] if turned else [queries])]
-    return replace(
-        part,
-        forward=(*_ordered(d, "attention_order", F, ahead), *part.forward),
-        backward=(*part.backward, *_ordered(d, "attention_backward_order", I, back)),
-    )
+    wide = scored_bytes(d) > d.act_bytes
+    ahead, back = _score_casts(d, queries, keys) if wide else ((), ())
+    if d.batch > 1:
+        alone, size = core.repeats == 1, scored_bytes(d)
+        made_anew = joined and not d.code.joins_by_tokens
+        kind: Kind = "permute" if d.code.turns_keys else "copy"
+        ahead = (
+            *ahead,
+            *(() if made_anew else _ordered(d, "attention_order", F, [queries], size)),
+            *(_ordered(d, "attention_order_keys", F, [keys], size, kind) if alone and not made_anew else ()),
+            *(_ordered(d, "attention_order", F, [values], d.act_bytes) if alone else ()),
+        )
+        of_heads = [values / core.repeats, *([] if turned else [queries])]
+        if d.code.split != "select":  # whose own copies bring gradients into place
+            back = (*back, *_ordered(d, "attention_backward_order", I, of_heads, d.act_bytes))
+    return replace(part, forward=(*ahead, *part.forward), backward=(*part.backward, *back))
 
 
-def _ordered(d: Dims, name: str, phase: Phase, sizes: list[float]) -> Program:
+def output_copied(d: Dims, core: Operator, elements: int) -> Operator:
+    """The fused core, where the framework's output of `elements` has the memory order of queries that were made anew,
+    head by head: it is kept, and copied for the matmul."""
+    if not d.framework.output_follows_queries or not d.fused_attention or d.code.joins_by_tokens:
+        return core
+    size = elements * d.act_bytes
+    copy = memory_op("output_copy", F, "copy", elements, 2 * size, d.act)
+    return replace(keeping(core, "output before its copy", size), forward=(*core.forward, copy))
+
+
+def _score_casts(d: Dims, queries: float, keys: float) -> tuple[Program, Program]:
+    ahead = tuple(cast(d, "attention_scores_cast", F, n, widens=True) for n in (queries, keys))
+    return ahead, tuple(cast(d, "attention_backward_scores_cast", I, n) for n in (queries, keys))
+
+
+def _ordered(d: Dims, name: str, phase: Phase, sizes: list[float], size: float, kind: Kind = "copy") -> Program:
+    """Copies of so many elements of `size` bytes; permute: neighbours lie in different rows."""
     elements = sum(sizes)
-    if not elements:
-        return ()
-    made = memory_op(name, phase, "copy", elements, 2 * elements * d.act_bytes, d.act, len(sizes))
+    made = memory_op(name, phase, kind, elements, 2 * elements * size, d.act, len(sizes))
     return (replace(made, single_elements=elements),)

@@ -121,11 +121,19 @@ def backward_peak(parts: Sequence[Operator], kept_bytes: float = 0.0) -> float:
     Walks back through the parts: each holds its own `backward_bytes`, plus `kept_bytes` (the residual
     branch's gradient), less what the parts already done have released.
     """
-    released, peak = 0.0, 0.0
+    return max((held + kept_bytes for held, _ in backward_moments(parts) if held + kept_bytes > 0), default=0.0)
+
+
+def backward_moments(parts: Sequence[Operator]) -> tuple[tuple[float, int], ...]:
+    """Bytes beyond the saved ones as each part runs, the last part first, and for how many parameters it and those
+    before it have brought gradients."""
+    released, params = 0.0, 0
+    found = []
     for part in reversed(parts):
-        peak = max(peak, part.backward_bytes + kept_bytes - released)
+        params += part.params + part.expert_params
+        found.append((part.backward_bytes - released, params))
         released += sum(s.bytes for s in part.saved)
-    return peak
+    return tuple(found)
 
 
 def workspace(d: Dims, parts: Iterable[Operator]) -> float:

@@ -21,7 +21,16 @@ from msgspec import Struct
 from sim.core.program import Block, BlockKind, Comm, Compute, Item, Program, Saved, TensorRole, Wait, WeightShape
 from sim.models.dims import Dims
 from sim.models.frameworks import framework_of
-from sim.models.operators import Operator, backward_of, backward_peak, forward_of, rerun, saved_of, tensors_of
+from sim.models.operators import (
+    Operator,
+    backward_moments,
+    backward_of,
+    backward_peak,
+    forward_of,
+    rerun,
+    saved_of,
+    tensors_of,
+)
 from sim.models.recompute_modules import CORE, module_kept
 
 if TYPE_CHECKING:
@@ -33,12 +42,13 @@ KEPT_MESSAGES = ("reduce_scatter", "all_to_all")  # whose outputs selective_op k
 
 class RecomputePlan(Struct, frozen=True):
     """The outcome: the program to rerun, what is kept, the backward's transient bytes, and what it brings back for
-    weight gradients."""
+    weight gradients. `moments`: see `Block.backward_moments`."""
 
     recompute: Program
     saved: tuple[Saved, ...]
     backward_peak_bytes: float
     rebuilt_bytes: float = 0.0
+    moments: tuple[tuple[float, int], ...] = ()
 
 
 def as_block(name: str, kind: BlockKind, key: str, parts: Sequence[Operator], kept: RecomputePlan) -> Block:
@@ -58,6 +68,7 @@ def as_block(name: str, kind: BlockKind, key: str, parts: Sequence[Operator], ke
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=kept.backward_peak_bytes,
         rebuilt_bytes=kept.rebuilt_bytes,
+        backward_moments=kept.moments,
         key=key,
         matrices=_matrices(parts, False) if kind in (BlockKind.LAYER, BlockKind.MTP) else (),
         expert_matrices=_matrices(parts, True),
@@ -77,7 +88,7 @@ def _matrices(parts: Sequence[Operator], experts: bool) -> tuple[WeightShape, ..
 
 def keep_all(parts: Sequence[Operator]) -> RecomputePlan:
     """Return what stays of parts that no residual stream passes by and nothing is run again of: embedding and head."""
-    return RecomputePlan((), saved_of(parts), backward_peak(parts))
+    return RecomputePlan((), saved_of(parts), backward_peak(parts), moments=backward_moments(parts))
 
 
 def mode_of_layer(scenario: Scenario, layer: int) -> str:

@@ -109,27 +109,76 @@ def _with_sinks(d: Dims) -> tuple[Passes, Passes]:
 
 
 def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
-    """Forward: scale, mask (a broadcast of one for all heads), softmax, cast. Backward: cast, softmax, cast, scale.
+    """Forward: scale, biases, mask (one for all heads), softmax, cast. Backward: cast, softmax, mask, cast, scale.
 
-    In 16 bits the softmax's kernels cast scores and their gradient; in fp32 there are no casts.
+    `sim.models.model_code` says which of them a model has. In 16 bits the softmax's kernels cast scores and their
+    gradient; in fp32 there are no casts.
     """
-    e, wide = d.act_bytes, FP32_BYTES
-    narrow, promoted = e < wide, casts_apart(d)
-    masked = wide if promoted else e  # what the sum with the mask gives
-    mask = e + masked + masked / c.heads
+    code, e, scored, made = d.code, d.act_bytes, scored_bytes(d), softmax_bytes(d)
+    given = FP32_BYTES if code.alibi else scored  # to the mask
+    masked = masked_bytes(d, given)
+    scale = (ScorePass("scale", 2 * scored, kind="elementwise"),) if code.scale == "scores" else ()
+    slopes = FP32_BYTES / (d.batch * c.q_len)  # one number for each key
+    biased = ScorePass("alibi", scored + given + slopes, kind="elementwise", casts=3 * (scored < given), single=True)
+    replaced, added = _replacing(d, c, given), _adding(d, c, given, masked)
     ahead = (
-        ScorePass("scale", 2 * e, kind="elementwise"),
-        ScorePass("mask", mask, kind="elementwise", casts=3 * promoted, single=True),
-        ScorePass("softmax", masked + wide, kernel=TORCH_SOFTMAX),
-        *((ScorePass("softmax_cast", wide + e, kind="cast"),) if narrow else ()),
+        *scale,
+        *((biased,) if code.alibi else ()),
+        *replaced,
+        *added,
+        ScorePass("softmax", masked + made, kernel=TORCH_SOFTMAX),
+        *((ScorePass("softmax_cast", made + e, kind="cast"),) if made > e else ()),
     )
     back = (
-        *((ScorePass("softmax_cast", e + wide, kind="cast", casts=2, single=True),) if narrow else ()),
-        ScorePass("softmax", 2 * wide + masked, kernel=TORCH_SOFTMAX_BACKWARD),
-        *((ScorePass("mask_cast", wide + e, kind="cast"),) if promoted else ()),
-        ScorePass("scale", 2 * e, kind="elementwise"),
+        *((ScorePass("softmax_cast", e + made, kind="cast", casts=2, single=True),) if made > e else ()),
+        ScorePass("softmax", 2 * made + masked, kernel=TORCH_SOFTMAX_BACKWARD),
+        *((ScorePass("mask_cast", masked + given, kind="cast"),) if masked > given else ()),
+        *replaced,
+        *((ScorePass("alibi_cast", given + scored, kind="cast"),) if given > scored else ()),
+        *scale,
     )
     return ahead, back
+
+
+def scored_bytes(d: Dims) -> float:
+    """Return the bytes of a score as its matmul writes it; autocast casts what the model casts to fp32."""
+    return FP32_BYTES if d.code.scores_in_fp32 and not d.autocast else d.act_bytes
+
+
+def masked_bytes(d: Dims, given: float) -> float:
+    """Return the bytes of a masked score, of `given` before. A mask that is added has the dtype of the embedding's
+    rows, which autocast leaves in fp32; others are truths."""
+    return max(given, _added_bytes(d)) if d.code.mask != "filled" else given
+
+
+def _added_bytes(d: Dims) -> float:
+    return FP32_BYTES if casts_apart(d) else d.act_bytes
+
+
+def softmax_bytes(d: Dims) -> float:
+    """Return the bytes of a number that the softmax of separate operators writes."""
+    if d.code.softmax_in_fp32 or casts_apart(d):
+        return FP32_BYTES
+    return masked_bytes(d, scored_bytes(d))
+
+
+def _replacing(d: Dims, c: Scored, given: float) -> Passes:
+    """A kernel that replaces scores where a mask of truths, of one byte, says so: one for all heads, or for all."""
+    if d.code.mask == "filled":
+        moved = 2 * given + 1 / c.heads
+        return (ScorePass("mask", moved, kind="elementwise", kernel="masked_fill", single=True),)
+    if d.code.mask == "chosen and added":
+        return (ScorePass("chosen", 2 * given + 1 / (d.batch * c.heads), kind="elementwise", single=True),)
+    return ()
+
+
+def _adding(d: Dims, c: Scored, given: float, masked: float) -> Passes:
+    """A kernel that adds a mask, one for all heads."""
+    if d.code.mask == "filled":
+        return ()
+    added = _added_bytes(d)
+    moved, casts = given + masked + added / c.heads, 3 * (given != added)
+    return (ScorePass("mask", moved, kind="elementwise", casts=casts, single=True),)
 
 
 def run_passes(passes: Passes, name: str, phase: Phase, scores: float, act: str) -> Program:

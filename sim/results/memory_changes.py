@@ -54,9 +54,9 @@ def changes_of(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change
             BlockStep(sum(s.bytes for s in b.saved), b.forward_peak_bytes, held_to_end(b), 0.0, 0.0) for b in blocks
         ]
     else:
-        late = _late_gradients(stage, kind)
+        late, whole = _late_gradients(stage, kind), kind is Kind.B and not reduces_at_once(stage)
         steps = [
-            BlockStep(0.0, peak + (new if b.own is None else 0.0), held, _freed_bytes(b, kind), new)
+            BlockStep(0.0, _with_gradients(b, peak, new, whole), held, _freed_bytes(b, kind), new)
             for b, peak, new, held in zip(blocks, backward_peaks(stage, kind, first), brought, late[:-1], strict=True)
         ]
         steps += [BlockStep(0.0, 0.0, late[-1], 0.0, 0.0)] * (late[-1] > 0)
@@ -70,6 +70,18 @@ def changes_of(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change
         peak = max(peak, now + x.transient - claimed)
         now += x.gradients - x.freed
     return [(0.0, claimed, peak, 0.0), (1.0, -freed, -peak, sum(brought))]
+
+
+def _with_gradients(block: Block, peak: float, brought: float, whole: bool) -> float:
+    """The most that a block's backward holds of transient bytes, `peak`, and of the gradients that it brings: all, or
+    in a `whole` backward whose operators are told apart those that are there by then. A loss has ended before the
+    output matrix gets its gradient."""
+    if block.own is not None:
+        return peak
+    params = block.params + block.expert_params
+    if not whole or not block.backward_moments or not params:
+        return peak + brought
+    return max(0.0, *(held + brought * there / params for held, there in block.backward_moments))
 
 
 def held_to_end(block: Block) -> float:

@@ -14,11 +14,11 @@ from sim.models.casts import turns_wide
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
-from sim.models.head_copies import ordered_heads, repeated
+from sim.models.head_copies import ordered_heads, output_copied, repeated
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
-from sim.models.operators import F, I, Operator, collective, keeping, memory_op
+from sim.models.operators import F, I, Operator, accumulate, collective, keeping, memory_op
 from sim.models.served import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
 from sim.models.window import Window
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops
@@ -114,8 +114,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         turn = (self._turn(d, turned),) if self.rope else ()
         if joined and not d.framework.fuses_rope:
             turn = (*turn, rope_join(d, turned))
-            if d.framework.output_follows_queries and d.fused_attention:
-                core = self._output_copied(d, core, d.tokens * out.inputs)
+            core = output_copied(d, core, d.tokens * out.inputs)
         turn = (*self._head_norms(d), *turn)
         if self.sinks:
             core = replace(core, params=self.heads_of(d.tp)[0])
@@ -150,12 +149,6 @@ class GroupedQueryAttention(Struct, frozen=True):
     def attended(self, scenario: Scenario, d: Dims, shard: Shard) -> Operator:
         """The core: every query against the keys that it sees."""
         return attention_core(scenario, d, shard, self.core(d))
-
-    def _output_copied(self, d: Dims, core: Operator, elements: int) -> Operator:
-        """The core whose output of `elements` has its queries' memory order: it is kept, and copied for the matmul."""
-        size = elements * d.act_bytes
-        copy = memory_op("output_copy", F, "copy", elements, 2 * size, d.act)
-        return replace(keeping(core, "output before its copy", size), forward=(*core.forward, copy))
 
     def _turn(self, d: Dims, elements: int) -> Operator:
         """The rotary embedding of queries and keys of `elements`."""
@@ -303,6 +296,16 @@ def _bias(d: Dims, elements: int) -> Operator:
 
 
 def _joined_gradients(d: Dims, elements: int) -> Operator:
-    """The gradients of queries, keys and values, `elements` in all, become one tensor for the matmul before them."""
+    """The gradients of queries, keys and values, `elements` in all, become one tensor for the matmul before them.
+
+    Where each is put into zeros of that size (`select`), all three together read their elements, write them and three
+    times as many zeros; profiles' points of such a copy count that tensor twice (`calibrate.elementwise`: 7 accesses in
+    all). Two sums follow.
+    """
+    if d.code.split == "select":
+        put = memory_op("split_backward", I, "copy", elements, 7 * elements * d.act_bytes, d.act, 6, "slice_backward")
+        added = accumulate(d, "split_gradient_sum", 2 * elements)
+        return Operator("split", (), (replace(put, single_elements=float(elements)), added))
     joined = memory_op("split_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act, kernel="cat")
-    return Operator("split", (), (joined,))
+    in_heads_order = 0.0 if d.fused_attention else float(elements)  # what unfused attention gives
+    return Operator("split", (), (replace(joined, single_elements=in_heads_order),))

@@ -14,9 +14,11 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, ModelPart, Program
 from sim.models.attention import Core, attention_flops
+from sim.models.casts import casts_apart
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, latent_rope, norm
+from sim.models.head_copies import output_copied
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
@@ -106,16 +108,21 @@ class LatentAttention(Struct, frozen=True):
         heads, keep = ceil_div(self.heads, d.tp), not d.framework.rebuilds_pointwise
 
         def layer(matrix: Matrix, save_input: bool) -> Linear:
-            return matrix.linear(d.rows if matrix.split == "plain" else d.tokens, save_input)
+            plain = matrix.split == "plain"  # of what the layer's norm gives
+            found = matrix.linear(d.rows if plain else d.tokens, save_input)
+            return replace(found, wide=True) if plain else found
 
         queries = [linear(d, layer(matrix, keep)) for matrix in query]
         if self.query_rank is not None:
             queries[1:1] = self._normed(d, self.query_rank)
-        gates = [linear(d, layer(matrix, False)) for matrix in self._gate(d.tp)]  # which reads what queries read
+        # What reads the first query matrix's input, which that one keeps, or under autocast a copy of its own.
+        apart = casts_apart(d)
+        gates = [linear(d, layer(matrix, apart)) for matrix in self._gate(d.tp)]
         core = self._with_sinks(d, attention_core(scenario, d, shard, own), own)
         # a value is cut from what also makes its key, which is assembled anew
         if d.framework.keeps_merged_outputs and d.fused_attention:
             core = keeping(core, "keys without rope", d.tokens * heads * self.plain_width * d.act_bytes)
+        core = output_copied(d, core, d.tokens * out.inputs)
         raised = (
             linear(d, layer(kv_up, keep)),
             latent_rope(d, d.tokens * (heads + 1) * self.rope_width),
@@ -124,7 +131,7 @@ class LatentAttention(Struct, frozen=True):
         return (
             *queries[:-1],
             *(inside("mla_up_proj", queries[-1:]) if self.query_rank is not None else queries[-1:]),
-            linear(d, layer(kv_down, False)),  # its input is that of the first query matrix, which keeps it
+            linear(d, layer(kv_down, apart)),
             latent_norm(d, "kv", self.latent_rank),
             *inside("mla_up_proj", raised),
             *gates,

@@ -31,17 +31,19 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
     choice reads fp32 logits.
     """
     m, h, x, e = r.tokens, d.hidden, moe.choices, d.act_bytes
-    upcast = moe.router_fp32 and e < FP32_BYTES
+    # Autocast gives fp32 and multiplies 16 bits, whatever the model casts to, unless its code turns autocast off.
+    wide = casts_apart(d) and moe.router_fp32 and d.code.router_without_autocast
+    upcast = moe.router_fp32 and e < FP32_BYTES and not casts_apart(d)
     casts = upcast and d.framework.casts_routers
     keeps = casts and not d.framework.rebuilds_pointwise
-    dtype, backward_dtype = "fp32" if casts else d.act, "fp32" if upcast else d.act
+    dtype, backward_dtype = "fp32" if casts or wide else d.act, "fp32" if upcast or wide else d.act
     # What the 16-bit and the 32-bit matmul differ in: copies of the input and of its gradient.
     copy, copy_again, gradient_copy = (
         memory_op(name, phase, "cast", m * h, m * h * (e + FP32_BYTES), d.act)
         for name, phase in (("router_cast", F), ("router_recast", W), ("router_grad_cast", I))
     )
-    choose, choose_back = _choice(d, moe, m * x, FP32_BYTES if upcast else e)
-    narrow = casts_apart(d)
+    choose, choose_back = _choice(d, moe, m * x, FP32_BYTES if upcast or wide else e)
+    narrow = casts_apart(d) and not wide
     forward = (
         *((copy,) if casts else ()),
         *((cast(d, "router_cast", F, m * h),) if narrow else ()),
@@ -56,10 +58,10 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
         *((cast(d, "router_grad_cast", I, m * h, widens=True),) if narrow else ()),
         *((copy_again,) if upcast and not keeps else ()),
         gemm("router_wgrad", W, x, h, m, backward_dtype, out_bytes=2 * d.grad_bytes * x * h),
-        accumulate(d, "router_grad_sum", m * h),
+        accumulate(d.of_stream, "router_grad_sum", m * h),
     )
     saved = (
-        Saved("router input", m * h * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
+        Saved("router input", m * h * (FP32_BYTES if wide else e), NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
         Saved("router probabilities", m * x * FP32_BYTES),
         *((Saved("router input in fp32", m * h * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if keeps else ()),
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.core.program import Compute, Program, Saved
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import Compute, NeededBy, Program, Saved, TensorRole
+from sim.models.casts import cast, casts_apart, mixed
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, W, accumulate, gemm, memory_op
 from sim.models.recompute_modules import inside
@@ -32,26 +34,48 @@ def shared_parts(d: Dims, parts: tuple[Operator, ...], gated: bool = False) -> t
         )
         for p in parts
     ]
-    add = accumulate(d, "shared_expert_sum", d.rows * d.hidden, phase=F)
-    gradients = accumulate(d, "shared_grad_sum", d.rows * d.hidden)
     gate = (_shared_gate(d),) if gated else ()
-    together = Operator("shared_expert_sum", (add,), (gradients,))
-    return (*inside("shared_experts", (replace(out[0], saved=()), *out[1:])), *gate, together)
+    first = out[0] if casts_apart(d) else replace(out[0], saved=())
+    return (*inside("shared_experts", (first, *out[1:])), *gate, _sum(d))
+
+
+def _sum(d: Dims) -> Operator:
+    """The sum with what routed experts give; backward that of the gradients of both experts' input. Under autocast
+    routed experts and the sums have fp32, what shared experts give has 16 bits."""
+    elements = d.rows * d.hidden
+    gradients = accumulate(d.of_stream, "shared_grad_sum", elements)
+    if not casts_apart(d):
+        add = accumulate(d, "shared_expert_sum", elements, phase=F)
+        return Operator("shared_expert_sum", (add,), (gradients,))
+    moved = (d.act_bytes + 2 * FP32_BYTES) * elements
+    add = mixed(memory_op("shared_expert_sum", F, "elementwise", elements, moved, "fp32"), 3)
+    return Operator("shared_expert_sum", (add,), (cast(d, "shared_grad_cast", I, elements), gradients))
 
 
 def _shared_gate(d: Dims) -> Operator:
-    """`[rows, h] x [h, 1]`, its sigmoid, and the product with what the shared expert gives, which is kept for it."""
+    """`[rows, h] x [h, 1]`, its sigmoid, and the product with what the shared expert gives, which is kept for it.
+
+    Backward, by operators: the product's two factors (2, 3) and the row sums of one (1), the sigmoid's. Under autocast
+    the gate casts its own copy of the input.
+    """
     m, h, e = d.rows, d.hidden, d.act_bytes
     n = m * h
+    accesses, kernels = (3, 2) if d.framework.fuses_chains else (6, 4)
+    apart = casts_apart(d)
     backward = (
-        memory_op("shared_gate_product_backward", I, "elementwise", n, 3 * n * e, d.act, 2),
+        memory_op("shared_gate_product_backward", I, "elementwise", n, accesses * n * e, d.act, kernels),
         gemm("shared_gate_dgrad", I, m, h, 1, d.act),
+        *((cast(d, "shared_gate_grad_cast", I, n, widens=True),) if apart else ()),
         gemm("shared_gate_wgrad", W, 1, h, m, d.act, out_bytes=2 * d.grad_bytes * h),
-        accumulate(d, "shared_gate_grad_sum", n),
+        accumulate(d.of_stream, "shared_gate_grad_sum", n),
     )
     forward = (
+        *((cast(d, "shared_gate_cast", F, n),) if apart else ()),
         gemm("shared_gate", F, m, 1, h, d.act),
         memory_op("shared_gate_product", F, "elementwise", n, 2 * n * e, d.act, 2),
     )
-    saved = (Saved("shared expert's result", n * e),)
+    saved = (
+        Saved("shared expert's result", n * e),
+        *((Saved("shared gate's input", n * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if apart else ()),
+    )
     return Operator("shared_gate", forward, backward, saved, params=h, weights=((1, h),), backward_bytes=2 * n * e)

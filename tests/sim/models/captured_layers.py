@@ -32,14 +32,48 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"n_embd": 512, "n_head": 8, "n_layer": 3, "n_inner": 2048, "vocab_size": 1024, "n_positions": 128}
     | {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0},
+    "bloom": {"hidden_size": 512, "n_head": 8, "n_layer": 3, "vocab_size": 1024},
+    "gpt_neo": {"hidden_size": 512, "num_heads": 8, "num_layers": 3, "vocab_size": 1024, "max_position_embeddings": 128}
+    | {"attention_types": [[["global"], 3]]},
+    "mpt": {"d_model": 512, "n_heads": 8, "n_layers": 3, "vocab_size": 1024, "max_seq_len": 128},
 }
+CONFIGS["apertus"] = CONFIGS["llama"]
+CONFIGS["arcee"] = CONFIGS["llama"]
+OF_EXPERTS = CONFIGS["llama"] | {"moe_intermediate_size": 256, "num_key_value_heads": 8}
+CONFIGS["qwen2_moe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 512}
+CONFIGS["ernie4_5_moe"] = OF_EXPERTS | {"moe_num_experts": 8, "moe_k": 2, "moe_num_shared_experts": 1}
+CONFIGS["deepseek_v2"] = OF_EXPERTS | {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1}
+CONFIGS["deepseek_v2"] |= {"q_lora_rank": 192, "kv_lora_rank": 128, "first_k_dense_replace": 0, "n_group": 1}
+CONFIGS["gptj"] = CONFIGS["gpt2"] | {"rotary_dim": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"layers": 3, "hidden": 512, "heads": 8, "kv_heads": 2, "ffn": 1408, "vocab": 1024, "bias": False}
     | {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope"},
-    "gpt2": {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024, "mlp": "gelu_new", "positions": "learned"},
+    "gpt2": {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024, "mlp": "gelu_new", "positions": "learned"}
+    | {"code": "gpt2"},
 }
 MODELS["qwen3_moe"] = MODELS["llama"] | {"head_dim": 64, "qk_norm": True, "moe": {"experts": 8, "top_k": 2, "ffn": 256}}
-LAYER = {"llama": "layers.1", "gpt2": "h.1", "qwen3_moe": "layers.1"}
+MODELS["arcee"] = MODELS["llama"] | {"mlp": "relu2", "separate_qkv": True}
+MODELS["apertus"] = MODELS["llama"] | {"mlp": "xielu", "separate_qkv": True, "qk_norm": True}
+EXPERTS: dict[str, Any] = {"experts": 8, "top_k": 2, "ffn": 256}
+WHOLE_HEADS = MODELS["llama"] | {"kv_heads": 8}
+MODELS["qwen2_moe"] = WHOLE_HEADS | {"qkv_bias": True, "moe": EXPERTS | {"shared_ffn": 512, "shared_gate": True}}
+OF_FP32 = EXPERTS | {"shared_experts": 1, "router_fp32": True}
+MODELS["ernie4_5_moe"] = WHOLE_HEADS | {"moe": OF_FP32, "code": "ernie4_5_moe"}
+MLA = {"q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+MODELS["deepseek_v2"] = WHOLE_HEADS | {"mla": MLA, "moe": OF_FP32}
+OF_GPT = {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024}
+MODELS |= {
+    "bloom": OF_GPT | {"mlp": "gelu_bloom", "embedding_norm": True, "code": "bloom"},
+    "gpt_neo": MODELS["gpt2"]
+    | {"attention_bias": False, "attention_out_bias": True, "separate_qkv": True}
+    | {"code": "gpt_neo"},
+    "gptj": MODELS["gpt2"]
+    | {"attention_bias": False, "separate_qkv": True, "positions": "rope", "rope_share": 0.5}
+    | {"parallel_block": True, "code": "gptj"},
+    "mpt": OF_GPT | {"bias": False, "code": "mpt"},
+}
+LAYER = dict.fromkeys(("gpt2", "gptj", "gpt_neo", "bloom"), "h.1") | {"mpt": "blocks.1"}
+LAYER |= dict.fromkeys((*MODELS.keys() - LAYER.keys(),), "layers.1")
 for activation in ("gelu_fast", "quick_gelu"):  # of GPT-2's layers, by the activation's name
     CONFIGS[activation] = CONFIGS["gpt2"] | {"model_type": "gpt2", "activation_function": activation}
     MODELS[activation], LAYER[activation] = MODELS["gpt2"] | {"mlp": activation}, LAYER["gpt2"]

@@ -20,9 +20,9 @@ PRECISIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the captu
     "bf16": ({"weights": "bf16"}, {"param_dtype": "bf16"}),
     "fp32": ({}, {"param_dtype": "fp32", "precision": "fp32"}),
 }
-# GPT-2's own function makes the softmax in the scores' dtype, which in bf16 alone is not fp32.
-WAYS = [("llama", "autocast"), ("llama", "bf16"), ("llama", "fp32"), ("gpt2", "autocast"), ("gpt2", "fp32")]
-ATTENTION = {"llama": "self_attn", "gpt2": "attn"}
+WAYS = [(name, precision) for name in ("llama", "gpt2") for precision in PRECISIONS]
+WAYS += [(name, precision) for name in ("bloom", "gptj", "gpt_neo", "mpt") for precision in ("autocast", "bf16")]
+ATTENTION = {"llama": "self_attn", "bloom": "self_attention", "gpt_neo": "attn.attention"}
 SCORES = BATCH * 8 * SEQ * SEQ
 
 
@@ -33,7 +33,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     options, training = PRECISIONS[precision]
     folder: Path = tmp_path_factory.mktemp(name)
     program = capture(folder, name, "eager", **options)
-    module = f"{LAYER[name]}.{ATTENTION[name]}"
+    module = f"{LAYER[name]}.{ATTENTION.get(name, 'attn')}"
     operators = [o for o in program.operators if o.module.endswith(module) and o.launches]
     sizes = {"seq_len": SEQ, "micro_batch_size": BATCH, "framework": "transformers", "attention": "unfused"}
     return name, operators, layer_block(make(MODELS[name], {**sizes, **training}), 1)
@@ -50,27 +50,41 @@ def test_kernels_over_all_scores_are_those_that_run(both: Any, phase: str) -> No
     core = (i for i in items(block, phase) if i.name.startswith("attention_") and "_out_" not in i.name)
     mine = [i for i in core if i.shape == (SCORES,) and i.kind != "copy"]
     run = [o for o in operators if o.phase == phase and o.outputs[0].shape[-2:] == (SEQ, SEQ)]
-    real = [compute_of(o) for o in run if o.name != "aten.bmm"]
-    assert [i.bytes for i in mine] == pytest.approx([i.bytes for i in real], rel=1e-6)
+    real = [compute_of(o) for o in run if "bmm" not in o.name]
+    assert [i.bytes for i in mine] == pytest.approx([i.bytes for i in real], rel=1e-5)
     assert [(i.kind, i.kernels, i.single_elements, i.casts) for i in mine] == [
         (i.kind, i.kernels, i.single_elements, i.casts) for i in real
     ]
     assert [i.kernel for i in mine if i.kind == "softmax"] == [i.kernel for i in real if i.kind == "softmax"]
 
 
-def moved(operators: Sequence[CapturedOperator], phase: str, names: tuple[str, ...]) -> tuple[float, int]:
-    found = [o for o in operators if o.phase == phase and o.name in names]
-    return sum(compute_of(o).bytes for o in found), len(found)
+def test_scores_are_multiplied_in_the_dtype_that_multiplies_them(both: Any) -> None:
+    """GPT-J's and GPT-Neo's in fp32, unless autocast casts their operands."""
+    _, operators, block = both
+    for phase in ("forward", "backward"):
+        run = [compute_of(o) for o in operators if o.phase == phase and "bmm" in o.name]
+        mine = [i for i in getattr(block, phase) if isinstance(i, Compute) and i.kind == "gemm" and i.shape[0] > 1]
+        assert sorted((i.dtype, i.flops, i.bytes) for i in mine) == sorted((i.dtype, i.flops, i.bytes) for i in run)
+
+
+def moved(operators: Sequence[CapturedOperator], phase: str, *names: str) -> tuple[float, int]:
+    """Bytes and kernels, but for copies of tables of cosines and sines."""
+    found = [o for o in operators if o.phase == phase and o.name in names and o.outputs[0].elements >= BATCH * SEQ * 64]
+    made = [compute_of(o) for o in found]
+    return sum(i.bytes for i in made), sum(i.kernels for i in made)
 
 
 def test_heads_are_copied_as_often_as_they_are(both: Any) -> None:
     """Repeated keys and values, heads' order, and the context. Backward: rope brings two gradients of Llama's back by
     copies of its own, and a sum over repeated heads moves what a copy does."""
     name, operators, block = both
-    ahead = [i for i in items(block, "forward") if i.kind == "copy"]
-    assert (sum(i.bytes for i in ahead), sum(i.kernels for i in ahead)) == moved(operators, "forward", ("aten.clone",))
-    back = [i for i in items(block, "backward") if i.kind == "copy"]
-    real, kernels = moved(operators, "backward", ("aten.clone", "aten.cat", "aten.sum"))
+    kinds = ("copy", "permute")
+    ahead = [i for i in items(block, "forward") if i.kind in kinds and "rope" not in i.name]
+    assert (sum(i.bytes for i in ahead), sum(i.kernels for i in ahead)) == moved(operators, "forward", "aten.clone")
+    clones = [compute_of(o) for o in operators if o.name == "aten.clone"]
+    assert any(i.kind == "permute" for i in ahead) == any(i.kind == "permute" for i in clones)
+    back = [i for i in items(block, "backward") if i.kind in kinds]
+    real, kernels = moved(operators, "backward", "aten.clone", "aten.cat", "aten.sum", "aten.select_backward")
     size, of_rope = block_element_bytes(block), (8 + 2) * 64 * SEQ * BATCH if name == "llama" else 0
     assert sum(i.bytes for i in back) == real - 2 * size * of_rope
     assert sum(i.kernels for i in back) == kernels - 2 * bool(of_rope)
@@ -84,6 +98,8 @@ def test_casts_of_repeated_keys(both: Any) -> None:
     """Llama's keys are turned in fp32 under autocast and cast when they are repeated, and so are their gradients; rope
     counts the casts of the keys themselves."""
     name, operators, block = both
+    if name in ("gptj", "gpt_neo"):
+        pytest.skip("casts queries and keys in other ways")
     queries, keys = BATCH * SEQ * 8 * 64, BATCH * SEQ * 2 * 64
     for phase in ("forward", "backward"):
         run = [o for o in operators if o.phase == phase and o.name == "aten._to_copy"]
@@ -91,3 +107,14 @@ def test_casts_of_repeated_keys(both: Any) -> None:
         mine = [i for i in items(block, phase) if i.name.endswith("repeat_cast")]
         assert bool(mine) == (name == "llama" and bool(real))
         assert [(i.bytes, i.kernels) for i in mine] == [(6.0 * (queries - keys), 0)] * bool(mine)
+
+
+@pytest.mark.parametrize(("framework", "fused"), [("transformers", False), ("eager", True)])
+def test_bloom_s_own_code_has_no_fused_attention(framework: str, fused: bool) -> None:
+    scenario = make(MODELS["bloom"], {"framework": framework, "attention": "fused"})
+    kinds = {i.kind for i in layer_block(scenario, 1).forward if isinstance(i, Compute)}
+    assert ("attention_forward" in kinds) == fused
+    notes = [
+        w for w in scenario.warnings if w.startswith("training.attention: simulated as unfused; the code of bloom")
+    ]
+    assert len(notes) == (not fused)

@@ -1,0 +1,67 @@
+"""One record for each family whose own code in Transformers computes attention otherwise than Llama's.
+
+`model.code` names a record, and the readers of Hugging Face's configs fill it in. Frameworks that run Transformers'
+modules (`runs_model_code`) go by it; others have layers of their own for all families. Files are those of
+transformers/models.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
+    from sim.models.framework_facts import Framework
+
+
+class ModelCode(NamedTuple):
+    """How a model's own code computes attention; the defaults are Llama's (llama/modeling_llama.py).
+
+    `fused`: a fused kernel can take the place of separate operators.
+
+    Of separate operators alone. `scale`: scores are multiplied by a kernel of their own, in the matmul (backward scales
+    the gradients of queries and keys), or not at all. `scores_in_fp32`: queries and keys are cast to fp32 and
+    multiplied so, unless autocast casts them back. `softmax_in_fp32`: the softmax writes fp32, which is cast to the
+    activations' dtype; else it writes the dtype of what it reads. `alibi`: a kernel adds fp32 biases of positions.
+    `mask`: its numbers are added to the scores, or scores are filled where it is true, or chosen by one mask and added
+    to another. `turns_keys`: torch.matmul copies keys with a head's numbers as rows.
+
+    `joins_by_tokens`: a head's turned part is joined to the rest while heads lie beside each other in a token's row.
+
+    `split`: how queries, keys and values are cut out of one matmul's result. Of torch.split one kernel joins the three
+    gradients. Of three indices (`select`) each gradient is put into zeros as large as the result, and these are added
+    up.
+
+    `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too.
+    """
+
+    fused: bool = True
+    scale: Literal["scores", "matmul", "none"] = "scores"
+    scores_in_fp32: bool = False
+    softmax_in_fp32: bool = True
+    alibi: bool = False
+    mask: Literal["added", "filled", "chosen and added"] = "added"
+    turns_keys: bool = True
+    joins_by_tokens: bool = False
+    split: Literal["split", "select"] = "split"
+    router_without_autocast: bool = False
+
+
+LLAMA = ModelCode()
+MODEL_CODE: dict[str, ModelCode] = {
+    # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
+    "bloom": ModelCode(fused=False, scale="matmul", turns_keys=False, split="select"),
+    # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward
+    "ernie4_5_moe": ModelCode(router_without_autocast=True),
+    "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
+    # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
+    "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
+    # gptj/modeling_gptj.py: eager_attention_forward; codegen/modeling_codegen.py has the same
+    "gptj": ModelCode(scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True),
+    "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
+}
+
+
+def code_of(model: ModelConfig, framework: Framework) -> ModelCode:
+    """Return the record of the model's own code, Llama's where it has none or the framework does not run it."""
+    return LLAMA if model.code is None or not framework.runs_model_code else MODEL_CODE[model.code]
