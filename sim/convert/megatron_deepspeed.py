@@ -103,9 +103,8 @@ def _engine(config: Settings | None, flags: dict[str, Any]) -> dict[str, Any]:
         **_batch(config, flags),
         **_precision(config, flags, stage),
         **_messages(zero, stage),
-        "clip-grad": str(
-            config.number("gradient_clipping", 1.0)
-        ),  # the engine's; --clip-grad is Megatron's optimizer's
+        # The engine's; --clip-grad is of Megatron's optimizer. Releases before 0.19.8 may have it off by default.
+        "clip-grad": str(config.number("gradient_clipping", 1.0)),
     }
     if _offloads(zero):
         found["optimizer-cpu-offload"] = True
