@@ -49,6 +49,7 @@ def without_backward(block: Block) -> Block:
         expert_params=0,
         frozen_params=params,
         backward_peak_bytes=0.0,
+        backward_moments=(),
         matrices=(),
         expert_matrices=(),
     )

@@ -127,4 +127,5 @@ def _part(block: Block, here: bool) -> Block:
     """A block, without its activations and temporaries unless they are `here`."""
     if here:
         return block
-    return replace(block, saved=(), backward=(), forward_peak_bytes=0.0, backward_peak_bytes=0.0, rebuilt_bytes=0.0)
+    nothing = {"saved": (), "backward": (), "backward_moments": ()}
+    return replace(block, **nothing, forward_peak_bytes=0.0, backward_peak_bytes=0.0, rebuilt_bytes=0.0)

@@ -98,3 +98,15 @@ def test_the_peak_of_freed_gradients_takes_no_simulation(layout: dict[str, int],
     step = prepare(scenario, Costs(whole.profile, scenario.cluster.gpu))
     assert step.peak_bytes == pytest.approx(whole.outcome.peak_memory_bytes, rel=1e-12)
     assert simulate(scenario, expand=True).outcome.peak_memory_bytes == pytest.approx(step.peak_bytes, rel=1e-12)
+
+
+def test_the_output_matrix_gets_its_gradient_after_the_loss() -> None:
+    """The loss's backward holds two fp32 tensors of all logits, and has ended by then."""
+    sizes = {"global_batch_size": 1, "seq_len": 4096, "zero_grad": "set_to_none"}
+    step = simulate(case(None, sizes, {"vocab": 128_000}))
+    (stage,) = step.stages[0].values()
+    states, head = step.states[0], stage.blocks[-1]
+    saved = sum(s.bytes for b in stage.blocks for s in b.saved)
+    lasting = states.parameters + states.optimizer + states.gathered
+    assert head.params * stage.dp.fleeting_gradient_bytes > 1e8
+    assert step.outcome.peak_memory_bytes == pytest.approx(lasting + saved + head.backward_peak_bytes, rel=1e-9)
