@@ -167,7 +167,7 @@ def _autocast_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[
 
 def _attention_note(t: Training, model: ModelConfig) -> Iterator[str]:
     """Return that the model's own code knows no fused attention."""
-    if t.attention == "fused" and not code_of(model, framework_of(t)).fused:
+    if t.attention == "fused" and not code_of(model.code, framework_of(t)).fused:
         does = f"which framework {t.framework} runs, computes attention in separate operators alone"
         yield f"training.attention: simulated as unfused; the code of {model.code} in Transformers, {does}"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from sim.inputs.model_config import ModelConfig
     from sim.models.framework_facts import Framework
 
 
@@ -62,6 +61,6 @@ MODEL_CODE: dict[str, ModelCode] = {
 }
 
 
-def code_of(model: ModelConfig, framework: Framework) -> ModelCode:
-    """Return the record of the model's own code, Llama's where it has none or the framework does not run it."""
-    return LLAMA if model.code is None or not framework.runs_model_code else MODEL_CODE[model.code]
+def code_of(code: str | None, framework: Framework) -> ModelCode:
+    """Return the record that `model.code` names, Llama's where it names none or the framework does not run it."""
+    return LLAMA if code is None or not framework.runs_model_code else MODEL_CODE[code]
