@@ -242,9 +242,9 @@ def _offload(s: Settings) -> Any:
     the states come to the GPU for that."""
     if s.flag("optimizer-cpu-offload"):
         share = s.number("optimizer-offload-fraction", 1.0)
-        s.flag("overlap-cpu-optimizer-d2h-h2d")
+        overlaps = s.flag("overlap-cpu-optimizer-d2h-h2d")
         if share == 1.0:
-            s.notes += [HOST_OVERLAPS] if "overlap-cpu-optimizer-d2h-h2d" in s.values else []
+            s.notes += [HOST_OVERLAPS] if overlaps else []
             return "cpu"
         s.notes.append(f"--optimizer-offload-fraction {share:g}: a part is not simulated, all states stay on the GPU")
     return True if s.flag("offload-optimizer-states") else None

@@ -54,9 +54,9 @@ def _idle_gradients(stages: Sequence[Stage], activations: float) -> float:
     """The part, of 1, of gradients' memory that stays reserved between steps for no other use.
 
     Gradients that are freed after a step (`zero_grad`) leave their segments to the next step's activations, but only to
-    tensors that fit in one. A segment holds one gradient. Activations of `activations` bytes, which are as large as
-    those that blocks save, go to the emptiest segment, the largest first. Shards that are reduced on a stream of their
-    own leave nothing (`ZeroEngine.shards_apart`).
+    tensors that fit in one. A segment holds one gradient, or a block's shards that are reduced together. Activations of
+    `activations` bytes, which are as large as those that blocks save, go to the emptiest segment, the largest first.
+    Shards that are reduced on a stream of their own leave nothing (`ZeroEngine.shards_apart`).
     """
     if any(reduces_at_once(s) and s.dp.engine.shards_apart and brings_gradients(s) for s in stages):
         return 1.0

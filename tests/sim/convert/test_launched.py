@@ -59,9 +59,9 @@ def test_launchers_say_processes_and_sharding(
 def test_files_that_the_script_writes(tmp_path: Path, launcher: str) -> None:
     (tmp_path / "c.yaml").write_text(FSDP)  # of an earlier run
     engine = '{"zero_optimization": {"stage": ${STAGE}}, "bf16": {"enabled": true}}'
-    writes = f"STAGE=3\ncat > c.yaml <<EOF\n{ZERO}EOF\ntee /tmp/z.json <<END\n{engine}\nEND\n"
+    writes = f"STAGE=3\ncat > c.yaml <<EOF\n{ZERO}EOF\ntee conf/z.json <<END\n{engine}\nEND\n"
     text = script(launcher).replace("#!/bin/bash\n", writes)
-    text = text if "c.yaml" in launcher else text.replace("sft.py", "sft.py --deepspeed /tmp/z.json")
+    text = text if "c.yaml" in launcher else text.replace("sft.py", "sft.py --deepspeed conf/z.json")
     data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert (data["parallelism"]["dp"], data["parallelism"]["zero"]) == (8, 3)
     assert data["training"]["framework"] == "deepspeed"
