@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from fit_attention import STEP_NAMES, triton_prior
 from predict_published import chosen, tables
 
 from sim.inputs.scenario import parse_scenario
@@ -31,11 +32,8 @@ from sim.validation.tables import read_table
 H200 = {"host_operator_s": 3e-5, "host_step_s": 5e-4}  # plain torch on two machines, the only other hosts
 VTRAIN = {**H200, "host_collective_s": 3e-5, "host_message_s": 1e-4}  # priors of calibrate.fit
 MPT = {
-    "attention_efficiency_64": 0.364,
-    "attention_efficiency_128": 0.304,
-    "attention_ramp_tokens": 81.0,
-    "attention_backward_share": 0.85,
-}  # flash1 as published, the prior
+    f"attention_{name}": float(value) for name, value in zip(STEP_NAMES, np.exp(triton_prior("a100-sxm")), strict=True)
+}  # the prior of fit_attention.py --steps
 # For each table the profiles' coefficients without it. A Hopper host's is an A100 host's times Liger's ratio, 0.96.
 WITHOUT: Mapping[str, Mapping[str, Mapping[str, float]]] = {
     "vtrain_single_node": {"a100-sxm": VTRAIN},

@@ -122,11 +122,11 @@ _MEGATRON = Framework(
         Former("2023-06", {"sends_pieces": True}, "removed when pipelines moved to megatron/core: pull request 334"),
     ),
 )
-# torch has FlashAttention-2 from 2.2 on. It prefers cuDNN's kernel on Hopper and Blackwell where cuDNN is above 9.15.0,
+# torch has FlashAttention-2 from 2.2 on, and had the first before. It prefers cuDNN's kernel on Hopper and Blackwell where cuDNN is above 9.15.0,
 # which torch has from 2.11 on (pytorch pull request 162073; transformers' 48163 tells it).
 TORCH_ATTENTION = (
     Former("2026-03", {"attention_kernel": "torch_2024"}, "torch 2.11: check_prefer_cudnn_attention"),
-    Former("2024-02", {"attention_kernel": ""}, "torch 2.2: FlashAttention-2"),
+    Former("2024-02", {"attention_kernel": "flash1"}, "torch 2.2: FlashAttention-2 in place of the first"),
 )
 _TRANSFORMERS = Framework(
     "transformers",  # Hugging Face Transformers' own modules, each torch operator a kernel
@@ -258,14 +258,23 @@ _RECORDS = (
         quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling
         fp8_recipe="delayed",
         attention_kernel="flash2",
-        # llm-foundry layers/attention.py, flash_attn_fn: unpad_input of query, key and value, pad_input. Each of three
+        joins_split_gradients=True,  # llm-foundry models/layers/attention.py: Wqkv is cut by `chunk`
+        # The same file, flash_attn_fn: unpad_input of query, key and value, pad_input. Each of three
         # (flash_attn/bert_padding.py) sums the mask, lists what is not zero (3), takes the largest, sums up, pads (2)
         # and gathers; before them a mask of ones, after them zeros that the output is written to (2). Backward: zeros
         # and a scatter each; a gather.
         attention_copies=4,
         attention_copy_kernels=(30, 7),
         adamw_by_operators=True,
-        former=(Former("2024-02", {"attention_kernel": "flash_2022"}, "llm-foundry setup.py: flash-attn==1.0.9"),),
+        former=(
+            # scripts/train/yamls/pretrain/*.yaml and scripts/train/benchmarking/submit_benchmarks.py: `attn_impl`. The
+            # Triton kernel reads padded tokens where they are (triton_flash_attn_fn).
+            Former(
+                "2024-02",
+                {"attention_kernel": "triton_2022", "attention_copies": 0},
+                "llm-foundry: `attn_impl: triton`, llmfoundry/models/layers/flash_attn_triton.py",
+            ),
+        ),
     ),
     Framework(
         "nanotron",
