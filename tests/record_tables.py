@@ -23,6 +23,19 @@ def framework_table() -> str:
     return _table(rows)
 
 
+def former_table() -> str:
+    """Return a row for what a framework's releases before a month did in another way; of docs/operators.md."""
+    frameworks: dict[tuple[str, str, str], list[str]] = {}
+    for name, record in FRAMEWORKS.items():
+        for former in record.former:
+            facts = ", ".join(f"`{fact}` {_shown_former(value)}" for fact, value in former.facts.items())
+            frameworks.setdefault((former.until, facts, former.source), []).append(f"`{name}`")
+    rows = [["framework", "before", "facts", "source"]]
+    for (until, facts, source), names in sorted(frameworks.items(), reverse=True):
+        rows.append([", ".join(names), until, facts, source])
+    return _table(rows)
+
+
 def recipe_table() -> str:
     """Return a row for each recipe; of docs/number_formats.md."""
     first = ("recipe", "of", "one scale for", "activation", "again", "weight", "again")
@@ -70,10 +83,14 @@ def _shown(value: object) -> str:
     return ", ".join("·".join(each) if isinstance(each, tuple) else str(each) for each in value)
 
 
+def _shown_former(value: object) -> str:
+    return "no" if value is False else str(value) if value == "" or value == 0 else _shown(value)
+
+
 def _pass(p: Pass) -> str:
     """Kernels, and accesses: 16-bit ones, those of the format."""
     return f"{p.kernels}: {p.sixteen} + {p.copies + p.read_copies}" if p.kernels else ""
 
 
 if __name__ == "__main__":
-    print(framework_table(), recipe_table(), sep="\n\n")
+    print(framework_table(), former_table(), recipe_table(), sep="\n\n")

@@ -13,9 +13,10 @@ from sim.inputs.explain import explain
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import json_schema, load_scenario, parse_scenario
 from sim.models.framework_facts import Framework
-from sim.models.frameworks import FRAMEWORKS
+from sim.models.frameworks import FRAMEWORKS, framework_at
+from sim.prices.profiles import load_profile
 from sim.simulation import simulate
-from tests.record_tables import framework_table
+from tests.record_tables import former_table, framework_table
 from tests.sim.cases import scenario_with
 
 
@@ -125,4 +126,21 @@ def test_explain_says_that_it_is_the_former_name() -> None:
 
 def test_the_page_shows_the_records() -> None:
     """Written anew by `python -m tests.record_tables`."""
-    assert framework_table() in (Path(__file__).parents[3] / "docs" / "operators.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "operators.md").read_text(encoding="utf-8")
+    assert framework_table() in page
+    assert former_table() in page
+
+
+def test_llm_foundry_of_2023_ran_flash_attention_in_triton() -> None:
+    """It reads tokens where they lie (nothing is packed), and is slower than FlashAttention-2 above all backward."""
+    then, now = framework_at("composer", "2023-08"), framework_at("composer", None)
+    assert (then.attention_kernel, then.attention_copies) == ("triton_2022", 0)
+    assert (now.attention_kernel, now.attention_copies) == ("flash2", 4)
+    speeds = load_profile("h100-sxm").coefficients.attention
+    triton, second = speeds["triton_2022"], speeds["flash2"]
+    assert triton.efficiency_128 is not None
+    assert second.efficiency_128 is not None
+    forward = second.efficiency_128 / triton.efficiency_128
+    # Dao 2023, section 4.1: 1.3 to 1.5 times forward, around 2 backward; both on an A100, and with other shapes
+    assert 1.2 < forward < 1.7
+    assert 1.7 < forward * second.backward_share / triton.backward_share < 2.7
