@@ -154,7 +154,7 @@ _BUNDLED = (
     "backwards that calibrate.run measured on an H200 (scenarios/cuda/h200.json)"
 )
 A100_FLASH = (
-    _flash("attention", (0.482, 0.482, 0), 232, 0.57, _TRITON)
+    _flash("attention", (0.481, 0.483, 0), 241, 0.568, _TRITON)
     | _flash("flash1", (0.364, 0.304, 0), 81, 0.85, _FLASH)
     | _flash("flash2", (0.651, 0.735, 0), 284, 0.85, _FLASH)
 )
@@ -171,7 +171,7 @@ H100_FLASH = (
     | _flash("torch", (0.417, 0.621, 0.621), 140, 0.85, "cudnn, which torch's attention picks on Hopper")
     | {f"{name}_group_sums": (1.0, _SUMS) for name in ("attention", "flash2", "torch_2024")}
     | _flash("flash1", (0.185, 0.161, 0), 53, 0.85, _FLASH)
-    | _flash("triton_2022", (0.245, 0.253, 0), 232, 0.57, _TRITON_H100)
+    | _flash("triton_2022", (0.245, 0.254, 0), 241, 0.568, _TRITON_H100)
     | _flash("flash3", (0.51, 0.698, 0.791), 283, 0.85, _FLASH)
     | _flash("cudnn", (0.417, 0.621, 0.621), 140, 0.85, _FLASH)
     | _flash("megatron", (0.417, 0.621, 0.621), 140, 0.85, _TE.format("cudnn"))

@@ -251,6 +251,9 @@ class Framework(Struct, frozen=True):
     [TE attention/dot_product_attention/context_parallel.py; torch/distributed/tensor/experimental/_attention.py]"""
     loss: UnfusedLoss = TORCH_LOSS
     """kernels of the unfused loss, forward and backward [core/tensor_parallel/cross_entropy.py]"""
+    metric_losses: int = 0
+    """how often torch's cross-entropy of the logits is computed again for metrics, without a gradient
+    [composer/trainer/trainer.py: _eval_train_metrics]"""
 
     autocasts: bool = True
     """default of `training.autocast` for fp32 parameters [transformers/trainer.py: autocast_smart_context_manager;

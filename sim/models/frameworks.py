@@ -122,8 +122,9 @@ _MEGATRON = Framework(
         Former("2023-06", {"sends_pieces": True}, "removed when pipelines moved to megatron/core: pull request 334"),
     ),
 )
-# torch has FlashAttention-2 from 2.2 on, and had the first before. It prefers cuDNN's kernel on Hopper and Blackwell where cuDNN is above 9.15.0,
-# which torch has from 2.11 on (pytorch pull request 162073; transformers' 48163 tells it).
+# torch has FlashAttention-2 from 2.2 on, and had the first FlashAttention before. It prefers cuDNN's kernel on Hopper and
+# Blackwell where cuDNN is above 9.15.0, which torch has from 2.11 on (pytorch pull request 162073; transformers' 48163
+# tells it).
 TORCH_ATTENTION = (
     Former("2026-03", {"attention_kernel": "torch_2024"}, "torch 2.11: check_prefer_cudnn_attention"),
     Former("2024-02", {"attention_kernel": "flash1"}, "torch 2.2: FlashAttention-2 in place of the first"),
@@ -258,6 +259,8 @@ _RECORDS = (
         quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling
         fp8_recipe="delayed",
         attention_kernel="flash2",
+        cross_entropy="fused",  # llm-foundry models/mpt/modeling_mpt.py, ComposerMPTCausalLM: `loss_fn`
+        metric_losses=2,  # the same class: `use_train_metrics`, LanguageCrossEntropy and LanguagePerplexity
         joins_split_gradients=True,  # llm-foundry models/layers/attention.py: Wqkv is cut by `chunk`
         # The same file, flash_attn_fn: unpad_input of query, key and value, pad_input. Each of three
         # (flash_attn/bert_padding.py) sums the mask, lists what is not zero (3), takes the largest, sums up, pads (2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
+from sim.core.program import TORCH_SOFTMAX, Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
 from sim.models.chunked_loss import chunked_output
 from sim.models.dims import Dims, dims
 from sim.models.elementwise import stream_norm
@@ -91,7 +91,7 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     output = output if aligned else _unaligned(output)
     final = stream_norm(m, d.of_stream, "final_norm")
     loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel == "fused")
-    loss = replace(loss, forward=(*loss.forward, *after_loss_check(d)))
+    loss = replace(loss, forward=(*loss.forward, *_metric_losses(d, vocab), *after_loss_check(d)))
     if m.logit_softcap is not None and kernel == "unfused":
         output = _capped(d, output, vocab)
     (final,), (output, loss) = (
@@ -162,6 +162,21 @@ def cross_entropy(d: Dims, vocab: int, fused: bool = False) -> Operator:
         forward_bytes=held[0] * n,
         backward_bytes=held[1] * n,
     )
+
+
+def _metric_losses(d: Dims, vocab: int) -> tuple[Item, ...]:
+    """Torch's cross-entropy of the 16-bit logits, once for each metric: a copy in fp32, and their log-softmax.
+
+    The trainer computes them behind the backward; here they stand before it, which takes the same time.
+    """
+    n, times = float(d.tokens * vocab), d.framework.metric_losses
+    if not times:
+        return ()
+    copy = memory_op("metric_logits", F, "cast", n * times, (d.act_bytes + FP32_BYTES) * n * times, d.act, times)
+    softmax = memory_op(
+        "metric_losses", F, "softmax", n * times, 2 * FP32_BYTES * n * times, "fp32", times, TORCH_SOFTMAX
+    )
+    return (copy, softmax) if d.act_bytes < FP32_BYTES else (softmax,)
 
 
 def _held_beside_softmax(loss: UnfusedLoss, d: Dims, e: float) -> tuple[float, float]:
