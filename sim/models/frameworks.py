@@ -122,9 +122,8 @@ _MEGATRON = Framework(
         Former("2023-06", {"sends_pieces": True}, "removed when pipelines moved to megatron/core: pull request 334"),
     ),
 )
-# torch has FlashAttention-2 from 2.2 on, and had the first FlashAttention before. It prefers cuDNN's kernel on Hopper and
-# Blackwell where cuDNN is above 9.15.0, which torch has from 2.11 on (pytorch pull request 162073; transformers' 48163
-# tells it).
+# torch has FlashAttention-2 from 2.2 on, and had the first before. It prefers cuDNN's kernel on Hopper and Blackwell
+# where cuDNN is above 9.15.0, which torch has from 2.11 on (pytorch pull request 162073; transformers' 48163 tells it).
 TORCH_ATTENTION = (
     Former("2026-03", {"attention_kernel": "torch_2024"}, "torch 2.11: check_prefer_cudnn_attention"),
     Former("2024-02", {"attention_kernel": "flash1"}, "torch 2.2: FlashAttention-2 in place of the first"),
