@@ -3,8 +3,9 @@
 - none: everything is kept;
 - selective: the attention core runs again, its inner tensors are not kept (Korthikanti 2022, section 5); or other
   parts of a layer (`sim.models.recompute_modules`);
-- selective_op: of the layer's matmuls every second runs again, and everything that is no matmul; outputs of
-  the other matmuls, of fused attention and of reduce-scatters are kept (torchtitan's selective "op" policy);
+- selective_op: of the layer's matmuls every second runs again, and everything that is no matmul, and grouped matmuls;
+  outputs of the other matmuls, of fused attention, of reduce-scatters and of all-to-alls are kept (torchtitan,
+  distributed/activation_checkpoint.py: `default_activation_checkpoint_policy`);
 - full: the layer's forward runs again, communication included; only its input is kept. Under FSDP (`zero: 3`) by
   torch's checkpoint, which stops at the last tensor that the backward needs. `layers: n`: the first n layers of
   each stage (Megatron's block method, per virtual stage); `every: k`: each k-th layer of the model.
@@ -166,7 +167,11 @@ def _until_last_saved(parts: Sequence[Operator]) -> Program:
 
 def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Saved]]:
     """Return what mode selective_op runs again, and the outputs that it keeps: of every second matmul, and of
-    messages."""
+    messages. Grouped matmuls of experts are not in torchtitan's list, and run again.
+
+    torchao's 8-bit matmuls count as well: the policy sees `aten.mm` of two quantized tensors, before it becomes
+    `aten._scaled_mm`.
+    """
     again: list[Item] = []
     kept: list[Saved] = []
     matmuls = 0
@@ -178,7 +183,7 @@ def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Save
             continue
         for item in part.forward:
             size: float | None = None  # of the output, where it is kept
-            if isinstance(item, Compute) and item.kind in ("gemm", "grouped_gemm"):
+            if isinstance(item, Compute) and item.kind == "gemm":
                 matmuls += 1
                 batch, m, n, _ = item.shape
                 size = batch * m * n * d.act_bytes if matmuls % 2 else None

@@ -149,6 +149,16 @@ def test_selective_op_runs_unfused_attention_again():
     assert [s.name for s in block.saved] == ["input", "qkv output", "mlp_up output"]
 
 
+def test_selective_op_runs_experts_again():
+    """torchtitan's list has no aten._grouped_mm."""
+    block = layer_block(make("mixtral-8x7b", {"recompute": "selective_op"}), 0)
+    ahead, again = ([i for i in p if isinstance(i, Compute)] for p in (block.forward, block.recompute))
+    grouped = [i.name for i in ahead if i.kind == "grouped_gemm"]
+    assert grouped
+    assert [i.name for i in again if i.kind == "grouped_gemm"] == grouped
+    assert sum(i.kind == "gemm" for i in again) == sum(i.kind == "gemm" for i in ahead) // 2
+
+
 def test_mtp_module():
     scenario = make("deepseek-v3", {"seq_len": 128})
     block = mtp_block(scenario)
