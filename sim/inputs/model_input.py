@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sim.core.files import read_text
 from sim.inputs.input_source import Source, file_named, nearest, show, validate
@@ -12,6 +12,10 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_rules import check_model
 from sim.inputs.overrides import merge
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
+from sim.models.frameworks import framework_of
+
+if TYPE_CHECKING:
+    from sim.inputs.training_config import Training
 
 MODEL_FILE = "config.json"  # Hugging Face's name of it
 _FOLDER = Path(__file__).parents[1] / "presets" / "models"
@@ -39,8 +43,9 @@ def preset_name(model: ModelConfig) -> str:
 
 
 def _with_its_positions(preset: ModelConfig, model: ModelConfig) -> ModelConfig:
-    """The preset for the sequences that `model` is used with: rotary positions have no table."""
+    """The preset as `model` is used: rotary positions have no table, and not every framework trains all of it."""
     own: dict[str, Any] = {"trained_positions": model.trained_positions, "left_out": model.left_out}
+    own["mtp_layers"] = min(preset.mtp_layers, model.mtp_layers)
     if preset.positions != "learned":
         own["max_positions"] = model.max_positions
     return preset.model_copy(update=own)
@@ -65,6 +70,13 @@ def resolve_model(value: Any, source: Source, path: KeyPath) -> ModelConfig:
     if model.positions == "learned" and model.max_positions and "trained_positions" not in data:
         model = model.model_copy(update={"trained_positions": model.max_positions})
     return model
+
+
+def as_trained(model: ModelConfig, training: Training | None) -> ModelConfig:
+    """The model without its modules of multi-token prediction if the framework trains none."""
+    if training is None or not model.mtp_layers or framework_of(training).trains_prediction_layers:
+        return model
+    return model.model_copy(update={"mtp_layers": 0})
 
 
 def with_positions(model: ModelConfig, seq_len: int) -> ModelConfig:

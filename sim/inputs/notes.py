@@ -56,6 +56,12 @@ def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
         yield "parallelism.ep_overlap: of no effect with ep 1"
 
 
+def prediction_note(whole: ModelConfig, trained: ModelConfig) -> Iterator[str]:
+    """Return that the framework does not train the model's prediction layers."""
+    if whole.mtp_layers > trained.mtp_layers:
+        yield "model.mtp_layers: simulated without; Hugging Face Transformers trains no multi-token prediction"
+
+
 def _vocabulary_note(sections: Sections) -> Iterator[str]:
     """Return that the vocabulary is padded: as Megatron-LM pads it, or as the serving engine does."""
     model, i = sections.model, sections.inference

@@ -23,8 +23,8 @@ from sim.inputs.engine_options import EngineOptions
 from sim.inputs.file_kinds import refuse_other_kind, refuse_recording
 from sim.inputs.input_source import Source, check_plain, show, unknown_key, validate
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.model_input import resolve_model, with_positions
-from sim.inputs.notes import notes
+from sim.inputs.model_input import as_trained, resolve_model, with_positions
+from sim.inputs.notes import notes, prediction_note
 from sim.inputs.overrides import with_overrides, with_present_names
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.rare_sections import (
@@ -212,6 +212,8 @@ def resolve(source: Source, name: str) -> Scenario:
     _check_sections(source, data)
     model = resolve_model(data["model"], source, ("model",))
     training = _training(data, model, source)
+    whole = model
+    model = as_trained(model, training)
     inference = read_inference(data, source)
     given = set() if inference is None else set(inference.model_fields_set)
     seq_len = sequence_length(training, inference)
@@ -252,7 +254,7 @@ def resolve(source: Source, name: str) -> Scenario:
         engine=_engine(data, source),
         warnings=(
             *(*unknown, *more_unknown, *unknown_architecture(cluster, ranks)),
-            *(*notes(sections, given), *rl_notes),
+            *(*prediction_note(whole, model), *notes(sections, given), *rl_notes),
         ),
         source=replace(source, data={}),
     )

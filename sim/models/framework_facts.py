@@ -255,6 +255,9 @@ class Framework(Struct, frozen=True):
     """how often torch's cross-entropy of the logits is computed again for metrics, without a gradient
     [composer/trainer/trainer.py: _eval_train_metrics]"""
 
+    trains_prediction_layers: bool = True
+    """the modules of multi-token prediction are trained [core/transformer/multi_token_prediction.py; not by
+    transformers/models/deepseek_v3/modeling_deepseek_v3.py: `_keys_to_ignore_on_load_unexpected`]"""
     autocasts: bool = True
     """default of `training.autocast` for fp32 parameters [transformers/trainer.py: autocast_smart_context_manager;
     torchtitan/distributed/utils.py: maybe_enable_amp]"""

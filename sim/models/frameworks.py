@@ -133,6 +133,7 @@ _TRANSFORMERS = Framework(
     norms_keep_operators=True,  # transformers/models/llama/modeling_llama.py: LlamaRMSNorm
     writes_activations_out=True,
     runs_model_code=True,
+    trains_prediction_layers=False,  # its models leave a checkpoint's modules out
     softmax_in_fp32=True,  # the same file: eager_attention_forward
     repeats_keys=True,  # the same file: repeat_kv
     orders_heads=True,

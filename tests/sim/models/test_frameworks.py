@@ -144,3 +144,14 @@ def test_llm_foundry_of_2023_ran_flash_attention_in_triton() -> None:
     # Dao 2023, section 4.1: 1.3 to 1.5 times forward, around 2 backward; both on an A100, and with other shapes
     assert 1.2 < forward < 1.7
     assert 1.7 < forward * second.backward_share / triton.backward_share < 2.7
+
+
+@pytest.mark.parametrize(("framework", "modules"), [("transformers", 0), ("deepspeed", 0), ("megatron", 1)])
+def test_transformers_trains_no_prediction_layers(framework: str, modules: int) -> None:
+    given = scenario(framework=framework) | {"model": "deepseek-v3", "parallelism": {"dp": 64, "ep": 8, "zero": 3}}
+    given["training"]["global_batch_size"] = 64
+    found = parse_scenario(given)
+    assert found.model.mtp_layers == modules
+    assert any("model.mtp_layers" in note for note in found.warnings) is not bool(modules)
+    explicit = parse_scenario({**given, "model": {"preset": "deepseek-v3", "mtp_layers": 0}})
+    assert not any("model.mtp_layers" in note for note in explicit.warnings)
