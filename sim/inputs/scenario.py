@@ -212,12 +212,10 @@ def resolve(source: Source, name: str) -> Scenario:
     _check_sections(source, data)
     model = resolve_model(data["model"], source, ("model",))
     training = _training(data, model, source)
-    whole = model
-    model = as_trained(model, training)
     inference = read_inference(data, source)
     given = set() if inference is None else set(inference.model_fields_set)
     seq_len = sequence_length(training, inference)
-    model = with_positions(model, seq_len)
+    whole, model = model, with_positions(as_trained(model, training), seq_len)
     parallelism = _parallelism(data.get("parallelism", {}), source, model, training or inference)
     if inference is not None:
         parallelism = with_engine_split(parallelism, inference, model)

@@ -62,20 +62,10 @@ def timeline_page(
     and `runs` the operators of each detail, for the span that a click pins; `advice` the changes that were tried and
     help, None if none were tried; `served` the plots of a serving workload's requests.
     """
-    from sim.views.figures import NEAR_MOST, memory_figure, timeline_figure
-    from sim.views.rows import tracks_of
+    from sim.views.figures import NEAR_MOST
 
-    until_s = max((float(c.time_s[-1]) for c in memory), default=0.0)
-    chart, layout = timeline_figure([timeline], tracks_of(timeline), critical, until_s, waits)
-    limit, styles, plots = memory_limit_bytes(result), memory_styles(result.scenario), {"timeline": chart}
-    data = view_data([timeline], layout)
-    data["end_s"] = max(data["end_s"], until_s)
+    plots, data, styles = _plots_and_data(result, timeline, memory, critical, waits)
     data["operators"] = [[(s, [(o.operator, o.phase, o.seconds) for o in rows]) for s, rows in run] for run in runs]
-    if memory:
-        points = max(400, min(CURVE_POINTS, MEMORY_POINTS // len(memory)))
-        curves = [curve_columns(c, timeline.step_time_s, points) for c in memory]
-        plots["memory"] = memory_figure(chart, limit, curves[fullest(memory)], styles)
-        data |= {"limit_bytes": limit, "memory": curves, "categories": [[c, s.label] for c, s in styles.items()]}
     if isinstance(result, StepResult):
         parts = _step_parts(result, timeline, advice, host_wait_s(model_parts))
     else:
@@ -109,6 +99,30 @@ def timeline_page(
         scenario_json=json.dumps(result.scenario.model_dump(mode="json"), indent=2, ensure_ascii=False),
         **parts,
     )
+
+
+def _plots_and_data(
+    result: Result,
+    timeline: Timeline,
+    memory: Sequence[MemoryCurve],
+    critical: Sequence[int],
+    waits: SpanWaits | None,
+) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Any]]:
+    """Return the page's figures by name, the data that its script reads, and the styles of kinds of memory."""
+    from sim.views.figures import memory_figure, timeline_figure
+    from sim.views.rows import tracks_of
+
+    until_s = max((float(c.time_s[-1]) for c in memory), default=0.0)
+    chart, layout = timeline_figure([timeline], tracks_of(timeline), critical, until_s, waits)
+    limit, styles, plots = memory_limit_bytes(result), memory_styles(result.scenario), {"timeline": chart}
+    data = view_data([timeline], layout)
+    data["end_s"] = max(data["end_s"], until_s)
+    if memory:
+        points = max(400, min(CURVE_POINTS, MEMORY_POINTS // len(memory)))
+        curves = [curve_columns(c, timeline.step_time_s, points) for c in memory]
+        plots["memory"] = memory_figure(chart, limit, curves[fullest(memory)], styles)
+        data |= {"limit_bytes": limit, "memory": curves, "categories": [[c, s.label] for c, s in styles.items()]}
+    return plots, data, styles
 
 
 def _rank_rows(result: StepResult) -> list[tuple[str, dict[str, float]]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, NeededBy, Program, Saved, TensorRole
+from sim.core.program import Compute, NeededBy, Phase, Program, Saved, TensorRole
 from sim.models.casts import cast, casts_apart
 from sim.models.dims import Dims
 from sim.models.moe.dispatchers import INDEX_BYTES
@@ -21,49 +21,59 @@ COUNT_KERNELS = 9  # six sums and copies of counts on the device, three copies t
 COUNT_BYTES = 8  # torch.long
 
 
-def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> Operator:
-    """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank.
+class _Casts(NamedTuple):
+    """In which dtype the router multiplies, and which copies that takes.
 
-    Under autocast the fp32 input is copied to 16 bits, kept so, and its gradient copied back (`sim.models.casts`).
-    `casts_routers`: a matmul in fp32 is of a copy of its input, which is kept, or made anew by a compiler's backward.
-    Else, as in Megatron-Core's `RouterGatingLinearFunction` (transformer/moe/moe_utils.py), the forward multiplies
-    16-bit numbers to an fp32 result and the backward copies its input. All cast the input's fp32 gradient back; the
-    choice reads fp32 logits.
+    `wide`: autocast is off around it, so that it multiplies fp32 numbers. `narrow`: autocast copies its fp32 input to
+    16 bits, kept so, and its gradient back (`sim.models.casts`). `upcast`: it chooses by fp32 logits of a 16-bit input.
+    `ahead`: of `upcast`, the matmul is in fp32, of a copy of its input. `keeps`: this copy is kept, else a compiler's
+    backward makes it anew. Without `ahead`, as in Megatron-Core's `RouterGatingLinearFunction`
+    (transformer/moe/moe_utils.py), the forward multiplies 16-bit numbers to an fp32 result and the backward copies its
+    input.
     """
-    m, h, x, e = r.tokens, d.hidden, moe.choices, d.act_bytes
+
+    wide: bool
+    narrow: bool
+    upcast: bool
+    ahead: bool
+    keeps: bool
+
+
+def _casts(d: Dims, moe: MoeConfig) -> _Casts:
     # Autocast gives fp32 and multiplies 16 bits, whatever the model casts to, unless its code turns autocast off.
     wide = casts_apart(d) and moe.router_fp32 and d.code.router_without_autocast
-    upcast = moe.router_fp32 and e < FP32_BYTES and not casts_apart(d)
-    casts = upcast and d.framework.casts_routers
-    keeps = casts and not d.framework.rebuilds_pointwise
-    dtype, backward_dtype = "fp32" if casts or wide else d.act, "fp32" if upcast or wide else d.act
-    # What the 16-bit and the 32-bit matmul differ in: copies of the input and of its gradient.
-    copy, copy_again, gradient_copy = (
-        memory_op(name, phase, "cast", m * h, m * h * (e + FP32_BYTES), d.act)
-        for name, phase in (("router_cast", F), ("router_recast", W), ("router_grad_cast", I))
-    )
-    choose, choose_back = _choice(d, moe, m * x, FP32_BYTES if upcast or wide else e)
-    narrow = casts_apart(d) and not wide
+    upcast = moe.router_fp32 and d.act_bytes < FP32_BYTES and not casts_apart(d)
+    ahead = upcast and d.framework.casts_routers
+    return _Casts(wide, casts_apart(d) and not wide, upcast, ahead, ahead and not d.framework.rebuilds_pointwise)
+
+
+def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> Operator:
+    """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank."""
+    m, h, x, e = r.tokens, d.hidden, moe.choices, d.act_bytes
+    casts = _casts(d, moe)
+    in_fp32 = casts.upcast or casts.wide
+    dtype, backward_dtype = "fp32" if casts.ahead or casts.wide else d.act, "fp32" if in_fp32 else d.act
+    choose, choose_back = _choice(d, moe, m * x, FP32_BYTES if in_fp32 else e)
     forward = (
-        *((copy,) if casts else ()),
-        *((cast(d, "router_cast", F, m * h),) if narrow else ()),
-        gemm("router", F, m, x, h, dtype, out_bytes=m * x * FP32_BYTES if upcast else None),
+        *((_copy(d, "router_cast", F, m * h),) if casts.ahead else ()),
+        *((cast(d, "router_cast", F, m * h),) if casts.narrow else ()),
+        gemm("router", F, m, x, h, dtype, out_bytes=m * x * FP32_BYTES if casts.upcast else None),
         choose,
         *_counts(d, moe, r, ep, expert_tp),
     )
     backward = (
         choose_back,
         gemm("router_dgrad", I, m, h, x, backward_dtype),
-        *((gradient_copy,) if upcast else ()),
-        *((cast(d, "router_grad_cast", I, m * h, widens=True),) if narrow else ()),
-        *((copy_again,) if upcast and not keeps else ()),
+        *((_copy(d, "router_grad_cast", I, m * h),) if casts.upcast else ()),
+        *((cast(d, "router_grad_cast", I, m * h, widens=True),) if casts.narrow else ()),
+        *((_copy(d, "router_recast", W, m * h),) if casts.upcast and not casts.keeps else ()),
         gemm("router_wgrad", W, x, h, m, backward_dtype, out_bytes=2 * d.grad_bytes * x * h),
         accumulate(d.of_stream, "router_grad_sum", m * h),
     )
     saved = (
-        Saved("router input", m * h * (FP32_BYTES if wide else e), NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
+        Saved("router input", m * h * (FP32_BYTES if casts.wide else e), NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
         Saved("router probabilities", m * x * FP32_BYTES),
-        *((Saved("router input in fp32", m * h * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if keeps else ()),
+        *((Saved("router input in fp32", m * h * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if casts.keeps else ()),
     )
     return Operator(
         "router",
@@ -73,8 +83,13 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
         params=x * h + (x if moe.router_bias else 0),
         tensors=(x * h, x) if moe.router_bias else (),
         # The input's gradient and the one that it joins; before them the fp32 one, or the fp32 copy that is made anew.
-        backward_bytes=m * h * (2 * e + (FP32_BYTES if upcast else 0)),
+        backward_bytes=m * h * (2 * e + (FP32_BYTES if casts.upcast else 0)),
     )
+
+
+def _copy(d: Dims, name: str, phase: Phase, elements: float) -> Compute:
+    """A copy from 16 bits to fp32 or back: what the 16-bit and the 32-bit matmul differ in."""
+    return memory_op(name, phase, "cast", elements, elements * (d.act_bytes + FP32_BYTES), d.act)
 
 
 def _choice(d: Dims, moe: MoeConfig, n: int, e: float) -> tuple[Compute, Compute]:
