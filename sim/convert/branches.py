@@ -157,6 +157,7 @@ class _Reader:
         return start
 
     def _condition(self, block: _Block, start: int, end: int) -> int:
+        """Begin the branch behind `if`, `elif`, `while` or `until`; return where the condition ends."""
         self.blank.append((start, end))
         condition = self.plain[start:end].strip()
         verdict = decided(condition, self.variables)
@@ -167,6 +168,7 @@ class _Reader:
         return end
 
     def _pattern(self, found: re.Match[str]) -> int:
+        """Begin a branch of `case`; return where its pattern ends."""
         block = self.blocks[-1]
         if found[1].strip() == "esac":
             return found.start()
@@ -179,10 +181,12 @@ class _Reader:
         return found.end()
 
     def _close(self, block: _Block, end: int) -> None:
+        """End a block. Open tests in it count only if a flag or an assignment depends on them."""
         if block.tests and MATTERS.search(self.plain, block.start, end):
             self._leave_open(block.start, block.tests, not block.settled)
 
     def _leave_open(self, at: int, tests: list[str], may_skip: bool) -> None:
+        """Note an open test, unless a block around it surely does not run."""
         if all(outer.runs is not False for outer in self.blocks):
             self.open.append(OpenTest(at, self.text.count("\n", 0, at) + 1, tuple(tests), may_skip))
 
@@ -236,6 +240,11 @@ def decided(condition: str, variables: Mapping[str, str]) -> bool | None:
 
 
 def _split(words: list[str], separators: tuple[str, ...]) -> list[list[str]]:
+    """The words between separators.
+
+    >>> _split(["a", "=", "b", "-o", "c"], ("||", "-o"))
+    [['a', '=', 'b'], ['c']]
+    """
     parts = groupby(words, lambda word: word in separators)
     return [list(part) for is_separator, part in parts if not is_separator]
 
@@ -251,6 +260,7 @@ def _term(words: list[str], variables: Mapping[str, str]) -> bool | None:
 
 
 def _compared(words: list[str], variables: Mapping[str, str]) -> bool | None:
+    """Whether a comparison of strings or numbers holds; None where it is no such comparison, or open."""
     match words:
         case [word] | ["-n", word]:
             empty = _is_empty(word, variables)
@@ -269,6 +279,7 @@ def _compared(words: list[str], variables: Mapping[str, str]) -> bool | None:
 
 
 def _of_numbers(words: list[str], variables: Mapping[str, str]) -> bool | None:
+    """Whether a comparison of two whole numbers holds; None where a side is none."""
     match words:
         case [left, sign, right]:
             compare = OF_NUMBERS.get(sign) or OF_NUMBERS.get(f"({sign})")
@@ -286,5 +297,6 @@ def _value(word: str, variables: Mapping[str, str]) -> str | None:
 
 
 def _is_empty(word: str, variables: Mapping[str, str]) -> bool | None:
+    """Whether a word is empty; a variable alone that has no value is, and text around one leaves it open (None)."""
     value = _value(word, variables)
     return not value if value is not None else True if UNSET.fullmatch(word) else None

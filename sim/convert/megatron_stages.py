@@ -14,27 +14,8 @@ def pipeline_of(s: Settings, pp: int) -> dict[str, Any]:
     """Schedule, stages and their layers; nothing for one stage."""
     if pp == 1:
         return {}
-    layout = s.take("pipeline-model-parallel-layout")
-    virtual = s.whole("num-virtual-stages-per-pipeline-rank")
-    per_virtual = s.take("num-layers-per-virtual-pipeline-stage")
-    out: dict[str, Any] = {}
-    stages = pp
-    if isinstance(layout, str):
-        parts = _unrolled(layout).split("|")
-        stages, out["layers_per_stage"] = len(parts), [part.count("t") for part in parts]
-        if any("m" in part for part in parts[:-1]):
-            s.notes.append(
-                f"{s.written_as('pipeline-model-parallel-layout')}: m is simulated in the last stage, with L"
-            )
-    else:
-        extra = [s.flag(f"account-for-{what}-in-pipeline-split") for what in ("embedding", "loss")]
-        ends = [s.whole(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last")]
-        if virtual is None and per_virtual is not None:
-            each = (s.integer("num-layers") + sum(extra)) // pp
-            virtual = max(1, each // s.size("num-layers-per-virtual-pipeline-stage"))
-        stages = pp * (virtual or 1)
-        if any(extra) or ends != [None, None]:
-            out["layers_per_stage"] = _uneven(s, pp, stages // pp, extra, ends)
+    stages, layers = _given_layout(s) or _counted_stages(s, pp)
+    out: dict[str, Any] = {} if layers is None else {"layers_per_stage": layers}
     if stages > pp:
         blocking = s.flag("no-overlap-p2p-communication")
         out |= {"schedule": "interleaved_1f1b", "virtual_stages": stages // pp, "p2p_overlap": not blocking}
@@ -42,6 +23,32 @@ def pipeline_of(s: Settings, pp: int) -> dict[str, Any]:
         return out
     s.take("no-overlap-p2p-communication")  # 1F1B has nothing to overlap (core/pipeline_parallel/schedules.py)
     return {**out, **_zero_bubble(s, pp)}
+
+
+def _given_layout(s: Settings) -> tuple[int, list[int]] | None:
+    """The number of stages that `--pipeline-model-parallel-layout` draws, and each one's layers; None without it."""
+    layout = s.take("pipeline-model-parallel-layout")
+    if not isinstance(layout, str):
+        return None
+    s.take("num-virtual-stages-per-pipeline-rank")
+    s.take("num-layers-per-virtual-pipeline-stage")
+    parts = _unrolled(layout).split("|")
+    if any("m" in part for part in parts[:-1]):
+        s.notes.append(f"{s.written_as('pipeline-model-parallel-layout')}: m is simulated in the last stage, with L")
+    return len(parts), [part.count("t") for part in parts]
+
+
+def _counted_stages(s: Settings, pp: int) -> tuple[int, list[int] | None]:
+    """The number of stages that the other flags mean, and each one's layers where these are not equally many."""
+    extra = [s.flag(f"account-for-{what}-in-pipeline-split") for what in ("embedding", "loss")]
+    ends = [s.whole(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last")]
+    virtual = s.whole("num-virtual-stages-per-pipeline-rank")
+    if s.take("num-layers-per-virtual-pipeline-stage") is not None and virtual is None:
+        each = (s.integer("num-layers") + sum(extra)) // pp
+        virtual = max(1, each // s.size("num-layers-per-virtual-pipeline-stage"))
+    virtual = virtual or 1
+    uneven = any(extra) or ends != [None, None]
+    return pp * virtual, _uneven(s, pp, virtual, extra, ends) if uneven else None
 
 
 def _zero_bubble(s: Settings, pp: int) -> dict[str, Any]:
