@@ -41,6 +41,7 @@ SIZES: dict[str, Any] = {
 NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 GPT2 = {"n_embd": 2048, "n_layer": 8, "n_head": 16, **NO_DROPOUT}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024}
+LATENT = {"q_lora_rank": 768, "kv_lora_rank": 512, "num_key_value_heads": 16, "head_dim": None}
 EAGER = ("bloom", "gemma2", "gptj", "mpt")  # attention in separate operators
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -67,6 +68,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mpt": {"d_model": 2048, "n_heads": 16, "n_layers": 8},
     "mixtral": {"num_local_experts": 8},
     "granitemoeshared": {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
+    "llama4_text": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 1,
+        "intermediate_size": 1024,
+        "intermediate_size_mlp": 4096,
+        "interleave_moe_layer_step": 2,
+    },
+    "deepseek_v3": {
+        **LATENT,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1024,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_nextn_predict_layers": 1,
+    },
     "afmoe": {**EXPERTS, "num_shared_experts": 1, "num_dense_layers": 0},
     "hy_v3": {**EXPERTS, "mlp_layer_types": ["sparse"] * 8},
 }

@@ -81,10 +81,16 @@ def _norms_and_biases(s: Settings) -> dict[str, Any]:
         "bias": bias,
         "norm_bias": True if norm == "layernorm" and not bias else None,  # of its layer norms, whatever else has any
         "qkv_bias": s.flag("add-qkv-bias"),
-        "qk_norm": "layernorm" if s.flag("qk-layernorm") and norm == "layernorm" else s.flag("qk-layernorm"),
+        "qk_norm": _head_norm(s, norm),
         "embedding_norm": s.flag("embed-layernorm") or None,  # BLOOM's
         "dropout": max(s.number(f"{where}-dropout", 0.1) or 0.0 for where in ("attention", "hidden")),
     }
+
+
+def _head_norm(s: Settings, norm: str) -> Any:
+    """The norm of queries and keys: of the model's kind, or Llama 4's."""
+    plain = s.flag("qk-layernorm")
+    return "l2" if s.flag("qk-l2-norm") else "layernorm" if plain and norm == "layernorm" else plain
 
 
 def _attention(s: Settings, layers: int) -> dict[str, Any]:

@@ -141,6 +141,8 @@ class Megatron(Emission):
             flags["norm_bias"] = {}
         if m.qk_norm == "layernorm":
             flags["qk_norm"] = {}  # its norms of queries and keys are of the model's kind
+        if m.qk_norm == "l2":
+            flags["qk_norm"] = {"qk-l2-norm": True}
         if m.mlp in ("gelu_new", "gelu_fast", "gelu_bloom"):
             flags["mlp"] = {}  # Megatron's fused kernel of bias and GELU is that approximation
         if m.mlp == "clamped_swiglu":
@@ -191,7 +193,7 @@ class Megatron(Emission):
             "squared-relu": m.mlp == "relu2",
             "disable-bias-linear": not m.bias,
             "add-qkv-bias": m.qkv_bias,
-            "qk-layernorm": bool(m.qk_norm),
+            "qk-layernorm": m.qk_norm in (True, "layernorm"),
             "untie-embeddings-and-output-weights": not m.tied_embeddings,
             "mtp-num-layers": m.mtp_layers or None,
             **{name: value for flags in self._variations().values() for name, value in flags.items()},

@@ -206,7 +206,8 @@ def _llama4(config: Config) -> Config:
         raise NotExpressibleError(f"moe_layers: can be simulated: each {each}-th layer")
     step = config.get("no_rope_layer_interval", 4)
     moe = router(config, "num_local_experts", "intermediate_size") | {"shared_experts": 1, "every": each}
-    found = llama({**config, "intermediate_size": config["intermediate_size_mlp"]}) | {"moe": moe}
+    found = llama({**config, "intermediate_size": config["intermediate_size_mlp"]}) | {"moe": moe, "code": "llama4"}
+    found |= {"qk_norm": "l2" if config.get("use_qk_norm", True) else False}
     pattern = ["chunked"] * (step - 1) + ["full"]
     chunks = window({"attention_chunk_size": 8192, **config}, "attention_chunk_size", pattern)
     return found | {"no_rope_every": no_rope_step(step, config.get("no_rope_layers"))} | chunks

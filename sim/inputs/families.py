@@ -199,7 +199,7 @@ def _starcoder2(config: Config) -> Config:
 
 
 def _phi3(config: Config) -> Config:
-    return llama(config) | {"merged_projections": True, "rope_share": rope_share(config, 1.0)}
+    return llama(config) | {"merged_projections": True, "rope_share": rope_share(config, 1.0), "code": "phi3"}
 
 
 def _glm(config: Config) -> Config:

@@ -183,11 +183,11 @@ class ModelConfig(UserInput):
     `bias`: linear layers and layernorm have biases; `norm_bias`, `attention_bias`: these differ in it (Falcon's layer
     norms, GPT-J's attention), `attention_out_bias`: its output projection alone does (GPT-Neo); `head_bias`: the output
     matrix has one too (Phi 2); `qkv_bias`: only the query, key and value projections (Qwen2); `norm_weights` false:
-    norms only normalize (OLMo); `embedding_norm`: the embedding's result passes a norm (BLOOM); `qk_norm`: an RMS norm
-    with `head_dim` weights on queries and on keys (Qwen3), or a layer norm (Persimmon), or over all heads at once (OLMo
-    2); `value_norm`: one without weights on values (Gemma 4). `norm_position`: before attention and MLP, after them
-    (OLMo 2), both (Gemma 2), or `by_kind`: after them in layers with attention, before them in layers with a state
-    (OLMo Hybrid).
+    norms only normalize (OLMo); `embedding_norm`: the embedding's result passes a norm (BLOOM); `qk_norm`: an RMS
+    norm with `head_dim` weights on queries and on keys (Qwen3), or a layer norm (Persimmon), or without weights
+    where rope turns them (Llama 4's L2 norm), or over all heads at once (OLMo 2); `value_norm`: one without weights
+    on values (Gemma 4). `norm_position`: before attention and MLP, after them (OLMo 2), both (Gemma 2), or
+    `by_kind`: after them in layers with attention, before them in layers with a state (OLMo Hybrid).
     `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: each
     so-many-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
@@ -238,7 +238,7 @@ class ModelConfig(UserInput):
     qkv_bias: bool = False
     norm_weights: bool = True
     embedding_norm: bool = False
-    qk_norm: Literal[False, True, "layernorm"] = False
+    qk_norm: Literal[False, True, "layernorm", "l2"] = False
     qk_norm_over: Literal["head", "all_heads"] = "head"
     value_norm: bool = False
     norm_position: Literal["pre", "post", "both", "by_kind"] = "pre"

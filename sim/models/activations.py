@@ -69,8 +69,12 @@ def activation_saved(d: Dims, mlp: str, elements: float) -> tuple[Saved, ...]:
     return (*saved, Saved("comparison", record.truths * elements, needed))
 
 
-def activation(d: Dims, mlp: str, elements: float) -> Operator:
-    """The activation of `elements` of the inner width, whose operators carry its name, or that of torch's kernel."""
+def activation(d: Dims, mlp: str, elements: float, merged: bool = False) -> Operator:
+    """The activation of `elements` of the inner width, whose operators carry its name, or that of torch's kernel.
+
+    `merged`: the model's own code cuts gate and up out of one matmul's result (Phi 3). In separate operators the gate's
+    kernels then read rows that lie apart, and torch.cat joins both gradients (two reads, two writes).
+    """
     t, record = activation_traffic(d, mlp), ACTIVATIONS[mlp]
     name = record.torch_kernel if record.torch_kernel and _fused(d, record) else mlp
     inputs, back = 2 if is_gated(mlp) else 1, f"{name}_backward"
@@ -79,6 +83,9 @@ def activation(d: Dims, mlp: str, elements: float) -> Operator:
     else:
         forwards = _run(d, mlp, name, F, elements, (t.forward_bytes, t.forward_kernels))
         backwards = _run(d, mlp, back, I, elements, (t.backward_bytes, t.backward_kernels))
+    if merged and is_gated(mlp) and not (_fused(d, record) or d.framework.merges_projections):
+        join = memory_op(f"{mlp}_join_backward", I, "copy", 2 * elements, 4 * elements * d.act_bytes, d.act)
+        forwards, backwards = _apart(forwards, elements), (*_apart(backwards, elements), join)
     return Operator(
         name,
         forwards,
@@ -86,6 +93,13 @@ def activation(d: Dims, mlp: str, elements: float) -> Operator:
         activation_saved(d, mlp, elements),
         backward_bytes=(1 + inputs) * elements * d.act_bytes,
     )
+
+
+def _apart(program: Program, elements: float) -> Program:
+    """The last kernels, of which one reads the gate where torch has no vectorized kernel for it."""
+    *before, last = program
+    assert isinstance(last, Compute)
+    return (*before, replace(last, single_elements=elements))
 
 
 def _strided(d: Dims, name: str, elements: float, t: Traffic) -> tuple[Program, Program]:

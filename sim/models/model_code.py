@@ -28,10 +28,11 @@ class ModelCode(NamedTuple):
     `joins_by_tokens`: a head's turned part is joined to the rest while heads lie beside each other in a token's row.
 
     `split`: how queries, keys and values are cut out of one matmul's result. Of torch.split one kernel joins the three
-    gradients. Of three indices (`select`) each gradient is put into zeros as large as the result, and these are added
-    up.
+    gradients; with rope its own copies bring them there. Of three indices or slices (`select`) each gradient is put
+    into zeros as large as the result, and these are added up.
 
-    `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too.
+    `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too. `every_expert`: all experts
+    compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
     """
 
     fused: bool = True
@@ -44,6 +45,7 @@ class ModelCode(NamedTuple):
     joins_by_tokens: bool = False
     split: Literal["split", "select"] = "split"
     router_without_autocast: bool = False
+    every_expert: bool = False
 
 
 LLAMA = ModelCode()
@@ -57,7 +59,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
     # gptj/modeling_gptj.py: eager_attention_forward; codegen/modeling_codegen.py has the same
     "gptj": ModelCode(scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True),
+    "llama4": ModelCode(every_expert=True),  # llama4/modeling_llama4.py: Llama4TextMoe
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
+    "phi3": ModelCode(split="select"),  # phi3/modeling_phi3.py: Phi3Attention.forward
 }
 
 

@@ -236,6 +236,7 @@ def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
     merged = model.merged_projections or not (is_gated(model.mlp) or model.separate_qkv)
     own, gate = model.full_attention if model.attention_kind(layer) == "full" else None, model.attention_gate
     assert gate != "latent", "refused by sim.inputs.model_rules"
+    turned = model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0)
     found = GroupedQueryAttention(
         model.hidden,
         model.heads if own is None or own.heads is None else own.heads,
@@ -246,7 +247,7 @@ def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
         bias=model.biased_attention,
         out_bias=model.biased_attention_out,
         qkv_bias=model.qkv_bias,
-        qk_norm=model.qk_norm,
+        qk_norm=False if model.qk_norm == "l2" and not turned else model.qk_norm,
         qk_norm_over=model.qk_norm_over,
         norm_weights=model.norm_weights,
         sinks=model.sinks if own is None or own.sinks is None else own.sinks,
@@ -255,7 +256,7 @@ def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
         softcap=model.attention_softcap is not None,
         rope_share=model.rope_share,
         scaled_rope=model.scaled_rope,
-        rope=model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0),
+        rope=turned,
         projections=1 if merged else 3,
         window=window_of(model, layer),
     )

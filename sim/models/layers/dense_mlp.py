@@ -65,7 +65,7 @@ class DenseMlp(Struct, frozen=True):
         wide = promoted(d, self.activation) is not None
         return (
             linear(d, up.linear(d.tokens, keep, self.merged or d.framework.merges_projections)),
-            activation(d, self.activation, d.tokens * down.inputs),
+            activation(d, self.activation, d.tokens * down.inputs, self.merged),
             linear(d, replace(down.linear(d.tokens, keep), wide=wide)),
         )
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from sim.core.program import Compute, Item, ModelPart, Program
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.dense_mlp import DenseMlp
+from sim.models.moe.every_expert import every_expert
 from sim.models.moe.exchange import combine, dispatch
 from sim.models.moe.fullest import fullest_rank
 from sim.models.moe.matmuls import expert_matmuls
@@ -41,13 +42,12 @@ class Experts(Struct, frozen=True):
 
     def train(self, scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
-        r, e = routing(scenario, d, layer, shard), d.of_experts
-        routed = (
-            router(d, self.moe, r, scenario.parallelism.ep, scenario.parallelism.expert_tp),
-            dispatch(scenario, e, r),
-            *expert_matmuls(scenario, e, r),
-            combine(scenario, e, r),
-        )
+        r, e, p = routing(scenario, d, layer, shard), d.of_experts, scenario.parallelism
+        chosen = router(d, self.moe, r, p.ep, p.expert_tp)
+        if d.code.every_expert and p.ep == 1:
+            routed: tuple[Operator, ...] = (chosen, *every_expert(scenario, e, r))
+        else:
+            routed = (chosen, dispatch(scenario, e, r), *expert_matmuls(scenario, e, r), combine(scenario, e, r))
         if self.moe.zero_experts:
             routed = (*routed, self._zero_experts(d, r.tokens))
         if self.shared is None:

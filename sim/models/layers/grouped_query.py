@@ -32,7 +32,8 @@ SUMS_BYTES = 2 * FP32_BYTES  # of a token: one sum over its queries and one over
 
 class GroupedQueryAttention(Struct, frozen=True):
     """Sizes of the whole model. `qkv_bias`: query, key and value have biases although nothing else has (Qwen2);
-    `qk_norm`: an RMS norm of `head_dim` weights on queries and one on keys (Qwen3), or two layer norms. `projections`:
+    `qk_norm`: an RMS norm of `head_dim` weights on queries and one on keys (Qwen3), one without weights (l2), or two
+    layer norms. `projections`:
     into how many matmuls the model's own code splits query, key and value (GPT-2 one, Llama three). `window`: None if
     every query sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2).
     `norm_weights`: they have weights. `sinks`: a learned score of each query head (gpt-oss), which kernels add to a
@@ -52,7 +53,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     bias: bool
     out_bias: bool
     qkv_bias: bool
-    qk_norm: Literal[False, True, "layernorm"]
+    qk_norm: Literal[False, True, "layernorm", "l2"]
     rope: bool
     projections: int
     window: Window | None = None
@@ -71,6 +72,11 @@ class GroupedQueryAttention(Struct, frozen=True):
     def widths(self) -> tuple[int, int]:
         """Width of a query or key head, and of a value head."""
         return self.head_dim, self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def weighs_norms(self) -> bool:
+        """Whether the norms of queries and keys have weights."""
+        return self.qk_norm not in (False, "l2") and self.norm_weights
 
     def heads_of(self, tp: int) -> tuple[int, int]:
         """Query heads and KV heads of one rank; KV heads are copied where tp exceeds them."""
@@ -126,7 +132,7 @@ class GroupedQueryAttention(Struct, frozen=True):
             core = keeping(core, "keys and values beside queries", d.tokens * sum(qkv.outputs[1:3]) * d.act_bytes)
         if d.framework.copies_split_projection and d.fused_attention:
             turn = (*self._split(d), *turn)
-        if d.framework.joins_split_gradients and self.projections == 1 and not self.rope:
+        if d.framework.joins_split_gradients and self.projections == 1 and (not self.rope or d.code.split == "select"):
             turn = (_joined_gradients(d, d.tokens * self.expanded_width(d.tp)), *turn)
         if d.framework.attention_copies:
             elements = d.framework.attention_copies * d.tokens * out.inputs
@@ -191,7 +197,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         values = (of_values,) if self.value_norm else ()
         if not self.qk_norm:
             return values
-        names, vectors = (("query_norm", heads), ("key_norm", kv_heads)), int(self.norm_weights)
+        names, vectors = (("query_norm", heads), ("key_norm", kv_heads)), int(self.weighs_norms)
         if self.qk_norm_over == "all_heads":
             norms = [norm(d, name, "rmsnorm", d.tokens, n * self.head_dim, vectors) for name, n in names]
             return (*((self._sums_over_heads(d),) if d.tp > 1 else ()), *norms, *values)
@@ -227,7 +233,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         """Weights of the norms inside the attention, and sinks."""
         norms = self.heads + self.kv_heads if self.qk_norm_over == "all_heads" else 2
         norms *= 2 if self.qk_norm == "layernorm" else 1  # which have biases too
-        return (norms * self.head_dim if self.qk_norm and self.norm_weights else 0) + (self.heads if self.sinks else 0)
+        return (norms * self.head_dim if self.weighs_norms else 0) + (self.heads if self.sinks else 0)
 
     def seen_keys(self, length: int) -> float | None:
         """Keys that a query of a sequence of `length` sees in the mean; None where no window hides any."""
