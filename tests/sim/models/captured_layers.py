@@ -39,6 +39,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 CONFIGS["apertus"] = CONFIGS["llama"]
 CONFIGS["arcee"] = CONFIGS["llama"]
+CONFIGS["phi3"] = CONFIGS["llama"] | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
 OF_EXPERTS = CONFIGS["llama"] | {"moe_intermediate_size": 256, "num_key_value_heads": 8}
 CONFIGS["qwen2_moe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 512}
 CONFIGS["ernie4_5_moe"] = OF_EXPERTS | {"moe_num_experts": 8, "moe_k": 2, "moe_num_shared_experts": 1}
@@ -54,6 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
 MODELS["qwen3_moe"] = MODELS["llama"] | {"head_dim": 64, "qk_norm": True, "moe": {"experts": 8, "top_k": 2, "ffn": 256}}
 MODELS["arcee"] = MODELS["llama"] | {"mlp": "relu2", "separate_qkv": True}
 MODELS["apertus"] = MODELS["llama"] | {"mlp": "xielu", "separate_qkv": True, "qk_norm": True}
+MODELS["phi3"] = MODELS["llama"] | {"merged_projections": True, "code": "phi3"}
 EXPERTS: dict[str, Any] = {"experts": 8, "top_k": 2, "ffn": 256}
 WHOLE_HEADS = MODELS["llama"] | {"kv_heads": 8}
 MODELS["qwen2_moe"] = WHOLE_HEADS | {"qkv_bias": True, "moe": EXPERTS | {"shared_ffn": 512, "shared_gate": True}}
