@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.in_place import InPlace
-from calibrate.capture.recorder import NO_OPERATOR, Recorder
+from calibrate.capture.recorder import NO_OPERATOR, describe, launches
 
 Key = tuple[str, str]  # operator and phase
 VIEWS = "views and allocations"
@@ -61,10 +61,10 @@ class OperatorTimes(TorchDispatchMode):
         if name.startswith(NO_OPERATOR):
             return out
         tensors = [
-            [(None, x.untyped_storage()._cdata) for x in tree_leaves(t) if isinstance(x, torch.Tensor)]
+            [(describe(x), x.untyped_storage()._cdata) for x in tree_leaves(t) if isinstance(x, torch.Tensor)]
             for t in ((args, kwargs), out)
         ]
-        key = (name if Recorder._launches(func, name, *tensors) else VIEWS, self.phase)
+        key = (name if launches(func, name, *tensors) else VIEWS, self.phase)
         self.counts[key] += 1
         if self.device == "cuda":
             self._gpu.append((key, begin, end))

@@ -246,7 +246,7 @@ class Recorder(TorchDispatchMode):
                 *self._place(),
                 inputs,
                 outputs,
-                0 if by_host else self._launches(func, name, inputs, outputs),
+                0 if by_host else launches(func, name, inputs, outputs),
                 _is_causal(func, args, kwargs),
                 self.device != "cpu" and rounds_to_tf32(name, inputs),
             )
@@ -275,14 +275,20 @@ class Recorder(TorchDispatchMode):
             self.last_module = ""
         return self.phase, self.last_module
 
-    @staticmethod
-    def _launches(func: Any, name: str, inputs: list[tuple[Any, int]], outputs: list[tuple[Any, int]]) -> int:
-        if name in NO_KERNEL or torch.Tag.inplace_view in func.tags or func.is_view:
-            return 0
-        if func._schema.is_mutable:
-            return 1
-        read = {number for _, number in inputs}
-        return int(not outputs or any(number not in read for _, number in outputs))
+
+Tensor = tuple[tuple[str, tuple[int, ...], tuple[int, ...]], int]  # as `describe` gives it, and its storage's number
+
+
+def launches(func: Any, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> int:
+    """Return how many kernels torch's operator `func` starts: 1, or 0 for a view or a result without elements."""
+    if name in NO_KERNEL or torch.Tag.inplace_view in func.tags or func.is_view:
+        return 0
+    if outputs and all(0 in shape for (_, shape, _), _ in outputs):
+        return 0
+    if func._schema.is_mutable:
+        return 1
+    read = {number for _, number in inputs}
+    return int(not outputs or any(number not in read for _, number in outputs))
 
 
 def _read_once(func: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -317,6 +317,22 @@ def test_views_in_place_start_no_kernel() -> None:
     assert (launches["aten.unsqueeze_"], launches["aten.squeeze_"], launches["aten.sin"]) == (0, 0, 1)
 
 
+def test_results_without_elements_start_no_kernel() -> None:
+    """As the rest of a head that rope turns whole (Phi-3), which is cast and copied."""
+
+    def step() -> Step:
+        model, x = torch.nn.Linear(8, 8), torch.zeros(8, 8)
+
+        def loss() -> torch.Tensor:
+            y = model(x)
+            return y.sum() + y[:, 8:].exp().sum()
+
+        return Step(model, loss, torch.optim.SGD(model.parameters()), 8, 1)
+
+    forward = [row for row in record(step)[1].rows if row.phase == "forward"]
+    assert [row.launches for row in forward if row.name in ("aten.exp", "aten.sum")] == [1, 0, 1]
+
+
 def test_each_operator_of_the_table_of_kernels_is_torchs() -> None:
     from sim.models.captured import SOLVERS
     from sim.models.captured_kernels import KERNELS
