@@ -70,6 +70,7 @@ def _lfm3(config: Config) -> Config:
         types = [own.get(i % 4, "conv") if i else "conv" for i in range(config["num_hidden_layers"])]
     found = _attention({"head_dim": 128, **config}) | {
         "attention_gate": "per_head" if config.get("use_attention_gate", True) else False,
+        "code": "olmo",
         "norm_position": "both" if config.get("use_sandwich_norm", True) else "pre",
     }
     if "sliding_attention" in types:

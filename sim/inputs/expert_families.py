@@ -344,7 +344,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "granitemoeshared": _granite_shared,
     "granitemoe_swa": Family(_granite_shared, {"sliding_window": 128}, own={"sinks": True}, pattern=_ONE_FULL_IN_FOUR),
     "olmoe": _olmoe,
-    "flex_olmo": Family(_olmoe, own={"norm_position": "post", "norm_in_fp32": True}),
+    "flex_olmo": Family(_olmoe, own={"norm_position": "post", "norm_in_fp32": True, "code": "olmo"}),
     "phimoe": Family(_phimoe, pattern=("sliding",)),
     "dbrx": _dbrx,
     "exaone_moe": _exaone_moe,

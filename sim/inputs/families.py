@@ -91,7 +91,7 @@ def cohere(config: Config) -> Config:
     """Command R: attention and MLP on one layer norm without bias; one matrix for embedding and output."""
     require(config, "use_qk_norm", (False, None))
     found = llama({"tie_word_embeddings": True, **config})
-    return found | {"norm": "layernorm", "parallel_block": True, "norm_in_fp32": True}
+    return found | {"norm": "layernorm", "parallel_block": True, "norm_in_fp32": True, "code": "cohere"}
 
 
 def rope_in_windows_alone(config: Config, found: Config, step: int) -> Config:
@@ -147,7 +147,7 @@ def _seed_oss(config: Config) -> Config:
 
 def ernie(config: Config) -> Config:
     require(config, "use_bias", (False, None))
-    return llama({"tie_word_embeddings": True, **config})
+    return llama({"tie_word_embeddings": True, **config}) | {"code": "cohere"}
 
 
 def hunyuan(config: Config) -> Config:
@@ -309,8 +309,8 @@ def dense_latent(config: Config) -> Config:
 _SLIDING = ("sliding",)
 _WINDOW = {"sliding_window": 4096}
 _MISTRAL = Family(llama, _WINDOW, pattern=_SLIDING)
-_OLMO2 = {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post", "norm_in_fp32": True}
-_OLMO = {"norm": "layernorm", "norm_weights": False, "norm_in_fp32": True}
+_OLMO2 = {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post", "norm_in_fp32": True, "code": "olmo"}
+_OLMO = {"norm": "layernorm", "norm_weights": False, "norm_in_fp32": True, "code": "olmo"}
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     "llama": llama,

@@ -236,6 +236,7 @@ def _olmo_hybrid(config: Config) -> Config:
         "qk_norm_over": "all_heads",
         "norm_position": "by_kind",
         "norm_in_fp32": True,
+        "code": "olmo",
         "positions": "rope" if turned else "none",
         "state_space": _gated_delta(config | sizes),
         "attention_pattern": _layer_types(config, names),

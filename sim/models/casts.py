@@ -91,17 +91,22 @@ def branch_gradient_casts(d: Dims, name: str, elements: float) -> Program:
 
 def turns_wide(d: Dims) -> bool:
     """Tell whether rope multiplies by fp32 cosines, so that queries and keys come out of it in fp32."""
-    return casts_apart(d) and d.framework.turns_in_fp32
+    return casts_apart(d) and d.framework.turns_in_fp32 and d.code.turns == "own"
 
 
-def promoted_rope(d: Dims) -> tuple[More, More]:
-    """What rope moves more of a tensor that fp32 cosines and sines multiply, forward and backward.
+def wider_rope(d: Dims) -> tuple[More, More]:
+    """What rope moves more of a tensor in separate kernels that compute in fp32, forward and backward.
 
-    Forward: two products are written in fp32 (2 more each), read and added in it (6 more), and their sum is cast (4 and
-    2). Backward: the gradient is cast to fp32 (6), both products read and write it (4 more each) and are cast (6 each).
+    Where fp32 cosines and sines multiply it, forward: two products are written in fp32 (2 more each), read and added in
+    it (6 more), and their sum is cast (4 and 2). Backward: the gradient is cast to fp32 (6), both products read and
+    write it (4 more each) and are cast (6 each). Where it is cast before, all accesses of `sim.models.elementwise.rope`
+    are of fp32, forward 10 and backward 15 of 17 (the copy between orders is not), with a cast before and one after.
     """
-    if not turns_wide(d):
-        return More(), More()
     e = d.act_bytes
     more = FP32_BYTES - e
+    if d.code.turns == "fp32":
+        casts = 2 * (FP32_BYTES + e)
+        return More(10 * more + casts, 2), More(15 * more + casts, 2)
+    if not (turns_wide(d) or d.code.turns == "promoted"):
+        return More(), More()
     return More(2 * more + 3 * more + FP32_BYTES + e, 1), More(3 * (FP32_BYTES + e) + 2 * 2 * more, 3)

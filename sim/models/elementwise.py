@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import EAGER_NORM, NeededBy, Program, Saved, TensorRole
-from sim.models.casts import branch_gradient_casts, mixed, promoted_rope
+from sim.models.casts import More, branch_gradient_casts, mixed, wider_rope
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, accumulate, memory_op
 
@@ -160,7 +160,7 @@ def rope(d: Dims, elements: float) -> Operator:
     fused = d.framework.fuses_rope
     size, (accesses, launches) = elements * d.act_bytes, (2, 1) if fused else (10, 5)
     back_accesses, back_launches = (17, 10) if d.framework.fills_cut_gradients else (accesses, launches)
-    ahead, back = promoted_rope(d)
+    ahead, back = (More(), More()) if fused else wider_rope(d)
     moved, moved_back = accesses * size + ahead.bytes * elements, back_accesses * size + back.bytes * elements
     launches, back_launches = launches + ahead.kernels, back_launches + back.kernels
     forward = memory_op("rope", F, "elementwise", elements, moved, d.act, 2 * launches)

@@ -25,6 +25,9 @@ class ModelCode(NamedTuple):
     `mask`: its numbers are added to the scores, or scores are filled where it is true, or chosen by one mask and added
     to another. `turns_keys`: torch.matmul copies keys with a head's numbers as rows.
 
+    `turns`: the dtype of rope's products where separate kernels run it: the activations', fp32 from the product with
+    fp32 cosines on (`promoted`), or fp32 throughout, of queries and keys that were cast; the result is cast back.
+
     `joins_by_tokens`: a head's turned part is joined to the rest while heads lie beside each other in a token's row.
 
     `split`: how queries, keys and values are cut out of one matmul's result. Of torch.split one kernel joins the three
@@ -42,6 +45,7 @@ class ModelCode(NamedTuple):
     alibi: bool = False
     mask: Literal["added", "filled", "chosen and added"] = "added"
     turns_keys: bool = True
+    turns: Literal["own", "promoted", "fp32"] = "own"
     joins_by_tokens: bool = False
     split: Literal["split", "select"] = "split"
     router_without_autocast: bool = False
@@ -52,8 +56,9 @@ LLAMA = ModelCode()
 MODEL_CODE: dict[str, ModelCode] = {
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", turns_keys=False, split="select"),
-    # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward
-    "ernie4_5_moe": ModelCode(router_without_autocast=True),
+    "cohere": ModelCode(turns="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb; ernie4_5's is as wide
+    # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
+    "ernie4_5_moe": ModelCode(turns="fp32", router_without_autocast=True),
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
     "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
@@ -61,6 +66,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     "gptj": ModelCode(scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True),
     "llama4": ModelCode(every_expert=True),  # llama4/modeling_llama4.py: Llama4TextMoe
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
+    # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same
+    "olmo": ModelCode(turns="promoted"),
     "phi3": ModelCode(split="select"),  # phi3/modeling_phi3.py: Phi3Attention.forward
 }
 

@@ -1,0 +1,52 @@
+"""Families whose own code in Transformers differs from Llama's, described and captured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from captured_layers import BATCH, LAYER, MODELS, SEQ, capture
+from model_programs import make
+
+from sim.core.program import Compute
+from sim.models.layer import layer_block
+
+MATMULS = ("gemm", "attention_forward", "attention_backward")
+
+
+def layer_of(name: str) -> Any:
+    sizes = {"seq_len": SEQ, "micro_batch_size": BATCH, "framework": "transformers", "param_dtype": "bf16"}
+    return layer_block(make(MODELS[name], sizes), 1)
+
+
+@pytest.mark.parametrize("name", ["cohere", "olmo2", "phi3"])
+def test_kernels_beside_matmuls_move_what_the_captured_ones_move(tmp_path: Path, name: str) -> None:
+    program, layer = capture(tmp_path, name, "sdpa", weights="bf16"), layer_of(name)
+    for phase, items in (("forward", layer.forward), ("backward", layer.backward)):
+        mine = [o for o in program.operators if o.phase == phase and LAYER[name] in o.module and o.launches]
+        kernels = [o for o in mine if not ("mm" in o.name or "attention" in o.name)]
+        moved = sum(t.bytes for o in kernels for t in (*o.inputs, *o.outputs))
+        described = [i for i in items if isinstance(i, Compute) and i.kind not in MATMULS]
+        found = sum(i.bytes for i in described if not i.name.endswith("_accumulate"))  # one backward adds nothing up
+        assert found == pytest.approx(moved, rel=0.08)
+
+
+def test_the_gradients_of_gate_and_up_are_joined_by_one_kernel(tmp_path: Path) -> None:
+    program = capture(tmp_path, "phi3", "sdpa", weights="bf16")
+    (joined,) = (
+        sum(t.bytes for t in (*o.inputs, *o.outputs))
+        for o in program.operators
+        if o.phase == "backward" and o.name == "aten.cat" and o.module.endswith("layers.1.mlp")
+    )
+    mine = [i for i in layer_of("phi3").backward if isinstance(i, Compute) and i.name == "swiglu_join_backward"]
+    assert [i.bytes for i in mine] == [joined]
+
+
+@pytest.mark.parametrize(("name", "forward", "backward"), [("cohere", 52, 76), ("olmo2", 36, 60), ("llama", 20, 34)])
+def test_bytes_of_a_turned_element(name: str, forward: int, backward: int) -> None:
+    """In fp32: 10 and 15 accesses of 4 bytes, 2 of 2, and casts of 6 bytes; closed forms of `wider_rope`."""
+    layer, elements = layer_of(name), BATCH * SEQ * (8 + 2) * 64
+    for items, bytes_ in ((layer.forward, forward), (layer.backward, backward)):
+        turned = [i for i in items if isinstance(i, Compute) and i.name.startswith("rope")]
+        assert sum(i.bytes for i in turned) == bytes_ * elements
