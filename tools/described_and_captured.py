@@ -42,7 +42,7 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 GPT2 = {"n_embd": 2048, "n_layer": 8, "n_head": 16, **NO_DROPOUT}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024}
 LATENT = {"q_lora_rank": 768, "kv_lora_rank": 512, "num_key_value_heads": 16, "head_dim": None}
-EAGER = ("bloom", "gemma2", "gptj", "mpt")  # attention in separate operators
+EAGER = ("bloom", "gemma2", "gpt_oss", "gptj", "mpt")  # attention in separate operators
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
@@ -50,6 +50,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {},
     "glm4": {},
     "gemma2": {"sliding_window": 1024},
+    "gemma3_text": {"sliding_window": 1024, "query_pre_attn_scalar": 128},
+    "granite": {},
     "olmo": {},
     "olmo2": {},
     "hyperclovax": {},
@@ -85,6 +87,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "num_nextn_predict_layers": 1,
     },
+    "qwen3_moe": EXPERTS,
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 1024},
+    "glm4_moe": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 1024,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 1024},
     "afmoe": {**EXPERTS, "num_shared_experts": 1, "num_dense_layers": 0},
     "hy_v3": {**EXPERTS, "mlp_layer_types": ["sparse"] * 8},
 }

@@ -72,20 +72,21 @@ def activation_saved(d: Dims, mlp: str, elements: float) -> tuple[Saved, ...]:
 def activation(d: Dims, mlp: str, elements: float, merged: bool = False) -> Operator:
     """The activation of `elements` of the inner width, whose operators carry its name, or that of torch's kernel.
 
-    `merged`: the model's own code cuts gate and up out of one matmul's result (Phi 3). In separate operators the gate's
-    kernels then read rows that lie apart, and torch.cat joins both gradients (two reads, two writes).
+    `merged`: the model's own code cuts gate and up out of one matmul's result (Phi 3). Separate operators then read
+    both where they lie, and torch.cat joins their gradients (two reads, two writes).
     """
     t, record = activation_traffic(d, mlp), ACTIVATIONS[mlp]
     name = record.torch_kernel if record.torch_kernel and _fused(d, record) else mlp
     inputs, back = 2 if is_gated(mlp) else 1, f"{name}_backward"
-    if is_gated(mlp) and d.framework.reads_strided:
+    cut = merged and is_gated(mlp) and not (_fused(d, record) or d.framework.merges_projections)
+    if cut or (is_gated(mlp) and d.framework.reads_strided):
         forwards, backwards = _strided(d, name, elements, t)
     else:
         forwards = _run(d, mlp, name, F, elements, (t.forward_bytes, t.forward_kernels))
         backwards = _run(d, mlp, back, I, elements, (t.backward_bytes, t.backward_kernels))
-    if merged and is_gated(mlp) and not (_fused(d, record) or d.framework.merges_projections):
+    if cut:
         join = memory_op(f"{mlp}_join_backward", I, "copy", 2 * elements, 4 * elements * d.act_bytes, d.act)
-        forwards, backwards = _apart(forwards, elements), (*_apart(backwards, elements), join)
+        forwards, backwards = _one_by_one(forwards, elements), (*_one_by_one(backwards, elements), join)
     return Operator(
         name,
         forwards,
@@ -95,11 +96,14 @@ def activation(d: Dims, mlp: str, elements: float, merged: bool = False) -> Oper
     )
 
 
-def _apart(program: Program, elements: float) -> Program:
-    """The last kernels, of which one reads the gate where torch has no vectorized kernel for it."""
-    *before, last = program
-    assert isinstance(last, Compute)
-    return (*before, replace(last, single_elements=elements))
+def _one_by_one(program: Program, elements: float) -> Program:
+    """Kernels over strided tensors, for each of which it is known how many elements it handles one at a time."""
+    return tuple(
+        replace(op, strided=False, single_elements=op.kernels * elements)
+        if isinstance(op, Compute) and op.strided
+        else op
+        for op in program
+    )
 
 
 def _strided(d: Dims, name: str, elements: float, t: Traffic) -> tuple[Program, Program]:

@@ -19,6 +19,7 @@ from sim.models.captured_layout import casts_of, is_pointwise, is_transposing, k
 from sim.models.captured_recurrent import RECURRENT, multiplied, recurrent_computes
 from sim.models.captured_waits import READ, waits_of
 from sim.models.head import ALIGNED
+from sim.models.operators import small_kernels
 from sim.prices.roofline import shape_flops
 
 # Place of the left matrix.
@@ -72,8 +73,7 @@ def computes_of(op: CapturedOperator, on_gpu: bool = True) -> tuple[Compute, ...
     small = kernels_of(op).small_kernels(op) if on_gpu else 0
     if not small:
         return (compute_of(op),)
-    starts = Compute(op.name, "elementwise", (1,), "fp32", 0.0, float(small), _phase(op), small, looped=True)
-    return compute_of(op), starts
+    return compute_of(op), small_kernels(op.name, _phase(op), small)
 
 
 def copy_kind(copy: HostCopy) -> str:

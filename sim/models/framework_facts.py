@@ -269,6 +269,10 @@ class Framework(Struct, frozen=True):
     """under autocast routed experts run in their parameters' fp32, because their grouped matmul is on none of torch's
     lists [transformers/integrations/moe.py: _grouped_mm]"""
 
+    cuts_expert_halves: bool = False
+    """gate and up of routed experts are cut out of one matmul's result, and a kernel of its own joins their gradients
+    [transformers/models/mixtral/modeling_mixtral.py: MixtralExperts.forward]"""
+
     merges_projections: bool = False
     """query, key and value are one matmul; gate and up are one matmul [core/transformer/attention.py: linear_qkv]"""
     keeps_gathered: bool = False

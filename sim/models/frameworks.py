@@ -148,8 +148,13 @@ _TRANSFORMERS = Framework(
     fills_cut_gradients=True,  # rotate_half and apply_rotary_pos_emb cut by slices
     turns_in_fp32=True,
     experts_in_param_dtype=True,
+    cuts_expert_halves=True,
     former=(
-        Former("2026-01", {"experts_in_param_dtype": False}, "Transformers before 5.0: each expert has linear layers"),
+        Former(
+            "2026-01",
+            {"experts_in_param_dtype": False, "cuts_expert_halves": False},
+            "Transformers before 5.0: each expert has linear layers",
+        ),
         *TORCH_ATTENTION,
     ),
 )

@@ -198,6 +198,11 @@ def memory_op(
     )
 
 
+def small_kernels(name: str, phase: Phase, count: int) -> Compute:
+    """Kernels over indices or statistics that one call of torch's issues, as a sort's: only their start takes time."""
+    return Compute(name, "elementwise", (1,), "fp32", 0.0, float(count), phase, count, looped=True)
+
+
 def collective(name: str, kind: str, bytes_: float, phase: Phase, handle: str = "", group: str = "tp") -> Comm:
     """A collective; with a `handle` it is asynchronous."""
     return Comm(name, kind, group, bytes_, phase, blocking=not handle, handle=handle)

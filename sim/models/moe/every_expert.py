@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Saved
-from sim.models.activations import is_gated
 from sim.models.dims import Dims
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.routing import Routing, moe_of
@@ -28,10 +27,7 @@ def every_expert(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, ...
     moe = moe_of(scenario)
     rows = float(r.tokens * moe.experts)
     computed = replace(r, sent=rows, received=rows, fullest=rows, wire=0.0)
-    gated = is_gated(moe.activation or scenario.model.mlp)
-    joined = (_joined(d, rows * moe.ffn),) if gated else ()
-    first, *rest = expert_matmuls(scenario, d, computed)
-    return (_weighted(d, r.tokens, rows), first, *joined, *rest, _summed(d, r.tokens, rows))
+    return (_weighted(d, r.tokens, rows), *expert_matmuls(scenario, d, computed), _summed(d, r.tokens, rows))
 
 
 def _weighted(d: Dims, tokens: int, rows: float) -> Operator:
@@ -52,12 +48,6 @@ def _weighted(d: Dims, tokens: int, rows: float) -> Operator:
         forward_bytes=n * e,
         backward_bytes=2 * n * e,
     )
-
-
-def _joined(d: Dims, elements: float) -> Operator:
-    """Gate and up are halves of one result, so their gradients are joined (torch.cat: two reads, two writes)."""
-    join = memory_op("expert_halves_backward", I, "copy", 2 * elements, 4 * elements * d.act_bytes, d.act)
-    return Operator("expert_halves", (), (join,), backward_bytes=4 * elements * d.act_bytes)
 
 
 def _summed(d: Dims, tokens: int, rows: float) -> Operator:

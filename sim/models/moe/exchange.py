@@ -11,7 +11,7 @@ from sim.core.program import Item, Phase, Program, Saved
 from sim.models.dims import Dims
 from sim.models.moe.dispatchers import Dispatcher
 from sim.models.moe.routing import Routing, moe_of
-from sim.models.operators import F, I, Operator, collective, memory_op
+from sim.models.operators import F, I, Operator, collective, memory_op, small_kernels
 
 if TYPE_CHECKING:
     from sim.inputs.parallelism import Parallelism
@@ -24,11 +24,12 @@ MAP_KERNELS, MAP_ACCESSED_BYTES, MAP_NUMBER_BYTES = 3, 25.0, 4.0
 class IndexedStep(Struct, frozen=True):
     """One way of copies at home by torch's indexing (`copies_by_index`), each operator a kernel.
 
-    Bytes of one copy (indices and weights), and accesses in the activations' dtype and bytes by element: of copies, and
-    of tokens.
+    `small`: further kernels of some operators, which torch's C++ issues in a loop. Bytes of one copy (indices and
+    weights), and accesses in the activations' dtype and bytes by element: of copies, and of tokens.
     """
 
     kernels: int
+    small: tuple[int, ...]
     copy_bytes: float
     of_copies: tuple[float, float] = (0.0, 0.0)
     of_tokens: tuple[float, float] = (0.0, 0.0)
@@ -49,10 +50,10 @@ class IndexedStep(Struct, frozen=True):
 # up (e; 2e). Each accumulation makes and sorts its indices by eight kernels more (torch:
 # aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel; a sort takes cub's radix sort by 64 bits).
 INDEXED = {
-    "permute": IndexedStep(7 + 10, 72.0, (1.0, 0.0), (1.0, 0.0)),
-    "unpermute": IndexedStep(6, 32.0, (1.0, 16.0), (1.0, 8.0)),
-    "unpermute_backward": IndexedStep(8 + 8, 0.0, (2.0, 44.0), (1.0, 8.0)),
-    "permute_backward": IndexedStep(4 + 2 * 8, 20.0, (1.0, 0.0), (3.0, 0.0)),
+    "permute": IndexedStep(7, (10,), 72.0, (1.0, 0.0), (1.0, 0.0)),
+    "unpermute": IndexedStep(6, (), 32.0, (1.0, 16.0), (1.0, 8.0)),
+    "unpermute_backward": IndexedStep(8, (8,), 0.0, (2.0, 44.0), (1.0, 8.0)),
+    "permute_backward": IndexedStep(4, (8, 8), 20.0, (1.0, 0.0), (3.0, 0.0)),
 }
 
 
@@ -74,12 +75,13 @@ class _Trip(Struct, frozen=True):
         """A rank's own tokens copied and sorted by expert, or their copies added up; nothing if experts' ranks do."""
         if self.way.copies_on_arrival:
             return ()
-        kernels = 1 if self.maps else 2
+        kernels, small = 1 if self.maps else 2, tuple[int, ...]()
         if self.d.framework.copies_by_index:
             step = INDEXED[name]
-            kernels = step.kernels
+            kernels, small = step.kernels, step.small
             moved = step.moved_bytes(self.r.sent, self.r.tokens, self.d.hidden, self.d.act_bytes)
-        return (memory_op(name, phase, "permute", self.r.sent * self.d.hidden, moved, self.d.act, kernels),)
+        copied = memory_op(name, phase, "permute", self.r.sent * self.d.hidden, moved, self.d.act, kernels)
+        return (copied, *(small_kernels(f"{name}_starts", phase, n) for n in small))
 
     def at_home_map(self) -> Program:
         """Where each copy of a token goes, of 32 bits: [tokens, 2·experts + 1], which the backward reads again.

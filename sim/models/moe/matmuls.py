@@ -123,7 +123,7 @@ def _activated(d: Dims, mlp: str, elements: float) -> tuple[Operator, ...]:
     fusions/fused_bias_swiglu.py). torch compiles its backward into two kernels, since the gradients of both halves and
     the weights', a sum over one half, have different sizes: the second reads gradient, gate and up again.
     """
-    made = activation(d, mlp, elements)
+    made = activation(d, mlp, elements, d.framework.cuts_expert_halves)
     if not d.framework.weights_experts_after_activation:
         return (made,)
     if mlp == "gelu":

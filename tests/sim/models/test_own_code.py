@@ -10,6 +10,7 @@ from captured_layers import BATCH, LAYER, MODELS, SEQ, capture
 from model_programs import make
 
 from sim.core.program import Compute
+from sim.models.captured import computes_of
 from sim.models.layer import layer_block
 
 MATMULS = ("gemm", "attention_forward", "attention_backward")
@@ -50,3 +51,14 @@ def test_bytes_of_a_turned_element(name: str, forward: int, backward: int) -> No
     for items, bytes_ in ((layer.forward, forward), (layer.backward, backward)):
         turned = [i for i in items if isinstance(i, Compute) and i.name.startswith("rope")]
         assert sum(i.bytes for i in turned) == bytes_ * elements
+
+
+def test_experts_copies_are_issued_as_captured(tmp_path: Path) -> None:
+    """Kernels of an accumulation by index, which torch's C++ issues in a loop, and the joined halves."""
+    program, layer = capture(tmp_path, "qwen3_moe", "sdpa", weights="bf16"), layer_of("qwen3_moe")
+    experts = [o for o in program.operators if "layers.1.mlp.experts" in o.module and o.launches]
+    real = [i for o in experts if o.phase == "backward" for i in computes_of(o)]
+    mine = [i for i in layer.backward if isinstance(i, Compute)]
+    assert sum(i.kernels for i in mine if i.looped) == sum(i.kernels for i in real if i.looped)
+    (joined,) = (sum(t.bytes for t in (*o.inputs, *o.outputs)) for o in experts if o.name == "aten.cat")
+    assert [i.bytes for i in mine if "_join_" in i.name] == [joined]
