@@ -31,7 +31,8 @@ class Core(Struct, frozen=True):
     these scores what lies within documents; fused kernels of packed sequences compute no others. `filled`: of the
     queries those of documents, the others are padding. `documents`: equal ones with as many tokens and squares.
     `repeats`: `kv_heads` counts each key and value head so often, once for each query head that shares it. `wide_keys`:
-    queries and keys come in fp32 and are cast for the matmuls.
+    queries and keys come in fp32 and are cast for the matmuls. `masked`: of a fused kernel, a tensor of numbers for all
+    pairs says what is hidden (`sim.models.masked_windows`).
     """
 
     q_len: int
@@ -50,6 +51,7 @@ class Core(Struct, frozen=True):
     documents: float = 1.0
     repeats: int = 1
     wide_keys: bool = False
+    masked: bool = False
 
     @property
     def visible(self) -> float:

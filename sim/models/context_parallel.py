@@ -17,6 +17,7 @@ from sim.core.program import Comm, Compute, Item, Phase, Wait
 from sim.models.attention import Core, core_backward, core_forward, core_part, kv_bytes
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
 from sim.models.head_copies import repeated, with_repeats
+from sim.models.masked_windows import masked_window, with_mask
 from sim.models.operators import F, I, Operator, collective, memory_op
 from sim.models.packing import PackedBatch, pairs_between, queries_between
 
@@ -32,8 +33,8 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Oper
     the sequence is cut, wherever documents end.
     """
     batch = packed_batch(scenario)
-    core = repeated(d, own)
-    return with_repeats(d, core, _exchanged(scenario, d, shard, core, batch))
+    core = repeated(d, own if batch else masked_window(d, own))
+    return with_mask(d, core, with_repeats(d, core, _exchanged(scenario, d, shard, core, batch)))
 
 
 def _exchanged(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: PackedBatch | None) -> Operator:

@@ -231,6 +231,10 @@ class Framework(Struct, frozen=True):
     masks_unselected: bool = False
     """sparse attention is computed as dense attention with a mask, and its indexer gets no gradient
     [transformers/models/deepseek_v32/modular_deepseek_v32.py]"""
+    masks_windows: bool = False
+    """torch's fused attention gets a window as a mask: it computes all pairs of tokens, with keys and values copied for
+    each query head; a kernel named by `training.attention_kernel` skips what the window hides
+    [transformers/integrations/sdpa_attention.py; masking_utils.py: _ignore_causal_mask_sdpa]"""
     attention_kernel: str = "torch"
     """kernel (or who chooses it: `torch`, `megatron`) whose coefficients price fused attention, if the profile has
     them; empty: the profile's usual one [sim.prices.attention_speed]"""

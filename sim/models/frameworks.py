@@ -140,6 +140,7 @@ _TRANSFORMERS = Framework(
     keeps_merged_outputs=True,
     output_follows_queries=True,
     masks_unselected=True,
+    masks_windows=True,
     # transformers/integrations/moe.py: grouped_mm_experts_forward; four 64-bit indices, one fp32 weight
     routing_bytes=36.0,
     copies_by_index=True,

@@ -19,7 +19,7 @@ Kind = Literal["copy", "permute"]
 
 def repeated(d: Dims, own: Core) -> Core:
     """The core of `own`, with a key and value head for each query head where the framework copies them."""
-    copies = d.framework.repeats_fused_keys if d.fused_attention else d.framework.repeats_keys
+    copies = own.masked or (d.framework.repeats_fused_keys if d.fused_attention else d.framework.repeats_keys)
     return replace(own, kv_heads=own.heads, repeats=own.heads // own.kv_heads) if copies else own
 
 

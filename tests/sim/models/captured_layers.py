@@ -41,6 +41,7 @@ CONFIGS["apertus"] = CONFIGS["llama"]
 CONFIGS["arcee"] = CONFIGS["llama"]
 CONFIGS["cohere"] = CONFIGS["llama"] | {"tie_word_embeddings": True}
 CONFIGS["olmo2"] = CONFIGS["llama"]
+CONFIGS["mistral"] = CONFIGS["llama"] | {"sliding_window": 32}
 CONFIGS["phi3"] = CONFIGS["llama"] | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
 OF_EXPERTS = CONFIGS["llama"] | {"moe_intermediate_size": 256, "num_key_value_heads": 8}
 CONFIGS["qwen2_moe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 512}
@@ -65,6 +66,7 @@ MODELS["cohere"] = MODELS["llama"] | {
 }
 MODELS["olmo2"] = MODELS["llama"] | {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post"}
 MODELS["olmo2"] |= {"norm_in_fp32": True, "code": "olmo"}
+MODELS["mistral"] = MODELS["llama"] | {"window": 32}
 MODELS["phi3"] = MODELS["llama"] | {"merged_projections": True, "code": "phi3"}
 EXPERTS: dict[str, Any] = {"experts": 8, "top_k": 2, "ffn": 256}
 WHOLE_HEADS = MODELS["llama"] | {"kv_heads": 8}

@@ -16,9 +16,9 @@ from sim.models.layer import layer_block
 MATMULS = ("gemm", "attention_forward", "attention_backward")
 
 
-def layer_of(name: str) -> Any:
+def layer_of(name: str, **training: Any) -> Any:
     sizes = {"seq_len": SEQ, "micro_batch_size": BATCH, "framework": "transformers", "param_dtype": "bf16"}
-    return layer_block(make(MODELS[name], sizes), 1)
+    return layer_block(make(MODELS[name], {**sizes, **training}), 1)
 
 
 @pytest.mark.parametrize("name", ["cohere", "olmo2", "phi3"])
@@ -42,6 +42,24 @@ def test_the_gradients_of_gate_and_up_are_joined_by_one_kernel(tmp_path: Path) -
     )
     mine = [i for i in layer_of("phi3").backward if isinstance(i, Compute) and i.name == "swiglu_join_backward"]
     assert [i.bytes for i in mine] == [joined]
+
+
+def test_a_window_is_a_mask_of_all_pairs(tmp_path: Path) -> None:
+    """torch's function takes all pairs, keys for each query head, and keeps the mask; a named kernel skips pairs."""
+    program, layer = capture(tmp_path, "mistral", "sdpa", weights="bf16"), layer_of("mistral")
+    mine = [o for o in program.operators if LAYER["mistral"] in o.module and o.launches]
+    attention = [i for o in mine if "attention" in o.name for i in computes_of(o)]
+    described = [
+        i for i in (*layer.forward, *layer.backward) if isinstance(i, Compute) and i.kind.startswith("attention_")
+    ]
+    assert [(i.kind, i.flops, i.shape) for i in described] == [(i.kind, i.flops, i.shape) for i in attention]
+    (mask,) = (o for o in mine if o.name == "aten.where")
+    (kept,) = (s.bytes for s in layer.saved if s.name == "attention mask")
+    assert kept == sum(t.bytes for t in mask.outputs)
+    named = layer_of("mistral", attention_kernel="flash2")
+    assert "attention mask" not in {s.name for s in named.saved}
+    (run,) = (i for i in named.forward if isinstance(i, Compute) and i.kind == "attention_forward")
+    assert run.flops < 0.6 * described[0].flops
 
 
 @pytest.mark.parametrize(("name", "forward", "backward"), [("cohere", 52, 76), ("olmo2", 36, 60), ("llama", 20, 34)])

@@ -1,0 +1,40 @@
+"""Windows that torch's fused attention gets as a mask, because its function has no window (`masks_windows`).
+
+transformers/masking_utils.py, `sliding_window_causal_mask_function`: True where a query sees a key; no mask is made
+where the window hides nothing. torch/nn/functional.py, `scaled_dot_product_attention`: a mask and `is_causal` exclude
+each other, so all pairs are computed. It makes numbers of the activations' dtype of the mask in every call
+(aten/src/ATen/native/transformers/attention.cpp, `convert_boolean_attn_mask`), and keeps them for the backward.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.core.program import NeededBy, Saved
+from sim.models.attention import Core
+from sim.models.dims import Dims
+from sim.models.operators import F, Operator, memory_op
+
+MASK_KERNELS = 4  # inverted, two numbers, chosen between
+
+
+def masked_window(d: Dims, own: Core) -> Core:
+    """The core as torch computes it: all pairs, if a window hides some and no kernel is named that skips them."""
+    by_torch = d.fused_attention and not d.attention_kernel and d.cp == 1
+    if not (d.framework.masks_windows and by_torch and own.windowed is not None):
+        return own
+    return replace(own, window=None, causal=False, masked=True)
+
+
+def with_mask(d: Dims, core: Core, part: Operator) -> Operator:
+    """The part, with its mask: one of all heads, for each sequence.
+
+    Accesses of a pair: truths of one sequence read and inverted for all (1 byte), these read, numbers written.
+    """
+    if not core.masked:
+        return part
+    pairs, e = float(core.q_len * core.kv_len), d.act_bytes
+    moved = pairs + d.batch * pairs * (2 + e)
+    made = memory_op("attention_mask", F, "elementwise", d.batch * pairs, moved, d.act, MASK_KERNELS)
+    kept = Saved("attention mask", d.batch * pairs * e, NeededBy.INPUT_GRAD)
+    return replace(part, forward=(made, *part.forward), saved=(*part.saved, kept))
