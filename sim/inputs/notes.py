@@ -172,7 +172,11 @@ def _autocast_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[
 
 
 def _attention_note(t: Training, model: ModelConfig) -> Iterator[str]:
-    """Return that the model's own code knows no fused attention."""
+    """Return that the model's own code knows no fused attention, or that torch's computes what a window hides."""
+    windows = model.window is not None and model.window < t.seq_len and "sliding" in model.attention_pattern
+    if windows and t.attention == "fused" and framework_of(t).masks_windows and t.attention_kernel is None:
+        slower = f"torch's attention gets model.window {model.window} as a mask and computes all pairs of tokens"
+        yield f"training.attention_kernel: {slower}; flash2 (attn_implementation flash_attention_2) skips hidden ones"
     if t.attention == "fused" and not code_of(model.code, framework_of(t)).fused:
         does = f"which framework {t.framework} runs, computes attention in separate operators alone"
         yield f"training.attention: simulated as unfused; the code of {model.code} in Transformers, {does}"

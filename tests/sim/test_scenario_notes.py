@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sim.inputs.scenario import parse_scenario
+from sim.simulation import simulate
 from tests.sim.small_scenario import small
 
 
@@ -97,3 +98,17 @@ def test_keys_of_training_alone_are_named_when_serving() -> None:
     assert parse_scenario(s.model_dump()).warnings == ()
     zero = parse_scenario({**data, "parallelism": {"dp": 2, "zero": 3, "tp_overlap": "full"}})
     assert zero.warnings == tuple(f"parallelism.{k}: of no effect on serving" for k in ("zero", "tp_overlap"))
+
+
+def test_transformers_computes_what_a_window_hides_but_with_flash_attn() -> None:
+    model = {"preset": "llama3.2-1b", "window": 1024}
+    training = {"seq_len": 8192, "global_batch_size": 8, "framework": "transformers"}
+
+    def scenario(**more: Any) -> Any:
+        return parse_scenario({"model": model, "training": {**training, **more}, "cluster": "dgx-h100"})
+
+    (note,) = (text for text in scenario().warnings if text.startswith("training.attention_kernel:"))
+    assert "model.window 1024 as a mask" in note
+    for quiet in ({"attention_kernel": "flash2"}, {"framework": "eager"}, {"seq_len": 1024}):
+        assert not [text for text in scenario(**quiet).warnings if text.startswith("training.attention_kernel:")]
+    assert simulate(scenario(attention_kernel="flash2")).step_time_s < 0.9 * simulate(scenario()).step_time_s
