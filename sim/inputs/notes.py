@@ -93,7 +93,7 @@ def _spine_note(sections: Sections) -> Iterator[str]:
     """Return that every message between nodes crosses the oversubscribed switches, where each node has its own leaf."""
     cluster = sections.cluster
     links = cluster.inter_node
-    alone = links.nodes_per_leaf == 1 and links.kind != "torus" and cluster.nodes > 1
+    alone = links.nodes_per_leaf == 1 and not links.is_torus and cluster.nodes > 1
     if alone and links.oversubscription > 1:
         slowed = f"{links.oversubscription:g} slows every message between nodes, as nodes_per_leaf is 1"
         yield f"cluster.inter_node.oversubscription: {slowed}; set it to the nodes whose NICs share a leaf switch"

@@ -44,7 +44,7 @@ def all_reduces(pricing: Pricing, own: Mapping[str, OwnAllReduce]) -> AllReduces
     """Those of an engine, whose `own` are by GPU architecture; None where NCCL has all."""
     cluster = pricing.plan.scenario.cluster
     architecture = cluster.gpu.architecture
-    every_two_joined = cluster.intra_node.kind in ("nvswitch", "full_mesh")
+    every_two_joined = cluster.intra_node.switched or cluster.intra_node.all_linked
     if architecture not in own or architecture not in TIMES or not every_two_joined or cluster.others:
         return None
     times, link_bytes_per_s = TIMES[architecture], cluster.intra_node.usable_bytes_per_s
