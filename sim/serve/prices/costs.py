@@ -35,9 +35,9 @@ from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
 from sim.serve.engines.file import engine_of
 from sim.serve.engines.record import TwoBatches
+from sim.serve.prices.afd import DisaggregatedExperts, in_micro_batches
 from sim.serve.prices.all_reduce_prices import all_reduces
 from sim.serve.prices.dims import serving_dims
-from sim.serve.prices.experts_apart import ExpertsApart, in_micro_batches
 from sim.serve.prices.host import Host, host_of
 from sim.serve.prices.iteration_parts import Key, StageLayers, Work
 from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, prefill_parts, sizes_around
@@ -67,7 +67,7 @@ class IterationCosts(Struct):
     offloaded: tuple[Streamed, ...] = ()  # weights in host memory, by stage
     two_batches: TwoBatches | None = None  # how two halves of a batch overlap
     draft: IterationCosts | None = None
-    apart: ExpertsApart | None = None  # experts on GPUs of their own
+    afd: DisaggregatedExperts | None = None  # experts on GPUs of their own
     of_stages: tuple[IterationCosts, ...] = ()
     priced_programs: dict[Key, PricedProgram] = field(default_factory=dict)
     without_attention: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)  # by tokens and samples
@@ -86,7 +86,7 @@ class IterationCosts(Struct):
         return IterationCosts(self.plan, prices, *same, self.lora, self.offloaded, self.two_batches, draft)
 
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
-        """Seconds of the iteration on every stage, messages between stages apart."""
+        """Seconds of the iteration on every stage, without messages between stages."""
         if self.of_stages:
             return tuple([own.stage_seconds(load)[i] for i, own in enumerate(self.of_stages)])
         load = self.own_share(load)
@@ -111,8 +111,8 @@ class IterationCosts(Struct):
     def device_seconds(self, load: Load) -> tuple[float, ...]:
         """What a rank's own share of an iteration takes on every stage's GPU, without its host, its draft and the
         copies beside it."""
-        if self.apart is not None:
-            return in_micro_batches(self, self.apart, load)
+        if self.afd is not None:
+            return in_micro_batches(self, self.afd, load)
         if self.two_batches is not None and is_split(self.two_batches, load):
             return in_two_batches(self, self.two_batches, load)
         return self.one_batch(load)
@@ -189,7 +189,7 @@ class IterationCosts(Struct):
     def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
         """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all;
         nothing is drafted in a run."""
-        if self.apart is not None:
+        if self.afd is not None:
             seen = range(first_kv, first_kv + decodes * steps, decodes)
             return [self.stage_seconds(Load(decodes, decodes, kv, (), decodes))[0] for kv in seen]
         own = ceil_div(decodes, self.dims.cp)
@@ -339,39 +339,50 @@ class IterationCosts(Struct):
 
 def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec, ...] | None = None) -> IterationCosts:
     """Prices for `scenario` out of `profile`, of the model's layers or of these in their place."""
-    plan = make_plan(scenario)
+    plan, inference, specs = make_plan(scenario), scenario.for_serving, specs or layer_specs(scenario.model)
     costs = costs_of(scenario, profile, PriceOptions(group_launch=False))  # serving libraries run all experts at once
-    gpu, c = scenario.cluster.gpu, costs.profile.coefficients
-    peaks = {dtype: c.peak_flops_per_s.get(dtype, peak) for dtype, peak in gpu.peak_flops_per_s.items()}
-    bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
     tp = scenario.parallelism.tp
-    parts = measured_parts(profile, scenario.model, tp) if scenario.parallelism.ranks == tp else None
-    parts = parts if scenario.for_serving.attention == "fused" else None  # the measured engine's is fused
-    dims, device = serving_dims(scenario), Device(gpu.name, peaks, bandwidth)
+    measured = measured_parts(profile, scenario.model, tp) if scenario.parallelism.ranks == tp else None
+    measured = measured if inference.attention == "fused" else None  # the measured engine's is fused
+    dims = serving_dims(scenario)
     dims = replace(dims, one_kernel=experts_measured(profile, dims))
-    formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
-    engine_s = 0.0 if parts is None else parts.engine
-    specs = specs or layer_specs(scenario.model)
     kinds, attentions = tuple(dict.fromkeys(specs)), attentions_of(specs)
-    stages, engine = stages_of(plan, specs, kinds, attentions), engine_of(scenario.for_serving.engine)
-    lora = scenario.for_serving.lora
-    launched = tuple([launched_kernels(dims, kinds, attentions, s, lora) for s in stages])
+    stages, engine = stages_of(plan, specs, kinds, attentions), engine_of(inference.engine)
+    launched = tuple([launched_kernels(dims, kinds, attentions, s, inference.lora) for s in stages])
     host = host_of(scenario, engine, launched)
-    pricing, streamed = Pricing(plan, costs, Network(scenario.cluster)), bandwidth * c.streaming_efficiency
-    reduces = all_reduces(pricing, engine.own_all_reduces)
-    prices = OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)
-    offload, network = scenario.for_serving.weight_offload, pricing.network
-    away = () if offload is None else tuple([streamed_weights(offload, dims, kinds, s.layers, network) for s in stages])
-    two = engine.two_batches if scenario.for_serving.two_batch_overlap else None
-    draft = draft_of(scenario)
-    drafting_costs = None if draft is None else iteration_costs(draft[0], profile, draft[1])
-    apart = _apart(scenario, profile)
+    pricing = Pricing(plan, costs, Network(scenario.cluster))
+    offload, draft = inference.weight_offload, draft_of(scenario)
+    offloaded = [streamed_weights(offload, dims, kinds, s.layers, pricing.network) for s in stages] if offload else []
     return IterationCosts(
-        plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora, away, two, drafting_costs, apart
+        plan,
+        _operator_prices(pricing, profile, dims, host),
+        dims,
+        specs=kinds,
+        attentions=attentions,
+        stages=stages,
+        overhead_s=0.0 if measured is None else measured.engine,
+        host=host,
+        measured=measured,
+        lora=inference.lora,
+        offloaded=tuple(offloaded),
+        two_batches=engine.two_batches if inference.two_batch_overlap else None,
+        draft=None if draft is None else iteration_costs(draft[0], profile, draft[1]),
+        afd=_disaggregated_experts(scenario, profile),
     )
 
 
-def _apart(scenario: Scenario, profile: Profile) -> ExpertsApart | None:
+def _operator_prices(pricing: Pricing, profile: Profile, dims: ServingDims, host: Host) -> OperatorPrices:
+    """Prices of operators on the profile's device, with the engine's formats of weights and its own all-reduces."""
+    gpu, c = pricing.plan.scenario.cluster.gpu, pricing.costs.profile.coefficients
+    peaks = {dtype: c.peak_flops_per_s.get(dtype, peak) for dtype, peak in gpu.peak_flops_per_s.items()}
+    bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
+    device, streamed = Device(gpu.name, peaks, bandwidth), bandwidth * c.streaming_efficiency
+    formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
+    reduces = all_reduces(pricing, host.engine.own_all_reduces)
+    return OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)
+
+
+def _disaggregated_experts(scenario: Scenario, profile: Profile) -> DisaggregatedExperts | None:
     """Experts on GPUs of their own: as if each of these had its part of all tokens."""
     inference, p = scenario.for_serving, scenario.parallelism
     if (afd := inference.afd) is None:
@@ -380,4 +391,4 @@ def _apart(scenario: Scenario, profile: Profile) -> ExpertsApart | None:
     own = p.model_copy(update={"tp": 1, "dp": n, "ep": n, "expert_tp": 1, "shard_size": n})
     alone = inference.model_copy(update={"afd": None})
     costs = iteration_costs(scenario.model_copy(update={"parallelism": own, "inference": alone}), profile)
-    return ExpertsApart(costs, n, p.dp, afd.micro_batches)
+    return DisaggregatedExperts(costs, n, p.dp, afd.micro_batches)

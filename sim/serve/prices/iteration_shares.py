@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.programs.priced_items import Shares, add_all
+from sim.serve.prices.afd import DisaggregatedExperts
 from sim.serve.prices.costs import IterationCosts
-from sim.serve.prices.experts_apart import ExpertsApart
 from sim.serve.prices.host import MEETING
 from sim.serve.prices.iteration_parts import Key, Work
 from sim.serve.prices.kept_sizes import CHUNKS, LENGTHS, below, prefill_parts, sizes_around
@@ -44,8 +44,8 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
     between two kept ones."""
     seconds, comm_s, shares = 0.0, 0.0, Shares()
     own = [(costs.own_share(load), times) for load, times in computed]
-    if costs.apart is not None:
-        return _with_experts_apart(costs, costs.apart, own)
+    if costs.afd is not None:
+        return _with_afd(costs, costs.afd, own)
     for key, times in _used(costs, own).items():
         priced = costs.priced(key)
         seconds += priced.seconds * times
@@ -63,7 +63,7 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
     return PricedProgram(seconds, comm_s, shares)
 
 
-def _with_experts_apart(costs: IterationCosts, apart: ExpertsApart, computed: Computed) -> PricedProgram:
+def _with_afd(costs: IterationCosts, afd: DisaggregatedExperts, computed: Computed) -> PricedProgram:
     """Where experts have GPUs of their own: what both sides compute and send, in proportion, so that it sums up to the
     iterations' seconds."""
     shares: Shares = {}
@@ -74,8 +74,8 @@ def _with_experts_apart(costs: IterationCosts, apart: ExpertsApart, computed: Co
         padded = costs.host.padded(load.tokens, load.samples < load.tokens)
         for i, n in enumerate(costs.stages[0].layers):
             used[Key(Work.ROUTED, i, sizes_around(padded)[0])] -= times * n
-            routed[Key(Work.ROUTED, i, sizes_around(apart.tokens_of(load))[0])] += times * n * apart.batches_of(load)
-    for prices, keys in ((costs, used), (apart.experts, routed)):
+            routed[Key(Work.ROUTED, i, sizes_around(afd.tokens_of(load))[0])] += times * n * afd.batches_of(load)
+    for prices, keys in ((costs, used), (afd.experts, routed)):
         for key, often in keys.items():
             priced = prices.priced(key)
             comm_s += priced.comm_s * often
