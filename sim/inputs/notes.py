@@ -11,6 +11,7 @@ from sim.inputs.sections import Sections
 from sim.models.autocast import autocasts, casts_on_use, fsdp_casts, not_under_autocast
 from sim.models.frameworks import framework_of
 from sim.models.model_code import code_of
+from sim.models.optimizers import OPTIMIZERS
 from sim.schedules import FORMS
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _schedule_notes(p: Parallelism) -> Iterator[str]:
 
 def _training_notes(t: Training, model: ModelConfig) -> Iterator[str]:
     """Keys of `training` that this optimizer, these parameters or a captured program do not read."""
-    if t.optimizer_dtype != "fp32" and t.optimizer == "sgd":
+    if t.optimizer_dtype != "fp32" and not OPTIMIZERS[t.optimizer].moments:
         yield f"training.optimizer_dtype: of no effect with optimizer {t.optimizer}, which has no moments"
     if t.zero_grad == "keep" and model.program is not None:
         yield "training.zero_grad: of no effect with a captured program, whose gradients come and go as it ran"

@@ -26,6 +26,7 @@ from sim.models.optimizer import (
     shard_items,
     state_bytes,
 )
+from sim.models.optimizers import OPTIMIZERS
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import DataParallel, after_backward, weave_backward, weave_forward
@@ -209,8 +210,8 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     if plan.group_size("copies") > 1:
         size = (dense + experts) * dp.gradient_bytes
         out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
-    muon = scenario.for_training.optimizer == "muon"
-    dealt = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero) if muon else NOTHING_DEALT
+    whole = OPTIMIZERS[scenario.for_training.optimizer].whole_matrices
+    dealt = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero) if whole else NOTHING_DEALT
     clip, update = source.step_items(dense + experts, dealt)  # nothing on a stage without parameters
     if dp.zero:
         out += shard_items(dense + experts, scenario.for_training)
