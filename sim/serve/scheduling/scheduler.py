@@ -61,9 +61,26 @@ class Scheduler(RunningSequences):
                 return self.with_prompts(prompts, self.tokens_beside(adding, now_s), now_s)
         self.before_tokens()
         self.make_room(now_s)
+        preemptions = self.counts.preemptions
+        pieces, budget, preempted = self._running_tokens(now_s)
+        # Nobody runs where the only one was put out by blocks that it and its prefix both have, or where who had ended
+        # left no room for prompts.
+        if self.prompts_first and not pieces and (prompts := self.prompts(self.running, now_s)):
+            return self.with_prompts(prompts, [], now_s)
+        if not self.prompts_first and (not preempted or self.watermark is not None or not self.running):
+            ahead = self.counts.preemptions - preemptions if self.running else 0
+            self.admit(pieces, budget, self.limits.batch_sequences, now_s, ahead)
+        self.push_down(now_s)
+        return Batch(tuple(pieces), self.blocks_free_s)
+
+    def _running_tokens(self, now_s: float) -> tuple[list[Piece], int, bool]:
+        """Compute the next tokens of running sequences, oldest first, and preempt the youngest where blocks lack.
+
+        Returns:
+            The pieces, what is left of the token budget, and whether a sequence lacked a block.
+        """
         pieces: list[Piece] = []
-        budget, preemptions = self.limits.batch_tokens, self.counts.preemptions
-        preempted, cache, plain = False, self.cache, self.plain_tokens
+        budget, preempted, cache, plain = self.limits.batch_tokens, False, self.cache, self.plain_tokens
         for sequence in list(self.running):
             if budget <= 0 or len(pieces) >= self.limits.batch_sequences:
                 break
@@ -93,15 +110,7 @@ class Scheduler(RunningSequences):
                 budget -= tokens
                 continue
             break
-        # Nobody runs where the only one was put out by blocks that it and its prefix both have, or where who had ended
-        # left no room for prompts.
-        if self.prompts_first and not pieces and (prompts := self.prompts(self.running, now_s)):
-            return self.with_prompts(prompts, [], now_s)
-        if not self.prompts_first and (not preempted or self.watermark is not None or not self.running):
-            ahead = self.counts.preemptions - preemptions if self.running else 0
-            self.admit(pieces, budget, self.limits.batch_sequences, now_s, ahead)
-        self.push_down(now_s)
-        return Batch(tuple(pieces), self.blocks_free_s)
+        return pieces, budget, preempted
 
     @property
     def plain_tokens(self) -> bool:
