@@ -33,7 +33,7 @@ class HostTimes(NamedTuple):
     uncertainty: float = 0.0
 
     def slower(self, times: float) -> HostTimes:
-        """Those of a processor that takes so many times as long; what GPUs wait for each other stays."""
+        """Return the seconds of a processor that takes `times` as long; `collective_s`, the GPUs' own wait, stays."""
         kept = self.collective_s, self.uncertainty
         return HostTimes(*[times * s for s in self])._replace(collective_s=kept[0], uncertainty=kept[1])
 

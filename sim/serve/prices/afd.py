@@ -103,11 +103,11 @@ class LayerParts(NamedTuple):
 
     @property
     def longest(self) -> float:
-        """Of the one that all micro-batches wait for."""
+        """Seconds of the longest of the four parts, for which all micro-batches wait."""
         return max(self)
 
     def cycle(self, batches: int) -> float:
-        """From one layer of a micro-batch to its next, where so many take turns."""
+        """Seconds from one layer of a micro-batch to its next, if `batches` micro-batches take turns."""
         return max(self.together, batches * self.longest)
 
 

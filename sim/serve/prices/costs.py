@@ -81,7 +81,7 @@ class IterationCosts(Struct):
     def with_prices(
         self, prices: OperatorPrices, stages: tuple[StageLayers, ...], draft: IterationCosts | None
     ) -> IterationCosts:
-        """The same iterations at other prices, of which none are kept yet."""
+        """Return the same iterations at other prices, with empty caches."""
         same = self.dims, self.specs, self.attentions, stages, self.overhead_s, self.host, self.measured
         return IterationCosts(self.plan, prices, *same, self.lora, self.offloaded, self.two_batches, draft)
 
@@ -267,7 +267,7 @@ class IterationCosts(Struct):
         return found
 
     def _behind(self, spec: int, tokens: int, cached: int, equal: int) -> float:
-        """As `_chunk`, of a kept size."""
+        """Attention of a prompt chunk of a kept size behind `cached` tokens, between the kept sizes around these."""
         low, high, share = chunks_around(cached)
         first = self._kept(Work.PREFILL, spec, tokens, low, equal)
         if not share:
