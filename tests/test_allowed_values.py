@@ -7,16 +7,12 @@ from typing import Any, get_args
 
 import pytest
 
-from sim.inputs.training_config import OptimizerName
 from sim.inputs.workloads import RouterName
-from sim.models.optimizer import MOMENTS
 from sim.serve.replicas.router import ROUTERS
 from topology.architectures import CollectivesOf
 from topology.timing import TIMINGS
 
 
-@pytest.mark.parametrize(
-    ("values", "records"), [(RouterName, ROUTERS), (OptimizerName, MOMENTS), (CollectivesOf, TIMINGS)]
-)
+@pytest.mark.parametrize(("values", "records"), [(RouterName, ROUTERS), (CollectivesOf, TIMINGS)])
 def test_values_are_those_of_the_records(values: Any, records: Mapping[str, object]) -> None:
     assert sorted(get_args(values)) == sorted(records)

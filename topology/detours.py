@@ -29,7 +29,7 @@ def left_of_cut(cluster: ClusterSpec, a: int, b: int) -> float:
     if a == b:
         switches = min(gpus, inter.nics_per_node)
         host = cluster.gpu.host_bandwidth_bytes_per_s * switches / gpus
-        return 0.0 if intra.kind == "pcie" else min(1.0, host / intra.usable_bytes_per_s)
+        return 0.0 if intra.through_host else min(1.0, host / intra.usable_bytes_per_s)
     if a * gpus // cluster.domain_gpus == b * gpus // cluster.domain_gpus:
         return min(1.0, inter.usable_bytes_per_s * inter.nics_per_node / gpus / intra.usable_bytes_per_s)
     return 1.0 / _detour_hops(cluster, a, b) if joined(cluster, a, b) else 0.0
@@ -37,7 +37,7 @@ def left_of_cut(cluster: ClusterSpec, a: int, b: int) -> float:
 
 def joined(cluster: ClusterSpec, a: int, b: int) -> bool:
     """Return whether a link of a torus joins the two nodes."""
-    if cluster.inter_node.kind != "torus":
+    if not cluster.inter_node.is_torus:
         return False
     return torus_hops(a, b, torus_shape(cluster.nodes, cluster.inter_node.nics_per_node)) == 1
 

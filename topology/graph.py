@@ -36,7 +36,7 @@ def described(cluster: ClusterSpec) -> Wiring:
     for node in range(cluster.nodes):
         _add_node(made, cluster, node)
         _add_nvlink(made, cluster, node)
-    {"torus": _add_torus}.get(cluster.inter_node.kind, _add_tree)(made, cluster)
+    (_add_torus if cluster.inter_node.is_torus else _add_tree)(made, cluster)
     return Wiring(made.parts, made.links, cluster.name, cluster.source)
 
 
@@ -109,14 +109,14 @@ def _add_nvlink(made: _Made, cluster: ClusterSpec, node: int) -> None:
     gpus, intra = cluster.gpus_per_node, cluster.intra_node
     ranks = range(node * gpus, (node + 1) * gpus)
     if intra.meshed:
-        full = intra.kind == "full_mesh"
+        full = intra.all_linked
         lane, count = intra.bandwidth_bytes_per_s / links_per_gpu(gpus, full), links(gpus, full)
         for a, b in product(range(gpus), repeat=2):
             if a < b and count[a][b]:
                 made.join(gpu(ranks[a]), gpu(ranks[b]), lane * count[a][b], intra.latency_s, intra.efficiency)
         return
     hub = f"host{node}"
-    if intra.kind == "nvswitch":
+    if intra.switched:
         name = f"nvswitch{ranks[0] // cluster.domain_gpus}"
         hub = made.add(NetworkDevice(name, "nvswitch", nvls_efficiency=intra.nvls_efficiency))
     for rank in ranks:
@@ -129,7 +129,7 @@ def _add_tree(made: _Made, cluster: ClusterSpec) -> None:
     If one group holds all nodes, there is no spine.
     """
     inter = cluster.inter_node
-    rails = inter.kind == "rail_optimized"
+    rails = inter.has_rails
     below: dict[str, int] = {}
     for node, nic in product(range(cluster.nodes), range(inter.nics_per_node)):
         group = node // inter.nodes_per_leaf

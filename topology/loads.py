@@ -56,7 +56,7 @@ def _on_all_routers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...])
     """
     rings = not KINDS[each.kind].messages
     whole = len({rank // cluster.gpus_per_node for rank in ranks}) == cluster.nodes
-    return cluster.inter_node.kind == "torus" and rings and whole
+    return cluster.inter_node.is_torus and rings and whole
 
 
 def _spread(loads: Mapping[Ends, float], fabric: Sequence[Ends], wiring: Wiring) -> dict[Ends, float]:
@@ -81,7 +81,7 @@ def _transfers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...]) -> l
     sent = kind.passes * each.size_bytes * (n - 1) / n
     if cluster.intra_node.meshed:
         return _over_meshes(cluster, ranks, sent)
-    if cluster.inter_node.kind == "torus" and cluster.gpus_per_node == 1:
+    if cluster.inter_node.is_torus and cluster.gpus_per_node == 1:
         return [(a, b, sent * part) for a, b, part in _along_axes(cluster, ranks)]
     return ring_transfers(cluster, ranks, sent)
 
@@ -94,7 +94,7 @@ def mesh_transfers(cluster: ClusterSpec, members: Sequence[int]) -> list[tuple[i
     """
     gpus = cluster.gpus_per_node
     local = tuple(sorted(rank % gpus for rank in members))
-    if len(local) == 2 or gpus != 8 or cluster.intra_node.kind == "full_mesh":
+    if len(local) == 2 or gpus != 8 or cluster.intra_node.all_linked:
         return [(a, b, 1 / (len(members) - 1)) for a in members for b in members if a != b]
     start = members[0] // gpus * gpus
     cycles = ring_cycles(gpus, local)

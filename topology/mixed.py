@@ -49,7 +49,7 @@ def _check(cluster: ClusterSpec, clusters: Sequence[ClusterSpec]) -> None:
             f"nodes of {first.name} and of {cluster.name} have {first.gpus_per_node} and {cluster.gpus_per_node} GPUs; "
             "all must have as many"
         )
-    if cluster.inter_node.kind == "torus":
+    if cluster.inter_node.is_torus:
         raise TopologyError(f"{cluster.name}: a torus joins equal nodes only")
     for other in clusters:
         if other.gpu.name == cluster.gpu.name and other.gpu != cluster.gpu:

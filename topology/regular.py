@@ -44,12 +44,12 @@ class RegularNetwork:
         self.cluster, self.domain_gpus = cluster, cluster.domain_gpus
         intra, inter = cluster.intra_node, cluster.inter_node
         self.gpu_bytes_per_s = intra.usable_bytes_per_s
-        self.all_linked = intra.kind == "full_mesh"
-        self.protocols = intra.kind != "pcie"
+        self.all_linked = intra.all_linked
+        self.protocols = not intra.through_host
         self.sends_directly = cluster.gpu.chip.sends_to_all and self.all_linked
-        self.nvls_share = intra.nvls_efficiency if intra.kind == "nvswitch" else 0.0
+        self.nvls_share = intra.nvls_efficiency if intra.switched else 0.0
         self.nic_share_bytes_per_s = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
-        self.shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.kind == "torus" else ()
+        self.shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.is_torus else ()
         self.timing, self.fabric = timing_of(cluster.gpu), fabric_of(inter)
         leaves_matter = inter.oversubscription != 1.0 and not self.shape
         leaf_gpus = inter.nodes_per_leaf * cluster.gpus_per_node if leaves_matter else 1
@@ -87,7 +87,7 @@ class RegularNetwork:
         elif self._leaf(src) != self._leaf(dst):
             share /= inter.oversubscription
         share *= alone
-        if inter.kind == "rail_optimized" and src % gpus != dst % gpus:
+        if inter.has_rails and src % gpus != dst % gpus:
             latency_s, share = intra.latency_s, min(share, self.gpu_bytes_per_s)
         return NetworkPath(latency_s, inter.latency_s * hops, share, hops, alone)
 

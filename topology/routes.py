@@ -97,7 +97,7 @@ class Routes:
             found = self._inside(src, dst)
             if found is not None:
                 return [(1.0, (found,))]
-        rails = cluster.inter_node.kind == "rail_optimized" and src % size != dst % size
+        rails = cluster.inter_node.has_rails and src % size != dst % size
         via = src // size * size + dst % size
         if rails and via not in (src, dst):
             first = self._inside(src, via)

@@ -76,7 +76,7 @@ def _far_links(cluster: ClusterSpec) -> tuple[str, ...]:
 
 def _relayed(cluster: ClusterSpec, src: int, dst: int) -> bool:
     """Return whether a message first crosses NVLink to the GPU on the receiver's rail."""
-    return cluster.inter_node.kind == "rail_optimized" and (src - dst) % cluster.gpus_per_node != 0
+    return cluster.inter_node.has_rails and (src - dst) % cluster.gpus_per_node != 0
 
 
 def collective_load(
@@ -138,7 +138,7 @@ def _load(flowing: float, near: float, far: float, crossing: float) -> Load:
 
 def _has_spine(cluster: ClusterSpec) -> bool:
     """Return whether there is less bandwidth above the leaf switches than below."""
-    return cluster.inter_node.oversubscription > 1.0 and cluster.inter_node.kind != "torus"
+    return cluster.inter_node.oversubscription > 1.0 and not cluster.inter_node.is_torus
 
 
 def crossings(network: Network, ranks: Sequence[int]) -> tuple[float, ...]:

@@ -99,6 +99,21 @@ class IntraNode(_Spec):
         return self.kind in ("nvlink_mesh", "full_mesh")
 
     @property
+    def all_linked(self) -> bool:
+        """Tell whether every two GPUs have links of their own."""
+        return self.kind == "full_mesh"
+
+    @property
+    def switched(self) -> bool:
+        """Tell whether NVSwitches join the GPUs."""
+        return self.kind == "nvswitch"
+
+    @property
+    def through_host(self) -> bool:
+        """Tell whether messages between GPUs cross the host's PCIe."""
+        return self.kind == "pcie"
+
+    @property
     def usable_bytes_per_s(self) -> float:
         """Bandwidth of a GPU that is left for data, per direction."""
         return self.bandwidth_bytes_per_s * self.efficiency
@@ -126,6 +141,16 @@ class InterNode(_Spec):
     rendezvous: bool = True
     transport: Literal["auto", "posted"] = "auto"
     spread: float = Field(default=0.0, ge=0, le=3)
+
+    @property
+    def is_torus(self) -> bool:
+        """Tell whether nodes are linked to their neighbours, without switches."""
+        return self.kind == "torus"
+
+    @property
+    def has_rails(self) -> bool:
+        """Tell whether a leaf switch joins the NICs of one number only; to others, messages cross NVLink first."""
+        return self.kind == "rail_optimized"
 
     @property
     def usable_bytes_per_s(self) -> float:
@@ -192,7 +217,7 @@ class ClusterSpec(_Spec):
     @property
     def domain_gpus(self) -> int:
         """GPUs in an NVLink domain: at least a node's, because PCIe within a node counts as its fast level."""
-        return max(self.nvlink_domain, self.gpus_per_node) if self.intra_node.kind == "nvswitch" else self.gpus_per_node
+        return max(self.nvlink_domain, self.gpus_per_node) if self.intra_node.switched else self.gpus_per_node
 
     @property
     def gpus(self) -> tuple[GpuSpec, ...]:

@@ -89,7 +89,7 @@ def _drawn(cluster: ClusterSpec, wiring: Wiring, loads: Mapping[tuple[str, str],
         bytes_per_s, busy = links.get((ends[0], ends[1]), (0.0, 0.0))
         most = max(loads.get((a, b), 0.0), loads.get((b, a), 0.0))
         links[ends[0], ends[1]] = (bytes_per_s + each.usable_bytes_per_s, max(busy, most))
-    torus = cluster.inter_node.kind == "torus"
+    torus = cluster.inter_node.is_torus
     return Drawn(layers, _on_a_torus(cluster, layers) if torus else _in_rows(layers), links)
 
 
@@ -105,7 +105,7 @@ def _vertices(cluster: ClusterSpec, wiring: Wiring) -> tuple[dict[str, str], dic
         elif name in home:
             found = (f"node{home[name]}", "node")
         elif part.kind == "nvswitch":
-            found = None if cluster.inter_node.kind == "torus" else (name, "NVSwitch")
+            found = None if cluster.inter_node.is_torus else (name, "NVSwitch")
         elif part.tier == "router":
             found = (f"node{below[0]}", "node")
         elif len(below) == 1:  # all leaves of one node are drawn as one

@@ -157,7 +157,7 @@ class Narrowing(Struct, frozen=True, dict=True):
 
 
 def joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
-    """Of an option that may be given several times: its values as one list, None without any."""
+    """Join the values of an option that may be given several times; None without any."""
     return ",".join(values) if values else None
 
 

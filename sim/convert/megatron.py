@@ -170,14 +170,18 @@ def _grad_dtype(s: Settings) -> str | None:
     return ("fp32" if in_fp32 else "fp16") if s.flag("fp16") else None
 
 
-def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
+def _precision(s: Settings, recipe: Any) -> str:
+    """The format of matmuls: that of 8 or 4 bits, where one is set, else the parameters'."""
     precision = "bf16" if s.flag("bf16") else "fp16" if s.flag("fp16") else "fp32"
-    recipe = s.take("fp8-recipe")
     if s.take("fp8-format") is not None:
         precision = "mxfp8" if recipe == "mxfp8" else "fp8"
         s.notes += [IN_8_BITS] if s.flag("fp8-param-gather") else []
-    if s.take("fp4-format") is not None:
-        precision = "nvfp4"
+    return "nvfp4" if s.take("fp4-format") is not None else precision
+
+
+def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
+    recipe = s.take("fp8-recipe")
+    precision = _precision(s, recipe)
     unfused = {f"no-{name}-fusion" for name in MEGATRON_FUSIONS}
     if fused := not unfused <= s.values.keys():
         unfused = set()  # some of them: no framework is so

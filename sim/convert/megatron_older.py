@@ -34,7 +34,6 @@ FULL = ("checkpoint-activations", "activations-checkpoint-method")  # recompute 
 # Arguments that releases since 2024 no longer have.
 FORMER = ("data-impl", "DDP-impl", "deepspeed", *FULL, "batch-size", "model-parallel-size", "moe-num-experts")
 FUSED = ("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton", "attention-backend")
-FUSED_IMPL = "transformer_engine"
 POSITIONS = {"rotary": "rope", "alibi": "none"}
 ALIBI = "--position-embedding-type alibi: its slopes are added in the softmax's kernel, at no cost"
 ATTENTION = "attention of separate kernels, as Megatron-LM of that age computes it without --use-flash-attn"

@@ -99,14 +99,13 @@ def _in_python(graph: TaskGraph, flows: Flows) -> tuple[list[float], list[float]
     start, end, coming = [0.0] * n, [-1.0] * n, list[Coming]()
     release, start_first = _walker(graph, flows, start, end, coming)
     start_first()
-    return start, end, _run_events(graph.seconds.tolist(), sharing, start, end, coming, release)
+    return start, end, _run_events(graph.seconds.tolist(), sharing, start, coming, release)
 
 
 def _run_events(
     seconds: list[float],
     sharing: Sharing,
     start: list[float],
-    end: list[float],
     coming: list[Coming],
     release: Callable[[int, float], None],
 ) -> int:

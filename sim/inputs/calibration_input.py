@@ -71,7 +71,7 @@ def unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:
         return ()
     said = "cluster.gpu.architecture: none is stated for GPU"
     rest = "so its collectives start and step as Hopper's do"
-    if cluster.intra_node.kind == "pcie":
+    if cluster.intra_node.through_host:
         rest = "whose collectives nobody has measured: they are priced from its links' latencies and bandwidths only"
     return tuple(f"{said} '{gpu.name}', {rest}" for gpu in cluster.gpus if gpu.architecture == "other")
 

@@ -141,7 +141,7 @@ def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
 def _fewer_links(machine: ClusterSpec, data: Mapping[str, Any]) -> dict[str, float]:
     """The bandwidth of a GPU whose node has fewer of them than its machine's full mesh: that of the links to those."""
     peers, gpus = machine.gpus_per_node - 1, data.get("gpus_per_node")
-    if machine.intra_node.kind != "full_mesh" or not isinstance(gpus, int) or not 1 <= gpus <= peers:
+    if not machine.intra_node.all_linked or not isinstance(gpus, int) or not 1 <= gpus <= peers:
         return {}
     return {"bandwidth_bytes_per_s": machine.intra_node.bandwidth_bytes_per_s * max(1, gpus - 1) / peers}
 

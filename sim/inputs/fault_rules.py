@@ -43,6 +43,6 @@ def _of_cut(cluster: ClusterSpec, index: int, link: LinkFault) -> Problems:
     a, b = link.nodes
     if left_of_cut(cluster, a, b) == 0:
         where = f"inside node{a}" if a == b else f"between node{a} and node{b}"
-        far = cluster.inter_node.kind == "torus" and not joined(cluster, a, b)
+        far = cluster.inter_node.is_torus and not joined(cluster, a, b)
         why = "no link joins them (only neighbours)" if far and a != b else "there is no other way"
         yield ("faults", "links", index, "bandwidth_scale"), f"found 0: {where} {why}; must be above 0 there"

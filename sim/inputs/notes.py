@@ -11,6 +11,7 @@ from sim.inputs.sections import Sections
 from sim.models.autocast import autocasts, casts_on_use, fsdp_casts, not_under_autocast
 from sim.models.frameworks import framework_of
 from sim.models.model_code import code_of
+from sim.models.optimizers import OPTIMIZERS
 from sim.schedules import FORMS
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _spine_note(sections: Sections) -> Iterator[str]:
     """Return that every message between nodes crosses the oversubscribed switches, where each node has its own leaf."""
     cluster = sections.cluster
     links = cluster.inter_node
-    alone = links.nodes_per_leaf == 1 and links.kind != "torus" and cluster.nodes > 1
+    alone = links.nodes_per_leaf == 1 and not links.is_torus and cluster.nodes > 1
     if alone and links.oversubscription > 1:
         slowed = f"{links.oversubscription:g} slows every message between nodes, as nodes_per_leaf is 1"
         yield f"cluster.inter_node.oversubscription: {slowed}; set it to the nodes whose NICs share a leaf switch"
@@ -151,7 +152,7 @@ def _schedule_notes(p: Parallelism) -> Iterator[str]:
 
 def _training_notes(t: Training, model: ModelConfig) -> Iterator[str]:
     """Keys of `training` that this optimizer, these parameters or a captured program do not read."""
-    if t.optimizer_dtype != "fp32" and t.optimizer == "sgd":
+    if t.optimizer_dtype != "fp32" and not OPTIMIZERS[t.optimizer].moments:
         yield f"training.optimizer_dtype: of no effect with optimizer {t.optimizer}, which has no moments"
     if t.zero_grad == "keep" and model.program is not None:
         yield "training.zero_grad: of no effect with a captured program, whose gradients come and go as it ran"

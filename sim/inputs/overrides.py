@@ -49,8 +49,12 @@ def _present(path: KeyPath) -> KeyPath:
     return next(((s, now) for (s, former), now in FORMER_NAMES.items() if path == (s, former)), path)
 
 
-def _with_present_keys(section: dict[str, Any], path: KeyPath) -> dict[str, Any]:
-    """A copy with present names, but of a key that is given by both, which is refused later."""
+def with_present_keys(section: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
+    """A section's keys by their present names; a key that is given by both names stays, and is refused later.
+
+    >>> with_present_keys({"elementwise": "eager"}, ("training",))
+    {'framework': 'eager'}
+    """
     named = ((key, str(_present((*path, key))[-1]), value) for key, value in section.items())
     return {key if present in section else present: value for key, present, value in named}
 
@@ -73,8 +77,8 @@ def merge(base: Any, changes: Any, path: KeyPath = ()) -> Any:
     opened = _opened(base, path)
     if not isinstance(opened, dict):
         return changes
-    result = _with_present_keys(opened, path)
-    for key, value in _with_present_keys(changes, path).items():
+    result = with_present_keys(opened, path)
+    for key, value in with_present_keys(changes, path).items():
         result[key] = merge(result.get(key), value, (*path, key))
     return result
 

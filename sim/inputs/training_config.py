@@ -12,6 +12,7 @@ from sim.inputs.model_config import MAX_LAYERS
 from sim.inputs.units import TOKENS
 from sim.models.framework_facts import AttentionKernel
 from sim.models.frameworks import FRAMEWORKS, framework_at
+from sim.models.optimizers import OPTIMIZERS
 from sim.models.recipes import RecipeName
 
 RecomputeMode = Literal["none", "selective", "selective_op", "full"]
@@ -66,7 +67,7 @@ def _of_framework(key: str) -> Callable[[dict[str, Any]], Any]:
 
 
 USUAL_FRAMEWORK = "eager"  # the published defaults of keys that a framework decides are this one's
-OptimizerName = Literal["adamw", "sgd", "muon"]  # those of sim.models.optimizer.MOMENTS
+OptimizerName = Annotated[str, OneOf(OPTIMIZERS)]
 FrameworkName = Annotated[str, OneOf(FRAMEWORKS)]
 SoftwareDate = Annotated[
     str,

@@ -11,6 +11,7 @@ from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_config import Packing, Recompute, Training
 from sim.models.autocast import casts_on_use, not_under_autocast
 from sim.models.frameworks import framework_of
+from sim.models.optimizers import OPTIMIZERS
 from sim.models.recipes import recipe_of
 
 
@@ -141,26 +142,27 @@ def _gathers(sections: Sections, t: Training) -> Problems:
 def _optimizer(sections: Sections, t: Training) -> Problems:
     """Muon's matrices and their gradients are whole on a rank, and multiplied in bf16. A captured program's states stay
     where they are."""
+    optimizer = OPTIMIZERS[t.optimizer]
     if t.optimizer_offload and sections.model.program is not None:
         yield ("training", "optimizer_offload"), f"found {show(t.optimizer_offload)}; a captured program's states stay"
     if t.optimizer_offload == "cpu":
-        if t.optimizer != "adamw":
+        if not optimizer.on_host:
             yield ("training", "optimizer_offload"), f"found 'cpu'; on the host adamw is simulated, not {t.optimizer}"
         if sections.cluster.host_memory_bandwidth_bytes_per_s is None:
             wanted = "training.optimizer_offload cpu needs the bandwidth of the memory of a node's CPUs"
             yield ("cluster", "host_memory_bandwidth_bytes_per_s"), f"is missing; {wanted}"
-    if t.optimizer != "muon":
+    if not optimizer.whole_matrices:
         return
     if why := sections.without_peak(MUON_DTYPE):
-        yield ("training", "optimizer"), f"found 'muon', which multiplies in {MUON_DTYPE}; {why}"
+        yield ("training", "optimizer"), f"found '{t.optimizer}', which multiplies in {MUON_DTYPE}; {why}"
     zero = sections.parallelism.zero
     if zero >= 2:
         why = "Muon needs a matrix's whole gradient: zero 0 or 1"
         yield ("parallelism", "zero"), f"found {zero}; {why}"
     if t.lora is not None:
-        yield ("training", "optimizer"), "found 'muon'; adapters are simulated with adamw and sgd"
+        yield ("training", "optimizer"), f"found '{t.optimizer}'; adapters are simulated with adamw and sgd"
     if sections.model.program is not None:
-        yield ("training", "optimizer"), "found 'muon'; a captured program has its own optimizer"
+        yield ("training", "optimizer"), f"found '{t.optimizer}'; a captured program has its own optimizer"
 
 
 def _post_validation(sections: Sections, t: Training) -> Problems:

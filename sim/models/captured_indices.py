@@ -15,7 +15,7 @@ MASK_KERNELS = 5  # of `nonzero` (Nonzero.cu)
 
 
 def taken_bytes(op: CapturedOperator) -> float:
-    """Of a table only what is taken out of it, besides the indices."""
+    """Bytes of a lookup: what is taken out of the table, read and written, and the indices."""
     return 2 * written_bytes(op) + sum(x.bytes for x in op.inputs[1:])
 
 

@@ -395,4 +395,6 @@ class Framework(Struct, frozen=True):
 
     kin: str = ""
     """the record with the same code base; `evidence` treats both as one"""
+    family: str = ""
+    """the records of one family share this word; `evidence` counts their measured steps as half alike"""
     former: tuple[Former, ...] = ()  # newest first

@@ -190,6 +190,7 @@ _RECORDS = (
         routing_bytes=32.0,
         emitted_for=("torchtitan", "megatron"),
         measurable=True,
+        family="torch",
         former=TORCH_ATTENTION,
     ),
     _MEGATRON,
@@ -227,6 +228,7 @@ _RECORDS = (
         router=COMPILED_ROUTER,
         uses_torch_compile=True,
         emitted_for=("torchtitan",),
+        family="torch",
         former=(
             Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
             # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
@@ -275,6 +277,7 @@ _RECORDS = (
         attention_copies=4,
         attention_copy_kernels=(30, 7),
         adamw_by_operators=True,
+        family="torch",
         former=(
             # scripts/train/yamls/pretrain/*.yaml and scripts/train/benchmarking/submit_benchmarks.py: `attn_impl`. The
             # Triton kernel reads padded tokens where they are (triton_flash_attn_fn).
@@ -314,6 +317,7 @@ _RECORDS = (
         zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad
         keeps_gradients_at=EVERY_STAGE,  # the same file: build_grad_buffers
         copies_updated=True,  # the same file: step
+        family="torch",
     ),
 )
 FRAMEWORKS: dict[str, Framework] = {record.name: record for record in _RECORDS}

@@ -42,7 +42,7 @@ class _Sum(Struct, frozen=True):
 
 
 def _branch(d: Dims) -> _Sum:
-    """Of a branch: weights of its input and of its result's shares, and where streams are mixed those of each pair."""
+    """Weights of a branch: of its input and of its result's shares, and of each pair of streams if these are mixed."""
     s = d.streams
     if s.mixes:
         return _Sum(s.weights, s.scales, 14 + 3 * (2 * SINKHORN_PASSES - 1), _kept_numbers(s.number, s.weights), True)

@@ -9,18 +9,15 @@ from sim.core.program import ModelPart, Phase, Program
 from sim.models.frameworks import framework_of
 from sim.models.muon import Dealt, muon_items
 from sim.models.operators import items_of_part, memory_op
+from sim.models.optimizers import ADAMW, OPTIMIZERS, Optimizer
 
 if TYPE_CHECKING:
-    from sim.inputs.training_config import OptimizerName, Training
+    from sim.inputs.training_config import Training
 
 # Decay (2 accesses), first moment scaled (2) and joined by the gradient (3), second moment likewise (2 and 3), its root
 # (2) divided (2) and shifted (2), the parameter moved (4).
 ADAMW_OPERATOR_ACCESSES = 22
-
-
-# Moments kept of a parameter. Muon's are those of matrices, all else has AdamW's.
-MOMENTS: dict[OptimizerName, int] = {"adamw": 2, "muon": 1, "sgd": 0}
-NOTHING_DEALT = Dealt()  # to Muon
+NOTHING_DEALT = Dealt()  # to an optimizer that updates whole matrices
 INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.py: `optimizer_update_8bit_blockwise`)
 
 
@@ -44,22 +41,26 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) ->
     held = kept_bytes(t)
     updated = held.master or dtype_bytes(t.param_dtype)
     written = dtype_bytes(t.param_dtype) + held.master * framework_of(t).copies_updated if held.master else 0.0
-    if t.optimizer == "muon":
-        rest = _one_pass("adamw", dealt.rest, t, held, updated, written)
+    optimizer = OPTIMIZERS[t.optimizer]
+    if optimizer.whole_matrices:
+        rest = _one_pass(OPTIMIZERS[optimizer.others_by], dealt.rest, t, held, updated, written)
         step = (*rest, *muon_items(dealt.matrices, dtype_bytes(t.grad_dtype), updated, moment_bytes(t), written))
     else:
-        step = _one_pass(t.optimizer, n_params, t, held, updated, written)
+        step = _one_pass(optimizer, n_params, t, held, updated, written)
     return items_of_part(ModelPart.OPTIMIZER, step)
 
 
-def _one_pass(name: str, n_params: int, t: Training, held: KeptBytes, updated: float, written: float) -> Program:
+def _one_pass(
+    optimizer: Optimizer, n_params: int, t: Training, held: KeptBytes, updated: float, written: float
+) -> Program:
+    """One kernel that updates `n_params` parameters; `held`, `updated` and `written` are bytes of each."""
     if n_params <= 0:
         return ()
     state = 2.0 * (updated + held.moments)
     moved = n_params * (dtype_bytes(t.grad_dtype) + state + written)
-    if name == "adamw" and framework_of(t).adamw_by_operators:
+    if optimizer is ADAMW and framework_of(t).adamw_by_operators:
         moved = n_params * (ADAMW_OPERATOR_ACCESSES * updated + written)
-    return (memory_op(name, Phase.OPTIMIZER, "optimizer", n_params, moved, "fp32", kernel=name),)
+    return (memory_op(optimizer.name, Phase.OPTIMIZER, "optimizer", n_params, moved, "fp32", kernel=optimizer.name),)
 
 
 class KeptBytes(NamedTuple):
@@ -81,19 +82,18 @@ def kept_bytes(t: Training) -> KeptBytes:
     keeps these of what it leaves to AdamW: `matrix_kept_bytes` of its matrices.
     """
     copied = t.master_weights is None and dtype_bytes(t.param_dtype) < FP32_BYTES
-    moments = 0 if t.optimizer == "sgd" else MOMENTS["adamw"]
-    return KeptBytes(moments * moment_bytes(t), FP32_BYTES if copied else 0.0)
+    return KeptBytes(OPTIMIZERS[t.optimizer].moments * moment_bytes(t), FP32_BYTES if copied else 0.0)
 
 
 def matrix_kept_bytes(t: Training) -> KeptBytes:
     """Optimizer states of a parameter in a layer's matrix: Muon has one momentum, the others what `kept_bytes` says."""
-    return kept_bytes(t)._replace(moments=MOMENTS[t.optimizer] * moment_bytes(t))
+    return kept_bytes(t)._replace(moments=OPTIMIZERS[t.optimizer].matrix_moments * moment_bytes(t))
 
 
 def state_bytes(n_params: int, dealt: Dealt, t: Training) -> float:
     """Optimizer states of a rank's `n_params`; with Muon of the matrices that are `dealt` to it, and the rest."""
     usual = kept_bytes(t).total
-    if t.optimizer != "muon":
+    if not OPTIMIZERS[t.optimizer].whole_matrices:
         return n_params * usual
     return dealt.rest * usual + sum(s.elements for s in dealt.matrices) * matrix_kept_bytes(t).total
 

@@ -27,7 +27,7 @@ class Scored(Protocol):
 
     @property
     def heads(self) -> int:
-        """Those of queries."""
+        """Query heads."""
 
     @property
     def q_len(self) -> int:

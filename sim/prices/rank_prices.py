@@ -176,7 +176,7 @@ class Pricing:
         # rank of the first stage represents all stages.
         cluster, stride = self.plan.scenario.cluster, self.plan.mesh.strides["pp"]
         inter = cluster.inter_node
-        if inter.kind == "torus" or any(
+        if inter.is_torus or any(
             stride % n
             for n in (cluster.gpus_per_node, cluster.domain_gpus, cluster.gpus_per_node * inter.nodes_per_leaf)
         ):

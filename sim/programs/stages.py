@@ -26,6 +26,7 @@ from sim.models.optimizer import (
     shard_items,
     state_bytes,
 )
+from sim.models.optimizers import OPTIMIZERS
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import DataParallel, after_backward, weave_backward, weave_forward
@@ -185,43 +186,44 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     scenario = plan.scenario
     source = source_of(scenario)
     blocks = tuple(b for s in stages for b in s.blocks)
-    dp = stages[0].dp
+    dp, t = stages[0].dp, scenario.for_training
     dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
     sharded = (-(-dense // dp.shard), -(-experts // dp.expert_shard)) if dp.zero >= 1 else (dense, experts)
     buffered = sum(sharded) if dp.keeps_shards else dense + experts
     replicas = scenario.parallelism.dp * scenario.parallelism.cp
-    out: list[Item] = [
-        *gradient_buffer_items(buffered, scenario.for_training, replicas),
-        *after_backward(blocks, dp),
-    ]
+    out: list[Item] = [*gradient_buffer_items(buffered, t, replicas), *after_backward(blocks, dp)]
     if tied:
-        held = dp.shard if dp.zero == 3 or dp.keeps_shards else 1  # else whole gradients are kept, and summed
-        size = source.copied_elements() * dp.gradient_bytes / held
-        summed = Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER)
-        if scenario.for_training.optimizer_post_validation:
-            # It runs beside the weight gradients that are left, so that rank 0 need not wait for the last rank's. The
-            # output layer's weight gradient comes before it (`clear` in weight_grad_store.py of Qi et al.'s fork).
-            started = replace(summed, blocking=False, handle="tied")
-            out = [Wait(LAST_INPUT_GRADIENT, Phase.OPTIMIZER), started, *out, Wait("tied", Phase.OPTIMIZER)]
-        else:
-            out.append(summed)
+        out = _with_tied_gradients(out, source.copied_elements(), dp, t)
     dense, experts = sharded
     if plan.group_size("copies") > 1:
         size = (dense + experts) * dp.gradient_bytes
         out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
-    muon = scenario.for_training.optimizer == "muon"
-    dealt = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero) if muon else NOTHING_DEALT
+    whole = OPTIMIZERS[t.optimizer].whole_matrices
+    dealt = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero) if whole else NOTHING_DEALT
     clip, update = source.step_items(dense + experts, dealt)  # nothing on a stage without parameters
     if dp.zero:
-        out += shard_items(dense + experts, scenario.for_training)
-    if scenario.for_training.gradient_clipping:
-        scaling = clip[-1:] if scenario.for_training.optimizer_offload != "cpu" else ()  # there the host scales them
+        out += shard_items(dense + experts, t)
+    if t.gradient_clipping:
+        scaling = clip[-1:] if t.optimizer_offload != "cpu" else ()  # there the host scales them
         out += [*clip[:-1], *_norm_reductions(plan, dp), *scaling]
-    if update and scenario.for_training.optimizer_offload:
-        update = _with_host(update, dense + experts, dealt, scenario.for_training)
+    if update and t.optimizer_offload:
+        update = _with_host(update, dense + experts, dealt, t)
     out += update
     out += gather_after_optimizer(blocks, dp)
     return tuple(out)
+
+
+def _with_tied_gradients(out: list[Item], elements: int, dp: DataParallel, t: Training) -> list[Item]:
+    """Sum the gradients of the embedding matrix, of so many elements, over both ends of the pipeline, which hold it."""
+    held = dp.shard if dp.zero == 3 or dp.keeps_shards else 1  # else whole gradients are kept, and summed
+    size = elements * dp.gradient_bytes / held
+    summed = Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER)
+    if not t.optimizer_post_validation:
+        return [*out, summed]
+    # It runs beside the weight gradients that are left, so that rank 0 need not wait for the last rank's. The
+    # output layer's weight gradient comes before it (`clear` in weight_grad_store.py of Qi et al.'s fork).
+    started = replace(summed, blocking=False, handle="tied")
+    return [Wait(LAST_INPUT_GRADIENT, Phase.OPTIMIZER), started, *out, Wait("tied", Phase.OPTIMIZER)]
 
 
 def _with_host(update: Program, n_params: int, dealt: Dealt, t: Training) -> Program:

@@ -23,8 +23,8 @@ def aligned(scenario: Scenario) -> bool:
     So it is if each of these ends where a dimension of the mesh does or cuts it into equal parts, and no group is
     itself a part of dimensions; or if all sizes are powers of two (groups are then cosets of bits).
     """
-    p, cluster = scenario.parallelism, scenario.cluster
-    if cluster.topology is not None or cluster.inter_node.kind == "torus" or cluster.intra_node.kind == "nvlink_mesh":
+    p, cluster, intra = scenario.parallelism, scenario.cluster, scenario.cluster.intra_node
+    if cluster.topology is not None or cluster.inter_node.is_torus or (intra.meshed and not intra.all_linked):
         return False
     bounds = [b for b in (cluster.gpus_per_node, cluster.domain_gpus, _leaf_span(cluster)) if 1 < b < p.ranks]
     sizes = [getattr(p, d) for d in p.rank_order.split("-")]
@@ -45,7 +45,7 @@ def _leaf_span(cluster: ClusterSpec) -> int:
 
 def period_of(cluster: ClusterSpec) -> int:
     """Ranks that far apart lie alike on nodes, domains and leaves; 0 where none do (a torus, an uneven network)."""
-    if cluster.topology is not None or cluster.inter_node.kind == "torus":
+    if cluster.topology is not None or cluster.inter_node.is_torus:
         return 0
     return math.lcm(cluster.gpus_per_node, cluster.domain_gpus, _leaf_span(cluster))
 

@@ -38,13 +38,7 @@ OTHER_KIND = 4.0  # distance between dense training, experts, adapters and servi
 SERVING = "serving"  # the kind of all served workloads
 # What a factor of two in a feature adds to the distance.
 WEIGHTS = {"active": 0.5, "ranks": 0.15, "seq_len": 0.15, "tp": 0.2, "pp": 0.2, "cp": 0.3, "ep": 0.2, "bits": 1.0}
-FAMILY = {
-    "composer": "torch",
-    "nanotron": "torch",
-    "eager": "torch",
-    "compiled": "torch",
-    "TensorRT-LLM Triton": "TensorRT-LLM",
-}
+PRODUCT_FAMILIES = {"TensorRT-LLM Triton": "TensorRT-LLM"}  # products of engines that compute with the same kernels
 
 
 class Features(NamedTuple):
@@ -190,7 +184,9 @@ def _year(date: str) -> float:
 
 
 def _family(f: Features) -> str:
-    return FAMILY.get(f.framework, f.framework)
+    """The family of a training framework (`Framework.family`) or of an engine's product; without one, its name."""
+    of_framework = FRAMEWORKS[f.framework].family if f.framework in FRAMEWORKS else ""
+    return of_framework or PRODUCT_FAMILIES.get(f.framework, f.framework)
 
 
 def nearest(scenario: Scenario, count: int = SHOWN) -> tuple[Evidence, ...]:

@@ -121,20 +121,28 @@ def levels(
         index = np.append(index, at_end)
         none = [0.0] * len(at_end)
         changes = np.append(changes, [none, [held[i].at_end for i in at_end], none][:columns], axis=1)
+    time, index, (activations, buffers, *gradients) = _summed(time, index, changes, len(done))
+    buffers += np.array([x.gathered for x in held])[index]
+    begins, come = np.searchsorted(index, np.arange(len(done))), gradients[0] if gradients else np.zeros(len(time))
+    return Levels(held, begins, time, activations, buffers, come)
+
+
+def _summed(time: Bytes, index: Ints, changes: Bytes, classes: int) -> tuple[Bytes, Ints, Bytes]:
+    """Add up changes of memory (`[columns, rows]`, each at a time and of the class `index`) to what is held.
+
+    Returns:
+        A row for each class and instant: its time, its class, and the bytes held from then on.
+    """
     # What is freed at an instant comes first: the allocator gives the next action the last one's memory.
     order = np.lexsort((changes.sum(axis=0) > 0, time, short(index)))
     time, index, bytes_now = time[order], index[order], changes[:, order]
     # Each class starts from nothing, whatever the class before it ended with.
-    for a, b in pairwise(np.searchsorted(index, np.arange(len(done) + 1)).tolist()):
+    for a, b in pairwise(np.searchsorted(index, np.arange(classes + 1)).tolist()):
         np.cumsum(bytes_now[:, a:b], axis=1, out=bytes_now[:, a:b])
     # Of the changes of one instant only the outcome holds for any time.
     last = np.flatnonzero(np.append((time[1:] != time[:-1]) | (index[1:] != index[:-1]), True))
-    index = index[last]
     # Rounded sums may end a little below 0.
-    activations, buffers, *gradients = bytes_now[:, last].clip(min=0.0)
-    buffers += np.array([x.gathered for x in held])[index]
-    begins, come = np.searchsorted(index, np.arange(len(done))), gradients[0] if gradients else np.zeros(len(last))
-    return Levels(held, begins, time[last], activations, buffers, come)
+    return time[last], index[last], bytes_now[:, last].clip(min=0.0)
 
 
 # Either is a stage's first to make gradients of weights; a split backward's input half makes none.

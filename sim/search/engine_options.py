@@ -63,7 +63,7 @@ def by_engine(choices: Sequence[Choice]) -> tuple[tuple[Choice, ...], ...]:
 
 
 def of_one_host(engines: Iterable[str]) -> list[list[str]]:
-    """Of these engines, those that are shipped with the same host times: nobody has measured what tells them apart.
+    """Group engines that are shipped with the same host times, so that nothing measured tells them apart.
 
     >>> of_one_host(["vllm-0.2", "vllm-0.14", "sglang-0.5"])
     [['vllm-0.14', 'sglang-0.5']]

@@ -56,17 +56,8 @@ class Lockstep(Struct):
         s = self.scheduler
         self._join(now_s)
         own = self._lacking(1)
-        if s.prompts_first:
-            adding = [*[x for x in self.others if not x.prompts], *s.leaving] if s.mixes else []
-            beside = own + sum([s.lacks(x, 1) for x in adding]) if s.mixes else 0
-            before = len(s.running)
-            prompts = s.prompts(self.others, now_s, beside)
-            self.others += s.running[before:]
-            if prompts:
-                s.evict_for(beside)
-                if s.mixes:
-                    self._compute(1, own)
-                return s.with_prompts(prompts, s.tokens_beside(adding, now_s), now_s)
+        if s.prompts_first and (batch := self._prompts(own, now_s)) is not None:
+            return batch
         n = len(self.members)
         wanted = [(x, 1) for x in s.leaving] if s.token_more else []
         newest = max([self.newest, *[x.order for x, _ in wanted]])
@@ -100,6 +91,21 @@ class Lockstep(Struct):
         self.others += s.running[before:]
         s.push_down(now_s)
         return Batch(tuple(pieces), s.blocks_free_s)
+
+    def _prompts(self, own: int, now_s: float) -> Batch | None:
+        """An iteration that begins with prompts, if any can be computed; `own`: blocks that the members will lack."""
+        s = self.scheduler
+        adding = [*[x for x in self.others if not x.prompts], *s.leaving] if s.mixes else []
+        beside = own + sum([s.lacks(x, 1) for x in adding]) if s.mixes else 0
+        before = len(s.running)
+        prompts = s.prompts(self.others, now_s, beside)
+        self.others += s.running[before:]
+        if not prompts:
+            return None
+        s.evict_for(beside)
+        if s.mixes:
+            self._compute(1, own)
+        return s.with_prompts(prompts, s.tokens_beside(adding, now_s), now_s)
 
     def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
         """An iteration out of `schedule` has ended; who left."""

@@ -233,7 +233,7 @@ def cache_capacity(
     own_tokens, passing = ceil_div(tokens, d.cp), keys_on_their_way(d, costs.attentions, prompt)
     buffers = tuple(buffer_bytes(d, costs.specs, s, own_tokens, samples, prompt) + passing for s in costs.stages)
     weights = tuple(weight_bytes(d, costs.specs, s) + _places_bytes(costs, s) for s in costs.stages)
-    if costs.apart is not None:  # other GPUs have them
+    if costs.afd is not None:  # other GPUs have them
         weights = tuple([w - routed_bytes(d, costs.specs, s) for w, s in zip(weights, costs.stages, strict=True)])
     if costs.offloaded:
         weights = tuple([w - own.host_bytes for w, own in zip(weights, costs.offloaded, strict=True)])

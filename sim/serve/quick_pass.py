@@ -54,7 +54,7 @@ class QuickPass:
         return max(self.next.request.arrival_s, self.place_since_s)
 
     def _leave(self, count: int, end_s: float) -> None:
-        """So many requests have all their tokens: their clients may send others."""
+        """Let `count` requests leave, which have all their tokens: their clients may send others."""
         self._arrive(end_s)
         if not self.places:
             self.place_since_s = end_s

@@ -76,7 +76,8 @@ def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...
 
 
 def accepted(requests: tuple[Request, ...], inference: Inference) -> tuple[Request, ...]:
-    """Those that the engine does not refuse, with `max_request_tokens` and what `Engine.request_margin_tokens` takes.
+    """Return the requests that the engine does not refuse: those of at most `max_request_tokens`, less the engine's
+    margin (`Engine.request_margin_tokens`).
 
     vLLM compares prompt and answer with max_model_len (0.11, v1/engine/processor.py and
     entrypoints/openai/serving_engine.py), SGLang with context_len (0.5.3, srt/managers/tokenizer_manager.py).

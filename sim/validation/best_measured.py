@@ -15,7 +15,7 @@ RATE = "tokens_per_s_per_gpu"
 
 
 def best_measured(path: Path) -> dict[str, Any]:
-    """Of a table of steps the fastest row for each model, named by its group's first word, and number of GPUs.
+    """Find a table's fastest step for each model (the first word of a row's group) and number of GPUs.
 
     Raises:
         InputError: if the file is no such table, or none of its rows has tokens a second and GPU.

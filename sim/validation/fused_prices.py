@@ -44,7 +44,7 @@ def _measured(costs: Costs) -> set[str]:
 
 
 def _twin(item: Compute) -> Compute:
-    """The same chain of torch's kernels under its other name."""
+    """Give a kernel its other name: tables call one chain of torch's kernels torch or huggingface."""
     op, provider, which = item.kernel.split(":", 2)
     other = {"torch": "huggingface", "huggingface": "torch"}.get(provider, provider)
     return replace(item, kernel=f"{op}:{other}:{which}")

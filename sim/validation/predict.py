@@ -91,7 +91,11 @@ def _rl_step(row: Measurement, scenario: Scenario) -> tuple[Predictions, Answers
 
 
 def _asked(row: Measurement, result: Mapping[str, Any], workload: str) -> tuple[Predictions, Answers]:
-    """Of a result what the row measured and answered; NotSimulated where that is nothing."""
+    """Return a result's values of what the row measured and answered.
+
+    Raises:
+        NotSimulated: if the result has none of them.
+    """
     out = {key: _from_result(result, key) for key in row.measured if isinstance(result.get(_name(key)), float)}
     answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
     if not out and not answers:

@@ -88,7 +88,7 @@ def _section(row: Measurement) -> Mapping[str, Any]:
 
 
 def _output_tokens_per_s(row: Measurement) -> float | None:
-    """Of all GPUs, measured or published beside what is compared."""
+    """Output tokens a second of all GPUs, measured, or published beside what is compared; None if neither."""
     published = row.data.get("published")
     for found in (row.measured, published if isinstance(published, Mapping) else {}):
         if isinstance(rate := found.get("output_tokens_per_s"), int | float):

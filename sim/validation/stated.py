@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from sim.inputs.cluster_input import same_nics
-from sim.inputs.overrides import merge
+from sim.inputs.overrides import merge, with_present_keys
+from sim.inputs.training_config import USUAL_FRAMEWORK
 from sim.models.frameworks import FRAMEWORKS
 
 # Trainers that have a record of their own in `sim.models.frameworks`, by the name that tables have for them.
@@ -110,16 +111,17 @@ def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_stated(training: dict[str, Any], software: object, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's `training` with what is stated beside it; `eager`, or a trainer's kin, is but the nearest word
-    for a trainer with a record.
+    """A row's `training` with what is stated beside it. If the stated trainer has a record of its own, it replaces
+    `eager` and the record of the same code base (`Framework.kin`), which only come near it.
 
     >>> with_stated({"seq_len": 8, "elementwise": "eager"}, "nanotron (early 2025)", {})
     {'seq_len': 8, 'software_date': '2025-02', 'framework': 'nanotron'}
     """
     stated = stated_training(software, row)
-    nearest = training.get("framework", training.get("elementwise", "eager"))
-    if "framework" in stated and nearest in ("eager", FRAMEWORKS[stated["framework"]].kin):
-        training = {key: value for key, value in training.items() if key not in ("framework", "elementwise")}
+    training = with_present_keys(training, ("training",))
+    nearest = training.get("framework", USUAL_FRAMEWORK)
+    if "framework" in stated and nearest in (USUAL_FRAMEWORK, FRAMEWORKS[stated["framework"]].kin):
+        training.pop("framework", None)
     else:
         stated.pop("framework", None)
     return {**training, **{key: value for key, value in stated.items() if key not in training}}

@@ -11,6 +11,8 @@ from typing import Any
 
 from sim.core.errors import InputError
 from sim.inputs.huggingface import model_of_config
+from sim.inputs.overrides import with_present_keys
+from sim.inputs.training_config import USUAL_FRAMEWORK
 
 
 def with_what_ran(scenario: dict[str, Any], row: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -23,9 +25,8 @@ def with_what_ran(scenario: dict[str, Any], row: Mapping[str, Any], where: str) 
     config = program.get("huggingface_config") if isinstance(program, Mapping) else None
     if not isinstance(program, Mapping) or not isinstance(config, dict):
         return scenario
-    training = dict(scenario["training"])
-    if training.get("framework", training.get("elementwise", "eager")) == "eager" and not program.get("torch_compile"):
-        training = {key: value for key, value in training.items() if key not in ("framework", "elementwise")}
+    training = with_present_keys(scenario["training"], ("training",))
+    if training.get("framework", USUAL_FRAMEWORK) == USUAL_FRAMEWORK and not program.get("torch_compile"):
         training["framework"] = "transformers"
     try:
         model: Any = model_of_config(config, f"{where}.program.huggingface_config")

@@ -113,7 +113,7 @@ def _ranks(result: StepResult, terminal_width: int) -> TextTable:
 
 
 def _shortened(table: Sequence[TextRow], kept: int) -> list[TextRow]:
-    """Of many rows the first and last ones, and the one with this number: a straggler's is what a reader looks for."""
+    """Keep the first and last of many rows and row number `kept`, such as a straggler's; others become "… n more"."""
     half, most = RANKS_SHOWN // 2, len(table)
     if most <= RANKS_SHOWN:
         return list(table)

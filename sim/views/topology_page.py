@@ -70,7 +70,7 @@ def topology_page(cluster: ClusterSpec, loads: Loads | None = None) -> str:
 
 
 def _is_smaller_torus(cluster: ClusterSpec, shown: ClusterSpec) -> bool:
-    return cluster.inter_node.kind == "torus" and shown.nodes < cluster.nodes
+    return cluster.inter_node.is_torus and shown.nodes < cluster.nodes
 
 
 def _size(cluster: ClusterSpec, shown: ClusterSpec) -> str:
@@ -155,7 +155,7 @@ def positions(graph: Graph, cluster: ClusterSpec) -> dict[str, tuple[float, floa
         for index, name in enumerate(lines[6]):
             half = max(1, cluster.gpus_per_node // 2)
             spots[name] = (spots[name][0], spots[name][1] - 0.9 * (index // half % 2))
-    if cluster.inter_node.kind == "torus":
+    if cluster.inter_node.is_torus:
         columns = torus_shape(cluster.nodes, cluster.inter_node.nics_per_node)[-1]
         rows = -(-len(lines[2]) // columns)
         for index, name in enumerate(lines[2]):

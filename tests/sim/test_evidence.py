@@ -13,6 +13,8 @@ import pytest
 
 from sim.core.normal import NINETY_BY_MEAN, NINETY_PERCENT, student_by_normal
 from sim.inputs.scenario import Scenario, parse_scenario
+from sim.models.framework_facts import Framework
+from sim.models.frameworks import FRAMEWORKS
 from sim.prices.profiles import load_profile
 from sim.results.certainty import HELD_OUT
 from sim.results.evidence import (
@@ -24,6 +26,7 @@ from sim.results.evidence import (
     PublishedStep,
     _columns,
     _distances,
+    _family,
     features_of,
     interval_factor,
     nearest,
@@ -148,6 +151,16 @@ def test_distance_is_symmetric_and_grows_with_each_difference() -> None:
 def made(table: str, errors: list[float], **features: Any) -> list[PublishedStep]:
     f = features_of(scenario())._replace(**features)
     return [PublishedStep(table, f"{table}{i}", 1.0, math.exp(e), f) for i, e in enumerate(errors)]
+
+
+def test_the_family_of_a_framework_is_its_record_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FRAMEWORKS, "mine", Framework("mine", family="torch"))
+    monkeypatch.setitem(FRAMEWORKS, "alone", Framework("alone"))
+    a = published_for(serving=False)[0].features._replace(framework="eager")
+    mine, alone = (_family(a._replace(framework=name)) for name in ("mine", "alone"))
+    assert mine == _family(a) == "torch"
+    assert alone == "alone"
+    assert _family(a._replace(framework="TensorRT-LLM Triton")) == "TensorRT-LLM"
 
 
 def test_tables_count_alike_whatever_their_rows() -> None:

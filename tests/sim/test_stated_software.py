@@ -111,7 +111,7 @@ def test_a_row_of_a_table_of_several_releases_has_its_own(tmp_path: Path) -> Non
 
 def test_a_trainer_with_a_record_takes_the_place_of_its_nearest_word_alone(tmp_path: Path) -> None:
     assert training(tmp_path, "nanotron (early 2025)", elementwise="eager")["framework"] == "nanotron"
-    assert "framework" not in training(tmp_path, "nanotron (early 2025)", elementwise="megatron")
+    assert training(tmp_path, "nanotron (early 2025)", elementwise="megatron")["framework"] == "megatron"
     assert "framework" not in training(tmp_path, "Megatron-LM, read beside nanotron")
     assert training(tmp_path, "Meta's in-house training stack with NCCLX")["framework"] == "meta_llama3"
     assert "framework" not in training(tmp_path, "Meta Lingua")
@@ -161,7 +161,7 @@ def test_a_row_s_program_names_the_model_and_whose_modules_ran() -> None:
     found = _ran(config)
     assert found["training"] == {"seq_len": 8, "framework": "transformers"}
     assert (found["model"]["hidden"], found["model"]["mlp"]) == (64, "gelu_new")
-    assert _ran(config, torch_compile=True)["training"] == {"seq_len": 8, "elementwise": "eager"}
+    assert _ran(config, torch_compile=True)["training"] == {"seq_len": 8, "framework": "eager"}
 
 
 def test_a_family_without_words_keeps_its_nearest_description() -> None:

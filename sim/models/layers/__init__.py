@@ -124,7 +124,7 @@ class LayerSpec(Struct, frozen=True):
 
     @property
     def connection_parameters(self) -> int:
-        """Of the hyper-connections of both branches."""
+        """Parameters of the hyper-connections of both branches."""
         return self.branches * self.streams.branch_parameters
 
     @property

@@ -183,7 +183,6 @@ def index_operator(
     """
     assert of.query_rank is not None
     matrices, e, tokens = x.matrices(of.hidden, of.query_rank), d.act_bytes, d.tokens
-    width = x.heads * x.head_dim
     forward: list[Item] = []
     if d.sp:
         size = tokens * (of.hidden + of.query_rank) * e
@@ -192,7 +191,7 @@ def index_operator(
     forward += [i for part in linears for i in part.forward]
     norm = tokens * x.head_dim
     forward.append(memory_op("index_key_norm", F, "norm", norm, 2 * norm * e, d.act))
-    turned = tokens * (width + x.head_dim)
+    turned = tokens * (x.heads + 1) * x.head_dim
     forward.append(memory_op("index_rope", F, "elementwise", turned, 2 * turned * e, d.act, 2))
     if d.cp > 1:
         forward.append(collective("index_key_gather", "all_gather", tokens * d.cp * x.head_dim * e, F, group="cp"))
@@ -203,15 +202,7 @@ def index_operator(
     saved = [] if dense else [Saved("selected keys", tokens * slots * INDEX_BYTES)]
     if not trained:
         return Operator("indexer", tuple(forward), (), tuple(saved), frozen=params)
-    saved += [
-        Saved("index queries", tokens * width * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
-        Saved("index keys", tokens * x.kept_key_numbers * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
-        Saved("index weights", tokens * x.heads * FP32_BYTES, NeededBy.WEIGHT_GRAD),
-    ]
-    if alone:
-        heads = -(-of.heads // d.tp)
-        inputs = tokens * (of.hidden + of.query_rank + 2 * heads * of.widths[0]) * e
-        saved.append(Saved("inputs and target's operands", inputs, NeededBy.WEIGHT_GRAD, TensorRole.INPUT))
+    saved += _kept_for_loss(x, d, of, alone)
     pairs = keys.pairs if dense else float(tokens * slots)
     return Operator(
         "indexer",
@@ -225,6 +216,22 @@ def index_operator(
         backward_bytes=2 * pairs * FP32_BYTES + turned * e,
         learns_alone=True,
     )
+
+
+def _kept_for_loss(x: Indexer, d: Dims, of: Indexed, alone: bool) -> list[Saved]:
+    """What a trained indexer keeps for the gradients of its loss; `alone` as in `index_operator`."""
+    assert of.query_rank is not None
+    e, tokens = d.act_bytes, d.tokens
+    saved = [
+        Saved("index queries", tokens * x.heads * x.head_dim * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
+        Saved("index keys", tokens * x.kept_key_numbers * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
+        Saved("index weights", tokens * x.heads * FP32_BYTES, NeededBy.WEIGHT_GRAD),
+    ]
+    if alone:
+        heads = -(-of.heads // d.tp)
+        inputs = tokens * (of.hidden + of.query_rank + 2 * heads * of.widths[0]) * e
+        saved.append(Saved("inputs and target's operands", inputs, NeededBy.WEIGHT_GRAD, TensorRole.INPUT))
+    return saved
 
 
 def _loss_backward(x: Indexer, d: Dims, of: Indexed, slots: int, pairs: float) -> Program:

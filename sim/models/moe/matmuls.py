@@ -154,6 +154,21 @@ def _weighting(d: Dims, elements: float) -> Operator:
     )
 
 
+def _quantized_in_loop(d: Dims, calls: int, quantized: Program) -> Program:
+    """The quantization of activations, launched by `calls` of a library's loop, unless its recipe has a kernel for all
+    groups; a call launches the recipe's own kernels for the scale too."""
+    if calls == 1 or d.recipe is None or d.recipe.quantizes_groups:
+        return quantized
+    found, more = [i for i in quantized if isinstance(i, Compute)], d.recipe.launches_for_scale
+    return tuple(replace(i, kernels=calls * (i.kernels + more), looped=True) for i in found)
+
+
+def _weights_one_by_one(calls: int, quantized: Program) -> Program:
+    """The quantization of weights, by a call for each group of `calls`."""
+    found = [i for i in quantized if isinstance(i, Compute)]
+    return tuple(replace(i, kernels=calls * i.kernels) for i in found) if calls > 1 else quantized
+
+
 def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep: bool) -> Operator:
     """`[rows, k] x [k, n]`, every row with the weights of its group.
 
@@ -175,26 +190,17 @@ def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep:
         found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
         return replace(found, looped=looped)
 
-    def each(quantized: Program) -> Program:
-        if not looped or d.recipe is None or d.recipe.quantizes_groups:
-            return quantized
-        found, more = [i for i in quantized if isinstance(i, Compute)], d.recipe.launches_for_scale
-        return tuple(replace(i, kernels=groups * (i.kernels + more), looped=True) for i in found)
-
-    def one_by_one(quantized: Program) -> Program:
-        found = [i for i in quantized if isinstance(i, Compute)]
-        return tuple(replace(i, kernels=groups * i.kernels) for i in found) if looped else quantized
-
+    calls = groups if looped else 1
     forward = (
-        *each(casts(d, name, F, rows * k)),
-        *one_by_one(weight_casts(d, name, weights)),
+        *_quantized_in_loop(d, calls, casts(d, name, F, rows * k)),
+        *_weights_one_by_one(calls, weight_casts(d, name, weights)),
         run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e),
     )
     backward = (
-        *each(gradient_casts(d, name, rows * n)),
-        *one_by_one(weight_casts_again(d, name, weights)),
+        *_quantized_in_loop(d, calls, gradient_casts(d, name, rows * n)),
+        *_weights_one_by_one(calls, weight_casts_again(d, name, weights)),
         run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e),
-        *each(casts_again(d, name, rows * k)),
+        *_quantized_in_loop(d, calls, casts_again(d, name, rows * k)),
         run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
         *added,
     )

@@ -1,51 +1,56 @@
-"""Batches of single tokens for which engines keep CUDA graphs, of the largest one and of `max_running_requests`."""
+"""The batch sizes for which a serving engine captures CUDA graphs, one function for each rule.
+
+A function is called after the first release with its rule. `to`: the largest size that the engine would capture
+(`Defaults.graphs_to`). `running`: `inference.max_running_requests`. A batch is padded to the next captured size. With
+speculative decoding a size counts sequences, and the graph computes all drafted tokens of each (`_drafting_`).
+"""
 
 from __future__ import annotations
 
 SMALL = (1, 2, 4)
 
 
-def by_eights(to: int, running: int) -> tuple[int, ...]:
-    """As many as may run, rounded up to a size (vLLM 0.5 and 0.6, worker/model_runner.py, _get_graph_batch_size).
+def vllm_05_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Return multiples of 8 up to `running` rounded up (vLLM 0.5, worker/model_runner.py, _get_graph_batch_size).
 
-    >>> by_eights(256, 12), by_eights(8, 12)
+    >>> vllm_05_sizes(256, 12), vllm_05_sizes(8, 12)
     ((1, 2, 4, 8, 16), (1, 2, 4, 8))
     """
     most = min(to, next((n for n in SMALL if n >= running), -(-running // 8) * 8))
     return tuple([n for n in (*SMALL, *range(8, most + 1, 8)) if n <= most])
 
 
-def by_eights_to(to: int, running: int) -> tuple[int, ...]:
-    """However many may run (vLLM 0.8, config.py, _set_cudagraph_sizes).
+def vllm_08_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Return multiples of 8 up to `to`, whatever `running` is (vLLM 0.8, config.py, _set_cudagraph_sizes).
 
-    >>> by_eights_to(24, 12)
+    >>> vllm_08_sizes(24, 12)
     (1, 2, 4, 8, 16, 24)
     """
-    return by_eights(to, to)
+    return vllm_05_sizes(to, to)
 
 
-def vllm_sizes(to: int, running: int) -> tuple[int, ...]:
-    """To twice as many as may run, by 16 from 256 on (vLLM 0.14, config/vllm.py, _set_cudagraph_sizes).
+def vllm_014_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Return multiples of 8, from 256 on of 16, to twice `running` (vLLM 0.14, config/vllm.py, _set_cudagraph_sizes).
 
-    >>> vllm_sizes(512, 5), vllm_sizes(512, 256)[-3:]
+    >>> vllm_014_sizes(512, 5), vllm_014_sizes(512, 256)[-3:]
     ((1, 2, 4, 8), (480, 496, 512))
     """
     most = min(to, 2 * running)
     return tuple([n for n in (*SMALL, *range(8, 256, 8), *range(256, most + 1, 16)) if n <= most])
 
 
-def sglang_sizes(to: int, running: int) -> tuple[int, ...]:
-    """By 16 from 256 on, as many as may run among them (SGLang 0.4 to 0.5.2, model_executor/cuda_graph_runner.py,
-    get_batch_sizes_to_capture).
+def sglang_04_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Return multiples of 8, from 256 on of 16, and `running` (SGLang 0.4 to 0.5.2,
+    model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture).
 
-    >>> sglang_sizes(160, 20), sglang_sizes(512, 4096)[-3:]
+    >>> sglang_04_sizes(160, 20), sglang_04_sizes(512, 4096)[-3:]
     ((1, 2, 4, 8, 16, 20), (480, 496, 512))
     """
     return _with_most((*SMALL, *range(8, 257, 8), *range(272, to + 1, 16)), to, running)
 
 
 def sglang_05_sizes(to: int, running: int) -> tuple[int, ...]:
-    """By 8 to 256, by 16 to 512, then by 32, as many as may run among them (SGLang 0.5, server_args.py,
+    """Return multiples of 8, from 256 on of 16, from 512 on of 32, and `running` (SGLang 0.5.3, server_args.py,
     _generate_cuda_graph_batch_sizes).
 
     >>> sglang_05_sizes(24, 4096), sglang_05_sizes(576, 4096)[-4:]
@@ -54,17 +59,17 @@ def sglang_05_sizes(to: int, running: int) -> tuple[int, ...]:
     return _with_most((*SMALL, 8, 12, *range(16, 256, 8), *range(256, 512, 16), *range(512, to + 1, 32)), to, running)
 
 
-def sglang_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
-    """Of sequences with drafted tokens (SGLang 0.4, model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture).
+def sglang_04_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Return sizes with drafted tokens (SGLang 0.4, model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture).
 
-    >>> sglang_drafting_sizes(160, 48)[-4:], sglang_drafting_sizes(160, 200)[-4:]
+    >>> sglang_04_drafting_sizes(160, 48)[-4:], sglang_04_drafting_sizes(160, 200)[-4:]
     ((27, 29, 31, 48), (64, 96, 128, 160))
     """
     return _with_most((*range(1, 9), *range(9, 33, 2), 64, 96, 128, 160), to, running)
 
 
 def sglang_046_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
-    """Of sequences with drafted tokens (SGLang 0.4.6, cuda_graph_runner.py, get_batch_sizes_to_capture).
+    """Return sizes with drafted tokens (SGLang 0.4.6, cuda_graph_runner.py, get_batch_sizes_to_capture).
 
     >>> sglang_046_drafting_sizes(160, 48)[-5:]
     (28, 30, 32, 40, 48)
@@ -72,10 +77,10 @@ def sglang_046_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
     return _with_most((*range(1, 9), *range(10, 33, 2), *range(40, 161, 16), *range(160, to + 1, 8)), to, running)
 
 
-def sglang_older_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
-    """Of sequences with drafted tokens (SGLang 0.4.7 to 0.5.2, cuda_graph_runner.py, get_batch_sizes_to_capture).
+def sglang_047_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Return sizes with drafted tokens (SGLang 0.4.7 to 0.5.2, cuda_graph_runner.py, get_batch_sizes_to_capture).
 
-    >>> sglang_older_drafting_sizes(256, 48)[-5:]
+    >>> sglang_047_drafting_sizes(256, 48)[-5:]
     (28, 30, 32, 40, 48)
     """
     steps = (*range(1, 9), *range(10, 33, 2), 40, 48, 56, *range(80, 161, 16), *range(168, 257, 8))
@@ -83,8 +88,8 @@ def sglang_older_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
 
 
 def sglang_05_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
-    """Of sequences with drafted tokens: every one to 8, by 2 to 32, by 4 to 64, by 8 to 256, then by 16, as many as may
-    run among them (SGLang 0.5, server_args.py, _generate_cuda_graph_batch_sizes).
+    """Return sizes with drafted tokens: all up to 8, then steps of 2 to 32, of 4 to 64, of 8 to 256, then of 16, and
+    `running` (SGLang 0.5.3, server_args.py, _generate_cuda_graph_batch_sizes).
 
     >>> sglang_05_drafting_sizes(256, 48)[-8:]
     (24, 26, 28, 30, 32, 40, 44, 48)
@@ -93,17 +98,17 @@ def sglang_05_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
     return _with_most(steps, to, running)
 
 
-def trtllm_sizes(to: int, running: int) -> tuple[int, ...]:
-    """By 8 to 128, then doubled, as many as may run among them (TensorRT-LLM 1.0, llmapi/llm_args.py,
+def trtllm_10_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Return multiples of 8 up to 128, then powers of two, and `running` (TensorRT-LLM 1.0, llmapi/llm_args.py,
     _generate_cuda_graph_batch_sizes with enable_padding).
 
-    >>> trtllm_sizes(2048, 400)[-4:]
+    >>> trtllm_10_sizes(2048, 400)[-4:]
     (120, 128, 256, 400)
     """
     return _with_most((*SMALL, *range(8, 129, 8), *[2**n for n in range(8, to.bit_length())]), to, running)
 
 
 def _with_most(sizes: tuple[int, ...], to: int, running: int) -> tuple[int, ...]:
-    """Those that can run; the largest batch that can run among them, where graphs of larger ones would be kept."""
+    """Return the sizes up to `running`, and `running` itself if larger ones would be captured."""
     kept = {n for n in sizes if n <= min(to, running)} | ({running} if running < to else set())
     return tuple(sorted(kept))

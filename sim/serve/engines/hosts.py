@@ -54,6 +54,9 @@ V1 = HostTimes(1.5e-3, sequence_s=8e-6, launch_s=_LAUNCH_S, request_s=_HTTP_S, u
 
 
 def hosts(hopper: HostTimes) -> dict[str, HostTimes]:
-    """Those of an H100, and beside an A100 with the launches that were measured there."""
+    """Return host seconds by GPU architecture, from those measured beside an H100.
+
+    Hosts of A100s are older and slower (`A100_BY_H100`); their launches were measured.
+    """
     older = hopper.slower(A100_BY_H100)
     return {"ampere": older._replace(launch_s=VLLM_02["ampere"].launch_s), "hopper": hopper}

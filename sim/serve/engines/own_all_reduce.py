@@ -33,7 +33,7 @@ class OwnAllReduce(NamedTuple):
 
 
 class KernelTimes(NamedTuple):
-    """Of kernels that read other GPUs' memory."""
+    """Hold the latency and bandwidth of all-reduce kernels that read other GPUs' memory."""
 
     latency_s: float
     bytes_per_s: float

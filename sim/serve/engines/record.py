@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from sim.serve.engines.graph_sizes import by_eights
+from sim.serve.engines.graph_sizes import vllm_05_sizes
 from sim.serve.engines.own_all_reduce import OwnAllReduce
 
 DecodeAttention = Literal["grouped", "per_head"]
@@ -33,7 +33,7 @@ class HostTimes(NamedTuple):
     uncertainty: float = 0.0
 
     def slower(self, times: float) -> HostTimes:
-        """Those of a processor that takes so many times as long; what GPUs wait for each other stays."""
+        """Return the seconds of a processor that takes `times` as long; `collective_s`, the GPUs' own wait, stays."""
         kept = self.collective_s, self.uncertainty
         return HostTimes(*[times * s for s in self])._replace(collective_s=kept[0], uncertainty=kept[1])
 
@@ -118,7 +118,7 @@ class Engine:
         "a replica that takes a computed prompt over checks drafted tokens at once; else it adds its first token alone",
     )
     graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
-        by_eights, "batches with a CUDA graph, of graphs_to and max_running_requests"
+        vllm_05_sizes, "batches with a CUDA graph, of graphs_to and max_running_requests"
     )
     drafting_sizes: Callable[[int, int], tuple[int, ...]] | None = fact(  # noqa: RUF009
         None, "with drafted tokens, sequences of batches with a graph, which has all tokens of each; None: as without"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.serve.engines.graph_sizes import (
+    sglang_04_drafting_sizes,
+    sglang_04_sizes,
     sglang_046_drafting_sizes,
+    sglang_047_drafting_sizes,
     sglang_05_drafting_sizes,
     sglang_05_sizes,
-    sglang_drafting_sizes,
-    sglang_older_drafting_sizes,
-    sglang_sizes,
 )
 from sim.serve.engines.hosts import V1, hosts
 from sim.serve.engines.own_all_reduce import CUSTOM
@@ -19,8 +19,8 @@ from sim.serve.engines.sglang_memory import (
     GIB,
     sglang_046_fraction,
     sglang_047_fraction,
-    sglang_fraction,
-    sglang_older_fraction,
+    sglang_048_fraction,
+    sglang_05_fraction,
 )
 
 _DRAFTING = Case({"max_running_requests": 48}, drafting=True)  # srt/server_args.py, _handle_speculative_decoding
@@ -50,7 +50,7 @@ _SGLANG_04 = Engine(
     "model_executor/cuda_graph_runner.py)",
     host=hosts(V1),
     overlaps=True,
-    graph_sizes=sglang_sizes,
+    graph_sizes=sglang_04_sizes,
     reserved_output=0.098,
     reserved_at_first=0.7,
     token_more=True,
@@ -63,7 +63,7 @@ _SGLANG_04 = Engine(
     overlaps_drafting=(False, False),
     stages_drafting=False,  # srt/server_args.py (0.5.6, 3977 to 3982): refused
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer
-    drafting_sizes=sglang_drafting_sizes,
+    drafting_sizes=sglang_04_drafting_sizes,
     own_all_reduces=CUSTOM,
     reads_checkpoint=True,
     splits_experts=True,
@@ -102,7 +102,7 @@ _SGLANG_047 = replace(
     "model_executor/cuda_graph_runner.py)",
     two_batches=_SGLANG_TWO,
     eplb=True,  # srt/server_args.py: enable_eplb
-    drafting_sizes=sglang_older_drafting_sizes,
+    drafting_sizes=sglang_047_drafting_sizes,
     fraction=sglang_047_fraction,
     cases=(
         *_SGLANG_04.cases,
@@ -117,7 +117,7 @@ _SGLANG_048 = replace(
     date="2025-06",
     source="as sglang-0.4.7; chunks, graphs and memory by the GPU's memory (srt/server_args.py and "
     "model_executor/cuda_graph_runner.py of 0.4.8 to 0.5.2)",
-    fraction=sglang_older_fraction,
+    fraction=sglang_048_fraction,
     cases=(
         Case({"graphs_to": 80}, tp=4),
         _DRAFTING,
@@ -139,7 +139,7 @@ _SGLANG_05 = replace(
     drafting_sizes=sglang_05_drafting_sizes,
     padded_experts=("own", "none"),
     retract_room_tokens=1,
-    fraction=sglang_fraction,
+    fraction=sglang_05_fraction,
     cases=(
         _sized(20, 2048, 16),
         _sized(20, 2048, 80, tp=4),

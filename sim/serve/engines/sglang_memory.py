@@ -9,13 +9,14 @@ from sim.serve.engines.record import Defaults, Drafts
 GIB = 2.0**30
 
 
-def sglang_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
-    """What is left of a GPU's MiB less 1.5 a token of a chunk, 2 for each sequence of the largest graph, 128 for each
-    rank (tp·pp), 512; of more than 60 GiB at least 10 are left out. For drafts by a model of its own (STANDALONE) 6 GiB
-    more are left out, by the model's own layer (EAGLE) 2 (SGLang 0.5, srt/server_args.py, _handle_gpu_memory_settings).
+def sglang_05_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+    """Return what a reserve leaves of the memory (SGLang 0.5.3, srt/server_args.py, _handle_gpu_memory_settings).
+
+    The reserve in MiB: 512 + 1.5 · tokens of a chunk + 2 · largest graph's sequences + 128 · tp · pp; above 60 GiB of
+    memory at least 10 GiB. Drafts by the model's own layer (EAGLE) add 2 GiB, by a model of their own (STANDALONE) 6.
 
     >>> d = Defaults(max_batch_tokens=8192, graphs_to=256)
-    >>> sglang_fraction(80 * GIB, 1, d, "none"), sglang_fraction(80 * GIB, 1, d, "layer")
+    >>> sglang_05_fraction(80 * GIB, 1, d, "none"), sglang_05_fraction(80 * GIB, 1, d, "layer")
     (0.836, 0.811)
     """
     mib = memory_bytes / 2**20
@@ -27,7 +28,7 @@ def sglang_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts
 
 
 def sglang_046_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
-    """By the ranks of tp (the default) up to 80 GiB, of more all but 13 GiB (SGLang 0.4.6, srt/server_args.py).
+    """Return the ranks' default up to 80 GiB; above, all but 13 GiB (SGLang 0.4.6, srt/server_args.py).
 
     >>> d = Defaults(memory_fraction=0.81)
     >>> [round(sglang_046_fraction(gib * GIB, 8, d, "none"), 3) for gib in (80, 141)]
@@ -38,8 +39,10 @@ def sglang_046_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Dr
 
 
 def sglang_047_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
-    """By the ranks up to 80 GiB, 0.88 of more; of more than 96 that and what half of such a memory would leave out
-    more, all but 18 GiB (20 with drafts) at most; of more than 180,000 MiB 0.79 (SGLang 0.4.7, srt/server_args.py).
+    """Return the part s that the number of ranks decides up to 80 GiB, and s = 0.88 above (SGLang 0.4.7,
+    srt/server_args.py).
+
+    Above 96 GiB: s + 48 GiB · (1 - s) / memory, but at most all save 18 GiB (20 with drafts). Above 180,000 MiB: 0.79.
 
     >>> d = Defaults(memory_fraction=0.88)
     >>> [round(sglang_047_fraction(gib * GIB, 8, d, "none"), 3) for gib in (80, 90, 141, 180)]
@@ -57,12 +60,14 @@ def sglang_047_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Dr
     return share * (0.95 if drafted else 1)
 
 
-def sglang_older_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
-    """What is left of a GPU's GiB less 2.8 and a tenth for each rank (tp·pp) of less than 35, 9.5 and a half for each
-    of less than 90, 12 and a half of less than 160, 32 of more; for drafts by the
-    model's own layer 2 more, by a model of its own 6 (0.5.2, the same file; STANDALONE was not in 0.5.0rc2).
+def sglang_048_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+    """Return what a reserve leaves of the memory (SGLang 0.5.2, srt/server_args.py).
 
-    >>> sglang_older_fraction(80 * GIB, 1, Defaults(), "none"), sglang_older_fraction(80 * GIB, 8, Defaults(), "layer")
+    The reserve in GiB, by the GPU's memory, with n = tp·pp ranks: 2.8 + n/10 below 35, 9.5 + n/2 below 90, 12 + n/2
+    below 160, else 32. Drafts add 2 by the model's own layer and 6 by a model of their own (STANDALONE; not in
+    0.5.0rc2).
+
+    >>> sglang_048_fraction(80 * GIB, 1, Defaults(), "none"), sglang_048_fraction(80 * GIB, 8, Defaults(), "layer")
     (0.875, 0.806)
     """
     gib = memory_bytes / GIB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.serve.engines.graph_sizes import trtllm_sizes
+from sim.serve.engines.graph_sizes import trtllm_10_sizes
 from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, V1, hosts
 from sim.serve.engines.own_all_reduce import MIN_LATENCY
 from sim.serve.engines.record import Defaults, Engine
@@ -86,8 +86,8 @@ RECORDS = (
         "(_torch/pyexecutor/cuda_graph_runner.py); drafts: _torch/speculative/interface.py, support_overlap_scheduler",
         host=hosts(V1),
         overlaps=True,
-        graph_sizes=trtllm_sizes,
-        drafting_sizes=trtllm_sizes,
+        graph_sizes=trtllm_10_sizes,
+        drafting_sizes=trtllm_10_sizes,
         overlaps_drafting=(True, False),
         padded_experts=("alike", "alike"),
         reserved_output=1.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.serve.engines.graph_sizes import by_eights_to, vllm_sizes
+from sim.serve.engines.graph_sizes import vllm_014_sizes, vllm_08_sizes
 from sim.serve.engines.hosts import V1, V5, V6, VLLM_02, hosts
 from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS
 from sim.serve.engines.record import Case, Defaults, Engine, TwoBatches
@@ -97,7 +97,7 @@ _VLLM_09 = Engine(
     host=hosts(V1),
     adapters_drafting=False,  # 0.10.2, v1/worker/gpu_input_batch.py, make_lora_inputs: one adapter a sampled request
     hands_drafts_over=False,  # v1/core/sched/scheduler.py: what came from elsewhere lacks its last token, so no drafts
-    graph_sizes=by_eights_to,
+    graph_sizes=vllm_08_sizes,
     prompt_graphs=True,
     whole_prompts=True,
     whole_prompt_tokens=1,  # engine/arg_utils.py: max_model_len where enable_chunked_prefill is off
@@ -126,7 +126,7 @@ _VLLM_14 = replace(
     overlaps_stages=False,
     overlaps_drafting=(True, False),
     adapters_drafting=True,  # 0.14.1, v1/worker/gpu_input_batch.py, make_lora_inputs: an adapter for each sampled token
-    graph_sizes=vllm_sizes,
+    graph_sizes=vllm_014_sizes,
     whole_prompt_tokens=0,  # engine/arg_utils.py: the larger of max_model_len and the default
     own_all_reduces=CUSTOM_LESS,
     two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold

@@ -41,10 +41,10 @@ class AllReduces(Struct, frozen=True):
 
 
 def all_reduces(pricing: Pricing, own: Mapping[str, OwnAllReduce]) -> AllReduces | None:
-    """Those of an engine, whose `own` are by GPU architecture; None where NCCL has all."""
+    """Prices of an engine's own all-reduce kernels (`own`, by GPU architecture); None if NCCL does them all."""
     cluster = pricing.plan.scenario.cluster
     architecture = cluster.gpu.architecture
-    every_two_joined = cluster.intra_node.kind in ("nvswitch", "full_mesh")
+    every_two_joined = cluster.intra_node.switched or cluster.intra_node.all_linked
     if architecture not in own or architecture not in TIMES or not every_two_joined or cluster.others:
         return None
     times, link_bytes_per_s = TIMES[architecture], cluster.intra_node.usable_bytes_per_s

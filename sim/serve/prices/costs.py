@@ -4,7 +4,7 @@ An iteration is a `Load`: tokens in all, prompt chunks, single tokens with the l
 that need logits. Its price is the sum of parts that are priced once and kept. Between kept sizes prices are
 linear: above 64 tokens sixteen sizes an octave, for decode attention four lengths an octave; a run of decode steps
 is therefore exactly the sum of its steps, however it is grouped. Attention of prompt chunks is priced at two lengths an
-octave, of the chunk and of what is cached before it (`_chunk`).
+octave, of the chunk and of what is cached before it (`_chunk_s`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
 from sim.serve.engines.file import engine_of
 from sim.serve.engines.record import TwoBatches
+from sim.serve.prices.afd import DisaggregatedExperts, in_micro_batches
 from sim.serve.prices.all_reduce_prices import all_reduces
 from sim.serve.prices.dims import serving_dims
-from sim.serve.prices.experts_apart import ExpertsApart, in_micro_batches
 from sim.serve.prices.host import Host, host_of
 from sim.serve.prices.iteration_parts import Key, StageLayers, Work
 from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, prefill_parts, sizes_around
@@ -67,26 +67,24 @@ class IterationCosts(Struct):
     offloaded: tuple[Streamed, ...] = ()  # weights in host memory, by stage
     two_batches: TwoBatches | None = None  # how two halves of a batch overlap
     draft: IterationCosts | None = None
-    apart: ExpertsApart | None = None  # experts on GPUs of their own
+    afd: DisaggregatedExperts | None = None  # experts on GPUs of their own
     of_stages: tuple[IterationCosts, ...] = ()
     priced_programs: dict[Key, PricedProgram] = field(default_factory=dict)
     without_attention: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)  # by tokens and samples
-    lines: dict[tuple[int, int, int, int], tuple[float, float]] = field(default_factory=dict)
-    chunks: dict[tuple[int, int, int, int], float] = field(
-        default_factory=dict
-    )  # by spec, chunk, cached and equal ones
-    of_tokens: dict[tuple[Work, int, int, int], float] = field(default_factory=dict)  # by `tokens_s`' arguments
-    seconds: dict[tuple[Work, int, int, int, int], float] = field(default_factory=dict)  # of `priced_programs`
+    decode_lines: dict[tuple[int, int, int, int], tuple[float, float]] = field(default_factory=dict)  # `_decode_line`'s
+    chunk_s: dict[tuple[int, int, int, int], float] = field(default_factory=dict)  # by `_chunk_s`' arguments
+    interpolated_s: dict[tuple[Work, int, int, int], float] = field(default_factory=dict)  # by `tokens_s`' arguments
+    kept_s: dict[tuple[Work, int, int, int, int], float] = field(default_factory=dict)  # of `priced_programs`
 
     def with_prices(
         self, prices: OperatorPrices, stages: tuple[StageLayers, ...], draft: IterationCosts | None
     ) -> IterationCosts:
-        """The same iterations at other prices, of which none are kept yet."""
+        """Return the same iterations at other prices, with empty caches."""
         same = self.dims, self.specs, self.attentions, stages, self.overhead_s, self.host, self.measured
         return IterationCosts(self.plan, prices, *same, self.lora, self.offloaded, self.two_batches, draft)
 
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
-        """Seconds of the iteration on every stage, messages between stages apart."""
+        """Seconds of the iteration on every stage, without messages between stages."""
         if self.of_stages:
             return tuple([own.stage_seconds(load)[i] for i, own in enumerate(self.of_stages)])
         load = self.own_share(load)
@@ -111,19 +109,19 @@ class IterationCosts(Struct):
     def device_seconds(self, load: Load) -> tuple[float, ...]:
         """What a rank's own share of an iteration takes on every stage's GPU, without its host, its draft and the
         copies beside it."""
-        if self.apart is not None:
-            return in_micro_batches(self, self.apart, load)
+        if self.afd is not None:
+            return in_micro_batches(self, self.afd, load)
         if self.two_batches is not None and is_split(self.two_batches, load):
             return in_two_batches(self, self.two_batches, load)
         return self.one_batch(load)
 
     def one_batch(self, load: Load) -> tuple[float, ...]:
         """As `device_seconds`, where no halves of the batch overlap."""
-        rest = self._rest(load.tokens, load.samples)
+        rest = self._without_attention_s(load.tokens, load.samples)
         if load.pooled:
-            rest = tuple([seconds + self._routed(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
+            rest = tuple([seconds + self._routed_more_s(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
         if load.adapters:
-            rest = tuple([seconds + self._adapters(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
+            rest = tuple([seconds + self._adapters_s(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
         attentions = [self.attention_s(load, i) for i in range(len(self.attentions))]
         device_s = tuple(
             [
@@ -144,34 +142,36 @@ class IterationCosts(Struct):
         tokens = ceil_div(load.tokens - load.decodes, cp) + ceil_div(load.decodes, cp)
         return replace(load, tokens=tokens, samples=ceil_div(load.samples, cp), adapted=ceil_div(load.adapted, cp))
 
-    def _rest(self, tokens: int, samples: int) -> tuple[float, ...]:
+    def _without_attention_s(self, tokens: int, samples: int) -> tuple[float, ...]:
         """Seconds of all but attention on every stage's GPU, kept."""
         rest = self.without_attention.get((tokens, samples))
         if rest is None:
-            rest = self.without_attention[tokens, samples] = self._without_attention(tokens, samples)
+            rest = self.without_attention[tokens, samples] = self._priced_without_attention(tokens, samples)
         return rest
 
-    def _routed(self, load: Load, stage: StageLayers) -> float:
+    def _routed_more_s(self, load: Load, stage: StageLayers) -> float:
         """What experts take more for the tokens of all replicas than if all had as many as this one."""
         prompts, split = load.samples < load.tokens, self.dims.ep > 1
         of_all, own = (self.host.routed(n, prompts, split) for n in (load.pooled, load.tokens))
-        return sum([n * self._more_routed(of_all, own, i) for i, n in enumerate(stage.layers) if n])
+        return sum([n * self._routed_difference_s(of_all, own, i) for i, n in enumerate(stage.layers) if n])
 
-    def _more_routed(self, tokens: int, than: int, spec: int) -> float:
+    def _routed_difference_s(self, tokens: int, than: int, spec: int) -> float:
         if tokens == than:
             return 0.0
         return self.tokens_s(Work.ROUTED, tokens, spec) - self.tokens_s(Work.ROUTED, than, spec)
 
-    def _adapters(self, load: Load, stage: StageLayers) -> float:
+    def _adapters_s(self, load: Load, stage: StageLayers) -> float:
         """What LoRA adapters add to a stage."""
         kinds = enumerate(stage.layers)
         return sum([n * self.tokens_s(Work.ADAPTERS, load.adapted, i, load.adapters) for i, n in kinds if n])
 
-    def _without_attention(self, tokens: int, samples: int) -> tuple[float, ...]:
+    def _priced_without_attention(self, tokens: int, samples: int) -> tuple[float, ...]:
         """Seconds of what depends on the numbers of tokens and samples alone, on every stage."""
         prompts, kinds = samples < tokens, range(len(self.specs))
         computed, routed = self.host.padded(tokens, prompts), self.host.routed(tokens, prompts, self.dims.ep > 1)
-        layers = [self.tokens_s(Work.LAYER, computed, i) + self._more_routed(routed, computed, i) for i in kinds]
+        layers = [
+            self.tokens_s(Work.LAYER, computed, i) + self._routed_difference_s(routed, computed, i) for i in kinds
+        ]
         out = []
         for s in self.stages:
             seconds = sum([count * each for count, each in zip(s.layers, layers, strict=True)])
@@ -189,11 +189,11 @@ class IterationCosts(Struct):
     def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
         """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all;
         nothing is drafted in a run."""
-        if self.apart is not None:
+        if self.afd is not None:
             seen = range(first_kv, first_kv + decodes * steps, decodes)
             return [self.stage_seconds(Load(decodes, decodes, kv, (), decodes))[0] for kv in seen]
         own = ceil_div(decodes, self.dims.cp)
-        base = self._rest(own, own)[0]
+        base = self._without_attention_s(own, own)[0]
         seconds: list[float] = []
         while len(seconds) < steps:
             kv = first_kv + decodes * len(seconds)
@@ -205,12 +205,12 @@ class IterationCosts(Struct):
             length, sums = LENGTHS[low], range(kv, kv + decodes * until, decodes)
             # The very sums of `stage_seconds`, in its order: an iteration ends at the same bit, alone or in a run.
             if len(self.stages[0].attentions) == 1:
-                (layers,), (first, slope) = self.stages[0].attentions, self._line(0, decodes, low, 1)
+                (layers,), (first, slope) = self.stages[0].attentions, self._decode_line(0, decodes, low, 1)
                 seconds += [base + layers * (first + slope * (k / decodes - length)) for k in sums]
                 continue
             attention = [0.0] * until
             for i, layers in enumerate(self.stages[0].attentions):
-                first, slope = self._line(i, decodes, low, 1)
+                first, slope = self._decode_line(i, decodes, low, 1)
                 beyond = zip(attention, sums, strict=True)
                 attention = [a + layers * (first + slope * (k / decodes - length)) for a, k in beyond]
             seconds += [base + a for a in attention]
@@ -226,61 +226,61 @@ class IterationCosts(Struct):
 
     def tokens_s(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
         """Seconds of so many tokens, between the kept sizes around them."""
-        found = self.of_tokens.get((work, spec, tokens, adapters))
+        found = self.interpolated_s.get((work, spec, tokens, adapters))
         if found is None:
             low, high, share = sizes_around(tokens)
-            found = self._kept(work, spec, low, adapters)
+            found = self._kept_s(work, spec, low, adapters)
             if share:
-                found += share * (self._kept(work, spec, high, adapters) - found)
-            self.of_tokens[work, spec, tokens, adapters] = found
+                found += share * (self._kept_s(work, spec, high, adapters) - found)
+            self.interpolated_s[work, spec, tokens, adapters] = found
         return found
 
-    def _kept(self, work: Work, spec: int, a: int, b: int, c: int = 0) -> float:
+    def _kept_s(self, work: Work, spec: int, a: int, b: int, c: int = 0) -> float:
         """Seconds at kept sizes; without making a key for each question, of which there are ten thousands."""
-        found = self.seconds.get((work, spec, a, b, c))
+        found = self.kept_s.get((work, spec, a, b, c))
         if found is None:
-            found = self.seconds[work, spec, a, b, c] = self.priced(Key(work, spec, a, b, c)).seconds
+            found = self.kept_s[work, spec, a, b, c] = self.priced(Key(work, spec, a, b, c)).seconds
         return found
 
     def attention_s(self, load: Load, spec: int) -> float:
         seconds = 0.0
         for tokens, cached, equal, part in prefill_parts(load.prefills):
-            seconds += part * self._chunk(spec, tokens, cached, equal)
+            seconds += part * self._chunk_s(spec, tokens, cached, equal)
         if load.decodes:
             mean = load.decode_kv / load.decodes
             low = below(LENGTHS, mean)
-            first, slope = self._line(spec, load.decodes, low, load.queries)
+            first, slope = self._decode_line(spec, load.decodes, low, load.queries)
             seconds += first + slope * (mean - LENGTHS[low])
         return seconds
 
-    def _chunk(self, spec: int, tokens: int, cached: int, equal: int) -> float:
+    def _chunk_s(self, spec: int, tokens: int, cached: int, equal: int) -> float:
         """Attention of a prompt chunk behind `cached` tokens, one of `equal`, between the kept sizes around it: linear
         in what is cached, as its products are, and a power of the chunk, for these grow with its square or less."""
-        found = self.chunks.get((spec, tokens, cached, equal))
+        found = self.chunk_s.get((spec, tokens, cached, equal))
         if found is None:
             low, high, between = chunks_around(tokens)
-            found = self._behind(spec, low, cached, equal)
+            found = self._chunk_of_kept_size_s(spec, low, cached, equal)
             if between:
                 share = math.log(tokens / low) / math.log(high / low)
-                found = found ** (1.0 - share) * self._behind(spec, high, cached, equal) ** share
-            self.chunks[spec, tokens, cached, equal] = found
+                found = found ** (1.0 - share) * self._chunk_of_kept_size_s(spec, high, cached, equal) ** share
+            self.chunk_s[spec, tokens, cached, equal] = found
         return found
 
-    def _behind(self, spec: int, tokens: int, cached: int, equal: int) -> float:
-        """As `_chunk`, of a kept size."""
+    def _chunk_of_kept_size_s(self, spec: int, tokens: int, cached: int, equal: int) -> float:
+        """Attention of a prompt chunk of a kept size behind `cached` tokens, between the kept sizes around these."""
         low, high, share = chunks_around(cached)
-        first = self._kept(Work.PREFILL, spec, tokens, low, equal)
+        first = self._kept_s(Work.PREFILL, spec, tokens, low, equal)
         if not share:
             return first
-        return (1.0 - share) * first + share * self._kept(Work.PREFILL, spec, tokens, high, equal)
+        return (1.0 - share) * first + share * self._kept_s(Work.PREFILL, spec, tokens, high, equal)
 
-    def _line(self, spec: int, decodes: int, low: int, queries: int) -> tuple[float, float]:
+    def _decode_line(self, spec: int, decodes: int, low: int, queries: int) -> tuple[float, float]:
         """Single tokens' attention from the kept length number `low` to the next: seconds there, and for each token."""
-        found = self.lines.get((spec, decodes, low, queries))
+        found = self.decode_lines.get((spec, decodes, low, queries))
         if found is None:
             at = [self.priced(Key(Work.DECODE, spec, decodes, k, queries)).seconds for k in LENGTHS[low : low + 2]]
             slope = (at[1] - at[0]) / (LENGTHS[low + 1] - LENGTHS[low]) if len(at) > 1 else 0.0
-            found = self.lines[spec, decodes, low, queries] = at[0], slope
+            found = self.decode_lines[spec, decodes, low, queries] = at[0], slope
         return found
 
     def priced(self, key: Key) -> PricedProgram:
@@ -288,11 +288,11 @@ class IterationCosts(Struct):
         found = self.priced_programs.get(key)
         if found is None:
             known = self.measured is not None and key.work is not Work.ADAPTERS
-            found = self._known(key) if known else self.prices.priced(self._program(key))
+            found = self._from_measured_parts(key) if known else self.prices.priced(self._program(key))
             self.priced_programs[key] = found
         return found
 
-    def _known(self, key: Key) -> PricedProgram:
+    def _from_measured_parts(self, key: Key) -> PricedProgram:
         """Price a part by a real engine's measured parts, which hold the embedding in those of the layers."""
         assert self.measured is not None
         seconds = 0.0
@@ -339,39 +339,50 @@ class IterationCosts(Struct):
 
 def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec, ...] | None = None) -> IterationCosts:
     """Prices for `scenario` out of `profile`, of the model's layers or of these in their place."""
-    plan = make_plan(scenario)
+    plan, inference, specs = make_plan(scenario), scenario.for_serving, specs or layer_specs(scenario.model)
     costs = costs_of(scenario, profile, PriceOptions(group_launch=False))  # serving libraries run all experts at once
-    gpu, c = scenario.cluster.gpu, costs.profile.coefficients
-    peaks = {dtype: c.peak_flops_per_s.get(dtype, peak) for dtype, peak in gpu.peak_flops_per_s.items()}
-    bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
     tp = scenario.parallelism.tp
-    parts = measured_parts(profile, scenario.model, tp) if scenario.parallelism.ranks == tp else None
-    parts = parts if scenario.for_serving.attention == "fused" else None  # the measured engine's is fused
-    dims, device = serving_dims(scenario), Device(gpu.name, peaks, bandwidth)
+    measured = measured_parts(profile, scenario.model, tp) if scenario.parallelism.ranks == tp else None
+    measured = measured if inference.attention == "fused" else None  # the measured engine's is fused
+    dims = serving_dims(scenario)
     dims = replace(dims, one_kernel=experts_measured(profile, dims))
-    formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
-    engine_s = 0.0 if parts is None else parts.engine
-    specs = specs or layer_specs(scenario.model)
     kinds, attentions = tuple(dict.fromkeys(specs)), attentions_of(specs)
-    stages, engine = stages_of(plan, specs, kinds, attentions), engine_of(scenario.for_serving.engine)
-    lora = scenario.for_serving.lora
-    launched = tuple([launched_kernels(dims, kinds, attentions, s, lora) for s in stages])
+    stages, engine = stages_of(plan, specs, kinds, attentions), engine_of(inference.engine)
+    launched = tuple([launched_kernels(dims, kinds, attentions, s, inference.lora) for s in stages])
     host = host_of(scenario, engine, launched)
-    pricing, streamed = Pricing(plan, costs, Network(scenario.cluster)), bandwidth * c.streaming_efficiency
-    reduces = all_reduces(pricing, engine.own_all_reduces)
-    prices = OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)
-    offload, network = scenario.for_serving.weight_offload, pricing.network
-    away = () if offload is None else tuple([streamed_weights(offload, dims, kinds, s.layers, network) for s in stages])
-    two = engine.two_batches if scenario.for_serving.two_batch_overlap else None
-    draft = draft_of(scenario)
-    drafting_costs = None if draft is None else iteration_costs(draft[0], profile, draft[1])
-    apart = _apart(scenario, profile)
+    pricing = Pricing(plan, costs, Network(scenario.cluster))
+    offload, draft = inference.weight_offload, draft_of(scenario)
+    offloaded = [streamed_weights(offload, dims, kinds, s.layers, pricing.network) for s in stages] if offload else []
     return IterationCosts(
-        plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora, away, two, drafting_costs, apart
+        plan,
+        _operator_prices(pricing, profile, dims, host),
+        dims,
+        specs=kinds,
+        attentions=attentions,
+        stages=stages,
+        overhead_s=0.0 if measured is None else measured.engine,
+        host=host,
+        measured=measured,
+        lora=inference.lora,
+        offloaded=tuple(offloaded),
+        two_batches=engine.two_batches if inference.two_batch_overlap else None,
+        draft=None if draft is None else iteration_costs(draft[0], profile, draft[1]),
+        afd=_disaggregated_experts(scenario, profile),
     )
 
 
-def _apart(scenario: Scenario, profile: Profile) -> ExpertsApart | None:
+def _operator_prices(pricing: Pricing, profile: Profile, dims: ServingDims, host: Host) -> OperatorPrices:
+    """Prices of operators on the profile's device, with the engine's formats of weights and its own all-reduces."""
+    gpu, c = pricing.plan.scenario.cluster.gpu, pricing.costs.profile.coefficients
+    peaks = {dtype: c.peak_flops_per_s.get(dtype, peak) for dtype, peak in gpu.peak_flops_per_s.items()}
+    bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
+    device, streamed = Device(gpu.name, peaks, bandwidth), bandwidth * c.streaming_efficiency
+    formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
+    reduces = all_reduces(pricing, host.engine.own_all_reduces)
+    return OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)
+
+
+def _disaggregated_experts(scenario: Scenario, profile: Profile) -> DisaggregatedExperts | None:
     """Experts on GPUs of their own: as if each of these had its part of all tokens."""
     inference, p = scenario.for_serving, scenario.parallelism
     if (afd := inference.afd) is None:
@@ -380,4 +391,4 @@ def _apart(scenario: Scenario, profile: Profile) -> ExpertsApart | None:
     own = p.model_copy(update={"tp": 1, "dp": n, "ep": n, "expert_tp": 1, "shard_size": n})
     alone = inference.model_copy(update={"afd": None})
     costs = iteration_costs(scenario.model_copy(update={"parallelism": own, "inference": alone}), profile)
-    return ExpertsApart(costs, n, p.dp, afd.micro_batches)
+    return DisaggregatedExperts(costs, n, p.dp, afd.micro_batches)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.programs.priced_items import Shares, add_all
+from sim.serve.prices.afd import DisaggregatedExperts
 from sim.serve.prices.costs import IterationCosts
-from sim.serve.prices.experts_apart import ExpertsApart
 from sim.serve.prices.host import MEETING
 from sim.serve.prices.iteration_parts import Key, Work
 from sim.serve.prices.kept_sizes import CHUNKS, LENGTHS, below, prefill_parts, sizes_around
@@ -44,8 +45,8 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
     between two kept ones."""
     seconds, comm_s, shares = 0.0, 0.0, Shares()
     own = [(costs.own_share(load), times) for load, times in computed]
-    if costs.apart is not None:
-        return _with_experts_apart(costs, costs.apart, own)
+    if costs.afd is not None:
+        return _with_afd(costs, costs.afd, own)
     for key, times in _used(costs, own).items():
         priced = costs.priced(key)
         seconds += priced.seconds * times
@@ -63,7 +64,7 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
     return PricedProgram(seconds, comm_s, shares)
 
 
-def _with_experts_apart(costs: IterationCosts, apart: ExpertsApart, computed: Computed) -> PricedProgram:
+def _with_afd(costs: IterationCosts, afd: DisaggregatedExperts, computed: Computed) -> PricedProgram:
     """Where experts have GPUs of their own: what both sides compute and send, in proportion, so that it sums up to the
     iterations' seconds."""
     shares: Shares = {}
@@ -74,8 +75,8 @@ def _with_experts_apart(costs: IterationCosts, apart: ExpertsApart, computed: Co
         padded = costs.host.padded(load.tokens, load.samples < load.tokens)
         for i, n in enumerate(costs.stages[0].layers):
             used[Key(Work.ROUTED, i, sizes_around(padded)[0])] -= times * n
-            routed[Key(Work.ROUTED, i, sizes_around(apart.tokens_of(load))[0])] += times * n * apart.batches_of(load)
-    for prices, keys in ((costs, used), (apart.experts, routed)):
+            routed[Key(Work.ROUTED, i, sizes_around(afd.tokens_of(load))[0])] += times * n * afd.batches_of(load)
+    for prices, keys in ((costs, used), (afd.experts, routed)):
         for key, often in keys.items():
             priced = prices.priced(key)
             comm_s += priced.comm_s * often
@@ -133,50 +134,61 @@ def _waits(costs: IterationCosts, computed: Computed) -> Shares:
     return shares
 
 
-def _used(costs: IterationCosts, loads: Computed) -> dict[Key, float]:
-    """How often each part was used by all that was computed; parts of a layer once for every layer."""
-    tokens: Counter[int] = Counter()
-    computed: Counter[int] = Counter()  # tokens with those that pad them
-    routed: Counter[int] = Counter()  # of layers, what their experts compute in place of the padded tokens
-    chunks: Counter[tuple[tuple[int, int, int], ...]] = Counter()
-    decodes: Counter[tuple[int, int, int]] = Counter()  # sequences, the kept length below, queries
-    samples: Counter[int] = Counter()
-    adapted: Counter[tuple[int, int]] = Counter()  # tokens and adapters
+class _Sizes(NamedTuple):
+    """How many iterations had each size."""
+
+    tokens: Counter[int]
+    padded: Counter[int]  # tokens with those that pad them
+    routed: Counter[int]  # tokens that experts compute, less the padded ones, which are in a layer's price
+    chunks: Counter[tuple[tuple[int, int, int], ...]]  # as `Load.prefills`
+    decodes: Counter[tuple[int, int, int]]  # sequences, the kept length below, queries
+    samples: Counter[int]
+    adapted: Counter[tuple[int, int]]  # tokens and adapters
+
+
+def _sizes(costs: IterationCosts, loads: Computed) -> _Sizes:
+    found = _Sizes(Counter(), Counter(), Counter(), Counter(), Counter(), Counter(), Counter())
     for load, times in loads:
         prompts, split = load.samples < load.tokens, costs.dims.ep > 1
         padded = costs.host.padded(load.tokens, prompts)
-        tokens[load.tokens] += times
-        computed[padded] += times
-        routed[padded] -= times
-        routed[costs.host.routed(load.pooled or load.tokens, prompts, split)] += times
-        samples[load.samples] += times
+        found.tokens[load.tokens] += times
+        found.padded[padded] += times
+        found.routed[padded] -= times
+        found.routed[costs.host.routed(load.pooled or load.tokens, prompts, split)] += times
+        found.samples[load.samples] += times
         if load.prefills:
-            chunks[load.prefills] += times
+            found.chunks[load.prefills] += times
         if load.decodes:
-            decodes[load.decodes, LENGTHS[below(LENGTHS, load.decode_kv / load.decodes)], load.queries] += times
+            mean = LENGTHS[below(LENGTHS, load.decode_kv / load.decodes)]
+            found.decodes[load.decodes, mean, load.queries] += times
         if load.adapters:
-            adapted[load.adapted, load.adapters] += times
-    used: defaultdict[Key, float] = defaultdict(float)
+            found.adapted[load.adapted, load.adapters] += times
+    return found
+
+
+def _used(costs: IterationCosts, loads: Computed) -> dict[Key, float]:
+    """Count how often all iterations used each part; a layer's parts count once for each layer."""
+    found, used = _sizes(costs, loads), defaultdict[Key, float](float)
     layers = [sum(s.layers[i] for s in costs.stages) for i in range(len(costs.specs))]
     attentions = [sum(s.attentions[i] for s in costs.stages) for i in range(len(costs.attentions))]
-    for size, times in _at_kept(tokens).items():
+    for size, times in _at_kept(found.tokens).items():
         used[Key(Work.EMBEDDING, 0, size)] += times
-    for work, counted in ((Work.LAYER, computed), (Work.ROUTED, routed)):
+    for work, counted in ((Work.LAYER, found.padded), (Work.ROUTED, found.routed)):
         for size, times in _at_kept(counted).items():
             for i, n in enumerate(layers):
                 used[Key(work, i, size)] += times * n
-    for prefills, times in chunks.items():
+    for prefills, times in found.chunks.items():
         for chunk, cached, equal, part in prefill_parts(prefills):
             sizes = *(CHUNKS[below(CHUNKS, n)] for n in (chunk, cached)), equal
             for i, n in enumerate(attentions):
                 used[Key(Work.PREFILL, i, *sizes)] += times * n * part
-    for sizes, times in decodes.items():
+    for sizes, times in found.decodes.items():
         for i, n in enumerate(attentions):
             used[Key(Work.DECODE, i, *sizes)] += times * n
-    for size, times in _at_kept(samples).items():
+    for size, times in _at_kept(found.samples).items():
         if size:
             used[Key(Work.HEAD, 0, size)] += times
-    for (size, adapters), times in adapted.items():
+    for (size, adapters), times in found.adapted.items():
         for i, n in enumerate(layers):
             used[Key(Work.ADAPTERS, i, sizes_around(size)[0], adapters)] += times * n
     return {key: times for key, times in used.items() if times}

@@ -116,8 +116,8 @@ def _layer(costs: Prices, rule: TwoBatches, load: Load, spec: int) -> float:
 
 
 def _all_tokens(costs: Prices, load: Load, spec: int) -> tuple[float, float, int]:
-    """Of a layer: seconds of all that depends on the number of tokens alone, those of its routed experts with their
-    messages, and the tokens that choose experts."""
+    """Return, for a layer without its attention kernels: all its seconds, those of routed experts with their messages,
+    and the tokens that choose experts."""
     prompts = load.samples < load.tokens
     computed = costs.host.padded(load.tokens, prompts)
     tokens = costs.host.routed(load.pooled or load.tokens, prompts, costs.dims.ep > 1)

@@ -59,7 +59,7 @@ def layer_weight_bytes(d: ServingDims, spec: LayerSpec) -> float:
 def streamed_weights(
     offload: WeightOffload, d: ServingDims, specs: tuple[LayerSpec, ...], layers: tuple[int, ...], network: Network
 ) -> Streamed:
-    """Of a stage that holds `layers` of each of `specs`."""
+    """Which weights a stage reads from host memory, and how long. It has `layers[i]` layers of kind `specs[i]`."""
     sizes = [layer_weight_bytes(d, spec) for spec in specs]
     all_bytes = sum([n * size for n, size in zip(layers, sizes, strict=True)])
     host_bytes = min(offload.cpu_bytes, all_bytes)

@@ -8,13 +8,14 @@ from functools import cached_property
 from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
-from sim.inputs.workloads import PoolSize
+from sim.inputs.workloads import Inference, PoolSize
 from sim.prices.profile import Profile
 from sim.serve.cache.hashed_prefixes import HASHED_TOKENS, HashedHostCache, HashedKvCache
 from sim.serve.cache.host_copies import Link
 from sim.serve.cache.kv_cache import HostCache, KvCache
 from sim.serve.cache.tiers import cache_tiers
 from sim.serve.engines.file import engine_of
+from sim.serve.engines.record import Engine
 from sim.serve.memory import Capacity, adapter_bytes, cache_capacity, iteration_tokens
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.faults import replica_costs
@@ -155,36 +156,19 @@ def _scheduler(
 ) -> Scheduler:
     """A replica's scheduler; `hashed`: requests name their prefixes by hashes; `tokens`: the most of an iteration."""
     i, pp = scenario.for_serving, scenario.parallelism.pp
-    if i.batching == "static":
-        limits = Limits(len(sequences), UNLIMITED, -(-len(sequences) // pp))
-    else:
-        limits = Limits(i.max_running_requests, tokens, -(-i.max_running_requests // pp))
+    running, most = (len(sequences), UNLIMITED) if i.batching == "static" else (i.max_running_requests, tokens)
+    limits = Limits(running, most, -(-running // pp))
     kind = HashedKvCache if hashed and i.prefix_cache == "gpu" else KvCache
     cache = kind(capacity.blocks, i.kv_cache.block_tokens, capacity.reserve_tokens)
     store = HashedHostCache if hashed else HostCache
     host = store(capacity.host_tokens) if i.prefix_cache == "cpu" else None
     network = costs.prices.pricing.network
     latency = network.host_copy(0.0)
-    per_token = network.host_copy(capacity.stage_token_bytes) - latency
-    room = capacity.host_tokens if i.preemption == "swap" else 0
-    bus = Link(per_token, latency)
-    engine = engine_of(i.engine)
-    mixes = engine.mixes(i.chunked_prefill, i.speculative is not None, pp)
-    own = SglangScheduler if engine.prompts_lead else Scheduler
-    scheduler = own(cache, limits, i.prefix_cache == "gpu", host, bus, room)
-    if isinstance(scheduler, SglangScheduler):
-        scheduler.room_tokens = engine.retract_room_tokens
-    cache.merges = engine.merges_prefixes
-    first, least = engine.reserved_at_first or engine.reserved_output, engine.reserved_output
-    scheduler.output = ReservedOutput(first, least, first)
-    scheduler.mixes = mixes
-    scheduler.splits = i.chunked_prefill or not engine.whole_prompts
-    scheduler.shares_at_once = engine.shares_at_once
-    scheduler.whole_prompts_fit = engine.whole_prompts_fit
-    scheduler.watermark, scheduler.paddings = engine.watermark, engine.paddings
-    behind = costs.host.overlaps and pp == 1
-    scheduler.token_more = engine.token_more and i.speculative is None and (behind or (i.cuda_graphs and pp == 1))
-    scheduler.one_behind, scheduler.sees_arrivals = behind or scheduler.token_more, not behind
+    bus = Link(network.host_copy(capacity.stage_token_bytes) - latency, latency)
+    engine, swap_room = engine_of(i.engine), capacity.host_tokens if i.preemption == "swap" else 0
+    class_of_engine = SglangScheduler if engine.prompts_lead else Scheduler
+    scheduler = class_of_engine(cache, limits, i.prefix_cache == "gpu", host, bus, swap_room)
+    _follow_rules(scheduler, engine, i, pp, costs.host.overlaps)
     if i.kv_cache.tiers is not None:
         scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes, scheduler.copies)
     if i.lora is not None:
@@ -194,3 +178,20 @@ def _scheduler(
         scheduler.drafted = i.speculative.tokens
         scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)
     return scheduler
+
+
+def _follow_rules(scheduler: Scheduler, engine: Engine, i: Inference, pp: int, overlaps: bool) -> None:
+    """Let a scheduler follow the rules of an engine's record, as far as the scenario has its options on."""
+    if isinstance(scheduler, SglangScheduler):
+        scheduler.room_tokens = engine.retract_room_tokens
+    scheduler.cache.merges = engine.merges_prefixes
+    first, least = engine.reserved_at_first or engine.reserved_output, engine.reserved_output
+    scheduler.output = ReservedOutput(first, least, first)
+    scheduler.mixes = engine.mixes(i.chunked_prefill, i.speculative is not None, pp)
+    scheduler.splits = i.chunked_prefill or not engine.whole_prompts
+    scheduler.shares_at_once = engine.shares_at_once
+    scheduler.whole_prompts_fit = engine.whole_prompts_fit
+    scheduler.watermark, scheduler.paddings = engine.watermark, engine.paddings
+    behind = overlaps and pp == 1
+    scheduler.token_more = engine.token_more and i.speculative is None and (behind or (i.cuda_graphs and pp == 1))
+    scheduler.one_behind, scheduler.sees_arrivals = behind or scheduler.token_more, not behind

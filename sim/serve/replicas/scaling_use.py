@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def scaling_use(spans: Items[Span], pools: Items[Pool], start_s: float, end_s: float) -> ScalingUse | None:
-    """Of `spans`, from the first arrival to the last token, in all pools together; None for none."""
+    """Return what autoscaling used from the first arrival to the last token, in all pools; None without autoscaling.
+
+    `spans`: when each replica was on.
+    """
     if not spans:
         return None
     hours = [pool.gpus / 3600.0 for pool in pools]  # of GPUs for a replica's second

@@ -50,15 +50,15 @@ def memory_rows(pools: tuple[Pool, ...]) -> tuple[MemoryRow, ...]:
 
 def _expert_memory(pool: Pool) -> tuple[MemoryRow, ...]:
     """GPUs that have routed experts alone: these, and the tensors of the largest micro-batch."""
-    costs, apart = pool.costs, pool.costs.apart
-    if apart is None:
+    costs, afd = pool.costs, pool.costs.afd
+    if afd is None:
         return ()
-    d, (stage,) = apart.experts.dims, costs.stages
-    tokens = max([apart.tokens_of(i.load) for r in pool.replicas for i in r.iterations])
+    d, (stage,) = afd.experts.dims, costs.stages
+    tokens = max([afd.tokens_of(i.load) for r in pool.replicas for i in r.iterations])
     weights = routed_bytes(d, costs.specs, stage)
     buffers = buffer_bytes(d, costs.specs, replace(stage, embedding=False, head=False), tokens, 0)
     first, limit = pool.scenario.parallelism.ranks, pool.scenario.cluster.gpu.memory_bytes
-    ranks, held = text_of(tuple(range(first, first + apart.gpus))), weights + buffers
+    ranks, held = text_of(tuple(range(first, first + afd.gpus))), weights + buffers
     none = {"gradients": 0.0, "optimizer": 0.0, "activations": 0.0, "kv_cache": 0.0}
     of_all = {"parameters": weights, "buffers": buffers, "peak": held, "limit": limit, "reserved": held}
-    return (MemoryRow(ranks=ranks, rank=first, count=apart.gpus, **none, **of_all),)
+    return (MemoryRow(ranks=ranks, rank=first, count=afd.gpus, **none, **of_all),)

@@ -42,7 +42,7 @@ def with_intervals(sim: ServingSimulation) -> ServingResult:
         return min(found), max(found)
 
     def rate(name: str) -> Bounds:
-        """Of a server that waits for requests it is that of the arrivals, however fast the server."""
+        """Bounds of a rate. A server that waits for requests has the rate of the arrivals, however fast it is."""
         value, one = getattr(usual, name), getattr(first, name)
         found = [value * getattr(result, name) / times / one for times, result in others if one > 0]
         return (min(value, *found), max(value, *found)) if found else (value / slow, value / fast)

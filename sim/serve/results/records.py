@@ -9,7 +9,7 @@ from sim.results.records import Engine, MemoryRow, Provenance, Record
 
 
 class Percentiles(Record, frozen=True):
-    """Of a quantity over requests."""
+    """Hold percentiles and the mean of a quantity over requests."""
 
     p50: float
     p90: float

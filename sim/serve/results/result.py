@@ -168,13 +168,9 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
 def _make_result(sim: ServingSimulation) -> ServingResult:
     sequences = sim.sequences
     times, gaps = sim.times, sim.gaps
-    output = sum(s.request.output_tokens for s in sequences)
+    output, prompts = sum(s.request.output_tokens for s in sequences), sum(s.request.prompt_tokens for s in sequences)
     busy_s = sim.end_s - sim.start_s if sim.end_s > sim.start_s else math.inf
-    rate = output / busy_s
     memory = memory_rows(sim.pools)
-    peak = max(row.peak for row in memory)
-    no_start = why_no_room(sim.pools) or why_not_so_long(sim.pools)
-    too_long = sim.scenario.for_serving.max_request_tokens is not None and room_for_longest(sim.pools) is not None
     fits = all(row.peak <= row.limit for row in memory) and all(
         pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools
     )
@@ -193,9 +189,9 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         time_per_output_token_s=percentiles(times.per_output_token_s.tolist()),
         inter_token_latency_s=percentiles([]) if gaps is None else gaps.percentiles,
         output_tokens=output,
-        output_tokens_per_s=rate,
-        output_tokens_per_s_per_gpu=rate / on,
-        total_tokens_per_s=(output + sum(s.request.prompt_tokens for s in sequences)) / busy_s,
+        output_tokens_per_s=output / busy_s,
+        output_tokens_per_s_per_gpu=output / busy_s / on,
+        total_tokens_per_s=(output + prompts) / busy_s,
         requests_per_s=len(sequences) / busy_s,
         iterations=sum(i.steps for r in sim.replicas for i in r.iterations),
         kv_cache=kv_cache_use(sim.pools[-1], sim.start_s),
@@ -206,15 +202,20 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         lora=_adapters(sim),
         weight_offload=_offload(sim),
         comm_share=_comm_share(sim),
-        peak_memory_bytes=peak,
+        peak_memory_bytes=max(row.peak for row in memory),
         peak_reserved_bytes=max(row.reserved or 0.0 for row in memory),
         memory=memory,
-        fits_in_memory=fits and not too_long,
-        does_not_start=no_start,
+        fits_in_memory=fits and not _too_long(sim),
+        does_not_start=why_no_room(sim.pools) or why_not_so_long(sim.pools),
         provenance=provenance(sim.profile, shares),
         warnings=(*lacks_memory(sim), *sim.scenario.warnings, *serving_warnings(sim, fits, shares)),
         engine=Engine(tasks=sum(len(r.iterations) for r in sim.replicas), wall_s=sim.wall_s, path=sim.path),
     )
+
+
+def _too_long(sim: ServingSimulation) -> bool:
+    """Tell whether a cache lacks room for one request of `max_request_tokens`, if the scenario sets this limit."""
+    return sim.scenario.for_serving.max_request_tokens is not None and room_for_longest(sim.pools) is not None
 
 
 def _comm_share(sim: ServingSimulation) -> float:

@@ -49,7 +49,7 @@ def waiting_at_last_arrival(sequences: Iterable[Sequence]) -> int:
 
 
 def lacks_memory(sim: Served) -> list[str]:
-    """Of an engine that does not start, or requests that do not fit."""
+    """Warn if the engine does not start, or if the requests' cache does not fit in memory."""
     if (why := why_no_room(sim.pools)) is not None:
         return [f"does not fit in memory, so it does not start: {why}; its times are of a server with more memory"]
     if (why := why_not_so_long(sim.pools)) is not None:
@@ -87,7 +87,7 @@ def serving_warnings(sim: Served, fits: bool, shares: Shares) -> list[str]:
 
 
 def _whole_prompts(sim: Served) -> list[str]:
-    """Of prompts that the engine would refuse: longer than an iteration's tokens, which it does not cut."""
+    """Warn of prompts that the engine would refuse, because they exceed an iteration's tokens and it cuts none."""
     i, scheduler = sim.scenario.for_serving, sim.replicas[0].scheduler
     long = [s.request.prompt_tokens for s in sim.sequences if s.request.prompt_tokens > i.max_batch_tokens]
     if scheduler.splits or not long or i.batching == "static":
@@ -100,8 +100,8 @@ def _whole_prompts(sim: Served) -> list[str]:
 
 
 def _too_long(sim: Served) -> list[str]:
-    """Of requests that the engine has refused, and of a limit beyond the model's positions, which it only takes when
-    told so twice (vLLM, config/model.py: VLLM_ALLOW_LONG_MAX_MODEL_LEN; SGLang, srt/configs/model_config.py:
+    """Warn of refused requests, and of a limit beyond the model's positions, which engines take only when told twice
+    (vLLM, config/model.py: VLLM_ALLOW_LONG_MAX_MODEL_LEN; SGLang, srt/configs/model_config.py:
     SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN)."""
     i, positions, out = sim.scenario.for_serving, sim.scenario.model.longest, []
     if i.max_request_tokens is None:
@@ -120,9 +120,11 @@ def _too_long(sim: Served) -> list[str]:
 
 
 def _beyond_positions(sim: Served) -> list[str]:
-    """Of requests that are longer than the model: vLLM (max_model_len), SGLang (context_length) and TensorRT-LLM
-    (max_seq_len) take the positions of its config.json as their limit, and refuse them. Of an engine that does not
-    start, as its cache has no room for one request of so many."""
+    """Warn of requests that are longer than the model's positions, and of a cache without room for one as long.
+
+    vLLM (max_model_len), SGLang (context_length) and TensorRT-LLM (max_seq_len) take the positions of the model's
+    config.json as their limit. They refuse longer requests, and do not start without that room.
+    """
     longest, i = sim.scenario.model.longest, sim.scenario.for_serving
     lengths = [s.request.prompt_tokens + s.request.output_tokens for s in sim.sequences]
     long = [tokens for tokens in lengths if tokens > longest]

@@ -24,7 +24,7 @@ class OutputGaps(Struct):
     lost: array[float] = field(default_factory=_numbers)  # of the above, each of one output that was taken back
 
     def add(self, seconds: float, outputs: int) -> None:
-        """So many outputs, each so long after the same request's last one."""
+        """Count `outputs` outputs, each `seconds` after its request's previous one."""
         if self.seconds and self.seconds[-1] == seconds:
             self.outputs[-1] += outputs
         else:

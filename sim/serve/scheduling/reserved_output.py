@@ -29,11 +29,11 @@ class ReservedOutput(Struct):
         return max(self.least, self.begin - self.steps * (self.first - self.least) / FALLING_STEPS)
 
     def restart(self) -> None:
-        """As at first."""
+        """Begin again with the share `first`."""
         self.begin, self.steps = self.first, 0
 
     def retracted(self, running: Iterable[Sequence], written: int) -> None:
-        """Sequences were put out, before an iteration in which these run on, who had `written` so many tokens."""
+        """Raise the share after preemptions, to the part of their output that the `running` sequences have written."""
         left = list(running)
         asked = sum([s.request.output_tokens for s in left])
         self.begin, self.steps = min(1.0, (written + RETRACT_STEPS * len(left)) / max(1, asked)), -1

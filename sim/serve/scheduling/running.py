@@ -24,10 +24,10 @@ from sim.serve.scheduling.sequences import Batch, Sequence
 
 
 class Accepts(Protocol):
-    """Says how many drafted tokens are kept."""
+    """Decides how many drafted tokens are accepted."""
 
     def accepted(self, request: int, position: int, drafted: int) -> int:
-        """Of `drafted` tokens at a position of a request, those before the first rejected one."""
+        """Return how many of `drafted` tokens, from `position` of a request on, come before the first rejected one."""
 
 
 class RunningSequences(FoundPrefixes):
@@ -49,7 +49,7 @@ class RunningSequences(FoundPrefixes):
     before_end: tuple[int, int, float] = (0, 0, 0.0)  # held, unused, waste when an iteration ended, before any left
 
     def added_tokens(self, steps: int) -> None:
-        """So many iterations have added tokens."""
+        """Note that `steps` iterations have added tokens: the reserved share of output falls with each."""
         self.output.steps += steps
 
     def _last_blocks(self, sequence: Sequence) -> int:
@@ -105,7 +105,7 @@ class RunningSequences(FoundPrefixes):
         return next((s for s in reversed(younger) if not s.in_flight), None if younger else sequence)
 
     def _put_out(self, victim: Sequence, now_s: float) -> None:
-        """Take a sequence's blocks; one that is done had not left yet."""
+        """Take a sequence's blocks: preempt it, or let it leave if it has all its tokens."""
         if victim in self.leaving:
             self.leaving.remove(victim)
             self.free(victim)

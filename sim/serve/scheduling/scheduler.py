@@ -61,9 +61,26 @@ class Scheduler(RunningSequences):
                 return self.with_prompts(prompts, self.tokens_beside(adding, now_s), now_s)
         self.before_tokens()
         self.make_room(now_s)
+        preemptions = self.counts.preemptions
+        pieces, budget, preempted = self._running_tokens(now_s)
+        # Nobody runs where the only one was put out by blocks that it and its prefix both have, or where who had ended
+        # left no room for prompts.
+        if self.prompts_first and not pieces and (prompts := self.prompts(self.running, now_s)):
+            return self.with_prompts(prompts, [], now_s)
+        if not self.prompts_first and (not preempted or self.watermark is not None or not self.running):
+            ahead = self.counts.preemptions - preemptions if self.running else 0
+            self.admit(pieces, budget, self.limits.batch_sequences, now_s, ahead)
+        self.push_down(now_s)
+        return Batch(tuple(pieces), self.blocks_free_s)
+
+    def _running_tokens(self, now_s: float) -> tuple[list[Piece], int, bool]:
+        """Compute the next tokens of running sequences, oldest first, and preempt the youngest where blocks lack.
+
+        Returns:
+            The pieces, what is left of the token budget, and whether a sequence lacked a block.
+        """
         pieces: list[Piece] = []
-        budget, preemptions = self.limits.batch_tokens, self.counts.preemptions
-        preempted, cache, plain = False, self.cache, self.plain_tokens
+        budget, preempted, cache, plain = self.limits.batch_tokens, False, self.cache, self.plain_tokens
         for sequence in list(self.running):
             if budget <= 0 or len(pieces) >= self.limits.batch_sequences:
                 break
@@ -93,19 +110,11 @@ class Scheduler(RunningSequences):
                 budget -= tokens
                 continue
             break
-        # Nobody runs where the only one was put out by blocks that it and its prefix both have, or where who had ended
-        # left no room for prompts.
-        if self.prompts_first and not pieces and (prompts := self.prompts(self.running, now_s)):
-            return self.with_prompts(prompts, [], now_s)
-        if not self.prompts_first and (not preempted or self.watermark is not None or not self.running):
-            ahead = self.counts.preemptions - preemptions if self.running else 0
-            self.admit(pieces, budget, self.limits.batch_sequences, now_s, ahead)
-        self.push_down(now_s)
-        return Batch(tuple(pieces), self.blocks_free_s)
+        return pieces, budget, preempted
 
     @property
     def plain_tokens(self) -> bool:
-        """Whether the next token of a sequence, where its last block has room for it, takes nothing but this place."""
+        """Whether a token that fits into its sequence's last block changes nothing else in the cache."""
         return not self.drafted and not self.by_content and self.watermark is None
 
     @property
@@ -114,13 +123,13 @@ class Scheduler(RunningSequences):
         return not self.mixes
 
     def before_tokens(self) -> None:
-        """An iteration adds tokens to the sequences that run."""
+        """Note that an iteration will add tokens to running sequences."""
 
     def evict_for(self, blocks: int) -> None:
-        """Before blocks are taken for tokens of all that run: make room where this is not done one by one."""
+        """Make room for `blocks`, which all running sequences will take, if the engine does not make it one by one."""
 
     def make_room(self, now_s: float) -> None:
-        """Before that: put out sequences for which there is no room, where they are not put out one by one."""
+        """Preempt sequences before an iteration adds tokens, if the engine preempts several at once."""
 
     def with_prompts(self, prompts: list[Piece], tokens: list[Piece], now_s: float) -> Batch:
         """An iteration of prompts, which may be padded, and of `tokens` beside them."""
@@ -187,22 +196,22 @@ class Scheduler(RunningSequences):
                 budget -= tokens
 
     def prompt_tokens(self, beside: int) -> int:
-        """The most tokens of prompts that an iteration begins with, beside which others take so many blocks."""
+        """Return the most tokens of prompts in an iteration of prompts; `beside`: blocks that others take in it."""
         assert not beside
         return self.limits.batch_tokens
 
     def next_part(self, sequence: Sequence, budget: int) -> int:
-        """Of a prompt that is begun, the tokens of an iteration that begins with prompts, with so much budget left."""
+        """Return how many tokens of a begun prompt an iteration of prompts computes with `budget` tokens left."""
         return self.part(sequence.remaining, budget)
 
     def part(self, tokens: int, budget: int) -> int:
-        """Of so many tokens of a prompt, those that an iteration computes with so much of its budget left."""
+        """Return how many of a prompt's `tokens` an iteration computes with `budget` tokens left."""
         if self.splits:
             return min(tokens, budget)
         return tokens if tokens <= budget or budget == self.limits.batch_tokens else 0
 
     def next_tokens(self, sequence: Sequence, budget: int) -> int:
-        """Tokens that an iteration computes for a running sequence with so much of its budget left."""
+        """Return how many tokens an iteration computes for a running sequence with `budget` tokens left."""
         remaining = sequence.remaining
         if remaining > 1:
             return self.part(remaining, budget)

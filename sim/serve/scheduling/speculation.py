@@ -40,7 +40,7 @@ class Acceptance(Struct, frozen=True):
     seed: int
 
     def accepted(self, request: int, position: int, drafted: int) -> int:
-        """Of `drafted` tokens at a position of a request, those before the first rejected one."""
+        """Return how many of `drafted` tokens, from `position` of a request on, come before the first rejected one."""
         for i in range(drafted):
             if _uniform(self.seed, request, position + i) >= self.probability:
                 return i

@@ -13,6 +13,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.models.layer import layer_block
 from sim.models.layers import layer_specs
 from sim.models.muon import ITERATIONS, dealt_out, muon_items
+from sim.models.optimizers import OPTIMIZERS, Optimizer
 from sim.models.parameters import count_parameters
 from sim.simulation import simulate
 
@@ -38,6 +39,17 @@ def test_matrices_have_one_momentum_and_the_rest_two_moments() -> None:
 def test_moments_in_eight_bits_have_scales() -> None:
     total = count_parameters(make(LLAMA).model).total
     assert optimizer_bytes(training={"optimizer_dtype": "int8"}) == 2 * (1 + 4 / 256) * total
+
+
+def test_an_optimizer_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGD with momentum keeps one number of each parameter, where AdamW keeps two."""
+    monkeypatch.setitem(OPTIMIZERS, "momentum", Optimizer("momentum", moments=1, matrix_moments=1))
+    adamw, momentum, sgd = (optimizer_bytes(training={"optimizer": name}) for name in ("adamw", "momentum", "sgd"))
+    assert momentum - sgd == (adamw - sgd) / 2 > 0
+    times = [simulate(make(LLAMA, {"optimizer": name})).result["step_time_s"] for name in ("sgd", "momentum", "adamw")]
+    assert times == sorted(times)
+    with pytest.raises(InputError, match="must be 'adamw', 'sgd', 'muon' or 'momentum'"):
+        make(LLAMA, {"optimizer": "adagrad"})
 
 
 def test_experts_matrices_are_muons_too() -> None:

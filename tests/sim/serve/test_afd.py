@@ -13,8 +13,8 @@ from sim.core.program import Comm
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.memory import routed_bytes
+from sim.serve.prices.afd import LayerParts, layer_parts, pipeline_seconds
 from sim.serve.prices.costs import IterationCosts, iteration_costs
-from sim.serve.prices.experts_apart import LayerParts, layer_parts, pipeline_seconds
 from sim.serve.prices.load import Load
 from sim.serve.requests import Request
 from sim.serve.results.over_time import over_time
@@ -26,7 +26,7 @@ MOE = {**SMALL, "moe": {"experts": 8, "top_k": 2, "ffn": 256, "shared_experts": 
 DECODES = Load(48, 48, 48 * 1000, (), 48, 1)
 
 
-def apart(batches: int = 3, gpus: int = 4, dp: int = 1, tp: int = 1, cluster: Any = None, **inference: Any) -> Scenario:
+def afd(batches: int = 3, gpus: int = 4, dp: int = 1, tp: int = 1, cluster: Any = None, **inference: Any) -> Scenario:
     inference = {"afd": {"expert_gpus": gpus, "micro_batches": batches}, **inference}
     if cluster is None:
         return serving(inference, MOE, None, {"dp": dp, "tp": tp})
@@ -76,12 +76,12 @@ def test_without_micro_batches_the_parts_are_added() -> None:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_layers_parts_are_its_operators(tp: int) -> None:
     """Attention has all but the routed experts; these have the tokens of all replicas, an equal part on each GPU."""
-    costs = costs_of(apart(1, gpus=4, dp=2, tp=tp))
-    assert costs.apart is not None
-    (spec,), experts, d = costs.specs, costs.apart.experts, costs.dims
+    costs = costs_of(afd(1, gpus=4, dp=2, tp=tp))
+    assert costs.afd is not None
+    (spec,), experts, d = costs.specs, costs.afd.experts, costs.dims
     routed = {item.name for item in spec.serve_routed(d, 48)}
     rest = tuple(item for item in spec.serve_tokens(d, 48) if item.name not in routed)
-    found = layer_parts(costs, costs.apart, DECODES, 0)
+    found = layer_parts(costs, costs.afd, DECODES, 0)
     attention_s = costs.prices.priced(rest).seconds + costs.attention_s(DECODES, 0)
     assert found.attention == pytest.approx(attention_s, rel=1e-9)
     own = spec.serve_routed(experts.dims, 24)  # 2 replicas · 48 tokens over 4 GPUs
@@ -93,12 +93,12 @@ def test_a_layers_parts_are_its_operators(tp: int) -> None:
 
 
 def test_one_token_alone_passes_all_parts_of_all_layers() -> None:
-    scenario = apart(3, requests={"prompt_len": 64, "output_len": 2})
+    scenario = afd(3, requests={"prompt_len": 64, "output_len": 2})
     sim = simulate_serving(scenario)
     costs, (prompt, token) = sim.costs, sim.replicas[0].iterations
-    assert costs.apart is not None
+    assert costs.afd is not None
     load = Load(1, 1, 65, (), 1)
-    layers_s = 4 * layer_parts(costs, costs.apart, load, 0).together
+    layers_s = 4 * layer_parts(costs, costs.afd, load, 0).together
     expected = costs.with_ends(layers_s, costs.stages[0], 1, 1)
     assert token.spans[0][1] - token.spans[0][0] == pytest.approx(expected, rel=1e-9)
     assert prompt.spans[0][1] == token.spans[0][0]
@@ -108,9 +108,9 @@ def test_messages_shorter_than_computing_are_hidden_by_three_micro_batches() -> 
     """Free messages save of three micro-batches what only the first layer waits for, of one all of it."""
     load, saved = Load(32768, 0, 0, ((32768, 32768, 1),), 1), {}
     for batches in (1, 3):
-        slow, free = (costs_of(apart(batches, cluster=c)) for c in ("dgx-h100", FREE_LINKS))
-        assert slow.apart is not None
-        parts = layer_parts(slow, slow.apart, load, 0)
+        slow, free = (costs_of(afd(batches, cluster=c)) for c in ("dgx-h100", FREE_LINKS))
+        assert slow.afd is not None
+        parts = layer_parts(slow, slow.afd, load, 0)
         assert 3 * parts.longest > parts.together
         assert parts.longest in (parts.attention, parts.experts)
         saved[batches] = (slow.device_seconds(load)[0] - free.device_seconds(load)[0]) / (
@@ -125,7 +125,7 @@ def test_both_sides_hold_the_model(tp: int) -> None:
     """A replica and the experts' GPUs have together what a replica with all experts has."""
     inference = {"requests": {"prompt_len": 64, "output_len": 2}}
     whole = simulate_serving(serving(inference, MOE, None, {"tp": tp, "expert_tp": tp}))
-    sim = simulate_serving(apart(3, tp=tp, **inference))
+    sim = simulate_serving(afd(3, tp=tp, **inference))
     experts = sim.outcome.memory[-1]
     assert (experts.ranks, experts.count) == (f"{tp}-{tp + 3}", 4)
     routed = routed_bytes(whole.costs.dims, whole.costs.specs, whole.costs.stages[0])
@@ -140,7 +140,7 @@ def test_both_sides_hold_the_model(tp: int) -> None:
 def test_one_replica_is_served_alike_on_all_clocks(
     requests: tuple[Request, ...], inference: dict[str, Any], batches: int
 ) -> None:
-    every_way(apart(batches, **inference), requests)
+    every_way(afd(batches, **inference), requests)
 
 
 @settings(max_examples=25, deadline=None)
@@ -148,7 +148,7 @@ def test_one_replica_is_served_alike_on_all_clocks(
 def test_replicas_go_on_in_step(
     requests: tuple[Request, ...], inference: dict[str, Any], batches: int, dp: int
 ) -> None:
-    scenario = apart(batches, dp=dp, **inference)
+    scenario = afd(batches, dp=dp, **inference)
     first, second = (simulate_serving(scenario, requests=requests, group=group) for group in (True, False))
     finished(first)
     for a, b in zip(times(first), times(second), strict=True):
@@ -156,7 +156,7 @@ def test_replicas_go_on_in_step(
 
 
 def test_the_shares_of_time_are_the_iterations() -> None:
-    sim = simulate_serving(apart(3, dp=2, engine="sglang-0.5"))
+    sim = simulate_serving(afd(3, dp=2, engine="sglang-0.5"))
     whole = sum(i.spans[0][1] - i.spans[0][0] for r in sim.replicas for i in r.iterations)
     alone = sum(sim.costs.stage_seconds(i.load)[0] * i.steps for r in sim.replicas for i in r.iterations)
     assert sum(sim.shares.values()) == pytest.approx(alone, rel=1e-6)
@@ -195,4 +195,4 @@ def test_what_is_refused(inference: dict[str, Any], model: Any, parallelism: dic
 def test_too_few_gpus_are_refused() -> None:
     cluster = {"preset": "dgx-h100", "nodes": 1}
     with pytest.raises(InputError, match=r"found 4 GPUs beside 6 that compute attention; the cluster has 8"):
-        apart(dp=6, cluster=cluster)
+        afd(dp=6, cluster=cluster)

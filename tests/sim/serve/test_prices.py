@@ -281,7 +281,7 @@ def test_chunks_between_kept_sizes_are_near_their_own_price() -> None:
     rng = np.random.default_rng(0)
     sizes = np.exp(rng.uniform(np.log(2), np.log(30_000), (80, 2))).astype(int)
     errors = [
-        costs._chunk(0, tokens, cached, 1) / costs.priced(Key(Work.PREFILL, 0, tokens, cached, 1)).seconds - 1
+        costs._chunk_s(0, tokens, cached, 1) / costs.priced(Key(Work.PREFILL, 0, tokens, cached, 1)).seconds - 1
         for tokens, cached in sizes.tolist()
     ]
     assert abs(np.mean(errors)) < 0.01

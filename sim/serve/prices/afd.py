@@ -71,7 +71,7 @@ class Prices(Protocol):
         """A part's price."""
 
 
-class ExpertsApart(Struct, frozen=True):
+class DisaggregatedExperts(Struct, frozen=True):
     """Experts on GPUs of their own. `experts`: prices of these; `replicas`: that compute attention."""
 
     experts: Prices
@@ -103,11 +103,11 @@ class LayerParts(NamedTuple):
 
     @property
     def longest(self) -> float:
-        """Of the one that all micro-batches wait for."""
+        """Seconds of the longest of the four parts, for which all micro-batches wait."""
         return max(self)
 
     def cycle(self, batches: int) -> float:
-        """From one layer of a micro-batch to its next, where so many take turns."""
+        """Seconds from one layer of a micro-batch to its next, if `batches` micro-batches take turns."""
         return max(self.together, batches * self.longest)
 
 
@@ -122,30 +122,30 @@ def pipeline_seconds(layers: list[tuple[int, LayerParts]], batches: int) -> floa
     return sum([n * parts.cycle(batches) for n, parts in layers]) + ends
 
 
-def in_micro_batches(costs: Prices, apart: ExpertsApart, load: Load) -> tuple[float, ...]:
+def in_micro_batches(costs: Prices, afd: DisaggregatedExperts, load: Load) -> tuple[float, ...]:
     """Seconds of an iteration on the GPUs that compute attention, which wait for the experts."""
     (stage,) = costs.stages
-    batches = apart.batches_of(load)
-    layers = [(n, layer_parts(costs, apart, load, i)) for i, n in enumerate(stage.layers) if n]
+    batches = afd.batches_of(load)
+    layers = [(n, layer_parts(costs, afd, load, i)) for i, n in enumerate(stage.layers) if n]
     return (costs.with_ends(pipeline_seconds(layers, batches), stage, load.tokens, load.samples),)
 
 
-def layer_parts(costs: Prices, apart: ExpertsApart, load: Load, spec: int) -> LayerParts:
+def layer_parts(costs: Prices, afd: DisaggregatedExperts, load: Load, spec: int) -> LayerParts:
     """A layer of one micro-batch."""
-    batches, kind = apart.batches_of(load), costs.specs[spec].attention
+    batches, kind = afd.batches_of(load), costs.specs[spec].attention
     prompts = load.samples < load.tokens
     one = costs.host.padded(ceil_div(load.tokens, batches), prompts)
     attention_s = costs.tokens_s(Work.LAYER, one, spec)
     if kind is not None:
         attention_s += _core_s(costs, load, costs.attentions.index(kind), batches)
-    sent = costs.specs[spec].serve_exchange(apart.experts.dims, tokens := apart.tokens_of(load))
+    sent = costs.specs[spec].serve_exchange(afd.experts.dims, tokens := afd.tokens_of(load))
     if not sent:
         return LayerParts(attention_s)
     attention_s -= costs.tokens_s(Work.ROUTED, one, spec)
     works = Work.ROUTED, Work.DISPATCH, Work.COMBINE
-    whole, dispatch, combine = (apart.experts.tokens_s(work, tokens, spec) for work in works)
+    whole, dispatch, combine = (afd.experts.tokens_s(work, tokens, spec) for work in works)
     busier = max(1.0, ceil_div(load.tokens, batches) / costs.dims.tp / tokens)
-    out, back = (_message_s(costs, apart, item.bytes * busier) for item in sent if isinstance(item, Comm))
+    out, back = (_message_s(costs, afd, item.bytes * busier) for item in sent if isinstance(item, Comm))
     return LayerParts(attention_s, out, whole - dispatch - combine, back)
 
 
@@ -156,6 +156,6 @@ def _core_s(costs: Prices, load: Load, kind: int, batches: int) -> float:
     return prompts_s + costs.attention_s(replace(load, prefills=(), decodes=decodes, decode_kv=kv), kind)
 
 
-def _message_s(costs: Prices, apart: ExpertsApart, size_bytes: float) -> float:
-    last = costs.plan.scenario.parallelism.ranks + apart.gpus - 1
+def _message_s(costs: Prices, afd: DisaggregatedExperts, size_bytes: float) -> float:
+    last = costs.plan.scenario.parallelism.ranks + afd.gpus - 1
     return costs.prices.pricing.network.send(0, last, size_bytes)
