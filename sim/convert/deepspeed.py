@@ -169,12 +169,17 @@ def _note_lengths(s: Settings) -> None:
 
 
 def _batch(s: Settings, dp: int) -> dict[str, int]:
-    """Sizes of batches. What is left out follows from the others (`_set_batch_related_parameters`)."""
+    """Sizes of batches. What is left out follows from the others (deepspeed/runtime/config.py:
+    `_set_batch_related_parameters`), and all three must agree (`_batch_assertion`)."""
     accumulated, whole = s.size("gradient_accumulation_steps", 1), s.whole("train_batch_size")
     of_arguments = s.whole("per_device_train_batch_size")
     micro = s.whole("train_micro_batch_size_per_gpu") or of_arguments
     if micro is None and whole is not None:
         micro = max(1, whole // (dp * accumulated))
+    if whole and micro and "gradient_accumulation_steps" in s.values and whole != micro * accumulated * dp:
+        product = f"{micro} · {accumulated} · {dp} = {micro * accumulated * dp}"
+        why = f"micro-batch · gradient_accumulation_steps · ranks = {product}: change one, or leave one out"
+        raise InputError(f"{s.file}: train_batch_size: found {whole}; must be {why}")
     if micro is None:
         micro = MICRO_BATCH
         s.notes.append(f"the file gives no micro-batch: {MICRO_BATCH}, Transformers' default")
@@ -266,6 +271,8 @@ def _zero(s: Settings, machine: Machine) -> dict[str, Any]:
         device = value.get("device", "none") if isinstance(value, dict) else "none"
         if device != "none" and (key, device) != CPU_OPTIMIZER:
             s.notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated")
+        if isinstance(value, dict) and value.get("ratio", 1.0) != 1.0:
+            s.notes.append(f"zero_optimization.{key}: ratio {value['ratio']} is not simulated; all of it is offloaded")
     stage = own.integer("stage", 0)
     found: dict[str, Any] = {"zero": stage}
     overlaps = own.take("overlap_comm")
