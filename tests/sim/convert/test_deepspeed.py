@@ -98,12 +98,15 @@ def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str
         ("attn_implementation: eager", {"attention": "unfused", "param_dtype": "fp32"}),
         ("torch_dtype: bfloat16", {"param_dtype": "bf16", "master_weights": False}),
         ("fsdp: true\nfsdp_config: {activation_checkpointing: true}", {"recompute": "full"}),
+        ("torch_dtype: bfloat16\nfsdp: full_shard auto_wrap", {"param_dtype": "fp32"}),
+        ("torch_dtype: bfloat16\nfsdp: no_shard", {"param_dtype": "bf16", "master_weights": False}),
     ],
 )
 def test_training_arguments_of_one_key(tmp_path: Path, keys: str, expected: dict[str, str]) -> None:
     options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
     data, text = converted(tmp_path, "args.yaml", f"bf16: true\n{keys}\n", *options)
     assert expected.items() <= data["training"].items()
+    assert ("whatever torch_dtype says" in text) == ("full_shard" in keys)
     assert "not expressed" not in text
     named = f"bf16: true\n{keys}\nmodel_name_or_path: openai-community/gpt2\n"
     assert (
