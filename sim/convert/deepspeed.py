@@ -56,8 +56,8 @@ FSDP: dict[str, dict[str, Any]] = {
     "no_shard": {"zero": 0},
 }
 FSDP_IN_FP32 = (
-    "parameters are taken for fp32, as Accelerate casts what FSDP trains in mixed precision, whatever torch_dtype says; "
-    "releases that leave FSDP2's in 16 bits: training.param_dtype=bf16 and training.master_weights=false"
+    "parameters are taken for fp32, whatever torch_dtype says, as Accelerate casts what FSDP trains to it; "
+    "for releases that leave FSDP2's in 16 bits set training.param_dtype=bf16 and training.master_weights=false"
 )
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
