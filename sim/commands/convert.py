@@ -83,6 +83,8 @@ def main(
         click.echo(text, nl=False)
     else:
         write_text(out, text)
+        for note in found.notes:
+            click.echo(f"note: {note}", err=True)
 
 
 def _converted(

@@ -27,6 +27,7 @@ class _Switch(NamedTuple):
 SWITCHES = (
     _Switch("use_peft", ("true",), "lora_r", 16),  # trl/trainer/model_config.py
     _Switch("lora_enable", ("true",), "lora_r", 64),  # LLaVA's llava/train/train.py
+    _Switch("use_lora", ("true",), "lora_r", 64),  # finetune.py of QwenLM/Qwen
     _Switch("finetuning_type", ("lora",), "lora_rank", 8),  # llamafactory/hparams/finetuning_args.py
     _Switch("adapter", ("lora", "qlora"), "lora_r", 8),  # Axolotl, which always states the rank; peft's default
 )

@@ -55,6 +55,10 @@ FSDP: dict[str, dict[str, Any]] = {
     "hybrid_shard_zero2": {"zero": 3, "reshard_after_forward": False},
     "no_shard": {"zero": 0},
 }
+FSDP_IN_FP32 = (
+    "parameters are taken for fp32, whatever torch_dtype says, as Accelerate casts what FSDP trains to it; "
+    "for releases that leave FSDP2's in 16 bits set training.param_dtype=bf16 and training.master_weights=false"
+)
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
@@ -101,7 +105,8 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
         )
     if any(lengths):
         _note_lengths(s)
-    training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes)}
+    sharded = not by_deepspeed and layout["zero"] > 0
+    training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes, sharded)}
     sections = {"model": machine.model, "training": training, "parallelism": {"dp": dp, **layout}}
     return s.converted("deepspeed", machine, sections)
 
@@ -113,14 +118,14 @@ def _take_trls_precision(s: Settings, given: set[str]) -> None:
         s.notes.append("bf16: on, as TRL has it by default since mid-2025; before it was off")
 
 
-def _training(s: Settings, by_deepspeed: bool, recomputes: bool) -> dict[str, Any]:
-    """All but sizes; `recomputes`: so says `fsdp_config`."""
+def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) -> dict[str, Any]:
+    """All but sizes; `recomputes`: so says `fsdp_config`; `sharded`: by FSDP."""
     lora = adapters(s)
     recomputed = [recomputes, *(s.flag(f"{what}_checkpointing") for what in ("gradient", "activation")), _by_default(s)]
     if isinstance(section := s.values.get("activation_checkpointing"), dict) and section:
         s.notes.append("activation_checkpointing: taken for full recomputation; the model's code decides it")
     training = {
-        **_numbers(s, by_deepspeed, lora is not None),
+        **_numbers(s, by_deepspeed, lora is not None, sharded),
         # Both defaults are 1: runtime/constants.py, training_args.py.
         "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
         "framework": _framework(s, by_deepspeed),
@@ -169,12 +174,17 @@ def _note_lengths(s: Settings) -> None:
 
 
 def _batch(s: Settings, dp: int) -> dict[str, int]:
-    """Sizes of batches. What is left out follows from the others (`_set_batch_related_parameters`)."""
+    """Sizes of batches. What is left out follows from the others (deepspeed/runtime/config.py:
+    `_set_batch_related_parameters`), and all three must agree (`_batch_assertion`)."""
     accumulated, whole = s.size("gradient_accumulation_steps", 1), s.whole("train_batch_size")
     of_arguments = s.whole("per_device_train_batch_size")
     micro = s.whole("train_micro_batch_size_per_gpu") or of_arguments
     if micro is None and whole is not None:
         micro = max(1, whole // (dp * accumulated))
+    if whole and micro and "gradient_accumulation_steps" in s.values and whole != micro * accumulated * dp:
+        product = f"{micro} · {accumulated} · {dp} = {micro * accumulated * dp}"
+        why = f"micro-batch · gradient_accumulation_steps · ranks = {product}: change one, or leave one out"
+        raise InputError(f"{s.file}: train_batch_size: found {whole}; must be {why}")
     if micro is None:
         micro = MICRO_BATCH
         s.notes.append(f"the file gives no micro-batch: {MICRO_BATCH}, Transformers' default")
@@ -229,9 +239,10 @@ def _offload(section: object) -> dict[str, Any]:
     return {"optimizer_offload": device} if isinstance(found, dict) and found.get("device") == device else {}
 
 
-def _numbers(s: Settings, by_deepspeed: bool, frozen: bool) -> dict[str, Any]:
+def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> dict[str, Any]:
     """Precision and dtypes: DeepSpeed keeps 16-bit parameters and an fp32 copy, Transformers casts under autocast.
-    Frozen parameters are loaded in 16 bits."""
+    Frozen parameters are loaded in 16 bits. Parameters that are trained and sharded by FSDP become fp32 in mixed
+    precision, whatever they were loaded in (accelerate/accelerator.py, prepare_model)."""
     on = {
         name: value.get("enabled", False) not in (False, AUTO)  # precision_config.py: off unless it says so
         if isinstance(value := s.take(name, False), dict)
@@ -246,6 +257,9 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool) -> dict[str, Any]:
         sums = DTYPES.get(str(types.get("grad_accum_dtype"))) if isinstance(types, dict) else None
         return {"precision": precision, **({"grad_dtype": sums} if sums else {})}
     loaded = DTYPES.get(str(s.take("torch_dtype", s.take("dtype"))).removeprefix("torch."))
+    if loaded == precision and sharded and not frozen:
+        s.notes.append(FSDP_IN_FP32)
+        return {"precision": precision, "param_dtype": "fp32"}
     if loaded == precision:
         return {"precision": precision, "param_dtype": loaded, "master_weights": False}
     if frozen:
@@ -266,6 +280,8 @@ def _zero(s: Settings, machine: Machine) -> dict[str, Any]:
         device = value.get("device", "none") if isinstance(value, dict) else "none"
         if device != "none" and (key, device) != CPU_OPTIMIZER:
             s.notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated")
+        if isinstance(value, dict) and value.get("ratio", 1.0) != 1.0:
+            s.notes.append(f"zero_optimization.{key}: ratio {value['ratio']} is not simulated; all of it is offloaded")
     stage = own.integer("stage", 0)
     found: dict[str, Any] = {"zero": stage}
     overlaps = own.take("overlap_comm")

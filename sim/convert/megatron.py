@@ -333,7 +333,9 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
         return {"zero": 3, "reshard_after_forward": False if kept else None}
     if s.flag("use-megatron-fsdp") or s.flag("use-custom-fsdp"):
         s.take("use-distributed-optimizer")
-        return {"zero": s.choice("data-parallel-sharding-strategy", ZERO_STAGES, "no_shard")}
+        stage = s.choice("data-parallel-sharding-strategy", ZERO_STAGES, "no_shard")
+        s.choice("outer-dp-sharding-strategy", {"no_shard": True}, "no_shard")
+        return {"zero": stage, "shard_size": members // instances if instances > 1 and stage else None}
     if s.flag("deepspeed"):
         stage = s.integer("zero-stage")
         return {"zero": stage, "param_gather_overlap": False if stage in (1, 2) else None}  # `DEEPSPEED_ZERO`

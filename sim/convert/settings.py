@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,9 @@ from sim.core.units import counted
 from sim.inputs.input_source import show
 
 T = TypeVar("T")
+DIGITS = re.compile(r"\d")
 UNSET_ARGUMENT = re.compile(r"\$\{?\d")
+ALIKE = 0.9  # difflib's ratio of two names of which one may be the other, mistyped
 _WITHOUT_EFFECT = Path(__file__).with_name("without_effect.yaml")
 
 
@@ -167,6 +170,20 @@ class Settings(Struct, dict=True):
         own = map(self.written_as, set(self.values) - self.taken)
         return sorted([*own, *(name for section in self.sections for name in section.left())])
 
+    def mistyped(self) -> list[str]:
+        """A note on each name that nothing took and that is almost one that would be taken. Names that differ in
+        digits alone are different settings."""
+        notes, absent = [], sorted(self.taken - self.values.keys())
+        for name in sorted(set(self.values) - self.taken):
+            near = next(iter(get_close_matches(_tail(name), list(map(_tail, absent)), 1, ALIKE)), None)
+            if near is not None and DIGITS.sub("", near) != DIGITS.sub("", _tail(name)):
+                meant = next(known for known in absent if _tail(known) == near)
+                section, dot, _ = self.written_as(name).rpartition(".")
+                in_yaml = dot and name in self.written  # Megatron-LM's flags in a section of its own
+                shown = f"{section}.{meant.replace('-', '_')}" if in_yaml else self.written_as(meant)
+                notes.append(f"{self.written_as(name)} is not read: did you mean {shown}?")
+        return [*notes, *(note for section in self.sections for note in section.mistyped())]
+
     def converted(
         self, trainer: str, machine: Machine, sections: dict[str, Any], name: str = "", left: list[str] | None = None
     ) -> Converted:
@@ -174,7 +191,7 @@ class Settings(Struct, dict=True):
         listed = _without_effect()[trainer].split()
         without_effect = {*listed, *(self.written_as(name).lstrip("-") for name in listed)}
         names = [name for name in (self.left() if left is None else left) if name.lstrip("-") not in without_effect]
-        notes = [*self.notes, *([f"not expressed here: {', '.join(names)}"] if names else [])]
+        notes = [*self.notes, *self.mistyped(), *([f"not expressed here: {', '.join(names)}"] if names else [])]
         scenario = {"version": 1, "name": name or self.file.stem, **sections, "cluster": machine.cluster}
         return Converted(scenario, tuple(notes), self.missing)
 
@@ -190,6 +207,11 @@ class Settings(Struct, dict=True):
         if gpus % divisor:
             raise InputError(f"{self.file}: {counted(gpus, 'GPU')}; must be a multiple of {divisor} ({words})")
         return gpus // divisor
+
+
+def _tail(name: str) -> str:
+    """A name without its sections."""
+    return name.rpartition(".")[2]
 
 
 @cache

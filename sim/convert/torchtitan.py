@@ -263,6 +263,10 @@ def _usual_stages(s: Settings, pp: int, stages_per_rank: int, layers: int) -> li
     first, last = (s.integer(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last"))
     each = s.whole("parallelism.pipeline_parallel_layers_per_stage")
     stages = -(-(layers + first + last) // each) if each else pp * stages_per_rank
+    if each and stages % pp:
+        where, counted_in = f"{s.file}: parallelism.pipeline_parallel_layers_per_stage", f"{layers} + {first} + {last}"
+        why = f"{counted_in} layers, embedding and output among them, make {stages} stages, no multiple of pp {pp}"
+        raise InputError(f"{where}: found {each}; {why}")
     counts = list(split_layers(layers + first + last, stages))
     counts[0] -= first
     counts[-1] -= last
@@ -287,8 +291,9 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         s.taken |= off
         sections = " and ".join(sorted({f"[{name.partition('.')[0]}]" for name in off}))
         s.notes.append(f"{sections} without effect, precision {precision}: model.converters does not name it")
-    s.take("training.mixed_precision_reduce")
     s.take("training.steps")
+    reduced = {"bfloat16": {"grad_reduce_dtype": "bf16"}, "float32": {}}  # FSDP's `reduce_dtype`; a DDP has none
+    reduces = s.choice("training.mixed_precision_reduce", reduced, "float32") or {}
     dtype = str(s.take("training.dtype", "float32"))
     return {
         "seq_len": s.integer("training.seq_len", 2048),
@@ -297,6 +302,7 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         "precision": precision,
         **({"fp8_recipe": str(recipe)} if precision == "fp8" and recipe else {}),
         "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
+        **(reduces if layout["zero"] == 3 else {}),
         "framework": "compiled" if "model" in parts else "eager",
         **({"cross_entropy": "fused"} if "loss" in parts else {}),  # compiled by itself (components/loss.py)
         "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,

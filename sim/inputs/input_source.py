@@ -231,6 +231,7 @@ _EXPECTED = {
     "string_type": "must be text (put a number in quotes)",
     "finite_number": "must be a finite number",
     "string_too_short": "must not be empty",
+    "string_pattern_mismatch": "must be a month or a day, such as 2024-12 or 2024-12-05",  # of dates alone
 }
 
 

@@ -33,14 +33,15 @@ SERVED = STAGES | {
 }
 
 
-def notes(sections: Sections, given: Set[str]) -> Iterator[str]:
+def notes(sections: Sections, given: Set[str], generates: bool = False) -> Iterator[str]:
     """Return what is legal but worth saying: the padded vocabulary, keys that have no effect here; `given`: keys of
-    `inference` that are not the engine's own."""
+    `inference` that are not the engine's own; `generates`: reinforcement learning, whose engine may have GPUs, too."""
     model, p, t, i = sections.model, sections.parallelism, sections.training, sections.inference
     yield from _vocabulary_note(sections)
     if model.left_out:
         yield f"model: simulated without the config's {', '.join(model.left_out)}"
-    yield from _idle_nodes_note(sections)
+    yield from _idle_nodes_note(sections, generates)
+    yield from _domain_note(sections)
     yield from _spine_note(sections)
     yield from _expert_split_note(sections)
     yield from _packing_note(sections)
@@ -82,12 +83,26 @@ def _vocabulary_note(sections: Sections) -> Iterator[str]:
             yield f"model.vocab: {model.vocab} is padded to {padded}, a multiple of {why}"
 
 
-def _idle_nodes_note(sections: Sections) -> Iterator[str]:
-    """Return that all GPUs but one idle, where several nodes are stated and no layout is."""
+def _idle_nodes_note(sections: Sections, generates: bool) -> Iterator[str]:
+    """Return that whole nodes idle, where several nodes are stated and no dp is, which a trainer takes from the number
+    of GPUs."""
     p, cluster = sections.parallelism, sections.cluster
-    if sections.training is not None and cluster.nodes > 1 and p.ranks == 1:
-        gpus = f"one of the cluster's {cluster.nodes * cluster.gpus_per_node:,} GPUs computes"
-        yield f"parallelism: dp, tp, pp and cp are 1, so {gpus}; `stepsim search` finds layouts for all of them"
+    gpus = cluster.nodes * cluster.gpus_per_node
+    idle = sections.training is not None and p.ranks <= gpus - cluster.gpus_per_node
+    if idle and p.ranks == 1:
+        one = f"one of the cluster's {gpus:,} GPUs computes"
+        yield f"parallelism: dp, tp, pp and cp are 1, so {one}; `stepsim search` finds layouts for all of them"
+    elif idle and "dp" not in p.model_fields_set and not generates and sections.distillation is None:
+        some = f"{p.ranks:,} of the cluster's {gpus:,} GPUs compute"
+        yield f"parallelism.dp: 1, as nothing is said, so {some}; dp {gpus // p.ranks:,} uses as many as it can"
+
+
+def _domain_note(sections: Sections) -> Iterator[str]:
+    """Return that NVLink within a part of a node is not simulated."""
+    cluster = sections.cluster
+    if cluster.nvlink_domain < cluster.gpus_per_node:
+        without = f"{cluster.nvlink_domain} of no effect, as a node has {cluster.gpus_per_node} GPUs"
+        yield f"cluster.nvlink_domain: {without}; cluster.topology describes links between some GPUs of a node"
 
 
 def _spine_note(sections: Sections) -> Iterator[str]:
@@ -143,6 +158,9 @@ def _schedule_notes(p: Parallelism) -> Iterator[str]:
     if "schedule_memory" in p.model_fields_set and p.schedule_memory != 1.0 and not FORMS[p.schedule].follows_times:
         only = ", ".join(name for name, form in FORMS.items() if form.follows_times)
         yield f"parallelism.schedule_memory: of no effect with schedule {p.schedule}, only with {only}"
+    if p.p2p_scatter and "p2p_scatter" in p.model_fields_set and (p.sp or p.tp == 1 or p.pp == 1):
+        why = "sp, which has split a stage's input already" if p.sp else f"tp {p.tp} and pp {p.pp}"
+        yield f"parallelism.p2p_scatter: of no effect with {why}"
     if p.param_gather_dtype is not None and p.zero == 0:
         yield "parallelism.param_gather_dtype: of no effect with zero 0, which gathers no parameters"
     if p.micro_batch_group is not None and FORMS[p.schedule].in_groups_of is None:

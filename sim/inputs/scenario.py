@@ -252,7 +252,7 @@ def resolve(source: Source, name: str) -> Scenario:
         engine=_engine(data, source),
         warnings=(
             *(*unknown, *more_unknown, *unknown_architecture(cluster, ranks)),
-            *(*prediction_note(whole, model), *notes(sections, given), *rl_notes),
+            *(*prediction_note(whole, model), *notes(sections, given, rl is not None), *rl_notes),
         ),
         source=replace(source, data={}),
     )

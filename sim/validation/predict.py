@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sim.ranks.plan import Plan
 
 Answers = dict[str, bool]
+MISTYPED = 0.8  # difflib's ratio of a quantity's name to one that is predicted
 
 
 def predict(
@@ -99,8 +101,16 @@ def _asked(row: Measurement, result: Mapping[str, Any], workload: str) -> tuple[
     out = {key: _from_result(result, key) for key in row.measured if isinstance(result.get(_name(key)), float)}
     answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
     if not out and not answers:
-        raise NotSimulated(f"{workload} has no {', '.join((*row.measured, *row.answers)) or 'measured quantity'}")
+        names = (*row.measured, *row.answers)
+        raise NotSimulated(f"{workload} has no {', '.join(names) or 'measured quantity'}{_meant(names, result)}")
     return out, answers
+
+
+def _meant(names: Sequence[str], result: Mapping[str, Any]) -> str:
+    """A quantity that the result has and that one of the names is, mistyped or without its unit."""
+    numbers = [key for key, value in result.items() if isinstance(value, float)]
+    near = [found for name in names for found in get_close_matches(name, numbers, 1, MISTYPED)]
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _class_of(plan: Plan, rank: object, row: str) -> int:

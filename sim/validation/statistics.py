@@ -66,14 +66,20 @@ def accuracy(verdicts: Sequence[Verdict]) -> dict[str, float]:
     """Share of right answers, and how many of the wrong ones said yes (`wrong_true`) or no (`wrong_false`)."""
     wrong = [v for v in verdicts if v.predicted != v.measured]
     yes = sum(v.predicted for v in wrong)
-    return {"accuracy": 1.0 - len(wrong) / len(verdicts), "wrong_true": yes, "wrong_false": len(wrong) - yes}
+    return {
+        "rows": len(verdicts),
+        "accuracy": 1.0 - len(wrong) / len(verdicts),
+        "wrong_true": yes,
+        "wrong_false": len(wrong) - yes,
+    }
 
 
 def summary(errors: Sequence[Error]) -> dict[str, float]:
     """Statistics of one quantity's errors, as fractions.
 
     `mean_abs_by_group` is the mean over groups of each group's mean absolute error, which is what counts where
-    rows of a group are multiples of one another. `interval_width`: median of (high − low) / predicted.
+    rows of a group are multiples of one another. `rows`: how many measured the quantity. `interval_width`: median of
+    (high − low) / predicted.
     """
     found = np.array([e.error for e in errors])
     off = np.abs(found)
@@ -81,6 +87,7 @@ def summary(errors: Sequence[Error]) -> dict[str, float]:
     for e in errors:
         groups.setdefault(e.group, []).append(abs(e.error))
     return {
+        "rows": len(errors),
         "mean_abs": float(off.mean()),
         "median_abs": float(np.median(off)),
         "p95_abs": float(np.quantile(off, 0.95)),

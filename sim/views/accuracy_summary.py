@@ -49,10 +49,10 @@ def _print_groups(console: Any, groups: list[dict[str, Any]]) -> None:
                 continue
             if "accuracy" in s:
                 wrong = f"{s['wrong_true']} wrong yes, {s['wrong_false']} wrong no"
-                out.add_row(group["group"], str(group["rows"]), quantity, f"{s['accuracy']:.1%} right", wrong)
+                out.add_row(group["group"], str(s["rows"]), quantity, f"{s['accuracy']:.1%} right", wrong)
             else:
                 figures = (f"{s[k]:.1%}" for k in ("mean_abs", "median_abs", "max_abs", "bias", "inside_interval"))
-                out.add_row(group["group"], str(group["rows"]), quantity, *figures)
+                out.add_row(group["group"], str(s["rows"]), quantity, *figures)
     console.print(out)
     if len(groups) > len(shown):
         console.print(f"  and {len(groups) - len(shown)} more groups (all of them in --json)")

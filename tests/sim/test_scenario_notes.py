@@ -84,6 +84,25 @@ def test_gpus_that_idle_are_named() -> None:
 
     assert "one of the cluster's 64 GPUs computes" in warnings()
     assert "computes" not in warnings(dp=2)
+    assert "parallelism.dp: 1, as nothing is said, so 2 of the cluster's 64 GPUs compute; dp 32" in warnings(tp=2)
+    assert "compute" not in warnings(tp=2, dp=2)
+
+
+@pytest.mark.parametrize(("gpus", "said"), [(2, True), (8, False), (16, False)])
+def test_nvlink_within_a_part_of_a_node_is_not_simulated(gpus: int, said: bool) -> None:
+    data = {**small(parallelism={"dp": 8}), "cluster": {"preset": "dgx-h100", "nvlink_domain": gpus}}
+    warnings = parse_scenario(data).warnings
+    assert any(text.startswith("cluster.nvlink_domain: 2 of no effect") for text in warnings) is said
+
+
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [({"tp": 2, "pp": 2}, ""), ({"tp": 2, "pp": 2, "sp": True}, "sp, which has split"), ({"tp": 2}, "tp 2 and pp 1")],
+)
+def test_a_stage_s_input_that_is_not_scattered_is_said(layout: dict[str, Any], why: str) -> None:
+    data = small(parallelism={**layout, "p2p_scatter": True})
+    said = [text for text in parse_scenario(data).warnings if "p2p_scatter" in text]
+    assert (why in said[0]) if why else not said
 
 
 def test_keys_of_training_alone_are_named_when_serving() -> None:

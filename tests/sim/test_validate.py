@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.commands.validate import validate_tables
+from sim.commands.validate import main, validate_tables
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.serve.simulation import simulate_serving
@@ -51,6 +51,30 @@ def test_statistics() -> None:
     groups = by_group([error(1.1, 1.0, "b"), error(1.1, 1.0, "a")])
     assert [g["group"] for g in groups] == ["all", "a", "b"]
     assert groups[0]["rows"] == 1  # one id
+    assert groups[0]["step_time"]["rows"] == 2
+
+
+def own_table(tmp_path: Path, *measured: dict[str, float]) -> Path:
+    """A table of steps of one GPU, each with other quantities measured."""
+    scenario = {"model": "llama3.2-1b", "cluster": "dgx-h100", "training": {"seq_len": 512, "global_batch_size": 1}}
+    rows = [{"id": str(n), "group": "g", "measured": quantities} for n, quantities in enumerate(measured)]
+    table = {"format": "measurements/1", "name": "own", "title": "own", "kind": "training_step", "rows": rows}
+    table |= {"source": {"citation": "own", "where": "here", "license": "none"}, "scenario": scenario}
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(table))
+    return path
+
+
+def test_a_summary_counts_the_rows_that_measured_the_quantity(tmp_path: Path) -> None:
+    path = own_table(tmp_path, {"step_time_s": 0.1}, {"step_time_s": 0.1, "peak_memory_bytes": 2e10})
+    lines = [line.split()[:3] for line in invoked(main, str(path)).output.splitlines()]
+    assert ["all", "2", "step_time"] in lines
+    assert ["all", "1", "peak_memory"] in lines
+
+
+def test_a_quantity_without_its_unit_is_told(tmp_path: Path) -> None:
+    said = invoked(main, str(own_table(tmp_path, {"step_time": 0.1}, {"step_time_s": 0.1}))).output
+    assert "a training step has no step_time; did you mean 'step_time_s'?" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda p: p.stem)
@@ -303,7 +327,7 @@ def test_what_fits_in_memory_is_counted_by_both_kinds_of_mistakes(tmp_path: Path
     ]
     path.write_text(json.dumps({"format": "measurements/1", "kind": "training_step", "rows": rows}))
     (done,) = [v.as_dict() for v in validate_tables([read_table(path)], jobs=1)]
-    assert done["groups"][0]["fits_in_memory"] == {"accuracy": 0.5, "wrong_true": 1, "wrong_false": 1}
+    assert done["groups"][0]["fits_in_memory"] == {"rows": 4, "accuracy": 0.5, "wrong_true": 1, "wrong_false": 1}
     assert [e["error"] for e in done["errors"]] == [0.0, 1.0, -1.0, 0.0]
 
 

@@ -98,12 +98,15 @@ def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str
         ("attn_implementation: eager", {"attention": "unfused", "param_dtype": "fp32"}),
         ("torch_dtype: bfloat16", {"param_dtype": "bf16", "master_weights": False}),
         ("fsdp: true\nfsdp_config: {activation_checkpointing: true}", {"recompute": "full"}),
+        ("torch_dtype: bfloat16\nfsdp: full_shard auto_wrap", {"param_dtype": "fp32"}),
+        ("torch_dtype: bfloat16\nfsdp: no_shard", {"param_dtype": "bf16", "master_weights": False}),
     ],
 )
 def test_training_arguments_of_one_key(tmp_path: Path, keys: str, expected: dict[str, str]) -> None:
     options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
     data, text = converted(tmp_path, "args.yaml", f"bf16: true\n{keys}\n", *options)
     assert expected.items() <= data["training"].items()
+    assert ("whatever torch_dtype says" in text) == ("full_shard" in keys)
     assert "not expressed" not in text
     named = f"bf16: true\n{keys}\nmodel_name_or_path: openai-community/gpt2\n"
     assert (
@@ -230,3 +233,22 @@ def test_the_former_name_of_an_optimizer_on_the_host(tmp_path: Path) -> None:
     data, said = converted(tmp_path, "ds.json", text, *options)
     assert data["training"]["optimizer_offload"] == "cpu"
     assert "not expressed" not in said
+
+
+def test_batch_sizes_that_contradict_each_other_are_refused_as_deepspeed_does(tmp_path: Path) -> None:
+    """deepspeed/runtime/config.py: _batch_assertion."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--seq-len", "4096", "--gpus", "16")
+    text = DEEPSPEED.replace("{", '{"train_batch_size": 64, ', 1)
+    said = refused(tmp_path, "ds.json", text, *options)
+    assert "train_batch_size: found 64; must be" in said
+    assert "2 · 4 · 16 = 128" in said
+    data, _ = converted(tmp_path, "ds.json", text.replace("64", "128"), *options)
+    assert data["training"]["global_batch_size"] == 128
+
+
+def test_a_part_of_an_offloaded_optimizer_is_named(tmp_path: Path) -> None:
+    """`ratio` of offload_optimizer: deepspeed/runtime/zero/offload_config.py."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--seq-len", "4096", "--gpus", "16")
+    text = DEEPSPEED.replace('"device": "cpu"', '"device": "cpu", "ratio": 0.3')
+    assert "offload_optimizer: ratio 0.3 is not simulated" in converted(tmp_path, "ds.json", text, *options)[1]
+    assert "ratio" not in converted(tmp_path, "ds.json", text.replace("0.3", "1.0"), *options)[1]

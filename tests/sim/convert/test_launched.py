@@ -130,7 +130,8 @@ deepspeed --num_gpus 8 main.py --data_path Dahoas/rm-static Dahoas/full-hh-rlhf 
     assert "not expressed" not in said
 
 
-def test_llavas_adapters(tmp_path: Path) -> None:
-    flags = "--per_device_train_batch_size 16 --bf16 True --lora_enable True --lora_r 128 --lora_alpha 256"
+@pytest.mark.parametrize("switch", ["--lora_enable", "--use_lora"])
+def test_adapters_of_llava_and_qwen(tmp_path: Path, switch: str) -> None:
+    flags = f"--per_device_train_batch_size 16 --bf16 True {switch} True --lora_r 128 --lora_alpha 256"
     data, _ = converted(tmp_path, "train.sh", f"{TRAIN} {flags}", "--cluster", "dgx-h100")
     assert data["training"]["lora"] == {"rank": 128}

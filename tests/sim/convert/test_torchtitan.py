@@ -187,3 +187,26 @@ def test_degrees_of_early_2025_in_training(tmp_path: Path) -> None:
     data, _ = converted(tmp_path, "old.toml", text, "--cluster", "dgx-h100", "--gpus", "64")
     layout = data["parallelism"]
     assert (layout["dp"], layout["tp"], layout["cp"], layout["pp"], layout["shard_size"]) == (8, 4, 2, 1, 8)
+
+
+@pytest.mark.parametrize(("reduces", "dtype"), [("bfloat16", "bf16"), ("float32", None)])
+def test_fsdp_reduces_gradients_in_the_dtype_that_the_file_names(
+    tmp_path: Path, reduces: str, dtype: str | None
+) -> None:
+    """torchtitan/config/configs.py: `mixed_precision_reduce`, FSDP2's `reduce_dtype`."""
+    text = TITAN.replace("[training]\n", f'[training]\nmixed_precision_reduce = "{reduces}"\n')
+    data, _ = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    assert data["training"].get("grad_reduce_dtype") == dtype
+    parallel = "data_parallel_shard_degree = 1\ndata_parallel_replicate_degree = 16"
+    text = text.replace("data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = -1", parallel)
+    data, _ = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    assert "grad_reduce_dtype" not in data["training"]  # DDP has no such dtype
+
+
+def test_stages_that_are_no_multiple_of_the_ranks_are_refused_in_torchtitans_words(tmp_path: Path) -> None:
+    """distributed/pipeline_parallel.py: 32 layers, embedding and output as one each, by 4 make 9 stages."""
+    own = "pipeline_parallel_degree = 2\npipeline_parallel_layers_per_stage = 4"
+    text = TITAN.replace("[parallelism]\n", f"[parallelism]\n{own}\n")
+    said = refused(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    assert "pipeline_parallel_layers_per_stage: found 4; 32 + 1 + 1 layers" in said
+    assert "make 9 stages, no multiple of pp 2" in said

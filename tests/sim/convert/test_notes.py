@@ -1,0 +1,75 @@
+"""What `stepsim convert` says about settings that no key of a scenario has, or that nobody knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.commands.convert import main
+from tests.processes import invoked
+from tests.sim.convert.converting import converted
+from tests.sim.convert.launch_files import MEGATRON, TITAN
+
+HERE = ("--cluster", "dgx-h100", "--gpus", "32")
+BRIDGE = "model: {tensor_model_parallel_size: 2, pipeline_model_paralel_size: 2}\ntrain: {global_batch_size: 64}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "hint"),
+    [
+        (
+            "train.sh",
+            MEGATRON.replace("--tensor-model-parallel-size", "--tensor-model-paralel-size").replace(
+                "    --sequence-parallel\n", "    --bf16\n"
+            ),
+            (),
+            "--tensor-model-paralel-size is not read: did you mean --tensor-model-parallel-size?",
+        ),
+        (
+            "a.toml",
+            TITAN.replace("seq_len", "seqlen"),
+            (),
+            "training.seqlen is not read: did you mean training.seq_len?",
+        ),
+        (
+            "ds.json",
+            '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "overlap_com": true}}',
+            ("--model", "llama3-8b", "--seq-len", "4096"),
+            "zero_optimization.overlap_com is not read: did you mean zero_optimization.overlap_comm?",
+        ),
+        (
+            "a.yaml",
+            BRIDGE.replace("train: {", "train: {micro_batch_size: 1, ").replace("2, pipe", "2, seq_length: 4096, pipe"),
+            ("--model", "llama3-8b"),
+            "model.pipeline_model_paralel_size is not read: did you mean model.pipeline_model_parallel_size?",
+        ),
+    ],
+)
+def test_a_mistyped_setting_is_told_from_one_without_a_key(
+    tmp_path: Path, name: str, text: str, options: tuple[str, ...], hint: str
+) -> None:
+    _, said = converted(tmp_path, name, text, *HERE, *options)
+    assert f"# {hint}\n" in said
+
+
+def test_real_settings_that_are_much_alike_are_not_taken_for_mistyped(tmp_path: Path) -> None:
+    text = MEGATRON.replace("    --bf16\n", "    --bf16 --fp4-recipe nvfp4 --exp-avg-dtype bf16\n")
+    assert "is not read" not in converted(tmp_path, "train.sh", text, *HERE)[1]
+
+
+def test_notes_of_a_file_that_is_written_go_to_standard_error(tmp_path: Path) -> None:
+    file, out = tmp_path / "train.sh", tmp_path / "mine.yaml"
+    file.write_text(MEGATRON)
+    done = invoked(main, str(file), *HERE, "--out", str(out))
+    assert done.stdout == ""
+    assert done.stderr == "note: not expressed here: --cuda-graph-scope\n"
+    assert "# not expressed here: --cuda-graph-scope\n" in out.read_text()
+
+
+@pytest.mark.parametrize(("strategy", "shard"), [("optim_grads_params", 2), ("no_shard", None)])
+def test_hybrid_fsdp_of_megatron_shards_within_an_instance(tmp_path: Path, strategy: str, shard: int | None) -> None:
+    """dp 4 in two instances: megatron/training/arguments.py, `num_distributed_optimizer_instances`."""
+    fsdp = f"--use-megatron-fsdp --data-parallel-sharding-strategy {strategy} --num-distributed-optimizer-instances 2"
+    data, _ = converted(tmp_path, "train.sh", MEGATRON.replace("    --bf16\n", f"    --bf16 {fsdp}\n"), *HERE)
+    assert data["parallelism"].get("shard_size") == shard
