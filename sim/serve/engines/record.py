@@ -124,6 +124,9 @@ class Engine:
         None, "with drafted tokens, sequences of batches with a graph, which has all tokens of each; None: as without"
     )
     prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
+    whole_graphs: bool = fact(
+        True, "an iteration of single tokens is one graph; else its graphs have all but attention, too"
+    )
     padded_experts: tuple[PaddedExperts, PaddedExperts] = fact(
         ("own", "own"),
         "experts that tokens which pad a batch to a graph's size choose, where ranks hold all experts and where these "

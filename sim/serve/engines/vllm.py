@@ -92,13 +92,14 @@ _VLLM_09 = Engine(
     " May 2025); at 256 2 to 3 ms once the API server is a process of its own (issue 10634), as it is since 0.7,"
     " 5 to 6 before (pull request 11133); launches as vllm-0.2, HTTP as trtllm-triton;"
     " limits: engine/arg_utils.py (_set_default_args_v1; 0.11.0, 1548 to 1578, 1605 to 1625);"
-    " piecewise graphs: config.py; padding: tokens of earlier iterations, which choose"
-    " experts until VLLM_MOE_SKIP_PADDING (pull request 46428, June 2026)",
+    " graphs of all but attention, also for single tokens: config.py (full_cuda_graph false); padding: tokens of"
+    " earlier iterations, which choose experts until VLLM_MOE_SKIP_PADDING (pull request 46428, June 2026)",
     host=hosts(V1),
     adapters_drafting=False,  # 0.10.2, v1/worker/gpu_input_batch.py, make_lora_inputs: one adapter a sampled request
     hands_drafts_over=False,  # v1/core/sched/scheduler.py: what came from elsewhere lacks its last token, so no drafts
     graph_sizes=by_eights_to,
     prompt_graphs=True,
+    whole_graphs=False,
     whole_prompts=True,
     whole_prompt_tokens=1,  # engine/arg_utils.py: max_model_len where enable_chunked_prefill is off
     room_for_longest=True,  # v1/core/kv_cache_utils.py: check_enough_kv_cache_memory
@@ -114,21 +115,30 @@ _VLLM_09 = Engine(
     defaults=_VLLM_V1,
     cases=(_LARGE,),
 )
-_VLLM_14 = replace(
+_VLLM_11 = replace(
     _VLLM_09,
+    name="vllm-0.11",
+    since=(0, 11),
+    date="2025-10",
+    source="as vllm-v1; whole graphs of single tokens (vllm-project/vllm pull request 25444, September 2025:"
+    " cudagraph_mode FULL_AND_PIECEWISE); all-reduces: pull request 24111",
+    called="",
+    whole_graphs=True,
+    own_all_reduces=CUSTOM_LESS,
+)
+_VLLM_14 = replace(
+    _VLLM_11,
     name="vllm-0.14",
     since=(0, 14),
     date="2026-01",
-    source="as vllm-v1, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970,"
+    source="as vllm-0.11, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970,"
     " 27614, 31998; config/vllm.py: not with pipeline stages nor drafts by a model of its own)",
-    called="",
     overlaps=True,
     overlaps_stages=False,
     overlaps_drafting=(True, False),
     adapters_drafting=True,  # 0.14.1, v1/worker/gpu_input_batch.py, make_lora_inputs: an adapter for each sampled token
     graph_sizes=vllm_sizes,
     whole_prompt_tokens=0,  # engine/arg_utils.py: the larger of max_model_len and the default
-    own_all_reduces=CUSTOM_LESS,
     two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold
 )
 RECORDS = (
@@ -174,6 +184,7 @@ RECORDS = (
         cases=(_LARGE._replace(but=()),),
     ),
     _VLLM_09,
+    _VLLM_11,
     _VLLM_14,
     replace(
         _VLLM_14,

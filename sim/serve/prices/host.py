@@ -12,13 +12,15 @@ MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that
 
 
 class Host(Struct, frozen=True):
-    """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage;
-    `graph_sizes`: tokens of batches with a CUDA graph; `overlaps`: it works while the GPU does."""
+    """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage without a CUDA
+    graph; `pieces`: with graphs of all but attention; `graph_sizes`: tokens of batches with a CUDA graph; `overlaps`:
+    it works while the GPU does."""
 
     engine: Engine
     times: HostTimes
     tp: int
     kernels: tuple[int, ...]
+    pieces: tuple[int, ...]
     graph_sizes: tuple[int, ...] = ()
     overlaps: bool = False
 
@@ -53,9 +55,9 @@ class Host(Struct, frozen=True):
 
     def launched_each(self, stage: int, device_s: list[float], load: Load) -> list[float]:
         """Seconds for which a stage's GPU computes, with the gaps in which it waits for a kernel's launch."""
-        if not self.times.launch_s or self._graphed(load):
+        launches_s = self.launches(stage, load) * self.times.launch_s
+        if not launches_s:
             return device_s
-        launches_s = self.kernels[stage] * self.times.launch_s
         return [(s**MEETING + launches_s**MEETING) ** (1 / MEETING) for s in device_s]
 
     def between_s(self, load: Load) -> float:
@@ -67,15 +69,22 @@ class Host(Struct, frozen=True):
             own_s += load.tokens * self.tp * t.oversize_s
         return own_s
 
+    def launches(self, stage: int, load: Load) -> int:
+        """What a stage's host launches one by one; the one graph of a whole iteration does not count."""
+        if not self._graphed(load):
+            return self.kernels[stage]
+        return 0 if self.engine.whole_graphs and not load.prefills else self.pieces[stage]
+
     def _graphed(self, load: Load) -> bool:
-        """Whether a CUDA graph has the iteration's kernels."""
+        """Whether CUDA graphs have the iteration's kernels, or all but those of attention."""
         if not self.graph_sizes or (load.prefills and not self.engine.prompt_graphs):
             return False
         return load.tokens <= self.graph_sizes[-1]
 
 
-def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...]) -> Host:
-    """The host of a scenario's engine, which launches so many `kernels` an iteration on each pipeline stage."""
+def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces: tuple[int, ...]) -> Host:
+    """The host of a scenario's engine, which launches so many `kernels` an iteration on each pipeline stage, or
+    `pieces` of it."""
     gpu, p, served = scenario.cluster.gpu, scenario.parallelism, scenario.for_serving
     drafts = served.speculative
     sizes = gpu.memory_bytes, p.tp, p.pp, served.longest(scenario.model), served.drafts
@@ -86,4 +95,5 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...]) -> Hos
         overlaps = overlaps and engine.overlaps_drafting[served.drafts == "model"]
         if engine.drafting_sizes is not None:
             graphs = tuple([n * (1 + drafts.tokens) for n in engine.drafting_sizes(*most)])
-    return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, graphs if served.cuda_graphs else (), overlaps)
+    graphs = graphs if served.cuda_graphs else ()
+    return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, pieces, graphs, overlaps)

@@ -354,7 +354,7 @@ def test_a_host_beside_pipeline_stages(engine: str, overlaps: bool) -> None:
     """vLLM since 0.16 (config/vllm.py) and not SGLang (srt/server_args.py, _handle_pipeline_parallelism)."""
     for pp in (1, 2):
         s = scenario_with(parallelism={"pp": pp}, inference={"engine": engine, "requests": ONE})
-        assert host_of(s, ENGINES[engine], (10,) * pp).overlaps == (overlaps or pp == 1)
+        assert host_of(s, ENGINES[engine], (10,) * pp, (4,) * pp).overlaps == (overlaps or pp == 1)
 
 
 @pytest.mark.parametrize(

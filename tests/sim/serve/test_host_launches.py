@@ -1,0 +1,50 @@
+"""What an engine's host launches one by one, beside CUDA graphs and beside its own work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.prices.profiles import load_profile
+from sim.serve.engines import ENGINES
+from sim.serve.engines.record import Defaults, Engine, HostTimes
+from sim.serve.prices.costs import IterationCosts, iteration_costs
+from sim.serve.prices.load import Load
+from tests.sim.serve.serving_cases import engine_scenario
+
+
+def costs(engine: str, **more: Any) -> IterationCosts:
+    s = engine_scenario(engine, **more)
+    return iteration_costs(s, load_profile(s.calibration))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Add an engine of one's own: no more than a record is needed."""
+
+    def add(host: HostTimes, **facts: Any) -> str:
+        own = Engine("own", "own", (), "2026-01", "a test", host={"hopper": host}, **facts)
+        monkeypatch.setitem(ENGINES, "own", own)
+        return "own"
+
+    return add
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_graphs_of_all_but_attention_leave_three_launches_a_layer(made: Any, whole: bool) -> None:
+    """Attention, the write to the cache and the next graph in each of 32 layers, and the last graph."""
+    record = made(
+        host=HostTimes(launch_s=1e-3), defaults=Defaults(graphs_to=16), prompt_graphs=True, whole_graphs=whole
+    )
+    own, bare = costs(record), costs("bundled")
+    tokens, prompts = Load(8, 8, 800, (), 8), Load(16, 0, 0, ((8, 0, 2),), 2)
+    for load, launches in ((tokens, 0 if whole else 97), (prompts, 97)):
+        gpu_s = bare.stage_seconds(load)[0]
+        expected = (gpu_s**4 + (launches * 1e-3) ** 4) ** 0.25
+        assert own.stage_seconds(load)[0] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("engine", "launches"), [("vllm-v1", 97), ("vllm-0.11", 0), ("vllm-0.19", 0), ("vllm-0.6", 0)])
+def test_vllm_has_had_whole_graphs_of_single_tokens_but_from_0_8_to_0_10(engine: str, launches: int) -> None:
+    assert costs(engine).host.launches(0, Load(8, 8, 800, (), 8)) == launches
