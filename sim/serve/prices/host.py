@@ -42,7 +42,10 @@ class Host(Struct, frozen=True):
         `draft_s` besides, while its copy engine copies weights for `copied_s`; they differ in nothing but the GPU's
         seconds.
 
-        Work between iterations is the first stage's. Kernels outside of a graph are issued one by one. The GPU drafts
+        Work between iterations is the first stage's. Kernels outside of a graph are issued one by one, by the host that
+        does the other work as well: one that overlaps has all of it beside the GPU, max(GPU, launches + own work)
+        (vLLM, v1/engine/core.py, `step_with_batch_queue`; SGLang, srt/managers/scheduler.py, `event_loop_overlap`;
+        TensorRT-LLM, _torch/pyexecutor/py_executor.py, `_executor_loop_overlap`: one thread does all). The GPU drafts
         right after it has checked, from tokens that never left it, while an overlapping host prepares the next
         iteration: max(GPU + draft, host) (vLLM, v1/worker/gpu_model_runner.py: `propose_draft_token_ids` of EAGLE and
         of draft models takes the GPU's sampled tokens and does not wait for `_bookkeeping_sync`).
@@ -50,12 +53,12 @@ class Host(Struct, frozen=True):
         busy_s = [max(s + draft_s, copied_s) for s in self.launched_each(stage, device_s, load)]
         if stage or not self.engine.host:
             return busy_s
-        own_s = self.between_s(load)
+        own_s = self.own_s(load)
         return [max(s, own_s) for s in busy_s] if self.overlaps else [s + own_s for s in busy_s]
 
     def launched_each(self, stage: int, device_s: list[float], load: Load) -> list[float]:
         """Seconds for which a stage's GPU computes, with the gaps in which it waits for a kernel's launch."""
-        launches_s = self.launches(stage, load) * self.times.launch_s
+        launches_s = self.launches_s(stage, load)
         if not launches_s:
             return device_s
         return [(s**MEETING + launches_s**MEETING) ** (1 / MEETING) for s in device_s]
@@ -68,6 +71,15 @@ class Host(Struct, frozen=True):
         if self.engine.sized_tokens is not None and load.tokens > self.engine.sized_tokens:
             own_s += load.tokens * self.tp * t.oversize_s
         return own_s
+
+    def own_s(self, load: Load) -> float:
+        """Seconds of the first stage's host for an iteration that are no part of its GPU's: of one that overlaps also
+        those of launches, in which it does nothing else."""
+        return self.between_s(load) + (self.launches_s(0, load) if self.overlaps else 0.0)
+
+    def launches_s(self, stage: int, load: Load) -> float:
+        """Seconds in which a stage's host launches one by one."""
+        return self.launches(stage, load) * self.times.launch_s
 
     def launches(self, stage: int, load: Load) -> int:
         """What a stage's host launches one by one; the one graph of a whole iteration does not count."""

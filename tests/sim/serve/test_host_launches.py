@@ -10,6 +10,7 @@ from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
 from sim.serve.engines.record import Defaults, Engine, HostTimes
 from sim.serve.prices.costs import IterationCosts, iteration_costs
+from sim.serve.prices.iteration_shares import HOST, LAUNCHES, priced_together
 from sim.serve.prices.load import Load
 from tests.sim.serve.serving_cases import engine_scenario
 
@@ -48,3 +49,18 @@ def test_graphs_of_all_but_attention_leave_three_launches_a_layer(made: Any, who
 @pytest.mark.parametrize(("engine", "launches"), [("vllm-v1", 97), ("vllm-0.11", 0), ("vllm-0.19", 0), ("vllm-0.6", 0)])
 def test_vllm_has_had_whole_graphs_of_single_tokens_but_from_0_8_to_0_10(engine: str, launches: int) -> None:
     assert costs(engine).host.launches(0, Load(8, 8, 800, (), 8)) == launches
+
+
+@pytest.mark.parametrize("times", [0.2, 0.7, 3.0])
+def test_a_host_that_overlaps_launches_kernels_beside_its_own_work(made: Any, times: float) -> None:
+    """max((launches^4 + GPU^4)^(1/4), launches + own work), and the shares sum up to it."""
+    load, bare = Load(512, 0, 0, ((512, 0, 1),), 1), costs("bundled")
+    gpu_s = bare.stage_seconds(load)[0]
+    launches_s = own_s = times * gpu_s
+    host = HostTimes(iteration_s=own_s, launch_s=launches_s / bare.host.kernels[0])
+    own = costs(made(host=host, overlaps=True))
+    expected = max((launches_s**4 + gpu_s**4) ** 0.25, launches_s + own_s)
+    assert own.stage_seconds(load)[0] == pytest.approx(expected, rel=1e-9)
+    whole = priced_together(own, [(load, 1)])
+    waits_s = sum(s for (kind, *_), s in whole.shares.items() if kind in (HOST, LAUNCHES))
+    assert waits_s == pytest.approx(expected - gpu_s, rel=1e-9)
