@@ -138,6 +138,7 @@ class Engine:
     group_reads: float = fact(
         1.0, "of a KV head's reads for its further query heads, the part that comes from memory, not from the L2 cache"
     )
+    fp32_logits: bool = fact(False, "tokens are chosen out of a copy of the logits in fp32")
     reserved_output: float = fact(
         0.0,
         "a request enters once the cache has room for all that it will write, and this share of what those that run "

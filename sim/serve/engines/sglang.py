@@ -65,6 +65,7 @@ _SGLANG_04 = Engine(
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer
     drafting_sizes=sglang_drafting_sizes,
     own_all_reduces=CUSTOM,
+    fp32_logits=True,  # srt/layers/logits_processor.py: `logits.float()`
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=64,  # srt/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE

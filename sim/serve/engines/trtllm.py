@@ -14,6 +14,7 @@ from sim.serve.engines.record import Defaults, Engine
 _TRTLLM_FREE = Defaults(memory_fraction=1.0, free_fraction=0.9, block_tokens=64, chunked_prefill=False)
 _TRTLLM_LIMITS = _TRTLLM_FREE._replace(max_running_requests=2048)
 
+# `fp32_logits`: models/modeling_utils.py, logits_dtype float32; 1.0, _torch/modules/logits_processor.py.
 _VOCAB_MULTIPLE = 1  # tensorrt_llm/_utils.py, pad_vocab_size: to a multiple of the ranks
 
 _TRTLLM_08 = Engine(
@@ -32,6 +33,7 @@ _TRTLLM_08 = Engine(
     prompts_beside=True,
     fp8_cache=True,
     experts_speed=FP8_EXPERTS,
+    fp32_logits=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
     defaults=_TRTLLM_LIMITS._replace(chunked_prefill=True),
@@ -54,6 +56,7 @@ RECORDS = (
         whole_prompts=True,
         prompts_beside=True,
         fp8_cache=True,
+        fp32_logits=True,
         splits_experts=True,
         vocab_multiple=_VOCAB_MULTIPLE,
         defaults=_TRTLLM_FREE._replace(free_fraction=0.85),
@@ -98,6 +101,7 @@ RECORDS = (
         eplb=True,  # llmapi/llm_args.py: MoeLoadBalancerConfig
         deep_ep=True,
         reads_checkpoint=True,
+        fp32_logits=True,
         splits_experts=True,
         vocab_multiple=_VOCAB_MULTIPLE,
         defaults=_TRTLLM_LIMITS._replace(block_tokens=32, prefix_cache="gpu", graphs_to=2048),
