@@ -103,6 +103,16 @@ def trtllm_sizes(to: int, running: int) -> tuple[int, ...]:
     return _with_most((*SMALL, *range(8, 129, 8), *[2**n for n in range(8, to.bit_length())]), to, running)
 
 
+def trtllm_13_sizes(to: int, running: int) -> tuple[int, ...]:
+    """By 8 to 128, then by 64, as many as may run among them (TensorRT-LLM 1.3, llmapi/llm_args.py,
+    _generate_cuda_graph_batch_sizes with enable_padding).
+
+    >>> trtllm_13_sizes(2048, 400)[-5:]
+    (192, 256, 320, 384, 400)
+    """
+    return _with_most((*SMALL, *range(8, 129, 8), *range(192, to + 1, 64)), to, running)
+
+
 def _with_most(sizes: tuple[int, ...], to: int, running: int) -> tuple[int, ...]:
     """Those that can run; the largest batch that can run among them, where graphs of larger ones would be kept."""
     kept = {n for n in sizes if n <= min(to, running)} | ({running} if running < to else set())
