@@ -124,6 +124,12 @@ class Engine:
         None, "with drafted tokens, sequences of batches with a graph, which has all tokens of each; None: as without"
     )
     prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
+    prompt_sizes: Callable[[int, bool], tuple[int, ...]] | None = fact(  # noqa: RUF009
+        None,
+        "without `prompt_graphs`, tokens of iterations with prompts that have graphs of all but attention, of "
+        "max_batch_tokens and whether attention is latent; not with drafts, adapters, pipeline stages nor experts over "
+        "several replicas",
+    )
     whole_graphs: bool = fact(
         True, "an iteration of single tokens is one graph; else its graphs have all but attention, too"
     )

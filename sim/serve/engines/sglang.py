@@ -10,6 +10,7 @@ from sim.serve.engines.graph_sizes import (
     sglang_05_sizes,
     sglang_drafting_sizes,
     sglang_older_drafting_sizes,
+    sglang_prompt_sizes,
     sglang_sizes,
 )
 from sim.serve.engines.hosts import V1, hosts
@@ -19,6 +20,7 @@ from sim.serve.engines.sglang_memory import (
     GIB,
     sglang_046_fraction,
     sglang_047_fraction,
+    sglang_0510_fraction,
     sglang_fraction,
     sglang_older_fraction,
 )
@@ -152,4 +154,14 @@ _SGLANG_05 = replace(
         _DRAFTING,
     ),
 )
-RECORDS = (_SGLANG_04, _SGLANG_046, _SGLANG_047, _SGLANG_048, _SGLANG_05)
+_SGLANG_0510 = replace(
+    _SGLANG_05,
+    name="sglang-0.5.10",
+    since=(0, 5, 10),
+    date="2026-04",
+    source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331; "
+    "srt/server_args.py, _handle_piecewise_cuda_graph: not with dp attention, pipeline stages, DeepEP, LoRA, drafts)",
+    prompt_sizes=sglang_prompt_sizes,
+    fraction=sglang_0510_fraction,
+)
+RECORDS = (_SGLANG_04, _SGLANG_046, _SGLANG_047, _SGLANG_048, _SGLANG_05, _SGLANG_0510)

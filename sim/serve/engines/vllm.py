@@ -196,8 +196,8 @@ RECORDS = (
         date="2026-04",
         source="as vllm-0.14; scheduler_reserve_full_isl (config/scheduler.py; v1/core/kv_cache_manager.py, "
         "allocate_slots: full_sequence_must_fit); config/vllm.py (with pipeline stages since 0.16; drafts as in 0.32);"
-        " since 0.21 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for the"
-        " cache (pull request 38284): simulated as 0.9 without them",
+        " since 0.21 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for"
+        " the cache (pull request 38284): simulated as 0.9 without them",
         overlaps_stages=True,
         overlaps_drafting=(True, True),
         whole_prompts_fit=True,

@@ -13,8 +13,8 @@ MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that
 
 class Host(Struct, frozen=True):
     """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage without a CUDA
-    graph; `pieces`: with graphs of all but attention; `graph_sizes`: tokens of batches with a CUDA graph; `overlaps`:
-    it works while the GPU does."""
+    graph; `pieces`: with graphs of all but attention; `graph_sizes`: tokens of batches with a CUDA graph;
+    `prompt_sizes`: with prompts among them; `overlaps`: it works while the GPU does."""
 
     engine: Engine
     times: HostTimes
@@ -22,13 +22,13 @@ class Host(Struct, frozen=True):
     kernels: tuple[int, ...]
     pieces: tuple[int, ...]
     graph_sizes: tuple[int, ...] = ()
+    prompt_sizes: tuple[int, ...] = ()
     overlaps: bool = False
 
     def padded(self, tokens: int, prompts: bool = False) -> int:
         """Tokens that are computed where an iteration has `tokens`: those of the next larger CUDA graph."""
-        if prompts and not self.engine.prompt_graphs:
-            return tokens
-        return next((size for size in self.graph_sizes if size >= tokens), tokens)
+        sizes = self.prompt_sizes if prompts else self.graph_sizes
+        return next((size for size in sizes if size >= tokens), tokens)
 
     def routed(self, tokens: int, prompts: bool, split: bool) -> int:
         """How many of an iteration's padded tokens choose experts of their own, which may be `split` over ranks."""
@@ -89,9 +89,8 @@ class Host(Struct, frozen=True):
 
     def _graphed(self, load: Load) -> bool:
         """Whether CUDA graphs have the iteration's kernels, or all but those of attention."""
-        if not self.graph_sizes or (load.prefills and not self.engine.prompt_graphs):
-            return False
-        return load.tokens <= self.graph_sizes[-1]
+        sizes = self.prompt_sizes if load.prefills else self.graph_sizes
+        return bool(sizes) and load.tokens <= sizes[-1]
 
 
 def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces: tuple[int, ...]) -> Host:
@@ -108,4 +107,14 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
         if engine.drafting_sizes is not None:
             graphs = tuple([n * (1 + drafts.tokens) for n in engine.drafting_sizes(*most)])
     graphs = graphs if served.cuda_graphs else ()
-    return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, pieces, graphs, overlaps)
+    prompts = graphs if engine.prompt_graphs else _prompt_sizes(scenario, engine)
+    return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, pieces, graphs, prompts, overlaps)
+
+
+def _prompt_sizes(scenario: Scenario, engine: Engine) -> tuple[int, ...]:
+    """Tokens of iterations with prompts that have graphs of sizes of their own."""
+    p, served = scenario.parallelism, scenario.for_serving
+    beside = served.speculative is not None or served.lora is not None or p.pp > 1 or p.ep > p.tp
+    if engine.prompt_sizes is None or beside or not served.cuda_graphs:
+        return ()
+    return engine.prompt_sizes(served.max_batch_tokens, scenario.model.mla is not None)

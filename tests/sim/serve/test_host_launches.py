@@ -64,3 +64,21 @@ def test_a_host_that_overlaps_launches_kernels_beside_its_own_work(made: Any, ti
     whole = priced_together(own, [(load, 1)])
     waits_s = sum(s for (kind, *_), s in whole.shares.items() if kind in (HOST, LAUNCHES))
     assert waits_s == pytest.approx(expected - gpu_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("more", "padded", "launches"),
+    [
+        ({}, 704, 97),
+        ({"cuda_graphs": False}, 700, None),
+        ({"max_batch_tokens": 512}, 700, None),
+        ({"speculative": {"draft": "llama3.2-1b", "tokens": 4}}, 700, None),
+        ({"lora": {"rank": 16}}, 700, None),
+        ({"engine": "sglang-0.5"}, 700, None),
+    ],
+)
+def test_sglang_keeps_graphs_of_prompts(more: dict[str, Any], padded: int, launches: int | None) -> None:
+    """Of all but attention, to the size of a chunk, in steps of its own."""
+    host = costs(**{"engine": "sglang-0.5.10", **more}).host
+    assert host.padded(700, prompts=True) == padded
+    assert host.launches(0, Load(700, 0, 0, ((700, 0, 1),), 1)) == (launches or host.kernels[0])
