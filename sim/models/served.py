@@ -51,7 +51,8 @@ class ServingDims(Struct, frozen=True):
     `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there are measured
     ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between them;
     `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads; `group_reads`:
-    the part of these further reads that comes from memory; `index_dtype`: dtype of an indexer's scores, 8 bits where
+    the part of these further reads that comes from memory; `fp32_logits`: tokens are chosen out of a copy of the logits
+    in fp32; `index_dtype`: dtype of an indexer's scores, 8 bits where
     the GPU multiplies them; `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the
     ranks of a single one, how many there are to which a token travels once, whatever experts it has there; 0: a copy
     for each expert; `eplb`: how experts are placed on ranks, None: in their order; `cp`: ranks over which prompts and
@@ -76,6 +77,7 @@ class ServingDims(Struct, frozen=True):
     fused_attention: bool = True
     grouped_decode: bool = True
     group_reads: float = 1.0
+    fp32_logits: bool = False
     index_dtype: str = "bf16"
     once_to: int = 0
     expert_nodes: int = 1
@@ -211,8 +213,11 @@ def embedding_tokens(d: ServingDims, tokens: int) -> Program:
 
 
 def head_samples(d: ServingDims, samples: int) -> Program:
-    """Final norm, logits and greedy choice for the last token of `samples` sequences; 16 bits in every format."""
-    n = samples * d.vocab
+    """Final norm, logits and greedy choice for the last token of `samples` sequences; weights and logits have 16 bits
+    in every format. Every rank of tp chooses out of all logits, of an engine with `fp32_logits` out of their copy in
+    fp32, which it makes first.
+    """
+    n, elements = samples * d.vocab, samples * d.vocab * d.tp
     streams = streams_of(d.model)
     numbers = 0 if streams.gated else streams.number
     norm = [served_add_norm(d, "final_norm", samples)]
@@ -222,5 +227,9 @@ def head_samples(d: ServingDims, samples: int) -> Program:
     ]
     if d.tp > 1:
         items.append(collective("logits_gather", "all_gather", n * d.tp * d.act_bytes, F))
-    items.append(memory_op("sample", F, "softmax", n * d.tp, n * d.tp * d.act_bytes, d.act))
+    size = d.act_bytes
+    if d.fp32_logits and size < FP32_BYTES:
+        items.append(memory_op("logits_fp32", F, "cast", elements, elements * (size + FP32_BYTES), d.act))
+        size = FP32_BYTES
+    items.append(memory_op("sample", F, "softmax", elements, elements * size, d.act))
     return tuple(items)

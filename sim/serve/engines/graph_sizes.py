@@ -98,6 +98,18 @@ def sglang_05_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
     return _with_most(steps, to, running)
 
 
+def sglang_prompt_sizes(chunk: int, latent: bool) -> tuple[int, ...]:
+    """Of prompts' tokens, up to a chunk, with latent attention to 2,048 (SGLang 0.5.10, server_args.py,
+    _generate_piecewise_cuda_graph_tokens and the lines that set piecewise_cuda_graph_max_tokens).
+
+    >>> len(sglang_prompt_sizes(8192, False)), sglang_prompt_sizes(600, False)[-2:], sglang_prompt_sizes(8192, True)[-1]
+    (58, (512, 576), 2048)
+    """
+    most = 2048 if latent else chunk
+    fine = *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64)
+    return tuple([n for n in (*fine, *range(1280, 4097, 256), *range(4608, most + 1, 512)) if n <= most])
+
+
 def trtllm_10_sizes(to: int, running: int) -> tuple[int, ...]:
     """Return multiples of 8 up to 128, then powers of two, and `running` (TensorRT-LLM 1.0, llmapi/llm_args.py,
     _generate_cuda_graph_batch_sizes with enable_padding).
@@ -106,6 +118,16 @@ def trtllm_10_sizes(to: int, running: int) -> tuple[int, ...]:
     (120, 128, 256, 400)
     """
     return _with_most((*SMALL, *range(8, 129, 8), *[2**n for n in range(8, to.bit_length())]), to, running)
+
+
+def trtllm_13_sizes(to: int, running: int) -> tuple[int, ...]:
+    """By 8 to 128, then by 64, as many as may run among them (TensorRT-LLM 1.3, llmapi/llm_args.py,
+    _generate_cuda_graph_batch_sizes with enable_padding).
+
+    >>> trtllm_13_sizes(2048, 400)[-5:]
+    (192, 256, 320, 384, 400)
+    """
+    return _with_most((*SMALL, *range(8, 129, 8), *range(192, to + 1, 64)), to, running)
 
 
 def _with_most(sizes: tuple[int, ...], to: int, running: int) -> tuple[int, ...]:

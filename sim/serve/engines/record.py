@@ -124,6 +124,15 @@ class Engine:
         None, "with drafted tokens, sequences of batches with a graph, which has all tokens of each; None: as without"
     )
     prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
+    prompt_sizes: Callable[[int, bool], tuple[int, ...]] | None = fact(  # noqa: RUF009
+        None,
+        "without `prompt_graphs`, tokens of iterations with prompts that have graphs of all but attention, of "
+        "max_batch_tokens and whether attention is latent; not with drafts, adapters, pipeline stages nor experts over "
+        "several replicas",
+    )
+    whole_graphs: bool = fact(
+        True, "an iteration of single tokens is one graph; else its graphs have all but attention, too"
+    )
     padded_experts: tuple[PaddedExperts, PaddedExperts] = fact(
         ("own", "own"),
         "experts that tokens which pad a batch to a graph's size choose, where ranks hold all experts and where these "
@@ -135,6 +144,7 @@ class Engine:
     group_reads: float = fact(
         1.0, "of a KV head's reads for its further query heads, the part that comes from memory, not from the L2 cache"
     )
+    fp32_logits: bool = fact(False, "tokens are chosen out of a copy of the logits in fp32")
     reserved_output: float = fact(
         0.0,
         "a request enters once the cache has room for all that it will write, and this share of what those that run "

@@ -11,6 +11,7 @@ from sim.serve.engines.graph_sizes import (
     sglang_047_drafting_sizes,
     sglang_05_drafting_sizes,
     sglang_05_sizes,
+    sglang_prompt_sizes,
 )
 from sim.serve.engines.hosts import V1, hosts
 from sim.serve.engines.own_all_reduce import CUSTOM
@@ -21,6 +22,7 @@ from sim.serve.engines.sglang_memory import (
     sglang_047_fraction,
     sglang_048_fraction,
     sglang_05_fraction,
+    sglang_0510_fraction,
 )
 
 _DRAFTING = Case({"max_running_requests": 48}, drafting=True)  # srt/server_args.py, _handle_speculative_decoding
@@ -65,6 +67,7 @@ _SGLANG_04 = Engine(
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer
     drafting_sizes=sglang_04_drafting_sizes,
     own_all_reduces=CUSTOM,
+    fp32_logits=True,  # srt/layers/logits_processor.py: `logits.float()`
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=64,  # srt/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
@@ -151,4 +154,14 @@ _SGLANG_05 = replace(
         _DRAFTING,
     ),
 )
-RECORDS = (_SGLANG_04, _SGLANG_046, _SGLANG_047, _SGLANG_048, _SGLANG_05)
+_SGLANG_0510 = replace(
+    _SGLANG_05,
+    name="sglang-0.5.10",
+    since=(0, 5, 10),
+    date="2026-04",
+    source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331; "
+    "srt/server_args.py, _handle_piecewise_cuda_graph: not with dp attention, pipeline stages, DeepEP, LoRA, drafts)",
+    prompt_sizes=sglang_prompt_sizes,
+    fraction=sglang_0510_fraction,
+)
+RECORDS = (_SGLANG_04, _SGLANG_046, _SGLANG_047, _SGLANG_048, _SGLANG_05, _SGLANG_0510)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from sim.serve.engines.graph_sizes import sglang_prompt_sizes
 from sim.serve.engines.record import Defaults, Drafts
 
 GIB = 2.0**30
@@ -19,12 +20,27 @@ def sglang_05_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Dra
     >>> sglang_05_fraction(80 * GIB, 1, d, "none"), sglang_05_fraction(80 * GIB, 1, d, "layer")
     (0.836, 0.811)
     """
+    return _fraction_left(memory_bytes, ranks, d, drafts, 0)
+
+
+def _fraction_left(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, graphs_mib: int) -> float:
     mib = memory_bytes / 2**20
-    reserved = 512 + 1.5 * max(d.max_batch_tokens, 2048) + 2 * d.graphs_to + 128 * ranks
+    reserved = graphs_mib + 512 + 1.5 * max(d.max_batch_tokens, 2048) + 2 * d.graphs_to + 128 * ranks
     if mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     reserved += {"none": 0, "layer": 2 * 1024, "model": 6 * 1024}[drafts]
     return max(0.001, round((mib - reserved) / mib, 3))  # less than nothing: SGLang does not start
+
+
+def sglang_0510_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+    """As `sglang_05_fraction`, with 8 MiB more for each size of prompts' graphs (SGLang 0.5.10, srt/server_args.py, the
+    same lines; without drafts, beside which it keeps none).
+
+    >>> sglang_0510_fraction(80 * GIB, 1, Defaults(max_batch_tokens=8192, graphs_to=256), "none")
+    0.83
+    """
+    graphs = 0 if drafts != "none" else 8 * len(sglang_prompt_sizes(d.max_batch_tokens, False))
+    return _fraction_left(memory_bytes, ranks, d, drafts, graphs)
 
 
 def sglang_046_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.serve.engines.graph_sizes import trtllm_10_sizes
+from sim.serve.engines.graph_sizes import trtllm_10_sizes, trtllm_13_sizes
 from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, V1, hosts
 from sim.serve.engines.own_all_reduce import MIN_LATENCY
 from sim.serve.engines.record import Defaults, Engine
@@ -14,6 +14,7 @@ from sim.serve.engines.record import Defaults, Engine
 _TRTLLM_FREE = Defaults(memory_fraction=1.0, free_fraction=0.9, block_tokens=64, chunked_prefill=False)
 _TRTLLM_LIMITS = _TRTLLM_FREE._replace(max_running_requests=2048)
 
+# `fp32_logits`: models/modeling_utils.py, logits_dtype float32; 1.0, _torch/modules/logits_processor.py.
 _VOCAB_MULTIPLE = 1  # tensorrt_llm/_utils.py, pad_vocab_size: to a multiple of the ranks
 
 _TRTLLM_08 = Engine(
@@ -32,9 +33,41 @@ _TRTLLM_08 = Engine(
     prompts_beside=True,
     fp8_cache=True,
     experts_speed=FP8_EXPERTS,
+    fp32_logits=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
     defaults=_TRTLLM_LIMITS._replace(chunked_prefill=True),
+)
+_TRTLLM_1 = Engine(
+    "trtllm-1.0",
+    "TensorRT-LLM",
+    (1, 0),
+    "2025-09",
+    "the PyTorch backend, default since 1.0, with overlap scheduler and CUDA graphs (llmapi/llm_args.py: "
+    "disable_overlap_scheduler false; enable_chunked_prefill false; GUARANTEED_NO_EVICT); with pipeline stages the "
+    "host works beside other micro batches (_torch/pyexecutor/py_executor.py, _executor_loop_pp); graphs of padded "
+    "batches to max_batch_size, as trtllm-bench keeps them (bench/benchmark/utils/general.py) and the examples "
+    "for servers ask for them (examples/configs): without any configuration batches are not padded, and those "
+    "above 128 have no graph; host, launches and HTTP as vllm-v1's; padding: one request again and again "
+    "(_torch/pyexecutor/cuda_graph_runner.py); drafts: _torch/speculative/interface.py, support_overlap_scheduler",
+    host=hosts(V1),
+    overlaps=True,
+    graph_sizes=trtllm_10_sizes,
+    drafting_sizes=trtllm_10_sizes,
+    overlaps_drafting=(True, False),
+    padded_experts=("alike", "alike"),
+    reserved_output=1.0,
+    whole_prompts=True,
+    prompts_beside=True,
+    fp8_cache=True,
+    own_all_reduces=MIN_LATENCY,
+    eplb=True,  # llmapi/llm_args.py: MoeLoadBalancerConfig
+    deep_ep=True,
+    reads_checkpoint=True,
+    fp32_logits=True,
+    splits_experts=True,
+    vocab_multiple=_VOCAB_MULTIPLE,
+    defaults=_TRTLLM_LIMITS._replace(block_tokens=32, prefix_cache="gpu", graphs_to=2048),
 )
 RECORDS = (
     Engine(
@@ -54,6 +87,7 @@ RECORDS = (
         whole_prompts=True,
         prompts_beside=True,
         fp8_cache=True,
+        fp32_logits=True,
         splits_experts=True,
         vocab_multiple=_VOCAB_MULTIPLE,
         defaults=_TRTLLM_FREE._replace(free_fraction=0.85),
@@ -72,34 +106,14 @@ RECORDS = (
         defaults=_TRTLLM_LIMITS,
     ),
     _TRTLLM_08,
-    Engine(
-        "trtllm-1.0",
-        "TensorRT-LLM",
-        (1, 0),
-        "2025-09",
-        "the PyTorch backend, default since 1.0, with overlap scheduler and CUDA graphs (llmapi/llm_args.py: "
-        "disable_overlap_scheduler false; enable_chunked_prefill false; GUARANTEED_NO_EVICT); with pipeline stages the "
-        "host works beside other micro batches (_torch/pyexecutor/py_executor.py, _executor_loop_pp); graphs of padded "
-        "batches to max_batch_size, as trtllm-bench keeps them (bench/benchmark/utils/general.py) and the examples "
-        "for servers ask for them (examples/configs): without any configuration batches are not padded, and those "
-        "above 128 have no graph; host, launches and HTTP as vllm-v1's; padding: one request again and again "
-        "(_torch/pyexecutor/cuda_graph_runner.py); drafts: _torch/speculative/interface.py, support_overlap_scheduler",
-        host=hosts(V1),
-        overlaps=True,
-        graph_sizes=trtllm_10_sizes,
-        drafting_sizes=trtllm_10_sizes,
-        overlaps_drafting=(True, False),
-        padded_experts=("alike", "alike"),
-        reserved_output=1.0,
-        whole_prompts=True,
-        prompts_beside=True,
-        fp8_cache=True,
-        own_all_reduces=MIN_LATENCY,
-        eplb=True,  # llmapi/llm_args.py: MoeLoadBalancerConfig
-        deep_ep=True,
-        reads_checkpoint=True,
-        splits_experts=True,
-        vocab_multiple=_VOCAB_MULTIPLE,
-        defaults=_TRTLLM_LIMITS._replace(block_tokens=32, prefix_cache="gpu", graphs_to=2048),
+    _TRTLLM_1,
+    replace(
+        _TRTLLM_1,
+        name="trtllm-1.3",
+        since=(1, 3),
+        date="2026-04",
+        source="as trtllm-1.0; graphs of padded batches by 64 (NVIDIA/TensorRT-LLM pull request 12895, April 2026)",
+        graph_sizes=trtllm_13_sizes,
+        drafting_sizes=trtllm_13_sizes,
     ),
 )

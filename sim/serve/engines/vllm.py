@@ -38,6 +38,7 @@ _FIRST_VLLM = Engine(
     whole_prompts=True,
     sized_tokens=2560,
     watermark=_WATERMARK,
+    fp32_logits=True,  # model_executor/layers/sampler.py, since V1 v1/sample/sampler.py: `logits.to(torch.float32)`
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
@@ -63,6 +64,7 @@ _VLLM_05 = Engine(
     room_for_longest=True,
     own_all_reduces=CUSTOM,
     watermark=_WATERMARK,
+    fp32_logits=True,  # model_executor/layers/sampler.py, since V1 v1/sample/sampler.py: `logits.to(torch.float32)`
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
@@ -92,13 +94,14 @@ _VLLM_09 = Engine(
     " May 2025); at 256 2 to 3 ms once the API server is a process of its own (issue 10634), as it is since 0.7,"
     " 5 to 6 before (pull request 11133); launches as vllm-0.2, HTTP as trtllm-triton;"
     " limits: engine/arg_utils.py (_set_default_args_v1; 0.11.0, 1548 to 1578, 1605 to 1625);"
-    " piecewise graphs: config.py; padding: tokens of earlier iterations, which choose"
-    " experts until VLLM_MOE_SKIP_PADDING (pull request 46428, June 2026)",
+    " graphs of all but attention, also for single tokens: config.py (full_cuda_graph false); padding: tokens of"
+    " earlier iterations, which choose experts until VLLM_MOE_SKIP_PADDING (pull request 46428, June 2026)",
     host=hosts(V1),
     adapters_drafting=False,  # 0.10.2, v1/worker/gpu_input_batch.py, make_lora_inputs: one adapter a sampled request
     hands_drafts_over=False,  # v1/core/sched/scheduler.py: what came from elsewhere lacks its last token, so no drafts
     graph_sizes=vllm_08_sizes,
     prompt_graphs=True,
+    whole_graphs=False,
     whole_prompts=True,
     whole_prompt_tokens=1,  # engine/arg_utils.py: max_model_len where enable_chunked_prefill is off
     room_for_longest=True,  # v1/core/kv_cache_utils.py: check_enough_kv_cache_memory
@@ -108,27 +111,37 @@ _VLLM_09 = Engine(
     own_all_reduces=CUSTOM,
     eplb=True,  # since 0.9.2: config.py, enable_eplb
     deep_ep=True,
+    fp32_logits=True,  # model_executor/layers/sampler.py, since V1 v1/sample/sampler.py: `logits.to(torch.float32)`
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
     defaults=_VLLM_V1,
     cases=(_LARGE,),
 )
-_VLLM_14 = replace(
+_VLLM_11 = replace(
     _VLLM_09,
+    name="vllm-0.11",
+    since=(0, 11),
+    date="2025-10",
+    source="as vllm-v1; whole graphs of single tokens (vllm-project/vllm pull request 25444, September 2025:"
+    " cudagraph_mode FULL_AND_PIECEWISE); all-reduces: pull request 24111",
+    called="",
+    whole_graphs=True,
+    own_all_reduces=CUSTOM_LESS,
+)
+_VLLM_14 = replace(
+    _VLLM_11,
     name="vllm-0.14",
     since=(0, 14),
     date="2026-01",
-    source="as vllm-v1, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970,"
+    source="as vllm-0.11, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970,"
     " 27614, 31998; config/vllm.py: not with pipeline stages nor drafts by a model of its own)",
-    called="",
     overlaps=True,
     overlaps_stages=False,
     overlaps_drafting=(True, False),
     adapters_drafting=True,  # 0.14.1, v1/worker/gpu_input_batch.py, make_lora_inputs: an adapter for each sampled token
     graph_sizes=vllm_014_sizes,
     whole_prompt_tokens=0,  # engine/arg_utils.py: the larger of max_model_len and the default
-    own_all_reduces=CUSTOM_LESS,
     two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold
 )
 RECORDS = (
@@ -174,6 +187,7 @@ RECORDS = (
         cases=(_LARGE._replace(but=()),),
     ),
     _VLLM_09,
+    _VLLM_11,
     _VLLM_14,
     replace(
         _VLLM_14,
@@ -181,7 +195,9 @@ RECORDS = (
         since=(0, 19),
         date="2026-04",
         source="as vllm-0.14; scheduler_reserve_full_isl (config/scheduler.py; v1/core/kv_cache_manager.py, "
-        "allocate_slots: full_sequence_must_fit); config/vllm.py (with pipeline stages since 0.16; drafts as in 0.32)",
+        "allocate_slots: full_sequence_must_fit); config/vllm.py (with pipeline stages since 0.16; drafts as in 0.32);"
+        " since 0.21 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for"
+        " the cache (pull request 38284): simulated as 0.9 without them",
         overlaps_stages=True,
         overlaps_drafting=(True, True),
         whole_prompts_fit=True,

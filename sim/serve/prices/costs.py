@@ -43,7 +43,7 @@ from sim.serve.prices.iteration_parts import Key, StageLayers, Work
 from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, prefill_parts, sizes_around
 from sim.serve.prices.load import Load
 from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram
-from sim.serve.prices.stages import attentions_of, experts_measured, launched_kernels, stages_of
+from sim.serve.prices.stages import attentions_of, experts_measured, launched_kernels, launched_pieces, stages_of
 from sim.serve.prices.two_batches import in_two_batches, is_split
 from sim.serve.prices.weight_offload import Streamed, streamed_weights
 from sim.serve.scheduling.speculation import draft_of, drafting
@@ -349,7 +349,8 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     kinds, attentions = tuple(dict.fromkeys(specs)), attentions_of(specs)
     stages, engine = stages_of(plan, specs, kinds, attentions), engine_of(inference.engine)
     launched = tuple([launched_kernels(dims, kinds, attentions, s, inference.lora) for s in stages])
-    host = host_of(scenario, engine, launched)
+    pieces = tuple([launched_pieces(dims, attentions, s) for s in stages])
+    host = host_of(scenario, engine, launched, pieces)
     pricing = Pricing(plan, costs, Network(scenario.cluster))
     offload, draft = inference.weight_offload, draft_of(scenario)
     offloaded = [streamed_weights(offload, dims, kinds, s.layers, pricing.network) for s in stages] if offload else []

@@ -12,21 +12,23 @@ MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that
 
 
 class Host(Struct, frozen=True):
-    """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage;
-    `graph_sizes`: tokens of batches with a CUDA graph; `overlaps`: it works while the GPU does."""
+    """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage without a CUDA
+    graph; `pieces`: with graphs of all but attention; `graph_sizes`: tokens of batches with a CUDA graph;
+    `prompt_sizes`: with prompts among them; `overlaps`: it works while the GPU does."""
 
     engine: Engine
     times: HostTimes
     tp: int
     kernels: tuple[int, ...]
+    pieces: tuple[int, ...]
     graph_sizes: tuple[int, ...] = ()
+    prompt_sizes: tuple[int, ...] = ()
     overlaps: bool = False
 
     def padded(self, tokens: int, prompts: bool = False) -> int:
         """Tokens that are computed where an iteration has `tokens`: those of the next larger CUDA graph."""
-        if prompts and not self.engine.prompt_graphs:
-            return tokens
-        return next((size for size in self.graph_sizes if size >= tokens), tokens)
+        sizes = self.prompt_sizes if prompts else self.graph_sizes
+        return next((size for size in sizes if size >= tokens), tokens)
 
     def routed(self, tokens: int, prompts: bool, split: bool) -> int:
         """How many of an iteration's padded tokens choose experts of their own, which may be `split` over ranks."""
@@ -40,7 +42,10 @@ class Host(Struct, frozen=True):
         `draft_s` besides, while its copy engine copies weights for `copied_s`; they differ in nothing but the GPU's
         seconds.
 
-        Work between iterations is the first stage's. Kernels outside of a graph are issued one by one. The GPU drafts
+        Work between iterations is the first stage's. Kernels outside of a graph are issued one by one, by the host that
+        does the other work as well: one that overlaps has all of it beside the GPU, max(GPU, launches + own work)
+        (vLLM, v1/engine/core.py, `step_with_batch_queue`; SGLang, srt/managers/scheduler.py, `event_loop_overlap`;
+        TensorRT-LLM, _torch/pyexecutor/py_executor.py, `_executor_loop_overlap`: one thread does all). The GPU drafts
         right after it has checked, from tokens that never left it, while an overlapping host prepares the next
         iteration: max(GPU + draft, host) (vLLM, v1/worker/gpu_model_runner.py: `propose_draft_token_ids` of EAGLE and
         of draft models takes the GPU's sampled tokens and does not wait for `_bookkeeping_sync`).
@@ -48,14 +53,14 @@ class Host(Struct, frozen=True):
         busy_s = [max(s + draft_s, copied_s) for s in self.launched_each(stage, device_s, load)]
         if stage or not self.engine.host:
             return busy_s
-        own_s = self.between_s(load)
+        own_s = self.own_s(load)
         return [max(s, own_s) for s in busy_s] if self.overlaps else [s + own_s for s in busy_s]
 
     def launched_each(self, stage: int, device_s: list[float], load: Load) -> list[float]:
         """Seconds for which a stage's GPU computes, with the gaps in which it waits for a kernel's launch."""
-        if not self.times.launch_s or self._graphed(load):
+        launches_s = self.launches_s(stage, load)
+        if not launches_s:
             return device_s
-        launches_s = self.kernels[stage] * self.times.launch_s
         return [(s**MEETING + launches_s**MEETING) ** (1 / MEETING) for s in device_s]
 
     def between_s(self, load: Load) -> float:
@@ -67,15 +72,30 @@ class Host(Struct, frozen=True):
             own_s += load.tokens * self.tp * t.oversize_s
         return own_s
 
+    def own_s(self, load: Load) -> float:
+        """Seconds of the first stage's host for an iteration that are no part of its GPU's: of one that overlaps also
+        those of launches, in which it does nothing else."""
+        return self.between_s(load) + (self.launches_s(0, load) if self.overlaps else 0.0)
+
+    def launches_s(self, stage: int, load: Load) -> float:
+        """Seconds in which a stage's host launches one by one."""
+        return self.launches(stage, load) * self.times.launch_s
+
+    def launches(self, stage: int, load: Load) -> int:
+        """What a stage's host launches one by one; the one graph of a whole iteration does not count."""
+        if not self._graphed(load):
+            return self.kernels[stage]
+        return 0 if self.engine.whole_graphs and not load.prefills else self.pieces[stage]
+
     def _graphed(self, load: Load) -> bool:
-        """Whether a CUDA graph has the iteration's kernels."""
-        if not self.graph_sizes or (load.prefills and not self.engine.prompt_graphs):
-            return False
-        return load.tokens <= self.graph_sizes[-1]
+        """Whether CUDA graphs have the iteration's kernels, or all but those of attention."""
+        sizes = self.prompt_sizes if load.prefills else self.graph_sizes
+        return bool(sizes) and load.tokens <= sizes[-1]
 
 
-def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...]) -> Host:
-    """The host of a scenario's engine, which launches so many `kernels` an iteration on each pipeline stage."""
+def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces: tuple[int, ...]) -> Host:
+    """The host of a scenario's engine, which launches so many `kernels` an iteration on each pipeline stage, or
+    `pieces` of it."""
     gpu, p, served = scenario.cluster.gpu, scenario.parallelism, scenario.for_serving
     drafts = served.speculative
     sizes = gpu.memory_bytes, p.tp, p.pp, served.longest(scenario.model), served.drafts
@@ -86,4 +106,15 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...]) -> Hos
         overlaps = overlaps and engine.overlaps_drafting[served.drafts == "model"]
         if engine.drafting_sizes is not None:
             graphs = tuple([n * (1 + drafts.tokens) for n in engine.drafting_sizes(*most)])
-    return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, graphs if served.cuda_graphs else (), overlaps)
+    graphs = graphs if served.cuda_graphs else ()
+    prompts = graphs if engine.prompt_graphs else _prompt_sizes(scenario, engine)
+    return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, pieces, graphs, prompts, overlaps)
+
+
+def _prompt_sizes(scenario: Scenario, engine: Engine) -> tuple[int, ...]:
+    """Tokens of iterations with prompts that have graphs of sizes of their own."""
+    p, served = scenario.parallelism, scenario.for_serving
+    beside = served.speculative is not None or served.lora is not None or p.pp > 1 or p.ep > p.tp
+    if engine.prompt_sizes is None or beside or not served.cuda_graphs:
+        return ()
+    return engine.prompt_sizes(served.max_batch_tokens, scenario.model.mla is not None)

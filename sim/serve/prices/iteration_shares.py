@@ -117,7 +117,7 @@ def _waits(costs: IterationCosts, computed: Computed) -> Shares:
             launching_s += (launched_s**MEETING - device_s**MEETING) / launched_s ** (MEETING - 1) * times
             copies_s += (busy_s - launched_s - draft_s) * times
         copies_s += read_s * times
-        own_s = host.between_s(load) if host.engine.host else 0.0
+        own_s = host.own_s(load) if host.engine.host else 0.0
         wait_s = max(0.0, own_s - first_s) if host.overlaps else own_s
         waited_s += wait_s * times
         decides_s += (own_s if wait_s else 0.0) * times

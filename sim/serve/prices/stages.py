@@ -41,6 +41,16 @@ def launched_kernels(
     return sum(n * sum(item.kernels if isinstance(item, Compute) else 1 for item in part) for part, n in parts)
 
 
+def launched_pieces(d: ServingDims, attentions: tuple[Attention, ...], stage: StageLayers) -> int:
+    """Launches of an iteration on a stage whose CUDA graphs have all but attention: in every layer the kernels of
+    attention, what writes keys and values to the cache, and the graph before these; a last graph (vLLM,
+    config/compilation.py, splitting_ops; v1/attention/backends/flash_attn.py: `reshape_and_cache_flash` and attention
+    are in one split operator).
+    """
+    each = [sum(i.kernels if isinstance(i, Compute) else 1 for i in a.decode(d, 1, 1)) + 2 for a in attentions]
+    return sum(n * launches for n, launches in zip(stage.attentions, each, strict=True)) + 1
+
+
 def experts_measured(profile: Profile, dims: ServingDims) -> bool:
     """Whether the profile has whole layers of experts in their format."""
     if dims.expert_weight_bytes != dims.weight_bytes:

@@ -119,7 +119,7 @@ def test_prompts_over_several_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "engine"),
     [
-        ("docker run vllm/vllm-openai:v0.11.0 --model llama3-8b", "vllm-v1"),
+        ("docker run vllm/vllm-openai:v0.11.0 --model llama3-8b", "vllm-0.11"),
         ("pip install vllm==0.6.3\nvllm serve llama3-8b", "vllm-0.6"),
         ("docker run vllm/vllm-openai:latest --model llama3-8b", "vllm-0.19"),
         ("docker run lmsysorg/sglang:v0.4.6 python -m sglang.launch_server --model llama3-8b", "sglang-0.4.6"),
@@ -162,7 +162,7 @@ def test_a_container_of_vllm(tmp_path: Path) -> None:
 def test_tensorrt_llm_with_requests_of_ones_own(tmp_path: Path) -> None:
     wanted = ("--model", "llama3-70b", "--set", "inference.requests={prompt_len: 10, output_len: 5}", "--gpus", "16")
     found, _ = converted(tmp_path, "trtllm-serve serve /models/mine --tp_size 8 --max_batch_size 64", *wanted)
-    assert found["inference"]["engine"] == "trtllm-1.0"
+    assert found["inference"]["engine"] == "trtllm-1.3"
     assert found["inference"]["max_running_requests"] == 64
     assert found["parallelism"] == {"tp": 8, "pp": 1, "dp": 2}
 

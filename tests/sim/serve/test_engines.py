@@ -332,6 +332,7 @@ def test_requests_take_before_every_engine_what_was_fitted_to_one() -> None:
         ("sglang-0.5", 4096, {12, 16, 248, 256}, {20, 272}),
         ("trtllm-1.0", 2048, {1, 4, 24, 128, 256, 2048}, {3, 136, 192, 384}),
         ("trtllm-1.0", 400, {256, 400}, {512}),
+        ("trtllm-1.3", 400, {128, 192, 384, 400}, {136, 448}),
     ],
 )
 def test_each_engine_keeps_graphs_of_its_own_sizes(engine: str, running: int, has: set[int], lacks: set[int]) -> None:
@@ -354,7 +355,7 @@ def test_a_host_beside_pipeline_stages(engine: str, overlaps: bool) -> None:
     """vLLM since 0.16 (config/vllm.py) and not SGLang (srt/server_args.py, _handle_pipeline_parallelism)."""
     for pp in (1, 2):
         s = scenario_with(parallelism={"pp": pp}, inference={"engine": engine, "requests": ONE})
-        assert host_of(s, ENGINES[engine], (10,) * pp).overlaps == (overlaps or pp == 1)
+        assert host_of(s, ENGINES[engine], (10,) * pp, (4,) * pp).overlaps == (overlaps or pp == 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""What an engine's host launches one by one, beside CUDA graphs and beside its own work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.prices.profiles import load_profile
+from sim.serve.engines import ENGINES
+from sim.serve.engines.record import Defaults, Engine, HostTimes
+from sim.serve.prices.costs import IterationCosts, iteration_costs
+from sim.serve.prices.iteration_shares import HOST, LAUNCHES, priced_together
+from sim.serve.prices.load import Load
+from tests.sim.serve.serving_cases import engine_scenario
+
+
+def costs(engine: str, **more: Any) -> IterationCosts:
+    s = engine_scenario(engine, **more)
+    return iteration_costs(s, load_profile(s.calibration))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Add an engine of one's own: no more than a record is needed."""
+
+    def add(host: HostTimes, **facts: Any) -> str:
+        own = Engine("own", "own", (), "2026-01", "a test", host={"hopper": host}, **facts)
+        monkeypatch.setitem(ENGINES, "own", own)
+        return "own"
+
+    return add
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_graphs_of_all_but_attention_leave_three_launches_a_layer(made: Any, whole: bool) -> None:
+    """Attention, the write to the cache and the next graph in each of 32 layers, and the last graph."""
+    record = made(
+        host=HostTimes(launch_s=1e-3), defaults=Defaults(graphs_to=16), prompt_graphs=True, whole_graphs=whole
+    )
+    own, bare = costs(record), costs("bundled")
+    tokens, prompts = Load(8, 8, 800, (), 8), Load(16, 0, 0, ((8, 0, 2),), 2)
+    for load, launches in ((tokens, 0 if whole else 97), (prompts, 97)):
+        gpu_s = bare.stage_seconds(load)[0]
+        expected = (gpu_s**4 + (launches * 1e-3) ** 4) ** 0.25
+        assert own.stage_seconds(load)[0] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("engine", "launches"), [("vllm-v1", 97), ("vllm-0.11", 0), ("vllm-0.19", 0), ("vllm-0.6", 0)])
+def test_vllm_has_had_whole_graphs_of_single_tokens_but_from_0_8_to_0_10(engine: str, launches: int) -> None:
+    assert costs(engine).host.launches(0, Load(8, 8, 800, (), 8)) == launches
+
+
+@pytest.mark.parametrize("times", [0.2, 0.7, 3.0])
+def test_a_host_that_overlaps_launches_kernels_beside_its_own_work(made: Any, times: float) -> None:
+    """max((launches^4 + GPU^4)^(1/4), launches + own work), and the shares sum up to it."""
+    load, bare = Load(512, 0, 0, ((512, 0, 1),), 1), costs("bundled")
+    gpu_s = bare.stage_seconds(load)[0]
+    launches_s = own_s = times * gpu_s
+    host = HostTimes(iteration_s=own_s, launch_s=launches_s / bare.host.kernels[0])
+    own = costs(made(host=host, overlaps=True))
+    expected = max((launches_s**4 + gpu_s**4) ** 0.25, launches_s + own_s)
+    assert own.stage_seconds(load)[0] == pytest.approx(expected, rel=1e-9)
+    whole = priced_together(own, [(load, 1)])
+    waits_s = sum(s for (kind, *_), s in whole.shares.items() if kind in (HOST, LAUNCHES))
+    assert waits_s == pytest.approx(expected - gpu_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("more", "padded", "launches"),
+    [
+        ({}, 704, 97),
+        ({"cuda_graphs": False}, 700, None),
+        ({"max_batch_tokens": 512}, 700, None),
+        ({"speculative": {"draft": "llama3.2-1b", "tokens": 4}}, 700, None),
+        ({"lora": {"rank": 16}}, 700, None),
+        ({"engine": "sglang-0.5"}, 700, None),
+    ],
+)
+def test_sglang_keeps_graphs_of_prompts(more: dict[str, Any], padded: int, launches: int | None) -> None:
+    """Of all but attention, to the size of a chunk, in steps of its own."""
+    host = costs(**{"engine": "sglang-0.5.10", **more}).host
+    assert host.padded(700, prompts=True) == padded
+    assert host.launches(0, Load(700, 0, 0, ((700, 0, 1),), 1)) == (launches or host.kernels[0])
