@@ -19,7 +19,6 @@ from calibrate.linear import Linear
 
 ABSENT = "torchao: skipped, it is not installed (pip install 'stepsim[torchao]')"
 GROUP = 64
-SAME_AS = {"torchao_int8_weight_only": "int8_weight_only", "torchao_int8_dynamic": "vector_wise"}
 
 
 def here() -> bool:

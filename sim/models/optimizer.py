@@ -22,13 +22,13 @@ INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.p
 
 
 def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) -> Program:
-    """AdamW or SGD over `n_params` parameters (this rank's shard, where it is sharded), in one pass; Muon over
-    the matrices that are `dealt` to it (see `sim.models.muon`), beside AdamW over the rest.
+    """The update of a rank's `n_params` parameters (of its shard, if they are sharded), in one pass.
 
-    AdamW reads the gradient, reads and writes the parameter that it updates and two moments (24 bytes in fp32), and
-    writes the low-precision parameter where the updated one is an fp32 master copy, which some frameworks read once
-    more for that (`Framework.copies_updated`); where it is not one kernel, see `ADAMW_OPERATOR_ACCESSES`. SGD without
-    momentum reads the gradient, and reads and writes the parameter.
+    Muon updates the matrices that are `dealt` to it (`sim.models.muon`), and AdamW the rest. AdamW reads the gradient;
+    it reads and writes the parameter and two moments (24 bytes in fp32). If it updates an fp32 master copy, it also
+    writes the low-precision parameter. Some frameworks read the copy once more for that (`Framework.copies_updated`).
+    For AdamW of several kernels see `ADAMW_OPERATOR_ACCESSES`. SGD without momentum reads the gradient, and reads and
+    writes the parameter.
 
     >>> from types import SimpleNamespace as N
     >>> t = N(param_dtype="bf16", grad_dtype="fp32", optimizer="adamw", optimizer_dtype="fp32", master_weights=None,

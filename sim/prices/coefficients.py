@@ -2,10 +2,15 @@
 
 Each constant of a machine is a field with its unit, neutral value and meaning.
 
-On disk (`profile/1`) they are a flat mapping of names to `{value, source}`. A field is written under its own name;
-`peak_DTYPE_flops_per_s`, `memory_efficiency_KIND`, `matmul_slowdown_KERNEL`, `KERNEL_PART` (`flash2_efficiency_128`)
-`host_KIND_s` of Python besides operators and `CASE peak_bytes` are entries of the mappings `peak_flops_per_s`,
-`memory_efficiency_of`, `matmul_slowdown_of`, `attention`, `host_work_s` and `peak_bytes`.
+On disk (`profile/1`) they are a flat mapping of names to `{value, source}`. A field is written under its own name, an
+entry of a field that is a mapping so:
+
+    peak_DTYPE_flops_per_s      `peak_flops_per_s`
+    memory_efficiency_KIND      `memory_efficiency_of`
+    matmul_slowdown_KERNEL      `matmul_slowdown_of`
+    KERNEL_PART                 `attention`, such as flash2_efficiency_128
+    host_KIND_s                 `host_work_s`: Python besides operators
+    CASE peak_bytes             `peak_bytes`
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ stopped, then those with the fewest requests are drained: they take no new ones 
 done. A replica that is being drained is taken back before another is started. GPUs of a replica count from the
 beginning of its start to its stop.
 
-Requests stay with the replica that they were sent to. Of disaggregated pools each follows the rule by itself, with the
-requests that wait or run in it, as Ray Serve scales prefill and decode independently, by an LLMConfig with an
-autoscaling_config for each (docs.ray.io/en/master/serve/llm). A prefill replica that is being drained stops once its
+Requests stay with the replica that they were sent to. Each of two disaggregated pools follows the rule by itself, with
+the requests that wait or run in it. So does Ray Serve, by an LLMConfig with an autoscaling_config for each
+(docs.ray.io/en/master/serve/llm). A prefill replica that is being drained stops once its
 last computed prompt has been copied away. Left out: an average of the count over a time (Ray's look_back_period_s),
 scaling to no replica at all, starts that fail.
 

@@ -7,9 +7,9 @@ host's memory and back. Only if nobody was preempted are waiting requests admitt
 budget, a place and room for the chunk in the cache. Prompts that exceed what is left of the budget are computed in
 chunks.
 
-Without `mixes` (vLLM before 0.8, SGLang) an iteration has prompts or tokens, never both: prompts first, those begun and
-those that wait; only an iteration for which there is none adds a token to every running sequence. SGLang's mixed chunks
-are prompts first, too; then every running sequence gets a token beside them.
+Without `mixes` (vLLM before 0.8, SGLang) an iteration has prompts or tokens, never both. Prompts go first: those begun,
+then those that wait. Only if there are none does an iteration add a token to every running sequence. SGLang's mixed
+chunks begin with prompts too, and then every running sequence gets a token beside them.
 
 With a `watermark` (vLLM before V1) a request enters with the blocks of its whole prompt, so many that a share of all
 blocks stays free, and a sequence goes on only while a block is free, whether it needs one or not. In iterations with
@@ -19,8 +19,8 @@ Without `splits` (vLLM before 0.8, TensorRT-LLM without chunked context) a promp
 waits. What a preempted sequence recomputes may exceed the budget; it has an iteration of its own.
 
 With `one_behind` (asynchronous scheduling, overlap scheduling) an iteration is put together when the one before it
-begins, as vLLM's EngineCore.step_with_batch_queue does. So who has come, or has ended, since then is not known yet:
-a request waits for one iteration more, and blocks and places of who is done are free for the iteration after the next.
+begins, as vLLM's EngineCore.step_with_batch_queue does. Requests that have come or ended since then are not known yet.
+So a new request waits for one iteration more, and a finished one's blocks and place are free one iteration later.
 With `token_more` that next iteration computes a token for who is done; where the engine `sees_arrivals` (vLLM 0.6,
 LLMEngine.step with asynchronous output processing), no request waits for it.
 

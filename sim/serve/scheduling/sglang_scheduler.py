@@ -4,13 +4,15 @@ Sources: SGLang 0.5.3, srt/managers/scheduler.py (`get_next_batch_to_run`, `get_
 `update_running_batch`), schedule_policy.py (`PrefillAdder`), schedule_batch.py (`retract_decode`, `mix_with_running`),
 mem_cache/radix_cache.py.
 
-A request enters if what it has to compute and all its output, for which at most `CLIP` tokens count, is less than what
-is free beside the output of requests that enter with it and a share of the remaining output of those that run
-(`sim.serve.scheduling.reserved_output`). Once one did not enter, or no place was left, nobody does until the running
-batch shrinks (`batch_is_full`), of which the scheduler takes note when it next adds tokens. Before it adds tokens all
-running requests must find room; else it puts out those with the least output, of these the longest prompt, to the end
-of the queue, until there is room for the next token (before 0.5.2: 20 tokens) of all others. As the result of the last
-iteration is not known yet, its token is lost; a simplification: one that has ended with it does not come again.
+- Admission: a request enters if its uncomputed prompt and its output (at most `CLIP` tokens of it) need less room than
+  is free. Room is kept for the output of requests that enter with it, and for a share of the remaining output of
+  running ones (`sim.serve.scheduling.reserved_output`).
+- `batch_is_full`: once a request did not enter, or no place was left, none enters until the running batch shrinks. The
+  scheduler notes that when it next adds tokens.
+- Preemption (`retract_decode`): before tokens are added, all running requests must find room for their next token
+  (before 0.5.2: for 20). Else requests go back to the end of the queue until the others have room: those with the least
+  output first, of these the longest prompt. The result of the last iteration is not known yet, so its token is lost.
+  A simplification: a request that has ended with that token does not come again.
 
 With mixed chunks every running request gets a token in an iteration of prompts. These leave it room in the cache and in
 the budget, as they do for who is known to have ended but had no iteration since. The batch of such an iteration, whose

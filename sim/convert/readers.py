@@ -1,0 +1,126 @@
+"""Whose configuration a file is, and the function that reads it: one entry of `READERS` for each trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import replace
+
+from sim.core.errors import InputError
+from sim.core.files import read_text
+
+if TYPE_CHECKING:
+    from sim.convert.script import Given
+    from sim.convert.settings import Converted, Machine
+
+MEGATRON = ("--num-layers", "--seq-length", "--micro-batch-size", "--tensor-model-parallel-size")  # one in each script
+DATA = (".json", ".yaml", ".yml")
+MAX_BYTES = 4 * 2**20
+
+
+class Asked(NamedTuple):
+    """Hold what the user says beside the file. `config`: a function of a torchtitan config.py; `given`: values of a
+    script's variables; `told`: the user names the trainer."""
+
+    machine: Machine
+    seq_len: int | None
+    config: str | None
+    given: Given
+    told: bool = False
+
+
+def converted(file: Path, asked: Asked, trainer: str | None) -> Converted:
+    """A trainer's file as a scenario's data; `trainer`: one of `READERS`, or None to tell it by the file."""
+    text = read_text(file, MAX_BYTES)
+    return READERS[trainer or _trainer_of(file, text)](file, text, asked._replace(told=trainer is not None))
+
+
+def _megatron(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.megatron import convert_megatron
+    from sim.convert.script import read_script
+
+    return read_script(file, text, asked.given, lambda read: convert_megatron(file, read, asked.machine))
+
+
+def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.torchtitan import convert_torchtitan
+
+    return convert_torchtitan(file, text, asked.machine, asked.config)
+
+
+def _deepspeed(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.launched import is_launched
+    from sim.convert.script import read_script
+
+    if file.suffix in DATA or not is_launched(text):
+        return _of_data(file, text, asked)
+    return read_script(file, text, asked.given, lambda read: _launched(file, read, asked))
+
+
+def _serving(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.script import read_script
+    from sim.convert.serving import convert_serving
+
+    return read_script(file, text, asked.given, lambda read: convert_serving(file, read, asked.machine))
+
+
+def _launched(file: Path, text: str, asked: Asked) -> Converted:
+    """The arguments of Transformers' Trainer in a script's launch command."""
+    from sim.convert.deepspeed import convert_deepspeed
+    from sim.convert.launched import launched_arguments
+
+    arguments, processes = launched_arguments(file, text)
+    machine = asked.machine if asked.machine.gpus else replace(asked.machine, gpus=processes)
+    return convert_deepspeed(file, arguments, machine, asked.seq_len)
+
+
+def _of_data(file: Path, text: str, asked: Asked) -> Converted:
+    """A JSON or YAML: Megatron-Bridge's, Megatron-LM's arguments, DeepSpeed's or Transformers'."""
+    from sim.convert.bridge import convert_bridge, is_bridge
+    from sim.convert.deepspeed import convert_deepspeed, is_training_arguments
+    from sim.convert.megatron import as_command, convert_megatron, is_arguments
+    from sim.convert.other_trainers import not_told, refuse_other_trainer
+    from sim.inputs.file_kinds import refuse_other_kind
+    from sim.inputs.yaml_input import parse_yaml
+
+    data: Any = parse_yaml(text, str(file))[0]
+    if not isinstance(data, dict):
+        raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
+    refuse_other_kind(file, data, "a trainer's configuration is wanted")
+    if is_bridge(data):
+        return convert_bridge(file, data, asked.machine)
+    if is_arguments(data):
+        return convert_megatron(file, as_command(data), asked.machine)
+    refuse_other_trainer(file, data)
+    if not (asked.told or is_training_arguments(data)):
+        raise not_told(file)
+    return convert_deepspeed(file, data, asked.machine, asked.seq_len)
+
+
+READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
+    "megatron": _megatron,
+    "torchtitan": _torchtitan,
+    "deepspeed": _deepspeed,
+    "serving": _serving,
+}
+
+
+def _trainer_of(file: Path, text: str) -> str:
+    from sim.convert.launched import is_launched
+    from sim.convert.serving import is_serving
+
+    if file.suffix in (".toml", ".py"):
+        return "torchtitan"
+    if file.suffix in DATA or is_launched(text):
+        return "deepspeed"
+    if is_serving(text):
+        return "serving"
+    if any(flag in text for flag in MEGATRON):
+        return "megatron"
+    raise InputError(
+        f"{file}: whose configuration it is cannot be told: it has neither {', '.join(MEGATRON)} (Megatron-LM), nor "
+        "--per_device_train_batch_size (Transformers), nor the command of a server or benchmark that is known; "
+        f"--from {'|'.join(READERS)} says it"
+    )
