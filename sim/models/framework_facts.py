@@ -109,8 +109,9 @@ class ZeroEngine(NamedTuple):
     flat parameter. `joining_kernels`: of these, for each tensor and for each message.
     `buffers`: tensors of a bucket's size that stay; there is one more where reductions overlap with ZeRO-1 or -2, and
     one more while a bucket is reduced. `shard_bytes`: moved for each element of a rank's shard of the gradients before
-    the optimizer reads an fp32 copy of it. `live_elements`: with ZeRO-3 so many parameters may be gathered at once; the
-    last of the forward stay for the backward.
+    the optimizer reads an fp32 copy of it. `on_host_at`: with `training.optimizer_offload: cpu` a shard of the
+    gradients lies in host memory. `live_elements`: with ZeRO-3 so many parameters may be gathered at once; the last of
+    the forward stay for the backward.
 
     `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
@@ -131,6 +132,7 @@ class ZeroEngine(NamedTuple):
     joining_kernels: tuple[int, int] = (0, 0)
     buffers: int = 0
     shard_bytes: float = 0.0
+    on_host_at: tuple[int, ...] = ()
     live_elements: int = 0
     copies_gathered: bool = True
     gathers_apart: bool = True

@@ -178,6 +178,8 @@ DEEPSPEED_ZERO = ZeroEngine(
     joining_kernels=(1, 2),  # copied into the bucket; divided, and the ranks' parts joined
     buffers=1,
     shard_bytes=30.0,
+    # stage_1_and_2.py: async_inplace_copy_grad_to_fp32_buffer_from_gpu; stage3.py: grad_partitions_flat_buffer
+    on_host_at=(2, 3),
     live_elements=1_000_000_000,
     gathers_apart=False,
     shards_apart=False,

@@ -116,9 +116,11 @@ def recipe_of(training: Quantized) -> Recipe | None:
         if recipe.name == training.fp8_recipe:
             return recipe
     where = f"framework {training.framework} and precision {training.precision}"
-    if found:
-        raise InputError(f"found '{training.fp8_recipe}'; allowed with {where}: {', '.join(r.name for r in found)}")
     low = list(dict.fromkeys(r.format for r in _RECORDS if known_recipes(framework_of(training), r.format)))
+    if found:
+        meant = f"; it goes with training.precision {training.fp8_recipe}" if training.fp8_recipe in low else ""
+        allowed = ", ".join(r.name for r in found)
+        raise InputError(f"found '{training.fp8_recipe}'; allowed with {where}: {allowed}{meant}")
     raise InputError(
         f"found '{training.fp8_recipe}'; with {where} nothing is scaled: leave the key out (null), "
         f"or set training.precision to {' or '.join(low)}"

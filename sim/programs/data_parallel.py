@@ -66,6 +66,7 @@ class DataParallel(Struct, frozen=True):
     gather_bucket_bytes: int | None = None  # ZeRO-3 gathers a block's tensors in messages of at least so many bytes
     replicas_once: bool = False  # of a step's reductions to a shard only the last goes on to the replicas
     held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
+    on_host: bool = False  # shards of gradients go to host memory, where the optimizer runs
     by_tensor: bool = False  # ZeRO-1 copies each rank's part of each gathered tensor by a kernel of its own
 
     @property
@@ -181,6 +182,9 @@ def make_data_parallel(plan: Plan) -> DataParallel:
     bucket = p.bucket_bytes * (reduced / compute_bytes(t.precision) if framework.adds_gradients_late else 1.0)
     engine = framework.zero
     held_back = reduced if holds_back_sums(plan.scenario) else 0.0
+    reduces_each = p.zero >= 2 and not p.accumulate_unsharded and not p.reduces_rows
+    on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
+    fleeting = frees_gradients(t, p.zero) and not on_host
     return DataParallel(
         p.zero,
         "after_backward" if p.zero in engine.at_once_at else p.dp_sync,
@@ -193,16 +197,17 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         own_bytes if p.param_gather_dtype in (None, "fp8") else dtype_bytes(p.param_gather_dtype),
         reduced,
         p.reshard_after_forward,
-        p.zero >= 2 and not p.accumulate_unsharded and not p.reduces_rows,
+        reduces_each,
         bool(p.param_gather_overlap),
         p.reduces_rows,
-        max(dtype_bytes(t.grad_dtype), held_back) if frees_gradients(t, p.zero) else 0.0,
+        max(dtype_bytes(t.grad_dtype), held_back) if fleeting else 0.0,
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
         engine=engine,
         gather_bucket_bytes=p.gather_bucket_bytes,
         replicas_once=p.holds_back_replicas,
         held_back_bytes=held_back,
+        on_host=on_host,
         by_tensor=framework.gathers_tensor_by_tensor and p.zero == 1,
     )
 

@@ -70,7 +70,7 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     n = _Elements(dense, experts, frozen, dense / dp.shard + experts / dp.expert_shard)
     optimizer = _optimizer_bytes(t, dp, blocks, n)
     away, visits = t.optimizer_offload, t.optimizer_offload is True  # the states come for the update, or never
-    cast = n.sharded * FP32_BYTES if dp.engine.shard_bytes and dp.zero >= 1 else 0.0
+    cast = n.sharded * FP32_BYTES if dp.engine.shard_bytes and dp.zero >= 1 and away != "cpu" else 0.0
     return States(
         _parameter_bytes(t, dp, blocks, n),
         _gradient_bytes(t, stages, n),
@@ -88,12 +88,12 @@ def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
 
 
 def _gradient_bytes(t: Training, stages: Sequence[Stage], n: _Elements) -> float:
-    """Gradients that are there for the whole step: none where they are freed between steps. Where those of a row of
-    micro-batches are reduced at once, the row's stage has whole ones beside the shards."""
+    """Gradients that are there for the whole step: none where they are freed between steps or go to the host. Where
+    those of a row of micro-batches are reduced at once, the row's stage has whole ones beside the shards."""
     dp = stages[0].dp
     # With ZeRO-2 whole gradients are kept all the same where micro-batches add up before they are reduced.
     gradients_sharded = dp.zero >= 2 and dp.keeps_shards
-    gradients = 0.0 if dp.fleeting_gradient_bytes else (n.sharded if gradients_sharded else n.whole)
+    gradients = 0.0 if dp.fleeting_gradient_bytes or dp.on_host else (n.sharded if gradients_sharded else n.whole)
     buckets = dp.late_gradient_bytes if dp.zero == 0 and dp.shard * dp.replica > 1 else 0.0  # DDP's
     whole = max(sum(b.params + b.expert_params for b in s.blocks) for s in stages) if reduces_rows(dp) else 0.0
     # A sum that waits for the replicas takes the place of gradients, which torch frees between steps (foreach_reduce),

@@ -64,6 +64,16 @@ def test_states_never_visit_the_gpu() -> None:
 
 
 @pytest.mark.parametrize(
+    ("framework", "zero", "here"), [("deepspeed", 3, False), ("deepspeed", 2, False), ("eager", 3, True)]
+)
+def test_deepspeed_keeps_shards_of_gradients_on_the_host(framework: str, zero: int, here: bool) -> None:
+    """deepspeed/runtime/zero/stage3.py: grad_partitions_flat_buffer is on the optimizer's device."""
+    away, usual = (simulate(scenario(offload, zero=zero, framework=framework)) for offload in ("cpu", False))
+    assert (away.result["memory"][0]["gradients"] > 0) is here
+    assert usual.result["memory"][0]["gradients"] > 0
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"cluster": "mi300x-node"}, "cluster.host_memory_bandwidth_bytes_per_s: is missing"),

@@ -232,6 +232,7 @@ def test_a_framework_has_a_recipe_of_its_own() -> None:
     [
         ({"framework": "compiled", "fp8_recipe": "delayed"}, "found 'delayed'.* tensorwise, rowwise"),
         ({"framework": "megatron", "fp8_recipe": "rowwise"}, "found 'rowwise'.* delayed, tensorwise, blockwise"),
+        ({"framework": "megatron", "fp8_recipe": "mxfp8"}, "blockwise; it goes with training.precision mxfp8"),
         ({"precision": "bf16", "fp8_recipe": "delayed"}, "precision bf16 nothing is scaled"),
     ],
 )
