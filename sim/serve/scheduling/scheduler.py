@@ -65,8 +65,10 @@ class Scheduler(RunningSequences):
         pieces, budget, preempted = self._running_tokens(now_s)
         # Nobody runs where the only one was put out by blocks that it and its prefix both have, or where who had ended
         # left no room for prompts.
-        if self.prompts_first and not pieces and (prompts := self.prompts(self.running, now_s)):
-            return self.with_prompts(prompts, [], now_s)
+        if self.prompts_first and not pieces:
+            if prompts := self.prompts(self.running, now_s):
+                return self.with_prompts(prompts, [], now_s)
+            pieces, budget, preempted = self._running_tokens(now_s)  # a prompt without room waits for nobody any more
         if not self.prompts_first and (not preempted or self.watermark is not None or not self.running):
             ahead = self.counts.preemptions - preemptions if self.running else 0
             self.admit(pieces, budget, self.limits.batch_sequences, now_s, ahead)

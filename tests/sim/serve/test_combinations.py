@@ -19,6 +19,7 @@ from tests.sim.cases import FREE_LINKS, llama_like, scenario_with
 from tests.sim.serve.serving_cases import (
     SMALL,
     WEIGHTS_AND_BUFFERS,
+    beside,
     every_way,
     finished,
     requests_of,
@@ -285,3 +286,12 @@ def test_clients_in_a_closed_loop_keep_littles_law() -> None:
 def test_what_engines_refuse_is_refused(inference: dict[str, Any], parallelism: dict[str, int], said: str) -> None:
     with pytest.raises(InputError, match=said):
         serving(inference, parallelism=parallelism)
+
+
+def test_a_prompt_that_found_no_room_goes_on_once_it_is_alone() -> None:
+    """Two prompts enter while their adapter is copied, and fill the cache: the shorter one ends first."""
+    settings_ = {"max_running_requests": 2, "max_batch_tokens": 1, "prefix_cache": "none", "preemption": "recompute"}
+    inference = beside(("sglang-0.5", False), kv_cache={"block_tokens": 1}, **settings_)
+    gpu = {"memory_bytes": WEIGHTS_AND_BUFFERS + 3e5}
+    scenario = serving(inference | {"lora": {"adapters": 1, "max_loras": 2}}, gpu=gpu)
+    all_left(simulate_serving(scenario, requests=(Request(0.0, 4, 1), Request(1e-7, 1, 1))))
