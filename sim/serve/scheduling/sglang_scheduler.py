@@ -211,6 +211,12 @@ class SglangScheduler(Scheduler):
         self.waiting.popleft()
         self.waiting.insert(self.known - 1 if self.one_behind else len(self.waiting), victim)
 
+    def held_for_others(self, sequence: Sequence) -> Sequence:
+        """As `Scheduler.held_for_others`. A prefill server forgets in each round that the batch was full
+        (srt/disaggregation/prefill.py, `event_loop_overlap_disagg_prefill`)."""
+        self.full = False
+        return super().held_for_others(sequence)
+
     def own_tokens(self, sequence: Sequence, hit: int) -> int:
         """As `FoundPrefixes.own_tokens`; who looks for them uses them."""
         found = super().own_tokens(sequence, hit)

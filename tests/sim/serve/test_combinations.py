@@ -295,3 +295,14 @@ def test_a_prompt_that_found_no_room_goes_on_once_it_is_alone() -> None:
     gpu = {"memory_bytes": WEIGHTS_AND_BUFFERS + 3e5}
     scenario = serving(inference | {"lora": {"adapters": 1, "max_loras": 2}}, gpu=gpu)
     all_left(simulate_serving(scenario, requests=(Request(0.0, 4, 1), Request(1e-7, 1, 1))))
+
+
+def test_a_prefill_server_takes_more_once_a_prompt_has_left_for_another() -> None:
+    """Its batch had been full, because two prompts of one adapter filled the cache."""
+    settings_ = {"max_running_requests": 2, "max_batch_tokens": 1, "prefix_cache": "none", "preemption": "recompute"}
+    inference = beside(("sglang-0.5", False), kv_cache={"block_tokens": 1}, **settings_)
+    inference |= {"lora": {"adapters": 1, "max_loras": 2}}
+    inference |= {"disaggregated": {"prefill": {"replicas": 1}, "decode": {"replicas": 1}}}
+    scenario = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 3e5})
+    late = tuple(Request(0.03125, 1, 1) for _ in range(3))
+    all_left(simulate_serving(scenario, requests=(Request(0.0, 22, 2), Request(1e-7, 1, 1), *late)))
