@@ -276,10 +276,10 @@ class Recorder(TorchDispatchMode):
         return self.phase, self.last_module
 
 
-Tensor = tuple[tuple[str, tuple[int, ...], tuple[int, ...]], int]  # as `describe` gives it, and its storage's number
+Described = tuple[tuple[str, tuple[int, ...], tuple[int, ...]], int]  # a tensor by `describe`, and its storage's number
 
 
-def launches(func: Any, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> int:
+def launches(func: Any, name: str, inputs: list[Described], outputs: list[Described]) -> int:
     """Return how many kernels torch's operator `func` starts: 1, or 0 for a view or a result without elements."""
     if name in NO_KERNEL or torch.Tag.inplace_view in func.tags or func.is_view:
         return 0

@@ -151,15 +151,18 @@ def is_folder(name: str, source: Source) -> bool:
         return False
 
 
-def nearest(word: Any, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known word, or the few that begin so; or nothing."""
+def nearest(word: Any, known: Iterable[str], alike: float = 0.5) -> str:
+    """`; did you mean 'x'?` for the nearest known word, or the few that begin so; or nothing.
+
+    `alike`: difflib's least ratio of a word to the one that may be meant.
+    """
     import difflib
 
     text, choices = str(word)[:100].lower(), list(known)
     begins = [choice for choice in choices if len(text) > 2 and choice.startswith(text)]
     if 1 < len(begins) <= MOST_BEGINNINGS:
         return f"; did you mean one of {', '.join(begins)}?"
-    found = begins or difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
+    found = begins or difflib.get_close_matches(text, choices, n=1, cutoff=alike)
     return f"; did you mean '{found[0]}'?" if found else ""
 
 

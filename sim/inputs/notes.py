@@ -50,7 +50,7 @@ def notes(sections: Sections, given: Set[str], generates: bool = False) -> Itera
     else:
         yield from (*_sharding_notes(p, t), *_schedule_notes(p), *_training_notes(t, model))
         yield from _autocast_note(t, p, model)
-        yield from _attention_note(t, model)
+        yield from _attention_note(t, p, model)
     if i is not None:
         yield from _serving_notes(i, p, given, model)
         yield from _engine_note(sections, i)
@@ -94,14 +94,14 @@ def _idle_nodes_note(sections: Sections, generates: bool) -> Iterator[str]:
         yield f"parallelism: dp, tp, pp and cp are 1, so {one}; `stepsim search` finds layouts for all of them"
     elif idle and "dp" not in p.model_fields_set and not generates and sections.distillation is None:
         some = f"{p.ranks:,} of the cluster's {gpus:,} GPUs compute"
-        yield f"parallelism.dp: 1, as nothing is said, so {some}; dp {gpus // p.ranks:,} uses as many as it can"
+        yield f"parallelism.dp: 1, the default, so {some}; dp {gpus // p.ranks:,} uses as many as it can"
 
 
 def _domain_note(sections: Sections) -> Iterator[str]:
     """Return that NVLink within a part of a node is not simulated."""
     cluster = sections.cluster
     if cluster.nvlink_domain < cluster.gpus_per_node:
-        without = f"{cluster.nvlink_domain} of no effect, as a node has {cluster.gpus_per_node} GPUs"
+        without = f"of no effect with {cluster.nvlink_domain}, as all {cluster.gpus_per_node} GPUs of a node are joined"
         yield f"cluster.nvlink_domain: {without}; cluster.topology describes links between some GPUs of a node"
 
 
@@ -190,12 +190,14 @@ def _autocast_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[
         yield f"training.param_dtype: fp32 is simulated with 16-bit activations; torch.autocast, {held}, {why}"
 
 
-def _attention_note(t: Training, model: ModelConfig) -> Iterator[str]:
+def _attention_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[str]:
     """Return that the model's own code knows no fused attention, or that torch's computes what a window hides."""
-    windows = model.window is not None and model.window < t.seq_len and "sliding" in model.attention_pattern
-    if windows and t.attention == "fused" and framework_of(t).masks_windows and t.attention_kernel is None:
+    windows = {"sliding", "chunked"} & {*model.attention_pattern}
+    hides = windows and model.window is not None and model.window < t.seq_len
+    if hides and framework_of(t).sees_masks(t.attention == "fused", t.attention_kernel, p.cp):
         slower = f"torch's attention gets model.window {model.window} as a mask and computes all pairs of tokens"
-        yield f"training.attention_kernel: {slower}; flash2 (attn_implementation flash_attention_2) skips hidden ones"
+        faster = "flash2 (attn_implementation flash_attention_2) skips the pairs that the window hides"
+        yield f"training.attention_kernel: {slower}; {faster}"
     if t.attention == "fused" and not code_of(model.code, framework_of(t)).fused:
         does = f"which framework {t.framework} runs, computes attention in separate operators alone"
         yield f"training.attention: simulated as unfused; the code of {model.code} in Transformers, {does}"
@@ -239,7 +241,7 @@ def _expert_split_note(sections: Sections) -> Iterator[str]:
         split = f"expert_tp: {p.tp} splits each expert (default of vLLM, SGLang, TensorRT-LLM)"
         yield f"parallelism.tp: each of {p.tp} ranks holds all experts; {split}, ep: {p.tp} distributes them"
     elif unsaid and t is not None and framework_of(t).splits_experts_over_tp:
-        yield f"parallelism.expert_tp: 1, as nothing is said; framework {t.framework}'s own default is tp, {p.tp}"
+        yield f"parallelism.expert_tp: 1, the default here; framework {t.framework}'s own default is tp, {p.tp}"
 
 
 def _engine_note(sections: Sections, i: Inference) -> Iterator[str]:

@@ -398,5 +398,10 @@ class Framework(Struct, frozen=True):
     kin: str = ""
     """the record with the same code base; `evidence` treats both as one"""
     family: str = ""
-    """the records of one family share this word; `evidence` counts their measured steps as half alike"""
+    """the records of one family share this word; `evidence` takes them for half as far apart as other frameworks"""
     former: tuple[Former, ...] = ()  # newest first
+
+    def sees_masks(self, fused_attention: bool, kernel: str | None, cp: int) -> bool:
+        """Tell whether attention gets windows as masks (`masks_windows`): if it is torch's own function, on whole
+        sequences. A `kernel` named by `training.attention_kernel` has windows itself."""
+        return self.masks_windows and fused_attention and not kernel and cp == 1

@@ -19,17 +19,17 @@ MASK_KERNELS = 4  # inverted, two numbers, chosen between
 
 
 def masked_window(d: Dims, own: Core) -> Core:
-    """The core as torch computes it: all pairs, if a window hides some and no kernel is named that skips them."""
-    by_torch = d.fused_attention and not d.attention_kernel and d.cp == 1
-    if not (d.framework.masks_windows and by_torch and own.windowed is not None):
+    """The core as torch computes it: all pairs of tokens, if a window hides some and windows are masks."""
+    if own.windowed is None or not d.framework.sees_masks(d.fused_attention, d.attention_kernel, d.cp):
         return own
     return replace(own, window=None, causal=False, masked=True)
 
 
 def with_mask(d: Dims, core: Core, part: Operator) -> Operator:
-    """The part, with its mask: one of all heads, for each sequence.
+    """The part with its mask, [batch, 1, q_len, kv_len].
 
-    Accesses of a pair: truths of one sequence read and inverted for all (1 byte), these read, numbers written.
+    Bytes of a pair of tokens: the truth of one sequence is read (1) and written inverted for each sequence (1); this is
+    read (1) and a number is written (`act_bytes`), which is kept for the backward.
     """
     if not core.masked:
         return part

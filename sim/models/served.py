@@ -46,17 +46,17 @@ class ServedElements(NamedTuple):
 class ServingDims(Struct, frozen=True):
     """Sizes on one rank; `vocab` is its tensor-parallel share.
 
-    `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of their
-    weights in memory, scales included, `expert_weight_bytes` of routed experts'; `kv_bytes`: per element of the cache;
-    `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there are measured
-    ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between them;
-    `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads; `group_reads`:
-    the part of these further reads that comes from memory; `fp32_logits`: tokens are chosen out of a copy of the logits
-    in fp32; `index_dtype`: dtype of an indexer's scores, 8 bits where
-    the GPU multiplies them; `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the
-    ranks of a single one, how many there are to which a token travels once, whatever experts it has there; 0: a copy
-    for each expert; `eplb`: how experts are placed on ranks, None: in their order; `cp`: ranks over which prompts and
-    caches are split.
+    `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of
+    their weights in memory, scales included, `expert_weight_bytes` of routed experts'; `kv_bytes`: per element of
+    the cache; `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there
+    are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
+    them; `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads;
+    `group_reads`: the part of these further reads that comes from memory; `fp32_logits`: tokens are chosen out of a
+    copy of the logits in fp32; `index_dtype`: dtype of an indexer's scores, 8 bits where the GPU multiplies them;
+    `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single one,
+    how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
+    `eplb`: how experts are placed on ranks, None: in their order; `cp`: ranks over which prompts and caches are
+    split.
     """
 
     model: ModelConfig

@@ -148,7 +148,9 @@ def _below_peak(scenario: Scenario) -> Iterator[Changes]:
         yield ("training.cross_entropy=fused",)
     yield from _larger(scenario)
     yield ("training.attention=fused",)
-    if framework_of(t).masks_windows and scenario.model.window is not None and t.attention_kernel is None:
+    if scenario.model.window is not None and framework_of(t).sees_masks(
+        t.attention == "fused", t.attention_kernel, p.cp
+    ):
         yield ("training.attention_kernel=flash2",)
     if p.tp > 1:
         yield (f"parallelism.tp={p.tp // 2}", f"parallelism.dp={2 * p.dp}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.core.errors import InputError
+from sim.inputs.input_source import nearest
 from sim.inputs.units import BYTES, TIME, unit_of
 from sim.validation.collective_rows import collective_predictions
 from sim.validation.kernel_rows import kernel_predictions
@@ -109,8 +109,7 @@ def _asked(row: Measurement, result: Mapping[str, Any], workload: str) -> tuple[
 def _meant(names: Sequence[str], result: Mapping[str, Any]) -> str:
     """A quantity that the result has and that one of the names is, mistyped or without its unit."""
     numbers = [key for key, value in result.items() if isinstance(value, float)]
-    near = [found for name in names for found in get_close_matches(name, numbers, 1, MISTYPED)]
-    return f"; did you mean '{near[0]}'?" if near else ""
+    return next(filter(None, (nearest(name, numbers, MISTYPED) for name in names)), "")
 
 
 def _class_of(plan: Plan, rank: object, row: str) -> int:

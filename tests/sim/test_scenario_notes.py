@@ -84,7 +84,7 @@ def test_gpus_that_idle_are_named() -> None:
 
     assert "one of the cluster's 64 GPUs computes" in warnings()
     assert "computes" not in warnings(dp=2)
-    assert "parallelism.dp: 1, as nothing is said, so 2 of the cluster's 64 GPUs compute; dp 32" in warnings(tp=2)
+    assert "parallelism.dp: 1, the default, so 2 of the cluster's 64 GPUs compute; dp 32" in warnings(tp=2)
     assert "compute" not in warnings(tp=2, dp=2)
 
 
@@ -92,7 +92,7 @@ def test_gpus_that_idle_are_named() -> None:
 def test_nvlink_within_a_part_of_a_node_is_not_simulated(gpus: int, said: bool) -> None:
     data = {**small(parallelism={"dp": 8}), "cluster": {"preset": "dgx-h100", "nvlink_domain": gpus}}
     warnings = parse_scenario(data).warnings
-    assert any(text.startswith("cluster.nvlink_domain: 2 of no effect") for text in warnings) is said
+    assert any(text.startswith("cluster.nvlink_domain: of no effect with 2") for text in warnings) is said
 
 
 @pytest.mark.parametrize(

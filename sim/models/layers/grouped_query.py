@@ -32,10 +32,10 @@ SUMS_BYTES = 2 * FP32_BYTES  # of a token: one sum over its queries and one over
 
 class GroupedQueryAttention(Struct, frozen=True):
     """Sizes of the whole model. `qkv_bias`: query, key and value have biases although nothing else has (Qwen2);
-    `qk_norm`: an RMS norm of `head_dim` weights on queries and one on keys (Qwen3), one without weights (l2), or two
-    layer norms. `projections`:
-    into how many matmuls the model's own code splits query, key and value (GPT-2 one, Llama three). `window`: None if
-    every query sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2).
+    `qk_norm`: an RMS norm of `head_dim` weights on queries and one on keys (Qwen3), one without weights (l2), or
+    two layer norms. `projections`: into how many matmuls the model's own code splits query, key and value (GPT-2
+    one, Llama three). `window`: None if every query sees all keys before it. `qk_norm_over`: the norms' width, a
+    head or all of them (OLMo 2).
     `norm_weights`: they have weights. `sinks`: a learned score of each query head (gpt-oss), which kernels add to a
     row's softmax at no cost. `gate`: a second query projection whose sigmoid multiplies the result (Qwen3-Next), or one
     number of each head and token that does (`per_head`: LFM3). `softcap`: scores are capped (Gemma 2). `rope_share`: of

@@ -98,12 +98,15 @@ def sglang_05_drafting_sizes(to: int, running: int) -> tuple[int, ...]:
     return _with_most(steps, to, running)
 
 
-def sglang_prompt_sizes(chunk: int, latent: bool) -> tuple[int, ...]:
-    """Of prompts' tokens, up to a chunk, with latent attention to 2,048 (SGLang 0.5.10, server_args.py,
+def sglang_0510_prompt_sizes(chunk: int, latent: bool) -> tuple[int, ...]:
+    """Return the numbers of tokens for which an iteration of prompts has graphs: up to the `chunk` that an iteration
+    computes at most, with latent attention up to 2,048 (SGLang 0.5.10, server_args.py,
     _generate_piecewise_cuda_graph_tokens and the lines that set piecewise_cuda_graph_max_tokens).
 
-    >>> len(sglang_prompt_sizes(8192, False)), sglang_prompt_sizes(600, False)[-2:], sglang_prompt_sizes(8192, True)[-1]
-    (58, (512, 576), 2048)
+    >>> len(sglang_0510_prompt_sizes(8192, False)), sglang_0510_prompt_sizes(600, False)[-2:]
+    (58, (512, 576))
+    >>> sglang_0510_prompt_sizes(8192, True)[-1]
+    2048
     """
     most = 2048 if latent else chunk
     fine = *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64)
@@ -121,7 +124,7 @@ def trtllm_10_sizes(to: int, running: int) -> tuple[int, ...]:
 
 
 def trtllm_13_sizes(to: int, running: int) -> tuple[int, ...]:
-    """By 8 to 128, then by 64, as many as may run among them (TensorRT-LLM 1.3, llmapi/llm_args.py,
+    """Return multiples of 8 up to 128, then of 64, and `running` (TensorRT-LLM 1.3, llmapi/llm_args.py,
     _generate_cuda_graph_batch_sizes with enable_padding).
 
     >>> trtllm_13_sizes(2048, 400)[-5:]

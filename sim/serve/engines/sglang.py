@@ -11,7 +11,7 @@ from sim.serve.engines.graph_sizes import (
     sglang_047_drafting_sizes,
     sglang_05_drafting_sizes,
     sglang_05_sizes,
-    sglang_prompt_sizes,
+    sglang_0510_prompt_sizes,
 )
 from sim.serve.engines.hosts import V1, hosts
 from sim.serve.engines.own_all_reduce import CUSTOM
@@ -161,7 +161,7 @@ _SGLANG_0510 = replace(
     date="2026-04",
     source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331; "
     "srt/server_args.py, _handle_piecewise_cuda_graph: not with dp attention, pipeline stages, DeepEP, LoRA, drafts)",
-    prompt_sizes=sglang_prompt_sizes,
+    prompt_sizes=sglang_0510_prompt_sizes,
     fraction=sglang_0510_fraction,
 )
 RECORDS = (_SGLANG_04, _SGLANG_046, _SGLANG_047, _SGLANG_048, _SGLANG_05, _SGLANG_0510)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sim.serve.engines.graph_sizes import sglang_prompt_sizes
+from sim.serve.engines.graph_sizes import sglang_0510_prompt_sizes
 from sim.serve.engines.record import Defaults, Drafts
 
 GIB = 2.0**30
@@ -39,7 +39,7 @@ def sglang_0510_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: D
     >>> sglang_0510_fraction(80 * GIB, 1, Defaults(max_batch_tokens=8192, graphs_to=256), "none")
     0.83
     """
-    graphs = 0 if drafts != "none" else 8 * len(sglang_prompt_sizes(d.max_batch_tokens, False))
+    graphs = 0 if drafts != "none" else 8 * len(sglang_0510_prompt_sizes(d.max_batch_tokens, False))
     return _fraction_left(memory_bytes, ranks, d, drafts, graphs)
 
 

@@ -22,6 +22,7 @@ _WATERMARK = 0.01  # core/block_manager.py
 _LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769)
 _DRAFTING_WHOLE = Case({"chunked_prefill": False}, drafting=True)  # use_spec_decode, in the same lines
 
+# `fp32_logits`: model_executor/layers/sampler.py, since V1 v1/sample/sampler.py: `logits.to(torch.float32)`.
 _FIRST_VLLM = Engine(
     "vllm-0.2",
     "vLLM",
@@ -38,7 +39,7 @@ _FIRST_VLLM = Engine(
     whole_prompts=True,
     sized_tokens=2560,
     watermark=_WATERMARK,
-    fp32_logits=True,  # model_executor/layers/sampler.py, since V1 v1/sample/sampler.py: `logits.to(torch.float32)`
+    fp32_logits=True,
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
@@ -64,7 +65,7 @@ _VLLM_05 = Engine(
     room_for_longest=True,
     own_all_reduces=CUSTOM,
     watermark=_WATERMARK,
-    fp32_logits=True,  # model_executor/layers/sampler.py, since V1 v1/sample/sampler.py: `logits.to(torch.float32)`
+    fp32_logits=True,
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
@@ -111,7 +112,7 @@ _VLLM_09 = Engine(
     own_all_reduces=CUSTOM,
     eplb=True,  # since 0.9.2: config.py, enable_eplb
     deep_ep=True,
-    fp32_logits=True,  # model_executor/layers/sampler.py, since V1 v1/sample/sampler.py: `logits.to(torch.float32)`
+    fp32_logits=True,
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,

@@ -268,7 +268,7 @@ def test_a_word_about_expert_tp_where_the_framework_would_split() -> None:
         scenario = make(moe, {"framework": framework}, tp=2, **parallelism)
         return [note for note in scenario.warnings if "expert_tp" in note]
 
-    words = "parallelism.expert_tp: 1, as nothing is said; framework megatron's own default is tp, 2"
+    words = "parallelism.expert_tp: 1, the default here; framework megatron's own default is tp, 2"
     assert said("megatron") == [words]
     assert said("megatron", expert_tp=1) == said("eager") == []
 
