@@ -45,7 +45,7 @@ def test_saved_bytes_are_those_of_real_layers(tmp_path: Path, family: str, preci
         "attention": attention,
     }
     if attention == "fused":
-        training["attention_kernel"] = "flash2"  # which needs no mask of windows: layers were run alone, without one
+        training["attention_kernel"] = "flash2"  # as they ran: no keys repeated, no masks counted
     scenario = parse_scenario({"model": written(tmp_path, row["config"]), "training": training, "cluster": "dgx-h100"})
     before = row.get("before", 0)  # layers that are not compared
     layers = range(before + row["layers"], before + 2 * row["layers"])
