@@ -93,9 +93,21 @@ def local_workers(count: int, start: str | None = "spawn") -> Iterator[Workers]:
     except BaseException:
         for worker in multiprocessing.active_children():  # what they are at is wanted no more
             worker.terminate()
+        _stop_sending(pool)
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _stop_sending(pool: ProcessPoolExecutor) -> None:
+    """Let the thread that hands tasks to workers fail, not wait, once no worker is left to read them.
+
+    Python before 3.11.6 never ends otherwise, where a task is larger than a pipe (github.com/python/cpython, issues
+    94777 and 107219). Later ones close the same end of the pipe themselves.
+    """
+    queue: Any = getattr(pool, "_call_queue", None)
+    if queue is not None:
+        queue._reader.close()
 
 
 def stay_with(parent: int) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -77,6 +78,27 @@ def test_workers_end_with_the_command(command: tuple[str, ...], number: signal.S
         assert errors.splitlines()[-1] == "interrupted"
     running.check_gone()
     check_files(tmp_path)
+
+
+LARGE_TASKS = """
+import time
+from sim.studies.executors import local_workers
+if __name__ == "__main__":
+    with local_workers(2) as workers:
+        for _ in range(2):
+            workers.executor.submit(time.sleep, 600)
+        for _ in range(9):
+            workers.executor.submit(isinstance, bytes(10**7), bytes)
+        time.sleep(1)
+        raise SystemExit(3)
+"""
+
+
+def test_workers_end_while_a_large_task_waits_to_be_sent(tmp_path: Path) -> None:
+    """Larger than a pipe, so that the thread that sends it waits for workers, which are busy and then gone."""
+    file = tmp_path / "large.py"
+    file.write_text(LARGE_TASKS, encoding="utf-8")
+    assert subprocess.run([sys.executable, str(file)], cwd=ROOT, timeout=HANGS_AFTER_S / 10).returncode == 3
 
 
 def test_the_next_search_works(tmp_path: Path) -> None:
