@@ -25,7 +25,10 @@ def engine_table() -> str:
         between = " + ".join(f"{s * 1e3:.3g} ms{what}" for s, what in parts if s) + ", beside the GPU" * e.overlaps
         launch = f"{t.launch_s * 1e6:.3g} µs" if t.launch_s else ""
         tops = {e.defaults.graphs_to, *[case.changes.get("graphs_to", 0) for case in e.cases]} - {0}
-        most = sorted({e.graph_sizes(top, e.defaults.max_running_requests)[-1] for top in tops})
+        running = max(
+            [e.defaults.max_running_requests, *[case.changes.get("max_running_requests", 0) for case in e.cases]]
+        )
+        most = sorted({e.graph_sizes(top, running)[-1] for top in tops})
         graphs = " or ".join([str(n) for n in most]) if len(most) < 3 else f"{most[0]} to {most[-1]}"
         before = f"{t.request_s * 1e3:.3g} ms" if t.request_s else ""
         chunks = e.defaults.chunked_prefill

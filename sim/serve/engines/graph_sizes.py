@@ -39,6 +39,15 @@ def vllm_014_sizes(to: int, running: int) -> tuple[int, ...]:
     return tuple([n for n in (*SMALL, *range(8, 256, 8), *range(256, most + 1, 16)) if n <= most])
 
 
+def vllm_030_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Return those of vLLM 0.14, and `running` (vLLM 0.30, config/vllm.py, _set_cudagraph_sizes).
+
+    >>> vllm_030_sizes(512, 20), vllm_030_sizes(512, 1024)[-1]
+    ((1, 2, 4, 8, 16, 20, 24, 32, 40), 512)
+    """
+    return tuple(sorted({*vllm_014_sizes(to, running), *([running] if running <= to else [])}))
+
+
 def sglang_04_sizes(to: int, running: int) -> tuple[int, ...]:
     """Return multiples of 8, from 256 on of 16, and `running` (SGLang 0.4 to 0.5.2,
     model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture).

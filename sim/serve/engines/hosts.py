@@ -50,7 +50,10 @@ A100_BY_H100 = VLLM_02["ampere"].sequence_s / VLLM_02["hopper"].sequence_s
 _LAUNCH_S, _HTTP_S = VLLM_02["hopper"].launch_s, TRITON.request_s
 V5 = HostTimes(5e-3, sequence_s=31e-6, launch_s=_LAUNCH_S, request_s=_HTTP_S, uncertainty=0.4)
 V6 = HostTimes(2.5e-3, sequence_s=15.6e-6, launch_s=_LAUNCH_S, request_s=_HTTP_S, uncertainty=0.4)
-V1 = HostTimes(1.5e-3, sequence_s=8e-6, launch_s=_LAUNCH_S, request_s=_HTTP_S, uncertainty=0.4)
+# A sequence of V1 is measured on a CPU without a GPU (tools/time_vllm_host.py): vLLM 0.10.2, 0.24 and 0.32.
+V1 = HostTimes(1.5e-3, sequence_s=9.4e-6, launch_s=_LAUNCH_S, request_s=_HTTP_S, uncertainty=0.4)
+V1_24 = V1._replace(sequence_s=13.5e-6)
+V1_32 = V1._replace(sequence_s=17.9e-6)
 
 
 def hosts(hopper: HostTimes) -> dict[str, HostTimes]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.serve.engines.graph_sizes import vllm_014_sizes, vllm_08_sizes
-from sim.serve.engines.hosts import V1, V5, V6, VLLM_02, hosts
+from sim.serve.engines.graph_sizes import vllm_014_sizes, vllm_030_sizes, vllm_08_sizes
+from sim.serve.engines.hosts import V1, V1_24, V1_32, V5, V6, VLLM_02, hosts
 from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS
 from sim.serve.engines.record import Case, Defaults, Engine, TwoBatches
 from sim.serve.engines.sglang_memory import GIB
@@ -14,6 +14,9 @@ _VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAU
 # Large GPUs but A100, which 0.8 does not except: vLLM, engine/arg_utils.py (the API server's; offline 16,384 and 8,192
 # tokens).
 _LARGE = Case({"max_running_requests": 1024, "max_batch_tokens": 8192}, memory_bytes=70 * GIB, but=("ampere",))
+# GPUs with memory of 160 GiB and more since 0.28; `graphs_to` for compute capability 10.x (config/vllm.py).
+_LARGEST = Case({"max_batch_tokens": 16384}, memory_bytes=160 * GIB)
+_BLACKWELL = Case({"graphs_to": 1024}, memory_bytes=160 * GIB, but=("hopper", "other"))
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
 # before 0.6.5; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
@@ -145,6 +148,20 @@ _VLLM_14 = replace(
     whole_prompt_tokens=0,  # engine/arg_utils.py: the larger of max_model_len and the default
     two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold
 )
+_VLLM_19 = replace(
+    _VLLM_14,
+    name="vllm-0.19",
+    since=(0, 19),
+    date="2026-04",
+    source="as vllm-0.14; scheduler_reserve_full_isl (config/scheduler.py; v1/core/kv_cache_manager.py, "
+    "allocate_slots: full_sequence_must_fit); config/vllm.py (with pipeline stages since 0.16; drafts as in 0.32);"
+    " since 0.21 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for"
+    " the cache (pull request 38284): simulated as 0.9 without them",
+    host=hosts(V1_24),
+    overlaps_stages=True,
+    overlaps_drafting=(True, True),
+    whole_prompts_fit=True,
+)
 RECORDS = (
     _FIRST_VLLM,
     replace(
@@ -190,17 +207,17 @@ RECORDS = (
     _VLLM_09,
     _VLLM_11,
     _VLLM_14,
+    _VLLM_19,
     replace(
-        _VLLM_14,
-        name="vllm-0.19",
-        since=(0, 19),
-        date="2026-04",
-        source="as vllm-0.14; scheduler_reserve_full_isl (config/scheduler.py; v1/core/kv_cache_manager.py, "
-        "allocate_slots: full_sequence_must_fit); config/vllm.py (with pipeline stages since 0.16; drafts as in 0.32);"
-        " since 0.21 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for"
-        " the cache (pull request 38284): simulated as 0.9 without them",
-        overlaps_stages=True,
-        overlaps_drafting=(True, True),
-        whole_prompts_fit=True,
+        _VLLM_19,
+        name="vllm-0.28",
+        since=(0, 28),
+        date="2026-08",
+        source="as vllm-0.19, whose scheduler 0.32 and 0.33 still have; limits of GPUs with 160 GiB and more"
+        " (engine/arg_utils.py, get_batch_defaults) and graphs to 1,024 tokens on Blackwell (config/vllm.py,"
+        " _set_cudagraph_sizes), neither in 0.27.1; graphs of max_num_seqs since 0.30",
+        host=hosts(V1_32),
+        graph_sizes=vllm_030_sizes,
+        cases=(_LARGE, _LARGEST, _BLACKWELL),
     ),
 )

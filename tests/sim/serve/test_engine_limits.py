@@ -22,6 +22,9 @@ from tests.sim.serve.serving_cases import ONE, SMALL, engine_scenario
     [
         ("vllm-v1", "dgx-h100", 1, (1024, 8192, 0.9, "gpu", True)),
         ("vllm-v1", "dgx-a100", 1, (256, 2048, 0.9, "gpu", True)),
+        ("vllm-0.19", "dgx-b200", 1, (1024, 8192, 0.9, "gpu", True)),
+        ("vllm-0.28", "dgx-b200", 1, (1024, 16384, 0.9, "gpu", True)),
+        ("vllm-0.28", "dgx-h200", 1, (1024, 8192, 0.9, "gpu", True)),
         ("vllm-0.2.7", "dgx-a100", 1, (256, 8192, 0.9, "none", False)),
         ("vllm-0.8", "dgx-a100", 1, (1024, 8192, 0.9, "gpu", True)),
         ("vllm-0.6", "dgx-h100", 1, (256, 8192, 0.9, "none", False)),
@@ -67,6 +70,18 @@ def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
     """0.5, 24 GiB: 512 + 1.5 · 2,048 + 2 · 16 + 128 MiB of 24,576 are not the cache's."""
     d = ENGINES[engine].defaults_on("ada", gib * 2.0**30, tp, 1, 0)
     assert (d.max_batch_tokens, d.graphs_to, d.memory_fraction) == found
+
+
+@pytest.mark.parametrize(
+    ("engine", "architecture", "graphs"),
+    [("vllm-0.19", "blackwell", 512), ("vllm-0.28", "blackwell", 1024), ("vllm-0.28", "other", 512)],
+)
+def test_vllm_captures_larger_graphs_on_large_blackwells_since_0_28(
+    engine: str, architecture: str, graphs: int
+) -> None:
+    d = ENGINES[engine].defaults_on(architecture, 180 * 2.0**30, 1, 1, 0)
+    assert d.graphs_to == graphs
+    assert ENGINES[engine].graph_sizes(d.graphs_to, d.max_running_requests)[-1] == graphs
 
 
 def test_each_pool_has_the_memory_fraction_of_its_own_ranks() -> None:
