@@ -16,7 +16,7 @@ from sim.results.step import FinishedStep
 
 if TYPE_CHECKING:
     from sim.inputs.input_source import UserInput
-    from sim.inputs.workloads import Faults
+    from sim.inputs.workloads import Faults, NetworkJitter
 
 ONE_BY_ONE = 16  # causes that are each taken away by themselves, a simulation each; those after them together
 PAIRS = 12  # of ranks that wait for each other, the longest
@@ -82,10 +82,19 @@ def _found(scenario: Scenario, faults: Faults) -> Iterator[_Fault]:
 def _without(faults: Faults, gone: Sequence[_Fault]) -> Faults:
     """Return the section with these faults taken away."""
     for fault in gone:
+        if fault.kind == "network":
+            faults = faults.model_copy(update={"network_jitter": _alone(faults)})
+            continue
         own = None if fault.entries is None else {id(x) for x in fault.entries}  # equal entries are told apart
         left = None if own is None else tuple(x for x in getattr(faults, fault.key) if id(x) not in own)
         faults = faults.model_copy(update={fault.key: left})
     return faults
+
+
+def _alone(faults: Faults) -> NetworkJitter | None:
+    """Return the draws of a network that no other job uses: without any, the cluster's `spread` would hold again."""
+    jitter = faults.network_jitter
+    return None if jitter is None else jitter.model_copy(update={"sigma": 0.0})
 
 
 def causes(scenario: Scenario) -> list[Cause]:
@@ -97,7 +106,8 @@ def causes(scenario: Scenario) -> list[Cause]:
     out = [Cause(x.kind, x.name, _without(faults, [x])) for x in found[:ONE_BY_ONE]]
     if rest := found[ONE_BY_ONE:]:
         out.append(Cause("rest", f"{len(rest)} more", _without(faults, rest)))
-    return [*out, Cause("all", "all faults", None)]
+    alone = _alone(faults)
+    return [*out, Cause("all", "all faults", None if alone is None else type(faults)(network_jitter=alone))]
 
 
 def blame(step: FinishedStep, without_s: Callable[[Scenario], float]) -> tuple[FaultCost, ...]:

@@ -316,7 +316,8 @@ def test_those_together_are_none_of_the_first_ones() -> None:
     assert [c.kind for c in found] == ["straggler"] * 15 + ["jitter", "rest", "all"]
     rest = found[-2].without
     assert rest is not None
-    assert rest.network_jitter is None
+    assert rest.network_jitter is not None
+    assert rest.network_jitter.sigma == 0  # a network of its own
     assert rest.jitter is not None
     assert len(rest.stragglers) == 15
 

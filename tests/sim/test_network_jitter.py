@@ -67,6 +67,25 @@ def test_it_is_blamed() -> None:
     assert cause.lost_s > 0
 
 
+def test_what_it_costs_is_the_step_less_that_on_a_network_of_its_own() -> None:
+    """Also where the cluster is shared by itself: its median is no network without other jobs."""
+    data = {
+        "model": {"preset": "llama3-8b", "layers": 2},
+        "training": {"seq_len": 1024, "global_batch_size": 32},
+        "parallelism": {"dp": 32, "zero": 1},
+    }
+    alone = parse_scenario({**data, "cluster": {"preset": "p5-efa", "inter_node": {"spread": 0}}})
+    alone_s = simulate(alone).step_time_s
+    faults = {"stragglers": [{"rank": 1, "compute_scale": 1.2}], "network_jitter": {"sigma": 0.4, "seed": 1}}
+    for found in (faults, {"network_jitter": faults["network_jitter"]}):
+        costs = {
+            c.kind: c for c in simulate(parse_scenario({**data, "cluster": "p5-efa", "faults": found})).outcome.blame
+        }
+        assert costs["network"].lost_s > 0
+        assert costs["all"].without_s == alone_s
+    assert costs["network"].without_s == alone_s
+
+
 def test_a_spread_gives_every_group_the_median_and_draws_take_its_place() -> None:
     data = {
         "model": "llama3.2-1b",
