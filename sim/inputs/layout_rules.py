@@ -287,7 +287,7 @@ def expert_overlap(s: Sizes) -> Problem | None:
     if not s.ep_overlap or s.ep == 1 or s.form.pairs:
         return None
     pairing = ", ".join(name for name, form in FORMS.items() if form.paired.pairs)
-    why = f"only {pairing} (without micro_batch_group) pair a forward with a backward to hide it in"
+    why = f"only {pairing} (without micro_batch_group) and pp 1 pair a forward with a backward to hide it in"
     return ("parallelism", "ep_overlap"), f"found true with schedule {s.form.name} and pp {s.pp}; {why}"
 
 

@@ -58,9 +58,8 @@ def overlaps_messages(schedule: str) -> bool:
 
 def form_of(schedule: str, pp: int, paired: bool) -> ScheduleForm:
     """The record of a schedule; with pp 1, that of a model that is not cut. `paired`: exchanges are hidden (`ep`)."""
-    if pp == 1:
-        return ONE_RANK
-    return FORMS[schedule].paired if paired else FORMS[schedule]
+    form = ONE_RANK if pp == 1 else FORMS[schedule]
+    return form.paired if paired else form
 
 
 class Parallelism(UserInput):

@@ -38,7 +38,7 @@ FORMS: dict[str, ScheduleForm] = {
         zb_search,
     )
 }
-ONE_RANK = one_f_one_b.FORM  # of a model that is not cut: on one rank each forward is followed by its backward
+ONE_RANK = one_f_one_b.ONE_RANK
 
 
 def build(

@@ -93,6 +93,7 @@ FOUR_RANKS: dict[str, Any] = {
     "ep2 in dualpipe's pairs": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "dualpipe", "ep_overlap": True}, **MOE),
     "ep2 in a V's pairs": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "dualpipe_v", "ep_overlap": True}, **MOE),
     "ep2 in 1F1B's pairs": small({"dp": 2, "pp": 2, "ep": 2, **INTERLEAVED, "ep_overlap": True}, **MOE),
+    "ep4 in one rank's pairs": small({"dp": 4, "ep": 4, "ep_overlap": True}, **MOE),
     "ep2 of experts split over tp2": small({"dp": 2, "tp": 2, "sp": True, "ep": 2, "expert_tp": 2}, **SHARED),
     "experts split, pp2": small({"dp": 2, "pp": 2, "expert_tp": 2, "schedule": "zb_h1"}, **MOE),
     "tp4, two KV heads": small({"tp": 4, "sp": True}, **LLAMA),

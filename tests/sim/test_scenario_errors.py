@@ -160,8 +160,8 @@ LAYOUTS: list[tuple[list[str], str]] = [
     (["model.moe={experts: 8, top_k: 2, ffn: 63}", "parallelism.expert_tp=2"], "must divide model.moe.ffn (63)"),
     (["model.moe={experts: 8, top_k: 2, ffn: 63, shared_experts: 1}", "parallelism.tp=2"], "shared experts' ffn (63)"),
     (
-        [MOE, "parallelism.ep=2", "parallelism.ep_overlap=true"],
-        "only dualpipe, dualpipe_v, interleaved_1f1b (without micro_batch_group) pair",
+        [MOE, "parallelism.ep=2", "parallelism.pp=2", "parallelism.ep_overlap=true"],
+        "only dualpipe, dualpipe_v, interleaved_1f1b (without micro_batch_group) and pp 1 pair",
     ),
     (["cluster.nodes=1", "parallelism.pp=8"], "cluster.nodes: found 1 node of 8 = 8 GPUs; tp·cp·dp·pp = 1·1·2·8 = 16"),
     (["parallelism.dp=4000000", "parallelism.tp=8"], "32,000,000 ranks; at most 10,000,000"),

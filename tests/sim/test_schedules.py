@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sim.core.actions import Action, Kind, Overlap, Schedule, grid, parts, validate
 from sim.graph.schedule_columns import NUMBER, ScheduleColumns
-from sim.schedules import FORMS, build
+from sim.schedules import FORMS, ONE_RANK, build
 from sim.schedules.unit_time import Timed, UnitTimes, evaluate
 from sim.schedules.zb_search import zb_search
 from tests.sim.schedule_facts import bubble_ratio, idle_s, in_flight, inner_idle_s
@@ -94,6 +94,21 @@ def test_interleaved_in_pairs(p: int, rounds: int, v: int) -> None:
         assert len(pairs) == p * rounds * v - lead
         assert all(e.forward[::2] != e.backward[::2] for e in pairs)
         assert [a for a in entries[:lead] if a.kind is Kind.F] == list(entries[:lead])
+
+
+@pytest.mark.parametrize("m", [1, 2, 5])
+def test_one_rank_in_pairs(m: int) -> None:
+    """Every forward but the first runs with the backward of the micro-batch before it."""
+    paired = ONE_RANK.paired.build(1, m)
+    validate(paired)
+    (entries,) = paired.ranks
+    assert entries[0] == Action(0, Kind.F, 0)
+    assert entries[-1] == Action(0, Kind.B, m - 1)
+    pairs = [e for e in entries if isinstance(e, Overlap)]
+    assert [(e.forward, e.backward) for e in pairs] == [
+        (Action(0, Kind.F, i), Action(0, Kind.B, i - 1)) for i in range(1, m)
+    ]
+    assert ONE_RANK.build(1, m) == build("1f1b", 1, m)
 
 
 @pytest.mark.parametrize("name", ["interleaved_1f1b", "zb_h2", "zb_v", "dualpipe", "dualpipe_v"])
