@@ -7,7 +7,7 @@ file that says so. Keys that a row states itself stand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sim.inputs.overrides import merge
@@ -25,26 +25,41 @@ class Sizes(NamedTuple):
 class LaunchScript(NamedTuple):
     """Keys that `framework`'s script sets for a model, in releases from the month `since` on and before `until`.
 
-    `architecture`: of the GPUs that the script is for, "" for all.
+    `gpus`, `precisions`, `layouts` (pp and virtual stages): what the script is for, empty for all.
     """
 
     framework: str
     model: Sizes
     changes: Mapping[str, Any]
     source: str
-    architecture: str = ""
+    gpus: tuple[str, ...] = ()
     since: str = ""
     until: str = "9999"
+    precisions: tuple[str, ...] = ()
+    layouts: tuple[tuple[int, int], ...] = ()
 
 
 DEEPSEEK_V3, QWEN3_30B, QWEN3_235B = Sizes(61, 7168, 256), Sizes(48, 2048, 128), Sizes(94, 4096, 128)
 GPT_OSS_120B = Sizes(36, 2880, 128)
+LLAMA3_8B, LLAMA3_70B = Sizes(32, 4096, 0), Sizes(80, 8192, 0)
+H100, DGX, NVL72 = ("h100-sxm",), ("b200-sxm", "b300-sxm"), ("gb200", "gb300")
+BLACKWELL = (*DGX, *NVL72)
 GRAPHED_PARTS = {"training": {"cuda_graphs": "layers"}}  # the nearest word for attention, router and preprocessing
 WHOLE_GRAPH = {"training": {"cuda_graphs": "step"}}
 # training/utils/moe_token_drop.py: apply_moe_token_drop
 TOKEN_DROP = {"model": {"moe": {"capacity_factor": 1.0, "pad_to_capacity": True}}}
 PAIRED = {"parallelism": {"ep_overlap": True}}
+GRAPHED_PAIRS = WHOLE_GRAPH | PAIRED
 HEAD_NORMS = {"model": {"qk_norm": True}}
+NOT_RECOMPUTED = {"training": {"recompute": "none"}}
+# recipes/deepseek/deepseek_v3.py: set_deepseek_v3_pipeline_model_parallel_layout; a script's Et|(tt|)*30mL on 32 stages
+# and Et*4|(t*4|)*14tmL on pp 2.
+DEEPSEEK_STAGES: dict[tuple[tuple[int, int], ...], list[int]] = {
+    ((4, 1),): [16, 16, 16, 13],
+    ((8, 1), (4, 2)): [*[8] * 7, 5],
+    ((16, 1), (8, 2), (4, 4), (2, 8)): [*[4] * 15, 1],
+    ((8, 4),): [1, *[2] * 30, 0],
+}
 
 
 def _selective(*modules: str) -> dict[str, Any]:
@@ -52,39 +67,79 @@ def _selective(*modules: str) -> dict[str, Any]:
 
 
 # NVIDIA-NeMo/Megatron-Bridge, scripts/performance: configs of each model (`use_tokendrop`, `cuda_graph_impl`,
-# `recompute_modules`, `moe_a2a_overlap`, `layout`) and utils/helpers.py.
+# `recompute_modules`, `moe_a2a_overlap`, `layout`) and utils/helpers.py. Numbers are pull requests, made
+# in the month before a release. Of scripts that set the same key the first holds.
 _BRIDGE = "megatron_bridge"
+_WIDER = ("bf16", "fp8", "mxfp8")  # than nvfp4
+
+
+def _deepseek() -> Iterator[LaunchScript]:
+    def script(changes: Mapping[str, Any], source: str, gpus: tuple[str, ...] = (), **more: Any) -> LaunchScript:
+        return LaunchScript(_BRIDGE, DEEPSEEK_V3, changes, source, gpus, **more)
+
+    mx = ("mxfp8",)
+    yield script(NOT_RECOMPUTED, "3983: recompute_modules []", ("gb300",), since="2026-06", precisions=mx)
+    yield script(GRAPHED_PAIRS, "3983, 4226, 4458", ("gb200", "gb300", "b300-sxm"), since="2026-06", precisions=mx)
+    graphed = merge(GRAPHED_PARTS, PAIRED)
+    cut = {"since": "2026-06", "precisions": mx, "layouts": ((8, 2),)}  # the script's only layout with virtual stages
+    yield script(merge(_selective("mla_up_proj", "mlp"), graphed), "configs/deepseek", ("b200-sxm",), **cut)
+    yield script(_selective("mla_up_proj", "mlp"), "configs/deepseek", H100)
+    yield script(_selective("moe_act"), "configs/deepseek", ("gb300",), since="2026-01", precisions=("bf16",))
+    yield script(_selective("mla_up_proj"), "configs/deepseek", BLACKWELL)
+    # moe_router_num_groups 8, moe_router_group_topk 4
+    yield script({"model": {"moe": {"max_nodes_per_token": 4}}}, "configs/deepseek", H100)
+    yield script(PAIRED, "utils/helpers.py: set_moe_a2a_overlap_overrides", H100, until="2026-01")
+    yield script({"model": {"mtp_layers": 1}}, "recipes/deepseek/deepseek_v3.py: mtp_num_layers")
+    for layouts, layers in DEEPSEEK_STAGES.items():
+        yield script({"parallelism": {"layers_per_stage": layers}}, "DEEPSEEK_STAGES", layouts=layouts)
+    yield script(TOKEN_DROP, "configs/deepseek", BLACKWELL, until="2025-11")
+    yield script(GRAPHED_PARTS, "configs/deepseek", ("gb200",), since="2026-01")
+    yield script(GRAPHED_PARTS, "configs/deepseek", ("gb300",), since="2026-01", precisions=("bf16",))
+    yield script(GRAPHED_PARTS, "4458", ("b300-sxm",), since="2026-06")
+
+
+def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
+    def script(changes: Mapping[str, Any], source: str, gpus: tuple[str, ...] = (), **more: Any) -> LaunchScript:
+        return LaunchScript(_BRIDGE, model, changes, source, gpus, **more)
+
+    yield script(GRAPHED_PAIRS, "4249, 4606", BLACKWELL, since="2026-06", precisions=("mxfp8",))
+    yield script(HEAD_NORMS, "models/qwen: Qwen3MoEModelProvider.qk_layernorm")
+    yield script(TOKEN_DROP, "configs/qwen3", until="2025-11")
+    yield script(WHOLE_GRAPH, "configs/qwen3", BLACKWELL, until="2025-11")
+    yield script(GRAPHED_PARTS, "configs/qwen", BLACKWELL if model == QWEN3_30B else NVL72, since="2026-01")
+
+
+def _gpt_oss() -> Iterator[LaunchScript]:
+    def script(changes: Mapping[str, Any], source: str, gpus: tuple[str, ...] = (), **more: Any) -> LaunchScript:
+        return LaunchScript(_BRIDGE, GPT_OSS_120B, changes, source, gpus, since="2026-01", **more)
+
+    mx = ("mxfp8",)
+    graphed = merge(NOT_RECOMPUTED, GRAPHED_PAIRS)
+    yield script(graphed, "4173", NVL72, precisions=mx)._replace(since="2026-06")
+    yield script(PAIRED, "configs/gpt_oss: 1,280 sequences", ("gb200",))
+    yield script(PAIRED, "configs/gpt_oss", ("b300-sxm",), precisions=mx)._replace(since="2026-06")
+    yield script(GRAPHED_PARTS, "configs/gpt_oss", ("gb300", "b300-sxm"))
+    yield script(_selective("layernorm", "moe_act"), "configs/gpt_oss", (*H100, "gb200", "b200-sxm"))
+
+
 SCRIPTS = (
-    LaunchScript(_BRIDGE, DEEPSEEK_V3, _selective("mla_up_proj"), "configs/deepseek", "blackwell"),
-    LaunchScript(_BRIDGE, DEEPSEEK_V3, _selective("mla_up_proj", "mlp"), "configs/deepseek", "hopper"),
-    LaunchScript(
-        _BRIDGE,
-        DEEPSEEK_V3,
-        # layout Et|(tt|)*30mL; moe_router_num_groups 8, moe_router_group_topk 4
-        {
-            "model": {"mtp_layers": 1, "moe": {"max_nodes_per_token": 4}},
-            "parallelism": {"ep_overlap": True, "layers_per_stage": [1, *[2] * 30, 0]},
-        },
-        "configs/deepseek; utils/helpers.py: set_moe_a2a_overlap_overrides",
-        "hopper",
-        until="2026-01",
-    ),
-    LaunchScript(_BRIDGE, DEEPSEEK_V3, TOKEN_DROP, "configs/deepseek", "blackwell", until="2025-11"),
-    LaunchScript(_BRIDGE, DEEPSEEK_V3, GRAPHED_PARTS, "configs/deepseek", "blackwell", since="2026-01"),
-    *(
-        script
-        for model in (QWEN3_30B, QWEN3_235B)
-        for script in (
-            LaunchScript(_BRIDGE, model, HEAD_NORMS, "models/qwen: Qwen3MoEModelProvider.qk_layernorm"),
-            LaunchScript(_BRIDGE, model, TOKEN_DROP, "configs/qwen3", until="2025-11"),
-            LaunchScript(_BRIDGE, model, WHOLE_GRAPH, "configs/qwen3", "blackwell", until="2025-11"),
-            LaunchScript(_BRIDGE, model, GRAPHED_PARTS, "configs/qwen", "blackwell", since="2026-01"),
-        )
-    ),
+    *_deepseek(),
+    *_qwen3(QWEN3_30B),
+    *_qwen3(QWEN3_235B),
     # Every preset of these rows' layouts that has the switch `moe_a2a_overlap` sets it; the first are of December 2025.
-    LaunchScript(_BRIDGE, QWEN3_235B, PAIRED, "configs/qwen: 2,048 and 8,192 sequences", "hopper", since="2025-11"),
-    LaunchScript(_BRIDGE, QWEN3_30B, PAIRED, "configs/qwen: 12 virtual stages", "hopper", since="2026-01"),
-    LaunchScript(_BRIDGE, GPT_OSS_120B, _selective("layernorm", "moe_act"), "configs/gpt_oss", since="2026-01"),
+    LaunchScript(_BRIDGE, QWEN3_235B, PAIRED, "configs/qwen: 2,048 and 8,192 sequences", H100, since="2025-11"),
+    LaunchScript(_BRIDGE, QWEN3_30B, PAIRED, "configs/qwen: 12 virtual stages", H100, since="2026-01"),
+    *_gpt_oss(),
+    LaunchScript(
+        _BRIDGE, LLAMA3_8B, WHOLE_GRAPH, "configs/llama: 16 and 8 bits", BLACKWELL, "2026-01", precisions=_WIDER
+    ),
+    LaunchScript(_BRIDGE, LLAMA3_8B, WHOLE_GRAPH, "configs/llama", ("gb300",), since="2026-01"),
+    LaunchScript(
+        _BRIDGE, LLAMA3_70B, GRAPHED_PARTS, "4127: mlp, attn", ("gb200",), since="2026-06", precisions=("nvfp4",)
+    ),
+    LaunchScript(
+        _BRIDGE, LLAMA3_70B, WHOLE_GRAPH, "configs/llama", ("b200-sxm",), since="2026-01", precisions=("bf16",)
+    ),
 )
 
 
@@ -100,11 +155,28 @@ def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
     cluster = CLUSTERS.get(_preset(scenario.get("cluster")))
     if date is None or cluster is None:
         return scenario
+    layout = scenario.get("parallelism") or {}
+    row = {
+        "gpus": cluster.gpu.name,
+        "precisions": training.get("precision", "bf16"),
+        "layouts": (layout.get("pp", 1), layout.get("virtual_stages") or 1),
+    }
     for script in SCRIPTS:
         meant = script.framework == framework and script.model == sizes and script.since <= date < script.until
-        if meant and script.architecture in ("", cluster.gpu.architecture):
-            scenario = merge(script.changes, scenario)
+        if meant and all(value in (getattr(script, key) or [value]) for key, value in row.items()):
+            scenario = merge(script.changes if _pairs(*row["layouts"]) else _alone(script.changes), scenario)
     return scenario
+
+
+def _pairs(pp: int, virtual_stages: int) -> bool:
+    """Whether Megatron-LM runs a forward and a backward at once (`overlap_moe_expert_parallel_comm`)."""
+    return pp == 1 or virtual_stages > 1
+
+
+def _alone(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes without `ep_overlap`."""
+    layout = {key: value for key, value in changes.get("parallelism", {}).items() if key != "ep_overlap"}
+    return {**changes, "parallelism": layout} if layout else {k: v for k, v in changes.items() if k != "parallelism"}
 
 
 def _sizes(model: Mapping[str, Any]) -> Sizes:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sim.validation.launch_scripts import DEEPSEEK_STAGES, DEEPSEEK_V3
 from sim.validation.tables import read_table
 from sim.validation.what_ran import with_what_ran
 
@@ -33,6 +34,7 @@ def training(tmp_path: Path, software: str, row: dict[str, Any] | None = None, *
 
 
 BRIDGE = "Megatron-Bridge on Megatron-Core, NeMo container of the named release"
+DEEPSEEK = {"layers": 61, "hidden": 7168, "moe": {"experts": 256}}
 QWEN3 = {"layers": 94, "hidden": 4096, "moe": {"experts": 128}}
 
 
@@ -53,10 +55,41 @@ def test_a_launch_script_sets_what_its_release_has_for_a_model_on_a_gpu(tmp_path
     assert "cuda_graphs" not in paired["training"]
     assert "capacity_factor" not in paired["model"]["moe"]
     assert (drops["model"]["qk_norm"], paired["model"]["qk_norm"]) == (True, True)
-    deepseek = {"layers": 61, "hidden": 7168, "moe": {"experts": 256}}
-    found = launched(tmp_path, "DeepSeekV3 H100 25.09", "dgx-h100", deepseek)
+    layout = {"pp": 8, "virtual_stages": 4}
+    found = launched(tmp_path, "DeepSeekV3 H100 25.09", "dgx-h100", DEEPSEEK, parallelism=layout)
     assert found["training"]["recompute"]["modules"] == ["mla_up_proj", "mlp"]
-    assert sum(found["parallelism"]["layers_per_stage"]) == 61
+    assert found["parallelism"]["layers_per_stage"] == [1, *[2] * 30, 0]
+    assert found["model"]["mtp_layers"] == 1
+    assert found["parallelism"]["ep_overlap"]
+
+
+@pytest.mark.parametrize(
+    ("group", "cluster", "model", "precision", "graphs", "paired"),
+    [
+        ("DeepSeekV3 GB300 26.04", "gb300-nvl72", "deepseek", "mxfp8", None, False),
+        ("DeepSeekV3 GB300 26.06", "gb300-nvl72", "deepseek", "mxfp8", "step", True),
+        ("DeepSeekV3 GB300 26.06", "gb300-nvl72", "deepseek", "bf16", "layers", False),
+        ("DeepSeekV3 B200 26.06", "dgx-b200", "deepseek", "mxfp8", None, False),
+        ("Qwen3 B200 26.04", "dgx-b200", "qwen3", "mxfp8", None, False),
+        ("Qwen3 GB200 26.04", "gb200-nvl72", "qwen3", "mxfp8", "layers", False),
+        ("Qwen3 B200 26.06", "dgx-b200", "qwen3", "mxfp8", "step", True),
+        ("GPT-OSS GB200 26.06", "gb200-nvl72", "gpt-oss", "mxfp8", "step", True),
+        ("GPT-OSS GB300 26.06", "gb300-nvl72", "gpt-oss", "bf16", "layers", False),
+    ],
+)
+def test_what_a_script_captures_and_hides_depends_on_gpu_precision_and_release(
+    tmp_path: Path, group: str, cluster: str, model: str, precision: str, graphs: str | None, paired: bool
+) -> None:
+    sizes = {"deepseek": DEEPSEEK, "qwen3": QWEN3, "gpt-oss": {"layers": 36, "hidden": 2880, "moe": {"experts": 128}}}
+    found = launched(tmp_path, group, cluster, sizes[model], training={"seq_len": 8, "precision": precision})
+    assert found["training"].get("cuda_graphs") == graphs
+    assert found.get("parallelism", {}).get("ep_overlap", False) == paired
+
+
+def test_the_stages_of_deepseek_hold_all_its_layers() -> None:
+    for layouts, layers in DEEPSEEK_STAGES.items():
+        assert sum(layers) == DEEPSEEK_V3.layers
+        assert {pp * stages for pp, stages in layouts} == {len(layers)}
 
 
 def test_what_a_row_says_stands_against_the_launch_script(tmp_path: Path) -> None:
