@@ -12,13 +12,13 @@ from sim.core.program import Block, BlockKind, ModelPart
 from sim.models.dims import Shard, dims
 from sim.models.elementwise import stream_norm
 from sim.models.embedding import lookup
-from sim.models.head import hard_head_parts
-from sim.models.hyper_connections import copied_to_streams, last_sum
+from sim.models.head import final_norm_parts, output_parts
+from sim.models.hyper_connections import copied_to_streams
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
-from sim.models.operators import Linear, of_part, workspace
+from sim.models.operators import Linear, Operator, of_part, workspace
 from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
-from sim.models.recompute import as_block, keep, mode_of_layer, modules_of
+from sim.models.recompute import as_block, keep, keep_all, mode_of_layer, modules_of
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -28,7 +28,8 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     """Look-up of the next token, two norms, 2h → h projection, a layer, final norm, output, loss.
 
     Embedding and output matrix are the main model's: their parameters are not counted again. The layer is
-    recomputed as the others are.
+    recomputed as the others are. Output and loss are on the last stage (`mtp_output_block`) where the module is not
+    (Megatron-LM, core/models/gpt/gpt_model.py: `_postprocess` hands the states on where there is no `post_process`).
     """
     shard = shard or Shard()
     d = dims(scenario)
@@ -43,8 +44,8 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         *of_part(ModelPart.LAYER, [project, *copied_to_streams(d)]),
     )
     layer = layer_parts(scenario, d, last, shard)
-    final, output, loss = hard_head_parts(scenario, d)
-    after = (*of_part(ModelPart.NORM, last_sum(d)), final, replace(output, params=0), loss)
+    predicted = _shared_output(scenario) if scenario.parallelism.mtp_apart is None else ()
+    after = (*final_norm_parts(scenario, d), *predicted)
     kept = keep(d, layer, mode_of_layer(scenario, last), modules=modules_of(scenario))
     around = keep(d, (*before, *after), "none")
     matrices = (project, *layer)
@@ -56,3 +57,15 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         workspace_bytes=workspace(d, layer) + passing_weight_bytes(d, matrices),
         quantized_bytes=quantized_weight_bytes(d, matrices),
     )
+
+
+def mtp_output_block(scenario: Scenario) -> Block:
+    """Output and loss of a module that stands on a stage of its own: the main model's output matrix once more
+    (Megatron-LM, core/transformer/multi_token_prediction.py: `process_mtp_loss`)."""
+    parts = _shared_output(scenario)
+    return as_block("multi-token prediction output", BlockKind.HEAD, "", parts, keep_all(parts))
+
+
+def _shared_output(scenario: Scenario) -> tuple[Operator, ...]:
+    output, loss = output_parts(scenario, dims(scenario))
+    return replace(output, params=0), loss
