@@ -331,9 +331,10 @@ def prediction_stage(s: Sizes) -> Problem | None:
         return _found("mtp_stage", k, "the model is trained without prediction modules (model.mtp_layers): null")
     if s.form.least_stages is None and s.form.stages_per_rank > 1 and k != last:
         return _found("mtp_stage", k, f"with schedule {s.form.name} the modules are on the last stage: {last} or null")
-    first = min(last, last + 2 - s.pp)
-    if not first <= k <= last:
-        return _found("mtp_stage", k, f"the last stages of the ranks behind the first are {first} to {last}")
+    if k > last:
+        return _found("mtp_stage", k, f"the last stage is {last}")
+    if k < last and k <= last + 1 - s.pp:
+        return _found("mtp_stage", k, f"the last stages of the ranks behind the first are {last + 2 - s.pp} to {last}")
     if isinstance(s.layers_per_stage, tuple) and any(s.layers_per_stage[k + 1 :]):
         why = f"found layers behind stage {k}, which has the prediction modules (mtp_stage); 0 there"
         return ("parallelism", "layers_per_stage"), why

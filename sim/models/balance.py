@@ -42,7 +42,7 @@ def with_balanced_stages(scenario: Scenario) -> Scenario:
     return _with_layers(scenario, deal(scenario.model.layers, p.stages, last, p.mtp_stage))
 
 
-def cost_of_last(scenario: Scenario, mtp_apart: bool) -> float:
+def cost_of_last(scenario: Scenario, mtp_apart: bool = False) -> float:
     """Return what follows the layers, on the stage of the prediction modules where they are apart from the output; in
     FLOPs of a mean layer."""
     layers, p = scenario.model.layers, scenario.parallelism

@@ -34,8 +34,8 @@ def test_groups_partition_the_ranks(scenario: Scenario) -> None:
     for name in plan.group_sizes:
         groups = {tuple(plan.group(name, r)) for r in range(n)}
         sizes = {len(g) for g in groups}
-        if name == "embedding" and scenario.parallelism.pp > 2:
-            continue  # ranks of middle stages are in no such group
+        if name == "embedding" and scenario.parallelism.pp > 1:
+            continue  # ranks of other stages than those with the matrix are in no such group
         assert sorted(r for g in groups for r in g) == list(range(n)), name
         assert sizes == {plan.group_size(name)}, name
 
