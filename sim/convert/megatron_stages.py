@@ -8,6 +8,7 @@ from typing import Any
 from sim.convert.settings import Settings
 from sim.core.errors import InputError
 from sim.core.units import counted
+from sim.inputs.input_source import show
 
 
 def pipeline_of(s: Settings, pp: int) -> dict[str, Any]:
@@ -31,17 +32,22 @@ def _given_layout(s: Settings) -> tuple[int, list[int], int | None] | None:
     prediction modules where it is not the last; None without it.
 
     Raises:
-        InputError: for prediction modules on several stages, which Megatron-LM refuses.
+        InputError: for other letters, and for prediction modules on several stages, which Megatron-LM refuses.
     """
-    layout = s.take("pipeline-model-parallel-layout")
+    key = "pipeline-model-parallel-layout"
+    layout = s.take(key)
     if not isinstance(layout, str):
         return None
     s.take("num-virtual-stages-per-pipeline-rank")
     s.take("num-layers-per-virtual-pipeline-stage")
     parts = _unrolled(layout).split("|")
+    if not {*"".join(parts)} <= {*"EtmL,"}:
+        raise InputError(
+            f"{s.place(key)}: found {show(layout)}; a stage has letters of E, t, m, L, as in Ett|(tt|)*2mL"
+        )
     predicts = [i for i, part in enumerate(parts) if "m" in part]
     if len(predicts) > 1:
-        raise InputError(f"{s.place('pipeline-model-parallel-layout')}: found {layout}; all m must be in one stage")
+        raise InputError(f"{s.place(key)}: found {show(layout)}; all m must be in one stage")
     apart = next((i for i in predicts if i < len(parts) - 1), None)
     return len(parts), [part.count("t") for part in parts], apart
 

@@ -167,7 +167,7 @@ def test_a_layout_of_a_launch_script_comes_back(tmp_path: Path) -> None:
 
 def test_modules_on_several_stages_are_refused(tmp_path: Path) -> None:
     said = refused(tmp_path, "train.sh", script("Et*16|t*16,m|mL"), "--cluster", "dgx-h100")
-    assert "--pipeline-model-parallel-layout: found Et*16|t*16,m|mL; all m must be in one stage" in said
+    assert "--pipeline-model-parallel-layout: found 'Et*16|t*16,m|mL'; all m must be in one stage" in said
 
 
 def test_modules_beside_the_output_layer_need_no_key(tmp_path: Path) -> None:
