@@ -324,17 +324,19 @@ def prediction_stage(s: Sizes) -> Problem | None:
     """Modules of multi-token prediction stand where Megatron-LM lets them (core/transformer/
     pipeline_parallel_layer_layout.py, `validate_layer_layout`): behind all layers, on the last stage of a rank, not of
     the first rank, whose copy of the embedding matrix would not be synchronized."""
-    k, last = s.mtp_stage, s.form.model_stages(s.pp, s.virtual_stages) - 1 if s.pp > 1 else 0
+    k = s.mtp_stage
     if k is None:
         return None
     if s.training is None or not s.model.mtp_layers:
-        return _found("mtp_stage", k, "the model is trained without prediction modules (model.mtp_layers): null")
+        return _found("mtp_stage", k, "no prediction modules are trained (model.mtp_layers): null")
+    last = s.form.model_stages(s.pp, s.virtual_stages) - 1 if s.pp > 1 else 0
     if s.form.least_stages is None and s.form.stages_per_rank > 1 and k != last:
         return _found("mtp_stage", k, f"with schedule {s.form.name} the modules are on the last stage: {last} or null")
     if k > last:
         return _found("mtp_stage", k, f"the last stage is {last}")
-    if k < last and k <= last + 1 - s.pp:
-        return _found("mtp_stage", k, f"the last stages of the ranks behind the first are {last + 2 - s.pp} to {last}")
+    if k < min(last, first := last + 2 - s.pp):
+        places = f"{first} to {last}" if first < last else str(last)
+        return _found("mtp_stage", k, f"must be the last stage of a rank behind the first: {places}")
     if isinstance(s.layers_per_stage, tuple) and any(s.layers_per_stage[k + 1 :]):
         why = f"found layers behind stage {k}, which has the prediction modules (mtp_stage); 0 there"
         return ("parallelism", "layers_per_stage"), why
