@@ -87,8 +87,11 @@ def _rows(table: Ints) -> Ints:
 
 def embedding_ranks(scenario: Scenario) -> tuple[int, ...]:
     """The pipeline ranks that hold the embedding matrix, and sum its gradients: the first, the last where the output is
-    tied to it, and that of modules for multi-token prediction (Megatron-LM, pretrain_gpt.py: `get_embedding_ranks`)."""
+    tied to it, and that of modules for multi-token prediction (Megatron-LM, pretrain_gpt.py: `get_embedding_ranks`);
+    the first alone where it has the last stage, too (in a V, and with DualPipe)."""
     m, p = scenario.model, scenario.parallelism
+    if not p.form.ends_on_last_rank:
+        return (0,)
     last = p.pp - 1
     predicting = last if p.mtp_stage is None else p.mtp_stage % p.pp
     return tuple(sorted({0, *[last] * m.tied_embeddings, *[predicting] * (m.mtp_layers > 0)}))

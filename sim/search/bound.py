@@ -311,7 +311,8 @@ class GridSearch:
     def _epilogue_s(self, zero: int, placement: StagePlacement, cut: Cut) -> Floats:
         """Return the seconds of clipping, optimizer and exposed gathers, by pipeline rank."""
         # Ranks that hold the embedding matrix all-reduce its gradient.
-        holders = embedding_ranks(self.prices.plan.scenario)
+        straight = FORMS[placement.name].ends_on_last_rank
+        holders = embedding_ranks(self.prices.plan.scenario) if straight else ()
         found: dict[tuple[Signature, bool], float] = {}
         out = []
         for rank, held in enumerate(cut.by_rank(placement)):
