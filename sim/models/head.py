@@ -53,7 +53,7 @@ def final_norm_block(scenario: Scenario) -> Block:
     """The final norm by itself, behind the last layer: modules for multi-token prediction on a stage of their own need
     its result before the head does."""
     parts = final_norm_parts(scenario, dims(scenario))
-    return as_block("final norm", BlockKind.LAYER, "", parts, keep_all(parts))
+    return as_block("final norm", BlockKind.NORM, "", parts, keep_all(parts))
 
 
 def copied_table_params(scenario: Scenario) -> int:
