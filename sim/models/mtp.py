@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart
-from sim.models.dims import Shard, dims
+from sim.models.dims import Dims, Shard, ceil_div, dims
 from sim.models.elementwise import stream_norm
 from sim.models.embedding import lookup
 from sim.models.head import final_norm_parts, output_parts
 from sim.models.hyper_connections import copied_to_streams
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
-from sim.models.operators import Linear, Operator, of_part, workspace
+from sim.models.operators import F, I, Linear, Operator, collective, memory_op, of_part, workspace
 from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
 from sim.models.recompute import as_block, keep, keep_all, mode_of_layer, modules_of
 
@@ -34,14 +34,14 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     shard = shard or Shard()
     d = dims(scenario)
     m, last = scenario.model, scenario.model.layers - 1
-    project = linear(d, Linear("mtp_projection", d.rows, 2 * d.hidden, (d.hidden,)))
+    project = linear(d, Linear("mtp_projection", d.tokens, 2 * d.hidden, (ceil_div(d.hidden, d.tp),), "column"))
     before = (
         *of_part(ModelPart.EMBEDDING, [replace(lookup(scenario, d), params=0)]),
         *of_part(
             ModelPart.NORM,
             [stream_norm(m, d, name) for name in ("mtp_embedding_norm", "mtp_hidden_norm")],
         ),
-        *of_part(ModelPart.LAYER, [project, *copied_to_streams(d)]),
+        *of_part(ModelPart.LAYER, [project, *_whole_width(d), *copied_to_streams(d)]),
     )
     layer = layer_parts(scenario, d, last, shard)
     predicted = _shared_output(scenario) if scenario.parallelism.mtp_apart is None else ()
@@ -57,6 +57,19 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         workspace_bytes=workspace(d, layer) + passing_weight_bytes(d, matrices),
         quantized_bytes=quantized_weight_bytes(d, matrices),
     )
+
+
+def _whole_width(d: Dims) -> tuple[Operator, ...]:
+    """The projection's columns, of which each tensor-parallel rank has a part, gathered, joined (a copy) and cut by
+    tokens under sequence parallelism, which gathers their gradient (Megatron-LM, `_concat_embeddings`:
+    `gather_from_tensor_model_parallel_region`, `scatter_to_sequence_parallel_region`)."""
+    if d.tp == 1:
+        return ()
+    name, elements = "mtp_projection_output", float(d.tokens * d.hidden)
+    size = elements * d.act_bytes
+    joined = memory_op(f"{name}_copy", F, "elementwise", elements, 2 * size, d.act)
+    backward = (collective(f"{name}_gradient", "all_gather", size, I),) if d.sp else ()
+    return (Operator(name, (collective(name, "all_gather", size, F), joined), backward, forward_bytes=2 * size),)
 
 
 def mtp_output_block(scenario: Scenario) -> Block:
