@@ -84,6 +84,8 @@ NOTED = (
     "rampup_batch_size",
     "window_size",
 )
+# Entries of a layout that lists its stages (Megatron-LM, core/transformer/enums.py: `LayerType`), in its text.
+LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 OFF = (None, False, "", "none")
 
 
@@ -163,7 +165,10 @@ def _flags(merged: Mapping[str, Any], written: Mapping[str, str]) -> tuple[dict[
     for key, value in merged.items():
         name = RENAMED.get(key) or INVERTED.get(key) or key.replace("_", "-")
         flag = not value if key in INVERTED else value
-        if isinstance(flag, list):
+        if key == "pipeline_model_parallel_layout" and isinstance(value, list):
+            stages = [stage if isinstance(stage, list) else [stage] for stage in value]
+            flag = "|".join("".join(LETTERS.get(word, word) for word in map(str, stage)) for stage in stages)
+        elif isinstance(flag, list):
             flag = " ".join(flag) if all(isinstance(word, str) for word in flag) else str(flag)
         if name.startswith("fp") and name.endswith("-format") and not flag:
             continue

@@ -8,14 +8,16 @@ from typing import Any
 from sim.convert.settings import Settings
 from sim.core.errors import InputError
 from sim.core.units import counted
+from sim.inputs.input_source import show
 
 
 def pipeline_of(s: Settings, pp: int) -> dict[str, Any]:
     """Schedule, stages and their layers; nothing for one stage."""
     if pp == 1:
         return {}
-    stages, layers = _given_layout(s) or _counted_stages(s, pp)
+    stages, layers, mtp_stage = _given_layout(s) or (*_counted_stages(s, pp), None)
     out: dict[str, Any] = {} if layers is None else {"layers_per_stage": layers}
+    out |= {} if mtp_stage is None else {"mtp_stage": mtp_stage}
     if stages > pp:
         blocking = s.flag("no-overlap-p2p-communication")
         out |= {"schedule": "interleaved_1f1b", "virtual_stages": stages // pp, "p2p_overlap": not blocking}
@@ -25,17 +27,29 @@ def pipeline_of(s: Settings, pp: int) -> dict[str, Any]:
     return {**out, **_zero_bubble(s, pp)}
 
 
-def _given_layout(s: Settings) -> tuple[int, list[int]] | None:
-    """The number of stages that `--pipeline-model-parallel-layout` draws, and each one's layers; None without it."""
-    layout = s.take("pipeline-model-parallel-layout")
+def _given_layout(s: Settings) -> tuple[int, list[int], int | None] | None:
+    """The number of stages that `--pipeline-model-parallel-layout` draws, each one's layers, and the stage of the
+    prediction modules where it is not the last; None without it.
+
+    Raises:
+        InputError: for other letters, and for prediction modules on several stages, which Megatron-LM refuses.
+    """
+    key = "pipeline-model-parallel-layout"
+    layout = s.take(key)
     if not isinstance(layout, str):
         return None
     s.take("num-virtual-stages-per-pipeline-rank")
     s.take("num-layers-per-virtual-pipeline-stage")
     parts = _unrolled(layout).split("|")
-    if any("m" in part for part in parts[:-1]):
-        s.notes.append(f"{s.written_as('pipeline-model-parallel-layout')}: m is simulated in the last stage, with L")
-    return len(parts), [part.count("t") for part in parts]
+    if not {*"".join(parts)} <= {*"EtmL,"}:
+        raise InputError(
+            f"{s.place(key)}: found {show(layout)}; a stage has letters of E, t, m, L, as in Ett|(tt|)*2mL"
+        )
+    predicts = [i for i, part in enumerate(parts) if "m" in part]
+    if len(predicts) > 1:
+        raise InputError(f"{s.place(key)}: found {show(layout)}; all m must be in one stage")
+    apart = next((i for i in predicts if i < len(parts) - 1), None)
+    return len(parts), [part.count("t") for part in parts], apart
 
 
 def _counted_stages(s: Settings, pp: int) -> tuple[int, list[int] | None]:

@@ -44,6 +44,7 @@ class BlockKind(StrEnum):
     __hash__ = str.__hash__
     EMBEDDING = "embedding"
     LAYER = "layer"
+    NORM = "final norm"  # by itself; else of the head
     HEAD = "head"
     MTP = "multi-token prediction"
 
@@ -70,6 +71,7 @@ class ModelPart(StrEnum):
 PART_OF_BLOCK = {
     BlockKind.EMBEDDING: ModelPart.EMBEDDING,
     BlockKind.LAYER: ModelPart.LAYER,
+    BlockKind.NORM: ModelPart.NORM,
     BlockKind.HEAD: ModelPart.HEAD,
     BlockKind.MTP: ModelPart.LAYER,
 }  # of operators of which nothing more is known

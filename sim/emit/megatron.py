@@ -261,11 +261,11 @@ class Megatron(Emission):
 
     def _stages(self) -> str:
         """Embedding, layers, prediction layers and loss, stage by stage: E, t, m, L."""
-        counts = self.scenario.parallelism.stage_layers
-        stages = ["t" * n for n in counts]
+        p = self.scenario.parallelism
+        stages = ["t" * n for n in p.stage_layers]
         stages[0] = "E" + stages[0]
-        stages[-1] += "m" * self.scenario.model.mtp_layers + "L"
-        return "|".join(stages)
+        stages[-1 if p.mtp_stage is None else p.mtp_stage] += "m" * self.scenario.model.mtp_layers
+        return "|".join(stages) + "L"
 
     def _replicas(self) -> Flags:
         p = self.scenario.parallelism

@@ -13,12 +13,12 @@ from sim.core.program import Program
 from sim.core.timeline import Detail
 from sim.graph.messages import DIRECTION, NO_HOP, Messages
 from sim.graph.taskgraph import SHOWN, Collective, KindTable, WholeAction, named_actions
-from sim.models.source import source_of
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import COMPUTE, CompiledProgram, Launch, LocalTask, compile_program
 from sim.programs.data_parallel import DP
 from sim.programs.interleave import interleave
 from sim.programs.stages import Stage, epilogue
+from sim.ranks.equal_ranks import embedding_ranks
 from sim.ranks.plan import Plan
 
 ACROSS_STAGES = ("embedding", "pp", "model", "copies")  # groups with members on several pipeline ranks
@@ -137,11 +137,8 @@ class ActionPrograms:
 
     def epilogue(self, class_index: int) -> CompiledProgram:
         """Return the program at the end of a class's step."""
-        stages, p = tuple(self.stages[class_index].values()), self.plan.scenario.parallelism
-        is_end = self.plan.classes[class_index].pipeline_rank in (0, p.pp - 1)
-        # Megatron has a copy of a tied embedding on the first and the last stage and all-reduces its gradient between
-        # them. With pp 1 there is only one copy.
-        tied = source_of(self.plan.scenario).copied_elements() > 0 and p.pp > 1 and is_end
+        stages, holders = tuple(self.stages[class_index].values()), embedding_ranks(self.plan.scenario)
+        tied = len(holders) > 1 and self.plan.classes[class_index].pipeline_rank in holders
         key = ("epilogue", tied, self.plan.group_size("copies"), *stages)
         return self._once(class_index, key, lambda: epilogue(stages, self.plan, tied))
 

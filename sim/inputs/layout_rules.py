@@ -45,6 +45,7 @@ class Sizes(NamedTuple):
     form: ScheduleForm
     virtual_stages: int
     layers_per_stage: tuple[int, ...] | Literal["balanced"] | None
+    mtp_stage: int | None = None
     redundant_experts: int = 0
 
 
@@ -319,6 +320,29 @@ def stages(s: Sizes) -> Problem | None:
     return None
 
 
+def prediction_stage(s: Sizes) -> Problem | None:
+    """Modules of multi-token prediction stand where Megatron-LM lets them (core/transformer/
+    pipeline_parallel_layer_layout.py, `validate_layer_layout`): behind all layers, on the last stage of a rank, not of
+    the first rank, whose copy of the embedding matrix would not be synchronized."""
+    k = s.mtp_stage
+    if k is None:
+        return None
+    if s.training is None or not s.model.mtp_layers:
+        return _found("mtp_stage", k, "no prediction modules are trained (model.mtp_layers): null")
+    last = s.form.model_stages(s.pp, s.virtual_stages) - 1 if s.pp > 1 else 0
+    if s.form.least_stages is None and s.form.stages_per_rank > 1 and k != last:
+        return _found("mtp_stage", k, f"with schedule {s.form.name} the modules are on the last stage: {last} or null")
+    if k > last:
+        return _found("mtp_stage", k, f"the last stage is {last}")
+    if k < min(last, first := last + 2 - s.pp):
+        places = f"{first} to {last}" if first < last else str(last)
+        return _found("mtp_stage", k, f"must be the last stage of a rank behind the first: {places}")
+    if isinstance(s.layers_per_stage, tuple) and any(s.layers_per_stage[k + 1 :]):
+        why = f"found layers behind stage {k}, which has the prediction modules (mtp_stage); 0 there"
+        return ("parallelism", "layers_per_stage"), why
+    return None
+
+
 def micro_batches(s: Sizes) -> Problem | None:
     """The schedule can run this many micro-batches."""
     if s.training is None:
@@ -337,6 +361,7 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     sequence_parallel,
     expert_overlap,
     stages,
+    prediction_stage,
     batch,
     micro_batches,
     adapters,

@@ -108,6 +108,13 @@ class Parallelism(UserInput):
         Annotated[Literal["balanced"], Tag("<name>")] | Annotated[_LayerCounts, Tag("<list>")],
         Discriminator(_counts_form),
     ] = Field(default=(), json_schema_extra={"default": None})
+    mtp_stage: int | None = Field(
+        default=None,
+        ge=0,
+        le=1_000_000,
+        description="the stage, from 0 in model order, that holds the modules of multi-token prediction; null: the "
+        "last, beside the output layer",
+    )
     dp_sync: Literal["bucketed", "after_backward", "per_parameter", "reduce_broadcast"] = "bucketed"
     bucket_bytes: ByteSize = Field(default=25 * 2**20, ge=1, le=10**15, json_schema_extra={"default": "25MiB"})
     gather_bucket_bytes: ByteSize | None = Field(
@@ -185,6 +192,12 @@ class Parallelism(UserInput):
         return self.layers_per_stage
 
     @property
+    def mtp_apart(self) -> int | None:
+        """`mtp_stage` where it is not the stage of the output layer; else None."""
+        k = self.mtp_stage
+        return k if k is not None and k < self.stages - 1 else None
+
+    @property
     def form(self) -> ScheduleForm:
         """The schedule's record; see `form_of`."""
         group = self.micro_batch_group
@@ -198,15 +211,17 @@ class Parallelism(UserInput):
         return self.form.model_stages(self.pp, self.virtual_stages) if self.pp > 1 else 1
 
 
-def split_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers per stage, as even as possible, the larger ones first.
+def split_layers(layers: int, stages: int, mtp_stage: int | None = None) -> tuple[int, ...]:
+    """Layers per stage, as even as possible, the larger ones first; none behind `mtp_stage`.
 
     Where stages outnumber layers every stage has one layer or none: none has the last stage, with two or more
     to spare the first as well, and any others without stand at the end too.
 
-    >>> split_layers(10, 4), split_layers(2, 4), split_layers(3, 4), split_layers(2, 5)
-    ((3, 3, 2, 2), (0, 1, 1, 0), (1, 1, 1, 0), (0, 1, 1, 0, 0))
+    >>> split_layers(10, 4), split_layers(2, 4), split_layers(3, 4), split_layers(2, 5), split_layers(10, 4, 2)
+    ((3, 3, 2, 2), (0, 1, 1, 0), (1, 1, 1, 0), (0, 1, 1, 0, 0), (4, 3, 3, 0))
     """
+    if mtp_stage is not None and mtp_stage < stages - 1:
+        return (*split_layers(layers, mtp_stage + 1), *[0] * (stages - 1 - mtp_stage))
     empty = stages - layers
     if empty >= 2:
         return (0, *([1] * layers), *([0] * (empty - 1)))

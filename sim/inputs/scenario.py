@@ -333,7 +333,7 @@ def _parallelism(value: Any, source: Source, model: ModelConfig, workload: Train
     check_size(parallelism, source)
     changes: dict[str, Any] = {}
     if "layers_per_stage" not in parallelism.model_fields_set:
-        changes["layers_per_stage"] = split_layers(model.layers, parallelism.stages)
+        changes["layers_per_stage"] = split_layers(model.layers, parallelism.stages, parallelism.mtp_stage)
     if parallelism.ep_dispatch_dtype is None and isinstance(workload, Training):
         changes["ep_dispatch_dtype"] = sixteen_bit(workload.precision)
     if parallelism.accumulate_in_a_row is None:

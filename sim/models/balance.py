@@ -2,7 +2,8 @@
 
 Cost of a piece of the model: FLOPs of its matmuls and attention, forward and backward, without recomputation. The
 embedding only looks up, so it costs nothing; the output layer and multi-token prediction stand on the last stage beside
-its layers. All layers count as their mean: kinds that alternate (windows, experts) even out within a stage.
+its layers. With `mtp_stage` the prediction modules, without their outputs, stand on that stage instead, and no layer
+behind it. All layers count as their mean: kinds that alternate (windows, experts) even out within a stage.
 
 Layers are dealt one by one to the stage that costs least so far, which leaves the slowest stage as fast as whole layers
 allow. Of stages that cost the same the earlier one is taken, but the first stage comes last: it holds the embedding and
@@ -37,20 +38,27 @@ def with_balanced_stages(scenario: Scenario) -> Scenario:
     p = scenario.parallelism
     if p.layers_per_stage != "balanced":
         return scenario
-    return _with_layers(scenario, deal(scenario.model.layers, p.stages, cost_of_last(scenario)))
+    last = cost_of_last(scenario, p.mtp_apart is not None)
+    return _with_layers(scenario, deal(scenario.model.layers, p.stages, last, p.mtp_stage))
 
 
-def cost_of_last(scenario: Scenario) -> float:
-    """Return what follows the layers, in FLOPs of a mean layer."""
-    layers = scenario.model.layers
-    source = source_of(_with_layers(scenario, split_layers(layers, scenario.parallelism.stages)))
+def cost_of_last(scenario: Scenario, mtp_apart: bool = False) -> float:
+    """Return what follows the layers, on the stage of the prediction modules where they are apart from the output; in
+    FLOPs of a mean layer."""
+    layers, p = scenario.model.layers, scenario.parallelism
+    whole = scenario.model_copy(update={"parallelism": p.model_copy(update={"mtp_stage": None})})
+    source = source_of(_with_layers(whole, split_layers(layers, p.stages)))
     sorts = [source.layer_sort(number) for number in range(layers)]
     cost = {sort: _flops(source.layer(sorts.index(sort), Shard())) for sort in dict.fromkeys(sorts)}
-    return sum(map(_flops, source.last(Shard()))) * layers / sum(cost[sort] for sort in sorts)
+    head, *modules = map(_flops, source.last(Shard()))
+    flops = sum(modules) - head * len(modules) if mtp_apart else sum((head, *modules))
+    return flops * layers / sum(cost[sort] for sort in sorts)
 
 
-def deal(layers: int, stages: int, last: float) -> tuple[int, ...]:
-    """Layers of each stage where the last costs `last` layers before it has any."""
+def deal(layers: int, stages: int, last: float, mtp_stage: int | None = None) -> tuple[int, ...]:
+    """Layers of each stage where the last costs `last` layers before it has any; none behind `mtp_stage`."""
+    if mtp_stage is not None and mtp_stage < stages - 1:
+        return (*deal(layers, mtp_stage + 1, last), *[0] * (stages - 1 - mtp_stage))
     counts = [0] * stages
     heap = [(last if i == stages - 1 else 0.0, i == 0, i) for i in range(stages)]
     heapq.heapify(heap)

@@ -32,6 +32,10 @@ class Captured:
         """Return what runs after them."""
         return (self._block(len(self.model.pieces) - 1),)
 
+    def apart(self, shard: Shard) -> tuple[Block, ...]:
+        """Nothing: a program has no prediction modules."""
+        return ()
+
     def _block(self, piece: int) -> Block:
         s = self.scenario
         p = s.parallelism

@@ -30,7 +30,7 @@ ALIGNED = 8  # elements of 16 bits that tensor cores load at once (cuBLAS's alig
 
 
 def head_block(scenario: Scenario) -> Block:
-    """Final norm, `[tokens, hidden] x [hidden, vocab / tp]`, loss.
+    """Final norm (unless a stage before has it: `final_norm_block`), `[tokens, hidden] x [hidden, vocab / tp]`, loss.
 
     With tied embeddings `params` leaves the output matrix out; a stage that holds the head but not the
     embedding has its own copy: add `tied_params`.
@@ -45,14 +45,22 @@ def head_block(scenario: Scenario) -> Block:
         + (" and the teacher's" if learns_logits(scenario) else "")
         + (" frozen" if d.lora else "")
     )
-    return as_block("head", BlockKind.HEAD, key, parts, keep_all(parts))
+    alone = scenario.parallelism.mtp_apart is None
+    return as_block("head", BlockKind.HEAD, key if alone else "", parts, keep_all(parts))
+
+
+def final_norm_block(scenario: Scenario) -> Block:
+    """The final norm by itself, behind the last layer: modules for multi-token prediction on a stage of their own need
+    its result before the head does."""
+    parts = final_norm_parts(scenario, dims(scenario))
+    return as_block("final norm", BlockKind.NORM, "", parts, keep_all(parts))
 
 
 def copied_table_params(scenario: Scenario) -> int:
-    """Elements of the embedding matrix of which both ends of a pipeline hold one, by tensor-parallel part; else 0.
+    """Elements of the embedding matrix of which several stages of a pipeline hold one, by tensor-parallel part; else 0.
 
-    The output is tied to it, or a module for multi-token prediction looks up tokens on the last stage (Megatron-LM,
-    core/models/gpt/gpt_model.py: `mtp_process` makes an embedding there). Their gradients are summed.
+    The output is tied to it, or a module for multi-token prediction looks up tokens on another stage than the first
+    (Megatron-LM, core/models/gpt/gpt_model.py: `mtp_process` makes an embedding there). Their gradients are summed.
     """
     return table_elements(scenario) if scenario.model.tied_embeddings or scenario.model.mtp_layers else 0
 
@@ -64,12 +72,19 @@ def tied_params(scenario: Scenario) -> int:
 
 def head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     """The head's operators in forward order, with what it learns from a teacher."""
-    parts = (*of_part(ModelPart.NORM, last_sum(d)), *hard_head_parts(scenario, d))
+    norms = final_norm_parts(scenario, d) if scenario.parallelism.mtp_apart is None else ()
+    parts = (*norms, *output_parts(scenario, d))
     return (*parts, *of_part(ModelPart.HEAD, [soft_loss(scenario, d)])) if learns_logits(scenario) else parts
 
 
-def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
-    """Final norm (none behind gated streams), output projection, the loss against the text's next token."""
+def final_norm_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
+    """The sum of the streams, and the final norm (none behind gated streams)."""
+    norms = () if d.streams.gated else (stream_norm(scenario.model, d.of_stream, "final_norm"),)
+    return of_part(ModelPart.NORM, (*last_sum(d), *norms))
+
+
+def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
+    """Output projection, the loss against the text's next token."""
     m = scenario.model
     vocab = m.padded_vocab(d.tp) // d.tp
     # the output projection runs in 16 bits even where the layers' matmuls are quantized
@@ -89,16 +104,11 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     if m.tied_embeddings:
         output = replace(output, params=0, frozen=0)
     output = output if aligned else _unaligned(output)
-    final = stream_norm(m, d.of_stream, "final_norm")
     loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel == "fused")
     loss = replace(loss, forward=(*loss.forward, *_metric_losses(d, vocab), *after_loss_check(d)))
     if m.logit_softcap is not None and kernel == "unfused":
         output = _capped(d, output, vocab)
-    (final,), (output, loss) = (
-        of_part(ModelPart.NORM, [final]),
-        of_part(ModelPart.HEAD, [output, loss]),
-    )
-    return (output, loss) if d.streams.gated else (final, output, loss)
+    return of_part(ModelPart.HEAD, [output, loss])
 
 
 def _capped(d: Dims, part: Operator, vocab: int) -> Operator:

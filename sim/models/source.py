@@ -10,11 +10,11 @@ from sim.models.autocast import autocasts
 from sim.models.dims import Shard, dims, packed_batch
 from sim.models.embedding import embedding_block
 from sim.models.flops import indexer_gradient_flops_per_token, model_flops_per_token, packed_flops_per_token
-from sim.models.head import copied_table_params, head_block, stranded_logits_bytes, tied_params
+from sim.models.head import copied_table_params, final_norm_block, head_block, stranded_logits_bytes, tied_params
 from sim.models.host_waits import after_batch_sizes
 from sim.models.layer import layer_block
 from sim.models.layers import layer_kinds
-from sim.models.mtp import mtp_block
+from sim.models.mtp import mtp_block, mtp_output_block
 from sim.models.optimizer import clip_items, optimizer_items
 from sim.models.recompute import mode_of_layer
 from sim.models.warm_up import warm_up_flops_per_token, warms_up, without_backward
@@ -44,8 +44,7 @@ class Described:
 
     def first(self) -> Block:
         """Return what comes before the layers: the embedding."""
-        block = embedding_block(self.scenario)
-        return without_backward(block) if warms_up(self.scenario) else block
+        return self._ends(embedding_block(self.scenario))[0]
 
     def before_forward(self) -> Program:
         """What every stage does before the forward of a micro-batch."""
@@ -56,11 +55,25 @@ class Described:
         return layer_block(self.scenario, number, shard)
 
     def last(self, shard: Shard) -> tuple[Block, ...]:
-        """Return what comes after the layers: the head, and modules that predict one token further."""
+        """Return what ends the last stage: the head, and modules that predict one token further, or where these have a
+        stage of their own, their outputs."""
         s = self.scenario
         modules = s.model.mtp_layers  # all equal, so one is made
-        blocks = (head_block(s), *([mtp_block(s, shard)] * modules if modules else ()))
-        return tuple(map(without_backward, blocks)) if warms_up(s) else blocks
+        if modules == 0:
+            return self._ends(head_block(s))
+        apart = s.parallelism.mtp_apart is not None
+        return self._ends(head_block(s), *[mtp_output_block(s) if apart else mtp_block(s, shard)] * modules)
+
+    def apart(self, shard: Shard) -> tuple[Block, ...]:
+        """Return what comes between the layers and the last stage: the final norm, and the prediction modules where
+        these have a stage of their own; else nothing."""
+        s = self.scenario
+        if s.parallelism.mtp_apart is None:
+            return ()
+        return self._ends(final_norm_block(s), *[mtp_block(s, shard)] * s.model.mtp_layers)
+
+    def _ends(self, *blocks: Block) -> tuple[Block, ...]:
+        return tuple(map(without_backward, blocks)) if warms_up(self.scenario) else blocks
 
     def layer_sort(self, number: int) -> tuple[object, ...]:
         """Everything that a layer's program depends on besides its rank; uneven experts differ from layer to layer."""
@@ -74,12 +87,14 @@ class Described:
         """Bytes of a micro-batch on one rank that enter a layer (`layers`: the output); None: the least of any.
 
         Here of every one: [micro-batch, seq/cp, hidden] for each of the residual's streams, cut by tp under sp.
+        Prediction modules on a stage of their own take the final norm's one stream.
         """
         s = self.scenario
         t, p = s.for_training, s.parallelism
         tokens = t.micro_batch_size * t.seq_len / p.cp / (p.tp if p.sp else 1)
         each = FP32_BYTES if autocasts(t, p, s.model) else compute_bytes(t.precision)
-        return tokens * s.model.hidden * s.model.hyper_connections * each
+        summed = p.mtp_apart is not None and layer in (None, s.model.layers)  # behind the final norm
+        return tokens * s.model.hidden * (1 if summed else s.model.hyper_connections) * each
 
     def parameter_bytes(self) -> float:
         """Return the bytes of a parameter as the layers use it, and as ZeRO gathers it."""
@@ -90,7 +105,7 @@ class Described:
         return tied_params(self.scenario)
 
     def copied_elements(self) -> int:
-        """Return the number of parameters that both ends of a pipeline hold, on one rank."""
+        """Return the number of parameters that several stages of a pipeline hold, on one rank."""
         return copied_table_params(self.scenario)
 
     def step_items(self, n_params: int, dealt: Dealt) -> tuple[Program, Program]:

@@ -64,6 +64,9 @@ def stage_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ...]:
         if sort not in sorts:
             sorts[sort] = source.layer(layer, shard)
         blocks.append(replace(sorts[sort], name=f"layer {layer}"))
+    norm, *modules = source.apart(shard) if part.normed or part.predicts else (None,)
+    blocks += [norm] if norm is not None and part.normed else []
+    blocks += modules if part.predicts else []
     return (*blocks, *source.last(shard)) if part.head else tuple(blocks)
 
 
@@ -181,7 +184,7 @@ def replace_runs(program: Program, block: Block, phase: str, costs: Costs) -> Pr
 def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     """The end of a rank's step: what is left of gradient synchronization, clipping, optimizer, parameter gathers.
 
-    `tied`: this rank is an end of the pipeline, and both ends hold the embedding matrix.
+    `tied`: this rank is one of several that hold the embedding matrix (`embedding_ranks`).
     """
     scenario = plan.scenario
     source = source_of(scenario)
@@ -214,7 +217,7 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
 
 
 def _with_tied_gradients(out: list[Item], elements: int, dp: DataParallel, t: Training) -> list[Item]:
-    """Sum the gradients of the embedding matrix, of so many elements, over both ends of the pipeline, which hold it."""
+    """Sum the gradients of the embedding matrix, of so many elements, over the pipeline ranks that hold it."""
     held = dp.shard if dp.zero == 3 or dp.keeps_shards else 1  # else whole gradients are kept, and summed
     size = elements * dp.gradient_bytes / held
     summed = Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER)
@@ -260,8 +263,17 @@ def _norm_reductions(plan: Plan, dp: DataParallel) -> list[Item]:
 
 
 def stage_input_bytes(plan: Plan, part: int | None = None) -> float:
-    """Bytes of the input of one micro-batch on one rank of the stage that holds a part; None: the least of all cuts."""
-    return source_of(plan.scenario).input_bytes(None if part is None else plan.parts[part].layers.start)
+    """Bytes of the input of one micro-batch on one rank of the stage that holds a part; None: the least of all cuts.
+
+    Prediction modules on a stage of their own hand on their input and their results, joined along the sequence, for the
+    output layer (Megatron-LM, core/transformer/multi_token_prediction.py: `MultiTokenPredictionBlock.forward`).
+    """
+    source = source_of(plan.scenario)
+    if part is None:
+        return source.input_bytes(None)
+    apart = plan.scenario.parallelism.mtp_apart
+    joined = 1 if apart is None or part <= apart else 1 + plan.scenario.model.mtp_layers
+    return joined * source.input_bytes(plan.parts[part].layers.start)
 
 
 def class_stages(
@@ -276,10 +288,14 @@ def class_stages(
     layers then carry the first one's names); those in `made` are not made again. `costs_of`: the costs of a rank."""
     s = plan.scenario
     t, p = s.for_training, s.parallelism
-    gather = stage_input_bytes(plan) if p.p2p_scatter and p.tp > 1 and not p.sp else 0.0
+    pieces = p.p2p_scatter and p.tp > 1 and not p.sp
+    gathered = [stage_input_bytes(plan, part.index) if pieces else 0.0 for part in plan.parts]
     source = source_of(s)
     sort, before = source.layer_sort, source.before_forward()
-    works = [(part.embedding, part.head, tuple([sort(n) for n in part.layers])) for part in plan.parts]
+    works = [
+        (part.embedding, part.head, part.normed, part.predicts, size, tuple([sort(n) for n in part.layers]))
+        for part, size in zip(plan.parts, gathered, strict=True)
+    ]
     stages: list[list[int]] = [[] for _ in schedule.ranks]
     for i, r in enumerate(schedule.rank_of_stage):
         stages[r].append(i)
@@ -292,6 +308,6 @@ def class_stages(
             key: tuple[object, ...] = (i if named else works[part], mine, costs.gpu.name)
             if key not in made:
                 blocks = stage_blocks(plan, plan.parts[part], c.rank)
-                made[key] = Stage(blocks, dp, costs, t.activation_offload, gather, before)
+                made[key] = Stage(blocks, dp, costs, t.activation_offload, gathered[part], before)
             out[-1][i] = made[key]
     return out

@@ -85,6 +85,18 @@ def _rows(table: Ints) -> Ints:
     return np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
 
 
+def embedding_ranks(scenario: Scenario) -> tuple[int, ...]:
+    """The pipeline ranks that hold the embedding matrix, and sum its gradients: the first, the last where the output is
+    tied to it, and that of modules for multi-token prediction (Megatron-LM, pretrain_gpt.py: `get_embedding_ranks`);
+    the first alone where it has the last stage, too (in a V, and with DualPipe)."""
+    m, p = scenario.model, scenario.parallelism
+    if not p.form.ends_on_last_rank:
+        return (0,)
+    last = p.pp - 1
+    predicting = last if p.mtp_stage is None else p.mtp_stage % p.pp
+    return tuple(sorted({0, *[last] * m.tied_embeddings, *[predicting] * (m.mtp_layers > 0)}))
+
+
 def expert_rank(p: Parallelism, position: int) -> int:
     """The expert-parallel coordinate of the rank at `position` of its stage's ranks in order."""
     return position // p.expert_tp % p.ep
@@ -207,6 +219,6 @@ def _prices(
     whole = np.concatenate([plane[tables[0]] + i * stride for i in range(pp)], axis=1)  # the group `model`
     if whole.shape[1] > 1:
         out.append(places.of_groups(np.sort(whole, axis=1))[numbers["tp"]])
-    if pp > 1 and (scenario.model.tied_embeddings or scenario.model.mtp_layers):
-        out.append(places.of_groups(np.stack([plane, plane + (pp - 1) * stride], axis=1)))
+    if len(holders := embedding_ranks(scenario)) > 1:
+        out.append(places.of_groups(np.stack([plane + i * stride for i in holders], axis=1)))
     return out

@@ -14,25 +14,42 @@ from msgspec.structs import replace
 from sim.core.timeline import RankClass
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario
-from sim.ranks.equal_ranks import expert_rank, lanes, position_of, uneven_context, uneven_experts
+from sim.ranks.equal_ranks import embedding_ranks, expert_rank, lanes, position_of, uneven_context, uneven_experts
 from sim.ranks.rank_mesh import ALONG, CUTS, Mesh, make_mesh
 
 
 class ModelSlice(Struct, frozen=True):
-    """A slice of the model: what one stage holds."""
+    """A slice of the model: what one stage holds.
+
+    Modules of multi-token prediction belong to the output (`head`), unless they stand on a stage of their own
+    (`predicts`). Then the final norm, whose result both take, stands behind the last layer (`normed`).
+    """
 
     index: int
     layers: range
     embedding: bool
     head: bool
+    normed: bool = False
+    predicts: bool = False
 
 
 def make_parts(p: Parallelism) -> tuple[ModelSlice, ...]:
-    """The model cut into consecutive parts by `layers_per_stage`; the first embeds, the last has the output."""
-    counts = p.stage_layers
-    parts, first = [], 0
+    """The model's parts, one for each stage."""
+    return cut_model(p.stage_layers, p.mtp_stage)
+
+
+def cut_model(counts: tuple[int, ...], mtp_stage: int | None) -> tuple[ModelSlice, ...]:
+    """The model cut into consecutive parts of so many layers; the first embeds, the last has the output.
+
+    Where the final norm stands: Megatron-LM's `has_final_layernorm_in_this_stage`
+    (core/transformer/transformer_block.py).
+    """
+    last = len(counts) - 1
+    apart = mtp_stage is not None and mtp_stage < last
+    parts, first, layers = [], 0, sum(counts)
     for i, n in enumerate(counts):
-        parts.append(ModelSlice(i, range(first, first + n), i == 0, i == len(counts) - 1))
+        normed = apart and n > 0 and first + n == layers
+        parts.append(ModelSlice(i, range(first, first + n), i == 0, i == last, normed, apart and i == mtp_stage))
         first += n
     return tuple(parts)
 
@@ -101,7 +118,7 @@ class Plan(Struct, frozen=True):
             "expert_shard": expert_shard,
             "expert_replica": p.expert_replicas // expert_shard,
             "model": p.tp * p.pp,
-            "embedding": min(p.pp, 2),
+            "embedding": len(embedding_ranks(self.scenario)),
             "copies": p.form.model_copies,
         }
 
@@ -111,8 +128,8 @@ class Plan(Struct, frozen=True):
         plane: all ranks of one pipeline rank; dp_cp: who holds the same dense parameters; shard and replica: dp_cp cut
         into ranks that shard the states together (consecutive ones) and those that hold the same shard; experts: who
         together holds each expert of a stage once; ep, expert_tp, expert_dp: as in this file's head; model: all ranks
-        of one replica along tp and pp (gradient norm); embedding: first and last stage; copies: pipeline ranks i and
-        p-1-i, which hold the same two parts under DualPipe.
+        of one replica along tp and pp (gradient norm); embedding: those of `embedding_ranks`; copies: pipeline ranks i
+        and p-1-i, which hold the same two parts under DualPipe.
         """
         if name in ALONG:
             return self.mesh.along(ALONG[name], rank)
@@ -123,7 +140,7 @@ class Plan(Struct, frozen=True):
             return ranks[place::size] if cut.across else ranks[run * size : (run + 1) * size]
         stages = self.mesh.along(["pp"], rank)
         if name == "embedding":
-            return [stages[0], stages[-1]] if len(stages) > 1 else stages
+            return [stages[i] for i in embedding_ranks(self.scenario)]
         if name == "copies":
             i = self.mesh.coordinate("pp", rank)
             both = [stages[i], stages[len(stages) - 1 - i]]

@@ -231,8 +231,11 @@ def _workspaces(plan: Plan, stages: Sequence[Stage], experts: bool) -> float:
 
 
 def _tied_copy(plan: Plan, stages: Sequence[Stage]) -> int:
-    """The embedding matrix that the last stage holds a copy of, where the first stage is elsewhere."""
-    kinds = {b.kind for s in stages for b in s.blocks}
-    if BlockKind.HEAD not in kinds or BlockKind.EMBEDDING in kinds:
+    """The copy of the embedding matrix on a rank without the first stage: of modules for multi-token prediction, or of
+    an output that is tied to it."""
+    kinds, source = {b.kind for s in stages for b in s.blocks}, source_of(plan.scenario)
+    if BlockKind.EMBEDDING in kinds:
         return 0
-    return source_of(plan.scenario).copied_elements()
+    if BlockKind.MTP in kinds:
+        return source.copied_elements()
+    return source.tied_elements() if BlockKind.HEAD in kinds else 0

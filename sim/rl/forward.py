@@ -63,9 +63,12 @@ def policy_forward(step: FinishedStep, passes: int) -> Forward:
     programs = [_slowest(step, s, rank, False) for s, rank in zip(chain, ranks, strict=True)]
     seconds = [program.makespan_s for program in programs]
     once_s = _gathered_once_s(step, chain, ranks, seconds)
-    size = stage_input_bytes(plan)
+    sizes = [stage_input_bytes(plan, schedule.part_of_stage[s]) for s in chain[1:]]
     first_of = [c.rank for c in plan.classes[:: plan.lanes]]
-    sends = [pricing.send(first_of[a], first_of[b], size).seconds if a != b else 0.0 for a, b in pairwise(ranks)]
+    sends = [
+        pricing.send(first_of[a], first_of[b], size).seconds if a != b else 0.0
+        for (a, b), size in zip(pairwise(ranks), sizes, strict=True)
+    ]
     if not step.scenario.parallelism.p2p_overlap:
         seconds = [own + send for own, send in zip(seconds, [*sends, 0.0], strict=True)]
         sends = [0.0] * len(sends)

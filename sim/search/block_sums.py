@@ -19,7 +19,8 @@ from sim.search.mesh_prices import BlockSort, GridPrices
 from sim.search.pipeline_bound import Floats, StagePlacement
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
-EMBEDDING, HEAD, MTP = -1, -2, -3  # sorts of blocks; layers' sorts are 0 and up
+# Sorts of blocks; layers' sorts are 0 and up. NORM and MODULE: prediction modules on a stage of their own.
+EMBEDDING, HEAD, MTP, NORM, MODULE = -1, -2, -3, -4, -5
 Signature = tuple[int, ...]  # the sorts of a stage's blocks, first to last
 
 
@@ -48,6 +49,8 @@ class Blocks:
         self.sorts[HEAD] = BlockSort(head, prices, paired)
         if modules:
             self.sorts[MTP] = BlockSort(modules[0], prices, paired)
+        for sort, block in zip((NORM, MODULE), source.apart(shard), strict=False):
+            self.sorts[sort] = BlockSort(block, prices, paired)
         # The plan belongs to the mesh and has micro-batches of one sequence; the message needs this scenario's size.
         self.message_bytes = stage_input_bytes(replace(plan, scenario=scenario))
 
@@ -55,7 +58,9 @@ class Blocks:
     def work_s(self, gathered: bool) -> float:
         """Return the least seconds of one micro-batch's forward and backward of all blocks, whole or split backward."""
         # Summing by sort is faster than summing 126 layers for each of thousands of layouts.
-        counts = Counter({EMBEDDING: 1, HEAD: 1, MTP: self.scenario.model.mtp_layers, **Counter(self.order)})
+        modules = self.scenario.model.mtp_layers
+        counts = Counter({EMBEDDING: 1, HEAD: 1, MTP: modules, **Counter(self.order)})
+        counts |= {NORM: 1, MODULE: modules} if NORM in self.sorts else {}
         return sum(n * self.sorts[sort].work_s(gathered) for sort, n in counts.items() if n)
 
     @cached

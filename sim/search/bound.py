@@ -25,10 +25,12 @@ from sim.core.program import Phase
 from sim.inputs.scenario import Scenario
 from sim.programs.stages import Stage, epilogue
 from sim.programs.updated_parameters import gather_units
+from sim.ranks.equal_ranks import embedding_ranks
 from sim.ranks.faults import has_jitter, link_scales
+from sim.ranks.plan import cut_model
 from sim.results.states import states
 from sim.schedules import FORMS
-from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Cut, Signature
+from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MODULE, MTP, NORM, Blocks, Cut, Signature
 from sim.search.bounded import Bounded, Bounds
 from sim.search.cached import cached
 from sim.search.mesh_prices import GridPrices
@@ -308,12 +310,13 @@ class GridSearch:
     @cached
     def _epilogue_s(self, zero: int, placement: StagePlacement, cut: Cut) -> Floats:
         """Return the seconds of clipping, optimizer and exposed gathers, by pipeline rank."""
-        # The first and the last rank all-reduce the gradient of tied embeddings.
-        tied_model = self.space.base.model.tied_embeddings and placement.ranks > 1
+        # Ranks that hold the embedding matrix all-reduce its gradient.
+        straight = FORMS[placement.name].ends_on_last_rank
+        holders = embedding_ranks(self.prices.plan.scenario) if straight else ()
         found: dict[tuple[Signature, bool], float] = {}
         out = []
         for rank, held in enumerate(cut.by_rank(placement)):
-            key = (held, tied_model and rank in (0, placement.ranks - 1))
+            key = (held, len(holders) > 1 and rank in holders)
             if key not in found:
                 program = epilogue((self._stage(zero, cut.order, held),), self.prices.plan, key[1])
                 found[key] = self.prices.program_s(program)
@@ -366,13 +369,10 @@ class GridSearch:
     @cached
     def _cut(self, order: Signature, count: int) -> Cut:
         """Cut the model into `count` stages; schedules with equally many stages share the cut and its results."""
-        m = self.space.base.model
-        layers = stage_layers(self.space, count)
-        first, out = 0, []
-        for i, n in enumerate(layers):
-            ends = (HEAD, *((MTP,) * m.mtp_layers)) if i == count - 1 else ()
-            out.append(((EMBEDDING,) if i == 0 else ()) + order[first : first + n] + ends)
-            first += n
+        n, out = self.space.base.model.mtp_layers, []
+        for part in cut_model(stage_layers(self.space, count), self.space.fixed["mtp_stage"]):
+            ends = (NORM,) * part.normed + (MODULE,) * n * part.predicts + (HEAD, *[MTP] * n) * part.head
+            out.append((EMBEDDING,) * part.embedding + order[part.layers.start : part.layers.stop] + ends)
         return Cut(order, tuple(out))
 
     @cached

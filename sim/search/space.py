@@ -35,7 +35,7 @@ SIZES = ("tp", "cp", "pp", "dp")  # whose product is the number of ranks
 # Keys whose defaults follow from searched keys. Each layout has its own value, unless the scenario sets the key.
 DERIVED = ("shard_size", "layers_per_stage", "p2p_overlap")
 # Keys of which all layouts have the scenario's value. The base lacks them, because they need searched keys to be legal.
-KEPT = ("expert_tp", "ep_overlap")
+KEPT = ("expert_tp", "ep_overlap", "mtp_stage")
 RECOMPUTE: tuple[str, ...] = get_args(RecomputeMode)
 EXTRA_STAGES = 2
 
@@ -157,10 +157,10 @@ class Space(Struct, frozen=True, dict=True):
         own = (self.base.parallelism.tp_overlap,)
         return own if tp == 1 else self.only.get("tp_overlap", own)
 
-    @cached_property
-    def cost_of_last(self) -> float:
+    @cached
+    def cost_of_last(self, mtp_apart: bool) -> float:
         """Return `sim.models.balance.cost_of_last` of the base scenario."""
-        return cost_of_last(self.base)
+        return cost_of_last(self.base, mtp_apart)
 
     @cached_property
     def recomputes(self) -> dict[str, Recompute]:
@@ -261,6 +261,7 @@ def sizes_of(space: Space, x: Layout) -> Sizes:
         schedule_form(space, x),
         x.virtual_stages,
         fixed.get("layers_per_stage") or None,
+        fixed["mtp_stage"],
     )
 
 
@@ -271,10 +272,10 @@ def schedule_form(space: Space, x: Layout) -> ScheduleForm:
 
 def stage_layers(space: Space, stages: int) -> tuple[int, ...]:
     """Return the number of layers of each stage: the scenario's, else as even as possible."""
-    fixed = space.fixed.get("layers_per_stage")
+    fixed, k, layers = space.fixed.get("layers_per_stage"), space.fixed["mtp_stage"], space.base.model.layers
     if fixed == "balanced":
-        return deal(space.base.model.layers, stages, space.cost_of_last)
-    return fixed or split_layers(space.base.model.layers, stages)
+        return deal(layers, stages, space.cost_of_last(k is not None and k < stages - 1), k)
+    return fixed or split_layers(layers, stages, k)
 
 
 def scenario_of(space: Space, layout: Layout) -> Scenario:

@@ -73,7 +73,7 @@ def _of_training(scenario: Scenario) -> tuple[Control, ...]:
 
 def _layers(scenario: Scenario) -> Control:
     p = scenario.parallelism
-    even = p.layers_per_stage == split_layers(scenario.model.layers, p.stages)
+    even = p.layers_per_stage == split_layers(scenario.model.layers, p.stages, p.mtp_stage)
     written = "balanced" if p.layers_per_stage == "balanced" else EVEN if even else AS_IN_FILE
     return _menu(LAYERS, "Layers by stage", tuple(dict.fromkeys((written, EVEN, "balanced"))), written)
 

@@ -17,7 +17,16 @@ from sim.simulation import simulate
 from tests.fuzz.breaking import break_tree
 from tests.fuzz.test_loaders import COUNT, guard
 
-MODEL = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "vocab": 100, "mlp": "swiglu", "positions": "rope"}
+MODEL = {
+    "layers": 4,
+    "hidden": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "vocab": 100,
+    "mlp": "swiglu",
+    "positions": "rope",
+    "mtp_layers": 0,
+}
 MOE = {
     "experts": 4,
     "top_k": 2,
@@ -50,6 +59,7 @@ PARALLELISM = {
     "virtual_stages": None,
     "dp_sync": "bucketed",
     "layers_per_stage": None,
+    "mtp_stage": None,
     "cp_method": "ring",
     "cp_split": "zigzag",
     "tp_overlap": "none",
@@ -128,7 +138,9 @@ CHOICES: dict[str, list[Any]] = {
     "precision": ["fp32", "bf16", "fp8", "nvfp4"],
     "attention": ["fused", "unfused"],
     "mode": ["logits", "sequence"],
-    "layers_per_stage": [[1, 3], [0, 4], [1, 1, 1, 1], [0, 2, 2, 0], None],
+    "layers_per_stage": [[1, 3], [0, 4], [1, 1, 1, 1], [0, 2, 2, 0], [2, 2, 0, 0], None],
+    "mtp_stage": [1, 2, 3, None],
+    "mtp_layers": [1, 2],
     "prefix_cache": ["none", "gpu", "cpu"],
     "batching": ["continuous", "static"],
     "layout": ["paged", "contiguous"],

@@ -56,8 +56,12 @@ def faulty(draw: st.DrawFn) -> Scenario:
     ep = draw(st.sampled_from([e for e in (1, 2, 4, 8) if plane % e == 0])) if moe else 1
     schedule = draw(st.sampled_from(["1f1b", "gpipe", "zb_h1", "interleaved_1f1b", "zb_v", "dualpipe_v", "dualpipe"]))
     shard = draw(st.sampled_from([s for s in (1, 2, 3, 4, 8) if (sizes["cp"] * sizes["dp"]) % s == 0]))
+    modules = draw(st.integers(0, 1))
+    apart = modules > 0 and sizes["pp"] > 2 and "_v" not in schedule and schedule != "dualpipe" and draw(st.booleans())
+    stages = sizes["pp"] * (2 if schedule == "interleaved_1f1b" else 1)
     parallelism: dict[str, Any] = {
         **sizes,
+        "mtp_stage": stages - 2 if apart else None,
         "ep": ep,
         "schedule": schedule,
         "zero": draw(st.integers(0, 3)),
@@ -93,7 +97,7 @@ def faulty(draw: st.DrawFn) -> Scenario:
         return scenario_with(
             {"seq_len": 24 * 24, "global_batch_size": sizes["dp"] * sizes["pp"] * 2},
             parallelism,
-            model={**SMALL, **(MOE if moe else {}), "tied_embeddings": draw(st.booleans())},
+            model={**SMALL, **(MOE if moe else {}), "tied_embeddings": draw(st.booleans()), "mtp_layers": modules},
             cluster={
                 "preset": "dgx-h100",
                 "gpus_per_node": 4,

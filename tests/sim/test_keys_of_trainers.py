@@ -23,11 +23,13 @@ LEFT_OUT = {
     "ep_dispatcher all_reduce_once autocast",
     "torchtitan": "inference rl indexer modules master_weights tokens virtual_stages bucket_bytes p2p_scatter "
     # it takes no experts and no two of ZeRO's stages, and prefetches always
-    "ep expert_tp ep_overlap ep_dispatcher ep_dispatch_dtype param_gather_overlap p2p_overlap",
+    "ep expert_tp ep_overlap ep_dispatcher ep_dispatch_dtype param_gather_overlap p2p_overlap "
+    "mtp_stage",  # no model of it has prediction modules
     "runnable": "autocast processes global_batch_size fp8_recipe indexer cuda_graphs "
     # run as they are; other dtypes of parameters than precision's are refused
     "zero shard_size reshard_after_forward accumulate_unsharded virtual_stages micro_batch_group dp_sync bucket_bytes "
-    "all_reduce_once param_gather_overlap param_gather_dtype p2p_overlap rank_order",
+    "all_reduce_once param_gather_overlap param_gather_dtype p2p_overlap rank_order "
+    "mtp_stage",  # prediction modules are refused
 }
 FILES = {
     "megatron": ("sim/emit/common.py", "sim/emit/megatron.py"),

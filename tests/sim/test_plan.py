@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.inputs.scenario import Scenario
 from sim.ranks.plan import make_plan
+from sim.simulation import simulate
 from tests.sim.cases import case
 
 MOE = {"moe": {"experts": 8, "top_k": 2, "ffn": 512}, "mlp": "swiglu", "bias": False}
@@ -34,8 +36,8 @@ def test_groups_partition_the_ranks(scenario: Scenario) -> None:
     for name in plan.group_sizes:
         groups = {tuple(plan.group(name, r)) for r in range(n)}
         sizes = {len(g) for g in groups}
-        if name == "embedding" and scenario.parallelism.pp > 2:
-            continue  # ranks of middle stages are in no such group
+        if name == "embedding" and scenario.parallelism.pp > 1:
+            continue  # ranks of other stages than those with the matrix are in no such group
         assert sorted(r for g in groups for r in g) == list(range(n)), name
         assert sizes == {plan.group_size(name)}, name
 
@@ -71,3 +73,12 @@ def test_parts_hold_every_layer_in_order() -> None:
     assert [n for p in plan.parts for n in p.layers] == list(range(8))
     assert [p.embedding for p in plan.parts] == [True] + [False] * 7
     assert [p.head for p in plan.parts] == [False] * 7 + [True]
+
+
+@pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v", "dualpipe", "1f1b"])
+def test_a_rank_with_both_ends_of_the_model_has_one_embedding_matrix(schedule: str) -> None:
+    """Nothing sums gradients with the last rank, which holds no copy: in a V, and where each end is held twice."""
+    model = {"tied_embeddings": True, "mtp_layers": 1}
+    found = simulate(case({"pp": 4, "schedule": schedule}, {"global_batch_size": 16}, model)).result["communication"]
+    ranks = [row["rank"] for row in found if row["group"] == "embedding"]
+    assert ranks == ([0, 3] if schedule == "1f1b" else [])

@@ -62,6 +62,7 @@ KEYS = {
         "bucket_bytes",
         "virtual_stages",
         "layers_per_stage",
+        "mtp_stage",
         "rank_order",
         "cp_method",
         "cp_split",

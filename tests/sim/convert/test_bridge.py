@@ -135,6 +135,19 @@ def test_a_whole_config_as_a_run_saves_it(tmp_path: Path) -> None:
     assert "not expressed here: model.delay_wgrad_compute\n" in said
 
 
+def test_a_layout_may_be_a_list_of_stages(tmp_path: Path) -> None:
+    """As Megatron-Bridge's recipes write it, for the text `Et|t,t|tm|L`."""
+    layout = "[[embedding, decoder], [decoder, decoder], [decoder, mtp], [loss]]"
+    size = "  pipeline_model_parallel_size: "
+    text = WHOLE.replace(f"{size}1", f"{size}4\n  mtp_num_layers: 1\n  pipeline_model_parallel_layout: {layout}")
+    data, said = converted(tmp_path, "run_config.yaml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    assert of(data, "parallelism", "layers_per_stage", "mtp_stage") == [[1, 2, 1, 0], 2]
+    assert "pipeline_model_parallel_layout" not in said
+    wrong = text.replace("[loss]", "[losses]")
+    said = refused(tmp_path, "run_config.yaml", wrong, "--cluster", "dgx-h100", "--gpus", "32")
+    assert "pipeline_model_parallel_layout: found 'Et|tt|tm|losses'; a stage has letters of E, t, m, L" in said
+
+
 def test_nemo_says_its_gpus_and_not_its_vocabulary(tmp_path: Path) -> None:
     assert "add --set model.vocab=N" in refused(tmp_path, "n.yaml", NEMO, "--cluster", "dgx-h100")
     data, _ = converted(tmp_path, "n.yaml", NEMO, "--cluster", "dgx-h100", "--set", "model.vocab=128256")

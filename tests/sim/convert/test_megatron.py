@@ -186,13 +186,6 @@ def test_a_layout_of_stages_is_unrolled_as_megatron_does(tmp_path: Path) -> None
     assert parallelism["virtual_stages"] == 12
 
 
-def test_a_prediction_layer_before_the_last_stage_is_said(tmp_path: Path) -> None:
-    layout = '--sequence-parallel --mtp-num-layers 1 --pipeline-model-parallel-layout "Et*16|t*16,m|L"'
-    text = MEGATRON.replace("--sequence-parallel", layout).replace("PP=2", "PP=3").replace("-4}", "-3}")
-    said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[1]
-    assert "--pipeline-model-parallel-layout: m is simulated in the last stage, with L" in said
-
-
 PRECISION_AWARE = "--use-precision-aware-optimizer --main-grads-dtype fp32 --main-params-dtype fp32"
 
 

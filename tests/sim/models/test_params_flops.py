@@ -8,13 +8,14 @@ import pytest
 from model_programs import GPT, LLAMA, flops, make, saved_bytes
 
 import sim
-from sim.core.program import Compute, Phase
+from sim.core.program import Comm, Compute, Phase
 from sim.models.embedding import embedding_block
 from sim.models.flops import model_flops_per_token
 from sim.models.head import head_block, tied_params
 from sim.models.layer import layer_block
 from sim.models.mtp import mtp_block
 from sim.models.parameters import count_parameters
+from tests.sim.cases import case
 
 
 def total(scenario):
@@ -179,3 +180,18 @@ def test_every_preset_is_the_sum_of_its_blocks(name):
     layers = sum(blocks[kind].params + blocks[kind].expert_params for kind in kinds)
     ends = embedding_block(scenario).params + head_block(scenario).params
     assert layers + ends - padding == count_parameters(m).total
+
+
+@pytest.mark.parametrize("sp", [False, True])
+def test_mtp_projection_is_split_over_tensor_parallel_ranks(sp: bool) -> None:
+    """Column-parallel (Megatron-LM, core/transformer/multi_token_prediction.py: `eh_proj`); its columns gathered."""
+    made = [case({"tp": tp, "sp": sp and tp > 1}, None, {"mtp_layers": 1}) for tp in (1, 4)]
+    whole, part = (mtp_block(s) for s in made)
+    flops = [
+        sum(i.flops for i in b.forward if isinstance(i, Compute) and i.name == "mtp_projection") for b in (whole, part)
+    ]
+    assert flops[1] == flops[0] / 4
+    size = 512 * 1024 * 2
+    found = [(i.name, i.kind, i.bytes) for i in part.forward if isinstance(i, Comm) and i.name.startswith("mtp_")]
+    gathers = [("mtp_projection_gather", "all_gather", 2.0 * size)] if sp else []
+    assert found == [*gathers, ("mtp_projection_output", "all_gather", size)]

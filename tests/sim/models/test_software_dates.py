@@ -11,7 +11,7 @@ from sim.core.program import Compute
 from sim.inputs.scenario import Scenario
 from sim.models.dims import dims
 from sim.models.frameworks import FRAMEWORKS, framework_at
-from sim.models.head import cross_entropy, hard_head_parts
+from sim.models.head import cross_entropy, output_parts
 from sim.models.layer import layer_block
 from sim.models.linear import linear
 from sim.models.operators import Linear, Operator
@@ -112,14 +112,14 @@ def test_a_compiled_loss_keeps_what_torch_keeps() -> None:
 def test_composer_computes_the_loss_again_for_each_metric() -> None:
     """LanguageCrossEntropy and LanguagePerplexity: a copy in fp32 (6 bytes a logit) and its log-softmax (8), each."""
     s = scenario(framework="composer")
-    ahead = [item for part in hard_head_parts(s, dims(s)) for item in part.forward if isinstance(item, Compute)]
+    ahead = [item for part in output_parts(s, dims(s)) for item in part.forward if isinstance(item, Compute)]
     extra = [op for op in ahead if op.name.startswith("metric")]
     logits = 4096 * s.model.padded_vocab(1)
     assert sum(op.bytes for op in extra) == 2 * (6 + 8) * logits
     assert sum(op.kernels for op in extra) == 4
     assert s.for_training.cross_entropy == "fused"
     eager = scenario(framework="eager")
-    assert not [item for part in hard_head_parts(eager, dims(eager)) for item in part.forward if "metric" in item.name]
+    assert not [item for part in output_parts(eager, dims(eager)) for item in part.forward if "metric" in item.name]
 
 
 def test_captured_kernels_cost_the_host_nothing() -> None:

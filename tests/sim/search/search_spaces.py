@@ -83,6 +83,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     },
     {"parallelism": {"cp_split": "contiguous"}, "model": {"positions": "learned"}},
     {"model": {**MOE, "moe": {**MOE["moe"], "imbalance": {"seed": 1, "zipf": 1.2}}}},
+    {"model": {"mtp_layers": 2}, "parallelism": {"dp": 2, "pp": 4, "mtp_stage": 2}},
     {
         "faults": {
             "stragglers": [{"rank": 3, "compute_scale": 1.3}, {"rank": 5, "compute_scale": 1.0}],
