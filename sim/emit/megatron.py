@@ -17,7 +17,7 @@ from sim.inputs.trainer_names import (
     MEGATRON_FUSIONS,
     MEGATRON_SCHEDULES,
 )
-from sim.models.frameworks import frees_gradients, framework_of
+from sim.models.frameworks import framework_of, frees_gradients
 from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.recipes import RECIPES, recipe_of
 
@@ -90,6 +90,8 @@ class Megatron(Emission):
             self.refuse("parallelism.p2p_overlap", "overlaps messages between stages with interleaved_1f1b only")
         if p.pp == 2 and self.interleaved:
             self.has_only("parallelism.p2p_overlap", (True,), "interleaves with blocking messages from pp 3 on")
+        if p.tp > 1 and p.pp > 1 and not p.sp:
+            self.has_only("parallelism.p2p_scatter", (False,), "sends whole stage inputs since 2023")
         orders = ("tp-cp-dp-pp", "tp-cp-pp-dp")
         self.has_only("parallelism.rank_order", orders, f"has the rank orders {', '.join(orders)}")
         if p.tp > 1 and p.tp_overlap == "full" and not p.sp:
@@ -114,6 +116,8 @@ class Megatron(Emission):
         self.has_only("parallelism.pp", (1,), f"flags for zero {p.zero} (FSDP) are written for one pipeline stage only")
         if p.shard_size < p.dp * p.cp:
             self.refuse("parallelism.shard_size", "flags shard over all replicas (FSDP)")
+        if p.zero == 2 and p.dp_sync == "bucketed":
+            self.has_only("parallelism.param_gather_overlap", (True,), "gathers FSDP's parameters ahead")
         if p.zero == 3:
             self.has_only("parallelism.reshard_after_forward", (True,), "reshards after forward (FSDP)")
 
@@ -127,9 +131,7 @@ class Megatron(Emission):
         self.has_only("training.zero_grad", ("keep", None), "keeps its gradient buffers")
         if t.zero_grad is None and frees_gradients(t, self.scenario.parallelism.zero):
             freed = f"framework {t.framework} frees gradients between steps"
-            self.notes.append(
-                f"zero_grad is not set, {freed}; Megatron-LM keeps its gradient buffers (zero_grad: keep)"
-            )
+            self.notes.append(f"zero_grad is not set, {freed}; Megatron-LM keeps their buffers (zero_grad: keep)")
         if t.batch_schedule:
             self.notes.append(f"batch_schedule is left out: every step has {t.global_batch_size:,} sequences")
         self.has_only("training.optimizer", ("adamw", "sgd"), "flags are written for Adam and SGD only")

@@ -102,7 +102,7 @@ class Titan(Emission):
             self.has_only("parallelism.cp_method", ("ring", "all_gather"), does)
         self.has_only("parallelism.rank_order", ("tp-cp-dp-pp",), "orders ranks tp-cp-dp-pp")
         self.has_only("parallelism.micro_batch_group", (None,), "has groups of pp micro-batches")
-        if p.dp > 1 and p.dp_sync == "after_backward":
+        if p.dp * p.cp > 1 and p.dp_sync == "after_backward":
             self.refuse("parallelism.dp_sync", "overlaps reductions with backward")
 
     def _check_training(self) -> None:
@@ -128,10 +128,9 @@ class Titan(Emission):
         if p.zero == 0:
             if p.tp * p.cp * p.pp > 1 and not alone:
                 self.refuse("parallelism.zero", "replicates models without sharding only where tp, cp and pp are 1")
-            if p.tp * p.pp > 1 and self.training.precision != "fp32":  # `maybe_enable_amp` of distributed/utils.py
-                self.refuse(
-                    "parallelism.zero", "computes in fp32 where tp or pp is above 1 and no FSDP casts (zero: 3)"
-                )
+            if p.tp * p.pp > 1 and self.training.precision != "fp32":  # `maybe_enable_amp`
+                does = "computes in fp32 where tp or pp is above 1 and no FSDP casts (zero: 3)"
+                self.refuse("parallelism.zero", does)
             self.has_only("training.autocast", (None, True), "runs replicas under torch.autocast")
             return p.dp, 1
         # With a pipeline, gradients are reduced after the last micro-batch (`backward_maybe_with_nosync` of

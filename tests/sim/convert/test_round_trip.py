@@ -95,20 +95,38 @@ def test_fsdp_of_experts_with_several_stages_is_refused() -> None:
         emit(parse_scenario(data), "megatron")
 
 
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"dp": 8, "zero": 2, "param_gather_overlap": False}, "param_gather_overlap: found false; Megatron-LM gathers"),
+        ({"dp": 8, "tp": 2, "pp": 4, "p2p_scatter": True}, "p2p_scatter: found true; Megatron-LM sends whole"),
+    ],
+)
+def test_what_no_flag_of_megatron_says_is_refused(layout: dict[str, Any], said: str) -> None:
+    training = {"seq_len": 4096, "global_batch_size": 64, "framework": "megatron"}
+    data = {"model": SMALL, "training": training, "parallelism": layout, "cluster": "dgx-h100"}
+    with pytest.raises(InputError, match=f"parallelism.{said}"):
+        emit(parse_scenario(data), "megatron")
+
+
 @pytest.mark.parametrize("trainer", ["torchtitan", "torchtitan-python"])
 @pytest.mark.parametrize(
     ("layout", "said"),
     [
         ({"zero": 3}, "found 3; torchtitan shards over at least two ranks"),
         ({"dp": 4, "zero": 3, "shard_size": 1}, "found 3; torchtitan shards over at least two ranks"),
+        (
+            {"cp": 2, "cp_method": "all_gather", "zero": 3, "dp_sync": "after_backward"},
+            "found after_backward; torchtitan",
+        ),
         ({"pp": 4}, "found 0; torchtitan computes in fp32 where tp or pp is above 1"),
         ({"tp": 8, "sp": True}, "found 0; torchtitan computes in fp32 where tp or pp is above 1"),
     ],
 )
-def test_torchtitan_casts_with_fsdp_of_two_ranks_or_more(trainer: str, layout: dict[str, Any], said: str) -> None:
+def test_what_torchtitan_s_fsdp_does_not_do_is_refused(trainer: str, layout: dict[str, Any], said: str) -> None:
     training = {"seq_len": 4096, "global_batch_size": 64, "param_dtype": "fp32"}
     data = {"model": "llama3-8b", "training": training, "parallelism": layout, "cluster": "dgx-h100"}
-    with pytest.raises(InputError, match=f"parallelism.zero: {said}"):
+    with pytest.raises(InputError, match=f"parallelism.(zero|dp_sync): {said}"):
         emit(parse_scenario(data), trainer)
 
 
