@@ -63,7 +63,7 @@ class Titan(Emission):
                 "data_parallel_shard_degree": shard,
                 "fsdp_reshard_after_forward": "always" if p.reshard_after_forward else "never",
                 "tensor_parallel_degree": p.tp,
-                "enable_async_tensor_parallel": p.tp_overlap == "full",
+                "enable_async_tensor_parallel": p.tp > 1 and p.tp_overlap == "full",
                 "context_parallel_degree": p.cp,
                 "context_parallel_rotate_method": "alltoall" if p.cp_method == "ring" else "allgather",
                 "pipeline_parallel_degree": p.pp,
@@ -93,9 +93,10 @@ class Titan(Emission):
         if p.tp > 1 and not self.SEQUENCE_PARALLEL_IS_A_FLAG:
             does = "always combines tensor parallelism with sequence parallelism"
             self.has_only("parallelism.sp", (True,), does)
-        does = "overlaps chunks (tp_overlap: full) or nothing (none)"
-        self.has_only("parallelism.tp_overlap", ("none", "full"), does)
-        if p.tp_overlap == "full" and not compiles:
+        if p.tp > 1:
+            does = "overlaps chunks (tp_overlap: full) or nothing (none)"
+            self.has_only("parallelism.tp_overlap", ("none", "full"), does)
+        if p.tp > 1 and p.tp_overlap == "full" and not compiles:
             self.refuse("parallelism.tp_overlap", "needs training.framework: compiled for it")
         if p.cp > 1:
             does = "exchanges keys and values (ring or all_gather), not heads"

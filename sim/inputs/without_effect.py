@@ -7,10 +7,12 @@ their effect to a degree of 1: nothing is sent where there is nobody to send it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from msgspec import Struct
 
 from sim.inputs.layout_defaults import with_defaults
+from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
@@ -26,12 +28,30 @@ SERVED = {"dp", "tp", "sp", "cp", "cp_method", "cp_split", "pp", "schedule", "vi
 SET_BY_ENGINES = {"ep_dispatch_dtype"}  # where a serving workload leaves it out
 
 
+class Layout(Protocol):
+    """What decides whether a key has an effect: a scenario, or its sections while it is read."""
+
+    @property
+    def model(self) -> ModelConfig: ...
+
+    @property
+    def training(self) -> Training | None: ...
+
+    @property
+    def parallelism(self) -> Parallelism: ...
+
+
 class Idle(Struct, frozen=True):
     """Hold a key of `parallelism` or `training`, and `why` it changes nothing in a scenario: words such as `with tp 1`,
     or none where it has an effect."""
 
     key: str
-    why: Callable[[Sections], str]
+    why: Callable[[Layout], str]
+
+
+def idle_keys(scenario: Layout) -> set[tuple[str, str]]:
+    """Return section and name of each key of `parallelism` that changes nothing in a training step, whatever it is."""
+    return {("parallelism", record.key) for record in OF_PARALLELISM if record.why(scenario)}
 
 
 def keys_without_effect(sections: Sections, written: Parallelism) -> Iterator[str]:
@@ -57,24 +77,24 @@ def _without(written: Parallelism, key: str) -> Parallelism:
     return Parallelism(**{name: getattr(written, name) for name in written.model_fields_set if name != key})
 
 
-def _with_one(degree: str) -> Callable[[Sections], str]:
+def _with_one(degree: str) -> Callable[[Layout], str]:
     """Of keys that say how the ranks of a degree work together."""
     return lambda s: f"with {degree} 1" if getattr(s.parallelism, degree) == 1 else ""
 
 
-def _alone(s: Sections) -> str:
+def _alone(s: Layout) -> str:
     """No rank has another's parameters. Experts may have replicas where dense layers have none."""
     p, experts = s.parallelism, s.model.moe is not None or s.model.program is not None
     return "with dp 1 and cp 1" if max(p.dp * p.cp, p.expert_replicas * experts) == 1 else ""
 
 
-def _only_with_zero(*stages: int) -> Callable[[Sections], str]:
+def _only_with_zero(*stages: int) -> Callable[[Layout], str]:
     """Of keys of ZeRO stages, which need somebody to share the states with, too."""
     names = " and ".join(map(str, stages)).replace(" and ", ", ", len(stages) - 2)
     return lambda s: f"with zero {z}, only with {names}" if (z := s.parallelism.zero) not in stages else _alone(s)
 
 
-def _accumulate_in_a_row(s: Sections) -> str:
+def _accumulate_in_a_row(s: Layout) -> str:
     p = s.parallelism
     by_itself = s.training is not None and framework_of(s.training).accumulates_in_a_row
     if p.zero >= 2 and not p.accumulate_unsharded:
@@ -82,7 +102,7 @@ def _accumulate_in_a_row(s: Sections) -> str:
     return "" if by_itself else "but with zero 2 or 3, without accumulate_unsharded"
 
 
-def _all_reduce_once(s: Sections) -> str:
+def _all_reduce_once(s: Layout) -> str:
     p, t = s.parallelism, s.training
     if p.zero < 2:
         return f"with zero {p.zero}, only with 2 and 3"
@@ -95,44 +115,44 @@ def _all_reduce_once(s: Sections) -> str:
     return ""
 
 
-def _only_with_schedules(able: Callable[[ScheduleForm], bool]) -> Callable[[Sections], str]:
+def _only_with_schedules(able: Callable[[ScheduleForm], bool]) -> Callable[[Layout], str]:
     """Of keys that some schedules read."""
     names = ", ".join(name for name, form in FORMS.items() if able(form))
 
-    def why(s: Sections) -> str:
+    def why(s: Layout) -> str:
         schedule = s.parallelism.schedule
         return f"with schedule {schedule}, only with {names}" if not able(FORMS[schedule]) else _with_one("pp")(s)
 
     return why
 
 
-def _p2p_scatter(s: Sections) -> str:
+def _p2p_scatter(s: Layout) -> str:
     p = s.parallelism
     if p.sp:
         return "with sp, which has split a stage's input already"
     return f"with tp {p.tp} and pp {p.pp}" if p.tp == 1 or p.pp == 1 else ""
 
 
-def _rank_order(s: Sections) -> str:
+def _rank_order(s: Layout) -> str:
     p = s.parallelism
     return "with one degree above 1 of tp, cp, dp and pp" if sum(n > 1 for n in (p.tp, p.cp, p.dp, p.pp)) < 2 else ""
 
 
-def _gathers_nothing(s: Sections) -> str:
+def _gathers_nothing(s: Layout) -> str:
     return "with zero 0, which gathers no parameters" if s.parallelism.zero == 0 else _alone(s)
 
 
-def _no_moments(s: Sections) -> str:
+def _no_moments(s: Layout) -> str:
     t = s.training
     return f"with optimizer {t.optimizer}, which has no moments" if t and not OPTIMIZERS[t.optimizer].moments else ""
 
 
-def _captured(s: Sections) -> str:
+def _captured(s: Layout) -> str:
     captured = s.model.program is not None and s.training is not None and s.training.zero_grad == "keep"
     return "with a captured program, whose gradients come and go as it ran" if captured else ""
 
 
-def _no_copy(s: Sections) -> str:
+def _no_copy(s: Layout) -> str:
     fp32 = s.training is not None and s.training.param_dtype == "fp32"
     return "with param_dtype fp32, which has no master copy" if fp32 else ""
 
