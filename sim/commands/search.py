@@ -212,7 +212,8 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
     from sim.search.space import Layout, grid_is_legal, grids
     from sim.studies.spending import TRILLION, gpu_hours_of
 
-    overrides = (*study.overrides, *_unsaid(path, study.overrides, asked.trainer))
+    unsaid = _unsaid(path, study.overrides, asked.trainer)
+    overrides = (*study.overrides, *unsaid)
     space, limit, source = space_of(path, overrides, asked.gpus, asked.narrowing, asked.trainer)
     price = asked.prices.of(_cluster_name(source))
     meshes = sum(grid_is_legal(space, g) for g in grids(space))
@@ -220,7 +221,7 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
         result = search_space(space, limit, asked, pool, report)
     result["price_per_gpu_hour"] = price
     for row in result["best"]:
-        row |= runnable(space, Layout(**row["layout"]), source, path, overrides)
+        row |= runnable(space, Layout(**row["layout"]), source, path, study.overrides, unsaid)
         if price is not None:
             rate = row["tokens_per_s_per_gpu"]
             row["cost_per_trillion_tokens"] = gpu_hours_of(TRILLION, rate) * price if rate else None

@@ -24,7 +24,7 @@ from sim.inputs.input_source import Source
 from sim.inputs.overrides import with_overrides
 from sim.studies.executors import local_workers, results, tracked
 from sim.validation.predict import predict, quantity
-from sim.validation.prediction import NotSimulated
+from sim.validation.prediction import NotSimulated, meant
 from sim.validation.records import Measurement, Table
 from sim.validation.report import Outcome, Validation
 from sim.validation.statistics import Error, Verdict
@@ -67,7 +67,7 @@ def _outcome(job: Job) -> Outcome:
     if not row.measured and not row.answers:
         return Outcome(index, row.id, (), False, "nothing measured: a fitted parameter or a formula's value")
     try:
-        found, answers = predict(row, calibration, programs)
+        found, answers, known = predict(row, calibration, programs)
     except NotSimulated as reason:
         return Outcome(index, row.id, (), False, str(reason))
     except InputError as error:
@@ -85,7 +85,11 @@ def _outcome(job: Job) -> Outcome:
         Verdict(row.id, row.group, key, answers[key], said) for key, said in row.answers.items() if key in answers
     )
     missing = tuple(key for key in (*row.measured, *row.answers) if key not in found and key not in answers)
-    return Outcome(index, row.id, errors, missing=missing, verdicts=verdicts)
+    like = {key: said for key in missing if (said := meant(key, known))}
+    if not errors and not verdicts:
+        question = next(iter(like.values()), "")
+        return Outcome(index, row.id, (), False, f"nothing predicts {', '.join(missing)}{question}")
+    return Outcome(index, row.id, errors, missing=missing, meant=like, verdicts=verdicts)
 
 
 @click.command("validate", cls=Command)
@@ -126,6 +130,8 @@ def main(
     if markdown is not None:
         write_text(markdown, kept + accuracy_markdown(done))
     result = {"format": "sim-validate/1", "tables": [v.as_dict() for v in done]}
+    for words in chain.from_iterable(v.mistyped for v in done):
+        click.echo(f"warning: {words}", err=True)
     report.show(result, lambda _: accuracy_page(done), lambda found: print_accuracy(found["tables"]))
 
 

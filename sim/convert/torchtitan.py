@@ -283,7 +283,12 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     parts = components if compiles else []
     given = s.take("model.converters")
     converters = given if isinstance(given, str) else " ".join(s.listed("model.converters"))  # a text in older files
+    dtype = str(s.take("training.dtype", "float32"))
     sixteen = s.take("training.mixed_precision_param", "bfloat16") != "float32"
+    if sixteen and layout["zero"] == 0 and layout["tp"] * layout["pp"] > 1:  # `maybe_enable_amp`, distributed/utils.py
+        sixteen = dtype == "bfloat16"
+        if not sixteen:
+            s.notes.append("precision fp32: torchtitan casts to 16 bits with FSDP only, where tp or pp is above 1")
     low = next((p for word, p in PRECISIONS.items() if word in converters), None)
     precision = low or ("bf16" if sixteen else "fp32")
     recipe = s.take("float8.recipe_name")
@@ -294,7 +299,6 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     s.take("training.steps")
     reduced = {"bfloat16": {"grad_reduce_dtype": "bf16"}, "float32": {}}  # FSDP's `reduce_dtype`; a DDP has none
     reduces = s.choice("training.mixed_precision_reduce", reduced, "float32") or {}
-    dtype = str(s.take("training.dtype", "float32"))
     return {
         "seq_len": s.integer("training.seq_len", 2048),
         "micro_batch_size": micro,

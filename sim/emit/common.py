@@ -95,6 +95,8 @@ class Emission(Struct, dict=True):
             self.refuse("ranks", f"is started by torchrun with as many ranks on every node, here {each}")
         if self.scenario.faults is not None:
             self.notes.append("faults are left out")
+        if self.scenario.processes is not None:
+            self.notes.append("processes are left out")
         if self.training.attention_kernel not in (None, *self.KERNELS):
             self.notes.append("attention_kernel is left out: the trainer chooses its kernel")
         if left_out := self.scenario.model.left_out:

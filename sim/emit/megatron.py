@@ -17,8 +17,8 @@ from sim.inputs.trainer_names import (
     MEGATRON_FUSIONS,
     MEGATRON_SCHEDULES,
 )
-from sim.models.frameworks import framework_of
-from sim.models.moe.routing import dispatcher_of
+from sim.models.frameworks import framework_of, frees_gradients
+from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.recipes import RECIPES, recipe_of
 
 INTERLEAVED = "interleaved_1f1b"
@@ -52,6 +52,13 @@ class Megatron(Emission):
         return "\n".join([VERSION, *(f"# {n}" for n in self.notes), " \\\n".join(lines)])
 
     @property
+    def alone(self) -> bool:
+        """Tell whether no other rank holds the same parameters; experts may have more replicas than dense layers."""
+        p = self.scenario.parallelism
+        experts = 1 if self.scenario.model.moe is None else p.expert_replicas
+        return max(p.dp * p.cp, experts) == 1
+
+    @property
     def interleaved(self) -> bool:
         """Tell whether the pipeline has virtual stages, which only one of Megatron-LM's schedules has."""
         return self.scenario.parallelism.form.name == INTERLEAVED
@@ -83,6 +90,8 @@ class Megatron(Emission):
             self.refuse("parallelism.p2p_overlap", "overlaps messages between stages with interleaved_1f1b only")
         if p.pp == 2 and self.interleaved:
             self.has_only("parallelism.p2p_overlap", (True,), "interleaves with blocking messages from pp 3 on")
+        if p.tp > 1 and p.pp > 1 and not p.sp:
+            self.has_only("parallelism.p2p_scatter", (False,), "sends whole stage inputs since 2023")
         orders = ("tp-cp-dp-pp", "tp-cp-pp-dp")
         self.has_only("parallelism.rank_order", orders, f"has the rank orders {', '.join(orders)}")
         if p.tp > 1 and p.tp_overlap == "full" and not p.sp:
@@ -90,7 +99,7 @@ class Megatron(Emission):
         group, m = p.micro_batch_group if self.interleaved else None, self.scenario.micro_batches
         if group is not None and (group < p.pp or 0 < m % group < p.pp):
             self.refuse("parallelism.micro_batch_group", "needs groups of at least pp micro-batches")
-        if p.zero > 0 and p.dp * p.cp > 1:
+        if p.zero > 0 and not self.alone:
             if p.param_gather_overlap and p.dp_sync != "bucketed":
                 self.refuse("parallelism.param_gather_overlap", "needs dp_sync: bucketed")
             if p.zero > 1:
@@ -107,6 +116,8 @@ class Megatron(Emission):
         self.has_only("parallelism.pp", (1,), f"flags for zero {p.zero} (FSDP) are written for one pipeline stage only")
         if p.shard_size < p.dp * p.cp:
             self.refuse("parallelism.shard_size", "flags shard over all replicas (FSDP)")
+        if p.zero == 2 and p.dp_sync == "bucketed":
+            self.has_only("parallelism.param_gather_overlap", (True,), "gathers FSDP's parameters ahead")
         if p.zero == 3:
             self.has_only("parallelism.reshard_after_forward", (True,), "reshards after forward (FSDP)")
 
@@ -118,6 +129,11 @@ class Megatron(Emission):
         if t.param_dtype != "fp32":
             self.has_only("training.master_weights", (None,), "keeps an fp32 master copy")
         self.has_only("training.zero_grad", ("keep", None), "keeps its gradient buffers")
+        if t.zero_grad is None and frees_gradients(t, self.scenario.parallelism.zero):
+            freed = f"framework {t.framework} frees gradients between steps"
+            self.notes.append(f"zero_grad is not set, {freed}; Megatron-LM keeps their buffers (zero_grad: keep)")
+        if t.batch_schedule:
+            self.notes.append(f"batch_schedule is left out: every step has {t.global_batch_size:,} sequences")
         self.has_only("training.optimizer", ("adamw", "sgd"), "flags are written for Adam and SGD only")
         if r.mode == "selective_op":
             self.refuse("training.recompute", "has no such policy of recomputation", r.mode)
@@ -208,7 +224,7 @@ class Megatron(Emission):
         dense, layers = moe.dense_layers, self.scenario.model.layers
         groups, top_groups = moe.groups, moe.top_groups
         if groups is None and moe.max_nodes_per_token is not None:
-            groups = max(1, p.ep // self.scenario.cluster.gpus_per_node)
+            groups = expert_nodes(p, self.scenario.cluster.domain_gpus)
             top_groups = min(groups, moe.max_nodes_per_token)
         return {
             "num-experts": moe.experts,
@@ -242,9 +258,8 @@ class Megatron(Emission):
         p = self.scenario.parallelism
         interleaved = self.interleaved
         if p.tp > 1 and p.tp_overlap == "none":
-            self.notes.append(
-                "tp_overlap none: Megatron-LM hides backward's tensor-parallel communication where it can"
-            )
+            always = "Megatron-LM computes weight gradients beside backward's tensor-parallel messages"
+            self.notes.append(f"tp_overlap none is simulated; {always} (tp_overlap: wgrad), so its step is shorter")
         return {
             "tensor-model-parallel-size": p.tp,
             "pipeline-model-parallel-size": p.pp,
@@ -270,12 +285,10 @@ class Megatron(Emission):
     def _replicas(self) -> Flags:
         p = self.scenario.parallelism
         members = p.dp * p.cp
-        experts = 1 if self.scenario.model.moe is None else p.expert_replicas  # may have more than dense layers have
-        alone = max(members, experts) == 1
         out: Flags = {}
-        if not alone and p.dp_sync == "bucketed":
+        if not self.alone and p.dp_sync == "bucketed":
             out = {"overlap-grad-reduce": True, "ddp-bucket-size": self._bucket()}
-        if p.zero == 0 or alone:
+        if p.zero == 0 or self.alone:
             return out
         out["use-distributed-optimizer"] = True
         if p.zero == 1:

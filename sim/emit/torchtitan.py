@@ -63,7 +63,7 @@ class Titan(Emission):
                 "data_parallel_shard_degree": shard,
                 "fsdp_reshard_after_forward": "always" if p.reshard_after_forward else "never",
                 "tensor_parallel_degree": p.tp,
-                "enable_async_tensor_parallel": p.tp_overlap == "full",
+                "enable_async_tensor_parallel": p.tp > 1 and p.tp_overlap == "full",
                 "context_parallel_degree": p.cp,
                 "context_parallel_rotate_method": "alltoall" if p.cp_method == "ring" else "allgather",
                 "pipeline_parallel_degree": p.pp,
@@ -93,16 +93,17 @@ class Titan(Emission):
         if p.tp > 1 and not self.SEQUENCE_PARALLEL_IS_A_FLAG:
             does = "always combines tensor parallelism with sequence parallelism"
             self.has_only("parallelism.sp", (True,), does)
-        does = "overlaps chunks (tp_overlap: full) or nothing (none)"
-        self.has_only("parallelism.tp_overlap", ("none", "full"), does)
-        if p.tp_overlap == "full" and not compiles:
+        if p.tp > 1:
+            does = "overlaps chunks (tp_overlap: full) or nothing (none)"
+            self.has_only("parallelism.tp_overlap", ("none", "full"), does)
+        if p.tp > 1 and p.tp_overlap == "full" and not compiles:
             self.refuse("parallelism.tp_overlap", "needs training.framework: compiled for it")
         if p.cp > 1:
             does = "exchanges keys and values (ring or all_gather), not heads"
             self.has_only("parallelism.cp_method", ("ring", "all_gather"), does)
         self.has_only("parallelism.rank_order", ("tp-cp-dp-pp",), "orders ranks tp-cp-dp-pp")
         self.has_only("parallelism.micro_batch_group", (None,), "has groups of pp micro-batches")
-        if p.dp > 1 and p.dp_sync == "after_backward":
+        if p.dp * p.cp > 1 and p.dp_sync == "after_backward":
             self.refuse("parallelism.dp_sync", "overlaps reductions with backward")
 
     def _check_training(self) -> None:
@@ -123,9 +124,14 @@ class Titan(Emission):
         alone = p.dp * p.cp == 1
         if p.zero in (1, 2) and not alone:
             self.refuse("parallelism.zero", "shards everything (zero: 3) or nothing (zero: 0)")
+        if p.zero == 3 and p.sharded_over[0] == 1:  # `fsdp_enabled` of distributed/parallel_dims.py
+            self.refuse("parallelism.zero", "shards over at least two ranks; one has no FSDP (zero: 0)")
         if p.zero == 0:
             if p.tp * p.cp * p.pp > 1 and not alone:
                 self.refuse("parallelism.zero", "replicates models without sharding only where tp, cp and pp are 1")
+            if p.tp * p.pp > 1 and self.training.precision != "fp32":  # `maybe_enable_amp`
+                does = "computes in fp32 where tp or pp is above 1 and no FSDP casts (zero: 3)"
+                self.refuse("parallelism.zero", does)
             self.has_only("training.autocast", (None, True), "runs replicas under torch.autocast")
             return p.dp, 1
         # With a pipeline, gradients are reduced after the last micro-batch (`backward_maybe_with_nosync` of

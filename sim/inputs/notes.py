@@ -8,34 +8,20 @@ from typing import TYPE_CHECKING
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
+from sim.inputs.without_effect import SERVED, keys_without_effect
 from sim.models.autocast import autocasts, casts_on_use, fsdp_casts, not_under_autocast
 from sim.models.frameworks import framework_of
 from sim.models.model_code import code_of
-from sim.models.optimizers import OPTIMIZERS
-from sim.schedules import FORMS
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
     from sim.inputs.workloads import Inference
 
-STAGES = {"pp", "schedule", "virtual_stages", "layers_per_stage"}  # how layers are dealt out to ranks
-SERVED = STAGES | {
-    "dp",
-    "tp",
-    "sp",
-    "cp",
-    "cp_method",
-    "cp_split",
-    "ep",
-    "expert_tp",
-    "ep_dispatch_dtype",
-    "rank_order",
-}
 
-
-def notes(sections: Sections, given: Set[str], generates: bool = False) -> Iterator[str]:
-    """Return what is legal but worth saying: the padded vocabulary, keys that have no effect here; `given`: keys of
-    `inference` that are not the engine's own; `generates`: reinforcement learning, whose engine may have GPUs, too."""
+def notes(sections: Sections, written: Parallelism, given: Set[str], generates: bool = False) -> Iterator[str]:
+    """Return what is legal but worth saying: the padded vocabulary, keys that have no effect here; `written`: the
+    section without defaults that follow from others; `given`: keys of `inference` that are not the engine's own;
+    `generates`: reinforcement learning, whose engine may have GPUs, too."""
     model, p, t, i = sections.model, sections.parallelism, sections.training, sections.inference
     yield from _vocabulary_note(sections)
     if model.left_out:
@@ -45,17 +31,16 @@ def notes(sections: Sections, given: Set[str], generates: bool = False) -> Itera
     yield from _spine_note(sections)
     yield from _expert_split_note(sections)
     yield from _packing_note(sections)
+    if i is None or i.disaggregated is None:  # its pools have degrees of their own
+        yield from keys_without_effect(sections, written)
     if t is None:
         yield from _unserved_notes(p)
     else:
-        yield from (*_sharding_notes(p, t), *_schedule_notes(p), *_training_notes(t, model))
         yield from _autocast_note(t, p, model)
         yield from _attention_note(t, p, model)
     if i is not None:
         yield from _serving_notes(i, p, given, model)
         yield from _engine_note(sections, i)
-    if p.ep_overlap and p.ep == 1:
-        yield "parallelism.ep_overlap: of no effect with ep 1"
 
 
 def prediction_note(whole: ModelConfig, trained: ModelConfig) -> Iterator[str]:
@@ -122,60 +107,6 @@ def _unserved_notes(p: Parallelism) -> Iterator[str]:
     yield from (
         f"parallelism.{key}: of no effect on serving" for key in unread if getattr(p, key) != getattr(usual, key)
     )
-
-
-def _sharding_notes(p: Parallelism, t: Training) -> Iterator[str]:
-    """Keys of sharded states that this ZeRO stage does not read."""
-    if not p.reshard_after_forward and p.zero != 3:
-        yield f"parallelism.reshard_after_forward: of no effect with zero {p.zero}, only with 3"
-    if p.gather_bucket_bytes is not None and p.zero != 3:
-        yield f"parallelism.gather_bucket_bytes: of no effect with zero {p.zero}, only with 3"
-    if p.accumulate_unsharded and p.zero < 2:
-        yield f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3"
-    yield from _replica_notes(p, t)
-    by_itself = framework_of(t).accumulates_in_a_row
-    if p.accumulate_in_a_row and not p.reduces_rows and not by_itself:
-        yield "parallelism.accumulate_in_a_row: of no effect but with zero 2 or 3, without accumulate_unsharded"
-
-
-def _replica_notes(p: Parallelism, t: Training) -> Iterator[str]:
-    """Return why no shards add up before their all-reduce, where the scenario says so."""
-    if not p.all_reduce_once:
-        return
-    without = "parallelism.all_reduce_once: of no effect"
-    if p.zero < 2:
-        yield f"{without} with zero {p.zero}, only with 2 and 3"
-    elif p.accumulate_unsharded:
-        yield f"{without} with accumulate_unsharded, which reduces once a step"
-    elif p.sharded_over[0] == p.dp * p.cp:
-        yield f"{without} with shard_size {p.shard_size}, as shards have no replicas"
-    elif p.zero in framework_of(t).zero.all_reduced_at:
-        yield f"{without} with framework {t.framework}, which all-reduces whole gradients with zero {p.zero}"
-
-
-def _schedule_notes(p: Parallelism) -> Iterator[str]:
-    """Keys that this schedule does not read, and one that needs sharded states."""
-    if "schedule_memory" in p.model_fields_set and p.schedule_memory != 1.0 and not FORMS[p.schedule].follows_times:
-        only = ", ".join(name for name, form in FORMS.items() if form.follows_times)
-        yield f"parallelism.schedule_memory: of no effect with schedule {p.schedule}, only with {only}"
-    if p.p2p_scatter and "p2p_scatter" in p.model_fields_set and (p.sp or p.tp == 1 or p.pp == 1):
-        why = "sp, which has split a stage's input already" if p.sp else f"tp {p.tp} and pp {p.pp}"
-        yield f"parallelism.p2p_scatter: of no effect with {why}"
-    if p.param_gather_dtype is not None and p.zero == 0:
-        yield "parallelism.param_gather_dtype: of no effect with zero 0, which gathers no parameters"
-    if p.micro_batch_group is not None and FORMS[p.schedule].in_groups_of is None:
-        only = ", ".join(name for name, form in FORMS.items() if form.in_groups_of is not None)
-        yield f"parallelism.micro_batch_group: of no effect with schedule {p.schedule}, only with {only}"
-
-
-def _training_notes(t: Training, model: ModelConfig) -> Iterator[str]:
-    """Keys of `training` that this optimizer, these parameters or a captured program do not read."""
-    if t.optimizer_dtype != "fp32" and not OPTIMIZERS[t.optimizer].moments:
-        yield f"training.optimizer_dtype: of no effect with optimizer {t.optimizer}, which has no moments"
-    if t.zero_grad == "keep" and model.program is not None:
-        yield "training.zero_grad: of no effect with a captured program, whose gradients come and go as it ran"
-    if t.master_weights is False and t.param_dtype == "fp32":
-        yield "training.master_weights: of no effect with param_dtype fp32, which has no master copy"
 
 
 def _autocast_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[str]:

@@ -14,7 +14,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import BaseModel
 
-from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, read_text
 from sim.inputs.calibration_input import resolve_calibration, resolve_calibrations, unknown_architecture
@@ -22,11 +21,12 @@ from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.engine_options import EngineOptions
 from sim.inputs.file_kinds import refuse_other_kind, refuse_recording
 from sim.inputs.input_source import Source, check_plain, show, unknown_key, validate
+from sim.inputs.layout_defaults import with_defaults
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import as_trained, resolve_model, with_positions
 from sim.inputs.notes import notes, prediction_note
 from sim.inputs.overrides import with_overrides, with_present_names
-from sim.inputs.parallelism import Parallelism, split_layers
+from sim.inputs.parallelism import Parallelism
 from sim.inputs.rare_sections import (
     read_distillation,
     read_faults,
@@ -45,8 +45,6 @@ from sim.inputs.shipped import scenario_file
 from sim.inputs.training_config import Training
 from sim.inputs.units import with_units
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
-from sim.inputs.zero_keys import zero_keys
-from sim.models.frameworks import framework_of
 from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
@@ -216,7 +214,8 @@ def resolve(source: Source, name: str) -> Scenario:
     given = set() if inference is None else set(inference.model_fields_set)
     seq_len = sequence_length(training, inference)
     whole, model = model, with_positions(as_trained(model, training), seq_len)
-    parallelism = _parallelism(data.get("parallelism", {}), source, model, training or inference)
+    written = _parallelism(data.get("parallelism", {}), source)
+    parallelism = with_defaults(written, model, training or inference)
     if inference is not None:
         parallelism = with_engine_split(parallelism, inference, model)
     ranks = parallelism.ranks if inference is None else inference.ranks(parallelism)
@@ -252,7 +251,7 @@ def resolve(source: Source, name: str) -> Scenario:
         engine=_engine(data, source),
         warnings=(
             *(*unknown, *more_unknown, *unknown_architecture(cluster, ranks)),
-            *(*prediction_note(whole, model), *notes(sections, given, rl is not None), *rl_notes),
+            *(*prediction_note(whole, model), *notes(sections, written, given, rl is not None), *rl_notes),
         ),
         source=replace(source, data={}),
     )
@@ -326,24 +325,8 @@ def _engine(data: dict[str, Any], source: Source) -> EngineOptions:
     return engine
 
 
-def _parallelism(value: Any, source: Source, model: ModelConfig, workload: Training | Inference | None) -> Parallelism:
-    parallelism = validate(Parallelism, value, source, ("parallelism",))
-    if parallelism.pp == 1 and parallelism.virtual_stages != 1:
-        parallelism = parallelism.model_copy(update={"virtual_stages": 1})
-    check_size(parallelism, source)
-    changes: dict[str, Any] = {}
-    if "layers_per_stage" not in parallelism.model_fields_set:
-        changes["layers_per_stage"] = split_layers(model.layers, parallelism.stages, parallelism.mtp_stage)
-    if parallelism.ep_dispatch_dtype is None and isinstance(workload, Training):
-        changes["ep_dispatch_dtype"] = sixteen_bit(workload.precision)
-    if parallelism.accumulate_in_a_row is None:
-        own = isinstance(workload, Training) and framework_of(workload).accumulates_in_a_row
-        changes["accumulate_in_a_row"] = own
-    if isinstance(workload, Training):
-        if "p2p_scatter" not in parallelism.model_fields_set:
-            changes["p2p_scatter"] = framework_of(workload).sends_pieces
-        if parallelism.ep_dispatcher is None:
-            limited = model.moe is not None and model.moe.max_nodes_per_token is not None
-            changes["ep_dispatcher"] = "deepep" if limited else "all_to_all"
-        changes |= zero_keys(workload, parallelism, parallelism.zero, parallelism.model_fields_set)
-    return parallelism.model_copy(update=changes)
+def _parallelism(value: Any, source: Source) -> Parallelism:
+    """The section as it is written."""
+    written = validate(Parallelism, value, source, ("parallelism",))
+    check_size(written, source)
+    return written

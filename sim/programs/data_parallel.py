@@ -185,14 +185,15 @@ def make_data_parallel(plan: Plan) -> DataParallel:
     reduces_each = p.zero >= 2 and not p.accumulate_unsharded and not p.reduces_rows
     on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
     fleeting = frees_gradients(t, p.zero) and not on_host
+    has_experts = plan.scenario.model.moe is not None or plan.scenario.model.program is not None
     return DataParallel(
         p.zero,
         "after_backward" if p.zero in engine.at_once_at else p.dp_sync,
         float(bucket),
         size("shard"),
         size("replica"),
-        size("expert_shard"),
-        size("expert_replica"),
+        size("expert_shard") if has_experts else 1,
+        size("expert_replica") if has_experts else 1,
         own_bytes,
         own_bytes if p.param_gather_dtype in (None, "fp8") else dtype_bytes(p.param_gather_dtype),
         reduced,

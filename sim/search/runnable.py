@@ -17,24 +17,40 @@ from sim.inputs.input_source import Source
 from sim.inputs.overrides import with_overrides
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.shipped import shipped_name
+from sim.inputs.without_effect import idle_keys
 from sim.schedules import FORMS
 from sim.search.space import LAID_OUT, RECOMPUTE, Layout, Space, scenario_of
 
 TRAINING = {"micro_batch_size": 1, "recompute": "none"}  # a layout's keys of this section, and their defaults
 
 
-def runnable(space: Space, layout: Layout, source: Source, path: Path, overrides: Sequence[str]) -> dict[str, str]:
+def runnable(
+    space: Space, layout: Layout, source: Source, path: Path, overrides: Sequence[str], unsaid: Sequence[str] = ()
+) -> dict[str, str]:
     """Return a found layout as a command, as a scenario's text and, if the search is for a trainer, as its flags.
 
-    `source`: the scenario's data with `overrides` (KEY=VALUE) applied; `path`: its file.
+    `source`: the scenario's data with `overrides` and `unsaid` (KEY=VALUE) applied; `path`: its file. `unsaid`: what
+    the trainer does by itself, of which only keys that change the layout's step are written.
     """
+    idle = idle_keys(scenario_of(space, layout))
+    paths = {option: tuple(option.partition("=")[0].split(".")) for option in unsaid}
+    kept = [option for option in unsaid if paths[option] not in idle]
+    source = replace(source, data=_without(source.data, [paths[option] for option in unsaid if option not in kept]))
     sets = sets_of(space, layout, source.data)
-    changes = [word for option in (*overrides, *sets) for word in ("--set", option)]
+    changes = [word for option in (*overrides, *kept, *sets) for word in ("--set", option)]
     words = ["stepsim", "run", shipped_name(path) or str(path), *changes]
     # The file may be saved in another folder than the scenario's, so its paths become absolute.
     data = with_overrides(replace(source, data=anchored(source)), sets).data
     out = {"command": shlex.join(words), "yaml": yaml.safe_dump(data, sort_keys=False, width=120)}
     return out | ({"flags": emit(scenario_of(space, layout), space.trainer)} if space.trainer else {})
+
+
+def _without(data: Mapping[str, Any], paths: Sequence[tuple[str, ...]]) -> dict[str, Any]:
+    """Return the data without these keys of its sections."""
+    return {
+        name: {k: v for k, v in section.items() if (name, k) not in paths} if isinstance(section, dict) else section
+        for name, section in data.items()
+    }
 
 
 def sets_of(space: Space, layout: Layout, written: Mapping[str, Any]) -> list[str]:
@@ -45,6 +61,8 @@ def sets_of(space: Space, layout: Layout, written: Mapping[str, Any]) -> list[st
     # Here the key follows from the layout. The scenario's default would run another step.
     if space.sums_in_pipelines:
         found["parallelism", "accumulate_unsharded"] = space.accumulates(layout.pp, layout.zero)
+    if layout.tp == 1:  # nor has the written overlap of tensor-parallel messages without any
+        del found["parallelism", "tp_overlap"]
     if layout.pp == 1:  # without a pipeline the written schedule has no effect
         del found["parallelism", "schedule"], found["parallelism", "virtual_stages"]
         # A written number of virtual stages would be refused with pp 1.

@@ -153,9 +153,9 @@ class Space(Struct, frozen=True, dict=True):
         return [f for f in forms if self.allows("schedule", f[0]) and self.allows("virtual_stages", f[1])]
 
     def tp_overlaps(self, tp: int) -> tuple[str, ...]:
-        """Return the values of `tp_overlap` to try: the scenario's own where --only has none or tp is 1."""
+        """Return the values of `tp_overlap` to try: the scenario's own where --only has none; with tp 1 none."""
         own = (self.base.parallelism.tp_overlap,)
-        return own if tp == 1 else self.only.get("tp_overlap", own)
+        return ("none",) if tp == 1 else self.only.get("tp_overlap", own)
 
     @cached
     def cost_of_last(self, mtp_apart: bool) -> float:

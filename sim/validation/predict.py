@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.core.errors import InputError
-from sim.inputs.input_source import nearest
 from sim.inputs.units import BYTES, TIME, unit_of
 from sim.validation.collective_rows import collective_predictions
 from sim.validation.kernel_rows import kernel_predictions
@@ -15,8 +14,9 @@ from sim.validation.prediction import (
     PEAK_UNCERTAINTY,
     RESERVED_UNCERTAINTY,
     NotSimulated,
+    Predicted,
     Prediction,
-    Predictions,
+    meant,
     profile_named,
     spread,
 )
@@ -27,14 +27,9 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.ranks.plan import Plan
 
-Answers = dict[str, bool]
-MISTYPED = 0.8  # difflib's ratio of a quantity's name to one that is predicted
 
-
-def predict(
-    row: Measurement, calibration: str | None = None, programs: Path | None = None
-) -> tuple[Predictions, Answers]:
-    """Predictions by measured key, and answers to what was only said to be so or not.
+def predict(row: Measurement, calibration: str | None = None, programs: Path | None = None) -> Predicted:
+    """Predict what the row measured.
 
     `calibration` takes the place of the profile that the row names; `programs` holds captured programs, which take the
     place of the scenarios of rows that carry `program`.
@@ -44,13 +39,13 @@ def predict(
         InputError: a row that should be known and was refused.
     """
     if programs is not None and "program" in row.data:
-        from sim.validation.program_rows import program_predictions
+        from sim.validation.program_rows import OF_PROGRAMS, program_predictions
 
-        return program_predictions(row, calibration, programs), {}
-    if row.kind == "kernel":
-        return kernel_predictions(row, calibration), {}
-    if row.kind == "collective":
-        return collective_predictions(row, calibration), {}
+        return Predicted(program_predictions(row, calibration, programs), {}, OF_PROGRAMS)
+    if row.kind in ("kernel", "collective"):
+        of_kind = kernel_predictions if row.kind == "kernel" else collective_predictions
+        found = of_kind(row, calibration)
+        return Predicted(found, {}, tuple(found))
     if row.kind == "training_step":
         return _training_step(row, calibration)
     return serving_predictions(row, _with(row, calibration))
@@ -66,7 +61,7 @@ def quantity(key: str) -> str:
     return key.removesuffix(unit.ending) if unit in (BYTES, TIME) else key
 
 
-def _training_step(row: Measurement, calibration: str | None) -> tuple[Predictions, Answers]:
+def _training_step(row: Measurement, calibration: str | None) -> Predicted:
     from sim.inputs.scenario import parse_scenario
     from sim.simulation import simulate
 
@@ -83,7 +78,7 @@ def _training_step(row: Measurement, calibration: str | None) -> tuple[Predictio
     return _asked(row, result, "a training step")
 
 
-def _rl_step(row: Measurement, scenario: Scenario) -> tuple[Predictions, Answers]:
+def _rl_step(row: Measurement, scenario: Scenario) -> Predicted:
     """A row whose scenario has `rl`: the step, and the seconds of its phases by `RlResult.phase_seconds`."""
     from sim.rl.simulation import simulate_rl
 
@@ -92,7 +87,7 @@ def _rl_step(row: Measurement, scenario: Scenario) -> tuple[Predictions, Answers
     return _asked(row, result, "an rl step")
 
 
-def _asked(row: Measurement, result: Mapping[str, Any], workload: str) -> tuple[Predictions, Answers]:
+def _asked(row: Measurement, result: Mapping[str, Any], workload: str) -> Predicted:
     """Return a result's values of what the row measured and answered.
 
     Raises:
@@ -100,16 +95,12 @@ def _asked(row: Measurement, result: Mapping[str, Any], workload: str) -> tuple[
     """
     out = {key: _from_result(result, key) for key in row.measured if isinstance(result.get(_name(key)), float)}
     answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
+    known = tuple(key for key, value in result.items() if isinstance(value, float | bool))
     if not out and not answers:
         names = (*row.measured, *row.answers)
-        raise NotSimulated(f"{workload} has no {', '.join(names) or 'measured quantity'}{_meant(names, result)}")
-    return out, answers
-
-
-def _meant(names: Sequence[str], result: Mapping[str, Any]) -> str:
-    """A quantity that the result has and that one of the names is, mistyped or without its unit."""
-    numbers = [key for key, value in result.items() if isinstance(value, float)]
-    return next(filter(None, (nearest(name, numbers, MISTYPED) for name in names)), "")
+        like = next(filter(None, (meant(name, known) for name in names)), "")
+        raise NotSimulated(f"{workload} has no {', '.join(names) or 'measured quantity'}{like}")
+    return Predicted(out, answers, known)
 
 
 def _class_of(plan: Plan, rank: object, row: str) -> int:

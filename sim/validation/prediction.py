@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
 from sim.core.errors import InputError
 from sim.core.normal import NINETY_PERCENT
+from sim.inputs.input_source import nearest
 from sim.prices.coefficients import PriceOptions
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
@@ -34,6 +36,21 @@ class NotSimulated(Exception):
 
 
 Predictions = dict[str, Prediction]
+MISTYPED = 0.8  # difflib's ratio of a quantity's name to one that is predicted
+
+
+class Predicted(NamedTuple):
+    """Predictions by measured key, and answers to what was only said to be so or not; `known`: all keys that such a row
+    may measure."""
+
+    found: Predictions
+    answers: dict[str, bool]
+    known: tuple[str, ...]
+
+
+def meant(key: str, known: Iterable[str]) -> str:
+    """Ask for the known quantity that a key is, mistyped or without its unit; nothing where it is like none."""
+    return nearest(key, known, MISTYPED)
 
 
 def spread(value: float, sigma: float) -> Prediction:

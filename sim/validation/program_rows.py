@@ -12,6 +12,7 @@ from sim.validation.prediction import PEAK_UNCERTAINTY, NotSimulated, Prediction
 from sim.validation.records import Measurement
 
 OF_LAYOUT = ("seq_len", "micro_batch_size", "global_batch_size")  # what a row's `training` says beside its program
+OF_PROGRAMS = ("step_time_s", "peak_memory_bytes")  # what it may have measured
 
 
 def program_predictions(row: Measurement, calibration: str | None, folder: Path) -> Predictions:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sim.validation.records import Table
 from sim.validation.statistics import Error, Verdict, as_dict, by_group
@@ -12,7 +13,7 @@ from sim.validation.statistics import Error, Verdict, as_dict, by_group
 
 class Outcome(Struct, frozen=True):
     """What became of one row: its errors and verdicts, or why there are none (`refused`: by a fault, else by design).
-    `missing`: measured keys beside these that nothing predicts."""
+    `missing`: measured keys beside these that nothing predicts; `meant`: for those that look mistyped, a question."""
 
     table: int
     id: str
@@ -20,6 +21,7 @@ class Outcome(Struct, frozen=True):
     refused: bool = False
     reason: str = ""
     missing: tuple[str, ...] = ()
+    meant: Mapping[str, str] = field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
 
 
@@ -39,6 +41,16 @@ class Validation(Struct, frozen=True):
 
     def left_out(self, refused: bool) -> list[Outcome]:
         return [o for o in self.outcomes if o.reason and o.refused == refused]
+
+    @property
+    def mistyped(self) -> list[str]:
+        """A message for each measured key that nothing predicts and that looks like one that is predicted."""
+        where = self.table.path
+        return [
+            f"{where}: row {o.id}: measured.{key}: found no such quantity, so it is left out{said}"
+            for o in self.outcomes
+            for key, said in o.meant.items()
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """One entry of `tables` in format sim-validate/1."""

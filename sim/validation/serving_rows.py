@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sim.serve.results.records import STATISTICS
-from sim.validation.prediction import NotSimulated, Prediction, Predictions, profile_named
+from sim.validation.prediction import NotSimulated, Predicted, Prediction, meant, profile_named
 from sim.validation.records import Measurement
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ _SERVED = {
 }
 
 
-def serving_predictions(row: Measurement, data: Mapping[str, Any]) -> tuple[Predictions, dict[str, bool]]:
-    """Predictions by measured key and answers of a workload; `data`: the row's scenario.
+def serving_predictions(row: Measurement, data: Mapping[str, Any]) -> Predicted:
+    """Predict what the row of a workload measured; `data`: the row's scenario.
 
     Raises:
         NotSimulated: for quantities that a workload does not have.
@@ -39,9 +39,11 @@ def serving_predictions(row: Measurement, data: Mapping[str, Any]) -> tuple[Pred
         if isinstance(value, float):
             out[key] = Prediction(value, *(value_of(result["intervals"], row, key) or (value * low, value * high)))
     answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
+    known = tuple(key for key in (*result, *_SERVED) if isinstance(value_of(result, row, key), float | bool))
     if not out and not answers:
-        raise NotSimulated(f"a serving workload has no {', '.join(row.measured) or 'measured quantity'}")
-    return out, answers
+        like = next(filter(None, (meant(key, known) for key in row.measured)), "")
+        raise NotSimulated(f"a serving workload has no {', '.join(row.measured) or 'measured quantity'}{like}")
+    return Predicted(out, answers, known)
 
 
 def serving_scenario(row: Measurement, data: Mapping[str, Any]) -> Scenario:

@@ -56,7 +56,7 @@ def cost_cell(row: JsonRow) -> Cell:
 
 def mesh_words(layout: Mapping[str, Any], short: bool = False) -> str:
     """A mesh, its ZeRO stage and `tp_overlap` in one line, in few characters or in words."""
-    overlap = layout["tp_overlap"] if layout["tp"] > 1 else "none"
+    overlap = layout["tp_overlap"]
     said = [] if overlap == "none" else [overlap if short else f"overlap {overlap}"]
     return (" " if short else ", ").join([*layout_words(layout, short), *said])
 

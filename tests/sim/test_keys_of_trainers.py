@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ALWAYS = "version calibration calibrations engine warnings source software_date batch_schedule schedule_memory"
 # Not read by these files, and why that changes nothing.
 LEFT_OUT = {
-    "megatron": "inference rl indexer layers_per_stage p2p_scatter "  # refused before; read as `stage_layers`; its own
+    "megatron": "inference rl indexer layers_per_stage "  # refused before; read as `stage_layers`
     # read by `dispatcher_of`; `shard_size` and fp32 parameters are refused before
     "ep_dispatcher all_reduce_once autocast",
     "torchtitan": "inference rl indexer modules master_weights tokens virtual_stages bucket_bytes p2p_scatter "

@@ -354,7 +354,7 @@ def test_a_table_of_measurements_may_hold_steps() -> None:
     sim = ran()
     measured = {"step_time_s": sim.step_time_s, "generation_s": 1.0, "log_probabilities_s": 1.0, "unknown_s": 1.0}
     row = Measurement("table", "training_step", "a", "all", SMALL, measured, {})
-    found, _ = predict(row)
+    found = predict(row).found
     assert found["step_time_s"].value == pytest.approx(sim.step_time_s, rel=1e-9)
     assert found["generation_s"].value == pytest.approx(sim.served.end_s, rel=1e-9)
     assert found["log_probabilities_s"].value == pytest.approx(2 * sim.forward.seconds, rel=1e-9)

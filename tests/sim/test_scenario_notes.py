@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.inputs.scenario import parse_scenario
+from sim.inputs.scenario import Scenario, parse_scenario
 from sim.simulation import simulate
 from tests.sim.small_scenario import small
 
@@ -44,7 +44,7 @@ def test_warnings_name_the_padded_vocabulary_and_keys_without_effect() -> None:
         ({"accumulate_in_a_row": True, "zero": 2}, {}, ""),
         ({"schedule_memory": 1.0}, {}, ""),
         ({"schedule_memory": 2.0}, {}, "parallelism.schedule_memory"),
-        ({"schedule_memory": 2.0, "schedule": "zb_search"}, {}, ""),
+        ({"schedule_memory": 2.0, "schedule": "zb_search", "pp": 2}, {}, ""),
         ({"param_gather_dtype": "fp32"}, {}, "parallelism.param_gather_dtype"),
         ({"param_gather_dtype": "fp32", "zero": 1}, {}, ""),
         ({"micro_batch_group": 2}, {}, "parallelism.micro_batch_group"),
@@ -59,6 +59,93 @@ def test_a_key_without_effect_is_named_alone(parallelism: dict[str, Any], traini
     data = small(parallelism={"dp": 2, **parallelism})
     warnings = parse_scenario({**data, "training": {**data["training"], **training}}).warnings
     assert [text.partition(":")[0] for text in warnings if "of no effect" in text] == [noted] * bool(noted)
+
+
+EXPERTS = {"experts": 8, "top_k": 2, "ffn": 512}
+ALONE = "with dp 1 and cp 1"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "layout", "why", "effective"),
+    [
+        ("tp_overlap", "wgrad", {"dp": 2}, "with tp 1", {"tp": 2}),
+        ("cp_method", "all_gather", {"dp": 2}, "with cp 1", {"cp": 2}),
+        ("cp_split", "striped", {"dp": 2}, "with cp 1", {"cp": 2}),
+        ("schedule", "gpipe", {"dp": 2}, "with pp 1", {"pp": 2}),
+        ("virtual_stages", 4, {"dp": 2}, "with pp 1", None),
+        ("p2p_overlap", True, {"tp": 2}, "with pp 1", {"pp": 2}),
+        ("dp_sync", "after_backward", {"tp": 2}, ALONE, {"dp": 2}),
+        ("bucket_bytes", "100KiB", {"tp": 2}, ALONE, {"dp": 2}),
+        ("gather_bucket_bytes", "100KiB", {"tp": 2, "zero": 3}, ALONE, {"dp": 2, "zero": 3}),
+        ("param_gather_overlap", False, {"dp": 2, "zero": 3}, "with zero 3, only with 1 and 2", {"dp": 2, "zero": 1}),
+        ("param_gather_overlap", False, {"tp": 2, "zero": 1}, ALONE, {"dp": 2, "zero": 1}),
+        ("param_gather_dtype", "fp32", {"tp": 2, "zero": 1}, ALONE, {"dp": 2, "zero": 1}),
+        ("reshard_after_forward", False, {"tp": 2, "zero": 3}, ALONE, {"dp": 2, "zero": 3}),
+        ("accumulate_unsharded", True, {"tp": 2, "zero": 2}, ALONE, {"dp": 2, "zero": 2}),
+        ("shard_size", 2, {"dp": 4}, "with zero 0, only with 1, 2 and 3", {"dp": 4, "zero": 1}),
+        ("rank_order", "pp-dp-cp-tp", {"dp": 16}, "with one degree above 1 of", {"dp": 8, "tp": 2}),
+    ],
+)
+def test_what_a_degree_of_1_leaves_without_effect_is_named(
+    key: str, value: Any, layout: dict[str, Any], why: str, effective: dict[str, Any] | None
+) -> None:
+    """The note is true: the step is the same without the key. There is none where the key changes the step."""
+    without, told = parse_scenario(small(parallelism=layout)), parse_scenario(small(parallelism={**layout, key: value}))
+    assert not [text for text in without.warnings if "of no effect" in text]
+    found = [text for text in told.warnings if text not in without.warnings]
+    assert len(found) == 1
+    assert found[0].startswith(f"parallelism.{key}: of no effect {why}")
+    assert took(told) == took(without)
+    if effective is not None:
+        plain, changed = (parse_scenario(small(parallelism={**effective, **x})) for x in ({}, {key: value}))
+        assert took(changed) != took(plain)
+        assert changed.warnings == plain.warnings
+
+
+def took(scenario: Scenario) -> tuple[float, float]:
+    outcome = simulate(scenario).outcome
+    return outcome.step_time_s, outcome.peak_memory_bytes
+
+
+@pytest.mark.parametrize("own", [{"ep_overlap": True}, {"ep_dispatch_dtype": "fp8"}, {"ep_dispatcher": "deepep"}])
+def test_keys_of_expert_parallelism_are_named_where_experts_stay(own: dict[str, Any]) -> None:
+    data = small(model={"moe": EXPERTS}, parallelism={"dp": 2, **own})
+    expected = f"parallelism.{next(iter(own))}: of no effect with ep 1"
+    assert expected in parse_scenario(data).warnings
+
+
+def test_experts_have_replicas_where_dense_layers_have_none() -> None:
+    layout = {"tp": 2, "ep": 1, "expert_tp": 1, "dp_sync": "after_backward"}
+    data = small(model={"moe": EXPERTS}, parallelism=layout)
+    assert not any("dp_sync" in text for text in parse_scenario(data).warnings)
+
+
+@pytest.mark.parametrize(
+    ("training", "layout"),
+    [
+        ({}, {"tp_overlap": "none", "dp_sync": "bucketed", "schedule": "1f1b", "virtual_stages": None}),
+        ({"framework": "deepspeed"}, {"zero": 3}),
+        ({"framework": "megatron", "software_date": "2022-01"}, {"zero": 1}),
+        ({"framework": "transformers"}, {"zero": 2}),
+        ({}, {"tp": 2, "sp": True, "zero": 3}),
+    ],
+)
+def test_defaults_are_no_keys_without_effect(training: dict[str, Any], layout: dict[str, Any]) -> None:
+    """Neither where a user writes them nor where a framework sets them, in a result's own scenario too."""
+    first = parse_scenario(small(training=training, parallelism=layout))
+    again = parse_scenario(first.model_dump("json"))
+    assert not [text for text in (*first.warnings, *again.warnings) if "of no effect" in text]
+
+
+def test_keys_without_effect_on_serving_are_named() -> None:
+    inference = {"requests": {"prompt_len": 64, "output_len": 8}}
+    layout = {"tp": 2, "cp_method": "all_gather", "tp_overlap": "wgrad"}
+    data = {"model": small()["model"], "inference": inference, "cluster": "dgx-h100", "parallelism": layout}
+    found = [text for text in parse_scenario(data).warnings if "of no effect" in text]
+    assert found == [
+        "parallelism.cp_method: of no effect with cp 1",
+        "parallelism.tp_overlap: of no effect on serving",
+    ]
 
 
 @pytest.mark.parametrize(

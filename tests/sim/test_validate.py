@@ -196,6 +196,30 @@ def test_measured_keys_that_nothing_predicts_are_named(tmp_path: Path) -> None:
     assert done["not_predicted"] == [{"id": "b", "keys": ["joules"]}]
 
 
+def test_a_mistyped_quantity_beside_a_good_one_is_told(tmp_path: Path) -> None:
+    training = {"model": "llama3-8b", "training": {"seq_len": 512, "global_batch_size": 1}, "cluster": "dgx-h100"}
+    steps = [
+        {"id": "c", "scenario": training, "measured": {"step_time_s": 1.0, "peak_memroy_bytes": 1e10, "gpu_count": 8}},
+        {"id": "d", "scenario": training, "measured": {"mfu_ful_attention": 0.5}},
+    ]
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps({"format": "measurements/1", "kind": "training_step", "rows": steps}))
+    kernels = table_file(tmp_path, [{**GEMM, "measured": {"seconds": 2e-4, "flop_per_s": 1e14}}])
+    ran = invoked(main, str(path), str(kernels), "--jobs", "1")
+    asked = "found no such quantity, so it is left out; did you mean"
+    assert f"warning: {path}: row c: measured.peak_memroy_bytes: {asked} 'peak_memory_bytes'?" in ran.output
+    assert f"warning: {kernels}: row {GEMM['id']}: measured.flop_per_s: {asked} 'flops_per_s'?" in ran.output
+    assert ran.output.count("warning:") == 2
+    assert "a training step has no mfu_ful_attention; did you mean 'mfu_full_attention'?" in ran.output
+
+
+def test_a_row_without_any_known_quantity_is_not_simulated(tmp_path: Path) -> None:
+    rows = [GEMM, {**GEMM, "id": "b", "measured": {"secnds": 2e-4}}]
+    done = validate_tables([read_table(table_file(tmp_path, rows))], jobs=1)[0].as_dict()
+    assert done["simulated"] == 1
+    assert done["not_simulated"] == [{"id": "b", "reason": "nothing predicts secnds; did you mean 'seconds'?"}]
+
+
 def test_command_writes_all_forms(tmp_path: Path) -> None:
     from sim.commands import validate
 

@@ -95,11 +95,23 @@ def test_the_overlap_of_tensor_parallel_messages_is_searched_where_only_names_it
     assert found("") == {(1, "none"), (2, "none")}
     assert found("tp_overlap=wgrad,none") == {(1, "none"), (2, "none"), (2, "wgrad")}
     # Megatron-LM always overlaps the backward's messages, so its layouts are priced so unless the scenario says none.
-    assert found("", trainer="megatron") == {(1, "wgrad"), (2, "wgrad")}
+    assert found("", trainer="megatron") == {(1, "none"), (2, "wgrad")}
     said = Study(workers=1, overrides=(*overrides, "parallelism.tp_overlap=none"))
     assert found("", said, trainer="megatron") == {(1, "none"), (2, "none")}
     with pytest.raises(InputError, match="found 'wgrat'; must be one of none, wgrad, full; did you mean 'wgrad'"):
         found("tp_overlap=wgrat")
+
+
+def test_commands_name_what_the_trainer_does_only_where_it_changes_the_step(file: Path) -> None:
+    fixed = "tp=1,2 cp=1 pp=1 zero=0 recompute=none micro_batch_size=1"
+    study = Study(workers=1, overrides=("parallelism={dp: 8}",))
+    for row in search_one(file, study, asked(fixed, top=50, trainer="megatron"))["best"]:
+        assert (
+            ("tp_overlap=wgrad" in row["command"]) == ("tp_overlap: wgrad" in row["yaml"]) == (row["layout"]["tp"] > 1)
+        )
+        assert "training.framework=megatron" in row["command"]
+        ran = load_scenario(file, shlex.split(row["command"])[4::2])
+        assert not [text for text in ran.warnings if "of no effect" in text]
 
 
 def test_a_trainer_that_never_runs_the_model_is_refused_before_anything_is_laid_out(

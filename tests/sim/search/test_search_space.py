@@ -85,7 +85,7 @@ def test_enumeration_misses_nothing_legal(variant: int) -> None:
         for ep, zero, name in itertools.product((1, 2, 4), (0, 3), ("1f1b", "gpipe", "zb_v", "interleaved_1f1b")):
             dp = 8 // (tp * cp * pp)
             v = 2 if name in ("zb_v", "interleaved_1f1b") and pp > 1 else 1
-            overlap = space_of(variant).base.parallelism.tp_overlap
+            overlap = space_of(variant).base.parallelism.tp_overlap if tp > 1 else "none"
             x = Layout(tp, False, cp, pp, dp, ep, zero, name, v, 2, "full", overlap)
             same = (
                 (pp == 1 and name != "1f1b")

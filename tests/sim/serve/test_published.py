@@ -22,7 +22,7 @@ def errors(key: str) -> tuple[float, ...]:
 
 def test_every_row_is_predicted_with_an_interval() -> None:
     for row in read_table(TABLE).rows:
-        found, _ = predict(row)
+        found = predict(row).found
         assert found.keys() == row.measured.keys()
         assert all(p.low < p.value < p.high for p in found.values())
 

@@ -1,0 +1,148 @@
+"""A scenario, the flags that `--emit` writes for it, and the scenario that `stepsim convert` reads from them: both take
+the same time and memory, but for keys of which a comment of the flags says that the trainer has another value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.core.errors import InputError
+from sim.emit import emit
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.shipped import shipped_scenarios
+from sim.models.balance import with_balanced_stages
+from sim.simulation import simulate
+from tests.sim.convert.converting import converted
+from tests.sim.convert.test_emitted import WRITTEN, scenario_for
+
+FILES = {"megatron": "x.sh", "torchtitan": "x.toml", "torchtitan-python": "x.py"}
+TOLD = {"tp_overlap": "parallelism", "bucket_bytes": "parallelism", "zero_grad": "training"}  # keys, and their section
+MOE = {"experts": 16, "top_k": 2, "ffn": 512}
+SMALL = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "norm": "rmsnorm", "mlp": "swiglu"}
+
+
+def came_back(tmp_path: Path, before: Scenario, trainer: str, text: str, cluster: str = "dgx-h100") -> Scenario:
+    """The scenario that is read from the flags, on the cluster and with the engine of the first."""
+    ranks = str(before.parallelism.ranks)
+    data, _ = converted(tmp_path, FILES[trainer], text, "--cluster", cluster, "--gpus", ranks)
+    of_no_flag = ("cluster", "engine", "calibration", "calibrations")
+    return parse_scenario(data).model_copy(update={key: getattr(before, key) for key in of_no_flag})
+
+
+def as_told(before: Scenario, after: Scenario, text: str) -> Scenario:
+    """The first with the trainer's values of keys that the flags' comments name."""
+    for key, section in TOLD.items():
+        if any(line.startswith(f"# {key} ") for line in text.splitlines()):
+            value = getattr(getattr(after, section), key)
+            changed = getattr(before, section).model_copy(update={key: value})
+            before = before.model_copy(update={section: changed})
+    return before
+
+
+def simulated(scenario: Scenario) -> tuple[float, float]:
+    found = simulate(scenario).outcome
+    return found.step_time_s, found.peak_memory_bytes
+
+
+@pytest.mark.parametrize(("name", "trainer", "text"), WRITTEN, ids=[f"{n} {t}" for n, t, _ in WRITTEN])
+def test_shipped_scenarios_that_come_back_take_the_same_time_and_memory(
+    tmp_path: Path, name: str, trainer: str, text: str
+) -> None:
+    before = with_balanced_stages(scenario_for(shipped_scenarios()[name], trainer))
+    for key in ("faults", "processes"):
+        assert (getattr(before, key) is not None) == (f"# {key} are left out" in text)
+    before = before.model_copy(update={"faults": None, "processes": None})
+    after = came_back(tmp_path, before, trainer, text, before.cluster.name)
+    assert simulated(after) == pytest.approx(simulated(as_told(before, after, text)), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "layout"),
+    [
+        ({}, {}, {"tp": 4}),
+        ({}, {}, {"tp": 4, "tp_overlap": "wgrad"}),
+        ({}, {"framework": "eager"}, {"dp": 2, "zero": 1}),
+        ({}, {}, {"tp": 2, "zero": 3}),  # nothing to shard: FSDP's flags are left out
+        ({}, {}, {"tp": 2, "zero": 2}),
+        ({"moe": MOE}, {}, {"tp": 4, "sp": True, "zero": 1, "dp_sync": "after_backward"}),
+        ({"moe": {**MOE, "max_nodes_per_token": 1}}, {}, {"cp": 2, "dp": 8, "pp": 4, "ep": 4}),
+        (
+            {"moe": {**MOE, "max_nodes_per_token": 2}},
+            {},
+            {"cp": 2, "dp": 8, "pp": 4, "ep": 8, "rank_order": "tp-cp-pp-dp"},  # an ep group over four nodes
+        ),
+    ],
+)
+def test_layouts_that_come_back_take_the_same_time_and_memory(
+    tmp_path: Path, model: dict[str, Any], training: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    batch = {"seq_len": 4096, "global_batch_size": 64, "framework": "megatron", **training}
+    data = {"model": {**SMALL, **model}, "training": batch, "parallelism": layout, "cluster": "dgx-h100"}
+    before = parse_scenario(data)
+    text = emit(before, "megatron")
+    after = came_back(tmp_path, before, "megatron", text)
+    assert simulated(after) == pytest.approx(simulated(as_told(before, after, text)), rel=1e-12)
+
+
+def test_fsdp_of_experts_with_several_stages_is_refused() -> None:
+    """Experts that tp does not cut have replicas at dp 1, too."""
+    layout = {"tp": 4, "sp": True, "pp": 2, "zero": 2}
+    training = {"seq_len": 4096, "global_batch_size": 64, "framework": "megatron"}
+    data = {"model": {**SMALL, "moe": MOE}, "training": training, "parallelism": layout, "cluster": "dgx-h100"}
+    with pytest.raises(InputError, match=r"parallelism\.pp: found 2; Megatron-LM flags for zero 2"):
+        emit(parse_scenario(data), "megatron")
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"dp": 8, "zero": 2, "param_gather_overlap": False}, "param_gather_overlap: found false; Megatron-LM gathers"),
+        ({"dp": 8, "tp": 2, "pp": 4, "p2p_scatter": True}, "p2p_scatter: found true; Megatron-LM sends whole"),
+    ],
+)
+def test_what_no_flag_of_megatron_says_is_refused(layout: dict[str, Any], said: str) -> None:
+    training = {"seq_len": 4096, "global_batch_size": 64, "framework": "megatron"}
+    data = {"model": SMALL, "training": training, "parallelism": layout, "cluster": "dgx-h100"}
+    with pytest.raises(InputError, match=f"parallelism.{said}"):
+        emit(parse_scenario(data), "megatron")
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "torchtitan-python"])
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"zero": 3}, "found 3; torchtitan shards over at least two ranks"),
+        ({"dp": 4, "zero": 3, "shard_size": 1}, "found 3; torchtitan shards over at least two ranks"),
+        (
+            {"cp": 2, "cp_method": "all_gather", "zero": 3, "dp_sync": "after_backward"},
+            "found after_backward; torchtitan",
+        ),
+        ({"pp": 4}, "found 0; torchtitan computes in fp32 where tp or pp is above 1"),
+        ({"tp": 8, "sp": True}, "found 0; torchtitan computes in fp32 where tp or pp is above 1"),
+    ],
+)
+def test_what_torchtitan_s_fsdp_does_not_do_is_refused(trainer: str, layout: dict[str, Any], said: str) -> None:
+    training = {"seq_len": 4096, "global_batch_size": 64, "param_dtype": "fp32"}
+    data = {"model": "llama3-8b", "training": training, "parallelism": layout, "cluster": "dgx-h100"}
+    with pytest.raises(InputError, match=f"parallelism.(zero|dp_sync): {said}"):
+        emit(parse_scenario(data), trainer)
+
+
+@pytest.mark.parametrize(
+    ("lines", "precision"),
+    [
+        ("pipeline_parallel_degree = 8", "fp32"),
+        ("tensor_parallel_degree = 8", "fp32"),
+        ("data_parallel_shard_degree = 8", "bf16"),
+        ("pipeline_parallel_degree = 4\ndata_parallel_shard_degree = 2", "bf16"),
+        ("context_parallel_degree = 8", "bf16"),
+    ],
+)
+def test_torchtitan_without_fsdp_is_read_as_fp32(tmp_path: Path, lines: str, precision: str) -> None:
+    shard = "" if "shard" in lines else "\ndata_parallel_shard_degree = 1"
+    text = f'[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 4096\n[parallelism]\n{lines}{shard}\n'
+    data, said = converted(tmp_path, "x.toml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"]["precision"] == precision
+    assert ("torchtitan casts to 16 bits with FSDP only" in said) == (precision == "fp32")
