@@ -10,12 +10,12 @@ import json
 import os
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")  # as FlashAttention, which repeats no keys for a window
+from unittest import mock
 
 import torch
 import transformers
 
+AS_FLASH = {"TRANSFORMERS_SDPA_FORCE_GQA": "1"}  # as FlashAttention, which repeats no keys for a window
 FILE = Path(__file__).parents[1] / "sim" / "data" / "saved_by_transformers.json"
 BATCH, SEQ, VOCAB = 2, 128, 128
 SIZES = {
@@ -318,7 +318,8 @@ def kept_bytes(config: Any, dtype: torch.dtype, autocast: bool = False) -> int:
         return tensor
 
     casts = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), casts:
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with mock.patch.dict(os.environ, AS_FLASH), hooks, casts:
         model(input_ids=torch.randint(0, VOCAB, (BATCH, SEQ)), use_cache=False)
     return sum(found.values())
 
