@@ -8,6 +8,7 @@ file that says so. Keys that a row states itself stand.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from sim.inputs.overrides import merge
@@ -74,15 +75,19 @@ _WIDER = ("bf16", "fp8", "mxfp8")  # than nvfp4
 
 
 def _deepseek() -> Iterator[LaunchScript]:
-    def script(changes: Mapping[str, Any], source: str, gpus: tuple[str, ...] = (), **more: Any) -> LaunchScript:
-        return LaunchScript(_BRIDGE, DEEPSEEK_V3, changes, source, gpus, **more)
-
+    script = partial(LaunchScript, _BRIDGE, DEEPSEEK_V3)
     mx = ("mxfp8",)
     yield script(NOT_RECOMPUTED, "3983: recompute_modules []", ("gb300",), since="2026-06", precisions=mx)
     yield script(GRAPHED_PAIRS, "3983, 4226, 4458", ("gb200", "gb300", "b300-sxm"), since="2026-06", precisions=mx)
     graphed = merge(GRAPHED_PARTS, PAIRED)
-    cut = {"since": "2026-06", "precisions": mx, "layouts": ((8, 2),)}  # the script's only layout with virtual stages
-    yield script(merge(_selective("mla_up_proj", "mlp"), graphed), "configs/deepseek", ("b200-sxm",), **cut)
+    yield script(  # of B200's layouts the only one with virtual stages
+        merge(_selective("mla_up_proj", "mlp"), graphed),
+        "configs/deepseek",
+        ("b200-sxm",),
+        since="2026-06",
+        precisions=mx,
+        layouts=((8, 2),),
+    )
     yield script(_selective("mla_up_proj", "mlp"), "configs/deepseek", H100)
     yield script(_selective("moe_act"), "configs/deepseek", ("gb300",), since="2026-01", precisions=("bf16",))
     yield script(_selective("mla_up_proj"), "configs/deepseek", BLACKWELL)
@@ -99,9 +104,7 @@ def _deepseek() -> Iterator[LaunchScript]:
 
 
 def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
-    def script(changes: Mapping[str, Any], source: str, gpus: tuple[str, ...] = (), **more: Any) -> LaunchScript:
-        return LaunchScript(_BRIDGE, model, changes, source, gpus, **more)
-
+    script = partial(LaunchScript, _BRIDGE, model)
     yield script(GRAPHED_PAIRS, "4249, 4606", BLACKWELL, since="2026-06", precisions=("mxfp8",))
     yield script(HEAD_NORMS, "models/qwen: Qwen3MoEModelProvider.qk_layernorm")
     yield script(TOKEN_DROP, "configs/qwen3", until="2025-11")
@@ -110,14 +113,12 @@ def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
 
 
 def _gpt_oss() -> Iterator[LaunchScript]:
-    def script(changes: Mapping[str, Any], source: str, gpus: tuple[str, ...] = (), **more: Any) -> LaunchScript:
-        return LaunchScript(_BRIDGE, GPT_OSS_120B, changes, source, gpus, since="2026-01", **more)
-
+    script = partial(LaunchScript, _BRIDGE, GPT_OSS_120B, since="2026-01")
     mx = ("mxfp8",)
     graphed = merge(NOT_RECOMPUTED, GRAPHED_PAIRS)
-    yield script(graphed, "4173", NVL72, precisions=mx)._replace(since="2026-06")
+    yield script(graphed, "4173", NVL72, precisions=mx, since="2026-06")
     yield script(PAIRED, "configs/gpt_oss: 1,280 sequences", ("gb200",))
-    yield script(PAIRED, "configs/gpt_oss", ("b300-sxm",), precisions=mx)._replace(since="2026-06")
+    yield script(PAIRED, "configs/gpt_oss", ("b300-sxm",), precisions=mx, since="2026-06")
     yield script(GRAPHED_PARTS, "configs/gpt_oss", ("gb300", "b300-sxm"))
     yield script(_selective("layernorm", "moe_act"), "configs/gpt_oss", (*H100, "gb200", "b200-sxm"))
 
