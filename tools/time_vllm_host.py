@@ -14,6 +14,7 @@ which `sim/serve/engines/hosts.py` quotes.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -141,6 +142,7 @@ def iteration_ms(engine: Any, clock: Clock, sequences: int) -> dict[str, float]:
 
 def main() -> None:
     """Print a line for each number of sequences, and the fit."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     if vllm is None:
         raise SystemExit("this interpreter has no vLLM: run the tool with one that has")
     torch.set_num_threads(1)
