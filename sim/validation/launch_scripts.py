@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from sim.inputs.overrides import merge
+from sim.inputs.parallelism import form_of
+from sim.schedules import FORMS
 from topology.presets import CLUSTERS
 
 
@@ -69,7 +71,8 @@ def _selective(*modules: str) -> dict[str, Any]:
 
 # NVIDIA-NeMo/Megatron-Bridge, scripts/performance: configs of each model (`use_tokendrop`, `cuda_graph_impl`,
 # `recompute_modules`, `moe_a2a_overlap`, `layout`) and utils/helpers.py. Numbers are pull requests, made
-# in the month before a release. Of scripts that set the same key the first holds.
+# in the month before a release. Presets bear no date: where no pull request is named, the month is that of the release
+# whose layouts they have. Of scripts that set the same key the first holds.
 _BRIDGE = "megatron_bridge"
 _WIDER = ("bf16", "fp8", "mxfp8")  # than nvfp4
 
@@ -156,7 +159,9 @@ def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
     cluster = CLUSTERS.get(_preset(scenario.get("cluster")))
     if date is None or cluster is None:
         return scenario
-    layout = scenario.get("parallelism") or {}
+    layout = scenario.get("parallelism")
+    layout = layout if isinstance(layout, Mapping) else {}
+    pairs = _pairs(layout)
     row = {
         "gpus": cluster.gpu.name,
         "precisions": training.get("precision", "bf16"),
@@ -164,20 +169,18 @@ def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
     }
     for script in SCRIPTS:
         meant = script.framework == framework and script.model == sizes and script.since <= date < script.until
+        meant = meant and (pairs or "ep_overlap" not in script.changes.get("parallelism", {}))
         if meant and all(value in (getattr(script, key) or [value]) for key, value in row.items()):
-            scenario = merge(script.changes if _pairs(*row["layouts"]) else _alone(script.changes), scenario)
+            scenario = merge(script.changes, scenario)
     return scenario
 
 
-def _pairs(pp: int, virtual_stages: int) -> bool:
-    """Whether Megatron-LM runs a forward and a backward at once (`overlap_moe_expert_parallel_comm`)."""
-    return pp == 1 or virtual_stages > 1
-
-
-def _alone(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes without `ep_overlap`."""
-    layout = {key: value for key, value in changes.get("parallelism", {}).items() if key != "ep_overlap"}
-    return {**changes, "parallelism": layout} if layout else {k: v for k, v in changes.items() if k != "parallelism"}
+def _pairs(layout: Mapping[str, Any]) -> bool:
+    """Tell whether a row's schedule has pairs in which expert exchanges hide: a script that hides them is for no other
+    layout."""
+    schedule = layout.get("schedule")
+    known = schedule if isinstance(schedule, str) and schedule in FORMS else "1f1b"
+    return form_of(known, layout.get("pp", 1), True).pairs
 
 
 def _sizes(model: Mapping[str, Any]) -> Sizes:

@@ -35,6 +35,7 @@ def training(tmp_path: Path, software: str, row: dict[str, Any] | None = None, *
 
 BRIDGE = "Megatron-Bridge on Megatron-Core, NeMo container of the named release"
 DEEPSEEK = {"layers": 61, "hidden": 7168, "moe": {"experts": 256}}
+MXFP8 = {"seq_len": 8, "precision": "mxfp8"}
 QWEN3 = {"layers": 94, "hidden": 4096, "moe": {"experts": 128}}
 
 
@@ -55,7 +56,7 @@ def test_a_launch_script_sets_what_its_release_has_for_a_model_on_a_gpu(tmp_path
     assert "cuda_graphs" not in paired["training"]
     assert "capacity_factor" not in paired["model"]["moe"]
     assert (drops["model"]["qk_norm"], paired["model"]["qk_norm"]) == (True, True)
-    layout = {"pp": 8, "virtual_stages": 4}
+    layout = {"pp": 8, "virtual_stages": 4, "schedule": "interleaved_1f1b"}
     found = launched(tmp_path, "DeepSeekV3 H100 25.09", "dgx-h100", DEEPSEEK, parallelism=layout)
     assert found["training"]["recompute"]["modules"] == ["mla_up_proj", "mlp"]
     assert found["parallelism"]["layers_per_stage"] == [1, *[2] * 30, 0]
@@ -84,6 +85,18 @@ def test_what_a_script_captures_and_hides_depends_on_gpu_precision_and_release(
     found = launched(tmp_path, group, cluster, sizes[model], training={"seq_len": 8, "precision": precision})
     assert found["training"].get("cuda_graphs") == graphs
     assert found.get("parallelism", {}).get("ep_overlap", False) == paired
+
+
+def test_a_script_that_hides_exchanges_is_for_layouts_with_pairs(tmp_path: Path) -> None:
+    straight = {"pp": 8, "virtual_stages": 1}
+    found = launched(tmp_path, "Qwen3 B200 26.06", "dgx-b200", QWEN3, training=MXFP8, parallelism=straight)
+    assert found["parallelism"] == straight
+    assert "cuda_graphs" not in found["training"]
+
+
+@pytest.mark.parametrize("layout", ["tp8", [8], {"pp": "8", "virtual_stages": "two", "schedule": ["1f1b"]}])
+def test_a_layout_that_cannot_be_read_is_left_to_the_scenario(tmp_path: Path, layout: Any) -> None:
+    assert launched(tmp_path, "Qwen3 H100 26.02", "dgx-h100", QWEN3, parallelism=layout)["parallelism"] == layout
 
 
 def test_the_stages_of_deepseek_hold_all_its_layers() -> None:
