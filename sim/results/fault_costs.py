@@ -16,7 +16,7 @@ from sim.results.step import FinishedStep
 
 if TYPE_CHECKING:
     from sim.inputs.input_source import UserInput
-    from sim.inputs.workloads import Faults, NetworkJitter
+    from sim.inputs.workloads import Faults
 
 ONE_BY_ONE = 16  # causes that are each taken away by themselves, a simulation each; those after them together
 PAIRS = 12  # of ranks that wait for each other, the longest
@@ -28,7 +28,7 @@ class Cause(Struct, frozen=True):
 
     kind: str
     name: str
-    without: Faults | None  # the section with this fault taken away
+    without: Faults  # the section with this fault taken away
 
 
 class FaultCost(Record, frozen=True):
@@ -49,12 +49,14 @@ class Waiting(Record, frozen=True):
 
 
 class _Fault(Struct, frozen=True):
-    """A cause before it is taken away: the key of `Faults` that holds it, and its entries there; None: the section."""
+    """A cause before it is taken away: the key of `Faults` that holds it, and its entries there; None: the section, in
+    whose place `left` stands without it."""
 
     kind: str
     name: str
     key: str
     entries: tuple[UserInput, ...] | None = None
+    left: UserInput | None = None
 
 
 def _found(scenario: Scenario, faults: Faults) -> Iterator[_Fault]:
@@ -76,25 +78,17 @@ def _found(scenario: Scenario, faults: Faults) -> Iterator[_Fault]:
         yield _Fault("jitter", name, "jitter")
     if shared_nic_scales(scenario) and faults.network_jitter is not None:
         name = f"other jobs on the network, sigma {faults.network_jitter.sigma:g}"
-        yield _Fault("network", name, "network_jitter")
+        # Draws of no other jobs: without any draws the `spread` of a shared cluster would hold again.
+        yield _Fault("network", name, "network_jitter", left=faults.network_jitter.model_copy(update={"sigma": 0.0}))
 
 
 def _without(faults: Faults, gone: Sequence[_Fault]) -> Faults:
     """Return the section with these faults taken away."""
     for fault in gone:
-        if fault.kind == "network":
-            faults = faults.model_copy(update={"network_jitter": _alone(faults)})
-            continue
         own = None if fault.entries is None else {id(x) for x in fault.entries}  # equal entries are told apart
-        left = None if own is None else tuple(x for x in getattr(faults, fault.key) if id(x) not in own)
+        left = fault.left if own is None else tuple(x for x in getattr(faults, fault.key) if id(x) not in own)
         faults = faults.model_copy(update={fault.key: left})
     return faults
-
-
-def _alone(faults: Faults) -> NetworkJitter | None:
-    """Return the draws of a network that no other job uses: without any, the cluster's `spread` would hold again."""
-    jitter = faults.network_jitter
-    return None if jitter is None else jitter.model_copy(update={"sigma": 0.0})
 
 
 def causes(scenario: Scenario) -> list[Cause]:
@@ -106,8 +100,7 @@ def causes(scenario: Scenario) -> list[Cause]:
     out = [Cause(x.kind, x.name, _without(faults, [x])) for x in found[:ONE_BY_ONE]]
     if rest := found[ONE_BY_ONE:]:
         out.append(Cause("rest", f"{len(rest)} more", _without(faults, rest)))
-    alone = _alone(faults)
-    return [*out, Cause("all", "all faults", None if alone is None else type(faults)(network_jitter=alone))]
+    return [*out, Cause("all", "all faults", _without(faults, found))]
 
 
 def blame(step: FinishedStep, without_s: Callable[[Scenario], float]) -> tuple[FaultCost, ...]:
