@@ -53,10 +53,8 @@ class Megatron(Emission):
 
     @property
     def alone(self) -> bool:
-        """Tell whether no other rank holds the same parameters; experts may have more replicas than dense layers."""
-        p = self.scenario.parallelism
-        experts = 1 if self.scenario.model.moe is None else p.expert_replicas
-        return max(p.dp * p.cp, experts) == 1
+        """Tell whether no other rank holds the same parameters."""
+        return not self.scenario.parallelism.replicates(self.scenario.model.may_have_experts)
 
     @property
     def interleaved(self) -> bool:
@@ -78,7 +76,7 @@ class Megatron(Emission):
             self.refuse("training.precision", "groups the experts' matmuls in bf16 only")
         if p.tp > 1:
             self.has_only("parallelism.sp", (True,), "needs sequence parallelism for experts with tp above 1")
-        if p.ep_overlap and (p.ep == 1 or (p.pp > 1 and p.virtual_stages == 1) or mode == "full"):
+        if p.ep_overlap and (not p.form.pairs or mode == "full"):
             needs = "needs ep above 1, virtual stages where pp is above 1, and no full recomputation"
             self.refuse("parallelism.ep_overlap", needs)
 

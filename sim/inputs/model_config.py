@@ -344,6 +344,11 @@ class ModelConfig(UserInput):
         return self.attention_pattern[layer % len(self.attention_pattern)]
 
     @property
+    def may_have_experts(self) -> bool:
+        """Tell whether parameters may be experts': a captured program does not say."""
+        return self.moe is not None or self.program is not None
+
+    @property
     def has_dense_layers(self) -> bool:
         """Tell whether any layer has a dense MLP of `ffn`."""
         return any(self.mlp_kind(layer) == "dense" for layer in range(self.layers))

@@ -170,6 +170,11 @@ class Parallelism(UserInput):
         """Return how many ranks of a pipeline rank hold the same expert parameters."""
         return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
 
+    def replicates(self, experts: bool) -> bool:
+        """Tell whether several ranks hold the same parameters; `experts`: with experts, which may have replicas where
+        dense layers have none."""
+        return max(self.dp * self.cp, self.expert_replicas if experts else 1) > 1
+
     @property
     def sharded_over(self) -> tuple[int, int]:
         """Return the ranks over which ZeRO shards dense layers, and experts, which have fewer replicas.

@@ -21,10 +21,8 @@ from sim.models.optimizers import OPTIMIZERS
 from sim.schedules import FORMS, ScheduleForm
 
 # Keys that decide how serving runs.
-SERVED = {"dp", "tp", "sp", "cp", "cp_method", "cp_split", "pp", "schedule", "virtual_stages", "layers_per_stage"} | {
-    *("ep", "expert_tp", "ep_dispatch_dtype", "rank_order"),
-}
-
+_LAID_OUT = {"dp", "tp", "sp", "cp", "cp_method", "cp_split", "ep", "expert_tp", "rank_order"}
+SERVED = _LAID_OUT | {"pp", "schedule", "virtual_stages", "layers_per_stage", "ep_dispatch_dtype"}
 SET_BY_ENGINES = {"ep_dispatch_dtype"}  # where a serving workload leaves it out
 
 
@@ -83,9 +81,8 @@ def _with_one(degree: str) -> Callable[[Layout], str]:
 
 
 def _alone(s: Layout) -> str:
-    """No rank has another's parameters. Experts may have replicas where dense layers have none."""
-    p, experts = s.parallelism, s.model.moe is not None or s.model.program is not None
-    return "with dp 1 and cp 1" if max(p.dp * p.cp, p.expert_replicas * experts) == 1 else ""
+    """Of keys that say how ranks keep the same parameters equal."""
+    return "" if s.parallelism.replicates(s.model.may_have_experts) else "with dp 1 and cp 1"
 
 
 def _only_with_zero(*stages: int) -> Callable[[Layout], str]:

@@ -185,7 +185,7 @@ def make_data_parallel(plan: Plan) -> DataParallel:
     reduces_each = p.zero >= 2 and not p.accumulate_unsharded and not p.reduces_rows
     on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
     fleeting = frees_gradients(t, p.zero) and not on_host
-    has_experts = plan.scenario.model.moe is not None or plan.scenario.model.program is not None
+    has_experts = plan.scenario.model.may_have_experts
     return DataParallel(
         p.zero,
         "after_backward" if p.zero in engine.at_once_at else p.dp_sync,
