@@ -40,12 +40,14 @@ def vllm_014_sizes(to: int, running: int) -> tuple[int, ...]:
 
 
 def vllm_030_sizes(to: int, running: int) -> tuple[int, ...]:
-    """Return those of vLLM 0.14, and `running` (vLLM 0.30, config/vllm.py, _set_cudagraph_sizes).
+    """Return those of vLLM 0.14, and `running` (vLLM 0.30, config/vllm.py, _set_cudagraph_sizes). Of drafted tokens
+    vLLM captures further sizes, which are left out.
 
     >>> vllm_030_sizes(512, 20), vllm_030_sizes(512, 1024)[-1]
     ((1, 2, 4, 8, 16, 20, 24, 32, 40), 512)
     """
-    return tuple(sorted({*vllm_014_sizes(to, running), *([running] if running <= to else [])}))
+    own = {running} if running <= to else set()
+    return tuple(sorted(own.union(vllm_014_sizes(to, running))))
 
 
 def sglang_04_sizes(to: int, running: int) -> tuple[int, ...]:
