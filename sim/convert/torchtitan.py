@@ -288,7 +288,7 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     if sixteen and layout["zero"] == 0 and layout["tp"] * layout["pp"] > 1:  # `maybe_enable_amp`, distributed/utils.py
         sixteen = dtype == "bfloat16"
         if not sixteen:
-            s.notes.append("precision fp32: torchtitan casts to 16 bits with FSDP only, where tp or pp is above 1")
+            s.notes.append("precision fp32: with tp or pp above 1 torchtitan casts to 16 bits under FSDP only")
     low = next((p for word, p in PRECISIONS.items() if word in converters), None)
     precision = low or ("bf16" if sixteen else "fp32")
     recipe = s.take("float8.recipe_name")

@@ -125,12 +125,12 @@ class Titan(Emission):
         if p.zero in (1, 2) and not alone:
             self.refuse("parallelism.zero", "shards everything (zero: 3) or nothing (zero: 0)")
         if p.zero == 3 and p.sharded_over[0] == 1:  # `fsdp_enabled` of distributed/parallel_dims.py
-            self.refuse("parallelism.zero", "shards over at least two ranks; one has no FSDP (zero: 0)")
+            self.refuse("parallelism.zero", "has FSDP with two shards or more only; with one shard write zero: 0")
         if p.zero == 0:
             if p.tp * p.cp * p.pp > 1 and not alone:
                 self.refuse("parallelism.zero", "replicates models without sharding only where tp, cp and pp are 1")
             if p.tp * p.pp > 1 and self.training.precision != "fp32":  # `maybe_enable_amp`
-                does = "computes in fp32 where tp or pp is above 1 and no FSDP casts (zero: 3)"
+                does = "computes in fp32 with tp or pp above 1, unless FSDP (zero: 3) casts to 16 bits"
                 self.refuse("parallelism.zero", does)
             self.has_only("training.autocast", (None, True), "runs replicas under torch.autocast")
             return p.dp, 1
