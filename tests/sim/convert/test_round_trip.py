@@ -145,4 +145,4 @@ def test_torchtitan_without_fsdp_is_read_as_fp32(tmp_path: Path, lines: str, pre
     text = f'[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 4096\n[parallelism]\n{lines}{shard}\n'
     data, said = converted(tmp_path, "x.toml", text, "--cluster", "dgx-h100", "--gpus", "8")
     assert data["training"]["precision"] == precision
-    assert ("torchtitan casts to 16 bits with FSDP only" in said) == (precision == "fp32")
+    assert ("torchtitan casts to 16 bits under FSDP only" in said) == (precision == "fp32")
