@@ -113,14 +113,14 @@ def test_what_no_flag_of_megatron_says_is_refused(layout: dict[str, Any], said: 
 @pytest.mark.parametrize(
     ("layout", "said"),
     [
-        ({"zero": 3}, "found 3; torchtitan shards over at least two ranks"),
-        ({"dp": 4, "zero": 3, "shard_size": 1}, "found 3; torchtitan shards over at least two ranks"),
+        ({"zero": 3}, "found 3; torchtitan has FSDP with two shards or more only"),
+        ({"dp": 4, "zero": 3, "shard_size": 1}, "found 3; torchtitan has FSDP with two shards or more only"),
         (
             {"cp": 2, "cp_method": "all_gather", "zero": 3, "dp_sync": "after_backward"},
             "found after_backward; torchtitan",
         ),
-        ({"pp": 4}, "found 0; torchtitan computes in fp32 where tp or pp is above 1"),
-        ({"tp": 8, "sp": True}, "found 0; torchtitan computes in fp32 where tp or pp is above 1"),
+        ({"pp": 4}, "found 0; torchtitan computes in fp32 with tp or pp above 1"),
+        ({"tp": 8, "sp": True}, "found 0; torchtitan computes in fp32 with tp or pp above 1"),
     ],
 )
 def test_what_torchtitan_s_fsdp_does_not_do_is_refused(trainer: str, layout: dict[str, Any], said: str) -> None:
