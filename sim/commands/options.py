@@ -42,7 +42,13 @@ class ScenarioFile(click.Path):
         if path.as_posix() in found:
             return found[path.as_posix()]
         from sim.inputs.input_source import nearest
+        from sim.inputs.model_input import model_presets
 
+        if path.as_posix() in model_presets():
+            raise InputError(
+                f"{path}: found the name of a model; allowed: a scenario (`stepsim scenarios` lists them);"
+                f" `stepsim run SCENARIO --set model={path}` runs a scenario with this model"
+            )
         hint = nearest(path.as_posix(), found)
         raise InputError(f"{path}: no such file or shipped scenario{hint} (`stepsim scenarios` lists them)")
 

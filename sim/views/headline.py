@@ -224,7 +224,8 @@ def layout_line(scenario: Scenario) -> str:
     """The scenario in one line: model, layout, batch, cluster."""
     layout, training, inference = scenario.parallelism, scenario.training, scenario.inference
     pools = None if inference is None else inference.disaggregated
-    shape = layout_words(layout.model_dump())
+    states = {} if training is not None else {"zero": 0}  # serving has no optimizer states to shard
+    shape = layout_words({**layout.model_dump(), **states})
     if pools is not None:  # what computes prompts, and what adds tokens
         named = (("prefill", pools.prefill), ("decode", pools.decode))
         shape = [f"{name} {p.replicas} × tp {p.tp}" + f", ep {p.ep}" * (p.ep > 1) for name, p in named]

@@ -142,6 +142,7 @@ def test_output_in_any_encoding(encoding: str) -> None:
     [
         (("rnu",), "did you mean 'run'?"),
         (("run", "1f1b_pp9"), "did you mean '1f1b_pp8'?"),
+        (("run", "llama3-8b"), "found the name of a model"),
         (("run",), "SCENARIO: is missing"),
     ],
 )

@@ -17,6 +17,7 @@ from sim.results.result import StepResult
 from sim.serve.results.records import Percentiles, ServingResult
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from sim.views.headline import layout_line
 from sim.views.summary import print_summary
 from sim.views.terminal import Column, Span, Terminal, TextRow, TextTable, standard_output
 
@@ -186,3 +187,10 @@ def test_the_slowest_rank_is_among_those_shown_of_many() -> None:
     assert lines[cut[0] + 1].startswith("rank 101 ")
     shown = cut[1] - cut[0] - 1 + 12
     assert shown + sum(int(lines[i].split()[1]) for i in cut) == len(found.ranks)
+
+
+def test_a_served_model_has_no_zero_stage() -> None:
+    served, trained = load_scenario("scenarios/serve_llama8b.yaml"), load_scenario("scenarios/zero3_llama8b_dp64.yaml")
+    with_stage = replace(served, parallelism=served.parallelism.model_copy(update={"zero": 3}))
+    assert "ZeRO" not in layout_line(with_stage)
+    assert "ZeRO-3" in layout_line(trained)
