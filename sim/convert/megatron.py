@@ -211,6 +211,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "framework": framework,
             "zero_grad": _zero_grad(s, framework),
             "recompute": _recompute(s),
+            "fused_experts": _fused_experts(s, precision),
             "cuda_graphs": _graphs(s),
             "optimizer_post_validation": s.flag("enable-optimizer-post-validation") or None,
         }
@@ -252,6 +253,19 @@ def _offload(s: Settings) -> Any:
             return "cpu"
         s.notes.append(f"--optimizer-offload-fraction {share:g}: a part is not simulated, all states stay on the GPU")
     return True if s.flag("offload-optimizer-states") else None
+
+
+def _fused_experts(s: Settings, precision: str) -> bool | None:
+    """Whether Transformer Engine's kernels of experts also compute the activation: its fused operators, with gate and
+    up interleaved, in MXFP8 (core/transformer/moe/experts.py)."""
+    interleaved = "moe-mlp-glu-interleave-size"
+    if precision != "mxfp8" or not {"num-experts", interleaved} <= s.values.keys():
+        return None
+    if "moe_act" in str(s.values.get("recompute-modules")):
+        s.notes.append("fused kernels of experts: simulated apart, as moe_act is recomputed")
+        return None
+    s.take(interleaved)
+    return s.flag("use-transformer-engine-op-fuser") or None
 
 
 def _graphs(s: Settings) -> str | None:

@@ -170,6 +170,9 @@ class Training(UserInput):
         description="null: the framework's own",
         json_schema_extra={"default": FRAMEWORKS[USUAL_FRAMEWORK].cross_entropy},
     )
+    fused_experts: bool = Field(
+        default=False, description="experts' matmuls also compute the activation and quantize its result"
+    )
     cuda_graphs: Literal["none", "layers", "step"] = Field(
         default="none", description="what is captured: its kernels cost the host nothing"
     )

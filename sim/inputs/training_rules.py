@@ -9,6 +9,7 @@ from sim.inputs.layout_rules import batch, first_problem, micro_batches
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_config import Packing, Recompute, Training
+from sim.models.activation_facts import ACTIVATIONS
 from sim.models.autocast import casts_on_use, not_under_autocast
 from sim.models.frameworks import framework_of
 from sim.models.optimizers import OPTIMIZERS
@@ -28,6 +29,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         _post_validation,
         _four_bits,
         _frozen_experts,
+        _fused_experts,
         _recompute,
         _loss,
         _batches,
@@ -192,6 +194,26 @@ def _frozen_experts(sections: Sections, t: Training) -> Problems:
     zero = sections.parallelism.zero
     if t.lora is not None and sections.model.moe is not None and zero == 3:
         yield ("parallelism", "zero"), f"found {zero}; frozen experts are simulated whole: zero below 3"
+
+
+def _fused_experts(sections: Sections, t: Training) -> Problems:
+    """Transformer Engine's fused kernels are for gated experts in MXFP8 on Blackwell; none of their steps stands alone
+    to be recomputed."""
+    if not t.fused_experts:
+        return
+    model, architecture = sections.model, sections.cluster.gpu.architecture
+    gated = ACTIVATIONS[(model.moe and model.moe.activation) or model.mlp].gated
+    for bad, what in (
+        (model.moe is None, "model.moe"),
+        (not gated, "experts with a gated activation"),
+        (t.precision != "mxfp8", "training.precision mxfp8"),
+        (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
+        (architecture not in ("blackwell", "other"), "GPUs of architecture blackwell"),
+        (t.recompute.mode == "selective" and "moe_act" in t.recompute.modules, "recompute without module moe_act"),
+        (t.lora is not None, "training without lora"),
+    ):
+        if bad:
+            yield ("training", "fused_experts"), f"found true; needs {what}"
 
 
 def _recompute(sections: Sections, t: Training) -> Problems:

@@ -43,7 +43,7 @@ class LaunchScript(NamedTuple):
 
 
 DEEPSEEK_V3, QWEN3_30B, QWEN3_235B = Sizes(61, 7168, 256), Sizes(48, 2048, 128), Sizes(94, 4096, 128)
-GPT_OSS_120B = Sizes(36, 2880, 128)
+GPT_OSS_120B, KIMI_K2 = Sizes(36, 2880, 128), Sizes(61, 7168, 384)
 LLAMA3_8B, LLAMA3_70B = Sizes(32, 4096, 0), Sizes(80, 8192, 0)
 H100, DGX, NVL72 = ("h100-sxm",), ("b200-sxm", "b300-sxm"), ("gb200", "gb300")
 BLACKWELL = (*DGX, *NVL72)
@@ -52,7 +52,9 @@ WHOLE_GRAPH = {"training": {"cuda_graphs": "step"}}
 # training/utils/moe_token_drop.py: apply_moe_token_drop
 TOKEN_DROP = {"model": {"moe": {"capacity_factor": 1.0, "pad_to_capacity": True}}}
 PAIRED = {"parallelism": {"ep_overlap": True}}
-GRAPHED_PAIRS = WHOLE_GRAPH | PAIRED
+FUSED_EXPERTS = {"training": {"fused_experts": True}}
+# `set_full_iter_cg_configs` and `cutedsl_fused_grouped_mlp`, which MXFP8 scripts of 26.06 set together
+GRAPHED_PAIRS = merge(WHOLE_GRAPH | PAIRED, FUSED_EXPERTS)
 HEAD_NORMS = {"model": {"qk_norm": True}}
 NOT_RECOMPUTED = {"training": {"recompute": "none"}}
 # recipes/deepseek/deepseek_v3.py: set_deepseek_v3_pipeline_model_parallel_layout; a script's Et|(tt|)*30mL on 32 stages
@@ -134,6 +136,7 @@ SCRIPTS = (
     LaunchScript(_BRIDGE, QWEN3_235B, PAIRED, "configs/qwen: 2,048 and 8,192 sequences", H100, since="2025-11"),
     LaunchScript(_BRIDGE, QWEN3_30B, PAIRED, "configs/qwen: 12 virtual stages", H100, since="2026-01"),
     *_gpt_oss(),
+    LaunchScript(_BRIDGE, KIMI_K2, GRAPHED_PAIRS, "5168", ("gb300",), since="2026-08", precisions=("mxfp8",)),
     LaunchScript(
         _BRIDGE, LLAMA3_8B, WHOLE_GRAPH, "configs/llama: 16 and 8 bits", BLACKWELL, "2026-01", precisions=_WIDER
     ),

@@ -7,19 +7,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, NeededBy, Phase, Program, Saved, TensorRole
+from sim.core.program import Saved
 from sim.models.activations import activation, is_gated
 from sim.models.dims import Dims, ceil_div
+from sim.models.moe.fused_mlp import fused_mlp
+from sim.models.moe.grouped import grouped
 from sim.models.moe.routing import Routing, moe_of
-from sim.models.operators import ROLES, F, I, Operator, W, accumulation, memory_op, weight_gradient_bytes
-from sim.models.quantizing import (
-    casts,
-    casts_again,
-    gradient_casts,
-    saved_element_bytes,
-    weight_casts,
-    weight_casts_again,
-)
+from sim.models.operators import F, I, Operator, W, memory_op
 from sim.models.recompute_modules import inside
 
 if TYPE_CHECKING:
@@ -33,15 +27,22 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
     rows, ffn = r.fullest * etp, ceil_div(moe.ffn, etp)
     activation = moe.activation or m.mlp
     inner = 2 * ffn if is_gated(activation) else ffn
-    up = _grouped(d, "experts_up", r.experts, rows, inner, d.hidden, keep=True)
-    down = _grouped(d, "experts_down", r.experts, rows, d.hidden, ffn, keep=not d.framework.rebuilds_pointwise)
+    fused = scenario.for_training.fused_experts
+    if fused:
+        up, down = fused_mlp(d, r.experts, rows, inner, ffn)
+    else:
+        up = grouped(d, "experts_up", r.experts, rows, inner, d.hidden)
+        down = grouped(d, "experts_down", r.experts, rows, d.hidden, ffn, keep=not d.framework.rebuilds_pointwise)
     if m.bias:
         up = _biased(d, up, rows, r.experts, inner)
-        add = _biased_one_by_one if d.framework.biases_experts_one_by_one else _biased
+        add = _biased_one_by_one if d.framework.biases_experts_one_by_one and not fused else _biased
         down = add(d, down, rows, r.experts, d.hidden)
-    made = inside("moe_act", _activated(d, activation, rows * ffn))
-    filled, cut = _padding(d, moe, rows, r.experts)
-    parts = (*filled, up, *made, down, *cut)
+    if fused:
+        parts: tuple[Operator, ...] = (up, down)
+    else:
+        made = inside("moe_act", _activated(d, activation, rows * ffn))
+        filled, cut = _padding(d, moe, rows, r.experts)
+        parts = (*filled, up, *made, down, *cut)
     return parts if r.fullest == r.received else tuple(_kept(p, r.received / r.fullest) for p in parts)
 
 
@@ -152,59 +153,3 @@ def _weighting(d: Dims, elements: float) -> Operator:
         (Saved("gelu output", elements * e),),
         backward_bytes=(3 * FP32_BYTES + e) * elements,
     )
-
-
-def _quantized_in_loop(d: Dims, calls: int, quantized: Program) -> Program:
-    """The quantization of activations, launched by `calls` of a library's loop, unless its recipe has a kernel for all
-    groups; a call launches the recipe's own kernels for the scale too."""
-    if calls == 1 or d.recipe is None or d.recipe.quantizes_groups:
-        return quantized
-    found, more = [i for i in quantized if isinstance(i, Compute)], d.recipe.launches_for_scale
-    return tuple(replace(i, kernels=calls * (i.kernels + more), looped=True) for i in found)
-
-
-def _weights_one_by_one(calls: int, quantized: Program) -> Program:
-    """The quantization of weights, by a call for each group of `calls`."""
-    found = [i for i in quantized if isinstance(i, Compute)]
-    return tuple(replace(i, kernels=calls * i.kernels) for i in found) if calls > 1 else quantized
-
-
-def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep: bool) -> Operator:
-    """`[rows, k] x [k, n]`, every row with the weights of its group.
-
-    `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`) to several streams;
-    torch's fp32 matmuls run one after another. Weights of each group are quantized by a call of their own (Transformer
-    Engine's module/grouped_linear.py: `get_weight_workspace`).
-    """
-    d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over)  # experts are gathered in 16 bits
-    # torch has a grouped kernel for 16 bits alone (aten/src/ATen/native/GroupedMMUtils.h: _grouped_mm_fallback).
-    alone = d.framework.experts_in_param_dtype and d.linear_bytes == FP32_BYTES
-    looped = d.framework.loops_over_experts and groups > 1
-    per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
-    flops, operands = 2.0 * rows * k * n, d.linear_bytes
-    written, added = accumulation(d, f"{name}_wgrad", weights)
-
-    def run(what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Compute:
-        shapes = (groups, *shape)
-        kernels = groups if looped or alone else 1
-        found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
-        return replace(found, looped=looped)
-
-    calls = groups if looped else 1
-    forward = (
-        *_quantized_in_loop(d, calls, casts(d, name, F, rows * k)),
-        *_weights_one_by_one(calls, weight_casts(d, name, weights)),
-        run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e),
-    )
-    backward = (
-        *_quantized_in_loop(d, calls, gradient_casts(d, name, rows * n)),
-        *_weights_one_by_one(calls, weight_casts_again(d, name, weights)),
-        run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e),
-        *_quantized_in_loop(d, calls, casts_again(d, name, rows * k)),
-        run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
-        *added,
-    )
-    size = rows * k * saved_element_bytes(d)
-    saved = (Saved(f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keep else ()
-    held = rows * (k + n) * e + weight_gradient_bytes(d, weights)
-    return Operator(name, forward, backward, saved, expert_params=weights, weights=((n, k),), backward_bytes=held)

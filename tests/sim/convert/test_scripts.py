@@ -106,3 +106,19 @@ def test_cuda_graphs(tmp_path: Path, flags: str, graphs: str | None, note: str) 
         assert "CUDA graphs of" not in said
     else:
         assert note in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "fused"),
+    [
+        ("--num-experts 8 --moe-router-topk 2 --fp8-format e4m3 --fp8-recipe mxfp8", True),
+        ("--num-experts 8 --moe-router-topk 2", None),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", None),
+    ],
+)
+def test_fused_experts(tmp_path: Path, flags: str, fused: bool | None) -> None:
+    own = "--use-transformer-engine-op-fuser --moe-mlp-glu-interleave-size 32 --bf16"
+    text = f"{MEGATRON.rstrip()} \\\n    {flags} {own}\n"
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "gb200-nvl72")
+    assert data["training"].get("fused_experts") is fused
+    assert ("--moe-mlp-glu-interleave-size, --use-transformer-engine-op-fuser" in said) is (fused is None)

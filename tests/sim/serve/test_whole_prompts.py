@@ -64,7 +64,8 @@ def test_a_prompt_that_its_engine_would_refuse_is_computed_and_said() -> None:
 def test_the_documented_cost_of_prompts_first_is_simulated() -> None:
     page = (Path(__file__).parents[3] / "docs" / "serving_engines.md").read_text(encoding="utf-8")
     requests = {"prompt_len": 220, "output_len": 190, "count": 300, "rate_per_s": 24}
-    for engine, said in (("sglang-0.5", "a token takes {} ms (median) on SGLang 0.5 "), ("vllm-0.14", "and {} ms on vLLM 0.14")):
+    sglang, vllm = "a token takes {} ms (median) on SGLang 0.5 ", "and {} ms on vLLM 0.14"
+    for engine, said in (("sglang-0.5", sglang), ("vllm-0.14", vllm)):
         served = simulate_serving(engine_scenario(engine, batching="continuous", requests=requests)).outcome
         assert said.format(f"{1e3 * served.time_per_output_token_s.p50:.1f}") in page
 

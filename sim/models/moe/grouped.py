@@ -1,0 +1,92 @@
+"""One grouped matmul over a rank's experts, and what quantizes its operands."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import Compute, NeededBy, Phase, Program, Saved, TensorRole
+from sim.models.dims import Dims
+from sim.models.operators import ROLES, F, I, Operator, W, accumulation, weight_gradient_bytes
+from sim.models.quantizing import (
+    casts,
+    casts_again,
+    gradient_casts,
+    saved_element_bytes,
+    weight_casts,
+    weight_casts_again,
+)
+
+
+class Fused(NamedTuple):
+    """What a grouped matmul whose kernels do more than multiply does otherwise than one that stands alone.
+
+    `forward_bytes`, `dgrad_bytes`: what the kernels of the output and of the input's gradient move besides, or less.
+    `made_input`, `made_gradient`: another kernel has quantized the input, or the gradient of the output.
+    """
+
+    forward_bytes: float = 0.0
+    dgrad_bytes: float = 0.0
+    made_input: bool = False
+    made_gradient: bool = False
+
+
+def grouped(
+    d: Dims, name: str, groups: int, rows: float, n: int, k: int, *, keep: bool = True, fused: Fused | None = None
+) -> Operator:
+    """`[rows, k] x [k, n]`, every row with the weights of its group. `keep`: the input is kept for the backward.
+
+    `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`) to several streams;
+    torch's fp32 matmuls run one after another. Weights of each group are quantized by a call of their own (Transformer
+    Engine's module/grouped_linear.py: `get_weight_workspace`). Kernels that are `fused` take all groups at once.
+    """
+    d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over)  # experts are gathered in 16 bits
+    # torch has a grouped kernel for 16 bits alone (aten/src/ATen/native/GroupedMMUtils.h: _grouped_mm_fallback).
+    alone = d.framework.experts_in_param_dtype and d.linear_bytes == FP32_BYTES
+    looped = d.framework.loops_over_experts and groups > 1 and fused is None
+    per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
+    flops, operands = 2.0 * rows * k * n, d.linear_bytes
+    written, added = accumulation(d, f"{name}_wgrad", weights)
+    f = fused or Fused()
+
+    def run(what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Compute:
+        shapes = (groups, *shape)
+        kernels = groups if looped or alone else 1
+        found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
+        return replace(found, looped=looped)
+
+    calls = groups if looped else 1
+    forward = (
+        *(() if f.made_input else _quantized_in_loop(d, calls, casts(d, name, F, rows * k))),
+        *_weights_one_by_one(groups if d.framework.loops_over_experts else 1, weight_casts(d, name, weights)),
+        run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e + f.forward_bytes),
+    )
+    backward = (
+        *(() if f.made_gradient else _quantized_in_loop(d, calls, gradient_casts(d, name, rows * n))),
+        *_weights_one_by_one(groups if d.framework.loops_over_experts else 1, weight_casts_again(d, name, weights)),
+        run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e + f.dgrad_bytes),
+        *(() if f.made_input else _quantized_in_loop(d, calls, casts_again(d, name, rows * k))),
+        run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
+        *added,
+    )
+    size = rows * k * saved_element_bytes(d)
+    saved = (Saved(f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keep else ()
+    held = rows * (k + n) * e + weight_gradient_bytes(d, weights)
+    return Operator(name, forward, backward, saved, expert_params=weights, weights=((n, k),), backward_bytes=held)
+
+
+def _quantized_in_loop(d: Dims, calls: int, quantized: Program) -> Program:
+    """The quantization of activations, launched by `calls` of a library's loop, unless its recipe has a kernel for all
+    groups; a call launches the recipe's own kernels for the scale too."""
+    if calls == 1 or d.recipe is None or d.recipe.quantizes_groups:
+        return quantized
+    found, more = [i for i in quantized if isinstance(i, Compute)], d.recipe.launches_for_scale
+    return tuple(replace(i, kernels=calls * (i.kernels + more), looped=True) for i in found)
+
+
+def _weights_one_by_one(groups: int, quantized: Program) -> Program:
+    """The quantization of weights, by a call for each of the groups."""
+    found = [i for i in quantized if isinstance(i, Compute)]
+    return tuple(replace(i, kernels=groups * i.kernels) for i in found) if groups > 1 else quantized

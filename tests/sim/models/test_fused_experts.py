@@ -1,0 +1,105 @@
+"""Experts whose matmuls compute the activation and quantize: bytes in closed form, launches, memory, where allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.core.errors import InputError
+from sim.core.program import Compute, Phase
+from sim.inputs.scenario import Scenario
+from sim.models.dims import Shard, dims
+from sim.models.moe.matmuls import expert_matmuls
+from sim.models.moe.routing import routing
+from sim.models.operators import Operator
+from sim.simulation import simulate
+from sim.validation.launch_scripts import with_launch_script
+from tests.sim.cases import scenario_with
+
+SCALED = 1 + 1 / 32  # bytes of an element in MXFP8
+LAYOUT = {"dp": 8, "ep": 8}
+
+
+def scenario(fused: bool, *, model: Any = "qwen3-30b-a3b", cluster: str = "gb200-nvl72", **training: Any) -> Scenario:
+    keys = {"seq_len": 4096, "global_batch_size": 8, "precision": "mxfp8", "framework": "megatron", **training}
+    return scenario_with({**keys, "fused_experts": fused}, LAYOUT, model=model, cluster=cluster)
+
+
+def experts(s: Scenario) -> tuple[float, dict[str, Operator]]:
+    """Copies of tokens that a rank gets, and what it runs on them."""
+    d = dims(s)
+    r = routing(s, d, 0, Shard())
+    return r.fullest, {part.name: part for part in expert_matmuls(s, d.of_experts, r)}
+
+
+def moved(parts: dict[str, Operator], *phases: Phase) -> float:
+    return sum(
+        i.bytes
+        for part in parts.values()
+        for i in (*part.forward, *part.backward)
+        if isinstance(i, Compute) and i.phase in phases
+    )
+
+
+def matmul_flops(parts: dict[str, Operator]) -> float:
+    run = [i for part in parts.values() for i in (*part.forward, *part.backward) if isinstance(i, Compute)]
+    return sum(i.flops for i in run if i.kind == "grouped_gemm")
+
+
+def test_what_never_reaches_memory() -> None:
+    rows, apart = experts(scenario(fused=False))
+    same, fused = experts(scenario(fused=True))
+    assert rows == same
+    padding = [apart.pop(name) for name in ("experts_padding", "experts_unpadding")]
+    assert padding
+    ffn = 768
+    # The activation reads gate and up, writes its result (2 bytes each); its quantization reads that again.
+    assert moved(apart, Phase.FORWARD) - moved(fused, Phase.FORWARD) == pytest.approx(rows * ffn * (6 + 2))
+    # Written and read: the activation's gradient, and both halves' gradients for their quantization. The gradient of
+    # router weights reads three tensors in a kernel of its own.
+    kept = rows * ffn * (2 + (2 + 4 + 4) + 4 + 6)
+    read = rows * ffn * 4  # by the fused kernel: gate and up
+    gone = moved(apart, Phase.INPUT_GRAD, Phase.WEIGHT_GRAD) - moved(fused, Phase.INPUT_GRAD, Phase.WEIGHT_GRAD)
+    assert gone == pytest.approx(kept - read)
+
+
+def test_one_kernel_takes_all_experts_and_keeps_the_same() -> None:
+    (_, apart), (_, fused) = experts(scenario(fused=False)), experts(scenario(fused=True))
+    matmuls = [i for part in fused.values() for i in (*part.forward, *part.backward) if "cast" not in i.name]
+    assert [i.kernels for i in matmuls if isinstance(i, Compute)] == [1] * 6
+    assert len(matmuls) == 6
+    kept = [sum(s.bytes for part in parts.values() for s in part.saved) for parts in (apart, fused)]
+    assert kept[0] == pytest.approx(kept[1])
+
+
+def test_a_step_is_shorter_and_its_flops_are_the_same() -> None:
+    apart, fused = (simulate(scenario(fused), engine="static") for fused in (False, True))
+    assert 0.7 < fused.step_time_s / apart.step_time_s < 0.98
+    (_, one), (_, other) = experts(scenario(fused=False)), experts(scenario(fused=True))
+    assert matmul_flops(one) == matmul_flops(other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({"precision": "bf16"}, "needs training.precision mxfp8"),
+        ({"cluster": "dgx-h100"}, "needs GPUs of architecture blackwell"),
+        ({"recompute": {"mode": "selective", "modules": ["moe_act"]}}, "needs recompute without module moe_act"),
+        ({"framework": "compiled"}, "needs a framework that quantizes with Transformer Engine"),
+    ],
+)
+def test_where_transformer_engine_has_no_such_kernel(changes: dict[str, Any], needed: str) -> None:
+    with pytest.raises(InputError, match=f"training.fused_experts: found true; {needed}"):
+        scenario(fused=True, **changes)
+
+
+@pytest.mark.parametrize(("month", "fused"), [("2026-02", None), ("2026-06", True)])
+def test_scripts_of_megatron_bridge_set_it_since_2026_06(month: str, fused: bool | None) -> None:
+    row = {
+        "model": {"layers": 48, "hidden": 2048, "moe": {"experts": 128}},
+        "training": {"framework": "megatron_bridge", "software_date": month, "precision": "mxfp8"},
+        "parallelism": {"pp": 1, "ep": 8},
+        "cluster": {"preset": "gb200-nvl72"},
+    }
+    assert with_launch_script(row)["training"].get("fused_experts") is fused
