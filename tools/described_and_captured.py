@@ -87,7 +87,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "num_nextn_predict_layers": 1,
     },
-    "qwen3_moe": EXPERTS,
+    "qwen3_moe": {**EXPERTS, "norm_topk_prob": True},  # as released models have it
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 1024},
     "glm4_moe": {
         "n_routed_experts": 8,

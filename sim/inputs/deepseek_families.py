@@ -24,7 +24,13 @@ def _deepseek(config: Config) -> Config:
         "max_nodes_per_token": None if config.get("n_group") == 1 else config.get("topk_group"),
     }
     mtp = config.get("num_nextn_predict_layers")
-    return llama(config) | {"kv_heads": None, "head_dim": None, "mla": latent(config), "moe": moe, "mtp_layers": mtp}
+    found = llama(config) | {"kv_heads": None, "head_dim": None, "mla": latent(config), "moe": moe, "mtp_layers": mtp}
+    return found | {"code": "deepseek_v3"}
+
+
+def _deepseek_v2(config: Config) -> Config:
+    """DeepSeek V2, whose router takes a softmax."""
+    return _deepseek(config) | {"code": None}
 
 
 def _deepseek_v32(config: Config) -> Config:
@@ -193,7 +199,7 @@ def _sarvam_mla(config: Config) -> Config:
 
 
 FAMILIES: dict[str, Callable[[Config], Config]] = {
-    "deepseek_v2": _deepseek,
+    "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek,
     "deepseek_v32": _deepseek_v32,
     "deepseek_v4": _deepseek_v4,

@@ -55,7 +55,8 @@ def _mixtral(config: Config) -> Config:
 def _minimax_m2(config: Config) -> Config:
     found = _mixtral({"head_dim": 128, **config})
     share = config["rotary_dim"] / found["head_dim"] if "rotary_dim" in config else rope_share(config, 1.0)
-    return found | {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads", "rope_share": share}
+    found |= {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads", "code": "hy_v3"}
+    return found | {"rope_share": share}
 
 
 def qwen2_moe(config: Config) -> Config:
@@ -86,7 +87,7 @@ def _glm4_moe(config: Config) -> Config:
     found = llama({**config, "attention_bias": False}) | {"moe": moe}
     found |= {"qkv_bias": config.get("attention_bias", False), "qk_norm": config.get("use_qk_norm", False)}
     found |= {"rope_share": rope_share(config, 0.5)}
-    return found | {"mtp_layers": config.get("num_nextn_predict_layers")}
+    return found | {"mtp_layers": config.get("num_nextn_predict_layers"), "code": "deepseek_v3"}
 
 
 def _exaone_moe(config: Config) -> Config:
@@ -95,7 +96,7 @@ def _exaone_moe(config: Config) -> Config:
     whole = {"sliding_window": 4096, **config}
     moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 1), "router_fp32": True}
     moe |= {"dense_layers": dense_layers({"first_k_dense_replace": 1, **config})}
-    return exaone_windows(whole, llama(whole) | {"qk_norm": True, "moe": moe})
+    return exaone_windows(whole, llama(whole) | {"qk_norm": True, "moe": moe, "code": "deepseek_v3"})
 
 
 def _afmoe(config: Config) -> Config:
@@ -105,14 +106,14 @@ def _afmoe(config: Config) -> Config:
     moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 2)}
     moe |= {"dense_layers": config.get("num_dense_layers", 1)}
     own = {"qk_norm": True, "attention_gate": True, "norm_position": "both", "norm_in_fp32": True, "moe": moe}
-    return rope_in_windows_alone(whole, llama(whole) | own, step)
+    return rope_in_windows_alone(whole, llama(whole) | own | {"code": "hy_v3"}, step)
 
 
 def _hy_v3(config: Config) -> Config:
     """Hunyuan 3: Qwen 3's attention, a shared expert beside the routed ones, first layers dense."""
     moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 1), "router_fp32": True}
     moe |= {"dense_layers": dense_layers({"first_k_dense_replace": 1, **config})}
-    return qwen3(config) | {"moe": moe}
+    return qwen3(config) | {"moe": moe, "code": "hy_v3"}
 
 
 def _mellum(config: Config) -> Config:
@@ -230,6 +231,7 @@ def _dots1(config: Config) -> Config:
     moe = router(config, "n_routed_experts") | {"shared_experts": config.get("n_shared_experts"), "router_fp32": True}
     whole = [*["full"] * config.get("max_window_layers", 62), *["sliding"] * config["num_hidden_layers"]]
     found = llama(config) | {"qk_norm": True, "moe": moe | {"dense_layers": dense_layers(config)}}
+    found |= {"code": "deepseek_v3"}
     return found | window(config, "sliding_window", whole[: config["num_hidden_layers"]])
 
 

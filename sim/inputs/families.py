@@ -215,7 +215,7 @@ def _gemma(config: Config) -> Config:
     for key in ("hidden_act", "hidden_activation"):
         require(config, key, ("gelu_pytorch_tanh", "gelu", None))
     found = llama({"head_dim": 256, "tie_word_embeddings": True, **config, "hidden_act": "silu"})
-    return found | {"mlp": "geglu", "norm_in_fp32": True}
+    return found | {"mlp": "geglu", "norm_in_fp32": True, "code": "gemma"}
 
 
 def _gemma2(config: Config) -> Config:
@@ -243,7 +243,7 @@ def _gemma4(config: Config) -> Config:
     beside an MLP for all tokens. E2B and E4B have embeddings for each layer, and last layers with queries alone."""
     require(config, "use_bidirectional_attention", (None, "vision"))  # of pictures alone
     plain = {key: value for key, value in config.items() if key != "use_bidirectional_attention"}
-    found = _gemma3({"sliding_window": 512, "vocab_size": 262144, **plain}) | {"value_norm": True}
+    found = _gemma3({"sliding_window": 512, "vocab_size": 262144, **plain}) | {"value_norm": True, "code": None}
     if "attention_pattern" in found:
         found["full_attention"] = _gemma4_full(config, [*found["attention_pattern"]])
     found |= _gemma4_small(config)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import EAGER_NORM, NeededBy, Program, Saved, TensorRole
+from sim.core.program import EAGER_NORM, NeededBy, Phase, Program, Saved, TensorRole
 from sim.models.casts import More, branch_gradient_casts, mixed, wider_rope
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, accumulate, memory_op
@@ -31,30 +31,42 @@ MASK_BYTES = 1.0
 
 
 class Traffic(Struct, frozen=True):
-    """Bytes per element and kernels, forward and backward."""
+    """Bytes per element and kernels, forward and backward; `…_small`: further kernels, on a number a row or on the
+    weight, whose bytes do not count."""
 
     forward_bytes: float
     forward_kernels: int
     backward_bytes: float
     backward_kernels: int
+    forward_small: int = 0
+    backward_small: int = 0
 
 
-def rms_norm_eager(e: float, weight: Literal["activations", "fp32", "none"] = "activations") -> Traffic:
+NormWeight = Literal["none", "activations", "fp32", "from 1"]
+
+
+def rms_norm_eager(e: float, weight: NormWeight = "activations") -> Traffic:
     """RMSNorm in separate torch kernels, `e` bytes an activation.
 
     Forward: x.float() (e+4), pow (8), mean (4), rsqrt and epsilon (rows only), multiply (8), to dtype (4+e),
     weight (2e). Backward: the weight's two products and sum (2e, 3e, e), to fp32 (e+4), product with rsqrt
     and its row sum (8, 12, 4), pow (8, 12), sum of the two paths (12), to dtype (4+e). Without upcasts in
-    fp32. `weight` is what it multiplies by: in the activations' dtype, in fp32 before the cast back (Gemma: 8; 8, 12,
-    4), or nothing.
+    fp32. `weight` is what it multiplies by: in the activations' dtype, in fp32 before the cast back (OLMo 2: 8; 8, 12,
+    4), so and beginning at 1 (Gemma: cast and added to 1), or nothing.
+
+    Torch launches two more backward, in fp32 three: the mean's gradient is written to all elements, the square's is
+    doubled. The measured chains (`norm_eager`) have their time; so only their launches are added here. A weight in fp32
+    and its gradient are cast.
     """
-    dtype = FP32_BYTES if weight == "fp32" else e
+    dtype = FP32_BYTES if weight in ("fp32", "from 1") else e
     own, back, kernels = (0.0, 0.0, 0) if weight == "none" else (2 * dtype, 6 * dtype, 3)
+    ones, cast = weight == "from 1", e < dtype
+    small = (ones * (1 + cast), 2 + cast + (e == FP32_BYTES))
     first, last = 5 + bool(kernels), 8 + kernels
     if e == FP32_BYTES:
-        return Traffic(8 + 4 + 8 + own, first, back + 8 + 12 + 4 + 8 + 12 + 12, last)
+        return Traffic(8 + 4 + 8 + own, first, back + 8 + 12 + 4 + 8 + 12 + 12, last, *small)
     ahead = (e + 4) + 8 + 4 + 8 + (4 + e) + own
-    return Traffic(ahead, 2 + first, back + (e + 4) + 8 + 12 + 4 + 8 + 12 + 12 + (4 + e), 3 + last)
+    return Traffic(ahead, 2 + first, back + (e + 4) + 8 + 12 + 4 + 8 + 12 + 12 + (4 + e), 3 + last, *small)
 
 
 def layer_norm_in_fp32(e: float, weighted: bool) -> Traffic:
@@ -76,7 +88,7 @@ def norm_traffic(d: Dims, kind: str, after_sum: bool, weighted: bool = True) -> 
     """`after_sum`: the norm right after a residual sum, whose kernel a compiler extends by the norm."""
     e = d.act_bytes
     if kind == "rmsnorm" and not d.framework.fuses_rmsnorm:
-        return rms_norm_eager(e, "none" if not weighted else "fp32" if d.norm_in_fp32 else "activations")
+        return rms_norm_eager(e, _norm_weight(d) if weighted else "none")
     if d.norm_in_fp32 and d.framework.norms_keep_operators:
         return layer_norm_in_fp32(e, weighted)
     # of 5 accesses dx takes 3, the weight's gradient reads x and dy once more; or partial sums of it come with dx
@@ -86,6 +98,12 @@ def norm_traffic(d: Dims, kind: str, after_sum: bool, weighted: bool = True) -> 
     if after_sum and d.framework.fuses_chains:
         return Traffic(d.normed_bytes, 0, backward, kernels)
     return Traffic(e + d.normed_bytes, 1, backward, kernels)
+
+
+def _norm_weight(d: Dims) -> NormWeight:
+    if not d.norm_in_fp32:
+        return "activations"
+    return "from 1" if d.code.norm_weights_from_1 else "fp32"
 
 
 def stream_norm(m: ModelConfig, d: Dims, name: str, after_sum: bool = False, keeps_input: bool = True) -> Operator:
@@ -120,16 +138,27 @@ def norm(
     if d.framework.norms_keep_operators and (kind == "rmsnorm" or d.norm_in_fp32):
         shares = not keeps_input and d.act_bytes == FP32_BYTES  # no cast makes a copy of what the other norm keeps
         saved = _kept_by_operators(d, name, kind, rows, width, vectors > 0)[int(shares) :]
-    back_bytes = t.backward_bytes * elements
+    forward, backward = t.forward_bytes * elements, t.backward_bytes * elements
     return Operator(
         name,
-        (memory_op(name, F, "norm", elements, t.forward_bytes * elements, d.act, t.forward_kernels, kernel),),
-        (memory_op(f"{name}_backward", I, "norm", elements, back_bytes, d.act, t.backward_kernels, kernel),),
+        (
+            memory_op(name, F, "norm", elements, forward, d.act, t.forward_kernels, kernel),
+            *_small(f"{name}_small", F, t.forward_small),
+        ),
+        (
+            memory_op(f"{name}_backward", I, "norm", elements, backward, d.act, t.backward_kernels, kernel),
+            *_small(f"{name}_backward_small", I, t.backward_small),
+        ),
         saved,
         params=width * vectors,
         tensors=(width,) * vectors,
         backward_bytes=2 * elements * (d.act_bytes if fused else FP32_BYTES),
     )
+
+
+def _small(name: str, phase: Phase, kernels: int) -> Program:
+    """Kernels on a few numbers, each a call from Python."""
+    return (memory_op(name, phase, "elementwise", kernels, FP32_BYTES * kernels, "fp32", kernels),) if kernels else ()
 
 
 def _kept_by_operators(d: Dims, name: str, kind: str, rows: int, width: int, weighted: bool) -> tuple[Saved, ...]:

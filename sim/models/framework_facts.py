@@ -77,6 +77,16 @@ COMPILED_ROUTER = PLAIN_ROUTER._replace(group_kernels=(7, 0), group_bytes=(12.0,
 TRANSFORMERS_ROUTER = PLAIN_ROUTER._replace(
     forward_kernels=6, backward_kernels=11, forward_bytes=16.0, backward_bytes=20.0
 )
+# What DeepSeek V3's router and those drawn like it do in Transformers (deepseek_v3/modeling_deepseek_v3.py:
+# DeepseekV3TopkRouter.forward), as torch dispatches it. Forward: sigmoid (8), the experts' biases added (8), top-k (4);
+# of the chosen scores the weights, their sum, a small number added to it, the quotient, the scale. A top-k has two
+# kernels. Backward: eight kernels on the chosen weights, zeros of all (4) that they are put into, the sigmoid's (12).
+SIGMOID_ROUTER = PLAIN_ROUTER._replace(forward_kernels=9, backward_kernels=11, forward_bytes=20.0, backward_bytes=16.0)
+# Groups are chosen even if there is one, and the quotient is of a copy; with several groups the mask is copied to all
+# experts.
+GROUPED_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
+    forward_kernels=20, forward_bytes=48.0, group_kernels=(1, 0), group_bytes=(4.0, 0.0)
+)
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name
 
 

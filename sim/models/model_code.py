@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from sim.models.framework_facts import GROUPED_SIGMOID_ROUTER, SIGMOID_ROUTER, RouterKernels
+
 if TYPE_CHECKING:
     from sim.models.framework_facts import Framework
 
@@ -34,8 +36,11 @@ class ModelCode(NamedTuple):
     gradients; with rope its own copies bring them there. Of three indices or slices (`select`) each gradient is put
     into zeros as large as the result, and these are added up.
 
-    `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too. `every_expert`: all experts
-    compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
+    `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too. `router`: its other
+    kernels, where they are not Mixtral's. `every_expert`: all experts compute all tokens, where ep does not distribute
+    them (`sim.models.moe.every_expert`).
+
+    `norm_weights_from_1`: weights of norms are kept as their difference from 1.
     """
 
     fused: bool = True
@@ -49,6 +54,8 @@ class ModelCode(NamedTuple):
     joins_by_tokens: bool = False
     split: Literal["split", "select"] = "split"
     router_without_autocast: bool = False
+    router: RouterKernels | None = None
+    norm_weights_from_1: bool = False
     every_expert: bool = False
 
 
@@ -57,13 +64,18 @@ MODEL_CODE: dict[str, ModelCode] = {
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", turns_keys=False, split="select"),
     "cohere": ModelCode(turns="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb; ernie4_5's is as wide
+    # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
+    "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER),
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
     "ernie4_5_moe": ModelCode(turns="fp32", router_without_autocast=True),
+    "gemma": ModelCode(norm_weights_from_1=True),  # gemma/modeling_gemma.py: GemmaRMSNorm; 2 and 3 have the same
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
     "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
     # gptj/modeling_gptj.py: eager_attention_forward; codegen/modeling_codegen.py has the same
     "gptj": ModelCode(scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True),
+    # hy_v3/modeling_hy_v3.py: HYV3TopKRouter; AFMoE and MiniMax M2 have the same but for a scale or a small sum
+    "hy_v3": ModelCode(router=SIGMOID_ROUTER),
     "llama4": ModelCode(every_expert=True),  # llama4/modeling_llama4.py: Llama4TextMoe
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
     # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same

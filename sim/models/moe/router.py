@@ -94,7 +94,7 @@ def _copy(d: Dims, name: str, phase: Phase, elements: float) -> Compute:
 
 def _choice(d: Dims, moe: MoeConfig, n: int, e: float) -> tuple[Compute, Compute]:
     """Scores, top-k and the auxiliary loss of `n` logits of `e` bytes, and their backward; see `RouterKernels`."""
-    k = d.framework.router
+    k = d.code.router or d.framework.router
     launches = k.forward_kernels + (k.capacity_kernels if moe.capacity_factor is not None else 0)
     more, more_back = k.group_kernels if moe.chooses_groups else (0, 0)
     moved, moved_back = k.group_bytes if moe.chooses_groups else (0.0, 0.0)
