@@ -41,9 +41,13 @@ def every(config: Config, key: str) -> int:
     return int(config.get(key, 1))
 
 
+def _granite_moe(config: Config) -> Config:
+    return _mixtral(config) | {"code": "granite"}
+
+
 def _granite_shared(config: Config) -> Config:
     """Granite's experts beside an MLP for all tokens."""
-    found = _mixtral(config)
+    found = _granite_moe(config)
     shared = config.get("shared_intermediate_size") or None
     return found | {"moe": found["moe"] | ({"shared_ffn": shared} if shared else {})}
 
@@ -342,7 +346,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "dots1": _dots1,
     "ernie4_5_moe": _ernie_moe,
     "hunyuan_v1_moe": _hunyuan_moe,
-    "granitemoe": _mixtral,
+    "granitemoe": _granite_moe,
     "granitemoeshared": _granite_shared,
     "granitemoe_swa": Family(_granite_shared, {"sliding_window": 128}, own={"sinks": True}, pattern=_ONE_FULL_IN_FOUR),
     "olmoe": _olmoe,

@@ -295,7 +295,8 @@ def _stablelm(config: Config) -> Config:
 
 def _hyperclovax(config: Config) -> Config:
     """HyperCLOVA X: Granite's layers, with norms on both sides of attention and MLP."""
-    return llama(config) | {"norm_position": "both" if config.get("use_post_norm", False) else "pre"}
+    position = "both" if config.get("use_post_norm", False) else "pre"
+    return llama(config) | {"norm_position": position, "code": "granite"}
 
 
 def dense_latent(config: Config) -> Config:
@@ -316,8 +317,10 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "llama": llama,
     "internlm3": Family(llama, {"head_dim": 128}, {"qkv_bias": (False, None), "bias": (False, None)}),
     "helium": Family(llama, {"head_dim": 128}, own={"norm_in_fp32": True}),
-    "granite": llama,
-    "granite_swa": Family(llama, {"sliding_window": 128}, own={"sinks": True}, pattern=("full", *_SLIDING * 3)),
+    "granite": Family(llama, own={"code": "granite"}),
+    "granite_swa": Family(
+        llama, {"sliding_window": 128}, own={"sinks": True, "code": "granite"}, pattern=("full", *_SLIDING * 3)
+    ),
     "hyperclovax": _hyperclovax,
     "iquestcoder": Family(llama, {"head_dim": 128}),
     "minicpm3": dense_latent,

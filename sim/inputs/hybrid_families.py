@@ -126,6 +126,7 @@ def _granite_hybrid(config: Config) -> Config:
     found = llama({**config, "intermediate_size": shared}) | {
         "positions": "rope" if config.get("position_embedding_type") == "rope" else "none",
         "attention_pattern": _layer_types(config, ["mamba"] * config["num_hidden_layers"]),
+        "code": "granite",
     }
     if "state_space" in found["attention_pattern"]:
         found["state_space"] = _states(config, config.get("mamba_expand", 2) * config["hidden_size"])

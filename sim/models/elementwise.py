@@ -265,6 +265,7 @@ def residual(d: Dims, name: str, bias_after: bool) -> Operator:
     """Bias (where the matmul could not add it), dropout and the sum with the residual stream.
 
     Under autocast the stream has fp32 and the branch 16 bits, to which the stream's gradient is cast on its way back.
+    `scales_branches`: a kernel multiplies the branch, and one its gradient.
     """
     elements, e, wide = d.rows * d.hidden, d.act_bytes, d.of_stream.act_bytes
     mask = MASK_BYTES if d.dropout else 0.0
@@ -273,11 +274,20 @@ def residual(d: Dims, name: str, bias_after: bool) -> Operator:
         beside = bool(d.dropout) + bias_after
         moved, kernels = moved + 2 * e * beside, 1 + beside
     undrop = memory_op(f"{name}_dropout_backward", I, "elementwise", elements, (2 * e + mask) * elements, d.act)
-    backward: Program = (*branch_gradient_casts(d, name, elements), *((undrop,) if d.dropout else ()))
+    scale, unscale = (
+        memory_op(f"{name}_{what}", phase, "elementwise", elements, 2 * e * elements, d.act)
+        for what, phase in (("scale", F), ("scale_backward", I))
+    )
+    backward: Program = (
+        *branch_gradient_casts(d, name, elements),
+        *((undrop,) if d.dropout else ()),
+        *((unscale,) if d.code.scales_branches else ()),
+    )
     added = memory_op(name, F, "elementwise", elements, moved * elements, d.act, kernels)
+    summed = mixed(added, 3) if wide > e and not d.framework.fuses_chains else added
     return Operator(
         name,
-        (mixed(added, 3) if wide > e and not d.framework.fuses_chains else added,),
+        (scale, summed) if d.code.scales_branches else (summed,),
         backward,
         (Saved(f"{name} dropout mask", mask * elements),),
         forward_bytes=elements * wide,

@@ -40,7 +40,8 @@ class ModelCode(NamedTuple):
     kernels, where they are not Mixtral's. `every_expert`: all experts compute all tokens, where ep does not distribute
     them (`sim.models.moe.every_expert`).
 
-    `norm_weights_from_1`: weights of norms are kept as their difference from 1.
+    `norm_weights_from_1`: weights of norms are kept as their difference from 1. `scales_branches`: what attention and
+    MLP give is multiplied by a number before it is added to the stream.
     """
 
     fused: bool = True
@@ -56,6 +57,7 @@ class ModelCode(NamedTuple):
     router_without_autocast: bool = False
     router: RouterKernels | None = None
     norm_weights_from_1: bool = False
+    scales_branches: bool = False
     every_expert: bool = False
 
 
@@ -74,6 +76,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
     # gptj/modeling_gptj.py: eager_attention_forward; codegen/modeling_codegen.py has the same
     "gptj": ModelCode(scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True),
+    # granite/modeling_granite.py: GraniteDecoderLayer.forward (residual_multiplier); HyperCLOVA X's layer has the same
+    "granite": ModelCode(scales_branches=True),
     # hy_v3/modeling_hy_v3.py: HYV3TopKRouter; AFMoE and MiniMax M2 have the same but for a scale or a small sum
     "hy_v3": ModelCode(router=SIGMOID_ROUTER),
     "llama4": ModelCode(every_expert=True),  # llama4/modeling_llama4.py: Llama4TextMoe
