@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
 
 MASK_BYTES = 1.0
+ROPE_SINGLE = 4.5  # elements that rope's kernels handle one at a time, by the elements that are turned
 
 
 class Traffic(Struct, frozen=True):
@@ -184,7 +185,8 @@ def rope(d: Dims, elements: float) -> Operator:
     Eager (x·cos + rotate_half(x)·sin): multiply 2, negate 1, concatenate 2, multiply 2, add 3 accesses in
     five kernels; fused 2 in one. cos and sin are constants: nothing is kept. `fills_cut_gradients`, backward: products
     4, negate 1, zeros with a half filled in 2 for each half, sums of both halves and of both paths 3 and 3, and a copy
-    2 from heads' order to tokens', in ten.
+    2 from heads' order to tokens', in ten. All but the halves and their sum read or write heads in tokens' order, or
+    cosines that all heads share: torch vectorizes none of these, and one has half of the elements (`ROPE_SINGLE`).
     """
     fused = d.framework.fuses_rope
     size, (accesses, launches) = elements * d.act_bytes, (2, 1) if fused else (10, 5)
@@ -194,7 +196,13 @@ def rope(d: Dims, elements: float) -> Operator:
     launches, back_launches = launches + ahead.kernels, back_launches + back.kernels
     forward = memory_op("rope", F, "elementwise", elements, moved, d.act, 2 * launches)
     backward = memory_op("rope_backward", I, "elementwise", elements, moved_back, d.act, 2 * back_launches)
-    return Operator("rope", (forward,), (backward,), backward_bytes=2 * elements * d.act_bytes)
+    items: Program = (backward,)
+    if d.framework.fills_cut_gradients:
+        halves = memory_op("rope_backward_halves", I, "elementwise", elements, 7 * size, d.act, 2 * 5)
+        rest = replace(backward, bytes=moved_back - halves.bytes, kernels=backward.kernels - halves.kernels)
+        forward, rest = (replace(i, single_elements=ROPE_SINGLE * elements) for i in (forward, rest))
+        items = (rest, halves)
+    return Operator("rope", (forward,), items, backward_bytes=2 * elements * d.act_bytes)
 
 
 def rope_join(d: Dims, elements: float) -> Operator:
