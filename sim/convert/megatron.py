@@ -211,6 +211,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "framework": framework,
             "zero_grad": _zero_grad(s, framework),
             "recompute": _recompute(s),
+            "fp8_output_proj": (precision == "mxfp8" and s.flag("fp8-output-proj")) or None,
             "fused_experts": _fused_experts(s, precision),
             "cuda_graphs": _graphs(s),
             "optimizer_post_validation": s.flag("enable-optimizer-post-validation") or None,

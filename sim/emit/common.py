@@ -84,6 +84,7 @@ class Emission(Struct, dict=True):
         self.has_only("training.optimizer_post_validation", (False,), "waits for all ranks in its optimizer")
         self.has_only("training.cross_entropy", ("unfused", "fused"), "has no chunked cross-entropy")
         self.has_only("training.cuda_graphs", ("none",), "launches kernels one by one with the flags written here")
+        self.has_only("training.fp8_output_proj", (False,), "multiplies the output projection in 16 bits")
         self.has_only("training.fused_experts", (False,), "runs experts' activation apart with the flags written here")
         self.has_only("parallelism.dp_sync", ("bucketed", "after_backward"), "reduces gradients in buckets")
         self.has_only("parallelism.gather_bucket_bytes", (None,), "gathers a layer in one message")

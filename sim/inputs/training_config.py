@@ -170,6 +170,7 @@ class Training(UserInput):
         description="null: the framework's own",
         json_schema_extra={"default": FRAMEWORKS[USUAL_FRAMEWORK].cross_entropy},
     )
+    fp8_output_proj: bool = Field(default=False, description="the output projection is multiplied in MXFP8, too")
     fused_experts: bool = Field(
         default=False, description="experts' matmuls also compute the activation and quantize its result"
     )

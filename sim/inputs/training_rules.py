@@ -30,6 +30,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         _four_bits,
         _frozen_experts,
         _fused_experts,
+        _output,
         _recompute,
         _loss,
         _batches,
@@ -214,6 +215,21 @@ def _fused_experts(sections: Sections, t: Training) -> Problems:
     ):
         if bad:
             yield ("training", "fused_experts"), f"found true; needs {what}"
+
+
+def _output(sections: Sections, t: Training) -> Problems:
+    """Transformer Engine's linear layer in the place of the output projection, for MXFP8 alone."""
+    if not t.fp8_output_proj:
+        return
+    for bad, what in (
+        (t.precision != "mxfp8", "training.precision mxfp8"),
+        (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
+        (t.cross_entropy == "chunked", "training.cross_entropy fused or unfused"),
+        (t.lora is not None, "training without lora"),
+        (sections.model.tied_embeddings, "a model whose output projection is not its embedding"),
+    ):
+        if bad:
+            yield ("training", "fp8_output_proj"), f"found true; needs {what}"
 
 
 def _recompute(sections: Sections, t: Training) -> Problems:

@@ -87,8 +87,10 @@ def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     """Output projection, the loss against the text's next token."""
     m = scenario.model
     vocab = m.padded_vocab(d.tp) // d.tp
-    # the output projection runs in 16 bits even where the layers' matmuls are quantized
-    plain = replace(d, linear=d.act, linear_bytes=d.act_bytes, recipe=None, four_bit=False)
+    # The output projection runs in 16 bits even where the layers' matmuls are quantized, unless Megatron-Core is told
+    # otherwise (transformer_config.py: fp8_output_proj; core/transformer/mxfp8_output_proj.py).
+    quantized = scenario.for_training.fp8_output_proj
+    plain = d if quantized else replace(d, linear=d.act, linear_bytes=d.act_bytes, recipe=None, four_bit=False)
     # without tensor parallelism frameworks take an odd vocabulary as it is, and its matmuls leave the fast kernels
     aligned = d.tp > 1 or m.vocab % ALIGNED == 0
     name = "output" if aligned else "output_unaligned"

@@ -83,6 +83,13 @@ def _deepseek() -> Iterator[LaunchScript]:
     script = partial(LaunchScript, _BRIDGE, DEEPSEEK_V3)
     mx = ("mxfp8",)
     yield script(NOT_RECOMPUTED, "3983: recompute_modules []", ("gb300",), since="2026-06", precisions=mx)
+    yield script(  # the scripts' `fp8_output_proj`
+        {"training": {"fp8_output_proj": True}},
+        "3983, 4226, 4458",
+        ("gb200", "gb300", "b300-sxm"),
+        "2026-06",
+        precisions=mx,
+    )
     yield script(GRAPHED_PAIRS, "3983, 4226, 4458", ("gb200", "gb300", "b300-sxm"), since="2026-06", precisions=mx)
     graphed = merge(GRAPHED_PARTS, PAIRED)
     yield script(  # of B200's layouts the only one with virtual stages

@@ -1,4 +1,5 @@
-"""Experts whose matmuls compute the activation and quantize: bytes in closed form, launches, memory, where allowed."""
+"""Switches of Transformer Engine in MXFP8: experts whose matmuls compute the activation and quantize (bytes in closed
+form, launches, memory, where allowed), and the output projection."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from sim.core.errors import InputError
 from sim.core.program import Compute, Phase
 from sim.inputs.scenario import Scenario
 from sim.models.dims import Shard, dims
+from sim.models.head import head_block
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.routing import routing
 from sim.models.operators import Operator
@@ -103,3 +105,16 @@ def test_scripts_of_megatron_bridge_set_it_since_2026_06(month: str, fused: bool
         "cluster": {"preset": "gb200-nvl72"},
     }
     assert with_launch_script(row)["training"].get("fused_experts") is fused
+
+
+def test_the_output_projection_in_8_bits() -> None:
+    """Megatron-Core's `fp8_output_proj`: the three matmuls of the head are the layers' ones; of the loss nothing
+    changes."""
+    usual, quantized = (head_block(scenario(fused=False, fp8_output_proj=own)) for own in (False, True))
+    for block, dtype in ((usual, "bf16"), (quantized, "mxfp8")):
+        matmuls = [i for i in (*block.forward, *block.backward) if isinstance(i, Compute) and i.kind == "gemm"]
+        assert [i.dtype for i in matmuls] == [dtype] * 3
+    casts = [i for i in quantized.forward if isinstance(i, Compute) and i.kind == "cast"]
+    assert len(casts) == 2  # the input and the weights
+    with pytest.raises(InputError, match=r"fp8_output_proj: found true; needs training\.precision mxfp8"):
+        scenario(fused=False, fp8_output_proj=True, precision="bf16")
