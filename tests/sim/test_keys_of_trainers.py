@@ -29,6 +29,7 @@ LEFT_OUT = {
     # run as they are; other dtypes of parameters than precision's are refused
     "zero shard_size reshard_after_forward accumulate_unsharded virtual_stages micro_batch_group dp_sync bucket_bytes "
     "all_reduce_once param_gather_overlap param_gather_dtype p2p_overlap rank_order "
+    "fused_experts fp8_output_proj "  # precision mxfp8 is refused
     "mtp_stage",  # prediction modules are refused
 }
 FILES = {
