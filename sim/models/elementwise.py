@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import EAGER_NORM, NeededBy, Phase, Program, Saved, TensorRole
+from sim.core.program import EAGER_NORM, Compute, NeededBy, Phase, Program, Saved, TensorRole
 from sim.models.casts import More, branch_gradient_casts, mixed, wider_rope
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, accumulate, memory_op
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
 
 MASK_BYTES = 1.0
-ROPE_SINGLE = 4.5  # elements that rope's kernels handle one at a time, by the elements that are turned
+ROPE_SINGLE = 4.5  # numbers that rope's kernels of one direction handle one at a time, for each number that is turned
 
 
 class Traffic(Struct, frozen=True):
-    """Bytes per element and kernels, forward and backward; `…_small`: further kernels, on a number a row or on the
-    weight, whose bytes do not count."""
+    """Bytes per element and kernels, forward and backward. `…_launches`: further launches, which take the host's time
+    alone: the bytes and the device's time of such kernels are counted with the others, or are negligible."""
 
     forward_bytes: float
     forward_kernels: int
     backward_bytes: float
     backward_kernels: int
-    forward_small: int = 0
-    backward_small: int = 0
+    forward_launches: int = 0
+    backward_launches: int = 0
 
 
 NormWeight = Literal["none", "activations", "fp32", "from 1"]
@@ -52,22 +52,23 @@ def rms_norm_eager(e: float, weight: NormWeight = "activations") -> Traffic:
     Forward: x.float() (e+4), pow (8), mean (4), rsqrt and epsilon (rows only), multiply (8), to dtype (4+e),
     weight (2e). Backward: the weight's two products and sum (2e, 3e, e), to fp32 (e+4), product with rsqrt
     and its row sum (8, 12, 4), pow (8, 12), sum of the two paths (12), to dtype (4+e). Without upcasts in
-    fp32. `weight` is what it multiplies by: in the activations' dtype, in fp32 before the cast back (OLMo 2: 8; 8, 12,
-    4), so and beginning at 1 (Gemma: cast and added to 1), or nothing.
+    fp32. `weight` is what the normalized value is multiplied by: a weight in the activations' dtype; a weight in fp32,
+    before the cast back (OLMo 2: 8; 8, 12, 4); 1 plus such a weight (Gemma); or nothing.
 
-    Torch launches two more backward, in fp32 three: the mean's gradient is written to all elements, the square's is
-    doubled. The measured chains (`norm_eager`) have their time; so only their launches are added here. A weight in fp32
-    and its gradient are cast.
+    These kernels are those by which measured chains (`norm_eager`) are divided. Torch launches more. Backward: the
+    mean's gradient is written to all elements, the square's gradient is doubled, and in fp32 one more kernel runs on a
+    number a row. The measured time of a chain includes them, so only their launches are added. Where a 16-bit weight
+    multiplies in fp32, its gradient is cast, and Gemma casts the weight and adds 1 to it.
     """
     dtype = FP32_BYTES if weight in ("fp32", "from 1") else e
     own, back, kernels = (0.0, 0.0, 0) if weight == "none" else (2 * dtype, 6 * dtype, 3)
     ones, cast = weight == "from 1", e < dtype
-    small = (ones * (1 + cast), 2 + cast + (e == FP32_BYTES))
+    more = (ones * (1 + cast), 2 + cast + (e == FP32_BYTES))
     first, last = 5 + bool(kernels), 8 + kernels
     if e == FP32_BYTES:
-        return Traffic(8 + 4 + 8 + own, first, back + 8 + 12 + 4 + 8 + 12 + 12, last, *small)
+        return Traffic(8 + 4 + 8 + own, first, back + 8 + 12 + 4 + 8 + 12 + 12, last, *more)
     ahead = (e + 4) + 8 + 4 + 8 + (4 + e) + own
-    return Traffic(ahead, 2 + first, back + (e + 4) + 8 + 12 + 4 + 8 + 12 + 12 + (4 + e), 3 + last, *small)
+    return Traffic(ahead, 2 + first, back + (e + 4) + 8 + 12 + 4 + 8 + 12 + 12 + (4 + e), 3 + last, *more)
 
 
 def layer_norm_in_fp32(e: float, weighted: bool) -> Traffic:
@@ -144,11 +145,11 @@ def norm(
         name,
         (
             memory_op(name, F, "norm", elements, forward, d.act, t.forward_kernels, kernel),
-            *_small(f"{name}_small", F, t.forward_small),
+            *_launches(f"{name}_launches", F, t.forward_launches),
         ),
         (
             memory_op(f"{name}_backward", I, "norm", elements, backward, d.act, t.backward_kernels, kernel),
-            *_small(f"{name}_backward_small", I, t.backward_small),
+            *_launches(f"{name}_backward_launches", I, t.backward_launches),
         ),
         saved,
         params=width * vectors,
@@ -157,8 +158,8 @@ def norm(
     )
 
 
-def _small(name: str, phase: Phase, kernels: int) -> Program:
-    """Kernels on a few numbers, each a call from Python."""
+def _launches(name: str, phase: Phase, kernels: int) -> Program:
+    """Kernels of which only the launch counts, each a call from Python."""
     return (memory_op(name, phase, "elementwise", kernels, FP32_BYTES * kernels, "fp32", kernels),) if kernels else ()
 
 
@@ -184,9 +185,10 @@ def rope(d: Dims, elements: float) -> Operator:
 
     Eager (x·cos + rotate_half(x)·sin): multiply 2, negate 1, concatenate 2, multiply 2, add 3 accesses in
     five kernels; fused 2 in one. cos and sin are constants: nothing is kept. `fills_cut_gradients`, backward: products
-    4, negate 1, zeros with a half filled in 2 for each half, sums of both halves and of both paths 3 and 3, and a copy
-    2 from heads' order to tokens', in ten. All but the halves and their sum read or write heads in tokens' order, or
-    cosines that all heads share: torch vectorizes none of these, and one has half of the elements (`ROPE_SINGLE`).
+    4, negate 1, both halves' gradients 7 (`_cut_gradients`), sum of both paths 3, and a copy 2 from heads' order to
+    tokens', in ten. All kernels but those of `_cut_gradients` read or write heads in tokens' order, or read cosines
+    that all heads share. Torch vectorizes none of these. Each way there are five of them for a tensor, and the negation
+    has half of the elements (`ROPE_SINGLE`).
     """
     fused = d.framework.fuses_rope
     size, (accesses, launches) = elements * d.act_bytes, (2, 1) if fused else (10, 5)
@@ -198,7 +200,7 @@ def rope(d: Dims, elements: float) -> Operator:
     backward = memory_op("rope_backward", I, "elementwise", elements, moved_back, d.act, 2 * back_launches)
     items: Program = (backward,)
     if d.framework.fills_cut_gradients:
-        halves = memory_op("rope_backward_halves", I, "elementwise", elements, 7 * size, d.act, 2 * 5)
+        halves = _cut_gradients(d, "rope_backward_halves", elements)
         rest = replace(backward, bytes=moved_back - halves.bytes, kernels=backward.kernels - halves.kernels)
         forward, rest = (replace(i, single_elements=ROPE_SINGLE * elements) for i in (forward, rest))
         items = (rest, halves)
@@ -208,14 +210,20 @@ def rope(d: Dims, elements: float) -> Operator:
 def rope_join(d: Dims, elements: float) -> Operator:
     """The turned part of queries' and keys' heads joined to the rest, `elements` in all: read and written.
 
-    `fills_cut_gradients`, backward: for both tensors zeros with a part filled in 2 for each part, their sum 3.
+    `fills_cut_gradients`: the backward is `_cut_gradients`.
     """
     if not d.framework.fills_cut_gradients:
         return copied("rope_join", d, elements)
     size = elements * d.act_bytes
     forward = memory_op("rope_join", F, "copy", elements, 2 * size, d.act, 2)
-    backward = memory_op("rope_join_backward", I, "elementwise", elements, 7 * size, d.act, 10)
+    backward = _cut_gradients(d, "rope_join_backward", elements)
     return Operator("rope_join", (forward,), (backward,), backward_bytes=2 * size)
+
+
+def _cut_gradients(d: Dims, name: str, elements: float) -> Compute:
+    """Gradients of both parts into which queries and keys were cut: zeros with a part filled in (2) for each part, and
+    their sum (3), in five kernels a tensor."""
+    return memory_op(name, I, "elementwise", elements, 7 * elements * d.act_bytes, d.act, 2 * 5)
 
 
 def scaled_rope(d: Dims, elements: float, width: int) -> Operator:

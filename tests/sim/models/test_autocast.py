@@ -24,8 +24,7 @@ FP32 = {"param_dtype": "fp32"}
 MATMULS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward")
 DTYPES = ("bf16", "fp32")
 MATRICES = ("proj", "c_attn", "c_fc", "fc_in", "fc_out", "query_key_value", "dense", "h_to_4h", "4h_to_h")  # modules'
-# Over an activation's two numbers; BLOOM's three copies into zeros are one operator each.
-SMALL_KERNELS = {"bloom": 4, "apertus": 8}
+SMALL_KERNELS = {"apertus": 8}  # over an activation's two numbers
 WAYS = [("llama", "sdpa"), ("llama", "eager"), ("gpt2", "sdpa"), ("gelu_fast", "sdpa"), ("quick_gelu", "sdpa")]
 WAYS += [("bloom", "eager"), ("arcee", "sdpa"), ("apertus", "sdpa")]
 EXPERTS = ("qwen3_moe", "sdpa")
